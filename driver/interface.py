@@ -334,10 +334,15 @@ class Needs(NamedTuple):
     read_paths: tuple[str, ...] = ()
     write_paths: tuple[str, ...] = ()  #: these are also read
     system_calls: tuple[str, ...] = ()  #: by name, such as "ioctl"
+    one_engine: bool | None = None
+    """Whether all accounts of `burst serve --group` share an engine, because the device stands for a thing that exists
+    once. None: devices of type GPU and ACCELERATOR do.
+    """
 
     def __str__(self) -> str:
-        parts = zip(("reads", "writes", "calls"), self, strict=True)
-        return "; ".join(f"{verb} {', '.join(names)}" for verb, names in parts if names) or "nothing"
+        parts = zip(("reads", "writes", "calls"), self[:3], strict=True)
+        words = [f"{verb} {', '.join(names)}" for verb, names in parts if names]
+        return "; ".join([*words, *(["one engine for all accounts"] if self.one_engine else [])]) or "nothing"
 
 
 class Device(ABC):

@@ -43,6 +43,11 @@ _WITHIN = 5.0  # seconds
     metavar="ADDRESS",
     help="Serve /metrics (Prometheus) and /healthz at HOST:PORT, at :PORT (this machine only), or at a socket's path.",
 )
+@click.option(
+    "--files-of-others",
+    is_flag=True,
+    help="With --group: run model files of all accounts on a device that has one engine for them all, such as a GPU.",
+)
 @click.option("--unit", is_flag=True, help="Print a systemd unit for /etc/systemd/system/burst@.service and exit.")
 @click.option("--user", default="burst", show_default=True, help="With --unit: the account that runs the device.")
 @click.option(
@@ -54,6 +59,7 @@ def serve(
     group: str | None,
     folder: Path,
     metrics: str | None,
+    files_of_others: bool,
     unit: bool,
     user: str,
     checked: str | None,
@@ -73,7 +79,8 @@ def serve(
         raise click.UsageError("missing DEVICE, for example: burst serve litert")
     else:
         try:
-            service.serve(device, folder, group, metrics, partial(_tell, device) if as_json else None)
+            tell = partial(_tell, device) if as_json else None
+            service.serve(device, folder, group, metrics, files_of_others, tell)
         except DriverError as error:
             raise click.UsageError(str(error)) from error
 

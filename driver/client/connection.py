@@ -178,6 +178,16 @@ class Connection:
             self._idle.pop().close()
 
 
+def trace_memory(connection: Connection, timeout: float | None = None) -> list[int]:
+    """Descriptors of the traces that this connection may read. Raises as `Connection.call`."""
+    fds: list[int] = []
+    while True:
+        (total,), more = connection.call("traces", len(fds), timeout=timeout)
+        fds += more
+        if not more or len(fds) >= total:
+            return fds
+
+
 def _last_words_of(connection: ref[Connection]) -> str:
     found = connection()
     return found.last_words() if found else ""

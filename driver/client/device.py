@@ -15,7 +15,8 @@ from burst import DeviceUnavailable, InvalidArgument, Memory, PeerDied, StatusEr
 from burst.channel import MAX_FDS
 from burst.turns import FlowCounts
 from driver.client import discovery, served
-from driver.client.connection import Connection
+from driver.client.cells import cells_of
+from driver.client.connection import Connection, trace_memory
 from driver.client.device_buffers import RemoteBuffer, kind_of
 from driver.client.encoded_models import latest
 from driver.client.hardening import confinement
@@ -52,6 +53,7 @@ _AGAIN = 0.05
 _PARTING = 1.0  # seconds in which a service tells what a driver in a library did to its engine
 _NO_REASON = "the device does not support it either; the reasons against other operations come first"
 _ANSWER = 1.0  # seconds that a device may take to say how it is
+_ANSWERS = 10.0  # the same, for all cells of a device
 
 
 def connect(name: str = "reference", *, application: str | None = None) -> RemoteDevice:
@@ -94,6 +96,9 @@ def _own(name: str, application: str | None, attempts: int = _ATTEMPTS) -> Conne
 
 
 def _served(address: str, application: str | None) -> Connection:
+    for _ in range(_ATTEMPTS - 1):  # an account's engine that ends is followed by another one
+        with suppress(PeerDied):
+            return _greeted(served.connect(address), application)
     try:
         return _greeted(served.connect(address), application)
     except PeerDied as error:
@@ -437,17 +442,19 @@ class RemoteDevice(Closing):
         """The notes of the bursts of all clients of this device that are of our account: to be read while they run, at
         no cost. The device's own account and root get those of all.
         """
-        found: list[Trace] = []
-        while True:
-            (count,), fds = self.call("traces", len(found))
-            found += [Trace(Memory.adopt(fd, Trace.nbytes, writable=False)) for fd in fds]
-            if not fds or len(found) >= count:
-                return found
+        self.check_process()
+        with cells_of(self.connection, _ANSWERS) as cells:
+            return [trace for cell in cells.connected for trace in _traces(cell.connection)]
 
     def close(self) -> None:
         """Ends the connection: prepared models and bursts made through it end too. Harmless when done twice."""
         self._closed.set()
         self.connection.close()
+
+
+def _traces(connection: Connection) -> Iterator[Trace]:
+    for fd in trace_memory(connection):
+        yield Trace(Memory.adopt(fd, Trace.nbytes, writable=False))
 
 
 def _on_the_wire(options: PrepareOptions, deadline: int | None) -> tuple[Sequence[object], list[int]]:

@@ -21,6 +21,8 @@ RELEASE = "release buffers and models"
 """What a client can do that has used up its bytes."""
 
 _CGROUP = Path("/sys/fs/cgroup")
+WEIGHT = 100
+"""The weight of an account that limits.toml does not name."""
 RESERVED = 256
 """Descriptors of a device that no client gets."""
 
@@ -35,7 +37,8 @@ class Limits:
     each concurrent call. client_async: pending asynchronous executions of one client. client_launched, client_fences:
     its pending fenced executions, and the fences of others that they wait for. burst_elements: capacity of each of a
     burst's two queues, which limits the requests in it. uid_clients, device_clients: connected clients, of one account
-    and of all. uid_applications: applications of one account that have connected clients.
+    and of all. device_accounts: accounts that have an engine of their own at the same time. uid_applications:
+    applications of one account that have connected clients.
 
     account_…, device_…: what one account and all together may hold, as driver/engine/ledger.py counts it. One
     application may hold `application_percent` of what its account may, so that the account's other programs find room.
@@ -58,6 +61,7 @@ class Limits:
     burst_elements: int = 2**16
     uid_clients: int = 512
     device_clients: int = 1024
+    device_accounts: int = 64
     uid_applications: int = 128
     application_percent: int = 75
     account_bytes: int = 2**62

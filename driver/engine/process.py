@@ -35,7 +35,7 @@ from driver.engine.client import EngineClient
 from driver.engine.driver_memory import DriverMemory
 from driver.engine.hints import Hints
 from driver.engine.ledger import Ledger
-from driver.engine.limits import limits, weights
+from driver.engine.limits import WEIGHT, limits, weights
 from driver.engine.models import ModelImprover, ModelStore, ModelUse, SharedModel
 from driver.engine.preparations import Pacer, Preparations
 from driver.engine.running_files import GRACE, RunningFiles
@@ -149,9 +149,6 @@ def _trim() -> None:
 
 
 _PREPARING = {"prepare", "improve", "save"}
-
-WEIGHT = 100
-"""The weight of an account that limits.toml does not name."""
 
 
 class Engine:

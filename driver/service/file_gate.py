@@ -32,9 +32,9 @@ _AT_ONCE = 4  # trials of an account
 class FileGate:
     """Admits model files to the engine of one device. Any thread."""
 
-    def __init__(self, device: Device, name: str) -> None:
-        """Forks the trial server if the device runs files: no thread may exist yet. `name`: as of `FileRecords`."""
-        self.records = FileRecords(device, name)
+    def __init__(self, device: Device, name: str, account: int | None = None) -> None:
+        """Forks the trial server if the device runs files: no thread may exist yet. Others: as of `FileRecords`."""
+        self.records = FileRecords(device, name, account)
         self._trials = TrialServer(device) if FILE.name in {known.name for known in device.extensions} else None
         self._slots: defaultdict[int, threading.Semaphore] = defaultdict(partial(threading.Semaphore, _AT_ONCE))
 

@@ -6,6 +6,7 @@ processor changes, as the records of cache files are.
 
 from __future__ import annotations
 
+import os
 import re
 from functools import cached_property
 from pathlib import Path
@@ -27,15 +28,19 @@ _MOST_SUSPICIONS = 2
 class FileRecords:
     """Files by their `file_digest`. Any thread."""
 
-    def __init__(self, device: Device, name: str) -> None:
-        """`name`: of the device, as its clients call it. Nothing is opened yet."""
+    def __init__(self, device: Device, name: str, account: int | None = None) -> None:
+        """`name`: of the device, as its clients call it. Nothing is opened yet.
+
+        `account`: another one than the device's own has records of its own: no account can quarantine another's files.
+        """
         self._device, self._name = device, name
+        self._account = None if account == os.getuid() else account
 
     @cached_property
     def _store(self) -> BlobStore:
         from driver.engine.cache.blobs import BlobStore  # takes some milliseconds
 
-        stem = re.sub(r"[^A-Za-z0-9_.-]", "_", self._name)
+        stem = re.sub(r"[^A-Za-z0-9_.-]", "_", self._name) + ("" if self._account is None else f".{self._account}")
         return BlobStore(
             Path("~/.local/state/burst").expanduser() / f"{stem}.files",
             build_id=build(self._device),
@@ -63,9 +68,9 @@ class FileRecords:
             self._store.set(digest, _PASSED)
 
     def close(self) -> None:
-        """Saves what was noted."""
-        if "_store" in self.__dict__:
-            self._store.close()
+        """Saves what was noted. The next use opens the file again."""
+        if store := self.__dict__.pop("_store", None):
+            store.close()
 
     def quarantine(self, digest: bytes, reason: str) -> None:
         """Refuses the file from now on. Saved at once."""

@@ -90,7 +90,7 @@ def end_with_parent() -> None:
 def _become_server(device: Device, work: Work, channel: Channel) -> None:
     try:
         end_with_parent()
-        _close_all_but(channel.fileno())
+        close_all_but(channel.fileno())
         sandbox.enter_files(device, {Path("/proc"): Access.WRITE_FILE})  # see `_forked`
         sandbox.enter(device.needs.system_calls)
         _serve(device, work, channel)
@@ -100,7 +100,7 @@ def _become_server(device: Device, work: Work, channel: Channel) -> None:
         os._exit(1)
 
 
-def _close_all_but(*fds: int) -> None:
+def close_all_but(*fds: int) -> None:
     """Closes all descriptors beside standard input, output and error."""
     first = _STDERR + 1
     for fd in sorted(fds):
@@ -137,7 +137,7 @@ def _forked(device: Device, work: Work, channel: Channel) -> _Child:
     if not pid:
         try:
             os.dup2(words, _STDERR)
-            _close_all_but(channel.fileno())
+            close_all_but(channel.fileno())
             end_with_parent()
             with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
                 file.write("1000")  # if memory runs out, this process is the one to end

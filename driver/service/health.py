@@ -73,8 +73,8 @@ class HealthMonitor:
             return f"it fails to answer: {error}"
         return self._untested
 
-    def begin(self) -> None:
-        """Runs the self test, then starts the watchdog's thread. Ends the device if the test fails."""
+    def begin(self) -> bool:
+        """Runs the self test, then starts the watchdog's thread. False: the test failed, and the engine is ended."""
         begin, device = time.monotonic(), self.device
         try:
             found = self_test(device)
@@ -82,7 +82,7 @@ class HealthMonitor:
             notify(STATUS=f"its self test failed: {error}")
             _log.error("the self test failed, so the device ends: %s", error)
             self.service.kill()
-            return
+            return False
         self._untested = ""
         took = (time.monotonic() - begin) * 1e3
         if not self._is_quiet:
@@ -91,6 +91,7 @@ class HealthMonitor:
         notify(READY=1, STATUS=f"ready: {found}")
         if every := watchdog_seconds():
             threading.Thread(target=self._watch, args=(every / 2,), name="watchdog", daemon=True).start()
+        return True
 
     def _watch(self, every: float) -> None:
         """Reports to systemd only while the device answers, so that systemd restarts a device that hangs."""
@@ -121,8 +122,8 @@ def self_test(device: RemoteDevice) -> str:
     return "its self test passed"
 
 
-def begin_monitoring(service: Service, address: str, metrics_fd: int, is_quiet: bool) -> None:
-    """Starts the monitor and returns once the device is tested.
+def begin_monitoring(service: Service, address: str, metrics_fd: int, is_quiet: bool) -> bool:
+    """Starts the monitor and returns once the device is tested: whether it passed.
 
     `metrics_fd`: a listening socket for metrics and health, or -1. `is_quiet`: prints nothing.
     """
@@ -131,4 +132,4 @@ def begin_monitoring(service: Service, address: str, metrics_fd: int, is_quiet: 
         from driver.service.metrics_server import expose
 
         expose(monitor, metrics_fd)
-    monitor.begin()
+    return monitor.begin()

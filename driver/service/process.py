@@ -33,7 +33,8 @@ from driver.engine.process import main as run_engine
 from driver.engine.running_files import RunningFiles
 from driver.errors import signal_name
 from driver.nn.file_form import FILE
-from driver.protocol.rpc import PROTOCOL, call, farewell, refuse, serve
+from driver.protocol.rpc import PROTOCOL, Reply, call, farewell, refuse, serve
+from driver.service.arrivals import ListeningSocket
 from driver.service.bounded_log import BoundedHandler, EngineLog, LogFile
 from driver.service.file_gate import FileGate
 from driver.service.service_client import ServiceClient
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from driver.interface import Device
+    from driver.service.arrivals import Arrivals
 
 _log = logging.getLogger(__name__)
 LINGER = 2.0  # seconds without a client
@@ -61,6 +63,8 @@ class ServiceOptions(NamedTuple):
     any_uid: bool = False  #: serves every account that may open its socket, not only its own
     stop: int | None = None  #: a descriptor; the service ends when it becomes readable
     on_start: Callable[[Service], object] | None = None  #: called with the service before it accepts clients
+    account: int | None = None  #: the account that it serves alone, as a cell; None: its own, and others if `any_uid`
+    files_of_others: bool = False  #: takes model files from every account that it serves
 
 
 class EngineProcess(NamedTuple):
@@ -77,16 +81,14 @@ class Service:
     def __init__(
         self,
         name: str,
-        listener: socket.socket,
-        place: Place,
+        arrivals: Arrivals,
         options: ServiceOptions,
         engine: EngineProcess,
     ) -> None:
-        self._name, self._listener = name, listener
+        self._name, self._arrivals, self._options = name, arrivals, options
         self._engine, self._engine_pid, self._running = engine
-        self._place, self._options = place, options
         self._device: Device = device_class(name)()
-        self.files = FileGate(self._device, name)  # forks: before there are threads
+        self.files = FileGate(self._device, name, options.account)  # forks: before there are threads
         self._limits, self._door = limits(), threading.Lock()
         self.validator = Validator(self._device, self._limits, self._extensions)  # forks, too
         self._life = LifePage()
@@ -102,7 +104,7 @@ class Service:
     def run(self) -> bool:
         """Serves until it has had no client for a while, or `stop` becomes readable; False if the engine has ended."""
         poll, linger, stop = select.poll(), self._options.linger, self._options.stop
-        for fd in (self._listener.fileno(), self._engine.fileno(), self._left, *([] if stop is None else [stop])):
+        for fd in (self._arrivals.fileno(), self._engine.fileno(), self._left, *([] if stop is None else [stop])):
             poll.register(fd, select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll(None if self._clients or linger is None else linger * 1e3)}
@@ -111,18 +113,18 @@ class Service:
             if stop in ready or self._engine.fileno() in ready:
                 self._end(is_stopped=stop in ready)
                 return stop in ready
-            if self._listener.fileno() in ready:
-                if linger is not None and self._device.is_outdated():
-                    poll.unregister(self._listener)
+            if self._arrivals.fileno() in ready:
+                if linger is not None and self._options.account is None and self._device.is_outdated():
+                    poll.unregister(self._arrivals.fileno())
                     self._hand_over()
-                else:
-                    self._accept()
-            if not ready and not self._clients and self._retire():
+                elif not self._accept():
+                    self._end(is_stopped=True)
+                    return True
+            if not ready and not self._clients and self._arrivals.retire(self.files.close):
                 return True
 
     def _end(self, *, is_stopped: bool) -> None:
-        with self._place.locked(_END_TIMEOUT) as is_locked:
-            self._place.leave(self._listener, is_locked=is_locked)
+        with self._arrivals.ending():
             if not is_stopped and (self._device.asked_apart or self._running.ends()):  # the status comes late
                 code = _exit_code(self._engine_pid)
                 self.files.note_end(code, self._running.ends())
@@ -145,26 +147,32 @@ class Service:
 
     def _hand_over(self) -> None:
         """Takes no more clients: whoever connects starts a service of the new code. Those that are here stay."""
-        with self._place.locked(_END_TIMEOUT) as is_locked:
-            self._place.leave(self._listener, is_locked=is_locked)
+        with self._arrivals.ending():
+            pass
         _log.info("the driver was replaced; new clients get another process")
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Takes a client; False: the broker has ended this service."""
         try:
-            sock, _ = self._listener.accept()
+            found = self._arrivals.accept()
+        except PeerDied:
+            return False
         except OSError as error:  # the client has left, or too many files are open: go on serving others
             _log.error("a client could not be accepted: %s", error)
             time.sleep(_RETRY)
-            return
-        channel = Channel(sock)
-        if not self._options.any_uid and channel.peer_uid != os.getuid():
-            channel.close()
-            return
+            return True
+        if found is None:
+            return True
+        channel = found.channel
         uid = channel.peer_uid
-        if self._is_full(channel, uid):
-            return
-        self._clients += 1
-        threading.Thread(target=self._serve, args=(channel, uid), name="client", daemon=True).start()
+        if found.is_watcher:
+            self._serve_apart(channel)
+        elif not self._options.any_uid and uid != os.getuid():
+            channel.close()
+        elif not self._is_full(channel, uid):
+            self._clients += 1
+            threading.Thread(target=self._serve, args=(channel, uid), name="client", daemon=True).start()
+        return True
 
     def _is_full(self, channel: Channel, uid: int) -> bool:
         """Whether this client exceeds a limit: then it gets an error. Else it is counted, until `_leave`."""
@@ -182,6 +190,7 @@ class Service:
             threading.Thread(target=self._refuse, args=(channel, full), name="refusal", daemon=True).start()
         else:
             channel.close()
+            self._arrivals.left()
         return True
 
     def _refuse(self, channel: Channel, error: StatusError) -> None:
@@ -190,24 +199,11 @@ class Service:
             refuse(channel, error)
         finally:
             self._refusing.release()
+            self._arrivals.left()
 
     def _leave(self, uid: int) -> None:
         with self._door:
             self._of_uid -= Counter((uid,))  # drops accounts without clients
-
-    def _retire(self) -> bool:
-        """Ends unless a client connects. A client takes the same lock before it starts a service, so it either finds
-        this one or starts another.
-        """
-        if self._listener.fileno() < 0:  # another one has taken over
-            self.files.close()
-            return True
-        with self._place.locked(0) as alone:
-            if not alone or select.select([self._listener], [], [], 0)[0]:
-                return False
-            self._place.leave(self._listener)
-            self.files.close()
-            return True
 
     def _serve(self, channel: Channel, uid: int) -> None:
         try:
@@ -222,6 +218,7 @@ class Service:
             self._channels.discard(channel)
             channel.close()
             self._leave(uid)
+            self._arrivals.left()
             os.eventfd_write(self._left, 1)
 
     @property
@@ -236,13 +233,21 @@ class Service:
     def own_client(self) -> Channel:
         """A connection for this process itself, outside the limits. It is served until it is closed."""
         near, far = Channel.pair()
+        self._serve_apart(far)
+        return near
+
+    def _serve_apart(self, channel: Channel) -> None:
+        """Serves a connection outside the limits."""
 
         def serve_it() -> None:
-            with far, ServiceClient(far, self) as client:
-                serve(far, client.handlers)
+            with channel, suppress(PeerDied), ServiceClient(channel, self) as client:
+                serve(channel, client.handlers)
 
         threading.Thread(target=serve_it, name="own client", daemon=True).start()
-        return near
+
+    def cells(self, uid: int, first: int) -> Reply:
+        """As of `Arrivals.cells`, for the device's own account and root; none for others."""
+        return Reply(*self._arrivals.cells(first)) if uid in {0, os.getuid()} else Reply([0])
 
     def note(self, outcome: str) -> None:
         """Counts the outcome of a preparation."""
@@ -265,9 +270,10 @@ class Service:
         return [PROTOCOL, device.name, device.version, device.type, *pids, *files, extensions]
 
     def _extensions(self, uid: int) -> list[str]:
-        """Those that clients of that account may use: model files are for the device's own account alone."""
+        """Those that clients of that account may use: a model file runs only in an engine of its account's own."""
+        own = os.getuid() if self._options.account is None else self._options.account
         names = [extension.name for extension in self._device.extensions]
-        return [name for name in names if name != FILE.name or uid == os.getuid()]
+        return [name for name in names if name != FILE.name or uid == own or self._options.files_of_others]
 
     def check_file(self, file: bytes, uid: int) -> None:
         """Whether that account's client may run the file with this digest. b"": it is none.
@@ -290,7 +296,7 @@ class Service:
         return ValidationBudget(self._limits, deadline)
 
 
-def start_engine(name: str, listener: socket.socket, log: EngineLog) -> EngineProcess:
+def start_engine(name: str, arrivals: Arrivals, log: EngineLog) -> EngineProcess:
     """Starts the engine process. It ends when this process dies or closes its end of the channel.
 
     By fork, because both processes begin with importing the same modules: a device starts in half the time. Only this
@@ -306,7 +312,7 @@ def start_engine(name: str, listener: socket.socket, log: EngineLog) -> EnginePr
         try:
             log.redirect()
             near.close()
-            listener.close()
+            arrivals.close()
             sandbox.enter_files(device_class(name), sandbox.state_folder())
             run_engine(name, far, running)
         except BaseException:  # noqa: BLE001 (this process must not go on as a second service)
@@ -341,15 +347,15 @@ def _kept_files(place: Place) -> dict[Path, Access]:
     return own | dict.fromkeys((place.lock, place.log), Access.READ | Access.WRITE) | sandbox.state_folder()
 
 
-def run(name: str, fd: int, place: Place, options: ServiceOptions) -> NoReturn:
-    """Runs the service process. `fd`: the listening socket. Exits with 1 after a failure."""
+def run(name: str, arrivals: Arrivals, place: Place, options: ServiceOptions) -> NoReturn:
+    """Runs the service process. Exits with 1 after a failure."""
     file = LogFile(place.log)
-    logging.basicConfig(level=logging.INFO, handlers=[BoundedHandler(file.write, "the service's log")])
+    logging.basicConfig(level=logging.INFO, handlers=[BoundedHandler(file.write, "the service's log")], force=True)
     isolate()
-    listener, engine_log = socket.socket(fileno=fd), EngineLog(file)
+    engine_log = EngineLog(file)
     try:
         sandbox.enter_files(device_class(name), _kept_files(place))
-        service = Service(name, listener, place, options, start_engine(name, listener, engine_log))
+        service = Service(name, arrivals, options, start_engine(name, arrivals, engine_log))
         engine_log.begin()
         sandbox.enter(service.needed_calls)
         if options.on_start:
@@ -360,9 +366,8 @@ def run(name: str, fd: int, place: Place, options: ServiceOptions) -> NoReturn:
             _log.error("device %r failed to start: its engine ended", name)
         else:
             _log.exception("device %r failed to start", name)
-        with place.locked(_END_TIMEOUT) as is_locked:
-            place.leave(listener, is_locked=is_locked)  # clients see the failure now and read the log
-        os._exit(1)
+        with arrivals.ending():  # clients see the failure now and read the log
+            os._exit(1)
     is_well = service.run()
     engine_log.finish()
     os._exit(0 if is_well else 1)  # threads that still serve clients end here, too
@@ -370,4 +375,5 @@ def run(name: str, fd: int, place: Place, options: ServiceOptions) -> NoReturn:
 
 def main() -> None:
     """Entry point of the process that a client starts. Arguments: device name, listening socket, which of several."""
-    run(sys.argv[1], int(sys.argv[2]), Place(runtime_dir(), sys.argv[1], apart=sys.argv[3]), ServiceOptions())
+    place = Place(runtime_dir(), sys.argv[1], apart=sys.argv[3])
+    run(sys.argv[1], ListeningSocket(socket.socket(fileno=int(sys.argv[2])), place), place, ServiceOptions())

@@ -10,6 +10,7 @@ starts another service when that has ended with its engine: clients that connect
 from __future__ import annotations
 
 import grp
+import logging
 import os
 import pwd
 import signal
@@ -17,6 +18,7 @@ import socket
 import stat
 import sys
 import time
+import warnings
 from collections import deque
 from contextlib import suppress
 from functools import partial
@@ -28,7 +30,12 @@ from driver.client import discovery
 from driver.client.served import owner_of
 from driver.devices import device_class, usable_class
 from driver.devices.library.description import absolute
+from driver.engine import sandbox
 from driver.errors import DeviceFailed
+from driver.service.arrivals import ListeningSocket
+from driver.service.bounded_log import BoundedHandler, LogFile
+from driver.service.broker import Broker
+from driver.service.cell import settle
 from driver.service.fork_server import end_with_parent
 from driver.service.health import VARIABLES, begin_monitoring
 from driver.service.process import ServiceOptions, run
@@ -36,8 +43,16 @@ from driver.service.process import ServiceOptions, run
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from driver.service.cell import Cell
+    from driver.service.process import Service
+
 DEFAULT_DIR = Path("/run/burst")
 _ENDS = (signal.SIGTERM, signal.SIGINT)
+_ONE_OF_A_KIND = {"GPU", "ACCELERATOR"}
+_SEVERAL = 2  # exit status: the device may have several engines
+CELL_LINGER = 5.0
+"""Seconds that the cell of an account stays without clients."""
+
 _MOST_ENDS, _WITHIN = 10, 60.0  # of a service that is started again; seconds
 _RUN = "from driver.service.serve import main; main()"
 
@@ -47,6 +62,7 @@ def serve(
     folder: Path = DEFAULT_DIR,
     group: str | None = None,
     metrics: str | None = None,
+    files_of_others: bool = False,
     tell: Callable[[Path, str | None], object] | None = None,
 ) -> NoReturn:
     """Becomes the service of a device, until SIGTERM or SIGINT.
@@ -56,6 +72,7 @@ def serve(
         folder: for its socket.
         group: its members may connect, too; a name or a number.
         metrics: address of metrics and health, as `metrics_server.listen` takes it. Needs the extra `metrics`.
+        files_of_others: takes model files from all accounts, where these share an engine.
         tell: called with the socket and the address of the metrics when clients may connect; None prints both.
 
     Raises DeviceNotFound, DeviceFailed.
@@ -70,7 +87,7 @@ def serve(
     listener = _listener(name, place, gid)
     (tell or partial(_tell, name))(place.socket, exposed[1] if exposed else None)
     fds = listener.fileno(), exposed[0].fileno() if exposed else -1
-    _become(name, place, fds, is_open=gid is not None, is_quiet=tell is not None)
+    _become(name, place, fds, gid is not None, files_of_others, tell is not None)
 
 
 def unit(user: str, group: str, command: str) -> str:
@@ -83,16 +100,69 @@ def unit(user: str, group: str, command: str) -> str:
 
 def main() -> None:
     """Entry point of that process. Arguments: device name; sockets of service and metrics; whether it serves every
-    account that may open its socket; whether it prints nothing.
+    account that may open its socket; whether it takes model files from all of them; whether it prints nothing.
     """
     name, (fd, metrics_fd) = sys.argv[1], map(int, sys.argv[2:4])
-    is_open, is_quiet = (word == "True" for word in sys.argv[4:6])
+    is_open, files_of_others, is_quiet = (word == "True" for word in sys.argv[4:7])
     stop = _readable_at_end()
     place = discovery.Place(Path(os.environ["BURST_RUNTIME_DIR"]), discovery.short_name(name))
+    monitored = partial(begin_monitoring, address=str(place.socket), metrics_fd=metrics_fd, is_quiet=is_quiet)
+    if is_open and not _has_one_engine(name):
+        broke(name, socket.socket(fileno=fd), place, stop, metrics_fd, monitored)
     if device_class(name).asked_apart:
         stay(name, place, fd)
-    on_start = partial(begin_monitoring, address=str(place.socket), metrics_fd=metrics_fd, is_quiet=is_quiet)
-    run(name, fd, place, ServiceOptions(linger=None, any_uid=is_open, stop=stop, on_start=on_start))
+    options = ServiceOptions(None, is_open, stop, on_start=monitored, files_of_others=files_of_others)
+    run(name, ListeningSocket(socket.socket(fileno=fd), place), place, options)
+
+
+def _has_one_engine(name: str) -> bool:
+    """Whether all accounts share an engine, for the device stands for one thing.
+
+    Asked in a process that is thrown away: a device may begin threads, or take an accelerator, when it is made.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # numpy's threads survive forks
+        pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != _SEVERAL
+    try:
+        device = device_class(name)()
+        is_one = device.needs.one_engine
+        os._exit(0 if is_one or (is_one is None and device.type in _ONE_OF_A_KIND) else _SEVERAL)
+    finally:  # it fails again when it is served, and says why
+        os._exit(1)
+
+
+def broke(
+    name: str,
+    listener: socket.socket,
+    place: discovery.Place,
+    stop: int,
+    metrics_fd: int,
+    monitored: Callable[[Service], bool],
+) -> NoReturn:
+    """Becomes the broker of a device that has an engine for each account."""
+    logging.basicConfig(level=logging.INFO, handlers=[BoundedHandler(LogFile(place.log).write, "the broker's log")])
+    kind = device_class(name)
+    needs = kind.needs if kind.asked_apart else kind().needs  # what it has loaded, all cells share
+
+    def become(cell: Cell, uid: int) -> NoReturn:
+        settle(uid)
+        is_home, stop = uid == os.getuid(), _readable_at_end()
+
+        def begin(service: Service) -> None:
+            if monitored(service):
+                cell.ready()
+
+        linger, on_start = (None, begin) if is_home else (CELL_LINGER, None)
+        if os.environ.get("WATCHDOG_PID") == str(os.getppid()):
+            os.environ["WATCHDOG_PID"] = str(os.getpid())
+        run(name, cell, place, ServiceOptions(linger, any_uid=True, stop=stop, on_start=on_start, account=uid))
+
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+    broker = Broker(listener, place, stop, become, [metrics_fd] if metrics_fd >= 0 else [])
+    sandbox.enter(needs.system_calls)
+    broker.run()
 
 
 def stay(name: str, place: discovery.Place, fd: int) -> None:
@@ -219,8 +289,11 @@ def _listener(name: str, place: discovery.Place, gid: int | None) -> socket.sock
     return listener
 
 
-def _become(name: str, place: discovery.Place, fds: Sequence[int], *, is_open: bool, is_quiet: bool) -> NoReturn:
-    """Replaces this process. Keeps the sockets, stdout, stderr and systemd's variables of what it was given."""
+def _become(name: str, place: discovery.Place, fds: Sequence[int], *flags: bool) -> NoReturn:
+    """Replaces this process. Keeps the sockets, stdout, stderr and systemd's variables of what it was given.
+
+    `flags`: as of `main`.
+    """
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     first = 3
     for fd in sorted(fd for fd in fds if fd >= 0):
@@ -231,7 +304,7 @@ def _become(name: str, place: discovery.Place, fds: Sequence[int], *, is_open: b
     os.chdir("/")
     said = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     environment = discovery.environment(place.socket.parent) | {"HOME": _home()} | said
-    words = [sys.executable, "-P", "-c", _RUN, name, *map(str, fds), str(is_open), str(is_quiet)]
+    words = [sys.executable, "-P", "-c", _RUN, name, *map(str, (*fds, *flags))]
     os.execve(sys.executable, words, environment)  # noqa: S606
 
 

@@ -47,6 +47,7 @@ class ServiceClient:
             **{method: partial(self.forward, method) for method in ("copy", "buffer_state")},
             **{method: partial(self.forward, method) for method in ("stage", "turns", "status", "traces")},
             **{method: partial(self.forward, method) for method in ("figures", "census", "capabilities")},
+            "cells": self.cells,
             "sandbox": lambda _: Reply(self._service.confinement()),
             "restore": partial(self.noted, "restored", "not_restored", self.restore),
         }
@@ -148,6 +149,13 @@ class ServiceClient:
             call(self._engine, "free", number)
             raise
         return Reply([number])
+
+    def cells(self, _: Message, first: int) -> Reply:
+        """How many services there are with an engine for one account, a page of them, and a connection to each.
+
+        None where one engine has all accounts, or where the client is neither of the device's own account nor root.
+        """
+        return self._service.cells(self._channel.peer_uid, first)
 
     def forward(self, method: str, message: Message, *arguments: Any) -> Reply:
         """Passes a call on to the engine."""

@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import psutil
 
 from burst import Memory, Trace
 from driver.client import discovery, served
-from driver.client.connection import Connection
+from driver.client.cells import cells_of
+from driver.client.connection import Connection, trace_memory
 from driver.client.statistics import cpu_of_listener
 from driver.errors import DeviceNotFound
 from driver.options import PRIORITIES
@@ -28,36 +30,47 @@ from fmq._core import lib
 from fmq.region import Region
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
 
+_Number = TypeVar("_Number", int, float)
 _PATIENCE = 5.0  # seconds for a service to answer
 _EVERY = 0.5  # seconds between two questions, whatever comes and goes
 
 
 class WatchedDevice:
-    """A running device, watched until it ends."""
+    """A running device, watched until it ends: its engine, or all that we may see of those that it has by account."""
 
     def __init__(self, address: str) -> None:
         """Finds the device. Raises DeviceNotFound if it is not running, DriverError, BurstError."""
-        self.address, self.bursts = address, dict[int, WatchedBurst]()
+        self.address, self._engines = address, dict[tuple[int, int], WatchedEngine]()
         with _connected(address) as connection:
             self.name, self.version = str(connection.name), str(connection.version)
-            self._pids = connection.service_pid, connection.engine_pid
-            _, fds = connection.call("census", timeout=_PATIENCE)
-            memory, self._life = _mapped(fds[0], Census.nbytes), _mapped(fds[1], LifePage.nbytes)
-            self._census, self._processes = CensusCounts(memory), Processes(*self._pids)
+            self._pids = _pids(connection)
+            self._broker = _broker_of(connection)
             self._ask(connection)
-        self._cpu, self._cpu_at = self._processes.cpu_seconds(), time.monotonic()
+        self._cpu, self._cpu_at = self._cpu_seconds(), time.monotonic()
 
     @property
     def has_ended(self) -> bool:
-        """True once its life word says that it is dead, or, should the kernel have been unable to mark that, once its
-        engine's process has ended.
-        """
-        return bool(lib.fmq_life_state(self._life.base) != lib.FMQ_ALIVE) or self._processes.has_engine_ended
+        """Whether the engine has ended to which we have connected."""
+        return self._engines[self._pids].has_ended
+
+    @property
+    def bursts(self) -> dict[int, WatchedBurst]:
+        """Those that the last `refresh` found, by number."""
+        return {number: burst for engine in self._present for number, burst in engine.bursts.items()}
+
+    @property
+    def changes(self) -> int:
+        """How many bursts that we may see have opened or ended, in the engines that are present."""
+        return sum(engine.census.changes for engine in self._present)
+
+    @property
+    def _present(self) -> list[WatchedEngine]:
+        return [engine for pids, engine in self._engines.items() if pids == self._pids or not engine.has_ended]
 
     def glance(self) -> None:
         """Notes new results for the next `look`."""
@@ -66,26 +79,94 @@ class WatchedDevice:
 
     def look(self) -> tuple[DeviceFigures, list[BurstFigures]]:
         """The current figures of the device and of the bursts that the last `refresh` found."""
-        found = [burst.look() for burst in self.bursts.values()]
-        return self._figures(found), found
+        bursts = self.bursts
+        found = [burst.look() for burst in bursts.values()]
+        return self._figures(bursts, found), found
 
     def refresh(self) -> None:
         """Finds new bursts and forgets closed ones. Raises as the constructor does."""
-        if self._census.changes != self._seen and time.monotonic() - self._asked_at > _EVERY:
+        if self._has_changed and time.monotonic() - self._asked_at > _EVERY:
             with _connected(self.address) as connection:
-                if (connection.service_pid, connection.engine_pid) != self._pids:
+                if _pids(connection) != self._pids:
                     raise DeviceNotFound(f"{self.address}: the device was restarted")
                 self._ask(connection)
 
+    @property
+    def _has_changed(self) -> bool:
+        is_new = self._cells is not None and self._cells.changes != self._seen
+        return is_new or any(engine.has_changed for engine in self._present)
+
     def _ask(self, connection: Connection) -> None:
+        self._asked_at = time.monotonic()
+        with cells_of(connection, _PATIENCE) as cells:
+            self._cells = None if cells.counts is None else CensusCounts(_mapped(os.dup(cells.counts), Census.nbytes))
+            self._seen = self._cells.changes if self._cells else 0
+            known, self._engines = self._engines, {}
+            for cell in cells.connected:
+                pids = _pids(cell.connection)
+                engine = known.get(pids)
+                if engine is None:
+                    engine = WatchedEngine(self.address, cell.connection)
+                elif engine.has_changed:
+                    engine.ask(cell.connection)
+                self._engines[pids] = engine
+        if self._pids not in self._engines:
+            raise DeviceNotFound(f"{self.address}: the device was restarted")
+
+    def _figures(self, bursts: dict[int, WatchedBurst], found: list[BurstFigures]) -> DeviceFigures:
+        engines = self._present
+        every = [*(engine.processes for engine in engines), self._broker]
+        return DeviceFigures(
+            address=self.address,
+            name=self.name,
+            version=self.version,
+            service_pid=self._pids[0],
+            engine_pid=self._pids[1],
+            engines=len(engines),
+            clients=sum(engine.census.clients for engine in engines),
+            bursts=sum(engine.census.bursts for engine in engines),
+            cpu=self._cpu_share(),
+            rss=_sum(processes.rss() for processes in every),
+            pss=_sum(processes.pss() for processes in every),
+            run_queue={name: _queue(name, bursts, found) for name in reversed(PRIORITIES)},
+        )
+
+    def _cpu_seconds(self) -> float | None:
+        return _sum(engine.processes.cpu_seconds() for engine in self._present)
+
+    def _cpu_share(self) -> float | None:
+        before, then = self._cpu, self._cpu_at
+        self._cpu, self._cpu_at = self._cpu_seconds(), time.monotonic()
+        return _share(before, self._cpu, max(1e-9, self._cpu_at - then))
+
+
+class WatchedEngine:
+    """One engine of a device, and its service."""
+
+    def __init__(self, address: str, connection: Connection) -> None:
+        """Raises as `Connection.call`."""
+        self._address, self.bursts = address, dict[int, WatchedBurst]()
+        _, fds = connection.call("census", timeout=_PATIENCE)
+        memory, self._life = _mapped(fds[0], Census.nbytes), _mapped(fds[1], LifePage.nbytes)
+        self.census, self.processes = CensusCounts(memory), Processes(*_pids(connection))
+        self.ask(connection)
+
+    @property
+    def has_ended(self) -> bool:
+        """True once its life word says that it is dead, or, should the kernel have been unable to mark that, once its
+        process has ended.
+        """
+        return bool(lib.fmq_life_state(self._life.base) != lib.FMQ_ALIVE) or self.processes.has_last_ended
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether bursts have opened or ended since `ask`."""
+        return self.census.changes != self._seen
+
+    def ask(self, connection: Connection) -> None:
         """Asks for traces. The inode of its trace identifies a burst: no other burst has it while we hold the trace."""
-        self._asked_at, self._seen = time.monotonic(), self._census.changes
-        fds: list[int] = []
-        while True:
-            (total,), more = connection.call("traces", len(fds), timeout=_PATIENCE)
-            fds += more
-            if not more or len(fds) >= total:
-                break
+        self._seen = self.census.changes
+        fds = trace_memory(connection, _PATIENCE)
         self.bursts = {number: burst for fd in fds for number, burst in self._burst(fd)}
 
     def _burst(self, fd: int) -> Iterator[tuple[int, WatchedBurst]]:
@@ -96,33 +177,30 @@ class WatchedDevice:
         else:
             memory = Memory.adopt(fd, Trace.nbytes, writable=False)
             memory.close()  # the mapping stays
-            yield number, WatchedBurst(Trace(memory), self.address, number)
+            yield number, WatchedBurst(Trace(memory), self._address, number)
 
-    def _figures(self, bursts: list[BurstFigures]) -> DeviceFigures:
-        return DeviceFigures(
-            address=self.address,
-            name=self.name,
-            version=self.version,
-            service_pid=self._pids[0],
-            engine_pid=self._pids[1],
-            clients=self._census.clients,
-            bursts=self._census.bursts,
-            cpu=self._cpu_share(),
-            rss=self._processes.rss(),
-            pss=self._processes.pss(),
-            run_queue={name: self._queue(name, bursts) for name in reversed(PRIORITIES)},
-        )
 
-    def _cpu_share(self) -> float | None:
-        before, then = self._cpu, self._cpu_at
-        self._cpu, self._cpu_at = self._processes.cpu_seconds(), time.monotonic()
-        return _share(before, self._cpu, max(1e-9, self._cpu_at - then))
+def _queue(priority: str, bursts: dict[int, WatchedBurst], figures: list[BurstFigures]) -> Queue:
+    """The run queue of one priority, from the figures just read."""
+    found = [burst for burst in bursts.values() if burst.priority == priority]
+    waiting = sum(burst.is_waiting for burst in figures if burst.priority == priority)
+    return Queue(len(found), waiting, sum(b.waits_per_s for b in found), sum(b.waited for b in found))
 
-    def _queue(self, priority: str, bursts: list[BurstFigures]) -> Queue:
-        """The run queue of one priority, from the figures just read."""
-        found = [burst for burst in self.bursts.values() if burst.priority == priority]
-        waiting = sum(burst.is_waiting for burst in bursts if burst.priority == priority)
-        return Queue(len(found), waiting, sum(b.waits_per_s for b in found), sum(b.waited for b in found))
+
+def _pids(connection: Connection) -> tuple[int, int]:
+    return int(connection.service_pid), int(connection.engine_pid)
+
+
+def _broker_of(connection: Connection) -> Processes:
+    """The process that listens for the service, if it is another one."""
+    found = _family((connection.channel.peer_pid, connection.service_pid))
+    return Processes(*(process.pid for process in found[:1]))
+
+
+def _sum(found: Iterable[_Number | None]) -> _Number | None:
+    """None: the kernel tells nothing."""
+    known = [one for one in found if one is not None]
+    return sum(known[1:], start=known[0]) if known else None
 
 
 @contextmanager
@@ -291,25 +369,27 @@ def _named(words: list[str]) -> str:
 
 
 class Processes:
-    """The two processes of a device. Figures are None if they are not visible, as in another container."""
+    """Processes of a device, each a child of the one before. Figures are None if they are not visible, as in another
+    container.
+    """
 
-    def __init__(self, service: int, engine: int) -> None:
-        self._all = _family(service, engine)
+    def __init__(self, *pids: int) -> None:
+        self._all = _family(pids)
         self._pss: int | None = None
         self._pss_at = float("-inf")
 
     @property
-    def has_engine_ended(self) -> bool:
+    def has_last_ended(self) -> bool:
         """False also when it is not visible."""
         if not self._all:
             return False
         try:
-            return not self._all[1].is_running() or bool(self._all[1].status() == psutil.STATUS_ZOMBIE)
+            return not self._all[-1].is_running() or bool(self._all[-1].status() == psutil.STATUS_ZOMBIE)
         except psutil.NoSuchProcess:
             return True
 
     def cpu_seconds(self) -> float | None:
-        """CPU time of both, in seconds."""
+        """CPU time of all, in seconds."""
         try:
             times = [process.cpu_times() for process in self._all]
         except psutil.Error:
@@ -334,10 +414,10 @@ class Processes:
         return self._pss
 
 
-def _family(service: int, engine: int) -> list[psutil.Process]:
-    """Both processes, if the engine is the service's child; else the pids mean other processes in this namespace."""
+def _family(pids: Sequence[int]) -> list[psutil.Process]:
+    """None if one is not the child of the one before: then the pids mean other processes in this namespace."""
     try:
-        parent, child = psutil.Process(service), psutil.Process(engine)
-        return [parent, child] if child.ppid() == service else []
+        found = [psutil.Process(pid) for pid in pids]
+        return found if all(child.ppid() == parent.pid for parent, child in pairwise(found)) else []
     except (psutil.Error, ValueError, OverflowError):
         return []

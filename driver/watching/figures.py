@@ -62,10 +62,11 @@ class DeviceFigures:
     version: str
     service_pid: int
     engine_pid: int
+    engines: int  #: more than one: each of an account, all of which we see; the pids are those of our own
     clients: int
     bursts: int
-    cpu: float | None  #: share of one CPU, both processes
-    rss: int | None  #: bytes, both processes
+    cpu: float | None  #: share of one CPU, all processes
+    rss: int | None  #: bytes, all processes
     pss: int | None  #: the same, with shared pages divided among their users; read every ten seconds
     run_queue: Mapping[str, Queue]  #: by priority
 

@@ -32,8 +32,8 @@ class Watcher:
         self._devices: dict[str, WatchedDevice] = {}
         self._absent: dict[str, Exception] = {}
         self._not_before: dict[str, float] = {}
-        self._at = time.monotonic()
         self._find()
+        self._at = time.monotonic()
 
     def sample_after(self, seconds: float) -> Sample:
         """A sample after so many seconds. With few bursts, it glances in between to see more results."""

@@ -300,7 +300,12 @@ def _class_of(path: str, said: LibraryDescription) -> type[LibraryDevice]:
             "cache_files": said.cache_files and CacheFiles(*said.cache_files),
             "extensions": tuple(map(Extension, said.extensions)),
             "own_memory_kinds": frozenset(said.memory_kinds),
-            "needs": Needs(**{name: tuple(words) for name, words in said.needs.items()}),
+            "needs": _needs(said),
         }
         found = _class_by_description[path, id(said)] = type("LibraryDevice", (LibraryDevice,), fields)
     return found
+
+
+def _needs(said: LibraryDescription) -> Needs:
+    read, write, calls = (tuple(said.needs[name]) for name in ("read_paths", "write_paths", "system_calls"))
+    return Needs(read, write, calls)

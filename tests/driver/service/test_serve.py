@@ -1,20 +1,17 @@
 """`burst serve`: a device under an account of its own, and clients of other accounts."""
 
-import contextlib
-import json
 import os
 import pickle
 import signal
 import stat
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import accounts as other_accounts
-import numpy as np
 import pytest
 from click.testing import CliRunner
+from served_devices import CONNECT, GROUP, OTHER, PATIENCE, SERVER, SINGLE, Client, X, folder, foreign, served
 
 import driver
 from driver.cli.command import burst as command
@@ -23,44 +20,6 @@ from driver.runtime import capabilities
 from driver.service import serve as serving
 from driver.service.process import LINGER
 from driver.watching import Watcher
-
-SERVER, GROUP, FRIEND, OTHER, STRANGER = 61001, 61900, 61002, 61003, 61004  # nobody's: numbers need no account
-PATIENCE = 20.0  # seconds
-X = np.ones((1, 4), np.float32)
-
-
-@contextlib.contextmanager
-def folder():
-    """A temporary one that everybody may enter, with a path short enough for a socket's."""
-    with tempfile.TemporaryDirectory(prefix="burst-s-", dir="/tmp") as name:
-        path = Path(name)
-        path.chmod(0o755)
-        yield path
-
-
-@contextlib.contextmanager
-def served(path, *options, device="reference", says="{device} is served at {socket}", account=()):
-    """The process of `burst serve DEVICE --dir PATH`, listening; killed in the end if it lives.
-
-    `account`: a uid and further groups; this process's by default.
-    """
-    words = [sys.executable, "-m", "driver.cli", "serve", device, "--dir", str(path), *map(str, options)]
-    if account:
-        words = other_accounts.words_as(account[0], account[1:], words)
-    environment = os.environ | {"HOME": str(path.parent)}
-    with (
-        open(path.parent / "log", "ab") as log,
-        subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=log, env=environment, cwd="/", start_new_session=True
-        ) as process,
-    ):
-        try:
-            said = process.stdout.readline().decode()
-            expected = says.format(device=device, socket=f"{path}/{device}.sock") + "\n"
-            assert said == expected, Path(log.name).read_text()
-            yield process
-        finally:
-            process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -264,87 +223,20 @@ def test_started_again_by_others(process, kit, monkeypatch):
 # ---- accounts
 
 
-class Client:
-    """A Python process of another account: it runs lines of code, and answers what they leave in `out`."""
-
-    CODE = """
-import json, os, sys
-import numpy as np
-import driver
-from driver.client.device_buffers import BufferDesc, BufferRole
-builder = driver.ModelBuilder()
-X = np.ones((1, 4), np.float32)
-builder.output(builder.operation("ADD", builder.input("float32", (1, 4)), X, 0))
-model = builder.build()
-print(flush=True)
-for line in sys.stdin:
-    out = None
-    try:
-        exec(json.loads(line))
-    except Exception as error:
-        out = f"{type(error).__name__}: {error}"
-    print(json.dumps(out), flush=True)
-"""
-
-    def __init__(self, uid, *groups):
-        self._process = subprocess.Popen(
-            other_accounts.python_as(uid, groups, self.CODE),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd="/",
-        )
-
-    def is_ready(self):
-        return self._process.stdout.readline() == "\n"
-
-    def do(self, *lines):
-        """What came of it; the text of an error."""
-        self._process.stdin.write(json.dumps("\n".join(lines)) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
-
-    def kill(self):
-        self._process.kill()
-        self._process.communicate()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.kill()
-
-
-@pytest.fixture(scope="module")
-def accounts():
-    """Clients: a friend and another in the group, and a stranger who is not. Nobody but root can become others."""
-    if why := other_accounts.missing():
-        pytest.skip(why)
-    with contextlib.ExitStack() as stack:
-        found = [
-            stack.enter_context(Client(uid, *groups)) for uid, *groups in ((FRIEND, GROUP), (OTHER, GROUP), (STRANGER,))
-        ]
-        assert all(client.is_ready() for client in found)
-        yield found
-
-
-@contextlib.contextmanager
-def foreign(*options, device="reference"):
-    """`burst serve` of another account; the path of its socket, and its process."""
-    with folder() as path:
-        os.chown(path, SERVER, SERVER)
-        with served(path / "run", *options, device=device, account=(SERVER, GROUP)) as process:
-            yield str(path / f"run/{device}.sock"), process
-
-
-@pytest.fixture(scope="module")
-def for_group(accounts):
-    """The socket of a device of another account, which is open to the group."""
-    with foreign("--group", GROUP) as (address, _):
+@pytest.fixture(scope="module", params=["reference", SINGLE], ids=["engines", "one engine"])
+def for_group(accounts, request):
+    """The socket of a device of another account, which is open to the group: with an engine for each account, and with
+    one for all of them.
+    """
+    with foreign("--group", GROUP, device=request.param) as (address, _):
         yield address
 
 
-CONNECT = "device = driver.connect({!r}); prepared = device.prepare(model)"
+@pytest.fixture(scope="module")
+def single(accounts):
+    """The same, with one engine."""
+    with foreign("--group", GROUP, device=SINGLE) as (address, _):
+        yield address
 
 
 @pytest.fixture
@@ -389,9 +281,10 @@ def test_others_are_not(accounts, for_group):
     )
 
 
-def test_nobody_names_what_is_anothers(members):
+def test_nobody_names_what_is_anothers(accounts, single):
     """Prepared models and buffers belong to a connection: another account that says their numbers is refused."""
-    friend, other = members
+    friend, other = accounts[:2]
+    assert [client.do(CONNECT.format(single)) for client in (friend, other)] == [None, None]
     allocate = "mine = device.allocate(BufferDesc(), [prepared], [BufferRole(0, 0)], [])"
     number, token = friend.do("again = device.prepare(model)", allocate, "out = [again.home.number, mine.token]")
     assert other.do(allocate) is None
@@ -425,7 +318,7 @@ def test_who_looks_on_sees_their_own_account(members, for_group):
     assert members[0].do("bursts = [prepared.burst(), prepared.burst()]") is None
     assert Watcher([for_group]).sample().devices[0].bursts == 2
     assert members[1].do(look) == [0, 0]
-    unchanged = "next(iter(watcher.devices))._census.changes"
+    unchanged = "next(iter(watcher.devices)).changes"
     assert members[1].do(f"out = {unchanged}") == 0
     assert members[0].do("watcher = Watcher(watcher._addresses)", look) == [2, 2]
     assert members[0].do("[burst.close() for burst in bursts]") is None
@@ -506,7 +399,7 @@ def test_a_folder_of_another_is_not_trusted(accounts):
 
 def test_a_device_that_dies(accounts):
     """kill -9 of the engine ends what clients of any account wait for, and the command with 1: it can be restarted."""
-    with foreign("--group", GROUP) as (address, process):
+    with foreign("--group", GROUP, device=SINGLE) as (address, process):
         for client in accounts[:2]:
             assert client.do(CONNECT.format(address), "burst = prepared.burst(); burst.run(X)") is None
         with driver.connect(address) as device:
@@ -515,7 +408,7 @@ def test_a_device_that_dies(accounts):
             assert client.do("burst.run(X)").startswith("PeerDied")
             assert client.do("prepared.run(X)").startswith("PeerDied")
         assert process.wait(PATIENCE) == 1
-        assert os.listdir(Path(address).parent) == ["reference.lock"]
+        assert os.listdir(Path(address).parent) == [Path(address).name.replace(".sock", ".lock")]
 
 
 FILES = """
@@ -555,50 +448,34 @@ def test_a_device_loads_what_it_has_written_for_that_account(members, for_group)
         assert "PermissionError" in client.do(f"os.listdir({str(state)!r})")
 
 
-BOTH_ACCOUNTS = """
-import os, sys
-import numpy as np
-import onnx
-import driver
-import driver.runtime.local, driver.runtime.compilation, driver.importers.onnx.reader
-
-address, uid, group = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-ports = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4]) for name in "xy"]
-graph = onnx.helper.make_graph([onnx.helper.make_node("Neg", ["x"], ["y"])], "main", ports[:1], ports[1:])
-with open("neg.onnx", "wb") as file:
-    file.write(onnx.helper.make_model(graph, ir_version=8).SerializeToString())
-both, alone = driver.load("neg.onnx"), driver.load("neg.onnx", form="file")
-x = np.ones(4, np.float32)
-
-def runs(model):
-    with driver.compile(model, devices=[address]) as compiled, driver.connect(address) as device:
-        device.prepare(model).close()
-        return compiled.run(x)[0].tolist() == [-1] * 4
-
-assert runs(both) and runs(alone)
-os.setgroups([group])
-os.setresuid(uid, uid, uid)
-assert runs(both)
-with driver.connect(address) as device:
-    assert "burst.file" not in device.extensions
-    print(device.explain(alone))
-    try:
-        device.prepare(alone)
-    except driver.InvalidArgument as error:
-        print(error)
+FILE = """
+sys.path.insert(0, {folder!r})
+import worded_files
+file = worded_files.file_model("good")
+out = device.explain(file)
 """
+NOT_YOURS = "runs model files for its own account alone"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
-def test_model_files_are_for_the_devices_own_account():
-    """Another account gets the operations of a file with both forms; one that is only a file is refused, and why."""
-    pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
-    pytest.importorskip("onnx", reason="writes a file")
-    with folder() as path, served(path / "run", "--group", GROUP, device="onnxruntime"):
-        words = [str(path / "run/onnxruntime.sock"), str(FRIEND), str(GROUP)]
-        done = subprocess.run(
-            [sys.executable, "-c", BOTH_ACCOUNTS, *words], cwd=path, capture_output=True, text=True, check=False
-        )
-        assert not done.returncode, done.stderr
-    assert done.stdout.count("runs model files for its own account alone") == 2
-    assert 'form="operations"' in done.stdout
+def test_model_files_are_for_the_devices_own_account(accounts):
+    """A device with one engine runs model files for its own account. Another is told why, and what to do instead."""
+    with foreign("--group", GROUP, device=f"{SINGLE.partition(':')[0]}:Filer") as (address, _):
+        use = f"device = driver.connect({address!r})", FILE.format(folder=str(Path(__file__).parents[1]))
+        (reason,) = accounts[0].do(*use)
+        assert NOT_YOURS in reason
+        assert 'form="operations"' in reason
+        assert NOT_YOURS in accounts[0].do("device.prepare(file)")
+        assert accounts[0].do("out = device.extensions, device.close()") == [[], None]
+        with Client(SERVER, GROUP) as its_own:
+            assert its_own.is_ready()
+            assert its_own.do(*use) == [None]
+            assert its_own.do("out = device.prepare(file).run(0 * X[0])[0].tolist()") == [1] * 4
+
+
+def test_model_files_of_others_may_be_allowed(accounts):
+    """With --files-of-others a device with one engine runs the model files of all accounts."""
+    options = "--group", GROUP, "--files-of-others"
+    with foreign(*options, device=f"{SINGLE.partition(':')[0]}:Filer") as (address, _):
+        use = f"device = driver.connect({address!r})", FILE.format(folder=str(Path(__file__).parents[1]))
+        assert accounts[0].do(*use) == [None]
+        assert accounts[0].do("out = device.prepare(file).run(0 * X[0])[0].tolist(), device.close()") == [[1] * 4, None]

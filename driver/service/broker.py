@@ -1,0 +1,401 @@
+"""The broker of a device for several accounts, which gives each account a cell: a service and an engine of its own.
+
+It accepts connections, asks the kernel whose they are, and hands the accepted socket to the cell of that account, which
+it forks when it has none. It reads no message of a client's, maps no memory of a client's, and takes no descriptor of
+one but its socket; what a client sends to crash or to exhaust a device reaches the cell of its own account alone. A
+cell that has ended is forked again for the account's next client.
+
+One thread, which waits for nothing but its poll: a cell that reads nothing, or floods, costs its own account's clients.
+So it can fork at any time, and a new cell has the device's modules in memory already, shared with all others.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import logging
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import time
+import warnings
+from array import array
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
+
+from burst import Malformed, PeerDied, ResourceExhaustedTransient, StatusError, Timeout
+from burst.channel import Channel, Message, close_all, pack
+from driver.engine.limits import limits
+from driver.protocol.census import Census
+from driver.service.cell import PAGE, Cell
+from driver.service.fork_server import close_all_but, end_with_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from driver.client.discovery import Place
+
+_log = logging.getLogger(__name__)
+_NOW = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+_RETRY = 0.1  # seconds after a failed accept
+_GREETING, _REFUSALS = 1.0, 8  # seconds that a refused client may take to say hello; such clients at once
+_END_TIMEOUT = 5.0  # seconds until a cell that ends is killed
+_WITHIN, _FREELY = 60.0, 3  # so many ends of a cell within so many seconds have no delay
+_DELAY = 1.0  # seconds until a cell that ends often is forked again
+_MOST_BYTES = 64 * 1024
+_COUNTS, _F_SEAL_FUTURE_WRITE = struct.Struct("@QQQ"), 0x10
+_TICK = 0.05  # seconds between two looks at what is due
+
+
+class CellProcess:
+    """A cell, as the broker sees it."""
+
+    def __init__(self, uid: int, pid: int, channel: Channel) -> None:
+        self.uid, self.pid, self.channel = uid, pid, channel
+        self.pidfd = os.pidfd_open(pid)
+        self.sent = self.gone = 0  #: clients that were handed over, and those of them that have left
+        self.is_ending = False  #: it takes no clients any more
+        self.kill_at: float | None = None
+
+    @property
+    def clients(self) -> int:
+        """Connected."""
+        return self.sent - self.gone
+
+    def tell(self, body: list[object], *fds: int) -> bool:
+        """Sends without waiting; False: it reads nothing. Raises PeerDied when it has ended."""
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+        try:
+            self.channel.socket.sendmsg([pack(body)], rights, _NOW)
+        except (BrokenPipeError, ConnectionError) as error:
+            raise PeerDied(f"the cell of uid {self.uid} has ended") from error
+        except OSError:
+            return False
+        return True
+
+
+class CellCounts:
+    """The `CensusCounts` of the cells, as a monitor reads them: clients, and cells in place of bursts."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("cells", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, Census.nbytes)
+        self._memory = mmap.mmap(self.fd, Census.nbytes)
+        self._memory.madvise(mmap.MADV_DONTFORK)  # no cell can write to it
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE)
+        self._changes = 0
+
+    def note(self, cells: int, clients: int) -> None:
+        """A cell has begun or ended."""
+        self._changes += 1
+        self._memory[: _COUNTS.size] = _COUNTS.pack(self._changes, clients, cells)
+
+
+class Account:
+    """An account that has a cell, or clients that wait for one."""
+
+    def __init__(self) -> None:
+        self.cell: CellProcess | None = None
+        self.waiting: list[Channel] = []  #: for the next cell, while the last one ends
+        self.ends: deque[float] = deque(maxlen=_FREELY)
+
+    @property
+    def clients(self) -> int:
+        """Connected."""
+        return len(self.waiting) + (self.cell.clients if self.cell else 0)
+
+    @property
+    def is_idle(self) -> bool:
+        """No cell, and no client that waits for one."""
+        return self.cell is None and not self.waiting
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether its next cell may begin now: there is none, and it has not ended too often."""
+        now = time.monotonic()
+        is_often = len(self.ends) == _FREELY and now - self.ends[0] < _WITHIN
+        return self.cell is None and not (is_often and now - self.ends[-1] < _DELAY)
+
+    def note_end(self) -> None:
+        """Its cell has failed."""
+        self.ends.append(time.monotonic())
+
+
+class Broker:
+    """Listens on a device's socket."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        place: Place,
+        stop: int,
+        become: Callable[[Cell, int], NoReturn],
+        home_fds: list[int],
+    ) -> None:
+        """`stop`: a descriptor; the device ends when it becomes readable. `become`: in a new process, serves an
+        account. `home_fds`: what the cell of the device's own account needs beside.
+        """
+        self._listener, self._place, self._stop = listener, place, stop
+        self._become, self._home_fds, self._home = become, home_fds, os.getuid()
+        self._limits = limits()
+        self._accounts: dict[int, Account] = {}
+        self._counts = CellCounts()
+        self._is_open = False  #: the device has passed its self test
+        self._poll = select.poll()
+        self._handlers: dict[int, Callable[[], object]] = {}
+        self._refused: dict[Channel, tuple[float, bytes]] = {}  # until when, and what it will be told
+        listener.setblocking(False)
+
+    def run(self) -> NoReturn:
+        """Serves until it is stopped, or until the device fails its self test."""
+        self._watch(self._stop, self._end)
+        gc.freeze()
+        self._begin(self._home, self._accounts.setdefault(self._home, Account()))
+        while True:
+            due = [self._handlers.get(fd) for fd, _ in self._poll.poll(self._patience())]
+            for handler in (*due, self._do_what_is_due):
+                try:
+                    if handler:
+                        handler()
+                except Exception:  # noqa: BLE001 (whatever fails for one account, the others are served)
+                    _log.exception("the broker failed for one account")
+
+    # ---- clients
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:  # the client has left, or too many files are open: go on serving others
+            _log.error("a client could not be accepted: %s", error)
+            time.sleep(_RETRY)
+            return
+        client = Channel(sock)
+        uid = client.peer_uid or self._home  # root sees all accounts, as the device's own does
+        try:
+            self._check(uid)
+        except ResourceExhaustedTransient as error:
+            self._refuse(client, error)
+            return
+        self._hand_over(client, uid)
+
+    def _check(self, uid: int) -> None:
+        """Raises ResourceExhaustedTransient if this account may have no further client."""
+        account, remedy = self._accounts.get(uid), "close connections"
+        self._limits.check("device_clients", sum(each.clients for each in self._accounts.values()), remedy)
+        self._limits.check("uid_clients", account.clients if account else 0, remedy)
+        if account is None or account.is_idle:
+            served = sum(not each.is_idle for each in self._accounts.values())
+            self._limits.check("device_accounts", served, "wait until the clients of another account have left")
+
+    def _hand_over(self, client: Channel, uid: int) -> None:
+        account = self._accounts.setdefault(uid, Account())
+        if account.may_begin:
+            self._begin(uid, account)
+        cell = account.cell
+        if cell is None or cell.is_ending:
+            account.waiting.append(client)
+            return
+        try:
+            if cell.tell(["client"], client.fileno()):
+                cell.sent += 1
+        except PeerDied:
+            self._let_go(cell)
+            account.waiting.append(client)
+        else:
+            client.close()
+
+    def _refuse(self, client: Channel, error: StatusError) -> None:
+        """Answers its first message, unread, with the error. A socket closed with unread data would lose the answer."""
+        if len(self._refused) >= _REFUSALS:
+            client.close()
+            return
+        self._refused[client] = time.monotonic() + _GREETING, pack([None, int(error.status), str(error)])
+        self._watch(client.fileno(), partial(self._tell_refused, client))
+
+    def _tell_refused(self, client: Channel) -> None:
+        _, answer = self._refused[client]
+        with suppress(OSError):
+            client.socket.recv(_MOST_BYTES, _NOW)  # descriptors that come along are dropped by the kernel
+            client.socket.send(answer, _NOW)
+        self._forget_refused(client)
+
+    def _forget_refused(self, client: Channel) -> None:
+        del self._refused[client]
+        self._unwatch(client.fileno())
+        client.close()
+
+    # ---- cells
+
+    def _begin(self, uid: int, account: Account) -> None:
+        """Forks the cell of an account, and hands over the clients that wait for it. Raises OSError."""
+        account.note_end()  # unless all goes well
+        account.cell = cell = self._forked(uid)
+        account.ends.pop()
+        self._watch(cell.channel.fileno(), partial(self._read, cell))
+        self._watch(cell.pidfd, partial(self._bury, cell))
+        self._count()
+        waiting, account.waiting = account.waiting, []
+        for client in waiting:
+            self._hand_over(client, uid)
+
+    def _forked(self, uid: int) -> CellProcess:
+        (near, far), broker = Channel.pair(), os.getpid()
+        with warnings.catch_warnings(), far:
+            warnings.simplefilter("ignore", DeprecationWarning)  # numpy's threads survive forks
+            pid = os.fork()
+            if not pid:
+                self._become_cell(uid, far, broker)
+        try:
+            return CellProcess(uid, pid, near)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            near.close()
+            raise
+
+    def _become_cell(self, uid: int, channel: Channel, broker: int) -> NoReturn:
+        try:
+            end_with_parent()
+            if os.getppid() != broker:
+                os._exit(1)
+            close_all_but(channel.fileno(), *(self._home_fds if uid == self._home else []))
+            self._become(Cell(channel), uid)
+        except BaseException:  # noqa: BLE001 (this process must not go on as a second broker)
+            _log.exception("the cell of uid %d failed", uid)
+        finally:
+            os._exit(1)
+
+    def _read(self, cell: CellProcess) -> None:
+        try:
+            message = cell.channel.receive(0)
+        except Timeout:
+            return
+        except (PeerDied, Malformed):
+            self._let_go(cell)
+            return
+        try:
+            self._heed(cell, message)
+        except (Malformed, TypeError, ValueError):
+            _log.error("the cell of uid %d says what it must not, so it ends", cell.uid)
+            os.kill(cell.pid, signal.SIGKILL)
+            self._let_go(cell)
+        finally:
+            message.close()
+
+    def _heed(self, cell: CellProcess, message: Message) -> None:
+        """Raises Malformed. A cell that a client has taken over can say anything."""
+        match message.body:
+            case ["left"] if cell.clients:
+                cell.gone += 1
+            case ["idle", int(came)]:
+                if came == cell.sent and cell.uid != self._home:
+                    self._let_go(cell)
+            case ["ending"]:
+                self._note_end(cell)
+            case ["ready"] if cell.uid == self._home:
+                if not self._is_open:
+                    self._is_open = True
+                    self._watch(self._listener.fileno(), self._accept)
+            case ["cells", int(number), int(first)] if cell.uid == self._home and first >= 0:
+                self._tell_of_cells(cell, number, first)
+            case body:
+                raise Malformed(f"{body!r:.100}")
+
+    def _tell_of_cells(self, asking: CellProcess, number: int, first: int) -> None:
+        found = [a.cell for a in self._accounts.values() if a.cell and not a.cell.is_ending]
+        uids, fds = list[int](), list[int]()
+        try:
+            for cell in found[first : first + PAGE]:
+                near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                with near, far, suppress(PeerDied):
+                    if cell.tell(["watcher"], far.fileno()):
+                        fds.append(near.detach())
+                        uids.append(cell.uid)
+            with suppress(PeerDied):
+                asking.tell(["cells", number, len(found), *uids], *fds, self._counts.fd)
+        finally:
+            close_all(fds)
+
+    def _let_go(self, cell: CellProcess) -> None:
+        """It has no client, or ends by itself: it gets none any more."""
+        self._note_end(cell)
+        if cell.channel.fileno() >= 0:
+            self._unwatch(cell.channel.fileno())
+            cell.channel.close()
+
+    def _note_end(self, cell: CellProcess) -> None:
+        cell.is_ending = True
+        cell.kill_at = cell.kill_at or time.monotonic() + _END_TIMEOUT
+
+    def _bury(self, cell: CellProcess) -> None:
+        """Its process has ended."""
+        pid, status = os.waitpid(cell.pid, os.WNOHANG)
+        if not pid:
+            return
+        self._let_go(cell)
+        self._unwatch(cell.pidfd)
+        os.close(cell.pidfd)
+        account = self._accounts[cell.uid]
+        account.cell = None
+        self._count()
+        if status:
+            account.note_end()
+            _log.error("the cell of uid %d has ended", cell.uid)
+        if cell.uid == self._home and not self._is_open:
+            self._end(1)
+
+    def _do_what_is_due(self) -> None:
+        now = time.monotonic()
+        for client in [client for client, (until, _) in self._refused.items() if until <= now]:
+            self._forget_refused(client)
+        for uid, account in list(self._accounts.items()):
+            cell = account.cell
+            if cell and cell.kill_at is not None and cell.kill_at <= now:
+                os.kill(cell.pid, signal.SIGKILL)
+                cell.kill_at = float("inf")
+            elif (account.waiting or uid == self._home) and account.may_begin:
+                self._begin(uid, account)
+            elif account.is_idle and not (account.ends and now - account.ends[-1] < _WITHIN):
+                del self._accounts[uid]
+
+    def _patience(self) -> float | None:
+        """Milliseconds until something may be due; None: nothing will be."""
+        is_due = self._refused or any(
+            each.waiting or (each.cell.kill_at if each.cell else uid == self._home)
+            for uid, each in self._accounts.items()
+        )
+        return _TICK * 1e3 if is_due else None
+
+    def _count(self) -> None:
+        accounts = self._accounts.values()
+        self._counts.note(sum(each.cell is not None for each in accounts), sum(each.clients for each in accounts))
+
+    # ---- the loop
+
+    def _watch(self, fd: int, handler: Callable[[], object]) -> None:
+        self._poll.register(fd, select.POLLIN)
+        self._handlers[fd] = handler
+
+    def _unwatch(self, fd: int) -> None:
+        if self._handlers.pop(fd, None):
+            self._poll.unregister(fd)
+
+    def _end(self, code: int = 0) -> NoReturn:
+        """Ends the cells, and this process."""
+        with self._place.locked() as is_locked:
+            self._place.leave(self._listener, is_locked=is_locked)
+        cells = [account.cell for account in self._accounts.values() if account.cell]
+        for cell in cells:
+            cell.channel.close()
+        end = time.monotonic() + _END_TIMEOUT
+        for cell in cells:
+            if not select.select([cell.pidfd], [], [], max(0.0, end - time.monotonic()))[0]:
+                os.kill(cell.pid, signal.SIGKILL)
+        os._exit(code)

@@ -1,0 +1,114 @@
+"""A cell: the service and the engine of one account, behind a broker. `driver.service.broker` forks it.
+
+The broker hands each client of the account over as the socket that it has accepted. A cell without clients asks to end,
+and the broker lets it go unless a client is on its way. What the two tell each other is in `Cell` and `Broker`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from burst import GeneralFailure, PeerDied
+from burst.channel import Channel, close_all
+from driver.engine.limits import WEIGHT, weights
+from driver.protocol.rpc import take_fd
+from driver.service.arrivals import Arrival
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PAGE = 32
+"""Cells in one answer: each comes with a descriptor."""
+
+_PATIENCE = 5.0  # seconds for the broker to answer
+_STEP, _MOST_NICE = 1.25, 19  # the kernel's: one nice value less gets so much more time
+_OOM_SCORE = 300  # thousandths of the memory, added to what a process of another account has
+AUTOGROUP = Path("/proc/self/autogroup")
+
+
+class Cell:
+    """The broker, as a cell's service sees it: its `Arrivals`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel, self._came = channel, 0
+        self._asking, self._answers = threading.Lock(), SimpleQueue[tuple[list[Any], list[int]]]()
+        self._asked = 0
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def accept(self) -> Arrival | None:
+        message = self._channel.receive()
+        match message.body:
+            case ["client"]:
+                self._came += 1
+                return Arrival(Channel.from_fd(take_fd(message)))
+            case ["watcher"]:
+                return Arrival(Channel.from_fd(take_fd(message)), is_watcher=True)
+            case ["cells", *values]:
+                self._answers.put((values, message.take_fds()))
+        return None
+
+    def ready(self) -> None:
+        """The service begins to serve."""
+        self._channel.send(["ready"])
+
+    def left(self) -> None:
+        with suppress(PeerDied):
+            self._channel.send(["left"])
+
+    def retire(self, finish: Callable[[], object]) -> bool:
+        """The broker closes the channel if it agrees."""
+        finish()
+        with suppress(PeerDied):
+            self._channel.send(["idle", self._came])
+        return False
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        with suppress(PeerDied):
+            self._channel.send(["ending"])
+        yield
+
+    def cells(self, first: int) -> tuple[list[object], list[int]]:
+        with self._asking:
+            self._asked += 1
+            try:
+                self._channel.send(["cells", self._asked, first])
+                while True:
+                    (number, *values), fds = self._answers.get(timeout=_PATIENCE)
+                    if number == self._asked:
+                        return values, fds
+                    close_all(fds)  # the late answer to a question before
+            except (Empty, PeerDied) as error:
+                raise GeneralFailure("the broker of the device does not answer") from error
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def settle(uid: int) -> None:
+    """Gives this process, and what it forks, the priority of that account, and its place when memory runs out.
+
+    The kernel divides processors between sessions where it groups them (autogroup), else between threads.
+    """
+    os.setsid()
+    nice = nice_of(uid, weights())
+    os.setpriority(os.PRIO_PROCESS, 0, nice)
+    with suppress(OSError):
+        AUTOGROUP.write_text(str(nice))
+    if uid != os.getuid():
+        with suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+
+
+def nice_of(uid: int, found: dict[int, int]) -> int:
+    """The nice value that stands for an account's weight: 0 for the greatest that is configured."""
+    most = max(WEIGHT, *found.values()) if found else WEIGHT
+    return min(_MOST_NICE, round(math.log(most / found.get(uid, WEIGHT), _STEP)))

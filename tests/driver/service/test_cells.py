@@ -1,0 +1,229 @@
+"""`burst serve --group`: each account has a service and an engine of its own, behind a broker."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from served_devices import CONNECT, FRIEND, GROUP, OTHER, PATIENCE, SERVER, Client, foreign
+from worded_files import FILER
+
+import driver
+from burst import ResourceExhaustedTransient
+from driver.service.cell import nice_of
+
+HELPERS = str(Path(__file__).parents[1])
+PIDS = "out = device.service_pid, device.engine_pid"
+
+
+@pytest.fixture(scope="module")
+def broker(accounts):
+    """A device of another account that is open to the group: the path of its socket, and its first process."""
+    with foreign("--group", GROUP) as found:
+        yield found
+
+
+@pytest.fixture
+def members(accounts, broker):
+    """The friend and the other, with a model prepared on that device."""
+    for client in accounts[:2]:
+        assert client.do(CONNECT.format(broker[0])) is None
+    yield accounts[:2]
+    for client in accounts[:2]:
+        assert client.do("device.close()") is None
+
+
+def descriptors(pid):
+    return sorted(os.readlink(f"/proc/{pid}/fd/{fd}").partition(":")[0] for fd in os.listdir(f"/proc/{pid}/fd"))
+
+
+def test_an_engine_for_each_account(members, broker):
+    """Clients of one account share a service and an engine; another account, and the device's own, have others."""
+    friend, other = (client.do(PIDS) for client in members)
+    with Client(FRIEND, GROUP) as second, driver.connect(broker[0]) as own:
+        assert second.is_ready()
+        assert second.do(CONNECT.format(broker[0]), PIDS) == friend
+        assert len({*friend, *other, own.service_pid, own.engine_pid, broker[1].pid}) == 7
+        for pid in (*friend, *other):
+            assert os.stat(f"/proc/{pid}").st_uid == SERVER
+
+
+def test_an_engine_that_dies_ends_no_other(members, broker, process):
+    """kill -9 of an account's engine is told to its clients alone, and its next client gets another engine. Neither
+    the broker nor the engine of another account changes.
+    """
+    friend, other = members
+    assert friend.do("burst = prepared.burst(); burst.run(X)") is None
+    assert other.do("burst = prepared.burst(recover=True); burst.run(X)") is None
+    before = friend.do(PIDS)
+    its = process(other.do(PIDS)[1])
+    its.kill()
+    assert its.has_ended()
+    assert other.do("prepared.run(X)").startswith("PeerDied")
+    assert other.do("out = burst.run(X).outputs[0].tolist()") == [[2.0] * 4]
+    assert other.do(PIDS)[1] != its.pid
+    assert friend.do("out = burst.run(X).outputs[0].tolist()") == [[2.0] * 4]
+    assert friend.do(PIDS) == before
+    assert broker[1].poll() is None
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_client_that_comes_while_the_cell_ends(members, broker, process, which):
+    """Whoever connects right after a cell was killed is served by the next, without an error."""
+    other = members[1]
+    its = process(other.do(PIDS)[which])
+    its.kill()
+    assert other.do(CONNECT.format(broker[0]), "out = prepared.run(X)[0].tolist()") == [[2.0] * 4]
+    assert other.do(PIDS)[which] != its.pid
+
+
+def test_a_cell_without_clients_ends(broker, accounts, process):
+    """The engine of an account ends some seconds after its last client; a client that comes gets another one."""
+    for _ in range(2):
+        assert accounts[0].do(CONNECT.format(broker[0])) is None
+        service, engine = map(process, accounts[0].do(PIDS))
+        assert not engine.has_ended(0)
+        assert accounts[0].do("device.close()") is None
+        assert service.has_ended()
+        assert engine.has_ended()
+
+
+def test_the_cell_of_the_devices_own_account_is_begun_again(members, broker, process, kit):
+    """When the engine of the device's own account dies, which watches the device, the broker begins another one."""
+    before = members[0].do(PIDS)
+    with driver.connect(broker[0]) as device:
+        engine = process(device.engine_pid)
+    engine.kill()
+    assert engine.has_ended()
+    with driver.connect(broker[0]) as device, device.prepare(kit.add_model()):
+        assert device.engine_pid != engine.pid
+    assert members[0].do(PIDS) == before
+
+
+def test_the_broker_takes_nothing_but_the_socket(members, broker):
+    """Whatever a client sends, with descriptors, reaches the cell of its account: the broker's descriptors stay."""
+    before = descriptors(broker[1].pid)
+    send = f"""
+import socket
+socks = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(50)]
+for n, sock in enumerate(socks):
+    sock.connect({broker[0]!r})
+    socket.send_fds(sock, [os.urandom(n)], [0] * 64)
+"""
+    assert members[1].do(send) is None
+    assert members[0].do("out = prepared.run(X)[0].tolist()") == [[2.0] * 4]
+    assert descriptors(broker[1].pid) == before
+    assert members[1].do("[sock.close() for sock in socks]", "out = prepared.run(X)[0].tolist()") == [[2.0] * 4]
+
+
+def test_cells_are_for_the_devices_account_and_root(members, broker):
+    """A member of the group gets no connection to another account's cell; root gets one to each."""
+    assert members[0].do("out = device.call('cells', 0)") == [[0], []]
+    with driver.connect(broker[0]) as device:
+        (total, *uids), fds = device.call("cells", 0)
+        for fd in fds:
+            os.close(fd)
+    assert total == 3
+    assert sorted(uids) == [SERVER, FRIEND, OTHER]
+    assert len(fds) == 4  # and the counts of the broker
+
+
+def test_limits_are_the_brokers(accounts, kit):
+    """Clients beyond `uid_clients` and accounts beyond `device_accounts` are refused with the figure and the remedy."""
+    with foreign("--group", GROUP, limits="uid_clients = 2\ndevice_accounts = 2\n") as (address, _):
+        assert accounts[0].do(CONNECT.format(address), f"second = driver.connect({address!r})") is None
+        said = accounts[0].do(f"third = driver.connect({address!r})")
+        assert said.startswith("ResourceExhaustedTransient: the limit uid_clients = 2 is reached, with 2 in use")
+        said = accounts[1].do(CONNECT.format(address))
+        assert said.startswith("ResourceExhaustedTransient: the limit device_accounts = 2 is reached, with 2 in use")
+        assert accounts[0].do("second.close()") is None
+        kit.until(lambda: accounts[0].do(f"third = driver.connect({address!r})") is None)
+        with driver.connect(address), driver.connect(address), pytest.raises(ResourceExhaustedTransient):
+            driver.connect(address)
+        assert accounts[0].do("third.close(); device.close()") is None
+
+
+def test_model_files_run_in_the_engine_of_their_account(accounts, process):
+    """Every account runs model files, in an engine of its own. A file that ends it ends no other, and the quarantine
+    is that account's: it keeps no file from another.
+    """
+    with foreign("--group", GROUP, device=FILER) as (address, broker):
+        words = f"import sys; sys.path.insert(0, {HELPERS!r})", "from worded_files import ONE, file_model"
+        for client in accounts[:2]:
+            assert client.do(*words, f"device = driver.connect({address!r})") is None
+            good = "good = device.prepare(file_model('good')).burst(); out = good.run(0 * ONE).outputs[0].tolist()"
+            assert client.do(good) == [1] * 4
+        bad = "device.prepare(file_model('one:crash')).run({})"
+        before = accounts[0].do(PIDS)
+        assert accounts[1].do(bad.format("ONE")).startswith("PeerDied")
+        again = f"device = driver.connect({address!r})", bad.format("0 * ONE")
+        assert "is quarantined on this device" in accounts[1].do(*again)
+        assert accounts[0].do("out = good.run(0 * ONE).outputs[0].tolist()") == [1] * 4
+        assert accounts[0].do(bad.format("0 * ONE")) is None
+        assert accounts[0].do(PIDS) == before
+        assert broker.poll() is None
+        assert [client.do("device.close()") for client in accounts[:2]] == [None, None]
+
+
+def test_weights_are_nice_values(accounts):
+    """The kernel divides the processors between cells by the weights of limits.toml, and ends those of other accounts
+    first when memory runs out.
+    """
+    with foreign("--group", GROUP, limits=f"[weights]\n{FRIEND} = 300\n") as (address, _):
+        found = []
+        for client in accounts[:2]:
+            assert client.do(CONNECT.format(address)) is None
+            for pid in client.do(PIDS):
+                group = Path(f"/proc/{pid}/autogroup")
+                found.append(os.getpriority(os.PRIO_PROCESS, pid))
+                assert not group.exists() or group.read_text().endswith(f"nice {found[-1]}\n")
+                assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) == 300
+            assert client.do("device.close()") is None
+        with driver.connect(address) as own:
+            assert int(Path(f"/proc/{own.engine_pid}/oom_score_adj").read_text()) == 0
+    assert found == [0, 0, 5, 5]
+
+
+def test_a_nice_value_stands_for_a_weight():
+    """The greatest weight gets 0, and each step down a quarter more time for the others, as in the kernel."""
+    assert [nice_of(uid, {}) for uid in (1, 2)] == [0, 0]
+    assert [nice_of(uid, {1: 125, 2: 50}) for uid in (1, 2, 3)] == [0, 4, 1]
+    assert nice_of(1, {1: 1}) == 19
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_in_good_order(accounts, process, number):
+    """SIGTERM and Ctrl-C end the broker with 0, and all cells with it; the socket is gone."""
+    with foreign("--group", GROUP) as (address, broker):
+        assert accounts[0].do(CONNECT.format(address)) is None
+        pids = [process(pid) for pid in accounts[0].do(PIDS)]
+        with driver.connect(address) as own:
+            pids += map(process, (own.service_pid, own.engine_pid))
+        os.killpg(broker.pid, number)
+        assert broker.wait(PATIENCE) == 0
+        assert all(each.has_ended() for each in pids)
+        assert os.listdir(Path(address).parent) == ["reference.lock"]
+        assert accounts[0].do("prepared.run(X)").startswith("PeerDied")
+        assert accounts[0].do("device.close()") is None
+
+
+def test_a_broker_that_is_killed_leaves_nothing(accounts, process):
+    """kill -9 of the broker ends all cells, and their clients are told."""
+    with foreign("--group", GROUP) as (address, broker):
+        assert accounts[0].do(CONNECT.format(address), "burst = prepared.burst(); burst.run(X)") is None
+        pids = [process(pid) for pid in accounts[0].do(PIDS)]
+        broker.kill()
+        assert all(each.has_ended() for each in pids)
+        assert accounts[0].do("burst.run(X)").startswith("PeerDied")
+        assert accounts[0].do("device.close()") is None
+
+
+def test_silent_clients_hold_no_place_in_the_broker(members, broker):
+    """A connection that says nothing is its cell's: the broker serves the next client at once."""
+    silent = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(20)]
+    for sock in silent:
+        sock.connect(broker[0])
+    assert members[0].do("driver.connect(device.address).close()") is None
+    for sock in silent:
+        sock.close()

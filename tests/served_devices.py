@@ -1,0 +1,119 @@
+"""Devices that `burst serve` runs for tests, and clients of other accounts."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import accounts as other_accounts
+import numpy as np
+
+from driver.client import discovery
+
+SERVER, GROUP, FRIEND, OTHER, STRANGER = 61001, 61900, 61002, 61003, 61004  # nobody's: numbers need no account
+PATIENCE = 20.0  # seconds
+X = np.ones((1, 4), np.float32)
+
+
+@contextlib.contextmanager
+def folder():
+    """A temporary one that everybody may enter, with a path short enough for a socket's."""
+    with tempfile.TemporaryDirectory(prefix="burst-s-", dir="/tmp") as name:
+        path = Path(name)
+        path.chmod(0o755)
+        yield path
+
+
+@contextlib.contextmanager
+def served(path, *options, device="reference", says="{device} is served at {socket}", account=()):
+    """The process of `burst serve DEVICE --dir PATH`, listening; killed in the end if it lives.
+
+    `account`: a uid and further groups; this process's by default.
+    """
+    words = [sys.executable, "-m", "driver.cli", "serve", device, "--dir", str(path), *map(str, options)]
+    if account:
+        words = other_accounts.words_as(account[0], account[1:], words)
+    environment = os.environ | {"HOME": str(path.parent)}
+    with (
+        open(path.parent / "log", "ab") as log,
+        subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=log, env=environment, cwd="/", start_new_session=True
+        ) as process,
+    ):
+        try:
+            said = process.stdout.readline().decode()
+            expected = says.format(device=device, socket=f"{path}/{discovery.stem_of(device)}.sock") + "\n"
+            assert said == expected, Path(log.name).read_text()
+            yield process
+        finally:
+            process.kill()
+
+
+class Client:
+    """A Python process of another account: it runs lines of code, and answers what they leave in `out`."""
+
+    CODE = """
+import json, os, sys
+import numpy as np
+import driver
+from driver.client.device_buffers import BufferDesc, BufferRole
+builder = driver.ModelBuilder()
+X = np.ones((1, 4), np.float32)
+builder.output(builder.operation("ADD", builder.input("float32", (1, 4)), X, 0))
+model = builder.build()
+print(flush=True)
+for line in sys.stdin:
+    out = None
+    try:
+        exec(json.loads(line))
+    except Exception as error:
+        out = f"{type(error).__name__}: {error}"
+    print(json.dumps(out), flush=True)
+"""
+
+    def __init__(self, uid, *groups):
+        self._process = subprocess.Popen(
+            other_accounts.python_as(uid, groups, self.CODE),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd="/",
+        )
+
+    def is_ready(self):
+        return self._process.stdout.readline() == "\n"
+
+    def do(self, *lines):
+        """What came of it; the text of an error."""
+        self._process.stdin.write(json.dumps("\n".join(lines)) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def kill(self):
+        self._process.kill()
+        self._process.communicate()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+
+@contextlib.contextmanager
+def foreign(*options, device="reference", limits=""):
+    """`burst serve` of another account; the path of its socket, and its process. `limits`: its limits.toml."""
+    with folder() as path:
+        os.chown(path, SERVER, SERVER)
+        config = path / ".config/burst"
+        config.mkdir(parents=True)
+        (config / "limits.toml").write_text(limits)
+        with served(path / "run", *options, device=device, account=(SERVER, GROUP)) as process:
+            yield str(path / f"run/{discovery.stem_of(device)}.sock"), process
+
+
+SINGLE = "burst_test_devices.single:Accelerator"
+CONNECT = "device = driver.connect({!r}); prepared = device.prepare(model)"
