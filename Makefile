@@ -1,10 +1,10 @@
-# demo · test · integration · check · stress · bench · docs. Each makes its own .venv when there is none, or when pyproject.toml changed.
+# demo · test · integration · check · stress · stress-long · bench · docs. Each makes its own .venv when there is none, or when pyproject.toml changed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test integration check stress bench docs clean
+.PHONY: demo test integration check stress stress-long fuzzers bench docs clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/demo
@@ -26,9 +26,17 @@ check: $(VENV)/check
 	$(BIN)/python -m mypy.stubtest fmq._core fmq._hot burst._core
 	$(BIN)/lint-imports
 
-stress: $(VENV)/test
-	@$(MAKE) --no-print-directory $(VENV)/fuzz || echo "make: no atheris for this Python; fuzzing that needs it is skipped"
+# A sample of every long test, within 75 minutes on two cores; ends with a table of what was done. BURST_STRESS=1 is the full length.
+stress: export BURST_STRESS ?= 0.1
+stress: $(VENV)/test fuzzers
 	$(BIN)/python -m pytest -m stress -s -o faulthandler_timeout=3600
+
+# Sample after sample until the totals are reached, over as many runs as it takes: tests/stress-ledger.json keeps what was done.
+stress-long: $(VENV)/test fuzzers
+	$(BIN)/python tests/stress.py
+
+fuzzers: $(VENV)/test
+	@$(MAKE) --no-print-directory $(VENV)/fuzz || echo "make: no atheris for this Python; fuzzing that needs it is skipped"
 
 bench: $(VENV)/bench
 	$(BIN)/python bench/queue_roundtrip.py --sizes

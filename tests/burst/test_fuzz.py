@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import stress
 
 from burst import datum, wire
 
@@ -136,14 +137,14 @@ def test_deeply_nested_messages(name):
 
 @guided
 @pytest.mark.stress
-def test_the_fuzzer_finds_nothing(tmp_path):
-    """More than 10^7 packets, guided by coverage, and a million messages; two parsers at a time.
+def test_the_fuzzer_finds_nothing(tmp_path, tally):
+    """More than 10^7 packets, guided by coverage, and a million messages, times the budget; two parsers at a time.
 
     A quarter of an hour each at most; about three minutes in all while nobody else needs the two cores.
     """
 
     def one(target):
-        seed, inputs = random.randrange(1, 2**31), 2_600_000 if target in PACKETS else 600_000
+        seed, inputs = random.randrange(1, 2**31), stress.times(2_600_000 if target in PACKETS else 600_000)
         options = "--inputs", inputs, "--seconds", 900, "--seed", seed, "--folder", tmp_path
         count, accepted, said, out = fuzz_parsers.finds_nothing(PROGRAM, target, *options, patience=960)
         coverage = int(re.findall(r"cov: (\d+)", out)[-1])
@@ -154,7 +155,8 @@ def test_the_fuzzer_finds_nothing(tmp_path):
         results = list(both.map(one, [*PACKETS, *MESSAGES]))
     packets = sum(count for target, count, _, _ in results if target in PACKETS)
     print(f"{packets} packets in all")
-    assert packets >= 10**7, "this machine is too slow, or too busy, for the claim"
+    tally("packets to parsers", packets)
+    assert packets >= stress.times(10**7), "this machine is too slow, or too busy, for the claim"
     for target, count, accepted, coverage in results:
         assert accepted > count / 1000, target
         assert coverage >= FLOOR[target], target

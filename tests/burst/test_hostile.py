@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+import stress
 
 import fmq
 from burst import GeneralFailure, OutputShape, PeerDied, RequestArgument
@@ -14,7 +15,7 @@ from burst.datum import DATUM
 from burst.wire import VERSIONS, RequestPacket, encode_request
 
 SEED = 20260101
-STRESS_SECONDS, SECONDS = 60, 0.4
+STRESS_SECONDS, SECONDS = stress.seconds(60), 0.4
 
 
 @pytest.fixture(params=VERSIONS)

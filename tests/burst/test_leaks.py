@@ -6,6 +6,7 @@ import time
 from operator import gt
 
 import pytest
+import stress
 
 from burst import ErrorStatus, Memory
 from burst.wire import VERSIONS
@@ -47,10 +48,10 @@ def come_and_go(client, increment, cycles, every):
 
 @pytest.mark.parametrize(
     ("cycles", "every"),
-    [(5000, 4), pytest.param(1_000_000, 20, marks=pytest.mark.stress)],
+    [(5000, 4), pytest.param(stress.times(1_000_000), 20, marks=pytest.mark.stress)],
     ids=["short", "stress"],
 )
-def test_allocate_encode_free(service, burst, memory, increment, cycles, every):
+def test_allocate_encode_free(service, burst, memory, increment, cycles, every, tally):
     """Thousands of memories later both processes have the descriptors, threads and mappings that they had, not more
     than 16 MiB on top of what they took before, and the client's table of slots has the one memory that is in use.
     """
@@ -66,6 +67,7 @@ def test_allocate_encode_free(service, burst, memory, increment, cycles, every):
     begin = time.monotonic()
     come_and_go(client, increment, cycles, every)
     took = time.monotonic() - begin
+    tally("cycles of memory", cycles)
     client.asked.clear()
     for pid, then in zip(pids, before, strict=True):
         counts, resident = settled(client, kept, pid, then)

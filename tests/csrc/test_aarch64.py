@@ -12,6 +12,7 @@ import re
 import shutil
 
 import pytest
+import stress
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64-static"
 CORE = tuple(
@@ -53,7 +54,7 @@ def race(emulated, program, seed, milliseconds):
 def test_a_program_runs_on_aarch64(emulated, program):
     """Its claims hold there too, for half a minute, from a printed seed."""
     seed = random.randrange(2**32)
-    print(f"seed {seed}, 30 s:", race(emulated, program, seed, 30_000))
+    print(f"seed {seed}, 30 s:", race(emulated, program, seed, stress.times(30_000)))
 
 
 @pytest.mark.stress

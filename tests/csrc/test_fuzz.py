@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import stress
 
 HERE = Path(__file__).parent
 CORE = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "event", "bridge"))
@@ -139,7 +140,7 @@ def test_the_fuzzers_find_nothing(fuzzer):
     that also sends arbitrary packets: documented results, no access outside, no call that does not end, -EPROTO for
     good, and of plans only the one that the packet was learnt as, and never after it was forgotten. Two minutes each.
     """
-    fuzz_all(fuzzer, 120)
+    fuzz_all(fuzzer, round(stress.seconds(120)))
 
 
 @pytest.mark.stress

@@ -4,6 +4,7 @@ import random
 import re
 
 import pytest
+import stress
 
 THREAD = ("-fsanitize=thread", "-Wno-tsan")  # it cannot see fences; what they order is all atomic
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
@@ -95,7 +96,7 @@ def test_a_hostile_peer_gets_documented_errors_only(build, flavour):
 def test_two_threads_race_for_long(build, flags):
     """The same for a minute, from a printed seed."""
     seed = random.randrange(2**32)
-    print(f"seed {seed}, 60 s:", race(build, flags, 60_000, seed))
+    print(f"seed {seed}, 60 s:", race(build, flags, stress.times(60_000), seed))
 
 
 @pytest.mark.stress
@@ -103,7 +104,7 @@ def test_two_threads_race_for_long(build, flags):
 def test_runs_are_cancelled_for_long(build, flags):
     """The same for half a minute, from a printed seed."""
     seed = random.randrange(2**32)
-    print(f"seed {seed}, 30 s:", race_of_cancels(build, flags, 30_000, seed))
+    print(f"seed {seed}, 30 s:", race_of_cancels(build, flags, stress.times(30_000), seed))
 
 
 @pytest.mark.stress
@@ -111,7 +112,7 @@ def test_runs_are_cancelled_for_long(build, flags):
 def test_plans_are_forgotten_for_long(build, flags):
     """The same for half a minute, from a printed seed."""
     seed = random.randrange(2**32)
-    print(f"seed {seed}, 30 s:", race_of_plans(build, flags, 30_000, seed))
+    print(f"seed {seed}, 30 s:", race_of_plans(build, flags, stress.times(30_000), seed))
 
 
 @pytest.mark.stress
@@ -119,7 +120,7 @@ def test_plans_are_forgotten_for_long(build, flags):
 def test_turns_are_taken_for_long(build, flags):
     """The same for half a minute, from a printed seed."""
     seed = random.randrange(2**32)
-    print(f"seed {seed}, 30 s:", race_of_turns(build, flags, 30_000, seed))
+    print(f"seed {seed}, 30 s:", race_of_turns(build, flags, stress.times(30_000), seed))
 
 
 @pytest.mark.stress
@@ -127,4 +128,4 @@ def test_turns_are_taken_for_long(build, flags):
 def test_a_hostile_peer_for_long(build, flavour):
     """The same for half a minute, from a printed seed."""
     seed = random.randrange(2**32)
-    print(f"seed {seed}, 30 s:", hostile(build, 30_000, seed, flavour))
+    print(f"seed {seed}, 30 s:", hostile(build, stress.times(30_000), seed, flavour))

@@ -80,9 +80,10 @@ def test_no_schedule_loses_a_wake_up(build):
 
 
 @pytest.mark.stress
-def test_no_schedule_loses_a_wake_up_with_four_preemptions(build):
+def test_no_schedule_loses_a_wake_up_with_four_preemptions(build, tally):
     """The same with every schedule of up to four preemptions: bounded, about a million."""
-    print(explorer(build)("4", timeout=600))
+    print(out := explorer(build)("4", timeout=600))
+    tally("schedules", sum(int(n) for n in re.findall(r": (\d+) schedules", out)))
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

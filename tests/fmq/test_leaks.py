@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import stress
 from fmq_peers import hold, process
 
 import fmq
@@ -21,7 +22,7 @@ def held():
 
 
 @pytest.mark.parametrize("how", ["anonymous", "posix", "named", "by descriptor", "failing"])
-@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("count", [300, pytest.param(stress.times(10_000), marks=pytest.mark.stress)])
 def test_queues_leave_nothing(how, name, count):
     """Create, use and close; also with errors on the way."""
 

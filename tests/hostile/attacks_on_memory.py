@@ -115,7 +115,7 @@ def many_fences(address: str) -> Iterator[object]:
     never, pool = os.eventfd(0), memfd(4096)
     while True:
         held = lines(address, 60)
-        for line in held:
+        for line in list(held):
             with suppress(*REFUSED):
                 model, fenced = line.prepared(add()), line.opened("fenced")
                 held.append(fenced)

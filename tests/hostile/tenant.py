@@ -11,6 +11,8 @@ identity          pids of service and engine, and how many bursts of this accoun
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import socket
@@ -86,12 +88,15 @@ class Tenant:
         for step in (
             self.connects,
             self.opens,
+            self.forgets,
             self.runs,
+            self.unmaps,
             self.plain,
             self.guarded,
             self.waits,
             self.fences,
             self.keeps,
+            self.probes,
         ):
             try:
                 found[step.__name__] = self._timed(step)
@@ -130,6 +135,31 @@ class Tenant:
     def runs(self) -> None:
         """The burst that stays."""
         assert self._burst.run(X, timeout=WITHIN).outputs[0].tolist() == [2.0] * 4
+
+    def unmaps(self) -> None:
+        """The device lets memory go that the burst used, which can be sealed then."""
+        fd = memfd(4096, 0)
+        try:
+            memory = Memory.from_fd(fd, 4096)
+            assert self._burst.execute(self._request(memory), timeout=WITHIN).status == 0
+            self._device.free_memory(memory)
+            del memory
+            self._until_sealed(fd)
+        finally:
+            os.close(fd)
+
+    @staticmethod
+    def _until_sealed(fd: int) -> None:
+        end = time.monotonic() + WITHIN
+        while True:
+            try:
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+            except OSError as error:
+                if error.errno != errno.EBUSY or time.monotonic() > end:
+                    raise
+                _pause.wait(0.01)
+            else:
+                return
 
     def plain(self) -> None:
         """The plain path."""

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import stress
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -262,11 +263,11 @@ def check_refused(device, model, files, content):
 
 
 @pytest.mark.stress
-def test_ten_thousand_corruptions(device, kit):
-    """At random: none is restored."""
+def test_ten_thousand_corruptions(device, kit, tally):
+    """At random, or as many as the budget allows: none is restored."""
     with kept(device, kit.add_model()) as files:
         contents = files.read()
-        for seed in range(10_000):
+        for seed in range(stress.times(10_000)):
             content = corrupted(contents, seed).content
             if content != contents[0]:
                 check_refused(device, kit.add_model(), files, content)
@@ -456,7 +457,7 @@ def kill_a_device(kit, source):
     device.close()
 
 
-@pytest.mark.parametrize("rounds", [15, pytest.param(1000, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("rounds", [15, pytest.param(stress.times(1000), marks=pytest.mark.stress)])
 def test_killed_at_random_moments(home, kit, rounds):
     """Devices and clients, while models are kept and restored: what was kept before is restored every time, and the
     next model is kept and restored. Every fourth kill is a device's.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import stress
 
 import driver
 from driver.options import Cache
@@ -340,7 +341,7 @@ def _one_kill(staged, kit, files, source):
     return plan
 
 
-@pytest.mark.parametrize("kills", [8, pytest.param(300, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("kills", [8, pytest.param(stress.times(300), marks=pytest.mark.stress)])
 def test_killed_while_it_keeps_the_better_plan(staged, kit, kills):
     """At random moments: the next device restores the quick plan or the better one, and always one of them."""
     source = random.Random(kills)

@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+import stress
 from frames import frame, number_of
 from inside import controller_of
 
@@ -69,7 +70,7 @@ class TestOrder:
                 burst.inputs[0][...] = -1
             assert [number_of(f.result()) for f in futures] == list(range(9))
 
-    @pytest.mark.parametrize("requests", [1500, pytest.param(40_000, marks=pytest.mark.stress)])
+    @pytest.mark.parametrize("requests", [1500, pytest.param(stress.times(40_000), marks=pytest.mark.stress)])
     def test_nothing_is_overwritten(self, slow, requests):
         """Inputs of requests in flight and outputs of held results stay as they are, whatever the device's pace is."""
         chance, held, waiting = random.Random(3), [], []
@@ -260,7 +261,7 @@ class TestHeld:
             assert number_of(burst.run(frame(0, 9))) == 9
 
 
-@pytest.mark.parametrize("requests", [400, pytest.param(10_000, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("requests", [400, pytest.param(stress.times(10_000), marks=pytest.mark.stress)])
 @pytest.mark.parametrize("depth", [1, 4])
 def test_hammer(fast, kit, depth, requests):
     """Threads that submit and wait at once, for their own futures and for each other's, get what is theirs."""

@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+import stress
 from frames import frame, number_of
 from inside import controller_of, in_flight_of
 
@@ -201,7 +202,7 @@ class TestCtrlC:
             assert [number_of(f.result()) for f in futures] == [1, 2][: len(futures)]
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it came while Python tidied up
-    @pytest.mark.parametrize("presses", [150, pytest.param(5000, marks=pytest.mark.stress)])
+    @pytest.mark.parametrize("presses", [150, pytest.param(stress.times(5000), marks=pytest.mark.stress)])
     def test_at_any_moment(self, fast, kit, pressing, presses):
         """Whenever it comes, in whichever call: no later result belongs to another request, and nothing locks up."""
         chance, pressed, n = random.Random(1), 0, 0

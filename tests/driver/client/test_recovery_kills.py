@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import stress
 from xnnpack_driver import built
 
 import driver
@@ -21,7 +22,7 @@ from driver.client import recovery
 
 BOUND = 10.0  # seconds for one slow frame, with every other process of the test on the same cores
 DEPTH = 4
-LIMIT = float(os.environ.get("RECOVERY_SECONDS", "1440"))  # that the stress test may take
+LIMIT = stress.seconds(float(os.environ.get("RECOVERY_SECONDS", "1440")))  # that the stress test may take
 SIDES = ("engine", "service", "both", "client")
 CRASHES = signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS
 
@@ -220,19 +221,19 @@ def check_random_kills(kit, place, address):
 
 
 @pytest.mark.stress
-def test_many_random_kills(place, kit, capsys):
-    """Five thousand kills at random moments, or as many as 24 minutes allow: no result is lost, doubled or wrong."""
-    check_many_kills(kit, place, capsys, 5000, "reference")
+def test_many_random_kills(place, kit, capsys, tally):
+    """Five thousand kills at random moments, or as many as the budget allows: no result is lost, doubled or wrong."""
+    check_many_kills(kit, place, capsys, stress.times(5000), "reference", tally)
 
 
 @pytest.mark.stress
 @pytest.mark.integration
-def test_many_random_kills_of_a_driver_in_c(place, kit, capsys, c_driver):
+def test_many_random_kills_of_a_driver_in_c(place, kit, capsys, c_driver, tally):
     """A thousand kills and crashes of it, of its service or of a client: nothing is lost, and nothing is left."""
-    check_many_kills(kit, place, capsys, 1000, c_driver)
+    check_many_kills(kit, place, capsys, stress.times(1000), c_driver, tally)
 
 
-def check_many_kills(kit, place, capsys, rounds, address):
+def check_many_kills(kit, place, capsys, rounds, address, tally):
     seed = random.SystemRandom().randrange(2**32)
     with capsys.disabled():
         print(f"\nrecovery, seed {seed}:", end=" ", flush=True)
@@ -241,4 +242,5 @@ def check_many_kills(kit, place, capsys, rounds, address):
         print(f"{kills} kills, {results} results, {len(slow)} recoveries: one slow frame of")
         print(f"p50 {p50 * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms, max {max(slow) * 1e3:.0f} ms;", end=" ")
         print("more fds, threads, mappings, names in /dev/shm: {}, {}, {}, {}".format(*leaks))
+    tally("kills with recovery" if address == "reference" else "kills with recovery of a driver in C", kills)
     assert max(slow) < BOUND

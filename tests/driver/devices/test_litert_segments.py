@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import stress
 from hypothesis import HealthCheck, assume, given, seed, settings
 from inside import programs_of
 
@@ -157,7 +158,7 @@ def test_random_graphs_in_pieces(graph):
 
 
 @pytest.mark.stress
-@examples(3000)
+@examples(stress.times(3000))
 def test_a_great_many_graphs_in_pieces(graph):
     """The same, for long."""
     check_in_pieces(graph)

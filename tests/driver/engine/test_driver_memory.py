@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import stress
 
 import driver
 from burst import GeneralFailure, InvalidArgument, Memory, Request, RequestArgument, StatusError
@@ -190,7 +191,7 @@ class TestEnds:
         buffers_of(prepared, 1)
         kit.until(lambda: numbers(place, "close") == [1])
 
-    @pytest.mark.parametrize("clients", [3, pytest.param(60, marks=pytest.mark.stress)])
+    @pytest.mark.parametrize("clients", [3, pytest.param(stress.times(60), marks=pytest.mark.stress)])
     def test_killed(self, prepared, place, kit, clients):
         """When the client is killed while it holds buffers, with executions bound to them in a burst."""
         program = f"""

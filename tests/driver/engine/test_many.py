@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import stress
 
 X = np.zeros((1, 4), np.float32)
 MOST = {"threads": 1, "fds": 12, "mappings": 12}  # of one burst, on either side
@@ -137,7 +138,7 @@ def resident(pid):
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Private_", "Anonymous:")))
 
 
-@pytest.mark.parametrize("cycles", [100, pytest.param(12_000, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("cycles", [100, pytest.param(stress.times(12_000), marks=pytest.mark.stress)])
 def test_open_and_close(device, kit, cycles, capsys):
     """Opening, using and closing bursts again and again leaves nothing on either side."""
     pids = (os.getpid(), device.engine_pid, device.service_pid)

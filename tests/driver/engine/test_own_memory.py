@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import stress
 from burst_test_devices.heap import HEADER, KIND, MAGIC
 
 import driver
@@ -199,7 +200,7 @@ class TestEnds:
         prepared.device.free_memory(pool)
         kit.until(lambda: not is_mapped())
 
-    @pytest.mark.parametrize("clients", [2, pytest.param(60, marks=pytest.mark.stress)])
+    @pytest.mark.parametrize("clients", [2, pytest.param(stress.times(60), marks=pytest.mark.stress)])
     def test_killed(self, prepared, place, kit, clients):
         """When the client is killed while executions are bound to it on both paths. No descriptor is left."""
         program = f"""

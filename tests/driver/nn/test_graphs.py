@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import stress
 from hypothesis import HealthCheck, given, seed, settings
 
 from driver.nn import OPERATIONS, OperandLifeTime, OperandType, validate
@@ -61,7 +62,7 @@ def test_every_graph_is_valid_and_runs(graph):
 
 
 @pytest.mark.stress
-@examples(5000)
+@examples(stress.times(5000))
 def test_a_great_many_graphs(graph):
     """The same, for long."""
     check_graph(graph)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import stress
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
@@ -223,5 +224,5 @@ def test_corrupted_models_are_refused_or_run():
 @pytest.mark.stress
 def test_a_great_many_corrupted_models():
     """The same, for long; every outcome occurs."""
-    outcomes = fuzz(10_000)
-    assert min(outcomes[o] for o in ("refused", "failed", "computed")) > 100
+    outcomes = fuzz(stress.times(10_000))
+    assert min(outcomes[o] for o in ("refused", "failed", "computed")) > stress.times(100)

@@ -9,6 +9,7 @@ from pathlib import Path
 import fuzz_messages
 import msgpack
 import pytest
+import stress
 from fuzz_messages import fuzz_parsers
 
 from burst import ErrorStatus
@@ -64,7 +65,7 @@ def test_the_number_of_a_call_is_as_long_as_a_message():
 def test_the_fuzzer_finds_nothing(target, tmp_path):
     """Guided by coverage, three hundred thousand messages each."""
     seed = random.randrange(1, 2**31)
-    options = "--inputs", 300_000, "--seconds", 60, "--seed", seed, "--folder", tmp_path
+    options = "--inputs", stress.times(300_000), "--seconds", 60, "--seed", seed, "--folder", tmp_path
     count, accepted, said, out = fuzz_parsers.finds_nothing(PROGRAM, target, *options, patience=120)
     coverage = int(re.findall(r"cov: (\d+)", out)[-1])
     print(f"{said}, coverage {coverage} edges, seed {seed}")

@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+import stress
 
 import driver
 from driver.devices import device_class
@@ -37,7 +38,7 @@ def executions(compiled, burst, count):
         yield x, future.result(20).outputs
 
 
-@pytest.mark.parametrize("rounds", [6, pytest.param(50, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("rounds", [6, pytest.param(stress.times(50), marks=pytest.mark.stress)])
 def test_every_execution_has_its_result(devices, place, runtime_kit, rounds):
     """On one device and on several, at every depth, with recovery and without: each result is right, and comes."""
     random = np.random.default_rng(rounds)

@@ -7,6 +7,7 @@ from itertools import count
 
 import numpy as np
 import pytest
+import stress
 from mutator import PacketMutator
 from wire_packets import GOLDEN
 
@@ -16,7 +17,7 @@ from burst.datum import DATUM, DATUM_DTYPE
 
 X = np.ones((1, 4), np.float32)
 REQUEST_IDENTIFIER = 9
-PACKETS = {"short": {1: 10_000, 2: 20_000}, "stress": {1: 2_000_000, 2: 8_000_000}}
+PACKETS = {"short": {1: 10_000, 2: 20_000}, "stress": {1: stress.times(2_000_000), 2: stress.times(8_000_000)}}
 
 
 class Hostile:
@@ -90,7 +91,7 @@ def resident(pid):
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("length", ["short", pytest.param("stress", marks=pytest.mark.stress)])
 @pytest.mark.usefixtures("place")
-def test_mutated_packets(kit, version, length):
+def test_mutated_packets(kit, version, length, tally):
     """No crash, no hang, no growth: the device answers the next good request and another client, and is no larger."""
     seed, packets = 20261121 if length == "short" else random.randrange(2**31), PACKETS[length][version]
     with (
@@ -112,4 +113,5 @@ def test_mutated_packets(kit, version, length):
         grown = resident(device.engine_pid) - before
         assert grown < 16 << 20
         seconds = time.monotonic() - begin
+        tally("mutated packets to a device", sent)
         print(f"version {version}, seed {seed}: {sent} packets in {seconds:.0f} s, grown by {grown >> 10} KiB")

@@ -1,0 +1,53 @@
+"""The ledger of long tests adds up what was run, and README says that and no more."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import stress
+
+ROOT = Path(__file__).parents[1]
+RUNS = [
+    {"commit": "aaaa", "passed": True, "tally": {"kills with recovery": 500, "other": 1}},
+    {"commit": "bbbb", "passed": False, "tally": {"kills with recovery": 100}},
+    {"commit": "cccc", "passed": True, "tally": {"mutants of .onnx": 1000}},
+]
+
+
+def test_readme_says_what_the_ledger_says():
+    """No figure of long tests is there that no run has come to."""
+    text = (ROOT / "README.md").read_text()
+    assert stress.quote(text, stress.ledger()) == text
+    assert stress.sentence(stress.ledger()) in text
+
+
+def test_runs_that_failed_count_for_nothing():
+    """Only what passed is added up; the commits are those that it ran on."""
+    assert stress.done(RUNS) == {"kills with recovery": 500, "other": 1, "mutants of .onnx": 1000}
+    said = stress.sentence(RUNS)
+    assert "500 kills with recovery (of 5,000), 1,000 mutants of .onnx (of 1,000,000)" in said.replace("\n", " ")
+    assert "commits aaaa to cccc" in said.replace("\n", " ")
+
+
+@pytest.mark.parametrize("name", stress.GOALS)
+def test_each_goal_has_its_test(name):
+    """The test that adds to a figure is there, and counts that figure."""
+    file, _, test = stress.GOALS[name].test.partition("::")
+    text, function = (ROOT / file).read_text(), test.partition("[")[0].rpartition("::")[2]
+    assert f"def {function or 'test_'}" in text
+    assert "tally(" in text
+
+
+def test_a_budget_shortens(monkeypatch):
+    """A tenth of the budget is a tenth of the counts and of the seconds; no count is nought."""
+    monkeypatch.setattr(stress, "BUDGET", 0.1)
+    assert (stress.times(5000), stress.times(3), stress.seconds(60)) == (500, 1, 6)
+    monkeypatch.setattr(stress, "BUDGET", 2)
+    assert (stress.times(5000), stress.seconds(60)) == (10_000, 60)
+
+
+def test_make_has_both_targets():
+    """`make stress` takes a tenth; `make stress-long` goes on where it stopped."""
+    done = subprocess.run(["make", "-n", "stress-long"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "tests/stress.py" in done.stdout
+    assert "BURST_STRESS ?= 0.1" in (ROOT / "Makefile").read_text()
