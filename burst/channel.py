@@ -84,9 +84,10 @@ def _no_ext(code: int, _: bytes) -> NoReturn:
 
 
 def close_all(fds: list[int]) -> None:
-    """Closes descriptors and empties the list."""
+    """Closes descriptors and empties the list. Who serves a file can have its close fail; it is closed all the same."""
     while fds:
-        os.close(fds.pop())
+        with contextlib.suppress(OSError):
+            os.close(fds.pop())
 
 
 def pack(body: Sequence[object]) -> bytes:
@@ -136,6 +137,11 @@ class Channel(Closing):
     def peer_uid(self) -> int:
         """The user id of the process that connected, from the kernel."""
         return self._peer_credentials[1]
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the process that connected, or that made the pair, runs under another account."""
+        return self.peer_uid != os.getuid()
 
     @property
     def peer_pid(self) -> int:

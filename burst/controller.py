@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import fmq
 from burst._core import ffi, lib
+from burst.backing import fill_holes
 from burst.channel import MAX_FDS, Channel, ChannelLoop, Message
 from burst.datum import DATUM, DATUM_DTYPE
 from burst.dropped import DropList, later
@@ -67,6 +68,7 @@ class Accepted(NamedTuple):
 
     version: int  #: of the wire that both sides speak from now on
     life: int  #: descriptor of the device's LifePage for this burst; the client closes it
+    is_foreign: bool = False  #: the device is another account's: memory is handed over with all its pages
 
 
 class Configure(Protocol):
@@ -145,6 +147,7 @@ class Controller(Closing):
         self._slots = SlotTable(self._dropped)
         self._packets: dict[tuple[object, ...], tuple[Request, Packet]] = {}
         self._invalid: str | None = None
+        self._is_foreign = False
         self.last = ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)  #: the result that came last
         with (
             fmq.MessageQueue.create(DATUM_DTYPE, length, memory=memory) as requests,
@@ -180,6 +183,7 @@ class Controller(Closing):
         page.close()
         self._writer.follow(page)
         self._reader.follow(page, self._context.socket)  # of the two, only the reader waits
+        self._is_foreign = accepted.is_foreign
         return _one_of(versions, accepted.version)
 
     def _new_caller(self, length: int) -> Any:
@@ -438,6 +442,8 @@ class Controller(Closing):
                 raise Malformed("the device sent a callback message that this version does not know")
         try:
             memories = self._slots.memories(slots)
+            for memory in memories if self._is_foreign else ():
+                fill_holes(memory.fd)
             answer, fds = [0, [m.to_wire() for m in memories]], [m.fd for m in memories]
         except (InvalidArgument, ValueError) as error:  # unknown, or closed by its owner
             self._callback.send([int(ErrorStatus.INVALID_ARGUMENT), str(error)])

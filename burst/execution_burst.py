@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from burst.memory import Memory
 from burst.trace import Trace
 from burst.wire import VERSIONS
 from fmq import LifePage
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from burst.channel import Channel
     from burst.errors import Result
     from burst.executor import Execution
-    from burst.memory import Memory
     from burst.messages import Request
     from burst.turns import Ticket
     from burst.wire import Token
@@ -54,6 +54,8 @@ class BurstOffer:
         life: tells the client of this process's death. Closing it says that the burst is over; the engine closes it,
             too, when the burst is stopped or has ended. If another process serves the burst and dies, `life.die()`
             before `on_end()` says so: the client gets PeerDied, and may recover.
+        memory_from: maps memory that came over `callback`; it gets a description and a descriptor, which it owns.
+            Raises StatusError. A device's counts what it maps, and refuses what another account may not hand over.
     """
 
     requests: Descriptor
@@ -67,6 +69,7 @@ class BurstOffer:
     ticket: Ticket | None = None
     on_end: Callable[[], object] = _nothing
     life: LifePage = field(default_factory=LifePage)
+    memory_from: Callable[[Any, int], Memory] = Memory.from_wire
 
 
 class ExecutionBurst(ABC):

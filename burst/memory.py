@@ -9,7 +9,6 @@ A new kind is a class and its place in `KINDS`.
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
 import os
 import stat
@@ -22,8 +21,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import numpy as np
 
+from burst.backing import Backing, backing_of
 from burst.dma_buf import END, READ, WRITE, is_dma_buf, sync_dma_buf
 from burst.errors import GeneralFailure, InvalidArgument, ResourceExhaustedPersistent, ResourceExhaustedTransient
+from burst.freezing import copy_file, file_changed, filled, frozen_fd
+from burst.freezing import is_frozen as is_frozen_fd
 from burst.images import FORMATS, Plane, checked_format, checked_planes, end_of, packed_planes, plane_sizes
 from burst.memory_limits import available_text, check_available, descriptors_text
 from burst.own_kinds import described, is_own_kind, opener_of, registered_kinds
@@ -40,12 +42,11 @@ if TYPE_CHECKING:
 
     from fmq.region import Kind
 
+    Admit = Callable[[int], object]
+
 _READ_ONLY, _READ_WRITE = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
 _MAX_BYTES = 2**47  # what can be mapped at all
 _TICK = 20_000_000  # ns: within a tick of its clock, at most 10 ms, the kernel gives two writes to a file the same time
-_CHUNK = 1 << 18  # bytes of a file that are copied at a time: they stay in the cache of the processor
-FROZEN = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-"""The seals of memory that no process can change any more."""
 
 
 class Usage(IntFlag, boundary=KEEP):
@@ -86,13 +87,6 @@ def frozen_memory(array: object) -> FrozenMemory | None:
     return array if isinstance(array, FrozenMemory) and array.fd >= 0 else None
 
 
-def _is_frozen(fd: int) -> bool:
-    try:
-        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & FROZEN == FROZEN
-    except OSError:
-        return False  # this kind of memory has no seals
-
-
 class Memory(Region):
     """A memory pool: inputs and outputs of executions lie in it, at offsets.
 
@@ -103,13 +97,14 @@ class Memory(Region):
     kind: str = "ashmem"  #: the HAL's name; one that is a driver's own is named like an extension
     needs_sync = False  #: executions have to call `begin` and `end`
     needs_descriptor = False  #: also when it is mapped
+    is_file = False  #: its pages may have to come from a disk, or from whoever serves the file
 
     def __init__(
         self, fd: int, nbytes: int, *, writable: bool = True, name: str | None = None, offset: int = 0
     ) -> None:
         """As of `Region`."""
         super().__init__(fd, nbytes, writable=writable, name=name, offset=offset)
-        if not writable and _is_frozen(fd):
+        if not writable and is_frozen_fd(fd):
             self._bytes = np.asarray(FrozenMemory(self, offset))
 
     @classmethod
@@ -147,7 +142,7 @@ class Memory(Region):
             with open(source, "rb", buffering=0) as file:
                 return cls.frozen_file(file)
         array = np.ascontiguousarray(np.frombuffer(source, np.uint8) if isinstance(source, bytes) else source)
-        return _frozen(array.nbytes, _filled(lambda room: np.copyto(room, array.reshape(-1).view(np.uint8))))
+        return cls._frozen(array.nbytes, filled(lambda room: np.copyto(room, array.reshape(-1).view(np.uint8))))
 
     @classmethod
     def frozen_file(cls, file: FileIO) -> Memory:
@@ -156,10 +151,10 @@ class Memory(Region):
         age = time.time_ns() - before.st_mtime_ns
         if age < _TICK:  # a write during the copy could not be told from the last one
             time.sleep(min(_TICK, _TICK - age) / 1e9)
-        memory = _frozen(before.st_size, partial(_copy, file))
+        memory = cls._frozen(before.st_size, partial(copy_file, file))
         after = os.fstat(file.fileno())
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-            raise _changed(file)
+            raise file_changed(file)
         return memory
 
     @classmethod
@@ -168,7 +163,11 @@ class Memory(Region):
 
         Raises ValueError when it did.
         """
-        return _frozen(nbytes, _filled(fill))
+        return cls._frozen(nbytes, filled(fill))
+
+    @staticmethod
+    def _frozen(nbytes: int, write: Callable[[int, int], object]) -> Memory:
+        return Memory(frozen_fd(nbytes, write), nbytes, writable=False)
 
     @property
     def is_frozen(self) -> bool:
@@ -234,17 +233,24 @@ class Memory(Region):
         """What to make one of, beside the descriptor. `fields` may be anything. Raises InvalidDescriptor."""
         match fields:
             case [int(nbytes), bool(sealed)] if type(nbytes) is int:
-                return {"nbytes": checked_size(fd, nbytes, sealed=sealed), "writable": not _is_frozen(fd)}
+                return {"nbytes": checked_size(fd, nbytes, sealed=sealed), "writable": not is_frozen_fd(fd)}
         raise InvalidDescriptor(f"{fields!r:.80} does not describe memory: [bytes, is sealed]")
 
     @staticmethod
-    def from_wire(plain: object, fd: int) -> Memory:
+    def size_of(arguments: dict[str, Any]) -> int:
+        """How many bytes memory of these arguments, which `checked` returned, has mapped."""
+        found: int = arguments["nbytes"]
+        return found
+
+    @staticmethod
+    def from_wire(plain: object, fd: int, admit: Admit | None = None) -> Memory:
         """Memory that an untrusted peer describes, for reading and writing in place. Owns `fd`.
 
         Only the mapping is kept: memory that a device knows costs it no descriptor, but for DMA-BUFs.
+        `admit` gets the bytes before they are mapped, and may raise.
         Raises InvalidArgument for a kind that is unknown, GeneralFailure for what cannot be mapped.
         """
-        memory = _received(plain, fd)
+        memory = _received(plain, fd, admit)
         if not memory.needs_descriptor and not memory.is_closed:
             memory.close()
             if found := frozen_memory(memory.asarray()):
@@ -272,10 +278,10 @@ class MappedFd(Memory):
 
     def __init__(self, fd: int, nbytes: int, protection: int, offset: int) -> None:
         """Owns `fd`, which was checked."""
-        is_on_disk = _is_file(fd) and not _is_memory(fd)
+        self.is_file = backing_of(fd) is Backing.FILE
         super().__init__(fd, nbytes, writable=protection == _READ_WRITE, offset=offset)
         self.protection, self.offset = protection, offset
-        self.needs_sync = self.writable and is_on_disk
+        self.needs_sync = self.writable and self.is_file
 
     def fields(self) -> list[Any]:
         """Bytes, protection as of `mmap`, and where they begin in the file."""
@@ -399,6 +405,12 @@ class HardwareBuffer(DmaBuf):
             checked_size(fd, end_of(where, sizes), sealed=False)
         return {"format": name, "width": width, "height": height, "planes": where, "usage": _checked_usage(usage)}
 
+    @staticmethod
+    def size_of(arguments: dict[str, Any]) -> int:
+        """As of `Memory`."""
+        sizes = plane_sizes(FORMATS[arguments["format"]], arguments["width"], arguments["height"])
+        return end_of(arguments["planes"], sizes)
+
     def plane(self, n: int) -> NDArray[Any]:
         """A view of one plane: [rows, columns, channels]."""
         (rows, _), part, item = self._sizes[n], FORMATS[self.format].parts[n], self.dtype.itemsize
@@ -489,76 +501,36 @@ KINDS: dict[str, type[Memory]] = {
 _M = TypeVar("_M", bound=Memory)
 
 
-def adopted(kind: type[_M], fields: list[Any], fd: int) -> _M:
-    """Memory of that kind, checked and mapped. Owns `fd`. Raises InvalidDescriptor, OSError."""
+def adopted(kind: type[_M], fields: list[Any], fd: int, admit: Admit | None = None) -> _M:
+    """Memory of that kind, checked and mapped. Owns `fd`. Raises InvalidDescriptor, OSError, and what `admit` does."""
     try:
         arguments = kind.checked(fields, fd)
+        if admit:
+            admit(kind.size_of(arguments))
     except BaseException:
         os.close(fd)
         raise
     return kind(fd, **arguments)
 
 
-def _frozen(nbytes: int, write: Callable[[int, int], object]) -> Memory:
-    """write: gets the descriptor of the new memory, and `nbytes`."""
-    if nbytes < 1:
-        raise ValueError(f"nbytes={nbytes}: shared memory has at least one byte")
-    check_available(nbytes)
-    fd = os.memfd_create("burst-constants", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        write(fd, nbytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FROZEN | fcntl.F_SEAL_SEAL)
-    except BaseException:
-        os.close(fd)
-        raise
-    return Memory(fd, nbytes, writable=False)
-
-
-def _filled(fill: Callable[[NDArray[np.uint8]], object]) -> Callable[[int, int], None]:
-    """Writes memory through a mapping, which it closes: the kernel refuses to seal memory that is mapped writable."""
-
-    def write(fd: int, nbytes: int) -> None:
-        os.ftruncate(fd, nbytes)
-        pages = mmap.mmap(fd, nbytes)
-        room: NDArray[np.uint8] = np.frombuffer(pages, np.uint8)
-        fill(room)
-        del room
-        try:
-            pages.close()
-        except BufferError:
-            raise ValueError("fill kept an array of the memory, which could still be written through it") from None
-
-    return write
-
-
-def _copy(file: FileIO, fd: int, nbytes: int) -> None:
-    """Copies a file through a small buffer: half the time of reading it into mapped pages, which fault one by one."""
-    room, done = memoryview(bytearray(min(nbytes, _CHUNK))), 0
-    while done < nbytes and (count := os.preadv(file.fileno(), [room], done)):
-        if os.pwrite(fd, room[:count], done) != count:
-            raise OSError(errno.ENOSPC, "no memory left for a copy", str(file.name))
-        done += count
-    if done != nbytes:
-        raise _changed(file)
-
-
-def _changed(file: FileIO) -> OSError:
-    return OSError(errno.ESTALE, "the file has changed while it was read", file.name)
-
-
-def _received(plain: object, fd: int) -> Memory:
+def _received(plain: object, fd: int, admit: Admit | None = None) -> Memory:
     match plain:
         case [str(name), *fields] if name in KINDS:
             try:
-                return adopted(KINDS[name], fields, fd)
+                return adopted(KINDS[name], fields, fd, admit)
             except (InvalidDescriptor, OSError) as error:
                 raise GeneralFailure(f"{name} cannot be mapped: {error}") from error
         case [str(name), *fields] if opener := opener_of(name):
             try:
                 handle = described(name, *fields)
+                if admit:
+                    admit(handle.nbytes)
             except InvalidDescriptor as error:
                 os.close(fd)
                 raise InvalidArgument(f"memory of kind {name}: {error}") from error
+            except BaseException:
+                os.close(fd)
+                raise
             opened: Memory = opener(handle, fd)
             return opened
         case [str(name), *_]:
@@ -586,12 +558,3 @@ def _checked_usage(usage: object) -> Usage:
 
 def _is_file(fd: int) -> bool:
     return stat.S_ISREG(os.fstat(fd).st_mode)
-
-
-def _is_memory(fd: int) -> bool:
-    """Whether nothing but memory is behind the file."""
-    try:
-        fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:
-        return False
-    return True

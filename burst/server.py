@@ -26,7 +26,6 @@ from burst.ends import handle_of
 from burst.errors import GeneralFailure, InvalidArgument, PeerDied, Timeout, status_error
 from burst.execution_burst import ExecutionBurst
 from burst.executor import CachedExecutor, Job, Outcome, Plan, RequestCodec, Run
-from burst.memory import Memory
 from burst.messages import ErrorStatus, Timing
 from burst.slots import MappingCache
 from burst.turns import give_way
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 
     from burst.execution_burst import BurstExecutorWithCache, BurstOffer
     from burst.executor import Execution, MemoryCache
+    from burst.memory import Memory
     from burst.messages import Request
     from burst.wire import RequestPacket
     from fmq import Descriptor
@@ -68,6 +68,7 @@ class ExecutionBurstServer(ExecutionBurst):
         """Use `create` or `create_with_executor`."""
         self._callback, self.on_end, self._version = offer.callback, offer.on_end, offer.version
         self._ticket, self.trace, self._life = offer.ticket, offer.trace, offer.life
+        self._memory_from = offer.memory_from
         for queue_of in (offer.requests, offer.results):
             check_queue(queue_of)
         with MessageQueue.open(offer.requests.unannounced()) as queue:
@@ -331,7 +332,7 @@ class ExecutionBurstServer(ExecutionBurst):
             self.stop()  # a late answer would be taken for the answer to the next call
             raise GeneralFailure(f"the client did not hand over its memory: {error}") from error
         try:
-            return _memories(message, len(slots))
+            return _memories(message, len(slots), self._memory_from)
         finally:
             message.close()
 
@@ -346,19 +347,19 @@ def check_queue(queue: Descriptor) -> None:
         )
 
 
-def _memories(message: Message, expected: int) -> list[Memory]:
+def _memories(message: Message, expected: int, memory_from: Callable[[Any, int], Memory]) -> list[Memory]:
     """All memory that the client handed over, or an error. The client is not trusted."""
     match message.body:
         case [0, list(plains)] if len(plains) == len(message.fds) == expected:
-            return _map_all(plains, message.take_fds())
+            return _map_all(plains, message.take_fds(), memory_from)
         case [int(status), *_] if status != 0:
             raise InvalidArgument("the client knows no memory for a slot of its request")
         case _:
             raise GeneralFailure("the client's answer to get_memories is malformed")
 
 
-def _map_all(plains: list[object], fds: list[int]) -> list[Memory]:
+def _map_all(plains: list[object], fds: list[int], memory_from: Callable[[Any, int], Memory]) -> list[Memory]:
     try:
-        return [Memory.from_wire(plain, fds.pop(0)) for plain in plains]
+        return [memory_from(plain, fds.pop(0)) for plain in plains]
     finally:
         close_all(fds)

@@ -37,6 +37,7 @@ _SHM = "/dev/shm"  # where glibc keeps POSIX shared memory
 # it.
 descriptors = threading.RLock()
 os.register_at_fork(before=descriptors.acquire, after_in_parent=descriptors.release, after_in_child=descriptors.release)
+_HUGE = "it is of huge pages, which cannot be mapped in part nor guarded; use pages of the usual size"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -54,7 +55,8 @@ class Region:
         base = ffi.new("void **")
         if code := lib.fmq_map_at(fd, nbytes, offset, writable, base):
             os.close(fd)
-            raise OSError(-code, f"cannot map {nbytes} bytes of shared memory: {os.strerror(-code)}")
+            why = _HUGE if code == -errno.EOPNOTSUPP else os.strerror(-code)
+            raise OSError(-code, f"cannot map {nbytes} bytes of shared memory: {why}")
         self._fd = fd  # set last: after a failure above the descriptor is closed already
         pointer = ffi.cast("unsigned char *", base[0])
         self.base = ffi.gc(pointer, lambda p: lib.fmq_unmap(p, nbytes))
@@ -176,6 +178,14 @@ class Region:
         if count < 0 or count * dt.itemsize > self.nbytes - offset:
             raise ValueError(f"shape={shape} of {dt} at offset={offset}: outside the region's {self.nbytes} bytes")
         return np.ndarray(dims, dt, self._bytes, offset)
+
+    def bring_pages(self, offset: int, nbytes: int) -> None:
+        """Has the kernel bring these pages now, in this thread and without the GIL. What is out of range is left out.
+
+        A page of a file may be long in coming, and one that a program touches holds up what its thread holds.
+        """
+        if 0 <= offset < self.nbytes and nbytes > 0:
+            lib.fmq_populate(self.base + offset, min(nbytes, self.nbytes - offset))
 
     def close(self) -> None:
         """Closes the descriptor. The memory itself goes when the last view and the last other process are gone."""

@@ -42,10 +42,14 @@ enum { FMQ_NOBODY = 0, FMQ_ALIVE = 1, FMQ_RELEASED = 2, FMQ_DEAD = 3 };
 /* clock: nanoseconds of CLOCK_MONOTONIC */
 uint64_t fmq_now(void);
 
-/* memory: maps all of fd's first `bytes`, shared */
+/* memory: what lies behind a descriptor. fmq_backing never waits for a file system. The others map all of fd's first `bytes`,
+ * shared; -EOPNOTSUPP: huge pages */
+enum { FMQ_OTHER = 0, FMQ_MEMORY = 1, FMQ_HUGE_PAGES = 2, FMQ_DMA_BUF = 3, FMQ_FILE = 4 };
+int fmq_backing(int fd);
 int fmq_map(int fd, uint64_t bytes, int writable, void **base);
 int fmq_map_at(int fd, uint64_t bytes, uint64_t offset, int writable, void **base); /* from `offset` on, a multiple of pages */
 int fmq_unmap(void *base, uint64_t bytes);
+int fmq_populate(void *base, uint64_t bytes); /* brings the pages of a mapping, as reading each would: it may wait for a disk */
 int fmq_flush(void *base, uint64_t bytes); /* waits until what was written to a mapping is in its file; base: as mapped */
 int fmq_guard(void); /* from now on, pages that a peer truncates read as zeros instead of ending the process */
 

@@ -17,6 +17,8 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 enum { RANGES = 4096 }; /* a mapping beyond these is refused where there is a guard; sealed memory needs none */
@@ -94,8 +96,40 @@ static int map_over(void *room, int fd, uint64_t bytes, uint64_t offset, int wri
     return may_shrink && !fmq_remember(room, bytes) && is_guarded ? -ENOMEM : 0;
 }
 
+/* File systems, as linux/magic.h has them; that of DMA-BUFs is not in the headers of older systems. */
+static const int64_t HUGE_PAGES = 0x958458f6, DMA_BUFS = 0x444d4142;
+
+static int64_t file_system(int fd) {
+    struct statfs found;
+    return fstatfs(fd, &found) ? -errno : (int64_t)found.f_type;
+}
+
+/* Only the kernel's own file systems are asked: one that a process serves (FUSE), or another machine, may never answer.
+ * Seals are looked up in the inode; memory in a file of tmpfs has them, too. */
+int fmq_backing(int fd) {
+    struct statx found;
+    if (fcntl(fd, F_GET_SEALS) >= 0) return file_system(fd) == HUGE_PAGES ? FMQ_HUGE_PAGES : FMQ_MEMORY;
+    if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &found)) return -errno;
+    if (S_ISREG(found.stx_mode)) return FMQ_FILE;
+    if (found.stx_mode & S_IFMT) return FMQ_OTHER; /* a device, a pipe, a socket, a folder */
+    return file_system(fd) == DMA_BUFS ? FMQ_DMA_BUF : FMQ_OTHER;
+}
+
+/* Kernels before 5.14 do not know the advice. What has been cut off, or cannot be read, is for the access to find. */
+int fmq_populate(void *base, uint64_t bytes) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), skew = (uintptr_t)base % page;
+    char *start = (char *)base - skew;
+    if (!madvise(start, bytes + skew, 22 /* MADV_POPULATE_READ */)) return 0;
+    if (errno != EINVAL) return -errno;
+    for (volatile const char *at = start; at < (char *)base + bytes; at += page) (void)*at;
+    return 0;
+}
+
+/* A mapping of huge pages has their length and alignment, whatever was asked for: it would cover what lies behind the
+ * room, and the guard could not replace a page of it. */
 int fmq_map_at(int fd, uint64_t bytes, uint64_t offset, int writable, void **base) {
     if (!bytes || bytes > PTRDIFF_MAX / 2) return bytes ? -ENOMEM : -EINVAL;
+    if (fcntl(fd, F_GET_SEALS) >= 0 && file_system(fd) == HUGE_PAGES) return -EOPNOTSUPP;
     void *room = mmap(NULL, with_tail(bytes), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (room == MAP_FAILED) return -errno;
     int r = map_over(room, fd, bytes, offset, writable);

@@ -42,6 +42,7 @@ class Connection:
     def __init__(self, channel: Channel, application: str | None = None, timeout: float = _START_TIMEOUT) -> None:
         """Says hello. Raises StatusError, PeerDied, Timeout; the channel stays the caller's then."""
         self.channel, self._is_over = channel, False
+        self.is_foreign = channel.is_foreign  #: the device is another account's
         self.parting = 0.05  #: seconds in which a service whose engine has died may say why
         self._dropped = DropList(self._tell)
         self._paths: WeakSet[MemoryPath] = WeakSet()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from burst import BuffersLost, DeviceBuffer, InvalidArgument, Memory
+from burst.backing import fill_holes
 from burst.request_checks import check_pool
 from driver.protocol.buffers import BufferKind, BufferState
 from fmq.closing import Closing
@@ -168,10 +169,15 @@ class RemoteBuffer(DeviceBuffer, Buffer):
         return BufferState(tuple(dimensions), is_fresh, tuple(described))
 
     def write(self, memory: Memory, dimensions: tuple[int, ...]) -> None:
-        self._call("copy_from", self.token, list(dimensions), memory.to_wire(), fds=[memory.fd])
+        self._call("copy_from", self.token, list(dimensions), memory.to_wire(), fds=[self._sent(memory)])
 
     def read(self, memory: Memory) -> None:
-        self._call("copy_to", self.token, memory.to_wire(), fds=[memory.fd])
+        self._call("copy_to", self.token, memory.to_wire(), fds=[self._sent(memory)])
+
+    def _sent(self, memory: Memory) -> int:
+        if self._connection.is_foreign:
+            fill_holes(memory.fd)
+        return memory.fd
 
     def copied_inside(self, source: Buffer) -> bool:
         if not (isinstance(source, RemoteBuffer) and source._connection is self._connection):

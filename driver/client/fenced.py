@@ -102,7 +102,7 @@ class FencesClient:
     def __init__(self, channel: Channel) -> None:
         self._channel, self._pid = channel, os.getpid()
         self._dropped = DropList(self._tell)
-        self._slots = SlotRegistry(partial(call, channel), self._dropped)
+        self._slots = SlotRegistry(partial(call, channel), self._dropped, is_foreign=channel.is_foreign)
         self._forgotten: deque[int] = deque()
 
     def launch(

@@ -75,7 +75,7 @@ class AsyncClient:
         """Starts the thread."""
         self._channel, self._pid = channel, os.getpid()
         self._dropped = DropList(self._tell)
-        self._slots = SlotRegistry(partial(_send, channel), self._dropped)
+        self._slots = SlotRegistry(partial(_send, channel), self._dropped, is_foreign=channel.is_foreign)
         self._numbers = count()
         self._pending: dict[int, _Launched] = {}
         self.is_over = False  #: nothing can be launched any more

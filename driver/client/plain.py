@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from burst import DeviceBuffer, InvalidArgument, PeerDied, Result, Timeout
+from burst.backing import fill_holes
 from burst.channel import pack
 from burst.dropped import DropList
 from burst.request_checks import check_request
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
 class SlotRegistry:
     """Which memory the device knows under which slot, on one connection. Used under the connection's lock."""
 
-    def __init__(self, send: Callable[..., object], dropped: DropList[int]) -> None:
-        """`send(method, *arguments, fds=())` tells the device of new memory; `dropped` of what is freed."""
-        self._send, self._slots = send, SlotTable(dropped)
+    def __init__(self, send: Callable[..., object], dropped: DropList[int], *, is_foreign: bool) -> None:
+        """`send(method, *arguments, fds=())` tells the device of new memory; `dropped` of what is freed.
+        `is_foreign`: the device is another account's, and takes memory with all its pages alone.
+        """
+        self._send, self._slots, self._is_foreign = send, SlotTable(dropped), is_foreign
         self._sent: set[int] = set()
         self.free_memory = self._slots.free_memory  #: any thread, without the lock
 
@@ -41,6 +44,8 @@ class SlotRegistry:
     def _slot(self, memory: Memory) -> int:
         slot = self._slots.slot_of(memory)
         if slot not in self._sent:
+            if self._is_foreign:
+                fill_holes(memory.fd)
             self._send("memory", slot, memory.to_wire(), fds=[memory.fd])
             self._sent.add(slot)
         return slot
@@ -57,7 +62,7 @@ class PlainClient:
     def __init__(self, channel: Channel) -> None:
         self._channel, self._dropped = channel, DropList(self._tell)
         self._lock = self._dropped.lock
-        self._slots = SlotRegistry(partial(_send, channel), self._dropped)
+        self._slots = SlotRegistry(partial(_send, channel), self._dropped, is_foreign=channel.is_foreign)
         self._last: tuple[int, KnownRequest, bool, bytes] | None = None
         self._answer: tuple[bytes, tuple[Any, ...]] = b"", ()
 

@@ -368,7 +368,7 @@ class RemotePreparedModel(AnyPreparedModel):
             if len(found) != 1:
                 close_all(found)
                 raise GeneralFailure(f"the device answered with {len(found)} descriptors; a burst's answer has one")
-            return Accepted(int(answer[0]), *found)
+            return Accepted(int(answer[0]), found.pop(), connection.is_foreign)
 
         return configure
 

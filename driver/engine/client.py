@@ -28,6 +28,7 @@ from driver.deadlines import due
 from driver.engine.binding import execution
 from driver.engine.cache.compilations import CacheOwner, Declined, SentModel
 from driver.engine.device_memory import LoadedModel, ManagedBuffers, ModelCharge, Quota
+from driver.engine.intake import MemoryIntake, bring_pages
 from driver.engine.launched import AsyncServer, FencedServer, LaunchOwner, check_outputs
 from driver.engine.ledger import price
 from driver.engine.open_burst import OpenBurst
@@ -103,6 +104,8 @@ class EngineClient:
         """Raises ResourceExhaustedTransient."""
         self._engine, self.uid, self._limits = engine, uid, engine.limits
         self.quota = Quota(engine.limits.client_bytes)  #: takes from `holder`, too
+        is_stranger = uid != os.getuid()
+        self.intake = MemoryIntake(self.quota, engine.limits.file_seconds, is_stranger=is_stranger)
         self._enter(engine.application(uid))
         engine.clients.add(self)
         engine.note(uid)
@@ -267,6 +270,7 @@ class EngineClient:
         def bind(request: Request) -> Execution:
             self._engine.check_available()
             claim = self._plan_claim(loaded)
+            bring_pages(request)
             bound: Any = execution(loaded, request, self._buffers, self._engine.pace.for_others)
             if self._engine.rests or self._is_large() or any(worker.bound >= _FEW for worker in self.workers()):
                 self._engine.idle.begin()
@@ -356,13 +360,20 @@ class EngineClient:
 
     def copy_from(self, message: Message, token: int, dimensions: list[int], plain: object) -> Reply:
         """Copies the memory in the descriptor into a buffer."""
-        memory = Memory.from_wire(plain, take_fd(message))
+        memory = self._whole(plain, take_fd(message))
         self._buffers[token].copy_from(memory, tuple(dimensions))
         return Reply()
 
+    def _whole(self, plain: object, fd: int) -> Memory:
+        """Memory that will be copied as a whole."""
+        memory = self.intake(plain, fd)
+        if memory.is_file:
+            memory.bring_pages(0, memory.nbytes)
+        return memory
+
     def copy_to(self, message: Message, token: int, plain: object) -> Reply:
         """Copies the value of a buffer into the memory in the descriptor."""
-        self._buffers[token].copy_to(Memory.from_wire(plain, take_fd(message)))
+        self._buffers[token].copy_to(self._whole(plain, take_fd(message)))
         return Reply()
 
     def copy(self, _: Message, source: int, target: int) -> Reply:
@@ -387,7 +398,7 @@ class EngineClient:
         self._plain = [server for server in self._plain if server.is_alive]
         self._limits.check("client_connections", len(self._plain), "make fewer calls at once")
         near, end, reply = self._new_connection("plain path", "make fewer calls at once")
-        server = PlainServer(near, self.model, self.flow, end)
+        server = PlainServer(near, self.model, self.flow, self.intake, end)
         self._plain.append(server)
         server.start()
         return reply
@@ -429,7 +440,7 @@ class EngineClient:
         return near, end, Reply([], [_handed_over(far), os.dup(life.fd)])
 
     def _launch_owner(self, model: Callable[[int], Callable[[Request], Execution]]) -> LaunchOwner:
-        return LaunchOwner(model, self.flow, self.quota.take, self._engine.queue.slots, self._limits)
+        return LaunchOwner(model, self.flow, self.intake, self.quota.take, self._engine.queue.slots, self._limits)
 
     def burst(
         self, message: Message, number: int, requests: object, results: object, spin: float | str, versions: list[int]
@@ -468,7 +479,9 @@ class EngineClient:
             burst = OpenBurst(self._engine.device.name, context, trace, life)
             ticket = Ticket(self.flow(number))
             priority = PRIORITIES[loaded.priority]
-            offer = BurstOffer(*queues, callback, bind, trace, max(spoken), spin, priority, ticket, burst.ended, life)
+            offer = BurstOffer(
+                *queues, callback, bind, trace, max(spoken), spin, priority, ticket, burst.ended, life, self.intake
+            )
             version = burst.configure(offer, loaded.prepared, spoken)
             self._start(burst, loaded.shared.bursts, claim)
             undo.pop_all()

@@ -58,12 +58,14 @@ MOST_FENCES = 64  # per execution
 class LaunchOwner(NamedTuple):
     """What a server of launched executions needs to know of its client.
 
-    model: the binder of the prepared model with that number. flow: where its executions queue. take: charges what the
-    engine makes for it, as of `Quota`. slots: of the device.
+    model: the binder of the prepared model with that number. flow: where its executions queue.
+    memory_from: maps what the client hands over. take: charges what the engine makes for it, as of `Quota`. slots: of
+    the device.
     """
 
     model: Callable[[int], Callable[[Request], Execution]]
     flow: Callable[[int], Flow]
+    memory_from: Callable[[Any, int], Memory]
     take: Callable[..., Claim]
     slots: int
     limits: Limits
@@ -76,7 +78,8 @@ class LaunchServer:
 
     def __init__(self, channel: Channel, owner: LaunchOwner, on_end: Callable[[], None]) -> None:
         self.channel, self.limits, self._on_end, self.take = channel, owner.limits, on_end, owner.take
-        self.worker = RequestWorker(owner.model, owner.flow, encode_answer)
+        self.memory_from = owner.memory_from
+        self.worker = RequestWorker(owner.model, owner.flow, encode_answer, owner.memory_from)
         self.schedule = FenceSchedule(owner.slots, self._start_thread)
         self.forget_plans = self.worker.forget_plans
         self._context: Context | None = None
@@ -297,7 +300,7 @@ class FencedServer(LaunchServer):
 
     def memory(self, message: Message, slot: int, plain: object) -> Reply:
         """Registers memory: requests name it by `slot` from now on."""
-        self.worker.register(slot, Memory.from_wire(plain, take_fd(message)))
+        self.worker.register(slot, self.memory_from(plain, take_fd(message)))
         return Reply()
 
     def free_memory(self, _: Message, *slots: int) -> Reply:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FIGURES = {
     "bytes": "bytes of buffers, temporaries and models, and of what the device keeps for clients",
     "pools": "memory pools of clients that are mapped",
-    "pool_bytes": "their bytes",
+    "pool_bytes": "bytes of memory pools",
     "descriptors": "open descriptors",
     "mappings": "mappings",
     "threads": "threads",

@@ -47,7 +47,8 @@ class Limits:
     idle_seconds: an idle device frees what it can make again after so long. driver_seconds: how long a driver may take
     to allocate a buffer, or to copy to or from one; a driver in a shared library for any call but an execution, or its
     process is ended. prepare_seconds: how long such a driver may take to prepare a model. validate_seconds: processor
-    time that the validation of one model may take.
+    time that the validation of one model may take. file_seconds: how long it may take to read a file that a client of
+    another account hands over.
     """
 
     client_bytes: int
@@ -91,6 +92,7 @@ class Limits:
     driver_seconds: float = 30.0
     prepare_seconds: float = 600.0
     validate_seconds: float = 30.0
+    file_seconds: float = 10.0
 
     def check(self, name: str, there: int, remedy: str, more: int = 1) -> None:
         """Raises ResourceExhaustedTransient if `more` do not fit. `remedy`: what the client itself can do."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from burst import Malformed, PeerDied
 from burst.channel import Channel, Message
@@ -16,7 +16,7 @@ from driver.protocol.plain_codec import EXECUTE, EXECUTE_BY, encode_answer, spli
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from burst import Request
+    from burst import Memory, Request
     from burst.executor import Execution, Plan
     from burst.turns import Flow
 
@@ -29,11 +29,14 @@ class PlainServer:
         channel: Channel,
         model: Callable[[int], Callable[[Request], Execution]],
         flow: Callable[[int], Flow],
+        memory_from: Callable[[Any, int], Memory],
         on_end: Callable[[], None],
     ) -> None:
-        """`model`: the binder of the prepared model with that number. `flow`: where its executions queue."""
+        """`model`: the binder of the prepared model with that number. `flow`: where its executions queue.
+        `memory_from`: maps what the client hands over.
+        """
         self._channel, self._on_end = channel, on_end
-        self._worker, self._tickets = RequestWorker(model, flow, encode_answer), Tickets()
+        self._worker, self._tickets = RequestWorker(model, flow, encode_answer, memory_from), Tickets()
         self.answered = 0  #: number of requests so far
         self._thread = threading.Thread(target=self._serve, name="plain", daemon=True)
         self.start = self._thread.start

@@ -29,10 +29,16 @@ class RequestWorker:
     """
 
     def __init__(
-        self, model: Callable[[int], Callable[[Request], Execution]], flow: Callable[[int], Flow], encode: Encode
+        self,
+        model: Callable[[int], Callable[[Request], Execution]],
+        flow: Callable[[int], Flow],
+        encode: Encode,
+        memory_from: Callable[[Any, int], Memory],
     ) -> None:
-        """`model`: the binder of the prepared model with that number. `flow`: where its executions queue."""
-        self._model, self._flow = model, flow
+        """`model`: the binder of the prepared model with that number. `flow`: where its executions queue.
+        `memory_from`: maps what the client hands over.
+        """
+        self._model, self._flow, self._memory_from = model, flow, memory_from
         self._registered: dict[int, Memory | StatusError] = {}
         self._plans: dict[bytes, Plan] = {}
         self._is_ending = False
@@ -71,7 +77,7 @@ class RequestWorker:
         """Registers or frees memory, without an answer: requests that use it get the error. Raises Malformed."""
         match message.body:
             case ["memory", int(slot), list(plain)] if len(message.fds) == 1:
-                self.register(slot, _mapped(plain, message.take_fds().pop()))
+                self.register(slot, self._mapped(plain, message.take_fds().pop()))
             case ["free_memory", *slots]:
                 self.free_memory(checked_slots(slots))
             case _:
@@ -118,10 +124,9 @@ class RequestWorker:
         self._plans = {key: p for key, p in self._plans.items() if slots is not None and not p.slots & slots}
         return frozenset()
 
-
-def _mapped(plain: list[Any], fd: int) -> Memory | StatusError:
-    """The memory, or the error that its users will get."""
-    try:
-        return Memory.from_wire(plain, fd)
-    except StatusError as error:
-        return type(error)(str(error))  # a fresh one, without its traceback
+    def _mapped(self, plain: list[Any], fd: int) -> Memory | StatusError:
+        """The memory, or the error that its users will get."""
+        try:
+            return self._memory_from(plain, fd)
+        except StatusError as error:
+            return type(error)(str(error))  # a fresh one, without its traceback

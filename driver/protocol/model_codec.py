@@ -21,7 +21,8 @@ import msgpack
 import numpy as np
 
 from burst.channel import close_all
-from burst.memory import FROZEN, frozen_memory
+from burst.freezing import FROZEN
+from burst.memory import frozen_memory
 from driver.nn import ExtensionType, InvalidModel, Model, Operand, OperandLifeTime, OperandType, Operation, Subgraph
 from driver.nn.extension import PREFIX_BITS
 from driver.nn.operands import check_rank

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from cffi import FFI
 
-from burst.memory import FROZEN, KINDS
+from burst.backing import Backing, backing_of
+from burst.freezing import FROZEN
+from burst.memory import KINDS
 from burst.own_kinds import is_own_kind
 from driver.nn import InvalidModel
 
@@ -178,6 +180,8 @@ def _reserved(nbytes: int) -> int:
 def _checked(fd: int, handle: Handle | None, start: int) -> Part:
     """Raises InvalidModel for memory that another process could change, and for a part that is not in it."""
     what = "the model's memory" if handle is None else f"the pool of kind {handle.kind!r:.40}"
+    if backing_of(fd) is Backing.HUGE_PAGES:
+        raise InvalidModel(f"{what} is of huge pages, which cannot be mapped in part; use pages of the usual size")
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from burst import Controller, ErrorStatus, InvalidArgument, Memory, NotSent, Result, StatusError
+from burst.backing import fill_holes
 from burst.channel import Channel, pack
 from driver.nn import Model, ModelBuilder, Operand, Operation, Subgraph
 from driver.options import PREFERENCES, PRIORITIES
@@ -263,6 +264,7 @@ def plain_path(model: RemotePreparedModel, request: Request) -> Iterator[Callabl
     with Channel.from_fd(fd) as channel:
         channel.watch(life_fd)
         for slot, pool in enumerate(request.pools):
+            fill_holes(pool.fd)
             channel.send(["memory", slot, pool.to_wire()], [pool.fd])
         slots = list(range(len(request.pools)))
         raw = pack(["execute", *encode_request(model.home.number, request, slots, measure=False)])

@@ -121,7 +121,7 @@ class Memories:
         expected = 1 + len(data) % 2
         message = Message(data, [os.dup(self._memory.fd) for _ in range(1 + len(data) % 3 % 2)])
         try:
-            found = server._memories(message, expected)
+            found = server._memories(message, expected, Memory.from_wire)
         except (Malformed, GeneralFailure, InvalidArgument):
             return False
         finally:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from burst import Memory
-from burst.memory import FROZEN, frozen_memory
+from burst.freezing import FROZEN
+from burst.memory import frozen_memory
 
 DATA = np.arange(5000, dtype=np.int32)
 

@@ -127,7 +127,7 @@ class Plain:
     def __init__(self, seed):
         self._channel = OneMessage(None)
         flow = Flow(Application(Share(RunQueue(1, 1e-3), 1), "fuzz"), 1)
-        self._server = plain.PlainServer(self._channel, self._model, lambda _: flow, lambda: None)
+        self._server = plain.PlainServer(self._channel, self._model, lambda _: flow, Memory.from_wire, lambda: None)
         for slot in (0, 1):
             memory = Memory.create(4096)
             self._server.handle(Message(msgpack.packb(["memory", slot, memory.to_wire()]), [os.dup(memory.fd)]))

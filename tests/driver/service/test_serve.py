@@ -1,19 +1,25 @@
 """`burst serve`: a device under an account of its own, and clients of other accounts."""
 
+import contextlib
 import os
 import pickle
 import signal
 import stat
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 
 import accounts as other_accounts
 import pytest
 from click.testing import CliRunner
 from served_devices import CONNECT, GROUP, OTHER, PATIENCE, SERVER, SINGLE, Client, X, folder, foreign, served
+from silent_file import silent_file
 
 import driver
+from burst import ErrorStatus, Request, RequestArgument
+from burst.channel import close_all
 from driver.cli.command import burst as command
 from driver.client import discovery
 from driver.runtime import capabilities
@@ -297,6 +303,87 @@ def test_nobody_names_what_is_anothers(accounts, single):
     assert other.do(f"device.call('free', {number})") is None
     use = "mine.copy_from(X); Y = 0 * X; mine.copy_to(Y); out = [again.run(X)[0].tolist(), Y.tolist()]"
     assert friend.do(use) == [[[2.0] * 4], [[1.0] * 4]]
+
+
+WAYS_IN = {
+    "plain": "prepared.execute(request).raise_for_status()",
+    "burst": "burst.execute(request).raise_for_status()",
+    "async": "prepared.execute_async(request).result(20).raise_for_status()",
+    "fenced": "prepared.execute_fenced(request).wait(20)",
+    "copies": "mine.copy_from(pool); mine.copy_to(pool)",
+}
+
+
+def test_memory_of_another_account_has_all_its_pages(members):
+    """On each way into the device a client hands over memory that it has hardly touched, and its library makes the
+    missing pages; holes that come in spite of that are refused, and cost the device nothing.
+    """
+    friend, other = members
+    start = "burst = prepared.burst(); from burst import Memory, Request, RequestArgument as A"
+    allocate = "mine = device.allocate(BufferDesc(), [prepared], [BufferRole(0, 0)], [])"
+    make = "pool = Memory.create({}); pool.asarray()[:1] = 0"
+    whole = "request = Request((A(length=16),), (A(offset=1 << 16, length=16),), (pool,))"
+    for name, use in WAYS_IN.items():
+        size = 16 if name == "copies" else 1 << 20
+        assert friend.do(start, allocate, make.format(size), whole, use) is None, name
+        assert friend.do("out = os.fstat(pool.fd).st_blocks * 512") == max(4096, size), name
+    fill = "; ".join(f"sys.modules[{name!r}].fill_holes = {{}}" for name in FILLERS)
+    skip = fill.replace("{}", "lambda _: None")
+    before = shared_bytes(other)
+    for name, use in WAYS_IN.items():
+        size = 1 << 20 if name == "copies" else 1 << 31
+        found = other.do(start, allocate, skip, make.format(size), whole, use)
+        assert "InvalidArgument" in found, (name, found)
+    assert shared_bytes(other) - before < 1 << 20
+    assert other.do(fill.replace("{}", "sys.modules['burst.backing'].fill_holes")) is None
+
+
+FILLERS = "burst.controller", "driver.client.plain", "driver.client.device_buffers"
+
+
+def shared_bytes(client):
+    """Shared memory that the client's engine has touched."""
+    (line,) = [row for row in client.do(ENGINE_STATUS).splitlines() if row.startswith("RssShmem")]
+    return 1024 * int(line.split()[1])
+
+
+ENGINE_STATUS = "out = open(f'/proc/{device.engine_pid}/status').read()"
+
+
+AGAIN = "with device.prepare(model) as fresh, fresh.burst() as burst: out = burst.run(X).outputs[0].tolist()"
+
+
+def test_a_file_that_does_not_answer_holds_its_own_account_alone(members, for_group, kit):
+    """One account, here root's, hands over a file of FUSE that answers neither reads nor its close: the executions and
+    preparations of another one go on, in the same process as before.
+    """
+    if not os.path.exists("/dev/fuse"):
+        pytest.skip("the kernel has no FUSE")
+    honest = members[0]
+    engine = honest.do("out = device.engine_pid")
+    with (
+        folder() as path,
+        silent_file(path) as silent,
+        driver.connect(for_group) as device,
+        contextlib.ExitStack() as use,
+    ):
+        prepared = use.enter_context(device.prepare(kit.add_model()))
+        burst, ended = use.enter_context(prepared.burst()), []
+        fd = os.open(silent, os.O_RDWR)
+        arguments = (RequestArgument(length=16),), (RequestArgument(offset=16, length=16),)
+        request = Request(*arguments, (driver.Memory.from_fd(fd, 4096),))
+        for execute in (burst.execute, prepared.execute):
+            hand_over = partial(lambda execute: ended.append(execute(request).status), execute)
+            threading.Thread(target=hand_over, daemon=True).start()
+        silent.await_asked("FLUSH")
+        for _ in range(3):
+            assert honest.do(AGAIN) == honest.do("out = prepared.run(X)[0].tolist()") == [[2.0] * 4]
+        assert honest.do("out = device.engine_pid") == engine
+        assert not ended
+        silent.server.kill()
+        kit.until(lambda: len(ended) == 2)
+        assert set(ended) == {ErrorStatus.INVALID_ARGUMENT}
+        close_all([fd])
 
 
 def test_notes_are_of_the_own_account(members, for_group):

@@ -1,0 +1,61 @@
+"""What lies behind a descriptor that a peer handed over, found out without waiting for anybody, and who pays its pages.
+
+A page of shared memory is charged to the process that touches it first. So memory with *holes* is paid by its reader,
+and a device takes from another account only memory that has all its pages: `fill_holes` makes them on the client's
+side.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from enum import IntEnum
+from pathlib import Path
+
+from fmq._core import lib
+
+_BLOCK = 512  # bytes, the unit of st_blocks on every file system
+_DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "overlay"})
+
+
+class Backing(IntEnum):
+    """MEMORY: a memfd, or a file of tmpfs. FILE: a regular file of any other file system."""
+
+    OTHER = lib.FMQ_OTHER
+    MEMORY = lib.FMQ_MEMORY
+    HUGE_PAGES = lib.FMQ_HUGE_PAGES
+    DMA_BUF = lib.FMQ_DMA_BUF
+    FILE = lib.FMQ_FILE
+
+
+def backing_of(fd: int) -> Backing:
+    """What lies behind a descriptor of this process. Asks no file system that could leave the question unanswered."""
+    found = lib.fmq_backing(fd)
+    return Backing.OTHER if found < 0 else Backing(found)
+
+
+def is_on_disk(fd: int) -> bool:
+    """Whether the file lies on a disk of this machine: not behind FUSE or a network, and not in a mount of its own.
+
+    Only tables of the kernel's are read, so a file system that does not answer keeps nobody waiting.
+    """
+    with suppress(OSError, StopIteration, ValueError):
+        info = Path(f"/proc/self/fdinfo/{fd}").read_text()
+        mount = next(row.split()[1] for row in info.splitlines() if row.startswith("mnt_id:"))
+        rows = (row.split() for row in Path("/proc/self/mountinfo").read_text().splitlines())
+        fields = next(row for row in rows if row[0] == mount)
+        return fields[fields.index("-") + 1] in _DISKS
+    return False
+
+
+def has_holes(fd: int) -> bool:
+    """Whether memory lacks pages, which whoever touches them first would pay."""
+    found = os.fstat(fd)
+    return found.st_blocks * _BLOCK < found.st_size
+
+
+def fill_holes(fd: int) -> None:
+    """Gives memory all its pages, charged to this process. What cannot have them, the device will refuse."""
+    with suppress(OSError):
+        if backing_of(fd) is Backing.MEMORY and has_holes(fd):
+            os.posix_fallocate(fd, 0, os.fstat(fd).st_size)

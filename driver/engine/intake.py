@@ -1,0 +1,227 @@
+"""How memory that a client hands over comes into the engine: looked at, counted, and only then mapped.
+
+Whatever way it takes (a burst's callback, a plain path, launched executions, copies of buffers), it is counted in the
+ledger for as long as it is mapped. From another account than the engine's own, only memory is mapped, all of whose
+pages are there: what has holes would be paid by whoever touches them first, the engine. A file on a disk, for reading,
+is copied once.
+
+No wait for a file is the engine's: pages of a file come in the thread that serves its client, before that waits for
+its turn on the device, and without the GIL; a copy is read by a thread of the client's own, for a limited time.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import finalize
+
+from burst import GeneralFailure, InvalidArgument, Memory, ResourceExhaustedTransient
+from burst.backing import Backing, backing_of, has_holes, is_on_disk
+from burst.channel import close_all
+from burst.memory import MappedFd
+from driver.engine.ledger import price
+from fmq.errors import InvalidDescriptor
+from fmq.region import memfd
+
+if TYPE_CHECKING:
+    from burst import Request
+    from driver.engine.device_memory import Quota
+    from driver.engine.ledger import Claim
+
+_REMEDY = "free memory that the device knows"
+_MOST_AT_ONCE = 1 << 30  # bytes
+
+
+def bring_pages(request: Request) -> None:
+    """Brings what a request reads and writes of files, before its thread holds or waits for anything of others."""
+    if any(isinstance(pool, Memory) and pool.is_file for pool in request.pools):
+        for argument in (*request.inputs, *request.outputs):
+            pool = request.pools[argument.pool] if 0 <= argument.pool < len(request.pools) else None
+            if isinstance(pool, Memory) and pool.is_file:
+                pool.bring_pages(argument.offset, argument.length or pool.nbytes)
+
+
+class MemoryIntake:
+    """Takes what one client hands over. Any thread."""
+
+    def __init__(self, quota: Quota, patience: float, *, is_stranger: bool) -> None:
+        """patience: seconds for reading a file. is_stranger: the client is of another account than this process."""
+        self._quota, self._is_stranger = quota, is_stranger
+        self._copies = FileCopies(patience)
+
+    def __call__(self, plain: Any, fd: int) -> Memory:
+        """The memory that `plain` describes, mapped. Owns `fd`.
+
+        Raises InvalidArgument, GeneralFailure, ResourceExhausted*.
+        """
+        backing = backing_of(fd)
+        if self._is_stranger:
+            try:
+                self._check(plain, fd, backing)
+            except BaseException:
+                close_all([fd])
+                raise
+            if backing is Backing.FILE:
+                return self._copied(plain[1:], fd)
+        claims: list[Claim] = []
+        try:
+            memory = Memory.from_wire(plain, fd, lambda nbytes: claims.append(self._claim(nbytes, fd, backing)))
+        except BaseException:
+            for claim in claims:  # here, because the error's traceback keeps them
+                claim.give_back()
+            raise
+        memory.is_file = backing is Backing.FILE
+        return _holding(memory, claims[0])
+
+    def _check(self, plain: Any, fd: int, backing: Backing) -> None:
+        """Raises InvalidArgument for what is not taken from another account."""
+        match backing, plain:
+            case (Backing.DMA_BUF, _):
+                return
+            case (Backing.MEMORY, _):
+                if has_holes(fd):
+                    raise InvalidArgument(
+                        "the memory has holes: a device of another account takes memory with all its pages; write to "
+                        "each page, or call posix_fallocate, before you hand it over"
+                    )
+            case (Backing.FILE, [MappedFd.kind, _, mmap.PROT_READ, _]) if is_on_disk(fd):
+                return
+            case _:
+                raise InvalidArgument(
+                    "a device of another account takes shared memory (memfd, POSIX) and DMA-BUFs, and files on a local "
+                    "disk for reading (PROT_READ); copy the rest to Memory.create(nbytes)"
+                )
+
+    def _claim(self, nbytes: int, fd: int, backing: Backing) -> Claim:
+        figures = price("pool", pools=1, pool_bytes=nbytes)
+        if backing is Backing.DMA_BUF:
+            figures["descriptors"] = 1
+        elif not _is_sealed(fd):
+            figures["guards"] = 1
+        return self._quota.take(_REMEDY, **figures)
+
+    def _copied(self, fields: list[Any], fd: int) -> Memory:
+        """A copy of a part of a file. Owns `fd`. Raises GeneralFailure, ResourceExhausted*."""
+        try:
+            given = MappedFd.checked(fields, fd)
+            nbytes = given["nbytes"]
+            claim = self._quota.charge(nbytes, **price("pool", pools=1, pool_bytes=nbytes))
+        except InvalidDescriptor as error:
+            close_all([fd])
+            raise GeneralFailure(f"{MappedFd.kind} cannot be read: {error}") from error
+        except BaseException:
+            close_all([fd])
+            raise
+
+        try:
+            copy = self._copies(fd, given["offset"], nbytes, self._quota)
+            memory = Memory.from_wire([MappedFd.kind, nbytes, mmap.PROT_READ, 0], copy)
+        except BaseException:
+            claim.give_back()
+            raise
+        return _holding(memory, claim)
+
+
+class FileCopies:
+    """Copies parts of one client's files, one at a time, each in a thread of its own and for a limited time."""
+
+    def __init__(self, patience: float) -> None:
+        """patience: seconds for each, and for the one before it."""
+        self._patience, self._free = patience, threading.Semaphore()
+
+    def __call__(self, fd: int, offset: int, nbytes: int, quota: Quota) -> int:
+        """The descriptor of the copy. Owns `fd`. Raises GeneralFailure, ResourceExhaustedTransient.
+
+        A thread that hangs keeps the descriptor and its claim until it goes on, and no other begins before.
+        """
+        if not self._free.acquire(timeout=self._patience):
+            close_all([fd])
+            raise ResourceExhaustedTransient(
+                f"reading another file of this client has taken more than {self._patience:g} s, and goes on"
+            )
+        outcome = _Outcome()
+        try:
+            claim = quota.take("wait for the other file", threads=1)
+            arguments = fd, offset, nbytes, outcome, claim
+            threading.Thread(target=self._read, args=arguments, name="file", daemon=True).start()
+        except BaseException as error:
+            self._free.release()
+            close_all([fd])
+            if isinstance(error, RuntimeError):
+                raise ResourceExhaustedTransient(f"there is no thread to read a file: {error}") from error
+            raise
+        return outcome.within(self._patience)
+
+    def _read(self, fd: int, offset: int, nbytes: int, outcome: _Outcome, claim: Claim) -> None:
+        found, why = -1, ""
+        try:
+            try:
+                found = _copy_of(fd, offset, nbytes)
+            except OSError as error:
+                why = str(error)
+            close_all([fd])
+        finally:
+            self._free.release()
+            claim.give_back()
+            outcome.set(found, why)
+
+
+class _Outcome:
+    """What a thread has found, for one that waits a limited time."""
+
+    def __init__(self) -> None:
+        self._ended, self._deciding, self._is_late = threading.Event(), threading.Lock(), False
+        self._fd, self._why = -1, ""
+
+    def set(self, fd: int, why: str) -> None:
+        """`fd`: below 0, there is none, and `why` says the reason."""
+        with self._deciding:
+            self._fd, self._why = fd, why
+            self._ended.set()
+            if self._is_late and fd >= 0:
+                close_all([fd])
+
+    def within(self, patience: float) -> int:
+        """The descriptor. Raises GeneralFailure."""
+        self._ended.wait(patience)
+        with self._deciding:
+            self._is_late = not self._ended.is_set()
+        if self._is_late:
+            raise GeneralFailure(f"the file was not read within {patience:g} s (file_seconds)")
+        if self._fd < 0:
+            raise GeneralFailure(f"the file cannot be read: {self._why}")
+        return self._fd
+
+
+def _copy_of(fd: int, offset: int, nbytes: int) -> int:
+    """The descriptor of new memory with a copy. Raises OSError."""
+    copy, done = memfd(nbytes), 0
+    try:
+        while done < nbytes:
+            count = os.sendfile(copy, fd, offset + done, min(nbytes - done, _MOST_AT_ONCE))
+            done += count or _cut_off(done, nbytes)
+    except BaseException:
+        os.close(copy)
+        raise
+    return copy
+
+
+def _cut_off(done: int, nbytes: int) -> NoReturn:
+    raise OSError(errno.ESTALE, f"it ended after {done} of {nbytes} bytes")
+
+
+def _is_sealed(fd: int) -> bool:
+    try:
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:
+        return False
+
+
+def _holding(memory: Memory, claim: Claim) -> Memory:
+    """The memory; the claim is given back when it is mapped no more, until when arrays on it may outlive it."""
+    finalize(getattr(memory, "base", memory), claim.give_back).atexit = False
+    return memory
