@@ -202,7 +202,7 @@ int burst_resume(burst_ticket *ticket); /* after that wait; as burst_yield. NULL
 /* Preemption: an execution without checkpoints that can be stopped in the middle and run again. The thread that stops such
  * executions sleeps in burst_await_preemption. */
 burst_ticket *burst_set_preemptible(_Bool is_preemptible); /* of this thread's execution: its ticket, or NULL without a slot */
-uint32_t burst_await_preemption(uint32_t seen);    /* until a ticket begins to wait while an execution is preemptible */
+uint32_t burst_await_preemption(uint32_t seen);    /* until a ticket begins to wait while an execution of its application is preemptible */
 uint64_t burst_outranking(burst_ticket *ticket); /* waiting tickets of its application with a higher priority */
 burst_application *burst_application_of(burst_ticket *ticket);
 /* What a flow has done, and what its application, its account and all have used of the time in which a ticket waited. */

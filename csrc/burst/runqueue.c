@@ -27,8 +27,10 @@ static burst_share *share_of(fair_entity *member) { return (burst_share *)member
 
 static burst_application *application_of(fair_entity *member) { return (burst_application *)member; }
 
-static void begin_waiting(burst_application *a, uint64_t now) {
+static void begin_waiting(const burst_flow *f, uint64_t now) {
+    burst_application *a = f->application;
     burst_runqueue *q = a->share->queue;
+    a->rings[f->priority].waiting++;
     a->fair.waiting++;
     a->share->fair.waiting++;
     if (q->waiting++) return;
@@ -40,9 +42,11 @@ static void begin_waiting(burst_application *a, uint64_t now) {
     }
 }
 
-static void end_waiting(burst_application *a, uint64_t now) {
+static void end_waiting(const burst_flow *f, uint64_t now) {
+    burst_application *a = f->application;
     burst_runqueue *q = a->share->queue;
     uint64_t clock = contended(q, now);
+    a->rings[f->priority].waiting--;
     a->fair.waiting--;
     a->share->fair.waiting--;
     if (!--q->waiting) atomic_store_explicit(&q->contended, clock, memory_order_relaxed); /* relaxed, because of that */
@@ -174,7 +178,7 @@ static void leave_line(burst_ticket *t, uint64_t now) {
     *(before ? &before->next : &f->first) = t->next;
     if (f->last == t) f->last = before;
     if (!f->first) leave_ring(f);
-    end_waiting(f->application, now);
+    end_waiting(f, now);
 }
 
 /* ---- the last slot --------------------------------------------------------------------------------------------------- */
@@ -328,7 +332,7 @@ void burst_policy_arrive(burst_ticket *t, uint64_t now) {
     t->number = ++t->queue->arrivals;
     line_up(t);
     set_present(t, true, now);
-    begin_waiting(f->application, now);
+    begin_waiting(f, now);
 }
 
 void burst_policy_abandon(burst_ticket *t, uint64_t now) {
@@ -345,7 +349,16 @@ void burst_policy_finish(burst_ticket *t, uint64_t now) {
 /* The first in line of an application, without giving any flow its turn. */
 static burst_ticket *first_waiting(const burst_application *a) { return a->rings[most_urgent(a)].first->first; }
 
-static burst_ticket *next_without(const burst_ticket *t) {
+/* The first of those that may have a slot. Another account comes before another application, and both before the own: the slot stays
+ * free until this ticket's thread is awake, and only its own account decides whether that takes long. */
+static burst_ticket *called(burst_ticket *of_account, burst_ticket *of_application, burst_ticket *own) {
+    burst_ticket *found[] = {of_account, of_application, own};
+    for (unsigned i = 0; i < 3; i++)
+        if (found[i] && burst_policy_may_begin(found[i])) return found[i];
+    return NULL;
+}
+
+burst_ticket *burst_policy_standby(const burst_ticket *t) {
     const burst_flow *f = t->flow;
     const burst_application *a = f->application, *other = next_application(a->share, a);
     fair_entity *account = least_used(&t->queue->shares, &a->share->fair);
@@ -353,27 +366,14 @@ static burst_ticket *next_without(const burst_ticket *t) {
     if (other && (a->share->turn != a || is_ahead(a, &other->fair))) return NULL;
     int urgent = most_urgent(a), own = (int)f->priority;
     if (urgent > own || (urgent == own && (!f->has_turn || f->deficit <= 0))) return NULL;
-    if (urgent >= 0) return first_waiting(a);
-    if (other) return first_waiting(other);
-    return account ? first_waiting(next_application(share_of(account), NULL)) : NULL;
-}
-
-burst_ticket *burst_policy_standby(const burst_ticket *t) {
-    burst_ticket *found = next_without(t);
-    return found && burst_policy_may_begin(found) ? found : NULL;
-}
-
-static uint64_t waiting_in(const flow_ring *ring) {
-    uint64_t found = 0;
-    for (const burst_flow *f = ring->first; f; f = f->next)
-        for (const burst_ticket *t = f->first; t; t = t->next) found++;
-    return found;
+    return called(account ? first_waiting(next_application(share_of(account), NULL)) : NULL,
+                  other ? first_waiting(other) : NULL, urgent >= 0 ? first_waiting(a) : NULL);
 }
 
 uint64_t burst_policy_outranking(const burst_ticket *t) {
     const burst_flow *f = t->flow;
     uint64_t found = 0;
-    for (uint32_t p = f->priority + 1; p < PRIORITIES; p++) found += waiting_in(&f->application->rings[p]);
+    for (uint32_t p = f->priority + 1; p < PRIORITIES; p++) found += f->application->rings[p].waiting;
     return found;
 }
 
@@ -399,5 +399,5 @@ void burst_policy_yield(burst_ticket *t, uint64_t now) {
     settle_now(f->application, now);
     if (!f->first) join(f);
     line_up(t);
-    begin_waiting(f->application, now);
+    begin_waiting(f, now);
 }

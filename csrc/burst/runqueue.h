@@ -26,6 +26,7 @@ typedef struct {
 /* Flows of one priority of an application in which a ticket waits. The first has its turn, the others follow. */
 typedef struct {
     burst_flow *first, *last;
+    uint64_t waiting; /* tickets */
 } flow_ring;
 
 struct burst_share {
@@ -41,6 +42,7 @@ struct burst_share {
 struct burst_application {
     fair_entity fair; /* first: a member of the share's group is an application */
     _Atomic uint32_t users; /* its owner, and its flows */
+    _Atomic uint32_t preemptible; /* executions of it that can be preempted, and run */
     burst_share *share;
     flow_ring rings[PRIORITIES];
 };

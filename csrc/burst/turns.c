@@ -17,8 +17,7 @@ enum { OUT, WAITS, RUNS, CLOSED, CALLED }; /* of a ticket's word */
 
 static _Thread_local burst_ticket *running; /* with which this thread has a slot */
 static _Atomic uint32_t waiters;            /* tickets in line, in all queues of this process */
-static _Atomic uint32_t preemptible;          /* executions in this process that can be preempted */
-static _Atomic uint32_t preemption_requests;  /* grows when a ticket begins to wait while there is one; a futex word */
+static _Atomic uint32_t preemption_requests; /* grows when a ticket begins to wait and may outrank one that runs; a futex word */
 
 /* ---- slots --------------------------------------------------------------------------------------------------------- */
 
@@ -136,7 +135,7 @@ static int wait_for_slot(burst_ticket *t, uint64_t latest) {
 
 /* Wakes the thread that preempts executions, to see whether one of them is in this ticket's way. */
 static void request_preemption(const burst_ticket *t) {
-    if (!atomic_load(&preemptible) || t->flow->priority == BURST_LOW) return;
+    if (!atomic_load(&t->flow->application->preemptible) || t->flow->priority == BURST_LOW) return;
     atomic_fetch_add(&preemption_requests, 1);
     futex_wake(&preemption_requests, 1, FUTEX_BITSET_MATCH_ANY);
 }
@@ -325,7 +324,7 @@ int burst_resume(burst_ticket *t) {
 /* ---- preemption ---------------------------------------------------------------------------------------------------- */
 
 burst_ticket *burst_set_preemptible(_Bool is_preemptible) {
-    if (running) atomic_fetch_add(&preemptible, is_preemptible ? 1 : UINT32_MAX);
+    if (running) atomic_fetch_add(&running->flow->application->preemptible, is_preemptible ? 1 : UINT32_MAX);
     return running;
 }
 

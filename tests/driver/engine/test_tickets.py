@@ -72,6 +72,28 @@ def waiting_for(mine, ticket):
     assert not other.thread.is_alive()
 
 
+def test_a_slot_that_stays_free_for_a_moment_depends_on_no_thread_of_the_account_that_left_it():
+    """Where a client is expected back, the ticket that is called meanwhile is another account's; then another
+    application's; the own last. Else threads of low priority, on a busy machine, would keep a slot from the others.
+    """
+    queue = Queue()
+    mine, own = queue.ticket(HIGH), queue.ticket(LOW)
+    application = ffi.gc(lib.burst_application_new(queue.share), lib.burst_application_free)
+    beside, its = (queue.ticket(flow=queue.flow(application=a)) for a in (application, queue.another_account()))
+    known = ffi.new("burst_estimate *", {"usual_ns": US})
+    for ticket in (mine, own, beside, its):
+        lib.burst_policy_expect(ticket, known, 0)
+    lib.burst_policy_arrive(mine, 0)
+    assert lib.burst_policy_next(queue.handle, 0) == mine
+    for ticket in (own, beside, its):
+        lib.burst_policy_arrive(ticket, 0)
+    lib.burst_policy_finish(mine, 0)
+    for called in (its, beside, own):
+        assert lib.burst_policy_standby(mine) == called
+        lib.burst_policy_abandon(called, 0)
+    assert lib.burst_policy_standby(mine) == ffi.NULL
+
+
 def test_a_slot_is_not_kept_for_who_does_not_come_back():
     """Whoever leaves in the midst of its turn is expected back, but who waits does not wait for that."""
     queue = Queue()

@@ -120,3 +120,13 @@ def test_estimates_that_lie_are_believed_once(scarce):
         assert owes > 0.1
     with client(ATTACKER, scarce) as attacker:
         assert attacker("out = device.stats()['share']") >= owes / 2
+
+
+def test_what_executions_take_is_learnt_for_each_account(scarce):
+    """Two accounts prepare equal models, which are one on the device. Executions of one take a second, by their inputs;
+    those of the other are neither refused for that, with a deadline before it, nor held back.
+    """
+    with client(VICTIM, scarce) as victim, client(ATTACKER, scarce) as attacker:
+        assert attacker("out = [bursts[0].run(X).status.name for _ in range(3)]") == ["NONE"] * 3
+        run = "out = [bursts[0].run(X * 0, timeout=0.5).status.name for _ in range(20)]"
+        assert victim(run) == ["NONE"] * 20
