@@ -1,4 +1,10 @@
-"""Kills at random moments, on either side, with recovery on: nothing is lost, nothing comes twice, nothing leaks."""
+"""Kills at random moments, on either side, with recovery on: nothing is lost, nothing comes twice, nothing leaks.
+
+How long a recovery takes is how long a device takes to start: a third of a second of processor time, one process after
+the other. Beside fifteen other programs on two processors each waits seven times as long as it runs, so recoveries take
+two to four seconds there, and one has taken six. The kernel counts these waits (/proc/PID/schedstat), and what is
+bounded here is the rest: any wait of ours, for a lock, a socket or a timeout, is in it.
+"""
 
 import contextlib
 import gc
@@ -11,6 +17,7 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -20,7 +27,8 @@ from xnnpack_driver import built
 import driver
 from driver.client import recovery
 
-BOUND = 10.0  # seconds for one slow frame, with every other process of the test on the same cores
+BOUND = 10.0  # seconds for one process to end
+REST = 2.0  # seconds of a recovery in which neither this thread nor the new device waits for a processor
 DEPTH = 4
 LIMIT = stress.seconds(float(os.environ.get("RECOVERY_SECONDS", "1440")))  # that the stress test may take
 SIDES = ("engine", "service", "both", "client")
@@ -109,8 +117,21 @@ class Client:
             process.kill()
 
 
-def one_kill(burst, frames, source, strike):
-    """Seconds of the slowest frame while `strike` happens at a random moment, and somebody dies of it."""
+class Recovered(NamedTuple):
+    """One recovery: seconds of its slowest frame, and how long of these a processor was waited for."""
+
+    slowest: float
+    waited: float
+
+
+def waited(path):
+    """Seconds that a thread was ready to run, and another one ran. /proc/PID is the first thread of that process."""
+    return int(Path(path, "schedstat").read_text().split()[1]) / 1e9
+
+
+def one_kill(device, burst, frames, source, strike):
+    """What came of it when `strike` happens at a random moment, and the device dies of it; None if it did not."""
+    before, own = {device.service_pid, device.engine_pid}, waited("/proc/thread-self")
     recoveries, ends = burst.stats()["recoveries"], threading.Event()
     moment = time.monotonic() + source.random() * 0.02
 
@@ -128,7 +149,11 @@ def one_kill(burst, frames, source, strike):
     thread.join()
     for _ in range(2 * DEPTH):  # the last of these was submitted after the death, if it was the device's
         slowest = max(slowest, frames.step())
-    return slowest, burst.stats()["recoveries"] - recoveries
+    if burst.stats()["recoveries"] == recoveries:
+        return None
+    fresh = {device.service_pid, device.engine_pid} - before
+    starting = sum(waited(f"/proc/{pid}") for pid in fresh)
+    return Recovered(slowest, waited("/proc/thread-self") - own + starting)
 
 
 def striker(device, client, side, number):
@@ -154,7 +179,7 @@ def end(pid, number):
 
 
 def random_kills(kit, place, seed, rounds, address="reference"):
-    """Kills and results, the seconds of each slow frame after a device's death, and what leaked."""
+    """Kills and results, the recovery after each death of the device, and what leaked."""
     with driver.connect(address) as device, device.prepare(kit.add_model()) as prepared:  # starts threads, which stay
         prepared.run(np.zeros((1, 4), np.float32)), prepared.burst().close()
     del device, prepared
@@ -177,11 +202,11 @@ def kills_of(kit, place, source, rounds, address):
                 break
             side = SIDES[source.randrange(4)] if n >= 4 else SIDES[n]
             number = source.choice(CRASHES) if side == "engine" else signal.SIGKILL
-            slowest, recoveries = one_kill(burst, frames, source, striker(device, client, side, number))
+            found = one_kill(device, burst, frames, source, striker(device, client, side, number))
             if side == "client":
                 client = Client(kit, address)
-            elif recoveries:
-                slow.append(slowest)
+            elif found:
+                slow.append(found)
         frames.finish()
         client.kill()
         most = 2 if address == "reference" else 4  # the others ask a library what it supports, where it may crash
@@ -217,7 +242,7 @@ def check_random_kills(kit, place, address):
     assert kills == 5
     assert results > kills
     assert len(slow) > 2
-    assert max(slow) < BOUND
+    assert max(each.slowest - each.waited for each in slow) < REST
 
 
 @pytest.mark.stress
@@ -238,9 +263,12 @@ def check_many_kills(kit, place, capsys, rounds, address, tally):
     with capsys.disabled():
         print(f"\nrecovery, seed {seed}:", end=" ", flush=True)
         kills, results, slow, leaks = random_kills(kit, place, seed, rounds, address)
-        p50, p99 = np.percentile(slow, [50, 99])
+        slowest = [each.slowest for each in slow]
+        rests = [each.slowest - each.waited for each in slow]
+        p50, p99 = np.percentile(slowest, [50, 99])
         print(f"{kills} kills, {results} results, {len(slow)} recoveries: one slow frame of")
-        print(f"p50 {p50 * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms, max {max(slow) * 1e3:.0f} ms;", end=" ")
+        print(f"p50 {p50 * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms, max {max(slowest) * 1e3:.0f} ms,")
+        print(f"and without what was waited for a processor {max(rests) * 1e3:.0f} ms;", end=" ")
         print("more fds, threads, mappings, names in /dev/shm: {}, {}, {}, {}".format(*leaks))
     tally("kills with recovery" if address == "reference" else "kills with recovery of a driver in C", kills)
-    assert max(slow) < BOUND
+    assert max(rests) < REST
