@@ -51,7 +51,7 @@ int fmq_map_at(int fd, uint64_t bytes, uint64_t offset, int writable, void **bas
 int fmq_unmap(void *base, uint64_t bytes);
 int fmq_populate(void *base, uint64_t bytes); /* brings the pages of a mapping, as reading each would: it may wait for a disk */
 int fmq_flush(void *base, uint64_t bytes); /* waits until what was written to a mapping is in its file; base: as mapped */
-int fmq_guard(void); /* from now on, pages that a peer truncates read as zeros instead of ending the process */
+int fmq_guard(void); /* from now on, memory that a peer truncates reads as zeros instead of ending the process */
 
 /* queue: a control page (4096 bytes) and a ring, formatted once; then each side opens its end. Wait-free except open.
  * -EPROTO: the page is not of the shape that the caller saw before. */

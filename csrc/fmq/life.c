@@ -88,7 +88,7 @@ static char *reserve_arena(void) {
     char *p = mmap(NULL, SLOTS * life.page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return NULL;
     madvise(p, SLOTS * life.page, MADV_DONTFORK);
-    fmq_remember(p, SLOTS * life.page); /* pages of peers' queues are mapped in here */
+    fmq_remember(p, SLOTS * life.page, life.page); /* pages of peers' queues are mapped in here */
     return p;
 }
 

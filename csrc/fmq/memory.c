@@ -2,8 +2,12 @@
  *
  * Python's mmap duplicates its descriptor, so an idle queue would cost one: mapping is done here. And a peer can truncate
  * memory that is not sealed; touching what is gone raises SIGBUS, which ends a process. A device must not end because of
- * a client, so with fmq_guard() on, a page that vanished from one of our mappings is replaced by a private zero page.
+ * a client, so with fmq_guard() on, one of our mappings from which a page vanished is replaced by private zero pages.
  * The handler uses a fixed table and two system calls, both allowed in a signal handler.
+ *
+ * The handler must not fail where the process has as many mappings as it may have (vm.max_map_count). So it replaces a
+ * mapping as a whole, which splits none, and it can give up some mappings that fmq_guard() made for that: the kernel maps
+ * nothing at the limit, even where that needs no more mappings than before.
  */
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -26,13 +30,15 @@ enum { RANGES = 4096 }; /* a mapping beyond these is refused where there is a gu
 /* bytes is written last and read first; 0 = free. A slot is claimed by moving bytes from 0 to 1. */
 static struct {
     _Atomic uintptr_t base;
+    _Atomic uint64_t unit; /* bytes that are replaced together, a divisor of the range's */
     _Atomic uint64_t bytes;
 } ranges[RANGES];
 
-int fmq_remember(void *base, uint64_t bytes) {
+int fmq_remember(void *base, uint64_t bytes, uint64_t unit) {
     for (int i = 0; i < RANGES; i++) {
         uint64_t none = 0;
         if (!atomic_compare_exchange_strong(&ranges[i].bytes, &none, 1)) continue;
+        atomic_store(&ranges[i].unit, unit);
         atomic_store(&ranges[i].base, (uintptr_t)base);
         atomic_store(&ranges[i].bytes, bytes); /* pairs: RANGE */
         return 1;
@@ -49,25 +55,67 @@ static void forget(void *base) {
     }
 }
 
-static int is_ours(uintptr_t address) {
+/* What has to be replaced so that this address can be touched: the bytes from *base on; 0: it is not ours. */
+static uint64_t range_of(uintptr_t address, uintptr_t *base) {
     for (int i = 0; i < RANGES; i++) {
         uint64_t bytes = atomic_load(&ranges[i].bytes); /* pairs: RANGE */
-        uintptr_t base = atomic_load(&ranges[i].base);
-        if (base && address - base < bytes && atomic_load(&ranges[i].bytes) == bytes) return 1; /* not half reused */
+        uintptr_t begin = atomic_load(&ranges[i].base);
+        uint64_t unit = atomic_load(&ranges[i].unit);
+        if (!begin || address - begin >= bytes || atomic_load(&ranges[i].bytes) != bytes) continue; /* half reused */
+        *base = begin + (address - begin) / unit * unit;
+        return unit;
     }
     return 0;
 }
 
+/* ---- mappings that the handler can give up ----------------------------------------------------------------------- */
+
+enum { SPARES = 16 };
+static _Atomic(void *) spares[SPARES];
+
+static size_t page_bytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
+
+static uint64_t whole_pages(uint64_t bytes) { return (bytes + page_bytes() - 1) / page_bytes() * page_bytes(); }
+
+/* Shared ones, which the kernel never merges with their neighbours. */
+static void make_spares(void) {
+    for (int i = 0; i < SPARES; i++) {
+        void *none = NULL, *spare;
+        if (atomic_load(&spares[i])) continue;
+        if ((spare = mmap(NULL, page_bytes(), PROT_NONE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) == MAP_FAILED) return;
+        if (!atomic_compare_exchange_strong(&spares[i], &none, spare)) munmap(spare, page_bytes());
+    }
+}
+
+static int give_up_spare(void) {
+    for (int i = 0; i < SPARES; i++) {
+        void *spare = atomic_exchange(&spares[i], NULL);
+        if (spare) return munmap(spare, page_bytes()), 1;
+    }
+    return 0;
+}
+
+/* ---- the handler --------------------------------------------------------------------------------------------------- */
+
 static struct sigaction before; /* fmq_guard */
 static _Atomic int is_guarded;
 
+static int replace(void *base, uint64_t bytes) {
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    while (mmap(base, bytes, PROT_READ | PROT_WRITE, flags, -1, 0) == MAP_FAILED)
+        if (errno != ENOMEM || !give_up_spare()) return 0;
+    make_spares(); /* for the next time */
+    return 1;
+}
+
 static void on_bus_error(int signal, siginfo_t *info, void *context) {
     (void)context;
-    uintptr_t page_size = (uintptr_t)sysconf(_SC_PAGESIZE), address = (uintptr_t)info->si_addr;
-    void *page = (void *)(address - address % page_size);
-    if (info->si_code == BUS_ADRERR && is_ours(address) &&
-        mmap(page, page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page)
-        return; /* the access is repeated, and finds zeros */
+    int error = errno;
+    uintptr_t base;
+    uint64_t bytes = info->si_code == BUS_ADRERR ? range_of((uintptr_t)info->si_addr, &base) : 0;
+    int is_replaced = bytes && replace((void *)base, bytes);
+    errno = error;
+    if (is_replaced) return; /* the access is repeated, and finds zeros */
     sigaction(signal, &before, NULL); /* the access is repeated, and is fatal as it should be */
     if (info->si_code <= 0) raise(signal); /* sent, not caused by an access */
 }
@@ -78,22 +126,21 @@ int fmq_guard(void) {
     if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_bus_error) return 0;
     before = now;
     is_guarded = 1;
+    make_spares();
     return sigaction(SIGBUS, &action, NULL) ? -errno : 0;
 }
 
 /* With a tail: vector kernels read some bytes beyond the end of an array, and ignore them. The tail keeps other mappings,
  * and holes, away from there. */
-static uint64_t with_tail(uint64_t bytes) {
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    return (bytes + page - 1) / page * page + page;
-}
+static uint64_t with_tail(uint64_t bytes) { return whole_pages(bytes) + page_bytes(); }
 
 static int map_over(void *room, int fd, uint64_t bytes, uint64_t offset, int writable) {
     int protection = PROT_READ | (writable ? PROT_WRITE : 0);
     if (mmap(room, bytes, protection, MAP_SHARED | MAP_FIXED, fd, (off_t)offset) == MAP_FAILED) return -errno;
     int seals = fcntl(fd, F_GET_SEALS);
     int may_shrink = seals < 0 || !(seals & F_SEAL_SHRINK);
-    return may_shrink && !fmq_remember(room, bytes) && is_guarded ? -ENOMEM : 0;
+    if (is_guarded) make_spares(); /* again, if another thread was faster in the handler */
+    return may_shrink && !fmq_remember(room, whole_pages(bytes), whole_pages(bytes)) && is_guarded ? -ENOMEM : 0;
 }
 
 /* File systems, as linux/magic.h has them; that of DMA-BUFs is not in the headers of older systems. */

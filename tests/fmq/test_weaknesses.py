@@ -3,7 +3,9 @@
 The stress versions are tests/csrc; here are quick ones, with real processes where a process matters.
 """
 
+import contextlib
 import fcntl
+import mmap
 import os
 import re
 import signal
@@ -142,6 +144,30 @@ def survive_truncation():
     w.write(np.ones(8192))
     os.ftruncate(queue.descriptor.fds[0], 4096)
     assert not r.read(8192, 0)[4096:].any()
+
+
+def test_truncation_while_no_mapping_is_left():
+    """4. The guard holds where the process has as many mappings as it may have, however often it has to act."""
+    with process(survive_truncation_without_mappings):
+        pass
+
+
+def survive_truncation_without_mappings():
+    fmq.region.guard()
+    page, memories = mmap.PAGESIZE, [os.memfd_create("pool") for _ in range(40)]
+    for fd in memories:
+        os.ftruncate(fd, 3 * page)
+    regions = [fmq.region.Region.from_fd(os.dup(fd), 3 * page, sealed=False) for fd in memories]
+    taken = []
+    with contextlib.suppress(OSError):
+        while True:
+            taken.append(mmap.mmap(-1, page))
+    must_raise(OSError, mmap.mmap, -1, page)
+    for fd, region in zip(memories, regions, strict=True):
+        os.ftruncate(fd, 0)
+        assert not region.asarray()[[page, 0, 3 * page - 1]].any()
+    must_raise(OSError, mmap.mmap, -1, page)
+    taken.clear()
 
 
 def test_a_bus_error_that_is_sent_ends_a_guarded_process():
