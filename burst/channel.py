@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import msgpack
 
 from burst.errors import DEVICE_GONE, Malformed, PeerDied, Timeout
-from burst.memory_limits import descriptors_text
+from burst.exhaustion import DescriptorsLost
+from burst.serving_thread import ServingThread
 from fmq import Watch
 from fmq.closing import Closing
 
@@ -210,7 +211,7 @@ class Channel(Closing):
             raise self._gone(f"the connection is gone: {error}") from error
 
     def receive(self, timeout: float | None = None) -> Message:
-        """The next message. Raises PeerDied at the end of the connection, Timeout, Malformed."""
+        """The next message. Raises PeerDied at the end of the connection, Timeout, Malformed, and DescriptorsLost."""
         if timeout is not None and not self._readable(timeout):
             raise Timeout(f"no message within {timeout} s")
         try:
@@ -223,10 +224,10 @@ class Channel(Closing):
             raise self._gone(f"the connection is gone: {error}") from error
         message = Message(raw, list(_descriptors(ancillary)) if ancillary else [])
         if flags & _TRUNCATED:
-            lost = flags & socket.MSG_CTRUNC and len(message.fds) < MAX_FDS
+            lost = flags & _TRUNCATED == socket.MSG_CTRUNC and len(message.fds) < MAX_FDS
             message.close()
             if lost:
-                raise Malformed(f"descriptors that came with a message are lost: {descriptors_text()}")
+                raise DescriptorsLost(raw)
             raise Malformed("a message exceeds 64 KiB or 72 descriptors")
         if not raw:
             message.close()
@@ -278,8 +279,13 @@ class ChannelLoop:
         """Calls `on_message` for each message and `on_end` once, when the peer is gone or broke the protocol."""
         with self._lock:
             if self._selector is None:
-                self._selector = selectors.EpollSelector()
-                threading.Thread(target=self._run, args=(self._selector,), name=self._name, daemon=True).start()
+                selector = selectors.EpollSelector()
+                try:
+                    ServingThread(self._run, selector, name=self._name).start()
+                except RuntimeError:
+                    selector.close()
+                    raise
+                self._selector = selector
             self._selector.register(channel, selectors.EVENT_READ, (on_message, on_end))
 
     def discard(self, channel: Channel) -> None:

@@ -46,8 +46,8 @@ class _DropThread:
         """Starts the thread unless it runs. Not from a finalizer."""
         with self._starting:
             if not self._runs:
-                self._runs = True
                 threading.Thread(target=_run, args=(self.due,), name="burst-drops", daemon=True).start()
+                self._runs = True
 
 
 _thread = _DropThread()

@@ -28,6 +28,7 @@ from burst.errors import (
     StatusError,
     status_error,
 )
+from burst.exhaustion import exhausted
 from burst.messages import NO_CAUSE, NO_TIMING, Cause, ErrorStatus, OutputShape, Request, Timing
 from burst.request_checks import check_request
 from burst.slots import MappingCache
@@ -391,6 +392,8 @@ class CachedExecutor:
             insufficient = error.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE  # no other error has shapes
             shapes = error.result.output_shapes if insufficient and error.result else ()
             return Outcome(error.status, shapes, NO_TIMING, str(error), error.cause)
+        if found := exhausted(error):
+            return Outcome(found.status, text=str(found))
         if not isinstance(error, Malformed):
             self._complain("an execution failed in an unforeseen way: %r", error)
             self._complain = _log.debug  # once per client, which could repeat this for ever

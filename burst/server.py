@@ -27,6 +27,7 @@ from burst.errors import GeneralFailure, InvalidArgument, PeerDied, Timeout, sta
 from burst.execution_burst import ExecutionBurst
 from burst.executor import CachedExecutor, Job, Outcome, Plan, RequestCodec, Run
 from burst.messages import ErrorStatus, Timing
+from burst.serving_thread import ServingThread
 from burst.slots import MappingCache
 from burst.turns import give_way
 from burst.wire import ResultPacket, decode_request, encode_result
@@ -88,7 +89,7 @@ class ExecutionBurstServer(ExecutionBurst):
         self._executor = CachedExecutor(codec, self._forget, memories)
         self._starting, self._is_stopped = threading.Lock(), False
         self._is_ending = False
-        self._thread = threading.Thread(target=self._listen, name="burst-listener", daemon=True)
+        self._thread = ServingThread(self._listen, name="burst-listener")
 
     @classmethod
     def create(cls, offer: BurstOffer, prepared: Bindable | None = None) -> Self:
@@ -145,7 +146,7 @@ class ExecutionBurstServer(ExecutionBurst):
         self._reader.close()
         self._life.close()
         with self._starting:
-            is_mine = not self._is_stopped and self._thread.ident is None
+            is_mine = not self._is_stopped and not self._thread.has_started
             self._is_stopped = True
         if is_mine:
             self._end()
@@ -170,8 +171,7 @@ class ExecutionBurstServer(ExecutionBurst):
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until the listener has freed everything."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout)
+        self._thread.join(timeout)
 
     def _listen(self) -> None:
         device = self.trace.page.device
@@ -194,6 +194,7 @@ class ExecutionBurstServer(ExecutionBurst):
         if self._ticket:
             self._ticket.leave()  # an error may have come between an execution and its answer
         self._executor.close()
+        self._thread.forget()
         self._plans.clear()  # also the plan that ran when `stop` came
         ffi.release(self._listener)
         on_end, self.on_end = self.on_end, _nothing  # dropped, because it may refer to this server

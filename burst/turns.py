@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from burst._core import ffi, lib
 from burst.errors import GeneralFailure, MissedDeadlineTransient
 from burst.messages import Cause
+from burst.serving_thread import ServingThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -200,7 +201,7 @@ class _Attempt:
 
 _attempts: list[_Attempt] = []  # in the order in which they began
 _attempts_lock = threading.Lock()
-_watch: threading.Thread | None = None
+_watch: ServingThread | None = None
 
 
 @contextmanager
@@ -230,8 +231,9 @@ def stoppable(stop: Callable[[], object]) -> Iterator[_Attempt]:
 def _begin_to_watch() -> None:
     global _watch  # noqa: PLW0603 (one for the process)
     if _watch is None:
-        _watch = threading.Thread(target=_watch_for_preemption, name="burst-preempt", daemon=True)
-        _watch.start()
+        watch = ServingThread(_watch_for_preemption, name="burst-preempt")
+        watch.start()
+        _watch = watch
 
 
 def _watch_for_preemption() -> None:

@@ -26,15 +26,23 @@ class LifePage:
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("fmq-life", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, self.nbytes)
+        try:
+            os.ftruncate(self.fd, self.nbytes)
+        except BaseException:
+            os.close(self.fd)
+            raise
         self._slot = lib.fmq_life_hold(self.fd, 0, 1)
         if self._slot < 0:
             os.close(self.fd)
             raise OSError(-self._slot, f"cannot announce this process's life: {os.strerror(-self._slot)}")
-        # Our own mapping stays writable; from here on no process can make another writable one.
-        size = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, size | _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
         self._finalizer = weakref.finalize(self, _end_page, self.fd, self._slot)
+        try:
+            # Our own mapping stays writable; from here on no process can make another writable one.
+            size = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, size | _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Releases the word, which tells the peer that this process left in good order."""

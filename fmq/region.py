@@ -227,8 +227,12 @@ def unlink(name: str) -> None:
 def memfd(nbytes: int) -> int:
     """New anonymous memory whose size is sealed."""
     fd = os.memfd_create("fmq", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, nbytes)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    try:
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 

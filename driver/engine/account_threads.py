@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from burst import ResourceExhaustedTransient
+from burst.serving_thread import ServingThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +58,7 @@ class AccountThreads:
 
     def _start(self) -> None:
         try:
-            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+            ServingThread(self._serve, name=self._name).start()
         except RuntimeError as error:
             if not self._threads:
                 raise ResourceExhaustedTransient(

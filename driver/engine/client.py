@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Self
@@ -42,7 +42,7 @@ from fmq import Descriptor, FmqError, LifePage
 from fmq.region import checked_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from burst import Request
     from burst.executor import Execution
@@ -107,8 +107,6 @@ class EngineClient:
         is_stranger = uid != os.getuid()
         self.intake = MemoryIntake(self.quota, engine.limits.file_seconds, is_stranger=is_stranger)
         self._enter(engine.application(uid))
-        engine.clients.add(self)
-        engine.note(uid)
         self._numbers = count(1)
         self._models: dict[int, LoadedModel] = {}
         self._buffers = ManagedBuffers(self.quota, engine.memory)
@@ -397,11 +395,11 @@ class EngineClient:
         """Opens a plain path. Each takes one call at a time, so a client opens one per call in flight."""
         self._plain = [server for server in self._plain if server.is_alive]
         self._limits.check("client_connections", len(self._plain), "make fewer calls at once")
-        near, end, reply = self._new_connection("plain path", "make fewer calls at once")
-        server = PlainServer(near, self.model, self.flow, self.intake, end)
-        self._plain.append(server)
-        server.start()
-        return reply
+        with self._new_connection("plain path", "make fewer calls at once") as (near, end, opened):
+            server = PlainServer(near, self.model, self.flow, self.intake, end)
+            server.start()
+            self._plain.append(server)
+            return opened()
 
     def fenced(self, _: Message) -> Reply:
         """Opens the connection for fenced executions; a client has at most one."""
@@ -409,10 +407,11 @@ class EngineClient:
             raise ResourceExhaustedTransient(
                 "this client already has a connection for fenced executions; close it first"
             )
-        near, end, reply = self._new_connection("launches", _FEWER_CLIENTS)
-        self._fenced = FencedServer(near, self._launch_owner(self._fenced_model), end)
-        self._fenced.start()
-        return reply
+        with self._new_connection("launches", _FEWER_CLIENTS) as (near, end, opened):
+            server = FencedServer(near, self._launch_owner(self._fenced_model), end)
+            server.start()
+            self._fenced = server
+            return opened()
 
     def asynchronous(self, _: Message) -> Reply:
         """Opens the connection for asynchronous executions; a client has at most one."""
@@ -420,24 +419,37 @@ class EngineClient:
             raise ResourceExhaustedTransient(
                 "this client already has a connection for asynchronous executions; close it first"
             )
-        near, end, reply = self._new_connection("launches", _FEWER_CLIENTS)
-        self._async = AsyncServer(near, self._launch_owner(self.model), end)
-        self._async.start()
-        return reply
+        with self._new_connection("launches", _FEWER_CLIENTS) as (near, end, opened):
+            server = AsyncServer(near, self._launch_owner(self.model), end)
+            server.start()
+            self._async = server
+            return opened()
 
-    def _new_connection(self, kind: str, remedy: str) -> tuple[Channel, Callable[[], None], Reply]:
-        """A channel past the service, what its end frees, and the answer that hands it and a life page over.
+    @contextmanager
+    def _new_connection(
+        self, kind: str, remedy: str
+    ) -> Iterator[tuple[Channel, Callable[[], None], Callable[[], Reply]]]:
+        """A channel past the service, what its end frees, and a function that returns the answer which hands it and a
+        life page over. All of it ends unless that function is called last.
 
         Raises ResourceExhaustedTransient.
         """
-        claim = self.quota.take(remedy, **price(kind))
-        (near, far), life = Channel.pair(), LifePage()
+        with ExitStack() as undo, ExitStack() as held:
+            held.enter_context(self.quota.take(remedy, **price(kind)))
+            life = LifePage()
+            held.callback(life.close)
+            near, far = Channel.pair()
+            undo.enter_context(near)
+            with far:
+                fds = undo.enter_context(_Descriptors([os.dup(far.fileno())]))
+            fds.append(os.dup(life.fd))
+            end = undo.enter_context(held.pop_all()).close
 
-        def end() -> None:
-            life.close()
-            claim.give_back()
+            def opened() -> Reply:
+                undo.pop_all()
+                return Reply([], fds)
 
-        return near, end, Reply([], [_handed_over(far), os.dup(life.fd)])
+            yield near, end, opened
 
     def _launch_owner(self, model: Callable[[int], Callable[[Request], Execution]]) -> LaunchOwner:
         return LaunchOwner(model, self.flow, self.intake, self.quota.take, self._engine.queue.slots, self._limits)
@@ -550,18 +562,19 @@ class EngineClient:
     def close(self) -> None:
         """Ends everything: the client is gone."""
         self._engine.clients.discard(self)
-        self._engine.note(self.uid)
-        self._claim.give_back()
-        for burst in list(self._bursts):
-            burst.stop()
-        for plain in self._plain:
-            plain.stop()
-        for launched in self._launch_servers():
-            launched.stop()
-        self._fenced = self._async = None
-        # The handlers refer to this object: break the cycle, as no garbage is collected while a burst is open.
-        for held in (self._models, self._buffers, self._plain, self.handlers):
-            held.clear()
+        with ExitStack() as end:  # all of it, whatever fails
+            # The handlers refer to this object: break the cycle, as no garbage is collected while a burst is open.
+            for held in (self._models, self._buffers, self._plain, self.handlers):
+                end.callback(held.clear)
+            for burst in list(self._bursts):
+                end.callback(burst.stop)
+            for plain in self._plain:
+                end.callback(plain.stop)
+            for launched in self._launch_servers():
+                end.callback(launched.stop)
+            self._fenced = self._async = None
+            end.callback(self._claim.give_back)
+            self._engine.note(self.uid)
 
 
 class _Descriptors(list[int]):
@@ -572,9 +585,3 @@ class _Descriptors(list[int]):
 
     def __exit__(self, *_: object) -> None:
         close_all(self)
-
-
-def _handed_over(channel: Channel) -> int:
-    """A descriptor to send; closes the channel object."""
-    with channel:
-        return os.dup(channel.fileno())

@@ -19,6 +19,7 @@ import numpy as np
 
 from burst import GeneralFailure, InvalidArgument, Memory, StatusError
 from burst.own_kinds import register_kinds
+from burst.serving_thread import ServingThread
 from driver.interface import BoundExecution, Device, DriverBuffer, MemoryHandle
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class DriverCalls:
             if is_late and found:
                 on_late(found.pop())
 
-        threading.Thread(target=copy_context().run, args=(run,), name=f"driver-{method}", daemon=True).start()
+        ServingThread(copy_context().run, run, name=f"driver-{method}").start()
         if not ended.wait(self.patience) and is_decided.acquire(blocking=False):
             raise GeneralFailure(f"the driver {self.driver} has not returned from {method} for {self.patience:g} s")
         ended.wait()

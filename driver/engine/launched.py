@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from contextvars import Context, copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
@@ -27,7 +28,9 @@ from burst import (
     Timing,
 )
 from burst.channel import Channel, Message, close_all, pack
+from burst.exhaustion import DescriptorsLost
 from burst.messages import NO_CAUSE, NO_TIMING, Cause
+from burst.serving_thread import ServingThread
 from burst.slots import checked_slots
 from burst.turns import Ticket
 from driver.engine.driver_memory import DriverPool
@@ -83,14 +86,22 @@ class LaunchServer:
         self.schedule = FenceSchedule(owner.slots, self._start_thread)
         self.forget_plans = self.worker.forget_plans
         self._context: Context | None = None
-        self._thread = threading.Thread(target=self._serve, name=self.name, daemon=True)
-        self._watch = threading.Thread(target=self.schedule.watch, args=(self.flush,), name="fences", daemon=True)
-        self._threads: set[threading.Thread] = set()
+        self._thread = ServingThread(self._serve, name=self.name)
+        self._watch = ServingThread(self.schedule.watch, self.flush, name="fences")
+        self._threads: set[ServingThread] = set()
 
     def start(self) -> None:
-        """Begins to serve."""
-        self._thread.start()
-        self._watch.start()
+        """Begins to serve. Raises RuntimeError when no thread can be started."""
+        try:
+            self._watch.start()
+            self._thread.start()
+        except RuntimeError:
+            self._thread.forget()
+            self.stop()
+            if not self._watch.has_started:
+                self._watch.forget()
+                self.schedule.close()
+            raise
 
     @property
     def is_alive(self) -> bool:
@@ -111,18 +122,19 @@ class LaunchServer:
         """Sends what there is to say, if anything. Called by any thread, without the schedule's lock."""
 
     def _serve(self) -> None:
-        try:
+        with ExitStack() as end:  # all of it, whatever fails
+            end.callback(self._on_end)
+            end.callback(self.worker.close)
+            end.callback(self._join)  # first: those threads use the worker
+            end.callback(self.channel.close)
+            end.callback(self.worker.stop)
+            end.callback(self.schedule.stop)
+            end.enter_context(suppress(PeerDied, Malformed))
             self.serve()
-        except (PeerDied, Malformed):
-            pass
-        finally:
-            self.schedule.stop()
-            self.worker.stop()
-            self.channel.close()
-            for thread in list(self._threads):  # they use the worker
-                thread.join()
-            self.worker.close()
-            self._on_end()
+
+    def _join(self) -> None:
+        for thread in list(self._threads):
+            thread.join()
 
     def plan(self, request: object) -> Plan:
         """The request, checked and bound. Raises Malformed, StatusError."""
@@ -141,12 +153,19 @@ class LaunchServer:
     def _start_thread(self, queue: ReadyQueue, flow: Flow) -> None:
         assert self._context is not None
         claim = self.take("launch executions of fewer priorities at once", **price("launch thread"))
-        context, arguments = self._context.copy(), (self._work, queue, flow, claim)
-        thread = threading.Thread(target=context.run, args=arguments, name=f"{self.name}-run", daemon=True)
-        thread.start()
+        threads = list[ServingThread]()
+        work = partial(self._work, queue, flow, threads, claim)
+        thread = ServingThread(self._context.copy().run, work, name=f"{self.name}-run")
+        threads.append(thread)
+        try:
+            thread.start()
+        except RuntimeError:
+            threads.clear()  # it refers to the claim
+            raise
         self._threads.add(thread)  # it ends only with the schedule's lock, which the caller holds
 
-    def _work(self, queue: ReadyQueue, flow: Flow, claim: Claim) -> None:
+    def _work(self, queue: ReadyQueue, flow: Flow, threads: list[ServingThread], claim: Claim) -> None:
+        """`threads`: this one."""
         ticket = Ticket(flow)
         while launched := self.schedule.take(queue, ticket):
             plan, outcome = self._executed(launched, ticket)
@@ -158,7 +177,7 @@ class LaunchServer:
                 self.worker.drop(launched.plan)  # it may have been cancelled
             self.flush()
             del launched, plan  # hold no client memory while waiting
-        self._threads.discard(threading.current_thread())
+        self._threads.difference_update(threads)
         claim.give_back()
 
     def _executed(self, launched: LaunchedExecution, ticket: Ticket) -> tuple[Plan | None, Outcome]:
@@ -199,7 +218,11 @@ class AsyncServer(LaunchServer):
     def serve(self) -> None:
         """Takes launches and cancellations, and memory as on the plain path."""
         while True:
-            message = self.channel.receive()
+            try:
+                message = self.channel.receive()
+            except DescriptorsLost as error:
+                self.worker.note_lost(error)
+                continue
             try:
                 self.handle(message)
             finally:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from burst import ExecutionBurst, ExecutionBurstServer, GeneralFailure, Malformed, StatusError
 from burst.errors import status_error
+from burst.exhaustion import exhausted
+from burst.serving_thread import ServingThread
 from burst.slots import checked_slots
 from burst.trace import blamed
 from fmq import FmqError
@@ -40,7 +42,7 @@ class OpenBurst:
         self._burst: ExecutionBurst | None = None
         self._callback: Channel | None = None
         self._on_end: Callable[[OpenBurst], object] | None = None
-        self._timer: threading.Timer | None = None
+        self._timer: threading.Event | None = None  #: set when it has ended within GRACE
         self._lock, self._is_ended = threading.RLock(), False
 
     def configure(self, offer: BurstOffer, prepared: PreparedModel, versions: Collection[int]) -> int:
@@ -61,10 +63,7 @@ class OpenBurst:
         except StatusError as error:
             raise status_error(error.status, self._words(f"cannot serve this burst: {error}"), error.cause) from error
         except Exception as error:
-            _log.exception("%s", self._words("failed to configure a burst"))
-            raise GeneralFailure(
-                self._words(f"failed to configure a burst: {type(error).__name__}: {error}")
-            ) from error
+            raise self._failed("configure a burst", error) from error
         if not isinstance(burst, ExecutionBurst):
             raise GeneralFailure(
                 self._words(f"configure_execution_burst returned {burst!r:.80}; return an ExecutionBurst, or None")
@@ -73,28 +72,29 @@ class OpenBurst:
         return version
 
     def start(self, register: Callable[[], object], on_end: Callable[[OpenBurst], object]) -> None:
-        """Calls `register`, and begins to serve. `on_end` is called once, when the burst has ended.
+        """Calls `register`, and begins to serve. `on_end` is called once, when the burst has ended, also if `register`
+        fails on the way.
 
         Raises GeneralFailure.
         """
         burst = self._burst
         assert burst
-        with self._lock:
-            was_over = self._is_ended
+        try:
+            with self._lock:
+                was_over = self._is_ended
+                if not was_over:
+                    self._on_end = on_end
+                    register()
             if not was_over:
-                register()
-                self._on_end = on_end
+                burst.start()
+        except Exception as error:
+            self.stop()
+            self.ended()
+            raise self._failed("start a burst", error) from error
         if was_over:
             self._burst = None
             self._tell("stop", burst.stop)
             raise GeneralFailure(self._words("said that this burst had ended before it began"))
-        try:
-            burst.start()
-        except Exception as error:
-            _log.exception("%s", self._words("failed to start a burst"))
-            self.stop()
-            self.ended()
-            raise GeneralFailure(self._words(f"failed to start a burst: {type(error).__name__}: {error}")) from error
 
     def stop(self) -> None:
         """Ends the burst; a running execution may finish first."""
@@ -139,7 +139,7 @@ class OpenBurst:
             on_end, self._on_end, self._burst = self._on_end, None, None
             timer, self._timer = self._timer, None
         if timer:
-            timer.cancel()
+            timer.set()
         self._life.close()  # before the context, whose end alone would mean that this process has died
         if self._callback:
             self._callback.close()
@@ -155,11 +155,15 @@ class OpenBurst:
         with self._lock:
             if self._timer or self._is_ended:
                 return
-            self._timer = threading.Timer(GRACE, self._give_up)
-            self._timer.name, self._timer.daemon = "burst-grace", True
-            self._timer.start()
+            self._timer = timer = threading.Event()
+            try:
+                ServingThread(self._bound_end, timer, name="burst-grace").start()
+            except RuntimeError:  # the burst is not given up; it ends when the driver ends it
+                _log.warning("%s", self._words("has no thread that bounds the end of a burst"))
 
-    def _give_up(self) -> None:
+    def _bound_end(self, has_ended: threading.Event) -> None:
+        if has_ended.wait(GRACE):
+            return
         _log.error("%s", self._words(f"has not ended a burst within {GRACE:g} s of stop(): it never called on_end"))
         self.ended()
 
@@ -176,6 +180,12 @@ class OpenBurst:
         with suppress(Exception):  # a driver's property may raise anything
             return int(getattr(self._burst, name, 0))
         return 0
+
+    def _failed(self, what: str, error: Exception) -> StatusError:
+        if found := exhausted(error):
+            return found
+        _log.error("%s", self._words(f"failed to {what}"), exc_info=error)
+        return GeneralFailure(self._words(f"failed to {what}: {type(error).__name__}: {error}"))
 
     def _words(self, what: str) -> str:
         return f"device {self._device!r} {what}"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from burst import Malformed, PeerDied
 from burst.channel import Channel, Message
 from burst.executor import Run
+from burst.exhaustion import DescriptorsLost
+from burst.serving_thread import ServingThread
 from burst.turns import Tickets
 from driver.engine.request_worker import RequestWorker
 from driver.protocol.plain_codec import EXECUTE, EXECUTE_BY, encode_answer, split_deadline
@@ -38,9 +40,16 @@ class PlainServer:
         self._channel, self._on_end = channel, on_end
         self._worker, self._tickets = RequestWorker(model, flow, encode_answer, memory_from), Tickets()
         self.answered = 0  #: number of requests so far
-        self._thread = threading.Thread(target=self._serve, name="plain", daemon=True)
-        self.start = self._thread.start
+        self._thread = ServingThread(self._serve, name="plain")
         self.forget_plans = self._worker.forget_plans
+
+    def start(self) -> None:
+        """Begins to serve. Raises RuntimeError when no thread can be started."""
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._thread.forget()
+            raise
 
     @property
     def is_alive(self) -> bool:
@@ -58,15 +67,18 @@ class PlainServer:
         self._channel.shutdown()
 
     def _serve(self) -> None:
-        try:
+        with ExitStack() as end:  # all of it, whatever fails
+            end.callback(self._on_end)
+            end.callback(self._worker.close)
+            end.callback(self._channel.close)
+            end.enter_context(suppress(PeerDied, Malformed))
             while True:
-                self.handle(self._channel.receive())
-        except (PeerDied, Malformed):
-            pass
-        finally:
-            self._channel.close()
-            self._worker.close()
-            self._on_end()
+                try:
+                    message = self._channel.receive()
+                except DescriptorsLost as error:
+                    self._worker.note_lost(error)
+                else:
+                    self.handle(message)
 
     def handle(self, message: Message) -> None:
         """Answers a request, or keeps or frees memory. Raises PeerDied, Malformed."""

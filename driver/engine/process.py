@@ -7,9 +7,12 @@ models are decoded and prepared in small steps with a pause after each, and the 
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import threading
+import time
 import warnings
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -20,11 +23,10 @@ from burst import (
     DeviceUnavailable,
     InvalidArgument,
     Memory,
-    PeerDied,
-    ResourceExhaustedTransient,
 )
 from burst._core import lib
 from burst.channel import Channel, ChannelLoop
+from burst.serving_thread import ServingThread
 from burst.trace import blamed, note_crashes
 from burst.turns import Application, RunQueue, Share, waiters
 from driver.deadlines import check, check_entry, due, seconds_left
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     _Make = Callable[[ModelStore, ModelUse, Callable[[float], object]], SharedModel]
 
 
+_log = logging.getLogger(__name__)
 _ffi = FFI()
 _ffi.cdef("int malloc_trim(size_t pad);")
 _libc: Any = _ffi.dlopen(None)  # calls give up the GIL
@@ -105,26 +108,30 @@ class IdleMonitor:
         self._seen: WeakKeyDictionary[PlanHolder, int] = WeakKeyDictionary()
         self._resting: WeakKeyDictionary[PlanHolder, int] = WeakKeyDictionary()
         self._bound, self._never = threading.Event(), threading.Event()
-        self._starting, self._thread = threading.Lock(), threading.Thread(target=self._watch, name="idle", daemon=True)
+        self._starting, self._thread = threading.Lock(), ServingThread(self._watch, name="idle")
 
     def begin(self) -> None:
         """A request was bound. Called often, and cheap."""
         if not self._bound.is_set():
-            self._bound.set()
-            with self._starting:
-                if self._thread.ident is None:
+            with self._starting, suppress(RuntimeError):  # no thread can be started: the next request tries again
+                if not self._thread.has_started:
                     self._thread.start()
+                self._bound.set()
 
     def _watch(self) -> None:
         while True:
             self._bound.wait()
             self._never.wait(self._seconds)
             self._bound.clear()  # before looking: what is bound meanwhile is seen next time
-            if self.look() | self._is_in_use():
+            try:
+                if self.look() | self._is_in_use():
+                    self._bound.set()
+                elif not self._bound.is_set():
+                    self._models()
+                    _trim()
+            except Exception:  # noqa: BLE001 (plans can be dropped later, but not without this thread)
+                _log.exception("an idle client's plans could not be dropped")
                 self._bound.set()
-            elif not self._bound.is_set():
-                self._models()
-                _trim()
 
     def look(self) -> bool:
         """Drops the plans of servers that have answered nothing since the last look. Whether any server keeps plans."""
@@ -147,6 +154,9 @@ def _trim() -> None:
     if trim := getattr(_libc, "malloc_trim", None):
         trim(0)
 
+
+_RETRY = 0.1
+"""Seconds after a failure to receive a client."""
 
 _PREPARING = {"prepare", "improve", "save"}
 
@@ -349,23 +359,51 @@ class Engine:
         clients = sum(uid in {None, client.uid} for client in list(self.clients))
         census.note(changes, clients, len(self.traces_of(uid)))
 
+    def admit_next(self) -> None:
+        """Serves the next client that the service sends, in a thread of its own.
+
+        No failure ends the engine: a client that cannot be served sees its connection end, and the service tells it so.
+        """
+        try:
+            message = self._service.receive()
+        except Exception as error:  # noqa: BLE001 (the others are served)
+            self.end_with_service()
+            _log.error("a client cannot be served: %s", error)
+            time.sleep(_RETRY)
+            return
+        try:
+            (_, uid), channel = message.body, Channel.from_fd(take_fd(message))
+            with ExitStack() as failed:
+                failed.enter_context(channel)
+                ServingThread(self.serve, channel, uid, name="client").start()
+                failed.pop_all()
+        except Exception as error:  # noqa: BLE001 (as above)
+            _log.error("a client cannot be served: %s", error)
+        finally:
+            message.close()
+
     def serve(self, channel: Channel, uid: int) -> None:
         """Serves one client of that account until its connection ends."""
         try:
             client = EngineClient(self, uid)
-        except ResourceExhaustedTransient as error:
+        except Exception as error:  # noqa: BLE001 (the client that there is no room for is told)
             refuse(channel, error)
+            self.end_with_service()
             return
         client.handlers["figures"] = partial(self.figures, uid)
-        try:
-            with channel:
-                serve(channel, client.handlers)
-        finally:
-            self.end_with_service()
-            with self._counting:
-                self._totals.leave(client.counts())
-                self.clients.discard(client)
-            client.close()
+        with ExitStack() as end:  # all of it, whatever fails
+            end.callback(client.close)
+            end.callback(self._leave, client)
+            end.callback(self.end_with_service)
+            end.enter_context(channel)
+            self.clients.add(client)
+            self.note(uid)
+            serve(channel, client.handlers)
+
+    def _leave(self, client: EngineClient) -> None:
+        with self._counting:
+            self.clients.discard(client)
+            self._totals.leave(client.counts())
 
     def figures(self, uid: int, _: Message) -> Reply:
         """For all accounts together: slots, waiting executions, the sums of `driver.engine.totals`, bursts and models.
@@ -403,9 +441,4 @@ def main(name: str, service: Channel, running: RunningFiles) -> None:
     service.watch(take_fd(ready))
     service.send([ready.body[0], 0, list(sandbox.active().items())], [life.fd])
     while True:
-        try:
-            message = service.receive()
-        except PeerDied:
-            os._exit(0)  # as in end_with_service
-        client, (_, uid) = Channel.from_fd(take_fd(message)), message.body
-        threading.Thread(target=engine.serve, args=(client, uid), name="client", daemon=True).start()
+        engine.admit_next()

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from burst import InvalidArgument, Malformed, Memory, StatusError
+from burst.channel import Message
 from burst.executor import CachedExecutor, Job, RequestCodec
+from burst.exhaustion import exhausted
 from burst.server import MAX_PLANS
 from burst.slots import checked_slots
 from driver.protocol.plain_codec import decode_request
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from burst import Request
-    from burst.channel import Message
     from burst.executor import Encode, Execution, Plan
+    from burst.exhaustion import DescriptorsLost
     from burst.turns import Flow
 
 
@@ -82,6 +84,14 @@ class RequestWorker:
                 self.free_memory(checked_slots(slots))
             case _:
                 raise Malformed("a message is execute, memory or free_memory, as the protocol has them")
+
+    def note_lost(self, error: DescriptorsLost) -> None:
+        """Requests that use the memory whose descriptor is lost get the error. Raises it if none would."""
+        match Message(error.raw, []).body:
+            case ["memory", int(slot), list()] if found := exhausted(error):
+                self.register(slot, found)
+            case _:
+                raise error
 
     def register(self, slot: int, memory: Memory | StatusError) -> None:
         """Requests name this memory by `slot` from now on. An error is raised by each request that names the slot."""

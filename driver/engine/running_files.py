@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 import numpy as np
 
 from burst._core import ffi, lib
+from burst.serving_thread import ServingThread
 from driver.interface import BoundExecution, PreparedModel
 from fmq.clock import FOREVER
 
@@ -113,7 +114,7 @@ class RunningFiles:
             lib.burst_timed_overdue(int(GRACE * 1e9))
             self.end_with(f"driver {driver!r}: execute went on {GRACE:g} s after its deadline or cancellation")
 
-        threading.Thread(target=watch, name="overdue executions", daemon=True).start()
+        ServingThread(watch, name="overdue executions").start()
 
     def guarded(self, prepared: PreparedModel, digest: bytes) -> PreparedModel:
         """The model of a file with that digest; its runs are noted."""
@@ -205,24 +206,22 @@ class OverdueWatch(Generic[T]):
     def __init__(self, end: Callable[[T], object]) -> None:
         self._end = end
         self._runs: dict[object, tuple[int, T]] = {}
-        self._starting, self._thread = (
-            threading.Lock(),
-            threading.Thread(target=self._look, name="overdue", daemon=True),
-        )
+        self._starting, self._thread = threading.Lock(), ServingThread(self._look, name="overdue")
         self._some = threading.Event()
 
     def add(self, run: object, what: T, end: int) -> None:
         """The run ends by `end`, CLOCK_MONOTONIC ns, or is overdue GRACE seconds later: `end(what)`. The earliest end
-        counts.
+        counts. Raises RuntimeError if the watch has no thread, and none can be started.
         """
+        if not self._thread.has_started:
+            with self._starting:
+                if not self._thread.has_started:
+                    self._thread.start()
         known = self._runs.get(run)
         if known is None or end < known[0]:
             self._runs[run] = end, what
         if not self._some.is_set():
             self._some.set()
-            with self._starting:
-                if self._thread.ident is None:
-                    self._thread.start()
 
     def remove(self, run: object) -> None:
         """It has ended."""

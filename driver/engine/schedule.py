@@ -210,7 +210,11 @@ class FenceSchedule:
         self._is_over = False
         self._next_end = _NEVER  # of those that the watching thread knows
         self._epoll, self._wake = select.epoll(), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._epoll.register(self._wake, select.EPOLLIN)
+        try:
+            self._epoll.register(self._wake, select.EPOLLIN)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def watched(self) -> int:
@@ -369,15 +373,22 @@ class FenceSchedule:
     def watch(self, after: Callable[[], object]) -> None:
         """The watching thread: polls fences and enforces deadlines until the end. `after`: called after each look."""
         seconds: float | None = None
-        while True:
-            ready = self._epoll.poll(seconds)
-            with self.lock:
-                if self._is_over:
-                    break
-                for fd, _ in ready:
-                    self._look(fd)
-                seconds = self._expire(time.monotonic_ns())
-            after()
+        try:
+            while True:
+                ready = self._epoll.poll(seconds)
+                with self.lock:
+                    if self._is_over:
+                        break
+                    for fd, _ in ready:
+                        self._look(fd)
+                    seconds = self._expire(time.monotonic_ns())
+                after()
+        finally:
+            self.stop()
+            self.close()
+
+    def close(self) -> None:
+        """Called last, by the watching thread if there is one."""
         self._epoll.close()
         os.close(self._wake)
 

@@ -14,15 +14,16 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 from burst import ErrorStatus, Malformed, PeerDied, StatusError, Timeout
-from burst.channel import close_all
+from burst.channel import Message, close_all
 from burst.errors import status_error
+from burst.exhaustion import DescriptorsLost, exhausted
 from burst.messages import NO_CAUSE, Cause, Phase
 from driver.errors import InvalidModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from burst.channel import Channel, Message
+    from burst.channel import Channel
 
 _log = logging.getLogger(__name__)
 PROTOCOL = 4  # version of the calls between client and service; `hello` compares it
@@ -42,16 +43,6 @@ class Reply(NamedTuple):
 def farewell(words: str) -> list[object]:
     """What a service sends to each client before it ends: why."""
     return [-1, words[:_MAX_TEXT]]
-
-
-def refuse(channel: Channel, error: StatusError) -> None:
-    """Sends the error as the answer to the first call, and closes the channel.
-
-    It must read the call first: closing a socket with unread data also drops data on its way to the peer.
-    """
-    with channel, suppress(PeerDied, Timeout, Malformed, OSError):
-        channel.receive(_FIRST_CALL).close()
-        channel.send([None, int(error.status), str(error)[:_MAX_TEXT]])
 
 
 def last_words(channel: Channel, timeout: float) -> str:
@@ -99,14 +90,17 @@ def call(
 def serve(channel: Channel, handlers: Mapping[str, Callable[..., Reply]]) -> None:
     """Answers calls until the peer is gone. A handler gets the message, for its descriptors, then the arguments."""
     while True:
+        lost: DescriptorsLost | None = None
         try:
             message = channel.receive()
+        except DescriptorsLost as error:
+            message, lost = Message(error.raw, []), error
         except (PeerDied, Malformed):  # gone, or out of bounds
             return
         number: object = None
         try:
             number, *request = message.body
-            reply, status = _handle(request, message, handlers), ErrorStatus.NONE
+            reply, status = failure(lost) if lost else (_handle(request, message, handlers), ErrorStatus.NONE)
         except PeerDied:
             return
         except Exception as error:  # noqa: BLE001 (one bad call must not end a process that serves many)
@@ -121,11 +115,24 @@ def serve(channel: Channel, handlers: Mapping[str, Callable[..., Reply]]) -> Non
             close_all(list(reply.fds))
 
 
+def refuse(channel: Channel, error: Exception, patience: float = _FIRST_CALL) -> None:
+    """Answers the first call of a connection that cannot be served with an error, and closes the connection.
+
+    It must read the call first: closing a socket with unread data also drops data on its way to the client.
+    """
+    with channel, suppress(PeerDied, Timeout, Malformed, OSError):
+        channel.receive(patience).close()
+        reply, status = failure(error)
+        channel.send([None, int(status), *reply.values])
+
+
 def failure(error: Exception) -> tuple[Reply, ErrorStatus]:
     """The answer to a call that raised this error. Logs errors that no handler should raise."""
+    if isinstance(error, StatusError):
+        return _words(error, cause=error.cause), error.status
+    if found := exhausted(error):
+        return _words(found), found.status
     match error:
-        case StatusError():
-            return _words(error, cause=error.cause), error.status
         case InvalidModel() | Malformed() | TypeError() | ValueError():
             return _words(error), ErrorStatus.INVALID_ARGUMENT
     _log.error("a call failed unexpectedly", exc_info=error)

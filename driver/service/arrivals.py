@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from burst.channel import Channel
+from driver.service.last_descriptor import LastDescriptor
 
 if TYPE_CHECKING:
     import socket
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from driver.client.discovery import Place
 
+_GREETING = 0.1  # seconds for the hello of a client that is turned away
 _PATIENCE = 2.0  # seconds to wait for the lock at the end
 
 
@@ -54,14 +56,17 @@ class ListeningSocket:
     """The socket of a device, on which its only service listens."""
 
     def __init__(self, listener: socket.socket, place: Place) -> None:
-        self._listener, self._place = listener, place
+        self._listener, self._place, self._last = listener, place, LastDescriptor()
 
     def fileno(self) -> int:
         return self._listener.fileno()
 
     def accept(self) -> Arrival:
-        sock, _ = self._listener.accept()
-        return Arrival(Channel(sock))
+        try:
+            return Arrival(Channel(self._listener.accept()[0]))
+        except OSError as error:
+            self._last.turn_away(self._listener, error, _GREETING)
+            raise
 
     def left(self) -> None:
         """Does nothing: the service counts its clients itself."""

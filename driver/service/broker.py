@@ -30,10 +30,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from burst import Malformed, PeerDied, ResourceExhaustedTransient, StatusError, Timeout
 from burst.channel import Channel, Message, close_all, pack
+from burst.exhaustion import exhausted
 from driver.engine.limits import limits
 from driver.protocol.census import Census
 from driver.service.cell import PAGE, Cell
 from driver.service.fork_server import close_all_but, end_with_parent
+from driver.service.last_descriptor import LastDescriptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,7 +146,7 @@ class Broker:
         self._become, self._home_fds, self._home = become, home_fds, os.getuid()
         self._limits = limits()
         self._accounts: dict[int, Account] = {}
-        self._counts = CellCounts()
+        self._counts, self._last = CellCounts(), LastDescriptor()
         self._is_open = False  #: the device has passed its self test
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[], object]] = {}
@@ -174,6 +176,7 @@ class Broker:
             return
         except OSError as error:  # the client has left, or too many files are open: go on serving others
             _log.error("a client could not be accepted: %s", error)
+            self._turn_away(error)
             time.sleep(_RETRY)
             return
         client = Channel(sock)
@@ -184,6 +187,12 @@ class Broker:
             self._refuse(client, error)
             return
         self._hand_over(client, uid)
+
+    def _turn_away(self, error: OSError) -> None:
+        """Tells a client that no descriptor is left for it."""
+        with self._last.given_up(), suppress(OSError):
+            if found := exhausted(error):
+                self._refuse(Channel(self._listener.accept()[0]), found)
 
     def _check(self, uid: int) -> None:
         """Raises ResourceExhaustedTransient if this account may have no further client."""

@@ -15,7 +15,8 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from burst import GeneralFailure, PeerDied
-from burst.channel import Channel, close_all
+from burst.channel import Channel, Message, close_all
+from burst.exhaustion import DescriptorsLost
 from driver.engine.limits import WEIGHT, weights
 from driver.protocol.rpc import take_fd
 from driver.service.arrivals import Arrival
@@ -44,7 +45,11 @@ class Cell:
         return self._channel.fileno()
 
     def accept(self) -> Arrival | None:
-        message = self._channel.receive()
+        try:
+            message = self._channel.receive()
+        except DescriptorsLost as error:
+            self._note_lost(Message(error.raw, []).body)
+            raise
         match message.body:
             case ["client"]:
                 self._came += 1
@@ -54,6 +59,12 @@ class Cell:
             case ["cells", *values]:
                 self._answers.put((values, message.take_fds()))
         return None
+
+    def _note_lost(self, body: list[Any]) -> None:
+        """No descriptor was left for a connection, which has ended by that."""
+        if body == ["client"]:
+            self._came += 1
+            self.left()
 
     def ready(self) -> None:
         """The service begins to serve."""

@@ -21,8 +21,9 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from burst import InvalidArgument, PeerDied, ResourceExhaustedTransient, StatusError
+from burst import InvalidArgument, Malformed, PeerDied, ResourceExhaustedTransient, StatusError
 from burst.channel import Channel
+from burst.serving_thread import ServingThread
 from driver.client.discovery import Place, runtime_dir
 from driver.devices import device_class
 from driver.engine import sandbox
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from driver.interface import Device
-    from driver.service.arrivals import Arrivals
+    from driver.service.arrivals import Arrival, Arrivals
 
 _log = logging.getLogger(__name__)
 LINGER = 2.0  # seconds without a client
@@ -157,22 +158,31 @@ class Service:
             found = self._arrivals.accept()
         except PeerDied:
             return False
-        except OSError as error:  # the client has left, or too many files are open: go on serving others
+        except (OSError, Malformed) as error:  # it has left, or too many files are open: go on serving others
             _log.error("a client could not be accepted: %s", error)
             time.sleep(_RETRY)
             return True
-        if found is None:
-            return True
-        channel = found.channel
-        uid = channel.peer_uid
+        if found:
+            self._begin(found)
+        return True
+
+    def _begin(self, found: Arrival) -> None:
+        """Serves a client in a thread of its own."""
+        channel, uid = found.channel, found.channel.peer_uid
         if found.is_watcher:
             self._serve_apart(channel)
         elif not self._options.any_uid and uid != os.getuid():
             channel.close()
         elif not self._is_full(channel, uid):
-            self._clients += 1
-            threading.Thread(target=self._serve, args=(channel, uid), name="client", daemon=True).start()
-        return True
+            try:
+                ServingThread(self._serve, channel, uid, name="client").start()
+            except RuntimeError as error:  # no thread can be started
+                _log.error("a client could not be served: %s", error)
+                refuse(channel, error, _RETRY)
+                self._leave(uid)
+                self._arrivals.left()
+            else:
+                self._clients += 1
 
     def _is_full(self, channel: Channel, uid: int) -> bool:
         """Whether this client exceeds a limit: then it gets an error. Else it is counted, until `_leave`."""
@@ -187,7 +197,12 @@ class Service:
                 self._of_uid[uid] += 1
                 return False
         if self._refusing.acquire(blocking=False):
-            threading.Thread(target=self._refuse, args=(channel, full), name="refusal", daemon=True).start()
+            try:
+                ServingThread(self._refuse, channel, full, name="refusal").start()
+            except RuntimeError:
+                self._refusing.release()
+                channel.close()
+                self._arrivals.left()
         else:
             channel.close()
             self._arrivals.left()
@@ -212,14 +227,21 @@ class Service:
                 serve(channel, client.handlers)
         except PeerDied:
             pass
+        except Exception as error:  # noqa: BLE001 (others are served)
+            refuse(channel, error)
         finally:
-            if self._engine.peer_has_died:
+            if self.has_lost_engine:
                 threading.Event().wait()  # until this process ends: clients must not connect to it again
             self._channels.discard(channel)
             channel.close()
             self._leave(uid)
             self._arrivals.left()
             os.eventfd_write(self._left, 1)
+
+    @property
+    def has_lost_engine(self) -> bool:
+        """Whether the engine has ended, and so this service is about to end."""
+        return self._engine.peer_has_died
 
     @property
     def needed_calls(self) -> tuple[str, ...]:
@@ -243,7 +265,7 @@ class Service:
             with channel, suppress(PeerDied), ServiceClient(channel, self) as client:
                 serve(channel, client.handlers)
 
-        threading.Thread(target=serve_it, name="own client", daemon=True).start()
+        ServingThread(serve_it, name="own client").start()
 
     def cells(self, uid: int, first: int) -> Reply:
         """As of `Arrivals.cells`, for the device's own account and root; none for others."""

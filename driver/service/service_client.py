@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from burst import InvalidArgument, Malformed, StatusError
+from burst import InvalidArgument, Malformed, PeerDied, ResourceExhaustedTransient, StatusError
 from burst.channel import close_all
 from driver.protocol.model_codec import handles_in
 from driver.protocol.prepare_arguments import PrepareArguments
@@ -70,7 +70,14 @@ class ServiceClient:
                 f"protocol {version}: this service speaks {PROTOCOL}; use the same release on both sides"
             )
         # The answer proves that the engine is alive: a client that reconnects after a death relies on it.
-        call(self._engine, "join", application_of(self._channel, declared), bool(declared))
+        try:
+            call(self._engine, "join", application_of(self._channel, declared), bool(declared))
+        except PeerDied as error:
+            if self._service.has_lost_engine:
+                raise
+            raise ResourceExhaustedTransient(
+                "the device has run out of resources: its engine cannot serve another client; try again later"
+            ) from error
         return Reply(self._service.describe(self._channel.peer_uid), [os.dup(self._life.fd)])
 
     def supported(self, message: Message, where: object) -> Reply:

@@ -24,6 +24,7 @@ from collections import OrderedDict
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
+from burst.serving_thread import ServingThread
 from driver import fork
 
 if TYPE_CHECKING:
@@ -326,7 +327,7 @@ class BlobStore:
         self._stamps: dict[bytes, int] = {}  # of the rows that the file has
         self._gone: set[bytes] = set()  # of these
         self._due: float | None = None  # when to save: `delay` after the first set since the last save
-        self._saver: threading.Thread | None = None
+        self._saver: ServingThread | None = None
         self._file: BlobFile | None = None
         self._damaged: int | None = None
         self._is_child = self._has_warned = False
@@ -357,8 +358,10 @@ class BlobStore:
             if self._due is None:
                 self._due = time.monotonic() + self._delay
             if not self._saver and not self._is_child:
-                self._saver = threading.Thread(target=self._save_when_due, name="blobs", daemon=True)
-                self._saver.start()
+                saver = ServingThread(self._save_when_due, name="blobs")
+                with suppress(RuntimeError):  # the next entry tries again; `close` saves in any case
+                    saver.start()
+                    self._saver = saver
 
     def flush(self) -> bool:
         """Saves now. False if that fails: then unsaved entries stay in memory only."""
