@@ -70,7 +70,7 @@ class AccountThreads:
     def _serve(self) -> None:
         self._begin()
         while (uid := self._next()) is not None:
-            self._do(self._queues[uid].popleft())
+            self._do(uid)
             self._finish(uid)
 
     def _next(self) -> int | None:
@@ -84,16 +84,16 @@ class AccountThreads:
             self._threads -= 1
             return None
 
-    @staticmethod
-    def _do(piece: _Piece) -> None:
+    def _do(self, uid: int) -> None:
         """In a frame of its own, so that nothing is kept until the next piece comes."""
-        future, work = piece
+        future, work = self._queues[uid].popleft()
         if not future.set_running_or_notify_cancel():
             return
         try:
             found = work()
         except BaseException as error:  # noqa: BLE001 (it is raised where the result is asked for)
             future.set_exception(error)
+            del future, work  # the error knows this frame
         else:
             future.set_result(found)
 

@@ -218,9 +218,9 @@ class EngineClient:
             arguments = arguments._replace(trace=trace_of(fds, sum(arguments.cache_counts or ())))
             given = self._engine.compilations.check(arguments.cache_counts, arguments.cache_token, fds)
             owner = CacheOwner(self.uid, arguments.cache_token)
-            restored = self._engine.compilations.restored(owner, given, fds, sent)
+            read = partial(self._engine.compilations.restored, owner, given, fds, sent)
             try:
-                shared = self._engine.restore(self.holder, restored, arguments, charge.take)
+                shared = self._engine.restore(self.holder, read, arguments, charge.take)
             except StatusError:
                 raise
             except Exception as error:

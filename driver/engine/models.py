@@ -210,7 +210,7 @@ class ModelStore:
 
     def restore(
         self,
-        restored: RestoredCompilation,
+        read: Callable[[], RestoredCompilation],
         pace: Callable[[], object],
         use: ModelUse = USUAL,
         charge: Callable[[ModelBytes], object] = lambda _: None,
@@ -218,13 +218,14 @@ class ModelStore:
     ) -> SharedModel:
         """Restores a model from cache files, or shares it if it is there. `charge`, `spend`: as of `prepare`.
 
-        Raises InvalidModel, and what `charge` and the device raise.
+        `read`: reads and verifies the files, into memory that is not charged yet: one set at a time.
+
+        Raises InvalidModel, and what `read`, `charge` and the device raise.
         """
-
-        def is_same(shared: SharedModel) -> bool:
-            return shared.digest == restored.digest and bool(shared.saved or shared.serves(use))
-
-        with self._alone(use, is_same) as known, _timed(spend):
+        with taking(self._lock), _timed(spend):
+            restored = read()
+            same = [shared for shared in self._serving_first(use) if shared.digest == restored.digest]
+            known = next((shared for shared in same if shared.saved or shared.serves(use)), None)
             source = known.region if known else restored.model
             charge(source)
             if known and known.serves(use):

@@ -224,14 +224,17 @@ class Engine:
     def restore(
         self,
         holder: Holder,
-        restored: RestoredCompilation,
+        read: Callable[[], RestoredCompilation],
         arguments: PrepareArguments,
         charge: Callable[[ModelBytes], object],
     ) -> SharedModel:
-        """The model of these cache files, prepared. Raises MissedDeadline*, and what `charge` and the device raise."""
+        """The model of the cache files that `read` reads, prepared.
+
+        Raises MissedDeadline*, and what `read`, `charge` and the device raise.
+        """
 
         def make(store: ModelStore, use: ModelUse, spend: Callable[[float], object]) -> SharedModel:
-            return store.restore(restored, self.pace, use, charge, spend)
+            return store.restore(read, self.pace, use, charge, spend)
 
         return self._prepared(holder, arguments, make)
 

@@ -48,7 +48,7 @@ _MAX_OBJECT = 4 * 2**20  # bytes: unpacking one holds the GIL
 _CHUNK = 2**16  # bytes that are unpacked without a look at what they are
 _MAX_NAME = 201  # of an extension and its operation
 _MAX_TEXT = 512  # bytes
-_MAX_EXTENSIONS = 64
+_MAX_EXTENSIONS, _MAX_TYPES = 64, 2**12  # of each extension
 _DTYPE = re.compile(r"[<|][biufcV][0-9]{1,5}")
 _BY_REFERENCE = OperandLifeTime.CONSTANT_REFERENCE
 _UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, msgpack.UnpackException, InvalidDescriptor)
@@ -282,6 +282,8 @@ def _extensions_from_wire(plain: Any = ()) -> tuple[tuple[tuple[str, int], ...],
     types: dict[int, ExtensionType] = {}
     for name, prefix, its in plain:
         prefixes.append((name, prefix))
+        if len(its) > _MAX_TYPES:
+            raise ValueError(f"{len(its)} operand types of an extension; at most {_MAX_TYPES} are allowed")
         for number, word, dtype, is_scalar in its:
             if not (isinstance(dtype, str) and _DTYPE.fullmatch(dtype)):
                 raise ValueError(f"{dtype!r:.40} is no dtype of an operand type")

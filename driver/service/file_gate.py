@@ -40,16 +40,16 @@ class FileGate:
 
     @contextmanager
     def admitted(
-        self, uid: int, model: Model, fds: Sequence[int], where: Sequence[Any], arguments: PrepareArguments
+        self, uid: int, model: Model | None, fds: Sequence[int], where: Sequence[Any], arguments: PrepareArguments
     ) -> Iterator[bytes]:
         """Within, the engine may load that account's model in these descriptors; yields the digest of its file, b"" if
-        it is none.
+        it is none. `model`: None for one of operations.
 
         A file that is new here is loaded in a trial before, and runs in it meanwhile. Raises GeneralFailure for a file
         that is quarantined, or ends its trial, which may be on leaving; MissedDeadlineTransient; and what stands for
         the error of a device that refuses the file.
         """
-        if self._trials is None or not is_file(model):
+        if self._trials is None or model is None or not is_file(model):
             yield b""
             return
         file = file_of(model)

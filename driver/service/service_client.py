@@ -82,12 +82,11 @@ class ServiceClient:
 
     def supported(self, message: Message, where: object) -> Reply:
         """`supported_operations` of the model in the descriptors, one bit each."""
-        _, reasons = self._explained(message.take_fds(), where)
-        return Reply(_as_bits(reasons))
+        return Reply(_as_bits(self._explained(message.take_fds(), where).reasons))
 
     def explain(self, message: Message, where: object) -> Reply:
         """As `supported`, and number and reason of the first that are not, shortened where there are many."""
-        _, reasons = self._explained(message.take_fds(), where)
+        reasons = self._explained(message.take_fds(), where).reasons
         found = [(n, reason) for n, reason in enumerate(reasons) if reason is not None]
         most = max(_LEAST_REASON, min(_MOST_REASON, _MOST_REASONS // max(1, len(found))))
         return Reply([*_as_bits(reasons), [(n, reason[:most]) for n, reason in found[: _MOST_REASONS // most]]])
@@ -103,9 +102,10 @@ class ServiceClient:
             raise Malformed("a descriptor of the model is missing")
         fds = message.take_fds()
         try:
-            model, reasons = self._explained([os.dup(fd) for fd in fds[:count]], where, arguments.deadline)
-            _check_supported(model, reasons)
-            values = self._load(model, fds, where, arguments)
+            explained = self._explained([os.dup(fd) for fd in fds[:count]], where, arguments.deadline)
+            _check_supported(explained)
+            explained.reasons.clear()
+            values = self._load(explained.file, fds, where, arguments)
         finally:
             close_all(fds)
         if arguments.cache_counts:
@@ -122,8 +122,8 @@ class ServiceClient:
                 call(self._engine, "spend", "validating_seconds", self._validated)
                 self._validated = 0.0
 
-    def _load(self, model: Model, fds: list[int], where: Any, arguments: PrepareArguments) -> list[Any]:
-        """Prepares in the engine; its answer. Raises StatusError, PeerDied."""
+    def _load(self, model: Model | None, fds: list[int], where: Any, arguments: PrepareArguments) -> list[Any]:
+        """Prepares in the engine; its answer. `model`: one that is a file. Raises StatusError, PeerDied."""
         values: list[Any] = []
         own = fds[: 1 + len(handles_in(where))]
         try:
@@ -174,11 +174,10 @@ def _as_bits(reasons: Sequence[str | None]) -> list[object]:
     return [len(reasons), np.packbits([reason is None for reason in reasons]).tobytes()]
 
 
-def _check_supported(model: Model, reasons: Sequence[str | None]) -> None:
+def _check_supported(explained: Explained) -> None:
     """Raises InvalidArgument with the first reason."""
-    refused = [(n, reason) for n, reason in enumerate(reasons) if reason is not None]
+    refused = [(n, reason) for n, reason in enumerate(explained.reasons) if reason is not None]
     if refused:
         (first, reason), more = refused[0], len(refused) - 1
         others = f"; nor {'is one other' if more == 1 else f'are {more} others'}" if more else ""
-        kind = model.main.operations[first].type
-        raise InvalidArgument(f"operation {first} ({kind}) is not supported: {reason}{others}")
+        raise InvalidArgument(f"operation {first} ({explained.refused}) is not supported: {reason}{others}")

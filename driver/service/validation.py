@@ -10,7 +10,7 @@ import os
 import time
 from concurrent.futures import wait
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from burst import ResourceExhaustedPersistent
 from burst.channel import close_all
@@ -38,8 +38,19 @@ NOT_YOURS = (
 )
 _THREADS = 8  # accounts whose models are validated at once
 
-Explained = tuple["Model", list[str | None]]
-"""A model, and of each of its operations why the device does not support it."""
+
+class Explained(NamedTuple):
+    """What is known of a valid model. The model itself, which may be large, is not kept while it is prepared."""
+
+    reasons: list[str | None]  #: of each operation why the device does not support it
+    refused: str  #: the type of the first one that it does not support; "": there is none
+    file: Model | None  #: the model, if it is a file, and so has one operation
+
+    @classmethod
+    def of(cls, model: Model, reasons: list[str | None]) -> Self:
+        """What these reasons say of the model."""
+        types = (operation.type for operation, why in zip(model.main.operations, reasons, strict=False) if why)
+        return cls(reasons, next(types, ""), model if is_file(model) else None)
 
 
 class ValidationBudget:
@@ -93,7 +104,10 @@ class Validator:
             close_all(fds)
             raise
         if wait([future], seconds_left(deadline)).done:
-            return future.result()
+            try:
+                return future.result()
+            finally:
+                del future  # its error knows this frame
         was_queued = future.cancel()
         if was_queued:
             close_all(fds)
@@ -108,12 +122,12 @@ class Validator:
             self._limits.check_size("client_bytes", sum(memory.occupied.values()), "prepare a smaller model")
             model, extensions = decode_valid(memory, where, budget), self._extensions(uid)
             if is_file(model) and FILE.name not in extensions:
-                return model, [NOT_YOURS]
+                return Explained.of(model, [NOT_YOURS])
             if self._asker:
                 reasons = self._asker.explained(uid, own, where, extensions, len(model.main.operations))
             else:
                 reasons = explained(model, extensions, self._device.explain)
-            return model, self._with_memory(model, memory, reasons)
+            return Explained.of(model, self._with_memory(model, memory, reasons))
         finally:
             budget.end()
             close_all(own)

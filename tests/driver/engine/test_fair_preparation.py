@@ -172,6 +172,31 @@ def test_equal_models_that_come_at_once_are_one(threads):
     assert len(store) <= 1
 
 
+def test_cache_files_are_read_one_set_at_a_time(engine, threads):
+    """What is read is not charged yet: an account that restores from many connections has one model of it in memory."""
+    reading, most, may_end, begun = [], [], threading.Event(), threading.Event()
+
+    def read():
+        reading.append(None)
+        most.append(len(reading))
+        begun.set()
+        assert may_end.wait(PATIENCE)
+        reading.pop()
+        raise Declined
+
+    def restore(uid):
+        with contextlib.suppress(Declined):
+            engine.restore(engine.ledger.account(uid).application(), read, PrepareArguments(), lambda _: None)
+
+    futures = [threads.submit(restore, E) for _ in range(4)]
+    assert begun.wait(PATIENCE)
+    prepare(engine, V, chain(1))
+    may_end.set()
+    for future in futures:
+        future.result(PATIENCE)
+    assert most == [1] * 4
+
+
 def test_accounts_share_no_models(engine):
     """Clients of one account share equal models; clients of two cannot tell that there is one."""
     mine, again, others = prepare(engine, E, chain(1)), prepare(engine, E, chain(1)), prepare(engine, V, chain(1))

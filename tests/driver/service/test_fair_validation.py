@@ -1,9 +1,11 @@
 """Validation by account: what one account's models cost, another account does not wait for."""
 
+import gc
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from sent_models import sent
@@ -67,11 +69,10 @@ def test_no_account_waits_for_anothers_models(clients):
     service = validator(device)
     stuck = [clients.submit(service.explained, E, *sent(chain(2)), budget()) for _ in range(5)]
     assert device.begun.wait(PATIENCE)
-    _, reasons = service.explained(V, *sent(chain(1)), budget())
-    assert reasons == [None]
+    assert service.explained(V, *sent(chain(1)), budget()).reasons == [None]
     assert not any(future.done() for future in stuck)
     device.may_end.set()
-    assert [future.result(PATIENCE)[1] for future in stuck] == [[None, None]] * 5
+    assert [future.result(PATIENCE).reasons for future in stuck] == [[None, None]] * 5
 
 
 def test_a_model_has_so_many_seconds():
@@ -83,7 +84,7 @@ def test_a_model_has_so_many_seconds():
     assert 0.05 < spent.seconds < 0.2
     assert len(os.listdir("/proc/self/fd")) == len(before)
     used = budget()
-    assert service.explained(E, *sent(chain(100)), used)[1] == [None] * 100
+    assert service.explained(E, *sent(chain(100)), used).reasons == [None] * 100
     assert used.seconds > 0
 
 
@@ -94,7 +95,7 @@ def test_a_validation_ends_at_its_deadline():
     late = budget(deadline=begin + 20_000_000)
     with pytest.raises(MissedDeadlineTransient):
         service.explained(E, fds, where, late)
-    assert service.explained(E, *sent(chain(1)), budget())[1] == [None]
+    assert service.explained(E, *sent(chain(1)), budget()).reasons == [None]
     assert late.seconds < 0.1
 
 
@@ -104,11 +105,34 @@ def test_each_account_asks_a_process_of_its_own(clients):
     device.asked_apart = True
     service = validator(device, driver_seconds=2.0)
     stuck = clients.submit(service.explained, E, *sent(chain(2)), budget())
-    assert service.explained(V, *sent(chain(1)), budget())[1] == [None]
+    assert service.explained(V, *sent(chain(1)), budget()).reasons == [None]
     assert not stuck.done()
     with pytest.raises(GeneralFailure, match="did not return within 2 s; its process was ended"):
         stuck.result(PATIENCE)
-    assert service.explained(E, *sent(chain(1)), budget())[1] == [None]
+    assert service.explained(E, *sent(chain(1)), budget()).reasons == [None]
+
+
+def mapped():
+    """Models whose memory this process has."""
+    return Path("/proc/self/maps").read_text().count("memfd:burst-model")
+
+
+def test_nothing_of_a_model_is_kept_once_it_is_validated():
+    """While it is prepared, or waits for that, and once it is refused, the service has neither the model nor its
+    memory, without a collection of garbage.
+    """
+    service, before = validator(ReferenceDevice()), mapped()
+    gc.disable()
+    try:
+        found = service.explained(V, *sent(chain(1)), budget())
+        assert (found.reasons, found.refused, found.file, mapped()) == ([None], "", None, before)
+        for _ in range(3):
+            with pytest.raises(ResourceExhaustedPersistent):
+                service.explained(E, *sent(LONG), budget(validate_seconds=0.001))
+            assert service.explained(E, *sent(chain(1)), budget()).reasons == [None]  # in the same thread
+        assert mapped() == before
+    finally:
+        gc.enable()
 
 
 def test_extensions_inside_of_subgraphs_are_looked_for_once():
