@@ -266,6 +266,21 @@ def test_the_cost_script_counts_what_queues_hold(tmp_path):
     assert len(found["budgets"]) == 5
 
 
+@needs_two_cpus
+@pytest.mark.stress
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of other accounts")
+def test_an_attack_is_compared_with_honest_neighbours(tmp_path):
+    """A row for each attack, with what the client felt beside as many busy neighbours, and whom it was served by."""
+    target = tmp_path / "out.json"
+    command = [sys.executable, str(BENCH / "neighbours.py"), "--quick", "--json", str(target), "--only", "noise"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    alone, attacked = json.loads(target.read_text())["subjects"]
+    assert (alone["name"], attacked["name"], attacked["moved"]) == ("alone", "noise", False)
+    assert attacked["p99_to"]["median"] > 0 < attacked["prepare_to"]["median"]
+    assert "same processes" in done.stdout
+
+
 @pytest.fixture
 def streams(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH / "peers"))
