@@ -110,7 +110,8 @@ def settle(uid: int) -> None:
     The kernel divides processors between sessions where it groups them (autogroup), else between threads.
     """
     os.setsid()
-    nice = nice_of(uid, weights())
+    own = os.getpriority(os.PRIO_PROCESS, 0)  # which only a privileged process may lower
+    nice = min(_MOST_NICE, own + nice_of(uid, weights()))
     os.setpriority(os.PRIO_PROCESS, 0, nice)
     with suppress(OSError):
         AUTOGROUP.write_text(str(nice))

@@ -185,6 +185,20 @@ def test_weights_are_nice_values(accounts):
     assert found == [0, 0, 5, 5]
 
 
+def test_a_broker_that_is_nice_serves(accounts):
+    """Started with a nice value, which nobody but root may lower, it adds those of the weights to its own."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, own + 7)
+        with foreign("--group", GROUP) as (address, _):
+            os.setpriority(os.PRIO_PROCESS, 0, own)
+            assert accounts[0].do(CONNECT.format(address)) is None
+            assert os.getpriority(os.PRIO_PROCESS, accounts[0].do(PIDS)[1]) == own + 7
+            assert accounts[0].do("device.close()") is None
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, own)
+
+
 def test_a_nice_value_stands_for_a_weight():
     """The greatest weight gets 0, and each step down a quarter more time for the others, as in the kernel."""
     assert [nice_of(uid, {}) for uid in (1, 2)] == [0, 0]
