@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     Work = Callable[[Channel], object]
 
 _MOST_WORDS = 300  # characters
+SCORES = {Path("/proc"): Access.WRITE}
+"""What the server and the process that forks it keep, so that `_forked` may make its children the first to end when
+memory runs out.
+"""
+
 _STDERR, _LAST_FD = 2, 1 << 30
 
 _ffi = FFI()
@@ -91,7 +96,7 @@ def _become_server(device: Device, work: Work, channel: Channel) -> None:
     try:
         end_with_parent()
         close_all_but(channel.fileno())
-        sandbox.enter_files(device, {Path("/proc"): Access.WRITE_FILE})  # see `_forked`
+        sandbox.enter_files(device, SCORES)
         sandbox.enter(device.needs.system_calls)
         _serve(device, work, channel)
     except PeerDied:

@@ -38,6 +38,7 @@ from driver.protocol.rpc import PROTOCOL, Reply, call, farewell, refuse, serve
 from driver.service.arrivals import ListeningSocket
 from driver.service.bounded_log import BoundedHandler, EngineLog, LogFile
 from driver.service.file_gate import FileGate
+from driver.service.fork_server import SCORES
 from driver.service.service_client import ServiceClient
 from driver.service.trials import UNPROVOKED
 from driver.service.validation import NOT_YOURS, ValidationBudget, Validator
@@ -363,9 +364,10 @@ def isolate() -> None:
     os.umask(0o077)
 
 
-def _kept_files(place: Place) -> dict[Path, Access]:
+def _kept_files(place: Place, device: type[Device]) -> dict[Path, Access]:
     """What the service keeps, beside what the device computes with: it takes its socket away when it ends."""
-    own = {place.socket.parent: Access.READ | Access.REMOVE_FILE}
+    forks = device.asked_apart or FILE.name in {extension.name for extension in device.extensions}
+    own = (SCORES if forks else {}) | {place.socket.parent: Access.READ | Access.REMOVE_FILE}
     return own | dict.fromkeys((place.lock, place.log), Access.READ | Access.WRITE) | sandbox.state_folder()
 
 
@@ -376,7 +378,7 @@ def run(name: str, arrivals: Arrivals, place: Place, options: ServiceOptions) ->
     isolate()
     engine_log = EngineLog(file)
     try:
-        sandbox.enter_files(device_class(name), _kept_files(place))
+        sandbox.enter_files(kind := device_class(name), _kept_files(place, kind))
         service = Service(name, arrivals, options, start_engine(name, arrivals, engine_log))
         engine_log.begin()
         sandbox.enter(service.needed_calls)

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 import driver
 from driver.cli.command import burst as command
+from driver.engine.system_calls import ALLOWED
 from driver.service.health import notify, watchdog_seconds
 
 
@@ -41,6 +42,28 @@ def test_systemd_takes_the_unit(tmp_path):
     path.write_text(unit("--user", "root", "--group", "root"))
     done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, check=False)
     assert (done.returncode, [line for line in done.stderr.splitlines() if "burst@" in line]) == (0, [])
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze: install systemd")
+def test_the_unit_leaves_a_device_its_own_sandbox():
+    """Under the unit's filter and families, a device can make the calls that it needs, and those that confine it."""
+    groups, group = {}, ""
+    for line in subprocess.check_output(["systemd-analyze", "syscall-filter"], text=True).splitlines():
+        if line.startswith("@"):
+            group = groups.setdefault(line.strip(), set())
+        elif line.strip() and not line.strip().startswith("#") and groups:
+            group.add(line.strip())
+
+    def expanded(name):
+        return set().union(*map(expanded, groups[name])) if name.startswith("@") else {name}
+
+    lines = unit().splitlines()
+    (words,) = (line.partition("=")[2].split() for line in lines if line.startswith("SystemCallFilter="))
+    allowed = set().union(*map(expanded, words))
+    assert {"seccomp", "capset", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"} <= allowed
+    assert ALLOWED.keys() - allowed <= {"mincore"}
+    (families,) = (line.partition("=")[2] for line in lines if line.startswith("RestrictAddressFamilies="))
+    assert {"AF_UNIX", "AF_NETLINK"} <= set(families.split())
 
 
 @contextlib.contextmanager
