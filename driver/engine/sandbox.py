@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import resource
 import struct
 import sys
 from contextlib import suppress
@@ -52,7 +53,7 @@ _SYSTEM = (
     *("/usr", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/gnu/store"),
     *("/etc/ld.so.cache", "/etc/ld.so.preload", "/etc/localtime", "/etc/ssl/openssl.cnf", "/etc/crypto-policies"),
     *("/etc/passwd", "/etc/group", "/etc/nsswitch.conf"),
-    *("/proc", "/sys/devices/system", "/sys/fs/cgroup", "/sys/kernel/mm"),
+    *("/proc", "/sys/devices", "/sys/fs/cgroup", "/sys/kernel/mm"),
     *("/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
 )
 """What libraries that compute read, and Python. Of /proc, the kernel shows a process its own layers' memory alone."""
@@ -80,6 +81,8 @@ def enter_files(device: Device | type[Device], keeps: Mapping[Path, Access] | No
     global _active_abi  # noqa: PLW0603 (of the process, as what it stands for)
     _end_idle_threads()
     _drop_capabilities()
+    if "ioctl" not in device.needs.system_calls:  # drivers of hardware lock memory that it reads
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
     calls, rules = device.needs.system_calls, dict.fromkeys(map(Path, _SYSTEM), Access.READ)
     rules |= dict.fromkeys([*_code_folders(), *map(Path, device.own_files)], Access.READ)
     if "execve" in calls:

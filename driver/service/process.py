@@ -364,7 +364,7 @@ def isolate() -> None:
     os.umask(0o077)
 
 
-def _kept_files(place: Place, device: type[Device]) -> dict[Path, Access]:
+def kept_files(place: Place, device: type[Device]) -> dict[Path, Access]:
     """What the service keeps, beside what the device computes with: it takes its socket away when it ends."""
     forks = device.asked_apart or FILE.name in {extension.name for extension in device.extensions}
     own = (SCORES if forks else {}) | {place.socket.parent: Access.READ | Access.REMOVE_FILE}
@@ -378,7 +378,7 @@ def run(name: str, arrivals: Arrivals, place: Place, options: ServiceOptions) ->
     isolate()
     engine_log = EngineLog(file)
     try:
-        sandbox.enter_files(kind := device_class(name), _kept_files(place, kind))
+        sandbox.enter_files(kind := device_class(name), kept_files(place, kind))
         service = Service(name, arrivals, options, start_engine(name, arrivals, engine_log))
         engine_log.begin()
         sandbox.enter(service.needed_calls)

@@ -36,9 +36,9 @@ from driver.service.arrivals import ListeningSocket
 from driver.service.bounded_log import BoundedHandler, LogFile
 from driver.service.broker import Broker
 from driver.service.cell import settle
-from driver.service.fork_server import end_with_parent
+from driver.service.fork_server import SCORES, end_with_parent
 from driver.service.health import VARIABLES, begin_monitoring
-from driver.service.process import ServiceOptions, run
+from driver.service.process import ServiceOptions, kept_files, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -144,6 +144,7 @@ def broke(
     """Becomes the broker of a device that has an engine for each account."""
     logging.basicConfig(level=logging.INFO, handlers=[BoundedHandler(LogFile(place.log).write, "the broker's log")])
     kind = device_class(name)
+    sandbox.enter_files(kind, kept_files(place, kind) | SCORES)  # see `settle`; cells give up more
     needs = kind.needs if kind.asked_apart else kind().needs  # what it has loaded, all cells share
 
     def become(cell: Cell, uid: int) -> NoReturn:

@@ -76,7 +76,8 @@ def options() -> OrtOptions:
 
 _HARDWARE = "/sys/devices/system/cpu", "/sys/bus/pci/devices", "/sys/class/drm", "/sys/class/accel", "/proc/cpuinfo"
 _ON_CPU = Needs(read_paths=("~/.config/burst/onnxruntime.toml", *_HARDWARE))
-_WITH_CUDA = Needs(_ON_CPU.read_paths, ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0"), ("ioctl",))
+_CUDA = "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia0", "~/.nv"
+_WITH_CUDA = Needs((*_ON_CPU.read_paths, "/sys/module", "/dev/nvidia-caps"), _CUDA, ("ioctl",))
 
 
 def _needs() -> Needs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
     from driver.interface import Preparation, PreparedModel
     from driver.nn import Model
+
+
+ORDERS = Path("~/.config/burst/intruder.json")
 
 
 def _connect(address: Any, family: int) -> None:
@@ -35,10 +39,11 @@ def attempts(said: dict[str, Any]) -> dict[str, Callable[[], object]]:
         "rename it": lambda: secret.rename(secret.with_name("renamed")),
         "make a file in /tmp": lambda: Path(f"/tmp/burst-intruder-{os.getpid()}").touch(),
         "change the device's own code": lambda: Path(__file__).open("a"),
-        "change what the device is configured by": lambda: Path("~/.config/burst/intruder.json").expanduser().open("a"),
+        "change what the device is configured by": lambda: ORDERS.expanduser().open("a"),
         "put a socket in the place of a device's": lambda: socket.socket(socket.AF_UNIX).bind(said["socket"]),
         "signal the client": lambda: os.kill(client, 0),
         "signal the process that started it": lambda: os.kill(os.getppid(), 0),
+        **{f"signal process {pid}": partial(os.kill, pid, 0) for pid in said.get("others", ())},
         "read the client's memory": lambda: Path(f"/proc/{client}/mem").open("rb"),
         "read the client's environment": lambda: Path(f"/proc/{client}/environ").read_bytes(),
         "open what the client has open": lambda: Path(f"/proc/{client}/fd/0").open("rb"),
@@ -51,7 +56,7 @@ def attempts(said: dict[str, Any]) -> dict[str, Callable[[], object]]:
 def succeeded() -> str:
     """The names of all attempts that the kernel did not refuse."""
     found = []
-    for name, attempt in attempts(json.loads(Path("~/.config/burst/intruder.json").expanduser().read_text())).items():
+    for name, attempt in attempts(json.loads(ORDERS.expanduser().read_text())).items():
         try:
             attempt()
         except PermissionError:
@@ -72,7 +77,9 @@ class Intruder(ReferenceDevice):
         return [None if operation.type == "ADD" else succeeded() for operation in model.main.operations]
 
     def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
-        """Never does."""
+        """Does so until it is told what to attack."""
+        if not ORDERS.expanduser().exists():
+            return super().prepare(model, preparation)
         raise GeneralFailure(succeeded())
 
 

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -261,6 +262,14 @@ except PermissionError:
         command = [sys.executable, "-c", "import os\nfrom driver.engine import sandbox\n" + code, str(version)]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert said == f"True {version > 5}\nrefused\n"
+
+
+def test_limits_of_a_device(place):
+    """A device locks no memory and leaves no core dump behind, whatever the client that starts it may do."""
+    with driver.connect() as device:
+        for pid in (device.service_pid, device.engine_pid):
+            assert resource.prlimit(pid, resource.RLIMIT_MEMLOCK) == (0, 0)
+            assert resource.prlimit(pid, resource.RLIMIT_CORE) == (1, 1)
 
 
 def test_the_numbers_are_those_of_the_kernel():

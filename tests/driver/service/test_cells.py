@@ -1,5 +1,6 @@
 """`burst serve --group`: each account has a service and an engine of its own, behind a broker."""
 
+import json
 import os
 import signal
 import socket
@@ -241,3 +242,30 @@ def test_silent_clients_hold_no_place_in_the_broker(members, broker):
     assert members[0].do("driver.connect(device.address).close()") is None
     for sock in silent:
         sock.close()
+
+
+def test_what_takes_a_cell_over_reaches_nothing_else(accounts):
+    """Broker and cells are confined: code in a cell's engine reaches no file of the device's account, and neither its
+    service, nor the broker, nor another cell."""
+    layers = {"seccomp", "no_new_privileges", "no_capabilities", "landlock_files", "landlock_signals"}
+    intruder = "burst_test_devices.intruder:Intruder"
+    with socket.socket(socket.AF_UNIX) as sock, foreign("--group", GROUP, device=intruder) as (address, process):
+        sock.bind(f"\0{address}")
+        sock.listen()
+        home = Path(address).parents[1]
+        secret = home / "secret"
+        secret.write_text("secret")
+        os.chown(secret, SERVER, SERVER)
+        with driver.connect(address) as own:
+            said = {"secret": str(secret), "client": process.pid, "others": [own.engine_pid, own.service_pid]}
+            said |= {"abstract": address, "port": 9, "socket": str(home / "run/reference.sock")}
+            (home / ".config/burst/intruder.json").write_text(json.dumps(said))
+            assert accounts[1].do(f"device = driver.connect({address!r})") is None
+            failure = accounts[1].do("device.prepare(model)")
+            assert failure.startswith("GeneralFailure: ")
+            assert failure.endswith(": []")
+            for active in accounts[1].do("out = device.stats()['sandbox']").values():
+                assert active == dict.fromkeys(layers, True)
+        status = dict(line.split(":\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+        assert (status["Seccomp"], status["NoNewPrivs"], secret.read_text()) == ("2", "1", "secret")
+        assert accounts[1].do("device.close()") is None
