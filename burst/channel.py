@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import logging
 import os
 import select
@@ -17,6 +18,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -40,6 +42,7 @@ _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
 # Plain integers: `|` and `&` of enumeration members cost more than a system call.
 _CLOEXEC, _NO_WAIT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
 _NO_SIGNAL, _TRUNCATED = int(socket.MSG_NOSIGNAL), int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+_SHORTAGES, _TRIES, _BREAK = {errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS}, 10, 0.01  # seconds
 _SEND_TIMEOUT = struct.pack("ll", 5, 0)  # a peer that never reads must not block the sender
 
 
@@ -197,8 +200,8 @@ class Channel(Closing):
         """Raises PeerDied, and Malformed for a message that is too long."""
         self.send_raw(pack(body), fds)
 
-    def send_raw(self, raw: bytes, fds: Sequence[int] = ()) -> None:
-        """Sends bytes that `pack` made. Raises PeerDied."""
+    def send_raw(self, raw: bytes, fds: Sequence[int] = (), tries: int = _TRIES) -> None:
+        """Sends bytes that `pack` made. `tries`: while the kernel has no memory for them. Raises PeerDied."""
         try:
             if fds:
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
@@ -208,10 +211,16 @@ class Channel(Closing):
         except BlockingIOError as error:
             raise PeerDied("the other side has not read its messages for 5 s") from error
         except OSError as error:
-            raise self._gone(f"the connection is gone: {error}") from error
+            if tries <= 1 or error.errno not in _SHORTAGES:
+                raise self._gone(f"the connection is gone: {error}") from error
+            time.sleep(_BREAK)
+            self.send_raw(raw, fds, tries - 1)
 
-    def receive(self, timeout: float | None = None) -> Message:
-        """The next message. Raises PeerDied at the end of the connection, Timeout, Malformed, and DescriptorsLost."""
+    def receive(self, timeout: float | None = None, tries: int = _TRIES) -> Message:
+        """The next message. `tries`: while the kernel has no memory for it.
+
+        Raises PeerDied at the end of the connection, Timeout, Malformed, and DescriptorsLost.
+        """
         if timeout is not None and not self._readable(timeout):
             raise Timeout(f"no message within {timeout} s")
         try:
@@ -221,7 +230,10 @@ class Channel(Closing):
         except BlockingIOError as error:
             raise Timeout("another reader has taken the message") from error
         except OSError as error:
-            raise self._gone(f"the connection is gone: {error}") from error
+            if tries <= 1 or error.errno not in _SHORTAGES:
+                raise self._gone(f"the connection is gone: {error}") from error
+            time.sleep(_BREAK)
+            return self.receive(timeout, tries - 1)
         message = Message(raw, list(_descriptors(ancillary)) if ancillary else [])
         if flags & _TRUNCATED:
             lost = flags & _TRUNCATED == socket.MSG_CTRUNC and len(message.fds) < MAX_FDS

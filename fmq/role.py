@@ -43,7 +43,8 @@ class LockFile:
 
     def unlock(self, byte: int) -> None:
         """Unlocks explicitly: a child that was just forked may still have the description open, and keep the lock."""
-        _set_lock(self.fd, byte, fcntl.F_UNLCK)
+        with contextlib.suppress(OSError):  # the kernel has no memory for it; the end of the file unlocks it, too
+            _set_lock(self.fd, byte, fcntl.F_UNLCK)
         self._bytes.discard(byte)
 
     def close_if_unused(self) -> bool:

@@ -19,6 +19,7 @@ from fmq import FmqError
 
 X = np.ones((1, 4), np.float32)
 PATIENCE = 8.0  # seconds
+REPEATED = {"recvmsg": 10, "sendmsg": 10}  # so often a process tries
 ANSWER = [[2, 2, 2, 2]]
 REFUSALS = (BurstError, DriverError, FmqError)
 
@@ -75,13 +76,13 @@ class Device:
         now = self.holds()
         return {what: (self.held[what], now[what]) for what in now if now[what] > self.held[what]}
 
-    def forgets(self):
+    def forgets(self, when):
         """What a client held is gone."""
         end = time.monotonic() + PATIENCE
         while leaks := self.leaks():
             if time.monotonic() > end:
                 self.held = self.holds()
-                raise AssertionError(f"left behind (before, now): {leaks}")
+                raise AssertionError(f"left behind (before, now): {leaks}, {when}")
             os.sched_yield()
 
     def outcome(self):
@@ -136,13 +137,15 @@ def calls_of(device, side, call):
 
 
 def fail(device, side, call, n):
-    """Has the n-th call of a life fail; the thread that made it, and what the client got."""
-    with device.scarcity.failing(device.pids[side], call, n) as scarcity:
+    """Has the n-th call of a life fail, and for some kinds those that follow; the thread that made it, and what the
+    client got.
+    """
+    with device.scarcity.failing(device.pids[side], call, n, REPEATED.get(call, 1)) as scarcity:
         error = device.outcome()
         where = scarcity.failed
     assert error is None or isinstance(error, REFUSALS), repr(error)
     device.check()
-    device.forgets()
+    device.forgets(f"after {call} {n} of the {side} failed, and the client got {error!r}")
     return where, error
 
 
@@ -185,5 +188,5 @@ def test_descriptors_run_out(device, side):
         errors += error is not None
         print(side, n, repr(error))
         device.check()
-        device.forgets()
+        device.forgets(f"with {n} descriptors")
     assert errors > 2
