@@ -111,6 +111,7 @@ def foreign(*options, device="reference", limits=""):
         config = path / ".config/burst"
         config.mkdir(parents=True)
         (config / "limits.toml").write_text(limits)
+        options = [str(option).format(home=path) for option in options]
         with served(path / "run", *options, device=device, account=(SERVER, GROUP)) as process:
             yield str(path / f"run/{discovery.stem_of(device)}.sock"), process
 

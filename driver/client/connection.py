@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 from weakref import WeakSet, ref
 
-from burst import PeerDied, StatusError, Timeout
+from burst import Memory, PeerDied, StatusError, Timeout, Trace
 from burst.channel import Channel
 from burst.dropped import PATIENCE, DropList
 from driver.client.fenced import FencesClient
@@ -21,8 +21,6 @@ from driver.protocol.rpc import PROTOCOL, call, last_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from burst import Memory
 
 _START_TIMEOUT = 60.0  # seconds for a service and its engine to come up
 Dropped = Literal["release", "free"]
@@ -187,6 +185,11 @@ def trace_memory(connection: Connection, timeout: float | None = None) -> list[i
         fds += more
         if not more or len(fds) >= total:
             return fds
+
+
+def traces_of(connection: Connection, timeout: float | None = None) -> list[Trace]:
+    """The traces that this connection may read. Raises as `Connection.call`."""
+    return [Trace(Memory.adopt(fd, Trace.nbytes, writable=False)) for fd in trace_memory(connection, timeout)]
 
 
 def _last_words_of(connection: ref[Connection]) -> str:

@@ -16,7 +16,7 @@ from burst.channel import MAX_FDS
 from burst.turns import FlowCounts
 from driver.client import discovery, served
 from driver.client.cells import cells_of
-from driver.client.connection import Connection, trace_memory
+from driver.client.connection import Connection, traces_of
 from driver.client.device_buffers import RemoteBuffer, kind_of
 from driver.client.encoded_models import latest
 from driver.client.hardening import confinement
@@ -444,17 +444,12 @@ class RemoteDevice(Closing):
         """
         self.check_process()
         with cells_of(self.connection, _ANSWERS) as cells:
-            return [trace for cell in cells.connected for trace in _traces(cell.connection)]
+            return [trace for cell in cells.connected for trace in traces_of(cell.connection)]
 
     def close(self) -> None:
         """Ends the connection: prepared models and bursts made through it end too. Harmless when done twice."""
         self._closed.set()
         self.connection.close()
-
-
-def _traces(connection: Connection) -> Iterator[Trace]:
-    for fd in trace_memory(connection):
-        yield Trace(Memory.adopt(fd, Trace.nbytes, writable=False))
 
 
 def _on_the_wire(options: PrepareOptions, deadline: int | None) -> tuple[Sequence[object], list[int]]:

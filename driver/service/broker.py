@@ -92,9 +92,9 @@ class CellCounts:
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE)
         self._changes = 0
 
-    def note(self, cells: int, clients: int) -> None:
-        """A cell has begun or ended."""
-        self._changes += 1
+    def note(self, changes: int, cells: int, clients: int) -> None:
+        """`changes`: cells that have begun or ended since."""
+        self._changes += changes
         self._memory[: _COUNTS.size] = _COUNTS.pack(self._changes, clients, cells)
 
 
@@ -214,6 +214,7 @@ class Broker:
         try:
             if cell.tell(["client"], client.fileno()):
                 cell.sent += 1
+                self._count()
         except PeerDied:
             self._let_go(cell)
             account.waiting.append(client)
@@ -249,7 +250,7 @@ class Broker:
         account.ends.pop()
         self._watch(cell.channel.fileno(), partial(self._read, cell))
         self._watch(cell.pidfd, partial(self._bury, cell))
-        self._count()
+        self._count(+1)
         waiting, account.waiting = account.waiting, []
         for client in waiting:
             self._hand_over(client, uid)
@@ -303,6 +304,7 @@ class Broker:
         match message.body:
             case ["left"] if cell.clients:
                 cell.gone += 1
+                self._count()
             case ["idle", int(came)]:
                 if came == cell.sent and cell.uid != self._home:
                     self._let_go(cell)
@@ -353,7 +355,7 @@ class Broker:
         os.close(cell.pidfd)
         account = self._accounts[cell.uid]
         account.cell = None
-        self._count()
+        self._count(+1)
         if status:
             account.note_end()
             _log.error("the cell of uid %d has ended", cell.uid)
@@ -382,9 +384,10 @@ class Broker:
         )
         return _TICK * 1e3 if is_due else None
 
-    def _count(self) -> None:
+    def _count(self, changes: int = 0) -> None:
         accounts = self._accounts.values()
-        self._counts.note(sum(each.cell is not None for each in accounts), sum(each.clients for each in accounts))
+        cells, clients = sum(each.cell is not None for each in accounts), sum(each.clients for each in accounts)
+        self._counts.note(changes, cells, clients)
 
     # ---- the loop
 

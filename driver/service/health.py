@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from burst import BurstError, Timeout
+from burst.channel import close_all
 from driver.client.connection import Connection
 from driver.client.device import RemoteDevice
 from driver.errors import DeviceFailed, DriverError
@@ -53,6 +54,7 @@ WITHIN = 2.0
 """Seconds within which a healthy device answers."""
 
 _TEST_WITHIN = 60.0
+_NO_CELL = 2**31  # a number that none has
 
 
 class HealthMonitor:
@@ -67,6 +69,7 @@ class HealthMonitor:
         """Why the device is not healthy; empty if it is."""
         try:
             self.device.call("turns", timeout=within)
+            close_all(self.device.call("cells", _NO_CELL, timeout=within)[1])  # the broker answers, if there is one
         except Timeout:
             return f"it did not answer within {within:g} s"
         except BurstError as error:

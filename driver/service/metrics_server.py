@@ -12,10 +12,11 @@ import os
 import re
 import socket
 import threading
+import time
 from contextlib import suppress
 from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from prometheus_client import CollectorRegistry, MetricsHandler
@@ -24,21 +25,27 @@ from prometheus_client.registry import Collector
 
 from burst import BurstError
 from burst.trace import STAGES
+from driver.client.cells import cells_of
+from driver.client.connection import traces_of
 from driver.engine.totals import SUMMED
 from driver.errors import DeviceFailed
 from driver.options import PRIORITIES
 from driver.service.health import WITHIN
+from driver.service.process_figures import KINDS, ProcessFigures
 from driver.service.visits import Visit, Visits, account_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from numpy.typing import NDArray
     from prometheus_client import Metric
 
     from burst import Trace
+    from driver.client.connection import Connection
     from driver.service.health import HealthMonitor
 
 _BACKLOG = 64
+_LEAST = 0.05  # seconds that an engine may take to answer
 _SCRAPES = 4  # at once; further ones are told to come again, so that threads are left for /healthz
 
 
@@ -183,6 +190,7 @@ _BOUNDS = [digit * 10.0**power for power in range(-6, 1) for digit in (1, 2, 5)]
 _LONGEST = 3600 * 10**9
 """Nanoseconds. A client can write anything into its trace; longer times are ignored."""
 
+_OUTCOMES = ("prepared", "refused", "saved", "declined", "restored", "not_restored")
 _OF_FLOWS = {
     "executions": ("burst_executions", "Executions that have finished.", CounterMetricFamily),
     "waits": ("burst_waits", "Executions that had to wait in the run queue.", CounterMetricFamily),
@@ -198,6 +206,9 @@ class MetricsCollector(Collector):
 
     def __init__(self, monitor: HealthMonitor) -> None:
         self._monitor, self._stages, self._lock = monitor, StageHistogram(), threading.Lock()
+        self._flows = CounterSum(np.zeros((len(PRIORITIES), len(SUMMED))))
+        self._outcomes = CounterSum(np.zeros(len(_OUTCOMES)))
+        self._cpu = {process: CounterSum(np.zeros(())) for process in ("service", "engine")}
 
     def describe(self) -> list[Metric]:
         """No metrics: registering this must not call the device."""
@@ -205,37 +216,131 @@ class MetricsCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The device's counts, if it answers, and figures of its processes."""
-        device, service = self._monitor.device, self._monitor.service
+        device = self._monitor.device
         info = {"device": device.name, "version": device.version, "type": device.type}
         yield InfoMetricFamily("burst_device", "The device being served.", value=info)
         trouble = self._monitor.trouble()
         yield GaugeMetricFamily(
             "burst_healthy", "1 if the device answers and its self test passed, else 0.", float(not trouble)
         )
-        with self._lock, suppress(BurstError):  # it does not answer: burst_healthy says so
-            yield from self._of_device()
-        clients, outcomes = service.counts()
-        yield GaugeMetricFamily("burst_clients", "Connected clients.", clients)
-        preparations = CounterMetricFamily("burst_preparations", "Preparations by outcome.", labels=["outcome"])
-        for outcome in ("prepared", "refused", "saved", "declined", "restored", "not_restored"):
-            preparations.add_metric([outcome], outcomes[outcome])
-        yield preparations
-        yield from _of_processes({"service": device.service_pid, "engine": device.engine_pid})
+        with self._lock:
+            engines = self._engines()
+            if engines:
+                yield from self._counted(engines)
+            yield from self._of_processes(engines)
 
-    def _of_device(self) -> Iterator[Metric]:
-        device = self._monitor.device
-        (slots, _, sums, bursts, models), _ = device.call("figures", timeout=WITHIN)
-        yield GaugeMetricFamily("burst_slots", "Executions that may run at once.", slots)
-        yield GaugeMetricFamily("burst_bursts", "Open bursts.", bursts)
-        yield GaugeMetricFamily("burst_models", "Models in memory; equal models count once.", models)
+    def _engines(self) -> list[EngineFigures]:
+        """Those that answer in time. None answers: burst_healthy says so."""
+        end = time.monotonic() + WITHIN  # for all of them: an account's engine that hangs must not hide the others
+        try:
+            with cells_of(self._monitor.device.connection, WITHIN) as cells:
+                found = [_figures(cell.connection, end) for cell in cells.connected]
+                answering = [cell for cell, each in zip(cells.connected, found, strict=True) if each]
+                self._stages.look(trace for cell in answering for trace in _traces(cell.connection, end))
+        except BurstError:
+            return []
+        return [each for each in found if each is not None]
+
+    def _counted(self, engines: list[EngineFigures]) -> Iterator[Metric]:
+        yield GaugeMetricFamily("burst_engines", "Engines: one, or one for each account.", len(engines))
+        yield GaugeMetricFamily("burst_clients", "Connected clients.", sum(each.clients for each in engines))
+        yield GaugeMetricFamily("burst_slots", "Executions that an engine may run at once.", engines[0].slots)
+        yield GaugeMetricFamily("burst_bursts", "Open bursts.", sum(each.bursts for each in engines))
+        models = sum(each.models for each in engines)
+        yield GaugeMetricFamily("burst_models", "Models in memory; equal models of an engine count once.", models)
+        flows = self._flows.total({each.pids: each.flows for each in engines})
+        flows[:, SUMMED.index("waiting")] = np.sum([each.flows for each in engines], 0)[:, SUMMED.index("waiting")]
         for n, field in enumerate(SUMMED):
             name, words, family = _OF_FLOWS[field]
             metric = family(name, words, labels=["priority"])
-            for priority, flow in zip(PRIORITIES, sums, strict=True):
-                metric.add_metric([priority], flow[n])
+            for priority, value in zip(PRIORITIES, flows[:, n], strict=True):
+                metric.add_metric([priority], value)
             yield metric
-        self._stages.look(device.traces())
         yield self._stages.metric()
+        preparations = CounterMetricFamily("burst_preparations", "Preparations by outcome.", labels=["outcome"])
+        totals = self._outcomes.total({each.pids: each.outcomes for each in engines})
+        for outcome, count in zip(_OUTCOMES, totals, strict=True):
+            preparations.add_metric([outcome], count)
+        yield preparations
+
+    def _of_processes(self, engines: list[EngineFigures]) -> Iterator[Metric]:
+        """Sums over the services and over the engines; the times of start are those of our own, which come first."""
+        memory = GaugeMetricFamily("burst_memory_bytes", "Proportional set size (PSS).", labels=["process", "kind"])
+        cpu = CounterMetricFamily("burst_cpu_seconds", "Processor time.", labels=["process"])
+        start = GaugeMetricFamily("burst_start_time_seconds", "Start time, seconds since 1970.", labels=["process"])
+        open_ = GaugeMetricFamily("burst_descriptors", "Open descriptors.", labels=["process"])
+        device = self._monitor.device
+        own = device.service_pid, device.engine_pid
+        all_pairs = {own: [ProcessFigures.of(pid) for pid in own]} | {each.pids: each.processes for each in engines}
+        for n, process in enumerate(("service", "engine")):
+            found = {(pids[n], each.start): each for pids, pair in all_pairs.items() if (each := pair[n])}
+            if not found:
+                continue
+            seconds = self._cpu[process].total({key: np.array(each.cpu) for key, each in found.items()})
+            cpu.add_metric([process], float(seconds))
+            start.add_metric([process], next(iter(found.values())).start)
+            open_.add_metric([process], sum(each.descriptors for each in found.values()))
+            for kind, nbytes in zip(KINDS, np.sum([each.pss for each in found.values()], 0), strict=True):
+                memory.add_metric([process, kind], float(nbytes))
+        yield from (memory, cpu, start, open_)
+
+
+class EngineFigures(NamedTuple):
+    """What one engine and its service count."""
+
+    pids: tuple[int, int]  #: of the service and the engine
+    slots: int
+    flows: NDArray[np.float64]  #: by priority, lowest first; then by `SUMMED`
+    bursts: int
+    models: int
+    clients: int
+    outcomes: NDArray[np.float64]
+    processes: list[ProcessFigures | None]  #: the service and the engine
+
+
+def _left(end: float) -> float:
+    return max(_LEAST, end - time.monotonic())
+
+
+def _figures(connection: Connection, end: float) -> EngineFigures | None:
+    """None: it has ended, or does not answer in time."""
+    try:
+        (slots, _, sums, bursts, models, clients, outcomes, *both), _ = connection.call("figures", timeout=_left(end))
+    except BurstError:
+        return None
+    counts = np.array([outcomes.get(outcome, 0) for outcome in _OUTCOMES], float)
+    pids = int(connection.service_pid), int(connection.engine_pid)
+    processes = [each and ProcessFigures(*each) for each in both]
+    return EngineFigures(pids, slots, np.array(sums, float), bursts, models, clients, counts, processes)
+
+
+def _traces(connection: Connection, end: float) -> list[Trace]:
+    with suppress(BurstError):  # it has just ended
+        return traces_of(connection, _left(end))
+    return []
+
+
+_MOST_ENDED = 256
+
+
+class CounterSum:
+    """The sum of a counter over engines that come and go. It never falls: what an engine had counted when it was last
+    seen stays in.
+    """
+
+    def __init__(self, zero: NDArray[np.float64]) -> None:
+        self._folded = zero
+        self._last: dict[Any, NDArray[np.float64]] = {}
+
+    def total(self, now: Mapping[Any, NDArray[np.float64]]) -> NDArray[np.float64]:
+        """`now`: the counts of those that answer, each by what identifies it."""
+        for key, counts in now.items():
+            self._last.pop(key, None)
+            self._last[key] = counts
+        while len(self._last) > _MOST_ENDED:
+            self._folded = self._folded + self._last.pop(next(iter(self._last)))
+        total: NDArray[np.float64] = self._folded + np.sum(list(self._last.values()), 0)
+        return total
 
 
 class StageHistogram:
@@ -275,34 +380,3 @@ class StageHistogram:
             buckets = list(zip(bounds, np.cumsum(counts).tolist(), strict=True))
             metric.add_metric([stage], buckets, self._seconds[stage])
         return metric
-
-
-def _of_processes(pids: dict[str, int]) -> Iterator[Metric]:
-    memory = GaugeMetricFamily("burst_memory_bytes", "Proportional set size (PSS).", labels=["process", "kind"])
-    cpu = CounterMetricFamily("burst_cpu_seconds", "Processor time.", labels=["process"])
-    start = GaugeMetricFamily("burst_start_time_seconds", "Start time, seconds since 1970.", labels=["process"])
-    open_ = GaugeMetricFamily("burst_descriptors", "Open descriptors.", labels=["process"])
-    for process, pid in pids.items():
-        try:
-            ticks = os.sysconf("SC_CLK_TCK")
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-            cpu.add_metric([process], (int(fields[11]) + int(fields[12])) / ticks)
-            start.add_metric([process], _boot() + int(fields[19]) / ticks)
-            open_.add_metric([process], len(os.listdir(f"/proc/{pid}/fd")))
-            for kind, nbytes in _pss(pid).items():
-                memory.add_metric([process, kind], nbytes)
-        except (OSError, ValueError, LookupError):  # it has just ended, or this kernel lacks the file
-            continue
-    yield from (memory, cpu, start, open_)
-
-
-def _pss(pid: int) -> dict[str, int]:
-    """Bytes by kind: anon (private), file (mapped files), shmem (shared pools and queues)."""
-    lines: Any = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
-    found = {words[0]: int(words[1]) * 1024 for words in lines}
-    return {kind: found[f"Pss_{kind.capitalize()}:"] for kind in ("anon", "file", "shmem")}
-
-
-def _boot() -> float:
-    lines = Path("/proc/stat").read_text().splitlines()
-    return float(next(line.split()[1] for line in lines if line.startswith("btime ")))

@@ -289,8 +289,13 @@ class Service:
     def describe(self, uid: int) -> list[object]:
         """The answer to `hello` of a client of that account."""
         device, extensions = self._device, self._extensions(uid)
-        pids, files = [os.getpid(), self._engine_pid], files_needed(device)
-        return [PROTOCOL, device.name, device.version, device.type, *pids, *files, extensions]
+        files = files_needed(device)
+        return [PROTOCOL, device.name, device.version, device.type, *self.pids, *files, extensions]
+
+    @property
+    def pids(self) -> tuple[int, int]:
+        """Of this process and the engine."""
+        return os.getpid(), self._engine_pid
 
     def _extensions(self, uid: int) -> list[str]:
         """Those that clients of that account may use: a model file runs only in an engine of its account's own."""

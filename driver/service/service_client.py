@@ -14,6 +14,7 @@ from driver.protocol.model_codec import handles_in
 from driver.protocol.prepare_arguments import PrepareArguments
 from driver.protocol.rpc import PROTOCOL, Reply, call
 from driver.service.applications import application_of
+from driver.service.process_figures import ProcessFigures
 from fmq import LifePage
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ class ServiceClient:
             **{method: partial(self.forward, method) for method in ("allocate", "release", "copy_from", "copy_to")},
             **{method: partial(self.forward, method) for method in ("copy", "buffer_state")},
             **{method: partial(self.forward, method) for method in ("stage", "turns", "status", "traces")},
-            **{method: partial(self.forward, method) for method in ("figures", "census", "capabilities")},
+            **{method: partial(self.forward, method) for method in ("census", "capabilities")},
+            "figures": self.figures,
             "cells": self.cells,
             "sandbox": lambda _: Reply(self._service.confinement()),
             "restore": partial(self.noted, "restored", "not_restored", self.restore),
@@ -156,6 +158,15 @@ class ServiceClient:
             call(self._engine, "free", number)
             raise
         return Reply([number])
+
+    def figures(self, message: Message) -> Reply:
+        """The engine's; then connected clients, outcomes of preparations, and figures of service and engine.
+
+        Raises InvalidArgument.
+        """
+        values, _ = call(self._engine, "figures", fds=message.fds)
+        clients, outcomes = self._service.counts()
+        return Reply([*values, clients, outcomes, *map(ProcessFigures.of, self._service.pids)])
 
     def cells(self, _: Message, first: int) -> Reply:
         """How many services there are with an engine for one account, a page of them, and a connection to each.

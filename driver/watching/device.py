@@ -123,7 +123,7 @@ class WatchedDevice:
             service_pid=self._pids[0],
             engine_pid=self._pids[1],
             engines=len(engines),
-            clients=sum(engine.census.clients for engine in engines),
+            clients=self._cells.clients if self._cells else sum(engine.census.clients for engine in engines),
             bursts=sum(engine.census.bursts for engine in engines),
             cpu=self._cpu_share(),
             rss=_sum(processes.rss() for processes in every),

@@ -43,7 +43,7 @@ def own(home, kit):
 
 def open_bursts(device):
     """How many there are on the device, of all clients."""
-    (*_, bursts, _), _ = device.call("figures")
+    (_, _, _, bursts, *_), _ = device.call("figures")
     return bursts
 
 

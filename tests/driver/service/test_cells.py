@@ -13,6 +13,7 @@ from worded_files import FILER
 import driver
 from burst import ResourceExhaustedTransient
 from driver.service.cell import nice_of
+from driver.watching import Watcher
 
 HELPERS = str(Path(__file__).parents[1])
 PIDS = "out = device.service_pid, device.engine_pid"
@@ -165,6 +166,44 @@ def test_model_files_run_in_the_engine_of_their_account(accounts, process):
         assert accounts[0].do(PIDS) == before
         assert broker.poll() is None
         assert [client.do("device.close()") for client in accounts[:2]] == [None, None]
+
+
+def test_figures_are_of_all_accounts(accounts, process, kit):
+    """Metrics and `burst top` of the device's account and root sum over all engines; a counter does not fall when one
+    of these ends.
+    """
+    with foreign("--group", GROUP, "--metrics", "{home}/metrics.sock") as (address, _):
+        for client in accounts[:2]:
+            assert client.do(CONNECT.format(address), "bursts = [prepared.burst(), prepared.burst()]") is None
+            assert client.do("bursts[0].run(X)", "prepared.run(X)") is None
+        during = scraped(Path(address).parents[1] / "metrics.sock")
+        assert (during["burst_engines"], during["burst_bursts"], during["burst_clients"]) == (3, 4, 2)
+        assert during['burst_executions_total{priority="medium"}'] >= 4
+        pids = [client.do(PIDS) for client in accounts[:2]]
+        held = sum(len(os.listdir(f"/proc/{engine}/fd")) for _, engine in pids)
+        assert during['burst_descriptors{process="engine"}'] > held
+        watcher = Watcher([address])
+        kit.until(lambda: watcher.sample().devices[0].clients == 2)  # its own connection has ended
+        (device,) = watcher.sample().devices
+        assert (device.engines, device.bursts) == (3, 4)
+        process(pids[0][1]).kill()
+        assert accounts[0].do("bursts[0].run(X)").startswith("PeerDied")
+        for client in accounts[:2]:
+            assert client.do("device.close()") is None
+        after = scraped(Path(address).parents[1] / "metrics.sock")
+        for name in ("burst_executions_total", "burst_cpu_seconds_total", "burst_preparations_total"):
+            for line in (line for line in during if line.startswith(name)):
+                assert after[line] >= during[line], line
+
+
+def scraped(path):
+    """The metrics at a socket, by their lines."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(path))
+        sock.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        text = b"".join(iter(lambda: sock.recv(1 << 16), b"")).decode()
+    lines = [line for line in text.partition("\r\n\r\n")[2].splitlines() if not line.startswith("#")]
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
 
 def test_weights_are_nice_values(accounts):

@@ -50,7 +50,7 @@ def is_own(burst):
 
 def open_bursts(device):
     """How many there are on the device."""
-    (*_, bursts, _), _ = device.call("figures")
+    (_, _, _, bursts, *_), _ = device.call("figures")
     return bursts
 
 
