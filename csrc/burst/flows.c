@@ -65,10 +65,7 @@ burst_application *burst_application_new(burst_share *s) {
     atomic_fetch_add(&s->users, 1);
     burst_runqueue *q = s->queue;
     pthread_mutex_lock(&q->lock);
-    if (!s->applications.members) {
-        join_group(&q->shares, &s->fair);
-        atomic_fetch_add(&q->accounts, 1);
-    }
+    if (!s->applications.members) join_group(&q->shares, &s->fair);
     join_group(&s->applications, &a->fair);
     pthread_mutex_unlock(&q->lock);
     return a;
@@ -81,12 +78,8 @@ static void leave_share(burst_application *a) {
     pthread_mutex_lock(&q->lock);
     leave_group(&s->applications, &a->fair);
     if (s->turn == a) s->turn = NULL;
-    if (!s->applications.members) {
-        leave_group(&q->shares, &s->fair);
-        atomic_fetch_sub(&q->accounts, 1);
-    }
+    if (!s->applications.members) leave_group(&q->shares, &s->fair);
     pthread_mutex_unlock(&q->lock);
-    runqueue_serve(q); /* the last slot may be kept for no other account any more */
 }
 
 void burst_application_free(burst_application *a) {
@@ -110,6 +103,11 @@ burst_flow *burst_flow_new(burst_application *a, uint32_t priority) {
 void burst_flow_free(burst_flow *f) {
     if (!was_last(&f->users)) return;
     burst_application *a = f->application;
+    burst_runqueue *q = a->share->queue;
+    pthread_mutex_lock(&q->lock);
+    if (f->is_used && !--a->share->used_flows) atomic_fetch_sub(&q->accounts, 1);
+    pthread_mutex_unlock(&q->lock);
+    runqueue_serve(q); /* the last slot may be kept for no other account any more */
     free(f);
     burst_application_free(a);
 }
@@ -123,6 +121,8 @@ burst_ticket *burst_ticket_new(burst_flow *f) {
     pthread_mutex_lock(&t->queue->lock);
     t->sibling = f->tickets;
     f->tickets = t;
+    if (!f->is_used && !f->application->share->used_flows++) atomic_fetch_add(&t->queue->accounts, 1);
+    f->is_used = true;
     pthread_mutex_unlock(&t->queue->lock);
     return t;
 }

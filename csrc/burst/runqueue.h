@@ -36,6 +36,7 @@ struct burst_share {
     fair_group applications; /* while there is one, the share is in the queue's group */
     burst_application *turn; /* that was given a slot last, or NULL */
     uint32_t long_runs;      /* slots that its long executions hold */
+    uint32_t used_flows;
     _Atomic uint64_t doubted; /* until then all its executions count as long, as one lasted longer than estimated */
 };
 
@@ -65,6 +66,7 @@ struct burst_flow {
     burst_waits past; /* of tickets that were freed */
     uint32_t priority;
     bool has_turn; /* it was given its quantum of this round */
+    bool is_used;  /* there has been a ticket: before that a client looks on, and executes nothing */
 };
 
 struct burst_ticket {
@@ -92,7 +94,7 @@ struct burst_runqueue {
     _Atomic uint64_t contended;               /* the contended clock, where it stood still last */
     uint32_t slots;
     _Atomic uint32_t users; /* its owner, and its shares */
-    _Atomic uint32_t accounts; /* shares with applications; written under the lock */
+    _Atomic uint32_t accounts; /* shares with flows that were used; written under the lock */
     alignas(FMQ_LINE) pthread_mutex_t lock; /* around all that follows, and all of shares, applications, flows and waiting tickets */
     burst_ticket *called; /* it is being woken, and hands free slots on when it is awake */
     fair_group shares;

@@ -236,15 +236,21 @@ BRIEF = 10 * QUANTUM
 @pytest.mark.parametrize("usual", [0, BRIEF + 1, LONG], ids=["never seen", "a little too long", "long"])
 def test_the_last_slot_is_left_to_the_other_account(usual):
     """Where two accounts have two slots, a second long execution of one waits while the other runs what it likes, brief
-    or long; it runs when the first ends, or when the other account has gone.
+    or long; it runs when the first ends, or when the other account has gone. One that looks on keeps nothing.
     """
     queue = Queue(slots=2)
     other = queue.another_account()
+    flow = queue.flow(application=other)
     first, second, third = (queue.ticket() for _ in range(3))
+    for ticket in (first, second):
+        assert enter(ticket, timeout=0, usual=usual) == 0
+    for ticket in (first, second):
+        lib.burst_leave(ticket)
+    assert queue.ticket(flow=flow)
     assert enter(first, usual=usual) == 0
     assert enter(second, timeout=MS, usual=usual) == -errno.ETIMEDOUT
     for its in (US, LONG):
-        its_ticket = queue.ticket(flow=queue.flow(application=other))
+        its_ticket = queue.ticket(flow=flow)
         assert enter(its_ticket, timeout=0, usual=its) == 0
         lib.burst_leave(its_ticket)
     assert enter(second, timeout=0, usual=BRIEF) == 0
@@ -257,7 +263,7 @@ def test_the_last_slot_is_left_to_the_other_account(usual):
     last = Waiting(third, usual)
     while not burst_waiters():
         assert last.thread.is_alive()
-    del its_ticket, other
+    del its_ticket, flow, other
     assert last.has_slot.wait(30)
     for each in (waiting, last):
         each.may_leave.set()
@@ -298,7 +304,7 @@ def test_a_long_execution_that_yields_or_pauses_gives_its_slot_to_the_next():
     """What an account holds is right after a yield, a pause, a wait that was given up and a ticket that was closed."""
     queue = Queue(slots=2)
     other = queue.another_account()
-    low, high = queue.ticket(LOW), queue.ticket(HIGH)
+    low, high, its = queue.ticket(LOW), queue.ticket(HIGH), queue.ticket(flow=queue.flow(application=other))
     for _ in range(3):
         assert enter(low, usual=LONG) == 0
         waiting = Waiting(high, LONG)
@@ -319,7 +325,7 @@ def test_a_long_execution_that_yields_or_pauses_gives_its_slot_to_the_next():
     assert lib.burst_yield(closed) == -errno.ECANCELED
     assert enter(low, timeout=0, usual=LONG) == 0
     lib.burst_leave(low)
-    assert other
+    assert its
 
 
 def test_a_checkpoint_knows_the_execution_of_its_thread():
