@@ -42,8 +42,11 @@ def _owned(pointer: Any, free: Callable[[Any], None]) -> Any:
 class RunQueue:
     """Decides which execution of a device runs when."""
 
-    def __init__(self, slots: int, quantum: float) -> None:
+    def __init__(self, slots: int, quantum: float, *, is_shared: bool = False) -> None:
         """`slots`: executions at a time. `quantum`: seconds that one client may go on while its equals wait.
+
+        is_shared: by accounts. Then no thread that has a slot is nice to other programs: on a busy machine it would keep
+        the slot, and the lock of the queue, from other accounts.
 
         Raises ValueError.
         """
@@ -51,7 +54,7 @@ class RunQueue:
             raise ValueError(
                 f"slots={slots!r}, quantum={quantum!r}: from 1 slot, and from a nanosecond to 10^9 seconds"
             )
-        self.slots = slots
+        self.slots, self.is_shared = slots, is_shared
         self.handle = _owned(lib.burst_runqueue_new(slots, int(quantum * 1e9)), lib.burst_runqueue_free)
 
     @property
@@ -65,7 +68,7 @@ class Share:
 
     def __init__(self, queue: RunQueue, weight: int) -> None:
         """`weight`: from 1 to 1000, against those of the others."""
-        self.weight = weight
+        self.queue, self.weight = queue, weight
         self.handle = _owned(lib.burst_share_new(queue.handle, weight), lib.burst_share_free)
 
 
@@ -97,7 +100,7 @@ class Flow:
 
     def __init__(self, application: Application, priority: int) -> None:
         self.application = application  # an account has one share as long as any of its executions runs
-        self.gives_way = priority == 0
+        self.gives_way = priority == 0 and not application.share.queue.is_shared
         self.handle = _owned(lib.burst_flow_new(application.handle, priority), lib.burst_flow_free)
 
     def counts(self) -> FlowCounts:

@@ -164,7 +164,7 @@ _PREPARING = {"prepare", "improve", "save"}
 class Engine:
     """The state that all clients share."""
 
-    def __init__(self, name: str, service: Channel, running: RunningFiles) -> None:
+    def __init__(self, name: str, service: Channel, running: RunningFiles, *, is_shared: bool = False) -> None:
         self.device: Device = device_class(name)()
         self.device.on_report = self.forget_plans  # a request that is bound anew meets `check_available`
         self._service, self.limits = service, limits()
@@ -180,7 +180,7 @@ class Engine:
         self.idle = IdleMonitor(self.limits.idle_seconds, self._holders, self.rest, self._is_in_use)
         self.compilations, self._improver = VerifiedCache(self.device, name), ModelImprover(self.forget_plans)
         self.contexts = ChannelLoop("burst-contexts")
-        self.queue, self._weights = RunQueue(self.device.slots, self.device.quantum), weights()
+        self.queue, self._weights = RunQueue(self.device.slots, self.device.quantum, is_shared=is_shared), weights()
         self._shares: dict[int, Share] = {}  # kept: an account that comes again still owes what it used
         self._applications: WeakValueDictionary[tuple[int, str], Application] = WeakValueDictionary()
         self.traces: dict[OpenBurst, tuple[int, Memory]] = {}  #: of all bursts, with their clients' uids
@@ -431,13 +431,15 @@ class Engine:
             os._exit(0)
 
 
-def main(name: str, service: Channel, running: RunningFiles) -> None:
-    """Runs the engine process. `service`: the channel to the service process, which has `running`, too."""
+def main(name: str, service: Channel, running: RunningFiles, *, is_shared: bool) -> None:
+    """Runs the engine process. `service`: the channel to the service process, which has `running`, too. `is_shared`:
+    by accounts.
+    """
     warnings.simplefilter("ignore")  # numpy warns of infinities that a client computes
     gc.disable()
     note_crashes()
     guard()
-    engine = Engine(name, service, running)
+    engine = Engine(name, service, running, is_shared=is_shared)
     sandbox.enter(engine.device.needs.system_calls)
     life = LifePage()
     ready = service.receive()

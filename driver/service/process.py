@@ -324,11 +324,11 @@ class Service:
         return ValidationBudget(self._limits, deadline)
 
 
-def start_engine(name: str, arrivals: Arrivals, log: EngineLog) -> EngineProcess:
+def start_engine(name: str, arrivals: Arrivals, log: EngineLog, *, is_shared: bool) -> EngineProcess:
     """Starts the engine process. It ends when this process dies or closes its end of the channel.
 
-    By fork, because both processes begin with importing the same modules: a device starts in half the time. Only this
-    thread exists yet, besides numpy's, which survive forks.
+    is_shared: accounts share it. By fork, because both processes begin with importing the same modules: a device starts
+    in half the time. Only this thread exists yet, besides numpy's, which survive forks.
     """
     (near, far), running = Channel.pair(), RunningFiles()
     gc.freeze()
@@ -342,7 +342,7 @@ def start_engine(name: str, arrivals: Arrivals, log: EngineLog) -> EngineProcess
             near.close()
             arrivals.close()
             sandbox.enter_files(device_class(name), sandbox.state_folder())
-            run_engine(name, far, running)
+            run_engine(name, far, running, is_shared=is_shared)
         except BaseException:  # noqa: BLE001 (this process must not go on as a second service)
             _log.exception("the engine of device %r failed", name)
         finally:
@@ -384,7 +384,8 @@ def run(name: str, arrivals: Arrivals, place: Place, options: ServiceOptions) ->
     engine_log = EngineLog(file)
     try:
         sandbox.enter_files(kind := device_class(name), kept_files(place, kind))
-        service = Service(name, arrivals, options, start_engine(name, arrivals, engine_log))
+        is_shared = options.any_uid and options.account is None
+        service = Service(name, arrivals, options, start_engine(name, arrivals, engine_log, is_shared=is_shared))
         engine_log.begin()
         sandbox.enter(service.needed_calls)
         if options.on_start:

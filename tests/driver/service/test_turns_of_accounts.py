@@ -130,3 +130,14 @@ def test_what_executions_take_is_learnt_for_each_account(scarce):
         assert attacker("out = [bursts[0].run(X).status.name for _ in range(3)]") == ["NONE"] * 3
         run = "out = [bursts[0].run(X * 0, timeout=0.5).status.name for _ in range(20)]"
         assert victim(run) == ["NONE"] * 20
+
+
+def test_threads_of_low_priority_are_not_nice_where_accounts_share_an_engine(scarce):
+    """Beside busy programs a nice thread keeps its slot, and the queue's lock, for long: others would wait for it."""
+    with client(ATTACKER, scarce) as attacker:
+        assert attacker("low = device.prepare(model, priority='low').burst(); low.run(X * 0)") is None
+        engine = attacker("out = device.engine_pid")
+        stats = [
+            (task / "stat").read_text().rpartition(") ")[2].split() for task in Path(f"/proc/{engine}/task").iterdir()
+        ]
+        assert {words[16] for words in stats} == {"0"}
