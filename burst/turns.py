@@ -45,7 +45,7 @@ class RunQueue:
     def __init__(self, slots: int, quantum: float, *, is_shared: bool = False) -> None:
         """`slots`: executions at a time. `quantum`: seconds that one client may go on while its equals wait.
 
-        is_shared: by accounts. Then no thread that has a slot is nice to other programs: on a busy machine it would keep
+        is_shared: by accounts. Then no thread that has a slot is nice to other programs: beside busy ones it would keep
         the slot, and the lock of the queue, from other accounts.
 
         Raises ValueError.
