@@ -11,12 +11,14 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import select
 import selectors
 import socket
 import struct
+import termios
 import threading
 import time
 import weakref
@@ -24,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgpack
 
-from burst.errors import DEVICE_GONE, Malformed, PeerDied, Timeout
+from burst.errors import DEVICE_GONE, Malformed, PeerDied, ResourceExhaustedTransient, Timeout
 from burst.exhaustion import DescriptorsLost
 from burst.serving_thread import ServingThread
 from fmq import Watch
@@ -201,7 +203,11 @@ class Channel(Closing):
         self.send_raw(pack(body), fds)
 
     def send_raw(self, raw: bytes, fds: Sequence[int] = (), tries: int = _TRIES) -> None:
-        """Sends bytes that `pack` made. `tries`: while the kernel has no memory for them. Raises PeerDied."""
+        """Sends bytes that `pack` made. `tries`: while the kernel has no memory for them.
+
+        Raises PeerDied; ResourceExhaustedTransient where too many descriptors are on their way: the kernel counts those
+        that no process has received yet for the account that sent them.
+        """
         try:
             if fds:
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
@@ -211,10 +217,33 @@ class Channel(Closing):
         except BlockingIOError as error:
             raise PeerDied("the other side has not read its messages for 5 s") from error
         except OSError as error:
+            if tries <= 1 and error.errno == errno.ETOOMANYREFS:
+                raise ResourceExhaustedTransient(
+                    "more descriptors of this account are on their way to processes that do not receive them than one "
+                    "process may have open (ulimit -n); have those processes read, or end them"
+                ) from error
             if tries <= 1 or error.errno not in _SHORTAGES:
                 raise self._gone(f"the connection is gone: {error}") from error
             time.sleep(_BREAK)
             self.send_raw(raw, fds, tries - 1)
+
+    def await_reader(self, seconds: float) -> bool:
+        """Whether the peer has received all that was sent to it, now or within that time."""
+        end, pause = time.monotonic() + seconds, 1e-4
+        while self._unread():
+            if time.monotonic() > end:
+                return False
+            time.sleep(pause)
+            pause = min(0.05, 2 * pause)
+        return True
+
+    def _unread(self) -> int:
+        found = array.array("i", [0])
+        try:
+            fcntl.ioctl(self.socket, termios.TIOCOUTQ, found)
+        except (OSError, ValueError):  # this end is closed
+            return 0
+        return found[0]
 
     def receive(self, timeout: float | None = None, tries: int = _TRIES) -> Message:
         """The next message. `tries`: while the kernel has no memory for it.
@@ -326,13 +355,21 @@ class ChannelLoop:
                 self._serve(key.fileobj, *key.data)
                 del key  # while this thread waits it must not keep a channel's handlers alive
 
+    def _drop(self, fds: list[int]) -> None:
+        """Closes descriptors that no handler took. They end their channel: closing one can take as long as the peer
+        likes, a socket that lingers for instance, and so takes a thread. Raises Malformed.
+        """
+        if fds:
+            threading.Thread(target=close_all, args=(fds,), name=f"{self._name}-closing", daemon=True).start()
+            raise Malformed(f"{len(fds)} descriptors came with a message that has none")
+
     def _serve(self, channel: Channel, on_message: Callable[[Message], None], on_end: Callable[[], None]) -> None:
         try:
             message = channel.receive(0)
             try:
                 on_message(message)
             finally:
-                message.close()
+                self._drop(message.take_fds())
         except Timeout:
             return  # another thread has received the message already
         except (PeerDied, Malformed):

@@ -94,7 +94,7 @@ _MOST_REASON = 1000  # characters
 _WORTH = 2**20  # bytes of temporaries that are worth binding a request again for
 _FEW = 4  # plans that stay bound: a burst of depth 1 alternates between fewer requests than this
 _FEWER_CLIENTS = "launch executions from fewer connections"
-_TRACES_AT_ONCE = 32  # descriptors in one answer
+_TRACES_AT_ONCE = 16  # descriptors in one answer
 
 
 class EngineClient:

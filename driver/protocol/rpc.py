@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
-from burst import ErrorStatus, Malformed, PeerDied, StatusError, Timeout
+from burst import ErrorStatus, Malformed, PeerDied, ResourceExhaustedTransient, StatusError, Timeout
 from burst.channel import Message, close_all
 from burst.errors import status_error
 from burst.exhaustion import DescriptorsLost, exhausted
@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 PROTOCOL = 4  # version of the calls between client and service; `hello` compares it
 _MAX_TEXT = 1000
 _FIRST_CALL = 1.0  # seconds that a peer which is refused may take for it
+READ_WITHIN = 5.0
+"""Seconds that a peer has for its earlier answers, before one with descriptors."""
 _PHASES = get_args(Phase)
 _numbers = count()  # of calls in this process
 
@@ -108,11 +110,24 @@ def serve(channel: Channel, handlers: Mapping[str, Callable[..., Reply]]) -> Non
         finally:
             message.close()
         try:
-            channel.send([number, int(status), *reply.values], reply.fds)
+            _answer(channel, number, status, reply)
         except (PeerDied, Malformed):  # gone, or its number is longer than a message
             return
         finally:
             close_all(list(reply.fds))
+
+
+def _answer(channel: Channel, number: object, status: ErrorStatus, reply: Reply) -> None:
+    """Raises PeerDied, also for a peer that lets answers with descriptors lie: until it has received those, they count
+    for this account, and at some number no process of the account can send any.
+    """
+    if reply.fds and not channel.await_reader(READ_WITHIN):
+        raise PeerDied(f"the other side has not read its messages for {READ_WITHIN:g} s")
+    try:
+        channel.send([number, int(status), *reply.values], reply.fds)
+    except ResourceExhaustedTransient as error:
+        refused, status = failure(error)
+        channel.send([number, int(status), *refused.values])
 
 
 def refuse(channel: Channel, error: Exception, patience: float = _FIRST_CALL) -> None:

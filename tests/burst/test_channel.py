@@ -482,14 +482,17 @@ class TestLoop:
         assert caplog.records == []
 
     def test_descriptors_that_nobody_took(self, serve, plain_fd):
-        """Descriptors that a handler leaves in its message are closed."""
-        channel = serve()
+        """Descriptors that a handler leaves in its message end the channel, and are closed."""
+        channels = [serve() for _ in range(10)]
         before = fds()
-        for _ in range(10):
+        for channel in channels:
             channel.send([], [plain_fd] * MAX_FDS)
             self.wait(channel)
-        channel.send([])
-        self.wait(channel)
+            self.wait(channel)
+            assert (channel.got, channel.ends) == ([[]], [1])
+        end = time.monotonic() + 20
+        while fds() != before and time.monotonic() < end:
+            os.sched_yield()
         assert fds() == before
 
     def test_a_message_that_somebody_else_took(self, serve):
