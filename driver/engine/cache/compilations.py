@@ -93,7 +93,7 @@ class VerifiedCache:
     def __init__(self, device: Device, name: str) -> None:
         self._device, self._name = device, name
         self._needed, self._lock = files_needed(device), threading.Lock()
-        self._records: CacheRecords | None = None
+        self._records: dict[int, CacheRecords] = {}
         self._newest: WeakValueDictionary[CacheOwner, CacheWriter] = WeakValueDictionary()
 
     def check(self, counts: Sequence[int], token: object, fds: Sequence[int]) -> CacheFiles:
@@ -126,7 +126,7 @@ class VerifiedCache:
     def _read(
         self, owner: CacheOwner, counts: CacheFiles, fds: Sequence[int], sent: SentModel | None
     ) -> RestoredCompilation:
-        records = self._opened()
+        records = self._opened(owner.uid)
         record = records.get(*owner)
         if record is None or len(record.lengths) != len(fds):
             raise Declined("this version of the device has no record of writing them")
@@ -152,16 +152,16 @@ class VerifiedCache:
     def saving(self, owner: CacheOwner, fds: Sequence[int]) -> CacheWriter:
         """A writer for these files, for now and later. The caller keeps the descriptors. Raises OSError, Declined."""
         _check_access(fds)
-        return CacheWriter(self._opened(), owner, fds, self._newest)
+        return CacheWriter(self._opened(owner.uid), owner, fds, self._newest)
 
-    def _opened(self) -> CacheRecords:
-        """The records, opened on first use. Raises OSError."""
+    def _opened(self, uid: int) -> CacheRecords:
+        """The records of an account's files, opened on first use. Raises OSError."""
         with self._lock:
-            if self._records is None:
+            if uid not in self._records:
                 from driver.engine.cache.records import CacheRecords
 
-                self._records = CacheRecords(self._device, self._name)
-            return self._records
+                self._records[uid] = CacheRecords(self._device, self._name, uid)
+            return self._records[uid]
 
 
 class CacheWriter:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from driver.interface import Device
 
 _KEY_BYTES = 32
-_MOST_RECORDS = 8192
+MOST_RECORDS = 8192
 _RECORD_BYTES = 2048  # enough for 65 files
 _WRONG = (ValueError, TypeError, msgpack.UnpackException)
 
@@ -43,22 +43,25 @@ class CacheRecord(NamedTuple):
 
 
 class CacheRecords:
-    """The records of one device, in a folder of this account; files there have mode 0600."""
+    """The records of one device for one account, in a folder of the device's account; files there have mode 0600."""
 
-    def __init__(self, device: Device, name: str) -> None:
-        """Raises OSError if the files cannot be made or read."""
+    def __init__(self, device: Device, name: str, uid: int) -> None:
+        """`uid`: of the clients. Each has a file of its own: no account can crowd out another's records.
+
+        Raises OSError if the files cannot be made or read.
+        """
         folder = Path("~/.local/state/burst").expanduser()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._build = build(device)
         self._key = _key(folder / "key")
-        stem = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+        stem = re.sub(r"[^A-Za-z0-9_.-]", "_", name) + ("" if uid == os.getuid() else f".{uid}")
         self._path = folder / f"{stem}.records"
         self._store = BlobStore(
             self._path,
             build_id=self._build,
             max_key_bytes=64,
             max_value_bytes=_RECORD_BYTES,
-            max_total_bytes=_MOST_RECORDS * 256,
+            max_total_bytes=MOST_RECORDS * 256,
             select="lru",
             capacity="fit",
         )

@@ -135,15 +135,28 @@ class TestUnit:
             assert self.restored(device, others, uid=2) == b"another" * 3000
         assert self.restored(device, files, uid=1) == b"code" * 5000
 
+    def test_an_account_crowds_out_no_records_of_another(self, files, monkeypatch):
+        """It keeps more compilations than the device has records for: those that it forgets are its own."""
+        monkeypatch.setattr(records, "MOST_RECORDS", 8)
+        device = self.opened()
+        self.save(device, files, uid=1)
+        with CacheFileSet(files.counts) as first:
+            self.save(device, first, uid=2)
+            for _ in range(40):
+                with CacheFileSet(files.counts) as others:
+                    self.save(device, others, uid=2)
+            self.check_refused(device, first, "no record of writing them", uid=2)
+        assert self.restored(device, files, uid=1) == b"code" * 5000
+
     def test_a_copied_record_is_nothing_to_another_user(self, files):
         """The digest covers the user and the token, so that a record cannot be moved from one to the other."""
         device = self.opened()
         self.save(device, files, uid=1)
-        found = device._opened().get(1, files.token)
+        found = device._opened(1).get(1, files.token)
         with CacheFileSet(files.counts) as others:
             others.write(files.read())
-            device._opened().put(2, files.token, found)
-            device._opened().put(1, others.token, found)
+            device._opened(2).put(2, files.token, found)
+            device._opened(1).put(1, others.token, found)
             self.check_refused(device, files, "have changed", uid=2)
             self.check_refused(device, others, "have changed", uid=1)
 
@@ -151,9 +164,9 @@ class TestUnit:
     def test_a_damaged_store_is_an_empty_one(self, files, content):
         """Nothing is restored, and what is kept from then on is."""
         self.save(self.opened(), files)
-        for path in self.state.glob("unit.records*"):
+        for path in self.state.glob("unit.1.records*"):
             path.unlink()
-        (self.state / "unit.records").write_bytes(content)
+        (self.state / "unit.1.records").write_bytes(content)
         device = self.opened()
         self.check_refused(device, files, "no record of writing them")
         self.save(device, files)
