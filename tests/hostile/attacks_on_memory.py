@@ -348,25 +348,26 @@ def many_plans(address: str) -> Iterator[object]:
 @attack("M2")
 def many_models(address: str) -> Iterator[object]:
     """Models of 20,000 operations, no two of them equal, all kept."""
-    raw = structure_of_chain(20_000)
     while True:
         with Line(address) as line:
             yield
             for number in range(1000):
-                fd, where = sealed_model(struct.pack("f", number) + bytes(60) + raw, 0)
-                line.prepare(fd, [64, where[1] - 64])
+                fd, where = sealed_chain(20_000, number)
+                line.prepare(fd, where)
                 os.close(fd)
                 yield
 
 
-def structure_of_chain(operations: int) -> bytes:
-    """x + c + c + …, where c is the first float of the model's memory."""
+def sealed_chain(operations: int, constant: float = 0.0) -> tuple[int, list[int]]:
+    """x + c + c + …, a valid model: its memory, and where the structure is."""
     tensor = [3, [1], 0.0, 0]
-    operands = [[*tensor, 3, None, None, 1], [*tensor, 2, [0, 4], None, operations]]
-    operands += [[0, [], 0.0, 0, 2, [4, 4], None, operations]]
-    operands += [[*tensor, 0, None, None, 1] for _ in range(operations - 1)] + [[*tensor, 4, None, None, 0]]
+    operands = [[*tensor, 1, None, None, 1], [*tensor, 3, [0, 4], None, operations]]
+    operands += [[1, [], 0.0, 0, 3, [64, 4], None, operations]]
+    operands += [[*tensor, 0, None, None, 1] for _ in range(operations - 1)] + [[*tensor, 2, None, None, 0]]
     steps = [["ADD", [2 + n if n else 0, 1, 2], [3 + n]] for n in range(operations)]
-    return structure([1, False, 1], [len(operands), operations, [0], [2 + operations]], *operands, *steps)
+    raw = structure([1, False, 1], [len(operands), operations, [0], [2 + operations]], *operands, *steps)
+    fd, where = sealed_model(struct.pack("f124x", constant) + raw)
+    return fd, [128, where[1] - 128]
 
 
 @attack("new")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attacks_on_memory import structure_of_chain
+from attacks_on_memory import sealed_chain
 from enemy import (
     REFUSED,
     Line,
@@ -56,8 +56,7 @@ def invalid_models(address: str) -> Iterator[object]:
 @attack("new")
 def long_validations(address: str) -> Iterator[object]:
     """A valid model of 80,000 operations, of which four connections ask again and again whether it is supported."""
-    fd, where = sealed_model(bytes(64) + structure_of_chain(80_000))
-    where = [64, where[1] - 64]
+    fd, where = sealed_chain(80_000)
     while True:
         held = lines(address, 4)
 
@@ -74,13 +73,13 @@ def long_validations(address: str) -> Iterator[object]:
 @attack("new")
 def long_preparations(address: str) -> Iterator[object]:
     """Models of 20,000 operations, prepared by four connections as fast as that goes, and dropped."""
-    raw, numbers = structure_of_chain(20_000), count(1)
+    numbers = count(1)
 
     def prepare(line: Line) -> None:
         for _ in range(3):
-            fd, where = sealed_model(np.float32(next(numbers)).tobytes() + bytes(60) + raw)
+            fd, where = sealed_chain(20_000, next(numbers))
             try:
-                line.call("free", line.prepare(fd, [64, where[1] - 64]))
+                line.call("free", line.prepare(fd, where))
             finally:
                 os.close(fd)
 

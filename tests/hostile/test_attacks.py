@@ -5,9 +5,12 @@ from contextlib import ExitStack
 import accounts
 import pytest
 from attacks import ATTACKS
+from attacks_on_memory import sealed_chain
 from neighbourhood import neighbourhood
 from silent_file import NoSilentFile
 from trial import trial
+
+from driver.protocol.model_codec import decode_valid, sealed
 
 FINDINGS = ("C1", "C2a", "C2b", "C2c", "H1", "H2", "H3", "H4", "H5", "H6", "H7", "M2", "M3", "M4")
 """Of the review, where an account attacks a served device: M1, L1 and L2 are about what a first client passes on."""
@@ -44,6 +47,13 @@ def test_every_finding_is_an_attack():
     """None of them is left out, and each attack says what it does."""
     assert {attack.finding for attack in ATTACKS.values()} - {"new"} == set(FINDINGS)
     assert all(attack.claim.endswith((".", "at work")) for attack in ATTACKS.values())
+
+
+def test_models_that_take_long_are_valid():
+    """A device does not refuse them at once, which would be no attack."""
+    fd, where = sealed_chain(3)
+    model = decode_valid(sealed([fd], where), where)
+    assert [operation.type for operation in model.main.operations] == ["ADD"] * 3
 
 
 @pytest.mark.parametrize(
