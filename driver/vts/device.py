@@ -89,7 +89,10 @@ def needs(target: Target) -> None:
         skip("a served device: its driver is not installed here")
     found = device_class(target.device.address).needs
     check(isinstance(found, Needs), f"needs is {found!r:.80}, not driver.interface.Needs")
-    for field, names in found._asdict().items():
+    fields = found._asdict()
+    is_one = fields.pop("one_engine")
+    check(is_one is None or isinstance(is_one, bool), f"needs.one_engine is {is_one!r:.80}, not True, False or None")
+    for field, names in fields.items():
         check(isinstance(names, tuple), f"needs.{field} is {names!r:.80}, not a tuple of texts")
         for one in names:
             is_right = _CALL.fullmatch if field == "system_calls" else _PATH.match

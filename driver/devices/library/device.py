@@ -307,5 +307,5 @@ def _class_of(path: str, said: LibraryDescription) -> type[LibraryDevice]:
 
 
 def _needs(said: LibraryDescription) -> Needs:
-    read, write, calls = (tuple(said.needs[name]) for name in ("read_paths", "write_paths", "system_calls"))
+    read, write, calls = (tuple(said.needs.get(name, ())) for name in ("read_paths", "write_paths", "system_calls"))
     return Needs(read, write, calls)
