@@ -17,6 +17,7 @@ from cffi import FFI
 from driver.client import launch, user_manager
 from driver.client.discovery import Place, runtime_dir, why_elsewhere
 from driver.doctor.finding import Finding, State, size, text_of
+from driver.engine import landlock
 from driver.engine.limits import limits, limits_file, memory_bytes
 from driver.errors import DeviceFailed
 from driver.runtime.cache.folder import default_folder
@@ -54,6 +55,19 @@ def container() -> Iterator[Finding]:
     filtered = re.search(r"^Seccomp:\s*(\d)", text_of(ROOT / "proc/self/status"), re.MULTILINE)
     modes = {"0": "none", "1": "strict", "2": "a filter; the calls that bursts need were tried above"}
     yield Finding("seccomp", "ok", modes.get(filtered[1], filtered[1]) if filtered else "unknown")
+    yield _landlock()
+
+
+def _landlock() -> Finding:
+    version = landlock.abi()
+    if version >= landlock.SCOPES:
+        return Finding("Landlock", "ok", f"version {version}")
+    if version:
+        why = "what takes a device over can signal other programs of its account"
+        return Finding("Landlock", "note", f"version {version}", why, "Linux 6.12, for version 6")
+    why = "what takes a device over reaches all files of its account"
+    remedy = "boot with landlock in lsm=, and allow landlock_create_ruleset in the container's seccomp profile"
+    return Finding("Landlock", "note", "not there", why, remedy)
 
 
 def processors() -> Iterator[Finding]:

@@ -150,6 +150,13 @@ class TestOddSystems:
         monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release))
         assert found(machine.kernel)["kernel"].state == state
 
+    @pytest.mark.parametrize(("version", "state"), [(0, "note"), (3, "note"), (6, "ok"), (7, "ok")])
+    def test_landlock(self, monkeypatch, version, state):
+        """Without Landlock, or with one that does not confine signals, a note says what is not confined."""
+        monkeypatch.setattr(machine.landlock, "abi", lambda: version)
+        finding = found(machine.container)["Landlock"]
+        assert (finding.state, bool(finding.remedy)) == (state, state == "note")
+
     @pytest.mark.parametrize(
         ("path", "text", "subject", "check"),
         [
