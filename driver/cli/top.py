@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from driver.watching import BurstFigures, DeviceFigures, Spread
+    from driver.watching import AccountFigures, BurstFigures, DeviceFigures, Spread
 
 _MANY = 3  # with more devices, each gets only one line
 _WIDE, _WIDEST = 100, 140  # width of a terminal with room for application and priority, and for the stages
@@ -79,6 +79,7 @@ def _above(sample: Sample) -> Iterator[Text]:
         if len(sample.devices) <= _MANY:
             yield _line(f"  run queue  {_run_queue(device)}")
             yield from _stages(sample, device)
+        yield from map(_account, device.accounts)
     yield Text()
 
 
@@ -102,6 +103,22 @@ def _run_queue(device: DeviceFigures) -> str:
         if queue.bursts
     ]
     return " · ".join(found) or "no bursts"
+
+
+def _account(found: AccountFigures) -> Text:
+    """What an account or an application holds, nearest to its limits first, and what it has spent."""
+    whose = f"  uid {found.uid}" if found.application is None else f"    {found.application or 'no application'}"
+    spent = [f"{_number(amount)} {figure.replace('_', ' ')}" for figure, amount in found.spent.items()]
+    held = [
+        f"{figure.replace('_', ' ')} {_amount(figure, held)}/{_amount(figure, most)}"
+        for figure, (held, most) in found.holdings.items()
+    ]
+    where = " in the service" if found.process == "service" else ""
+    return _line(f"{whose}{where}: {', '.join([*held, *spent]) or 'nothing'}")
+
+
+def _amount(figure: str, value: int) -> str:
+    return _size(value) if figure.endswith("bytes") else str(value)
 
 
 def _stages(sample: Sample, device: DeviceFigures) -> Iterator[Text]:
@@ -196,8 +213,9 @@ def _size(nbytes: int | None) -> str:
 @click.option(
     "--sort", type=click.Choice(list(COLUMNS)), default="rate", show_default=True, help="Sort bursts by this column."
 )
+@click.option("--accounts", is_flag=True, help="Show what accounts and applications hold of each device, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print each sample as one line of JSON.")
-def top(devices: tuple[str, ...], every: float, count: int | None, sort: str, as_json: bool) -> None:
+def top(devices: tuple[str, ...], every: float, count: int | None, sort: str, accounts: bool, as_json: bool) -> None:
     """Show the bursts of running devices, live.
 
     DEVICE is a device's name, or the socket path of a served device; the default is all running devices of this
@@ -206,7 +224,7 @@ def top(devices: tuple[str, ...], every: float, count: int | None, sort: str, as
     """
     give_way()
     try:
-        samples = _samples(Watcher(devices), every, count)
+        samples = _samples(Watcher(devices, accounts), every, count)
         if as_json:
             for sample in samples:
                 click.echo(json.dumps(_plain(sample)))
@@ -231,6 +249,8 @@ def _plain(sample: Sample) -> dict[str, Any]:
         plain["stages"] = {name: spread._asdict() for name, spread in burst.stages.items()}
     for device, plain in zip(sample.devices, found["devices"], strict=True):
         plain["run_queue"] = {name: queue._asdict() for name, queue in device.run_queue.items()}
+        for account, its in zip(device.accounts, plain["accounts"], strict=True):
+            its["holdings"] = {figure: holding._asdict() for figure, holding in account.holdings.items()}
     return found
 
 

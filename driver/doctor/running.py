@@ -13,11 +13,16 @@ from driver.client.discovery import Place, find, runtime_dir
 from driver.client.hardening import confinement
 from driver.client.launch import ENOUGH
 from driver.doctor.finding import Finding
+from driver.engine.limits import limits_file
 from driver.errors import DriverError
+from driver.watching import accounts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from driver.watching import AccountFigures
+
+_NEARLY = 0.8  # of a limit
 _WITHIN = 2.0  # seconds for an answer
 _SHARE = "its clients are held to that; such a device is started for programs with the same limits alone"
 _END = "the first client's: when that ends (as a systemd service that stops) or has no memory left, the device ends"
@@ -36,6 +41,7 @@ def devices() -> Iterator[Finding]:
                 yield _kept(path.stem, pid)
                 yield _group(path.stem, pid)
                 yield _confined(path.stem, connection)
+                yield _held(path.stem, list(accounts_of(connection.call)))
         except (BurstError, DriverError) as error:
             yield Finding(f"{path.stem}, running", "warning", f"does not answer: {error}", "it may hang", "kill it")
 
@@ -66,6 +72,19 @@ def _group(name: str, pid: int) -> Finding:
         return Finding(subject, "ok", f"{group}, as this process")
     remedy = "start it by `systemd-run --user`, or serve it by `burst serve`, if it must outlive that"
     return Finding(subject, "note", group, _END, remedy)
+
+
+def _held(name: str, found: list[AccountFigures]) -> Finding:
+    """The account or application that is nearest to a limit."""
+    rows = [(holding.held / holding.most, row, figure) for row in found for figure, holding in row.holdings.items()]
+    share, row, figure = max(rows, key=lambda each: each[0])
+    subject, held = f"{name}, what accounts hold", row.holdings[figure]
+    whose = f"uid {row.uid}" if row.application is None else f"uid {row.uid}, {row.application or 'no application'}"
+    text = f"at most {share:.0%} of a limit: {whose} has {held.held} of {held.most} {figure.replace('_', ' ')}"
+    if share < _NEARLY:
+        return Finding(subject, "ok", text)
+    remedy = f"`burst top --accounts`; close what is not needed, or raise account_{figure} in {limits_file()}"
+    return Finding(subject, "note", text, "what exceeds the limit is refused", remedy)
 
 
 def _confined(name: str, connection: Connection) -> Finding:

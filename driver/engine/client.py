@@ -128,6 +128,7 @@ class EngineClient:
             "traces": self.traces,
             "census": self.census,
             "turns": self.turns,
+            "ledger": self.ledger,
             "status": self.status,
             "capabilities": self.capabilities,
             "allocate": self.allocate,
@@ -306,6 +307,10 @@ class EngineClient:
         """Slots, waiting executions, the account's weight, the application, and counts of executions by priority."""
         weight, name = self._application.share.weight, self._application.name
         return Reply([self._engine.queue.slots, waiters(), weight, name, self.counts()])
+
+    def ledger(self, _: Message, start: int) -> Reply:
+        """What applications hold in this process, a page of it: of its own account; root and the device's see all."""
+        return Reply(self._engine.ledger.report(self._sight).page(start))
 
     def status(self, _: Message) -> Reply:
         """The device's state and its reason."""
@@ -520,7 +525,7 @@ class EngineClient:
 
     @property
     def _sight(self) -> int | None:
-        """The account whose traces the client may read; None: all accounts."""
+        """The account whose traces and figures the client may read; None: all accounts."""
         return None if self.uid in {0, os.getuid()} else self.uid
 
     def census(self, _: Message) -> Reply:

@@ -319,7 +319,7 @@ class FencedServer(LaunchServer):
             "execute": self.execute,
             "info": self.info,
         }
-        serve(self.channel, handlers)
+        serve(self.channel, handlers, self.take)
 
     def memory(self, message: Message, slot: int, plain: object) -> Reply:
         """Registers memory: requests name it by `slot` from now on."""

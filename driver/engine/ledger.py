@@ -15,11 +15,12 @@ import threading
 from collections import Counter
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 from weakref import WeakValueDictionary
 
 from burst import ResourceExhaustedPersistent, ResourceExhaustedTransient, StatusError
 from driver.engine.limits import raised
+from driver.protocol.ledger_report import FigureLimits, LedgerReport, LedgerRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -71,15 +72,6 @@ def price(kind: str, **more: int) -> dict[str, int]:
 SPENT = ("preparing_seconds", "validating_seconds", "log_bytes")
 
 
-class LedgerRow(NamedTuple):
-    """What one application of an account holds, and has spent since the device started."""
-
-    uid: int
-    application: str
-    held: Mapping[str, int]
-    spent: Mapping[str, float]
-
-
 class Claim:
     """Something of a client's, counted. It is given back once: by hand, by `with`, or with the last reference."""
 
@@ -110,6 +102,7 @@ class _Level:
 
     def __init__(self) -> None:
         self.held: Counter[str] = Counter()
+        self.spent: dict[str, float] = {}
         self.shared: Counter[Hashable] = Counter()  #: how often each shared memory is held
 
 
@@ -119,7 +112,6 @@ class Holder(_Level):
     def __init__(self, account: Account, name: str) -> None:
         super().__init__()
         self.account, self.name = account, name
-        self.spent: Counter[str] = Counter()
 
     def take(self, remedy: str, **figures: int) -> Claim:
         """Counts what a client is about to make, all of it or nothing.
@@ -169,10 +161,10 @@ class Ledger(_Level):
         self.limits = limits
         self.lock = threading.RLock()  # a finalizer may give back while this thread holds it
         self._accounts: dict[int, Account] = {}
-        self._most: dict[str, tuple[int, int, int]] = {}  # of an application, an account, all
+        self._most: dict[str, FigureLimits] = {}
         for figure in FIGURES:
             account, device = getattr(limits, f"account_{figure}"), getattr(limits, f"device_{figure}")
-            self._most[figure] = account * limits.application_percent // 100, account, device
+            self._most[figure] = FigureLimits(account * limits.application_percent // 100, account, device)
 
     def account(self, uid: int) -> Account:
         """The account with that number."""
@@ -180,10 +172,18 @@ class Ledger(_Level):
             return self._accounts.setdefault(uid, Account(self, uid))
 
     def rows(self, uid: int | None = None) -> list[LedgerRow]:
-        """What the applications of one account hold, or of all."""
+        """What one account holds, or each: all of it, then its applications."""
         with self.lock:
-            holders = [h for a in self._accounts.values() if uid in {None, a.uid} for h in a.holders()]
-            return [LedgerRow(h.account.uid, h.name, dict(+h.held), dict(h.spent)) for h in holders]
+            rows: list[LedgerRow] = []
+            for account in self._accounts.values():
+                if uid in {None, account.uid}:
+                    rows.append(LedgerRow(account.uid, None, dict(+account.held), dict(account.spent)))
+                    rows += [LedgerRow(account.uid, h.name, dict(+h.held), dict(h.spent)) for h in account.holders()]
+            return rows
+
+    def report(self, uid: int | None) -> LedgerReport:
+        """The same, and the limits."""
+        return LedgerReport(self._most, self.rows(uid))
 
     def take(self, holder: Holder, remedy: str, figures: Mapping[str, int]) -> Claim:
         """Counts these for a holder. Raises ResourceExhausted*."""
@@ -208,8 +208,8 @@ class Ledger(_Level):
     def spend(self, holder: Holder, figure: str, amount: float) -> None:
         """Adds up what is gone."""
         with self.lock:
-            spent: Any = holder.spent
-            spent[figure] += amount
+            for level in (holder, holder.account):
+                level.spent[figure] = level.spent.get(figure, 0) + amount
 
     def _give_back(self, holder: Holder, figures: Mapping[str, int]) -> None:
         with self.lock:

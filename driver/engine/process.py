@@ -401,7 +401,7 @@ class Engine:
             end.enter_context(channel)
             self.clients.add(client)
             self.note(uid)
-            serve(channel, client.handlers)
+            serve(channel, client.handlers, client.quota.take)
 
     def _leave(self, client: EngineClient) -> None:
         with self._counting:

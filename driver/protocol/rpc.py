@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
@@ -22,6 +22,7 @@ from driver.errors import InvalidModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from burst.channel import Channel
 
@@ -89,8 +90,15 @@ def call(
             message.close()
 
 
-def serve(channel: Channel, handlers: Mapping[str, Callable[..., Reply]]) -> None:
-    """Answers calls until the peer is gone. A handler gets the message, for its descriptors, then the arguments."""
+def serve(
+    channel: Channel,
+    handlers: Mapping[str, Callable[..., Reply]],
+    take: Callable[..., AbstractContextManager[object]] = lambda _, **__: nullcontext(),
+) -> None:
+    """Answers calls until the peer is gone. A handler gets the message, for its descriptors, then the arguments.
+
+    `take(remedy, descriptors=…)` counts the descriptors of a call until it is answered. Raises StatusError.
+    """
     while True:
         lost: DescriptorsLost | None = None
         try:
@@ -102,7 +110,8 @@ def serve(channel: Channel, handlers: Mapping[str, Callable[..., Reply]]) -> Non
         number: object = None
         try:
             number, *request = message.body
-            reply, status = failure(lost) if lost else (_handle(request, message, handlers), ErrorStatus.NONE)
+            with take("send fewer at a time", descriptors=len(message.fds)) if message.fds else nullcontext():
+                reply, status = failure(lost) if lost else (_handle(request, message, handlers), ErrorStatus.NONE)
         except PeerDied:
             return
         except Exception as error:  # noqa: BLE001 (one bad call must not end a process that serves many)

@@ -2,7 +2,7 @@
 
 By default only this machine can connect. The answers hold numbers, no names and no data.
 
-Metrics are sums over all accounts, without names of accounts or models. Everything is read at a scrape, from counts
+Metrics are sums over all accounts, without names of applications or models; what accounts hold is by uid. Everything is read at a scrape, from counts
 that exist anyway; between scrapes it costs nothing.
 """
 
@@ -31,6 +31,7 @@ from driver.engine.totals import SUMMED
 from driver.errors import DeviceFailed
 from driver.options import PRIORITIES
 from driver.service.health import WITHIN
+from driver.service.ledger_metrics import LedgerReports, ledger_metrics
 from driver.service.process_figures import KINDS, ProcessFigures
 from driver.service.visits import Visit, Visits, account_of
 
@@ -206,6 +207,7 @@ class MetricsCollector(Collector):
 
     def __init__(self, monitor: HealthMonitor) -> None:
         self._monitor, self._stages, self._lock = monitor, StageHistogram(), threading.Lock()
+        self._ledgers: list[LedgerReports] = []
         self._flows = CounterSum(np.zeros((len(PRIORITIES), len(SUMMED))))
         self._outcomes = CounterSum(np.zeros(len(_OUTCOMES)))
         self._cpu = {process: CounterSum(np.zeros(())) for process in ("service", "engine")}
@@ -236,6 +238,8 @@ class MetricsCollector(Collector):
             with cells_of(self._monitor.device.connection, WITHIN) as cells:
                 found = [_figures(cell.connection, end) for cell in cells.connected]
                 answering = [cell for cell, each in zip(cells.connected, found, strict=True) if each]
+                ledgers = [LedgerReports.of(cell.connection, end) for cell in answering]
+                self._ledgers = [each for each in ledgers if each]
                 self._stages.look(trace for cell in answering for trace in _traces(cell.connection, end))
         except BurstError:
             return []
@@ -256,6 +260,7 @@ class MetricsCollector(Collector):
             for priority, value in zip(PRIORITIES, flows[:, n], strict=True):
                 metric.add_metric([priority], value)
             yield metric
+        yield from ledger_metrics(self._ledgers)
         yield self._stages.metric()
         preparations = CounterMetricFamily("burst_preparations", "Preparations by outcome.", labels=["outcome"])
         totals = self._outcomes.total({each.pids: each.outcomes for each in engines})

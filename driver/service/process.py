@@ -29,6 +29,7 @@ from driver.devices import device_class
 from driver.engine import sandbox
 from driver.engine.cache.compilations import files_needed
 from driver.engine.landlock import Access
+from driver.engine.ledger import Ledger
 from driver.engine.limits import limits
 from driver.engine.process import main as run_engine
 from driver.engine.running_files import RunningFiles
@@ -92,6 +93,7 @@ class Service:
         self._device: Device = device_class(name)()
         self.files = FileGate(self._device, name, options.account)  # forks: before there are threads
         self._limits, self._door = limits(), threading.Lock()
+        self.ledger = Ledger(self._limits)  #: of what this process holds for clients; the engine has one of its own
         self.validator = Validator(self._device, self._limits, self._extensions)  # forks, too
         self._life = LifePage()
         (self._engine_gave_up,), fds = call(self._engine, "ready", fds=[self._life.fd], timeout=_START_TIMEOUT)
@@ -225,7 +227,9 @@ class Service:
         try:
             self._channels.add(channel)
             with ServiceClient(channel, self) as client:
-                serve(channel, client.handlers)
+                serve(channel, client.handlers, client.take)
+        except ResourceExhaustedTransient as error:
+            refuse(channel, error)
         except PeerDied:
             pass
         except Exception as error:  # noqa: BLE001 (others are served)

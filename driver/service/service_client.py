@@ -10,6 +10,7 @@ import numpy as np
 
 from burst import InvalidArgument, Malformed, PeerDied, ResourceExhaustedTransient, StatusError
 from burst.channel import close_all
+from driver.engine.ledger import price
 from driver.protocol.model_codec import handles_in
 from driver.protocol.prepare_arguments import PrepareArguments
 from driver.protocol.rpc import PROTOCOL, Reply, call
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from burst.channel import Channel, Message
+    from driver.engine.ledger import Claim
     from driver.nn import Model
     from driver.service.process import Service
     from driver.service.validation import Explained
@@ -34,7 +36,9 @@ class ServiceClient:
     """One connection."""
 
     def __init__(self, channel: Channel, service: Service) -> None:
+        """Raises ResourceExhaustedTransient."""
         self._service, self._channel = service, channel
+        self._join("")
         self._engine = service.new_engine_channel(channel.peer_uid)
         self._life = LifePage()
         self._validated = 0.0  # seconds that the ledger does not know yet
@@ -50,6 +54,7 @@ class ServiceClient:
             **{method: partial(self.forward, method) for method in ("census", "capabilities")},
             "figures": self.figures,
             "cells": self.cells,
+            "ledger": self.ledger,
             "sandbox": lambda _: Reply(self._service.confinement()),
             "restore": partial(self.noted, "restored", "not_restored", self.restore),
         }
@@ -57,7 +62,16 @@ class ServiceClient:
     def __enter__(self) -> Self:
         return self
 
+    def _join(self, application: str) -> None:
+        holder = self._service.ledger.account(self._channel.peer_uid).application(application)
+        self._claim, self._holder = holder.take("close connections", **price("connection")), holder
+
+    def take(self, remedy: str, **figures: int) -> Claim:
+        """Counts what this process holds for the client, as of `Holder`."""
+        return self._holder.take(remedy, **figures)
+
     def __exit__(self, *_: object) -> None:
+        self._claim.give_back()
         self._engine.close()
         self._life.close()
 
@@ -72,14 +86,16 @@ class ServiceClient:
                 f"protocol {version}: this service speaks {PROTOCOL}; use the same release on both sides"
             )
         # The answer proves that the engine is alive: a client that reconnects after a death relies on it.
+        application = application_of(self._channel, declared)
         try:
-            call(self._engine, "join", application_of(self._channel, declared), bool(declared))
+            call(self._engine, "join", application, bool(declared))
         except PeerDied as error:
             if self._service.has_lost_engine:
                 raise
             raise ResourceExhaustedTransient(
                 "the device has run out of resources: its engine cannot serve another client; try again later"
             ) from error
+        self._join(application)
         return Reply(self._service.describe(self._channel.peer_uid), [os.dup(self._life.fd)])
 
     def supported(self, message: Message, where: object) -> Reply:
@@ -174,6 +190,15 @@ class ServiceClient:
         None where one engine has all accounts, or where the client is neither of the device's own account nor root.
         """
         return self._service.cells(self._channel.peer_uid, first)
+
+    def ledger(self, message: Message, process: str, start: int) -> Reply:
+        """What applications hold in the engine, or in this process, a page of it: of the client's own account; root and
+        the device's account see all.
+        """
+        uid = self._channel.peer_uid
+        if process == "engine":
+            return self.forward("ledger", message, start)
+        return Reply(self._service.ledger.report(None if uid in {0, os.getuid()} else uid).page(start))
 
     def forward(self, method: str, message: Message, *arguments: Any) -> Reply:
         """Passes a call on to the engine."""

@@ -1,11 +1,12 @@
 """Watches running devices and their bursts from outside: only reads shared memory, and wakes no process."""
 
-from driver.watching.device import WatchedBurst
-from driver.watching.figures import BurstFigures, DeviceFigures, Queue, Sample, Spread
+from driver.watching.device import WatchedBurst, accounts_of
+from driver.watching.figures import AccountFigures, BurstFigures, DeviceFigures, Queue, Sample, Spread
 from driver.watching.follow import Followed, events, follow, write
 from driver.watching.watcher import Watcher
 
 __all__ = [
+    "AccountFigures",
     "BurstFigures",
     "DeviceFigures",
     "Followed",
@@ -14,6 +15,7 @@ __all__ = [
     "Spread",
     "WatchedBurst",
     "Watcher",
+    "accounts_of",
     "events",
     "follow",
     "write",

@@ -24,13 +24,14 @@ from driver.client.statistics import cpu_of_listener
 from driver.errors import DeviceNotFound
 from driver.options import PRIORITIES
 from driver.protocol.census import Census, CensusCounts
-from driver.watching.figures import BurstFigures, DeviceFigures, Queue, Spread
+from driver.protocol.ledger_report import LedgerReport
+from driver.watching.figures import AccountFigures, BurstFigures, DeviceFigures, Holding, Queue, Spread
 from fmq import LifePage
 from fmq._core import lib
 from fmq.region import Region
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -43,8 +44,12 @@ _EVERY = 0.5  # seconds between two questions, whatever comes and goes
 class WatchedDevice:
     """A running device, watched until it ends: its engine, or all that we may see of those that it has by account."""
 
-    def __init__(self, address: str) -> None:
-        """Finds the device. Raises DeviceNotFound if it is not running, DriverError, BurstError."""
+    def __init__(self, address: str, with_accounts: bool = False) -> None:
+        """Finds the device. `with_accounts`: asks at each `refresh` what accounts hold.
+
+        Raises DeviceNotFound if it is not running, DriverError, BurstError.
+        """
+        self._with_accounts, self._accounts = with_accounts, list[AccountFigures]()
         self.address, self._engines = address, dict[tuple[int, int], WatchedEngine]()
         with _connected(address) as connection:
             self.name, self.version = str(connection.name), str(connection.version)
@@ -85,7 +90,7 @@ class WatchedDevice:
 
     def refresh(self) -> None:
         """Finds new bursts and forgets closed ones. Raises as the constructor does."""
-        if self._has_changed and time.monotonic() - self._asked_at > _EVERY:
+        if (self._has_changed or self._with_accounts) and time.monotonic() - self._asked_at > _EVERY:
             with _connected(self.address) as connection:
                 if _pids(connection) != self._pids:
                     raise DeviceNotFound(f"{self.address}: the device was restarted")
@@ -101,7 +106,7 @@ class WatchedDevice:
         with cells_of(connection, _PATIENCE) as cells:
             self._cells = None if cells.counts is None else CensusCounts(_mapped(os.dup(cells.counts), Census.nbytes))
             self._seen = self._cells.changes if self._cells else 0
-            known, self._engines = self._engines, {}
+            known, self._engines, self._accounts = self._engines, {}, []
             for cell in cells.connected:
                 pids = _pids(cell.connection)
                 engine = known.get(pids)
@@ -110,6 +115,8 @@ class WatchedDevice:
                 elif engine.has_changed:
                     engine.ask(cell.connection)
                 self._engines[pids] = engine
+                if self._with_accounts:
+                    self._accounts += accounts_of(cell.connection.call)
         if self._pids not in self._engines:
             raise DeviceNotFound(f"{self.address}: the device was restarted")
 
@@ -129,6 +136,7 @@ class WatchedDevice:
             rss=_sum(processes.rss() for processes in every),
             pss=_sum(processes.pss() for processes in every),
             run_queue={name: _queue(name, bursts, found) for name in reversed(PRIORITIES)},
+            accounts=self._accounts,
         )
 
     def _cpu_seconds(self) -> float | None:
@@ -214,6 +222,15 @@ def _connected(address: str) -> Iterator[Connection]:
         yield connection
     finally:
         channel.close()
+
+
+def accounts_of(call: Callable[..., tuple[list[Any], list[int]]]) -> Iterator[AccountFigures]:
+    """What accounts hold in the engine and the service that `call` asks. Raises StatusError, PeerDied, Timeout."""
+    for process in ("engine", "service"):
+        report = LedgerReport.read(call, process, timeout=_PATIENCE)
+        for row in report.rows:
+            holdings = {figure: Holding(held, most) for figure, held, most in report.shares(row)}
+            yield AccountFigures(process, row.uid, row.application, holdings, row.spent)
 
 
 def _mapped(fd: int, nbytes: int) -> Region:

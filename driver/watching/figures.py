@@ -53,6 +53,24 @@ class BurstFigures:
     device_cpu: float | None  #: share of one CPU, of the listener; None if the kernel does not tell
 
 
+class Holding(NamedTuple):
+    """What is held of one figure of the ledger, such as threads, and how much of it may be."""
+
+    held: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class AccountFigures:
+    """What an account, or one application of it, holds in a process of a device."""
+
+    process: str  #: "engine" or "service"
+    uid: int
+    application: str | None  #: None: all of the account's together
+    holdings: Mapping[str, Holding]  #: by figure, those nearest to their limits first
+    spent: Mapping[str, float]  #: seconds and bytes that are gone
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceFigures:
     """One device, as far as this account may see it. None: the kernel does not tell."""
@@ -69,6 +87,7 @@ class DeviceFigures:
     rss: int | None  #: bytes, all processes
     pss: int | None  #: the same, with shared pages divided among their users; read every ten seconds
     run_queue: Mapping[str, Queue]  #: by priority
+    accounts: list[AccountFigures] = field(default_factory=list)  #: empty unless they were asked for
 
 
 @dataclass(frozen=True, slots=True)

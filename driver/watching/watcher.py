@@ -23,11 +23,14 @@ _AGAIN = 1.0  # seconds until a device that did not answer is asked again
 class Watcher:
     """Samples devices; finds new ones and forgets ended ones at each sample."""
 
-    def __init__(self, addresses: Sequence[str] = ()) -> None:
-        """`addresses`: names or socket paths; default: all running devices of this account. Raises DriverError."""
+    def __init__(self, addresses: Sequence[str] = (), with_accounts: bool = False) -> None:
+        """`addresses`: names or socket paths; default: all running devices of this account. `with_accounts`: samples
+        what accounts hold, too, which costs a connection to each device. Raises DriverError.
+        """
         for name in addresses:
             if not served.is_path(name):
                 discovery.Place(discovery.runtime_dir(), name)
+        self._with_accounts = with_accounts
         self._addresses = list(dict.fromkeys(addresses))
         self._devices: dict[str, WatchedDevice] = {}
         self._absent: dict[str, Exception] = {}
@@ -92,7 +95,7 @@ class Watcher:
 
     def _look_for(self, address: str) -> None:
         try:
-            self._devices[address] = WatchedDevice(address)
+            self._devices[address] = WatchedDevice(address, self._with_accounts)
         except _ERRORS as error:
             self._lose(address, error)
         else:

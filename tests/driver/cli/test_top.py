@@ -332,6 +332,23 @@ def test_json_lines(place, client):
     assert lines[0]["at"] < lines[1]["at"]
 
 
+def test_what_accounts_hold(place, client):
+    """Each account and application has a line if asked, with what it holds of what it may, and has spent."""
+    peer = client()
+    peer.run([0.0])
+    ask = [*TOP, "--accounts", "--count", "1", "--every", "0.1"]
+    done = subprocess.run([*ask, "--json"], capture_output=True, check=True)
+    ((device,),) = [json.loads(line)["devices"] for line in done.stdout.splitlines()]
+    (found,) = [row for row in device["accounts"] if row["process"] == "engine" and row["application"] is None]
+    assert found["uid"] == os.getuid()
+    assert found["holdings"]["life_words"] == {"held": 1, "most": 992}
+    assert found["holdings"]["threads"]["held"] == 3  # of the peer, its burst and the watcher
+    assert found["spent"]["preparing_seconds"] > 0
+    words = subprocess.run(ask, capture_output=True, check=True, text=True, env=os.environ | {"COLUMNS": "200"}).stdout
+    assert re.search(rf"uid {os.getuid()}: .*life words 1/992, ", words)
+    assert f"uid {os.getuid()} in the service: " in words
+
+
 def test_ctrl_c_ends_it_well(place, client):
     """On a terminal, while it shows a burst: the exit code is 0, and nothing of Python is said."""
     client()

@@ -7,6 +7,7 @@ import pytest
 from burst import ResourceExhaustedPersistent, ResourceExhaustedTransient
 from driver.engine.ledger import FIGURES, Ledger
 from driver.engine.limits import Limits, limits
+from driver.protocol.ledger_report import LedgerReport
 
 FEW = Limits(client_bytes=1, device_bytes=1000, account_pools=8, device_pools=12, application_percent=75)
 
@@ -17,7 +18,8 @@ def ledger():
 
 
 def held(ledger, uid=None):
-    return {(row.uid, row.application): row.held for row in ledger.rows(uid)}
+    """What applications hold."""
+    return {(row.uid, row.application): row.held for row in ledger.rows(uid) if row.application is not None}
 
 
 def test_what_is_taken_is_counted_until_it_is_given_back(ledger):
@@ -76,18 +78,37 @@ def test_shared_memory_is_counted_once(ledger):
 def test_an_application_that_is_gone_is_forgotten(ledger):
     """Names cost nothing once neither a client nor a claim has them."""
     claims = [ledger.account(1000).application(str(n)).take("", mappings=1) for n in range(50)]
-    assert len(ledger.rows(1000)) == 50
+    assert len(held(ledger)) == 50
     claims.clear()
     gc.collect()
-    assert ledger.rows() == []
+    assert held(ledger) == {}
 
 
 def test_what_is_spent_adds_up(ledger):
-    """Seconds and bytes of logs are never refused."""
-    holder = ledger.account(1000).application()
+    """Seconds and bytes of logs are never refused; an account remembers those of applications that are gone."""
+    account = ledger.account(1000)
+    holder = account.application()
     holder.spend("preparing_seconds", 0.5)
     holder.spend("preparing_seconds", 0.25)
-    assert ledger.rows()[0].spent == {"preparing_seconds": 0.75}
+    assert [row.spent for row in ledger.rows()] == [{"preparing_seconds": 0.75}] * 2
+    del holder
+    assert ledger.rows() == [(1000, None, {}, {"preparing_seconds": 0.75})]
+
+
+def test_a_report_travels_in_pages(ledger):
+    """All rows come, with the limits, however many there are, and a row's figures are those nearest to their limits."""
+    holders = [ledger.account(1000 + n).application("camera") for n in range(130)]
+    claims = [holder.take("", bytes=1, life_words=700) for holder in holders[:2]]
+
+    def call(method, process, start):
+        assert (method, process) == ("ledger", "engine")
+        return ledger.report(None).page(start), []
+
+    report = LedgerReport.read(call, "engine")
+    assert report.rows == ledger.rows()
+    assert report.shares(report.rows[1])[0] == ("life_words", 700, 744)
+    assert report.shares(report.rows[0])[0] == ("life_words", 700, 992)
+    assert len(claims) == 2
 
 
 def test_by_default_no_account_can_take_all_of_anything():

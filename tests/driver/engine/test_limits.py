@@ -21,6 +21,7 @@ from burst import (
     ResourceExhaustedTransient,
 )
 from burst.channel import close_all
+from driver.doctor import running
 from driver.engine.limits import Limits, limits
 
 X = np.zeros((1, 4), np.float32)
@@ -223,6 +224,26 @@ class TestAccount:
             assert [execution.result(10).status for execution in waiting] == [0, 0, 0]
             prepared.execute_fenced(request, [gate]).result(10)
             os.close(gate)
+
+    def test_doctor(self, configure, kit):
+        """`burst doctor` names the account that is nearest to a limit."""
+        configure(account_threads=8)
+        with driver.connect(application="camera") as device, device.prepare(kit.add_model()) as prepared:
+            bursts = [prepared.burst() for _ in range(5)]
+            (found,) = [found for found in running.devices() if found.subject == "reference, what accounts hold"]
+            assert (found.state, len(bursts)) == ("note", 5)
+            assert found.found == f"at most 100% of a limit: uid {os.getuid()}, camera has 6 of 6 threads"
+            assert "raise account_threads in " in found.remedy
+
+    def test_descriptors_of_a_call(self, configure):
+        """Descriptors that come with a call count until it is answered, in the service and in the engine."""
+        configure(account_descriptors=16)
+        with driver.connect() as device, contextlib.ExitStack() as stack:
+            fds = [stack.enter_context(open(os.devnull)).fileno() for _ in range(30)]
+            for method in ("free", "supported"):
+                with pytest.raises(ResourceExhaustedPersistent, match=r"account_descriptors = 16 .* asks for 30"):
+                    device.call(method, 0, fds=fds)
+            device.call("free", 0, fds=fds[:2])
 
     def test_no_thread_for_an_execution(self, configure, kit):
         """A launched execution for which the account may start no thread is told so; it does not wait for ever."""

@@ -93,12 +93,38 @@ def test_figures_of_all_clients(served, kit):
     assert abs(time.time() - after["burst_start_time_seconds", "service"]) < 300
 
 
+def test_what_accounts_hold(served, kit):
+    """What each account holds in each process and has spent, by its number, beside what it may hold."""
+    with driver.connect(served.address) as device, device.prepare(kit.add_model()) as prepared, prepared.burst():
+        found, uid = served.figures(), str(os.getuid())
+
+    def of(name, process, figure, *more):
+        return found[name, *sorted((process, figure, *more))]
+
+    assert 0 < of("burst_held", "engine", "models", uid) < of("burst_account_limit", "engine", "models")
+    assert of("burst_held", "engine", "life_words", uid) == 2  # of the burst, and of the self test's plain path
+    assert of("burst_held", "service", "life_words", uid) == 2  # of the client and the monitor
+    assert of("burst_spent_total", "engine", "preparing_seconds", uid) > 0
+
+
 def test_nobody_is_named(served, kit):
-    """Neither accounts nor models nor clients are labels: only priorities, stages, outcomes and processes."""
+    """Neither models nor clients nor applications are labels, and accounts by number alone: there are few of them."""
     with driver.connect(served.address) as device, device.prepare(kit.add_model()):
         _, text = served.get("/metrics")
     labels = {name for family in text_string_to_metric_families(text) for s in family.samples for name in s.labels}
-    assert labels == {"device", "version", "type", "priority", "stage", "le", "outcome", "process", "kind"}
+    assert labels == {
+        "device",
+        "version",
+        "type",
+        "priority",
+        "stage",
+        "le",
+        "outcome",
+        "process",
+        "kind",
+        "uid",
+        "figure",
+    }
 
 
 def test_health(served):

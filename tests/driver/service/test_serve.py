@@ -14,7 +14,7 @@ from pathlib import Path
 import accounts as other_accounts
 import pytest
 from click.testing import CliRunner
-from served_devices import CONNECT, GROUP, OTHER, PATIENCE, SERVER, SINGLE, Client, X, folder, foreign, served
+from served_devices import CONNECT, FRIEND, GROUP, OTHER, PATIENCE, SERVER, SINGLE, Client, X, folder, foreign, served
 from silent_file import silent_file
 
 import driver
@@ -384,6 +384,36 @@ def test_a_file_that_does_not_answer_holds_its_own_account_alone(members, for_gr
         kit.until(lambda: len(ended) == 2)
         assert set(ended) == {ErrorStatus.INVALID_ARGUMENT}
         close_all([fd])
+
+
+def test_what_accounts_hold_is_their_own(accounts, single, for_group):
+    """An account sees what it holds itself; root sees what all hold, in one engine or in several."""
+    read = "import driver.protocol.ledger_report as l; rows = l.LedgerReport.read(device.call, {!r}).rows"
+    for address in (single, for_group):
+        for client, uid in zip(accounts[:2], (FRIEND, OTHER), strict=True):
+            assert client.do(CONNECT.format(address)) is None
+            for process in ("engine", "service"):
+                assert client.do(read.format(process), "out = [*{row.uid for row in rows}]") == [uid]
+        (device,) = Watcher([address], with_accounts=True).sample().devices
+        assert {account.uid for account in device.accounts} >= {FRIEND, OTHER}
+
+
+def test_one_account_takes_all_the_life_words_that_it_may(accounts):
+    """It is refused with the figure, and others have plain paths, bursts and answers as before."""
+    friend, other = accounts[:2]
+    with foreign("--group", GROUP, device=SINGLE) as (address, _):
+        assert friend.do("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096)); held = []") is None
+        assert other.do(CONNECT.format(address)) is None
+        take = (
+            f"devices = [driver.connect({address!r}) for _ in range(17)]",
+            "for device in devices:",
+            "    held += [device.call('channel')[1] for _ in range(120)]",
+        )
+        assert "% of account_life_words = " in friend.do(*take)
+        assert friend.do("out = 500 < len(held) < 1000") is True
+        assert other.do("out = prepared.run(X)[0].tolist()") == [[2.0] * 4]
+        assert other.do("burst = prepared.burst(); out = burst.run(X).outputs[0].tolist()") == [[2.0] * 4]
+        assert friend.do("[os.close(fd) for fds in held for fd in fds]; [device.close() for device in devices]") is None
 
 
 def test_notes_are_of_the_own_account(members, for_group):
