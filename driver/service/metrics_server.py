@@ -2,8 +2,8 @@
 
 By default only this machine can connect. The answers hold numbers, no names and no data.
 
-Metrics are sums over all accounts, without names of applications or models; what accounts hold is by uid. Everything is read at a scrape, from counts
-that exist anyway; between scrapes it costs nothing.
+Metrics are sums over all accounts, without names of applications or models; what accounts hold is by uid. Everything
+is read at a scrape, from counts that exist anyway; between scrapes it costs nothing.
 """
 
 from __future__ import annotations
