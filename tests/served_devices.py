@@ -28,12 +28,12 @@ def folder():
 
 
 @contextlib.contextmanager
-def served(path, *options, device="reference", says="{device} is served at {socket}", account=()):
+def served(path, *options, device="reference", says="{device} is served at {socket}", account=(), under=()):
     """The process of `burst serve DEVICE --dir PATH`, listening; killed in the end if it lives.
 
-    `account`: a uid and further groups; this process's by default.
+    `account`: a uid and further groups; this process's by default. `under`: a command that runs it.
     """
-    words = [sys.executable, "-m", "driver.cli", "serve", device, "--dir", str(path), *map(str, options)]
+    words = [*under, sys.executable, "-m", "driver.cli", "serve", device, "--dir", str(path), *map(str, options)]
     if account:
         words = other_accounts.words_as(account[0], account[1:], words)
     environment = os.environ | {"HOME": str(path.parent)}
@@ -104,15 +104,19 @@ for line in sys.stdin:
 
 
 @contextlib.contextmanager
-def foreign(*options, device="reference", limits=""):
-    """`burst serve` of another account; the path of its socket, and its process. `limits`: its limits.toml."""
+def foreign(*options, device="reference", limits="", descriptors=None):
+    """`burst serve` of another account; the path of its socket, and its process. `limits`: its limits.toml.
+
+    `descriptors`: how many each of its processes may have.
+    """
     with folder() as path:
         os.chown(path, SERVER, SERVER)
         config = path / ".config/burst"
         config.mkdir(parents=True)
         (config / "limits.toml").write_text(limits)
         options = [str(option).format(home=path) for option in options]
-        with served(path / "run", *options, device=device, account=(SERVER, GROUP)) as process:
+        most = ["/usr/bin/prlimit", f"--nofile={descriptors}"] if descriptors else []
+        with served(path / "run", *options, device=device, account=(SERVER, GROUP), under=most) as process:
             yield str(path / f"run/{discovery.stem_of(device)}.sock"), process
 
 

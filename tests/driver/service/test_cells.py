@@ -308,3 +308,34 @@ def test_what_takes_a_cell_over_reaches_nothing_else(accounts):
         status = dict(line.split(":\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
         assert (status["Seccomp"], status["NoNewPrivs"], secret.read_text()) == ("2", "1", "secret")
         assert accounts[1].do("device.close()") is None
+
+
+UNREAD = """
+import msgpack, socket
+bursts = [prepared.burst() for _ in range(8)]
+hello, ask = msgpack.packb([0, "hello", 4]), msgpack.packb([1, "traces", 0])
+socks = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(64)]
+for sock in socks:
+    sock.connect(device.address)
+    sock.send(hello)
+for _ in range(200):
+    for sock in socks:
+        try:
+            sock.send(ask, socket.MSG_DONTWAIT)
+        except OSError:
+            pass
+"""
+
+
+def test_answers_that_are_not_read_keep_no_descriptors_from_others(accounts, kit):
+    """The kernel counts descriptors on their way by the account that sends them, which is the device's for all. An
+    account that asks for many and reads no answer keeps no other one from getting its own.
+    """
+    with foreign("--group", GROUP, descriptors=1024) as (address, _):
+        for client in accounts[:2]:
+            assert client.do(CONNECT.format(address)) is None
+        assert accounts[0].do(UNREAD) is None
+        for _ in range(20):
+            assert accounts[1].do(f"again = driver.connect({address!r}); again.prepare(model).burst().run(X)") is None
+        assert accounts[0].do("[sock.close() for sock in socks]; device.close()") is None
+        assert accounts[1].do("again.close(); device.close()") is None
