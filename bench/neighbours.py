@@ -74,31 +74,59 @@ def block(client: Talker, args: argparse.Namespace) -> dict[str, Any]:
     return {**figures, "runs": bursts["runs"], "prepare_ms": float(np.median(prepares)) * 1e3}
 
 
+class Served:
+    """A served device and its client; others in their place when an attack has harmed them."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack, self._found = stack, None
+
+    def both(self) -> tuple[Neighbourhood, Talker]:
+        """Whole ones."""
+        if self._found is None:
+            hood = self._stack.enter_context(neighbourhood())
+            self._found = hood, self._stack.enter_context(hood.tenant())
+        return self._found
+
+    def drop(self) -> None:
+        """They are harmed."""
+        self._stack.close()
+        self._found = None
+
+
 def run(args: argparse.Namespace) -> tuple[Runs, set[str]]:
     """All rounds; and the attacks after which other processes served the client."""
-    runs, moved, told = Runs(), set[str](), max(30.0, 4 * args.seconds)
-    for name in args.only:
+    runs, moved = Runs(), set[str]()
+    with ExitStack() as stack:
+        served = Served(stack)
         for number in range(args.pairs):
-            progress(f"{name}, round {number + 1} of {args.pairs}")
-            with neighbourhood() as hood, hood.tenant() as client:
-                block(client, args)
-                before = client.ask("identity")
-                runs.blocks.setdefault(ALONE, []).append(block(client, args))
-                try:
-                    with honest_neighbours(hood, told):
-                        beside = block(client, args)
-                    with attack(hood, name):
-                        attacked = block(client, args)
-                    after = client.ask("identity")
-                except (AssertionError, OSError, ValueError) as error:
-                    runs.drop(name, str(error)[:80])
-                    break
-                if [before[key] for key in ("service", "engine")] != [after.get(key) for key in ("service", "engine")]:
+            _, client = served.both()
+            block(client, args)
+            runs.blocks.setdefault(ALONE, []).append(block(client, args))
+            for name in args.only[:: -1 if number % 2 else 1]:
+                progress(f"round {number + 1} of {args.pairs}", name)
+                if name not in runs.errors and not measured(served, name, args, runs):
                     moved.add(name)
-            runs.blocks.setdefault(honest(name), []).append(beside)
-            runs.blocks.setdefault(name, []).append(attacked)
     progress("")
     return runs, moved
+
+
+def measured(served: Served, name: str, args: argparse.Namespace, runs: Runs) -> bool:
+    """Both blocks of an attack. Whether the same processes serve the client after it."""
+    hood, client = served.both()
+    before = client.ask("identity")
+    try:
+        with honest_neighbours(hood, 20 * args.seconds):
+            beside = block(client, args)
+        with attack(hood, name):
+            attacked = block(client, args)
+        after = client.ask("identity")
+    except (AssertionError, OSError, ValueError) as error:
+        runs.drop(name, str(error)[:80])
+        served.drop()
+        return False
+    runs.blocks.setdefault(honest(name), []).append(beside)
+    runs.blocks.setdefault(name, []).append(attacked)
+    return all(before[key] == after.get(key) for key in ("service", "engine"))
 
 
 def honest(name: str) -> str:
@@ -153,7 +181,7 @@ def options() -> argparse.Namespace:
     if why := accounts.missing():
         parser.error(why)
     args.only = args.only or list(ATTACKS)
-    args.seconds, args.prepares = (0.2, 1) if args.quick else (2.0, 5)
+    args.seconds, args.prepares = (0.2, 1) if args.quick else (1.0, 3)
     return args
 
 

@@ -14,7 +14,7 @@ from driver.protocol.model_codec import decode_valid, sealed
 
 FINDINGS = ("C1", "C2a", "C2b", "C2c", "H1", "H2", "H3", "H4", "H5", "H6", "H7", "M2", "M3", "M4")
 """Of the review, where an account attacks a served device: M1, L1 and L2 are about what a first client passes on."""
-OFTEN = ("truncated_queues", "silent_pools", "noise")
+OFTEN = ("truncated_queues", "sparse_pools", "descriptors_on_their_way", "silent_pools", "lingering_contexts", "noise")
 
 
 class Served:
