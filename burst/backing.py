@@ -28,10 +28,12 @@ class Backing(IntEnum):
     FILE = lib.FMQ_FILE
 
 
+_BACKINGS = {int(backing): backing for backing in Backing}  # quicker than the constructor
+
+
 def backing_of(fd: int) -> Backing:
     """What lies behind a descriptor of this process. Asks no file system that could leave the question unanswered."""
-    found = lib.fmq_backing(fd)
-    return Backing.OTHER if found < 0 else Backing(found)
+    return _BACKINGS.get(lib.fmq_backing(fd), Backing.OTHER)
 
 
 def is_on_disk(fd: int) -> bool:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from driver.engine.ledger import Claim
 
 _REMEDY = "free memory that the device knows"
+_PRICE = price("pool", pools=1)
 _MOST_AT_ONCE = 1 << 30  # bytes
 
 
@@ -97,19 +98,20 @@ class MemoryIntake:
                 )
 
     def _claim(self, nbytes: int, fd: int, backing: Backing) -> Claim:
-        figures = price("pool", pools=1, pool_bytes=nbytes)
+        figures = _PRICE | {"pool_bytes": nbytes}
         if backing is Backing.DMA_BUF:
             figures["descriptors"] = 1
         elif not _is_sealed(fd):
             figures["guards"] = 1
-        return self._quota.take(_REMEDY, **figures)
+        assert self._quota.holder
+        return self._quota.holder.take(_REMEDY, **figures)
 
     def _copied(self, fields: list[Any], fd: int) -> Memory:
         """A copy of a part of a file. Owns `fd`. Raises GeneralFailure, ResourceExhausted*."""
         try:
             given = MappedFd.checked(fields, fd)
             nbytes = given["nbytes"]
-            claim = self._quota.charge(nbytes, **price("pool", pools=1, pool_bytes=nbytes))
+            claim = self._quota.charge(nbytes, pool_bytes=nbytes, **_PRICE)
         except InvalidDescriptor as error:
             close_all([fd])
             raise GeneralFailure(f"{MappedFd.kind} cannot be read: {error}") from error
