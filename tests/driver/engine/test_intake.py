@@ -6,6 +6,7 @@ import os
 import threading
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +14,12 @@ from silent_file import silent_file
 
 import driver
 from burst import (
+    Controller,
     GeneralFailure,
     InvalidArgument,
     Memory,
+    Offer,
+    PeerDied,
     Request,
     RequestArgument,
     ResourceExhaustedPersistent,
@@ -237,6 +241,40 @@ def test_a_file_that_is_read_too_slowly(silent, monkeypatch):
     silent.server.kill()
     reader.join(PATIENCE)
     assert (door.held(), open_files()) == ({}, before)
+
+
+def test_a_file_that_is_sent_where_none_belongs_holds_nobody(own, kit, tmp_path):
+    """One thread takes the messages of all bursts' contexts. A file that cannot be closed ends its own burst there; the
+    memory of others is freed, and their bursts begin and end.
+    """
+    hostile, honest = own("hostile"), own("honest")
+    with hostile.prepare(kit.add_model()) as prepared, silence(tmp_path, "FLUSH") as silent:
+        context, far = Channel.pair()
+        fd, configure = os.open(silent, os.O_RDWR), prepared.configure_burst(0.0)
+
+        def with_ours(offer):
+            with far:
+                return configure(Offer(*offer[:4], far, offer.versions))
+
+        with context, Controller(with_ours):
+            context.send(["free_memory"], [fd])
+            with pytest.raises(PeerDied):
+                context.receive(PATIENCE)
+        works(honest, kit.add_model())
+        with honest.prepare(kit.add_model()) as own_, own_.burst() as other:
+            pool = Memory.create(PAGE)
+            pool.asarray(np.float32)[:4] = 1
+            request = Request((RequestArgument(length=16),), (RequestArgument(offset=16, length=16),), (pool,))
+            assert other.execute(request).status == 0
+            assert engine_maps(honest, pool)
+            other.free_memory(pool)
+            kit.until(lambda: not engine_maps(honest, pool))
+        silent.server.kill()
+        close_all([fd])
+
+
+def engine_maps(device, pool):
+    return f" {os.fstat(pool.fd).st_ino} " in Path(f"/proc/{device.engine_pid}/maps").read_text()
 
 
 def test_a_close_that_fails_leaks_no_other_descriptor(silent):
