@@ -24,6 +24,7 @@ import numpy as np
 from burst.backing import Backing, backing_of
 from burst.dma_buf import END, READ, WRITE, is_dma_buf, sync_dma_buf
 from burst.errors import GeneralFailure, InvalidArgument, ResourceExhaustedPersistent, ResourceExhaustedTransient
+from burst.exhaustion import exhausted
 from burst.freezing import copy_file, file_changed, filled, frozen_fd
 from burst.freezing import is_frozen as is_frozen_fd
 from burst.images import FORMATS, Plane, checked_format, checked_planes, end_of, packed_planes, plane_sizes
@@ -519,7 +520,8 @@ def _received(plain: object, fd: int, admit: Admit | None = None) -> Memory:
             try:
                 return adopted(KINDS[name], fields, fd, admit)
             except (InvalidDescriptor, OSError) as error:
-                raise GeneralFailure(f"{name} cannot be mapped: {error}") from error
+                kind = ResourceExhaustedTransient if exhausted(error) else GeneralFailure
+                raise kind(f"{name} cannot be mapped: {error}") from error
         case [str(name), *fields] if opener := opener_of(name):
             try:
                 handle = described(name, *fields)

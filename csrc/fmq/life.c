@@ -54,6 +54,8 @@ static struct {
     size_t page;
     uint32_t tid;
     node *used[SLOTS];
+    bool leftover[SLOTS]; /* a free slot whose page could not be taken away, for want of mappings */
+    int leftovers;
     unsigned char ranks[SLOTS];
 } life = {.lock = PTHREAD_MUTEX_INITIALIZER, .started = PTHREAD_COND_INITIALIZER};
 
@@ -79,7 +81,8 @@ static void forget(void) {
     life.tid = 0;
     process.generation++;
     link_forget();
-    for (int i = 0; i < SLOTS; i++) life.used[i] = NULL;
+    for (int i = 0; i < SLOTS; i++) life.used[i] = NULL, life.leftover[i] = false;
+    life.leftovers = 0;
 }
 
 fmq_process *fmq_this_process(void) { return &process; }
@@ -116,7 +119,23 @@ int life_start(void) {
 
 static _Atomic uint32_t *word_of(node *n) { return (_Atomic uint32_t *)((char *)n + life.head.futex_offset); }
 
+static void unmap_slot(int slot) {
+    void *page = life.words + (size_t)slot * life.page;
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    bool failed = mmap(page, life.page, PROT_NONE, flags, -1, 0) == MAP_FAILED;
+    if (!failed) madvise(page, life.page, MADV_DONTFORK);
+    life.leftovers += failed - life.leftover[slot];
+    life.leftover[slot] = failed;
+}
+
+/* Tries again, when slots are taken and given back. */
+static void unmap_leftovers(void) {
+    for (int slot = 0; life.leftovers && slot < SLOTS; slot++)
+        if (life.leftover[slot]) unmap_slot(slot);
+}
+
 static int map_slot(int fd, uint64_t offset) {
+    unmap_leftovers();
     int slot = 0;
     while (slot < SLOTS && life.used[slot]) slot++;
     if (slot == SLOTS) return -ENOSPC;
@@ -125,6 +144,8 @@ static int map_slot(int fd, uint64_t offset) {
     void *p = mmap(at, life.page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, (off_t)(offset - inside));
     if (p == MAP_FAILED) return -errno;
     madvise(p, life.page, MADV_DONTFORK);
+    life.leftovers -= life.leftover[slot];
+    life.leftover[slot] = false;
     life.used[slot] = (node *)(life.nodes + (size_t)slot * life.page + inside);
     return slot;
 }
@@ -180,9 +201,8 @@ static void let_go(int token, void (*change)(_Atomic uint32_t *)) {
         node *before = &life.head.list;
         while (atomic_load(&before->next) != n) before = atomic_load(&before->next);
         atomic_store(&before->next, atomic_load(&n->next));
-        void *page = life.words + (size_t)slot * life.page;
-        mmap(page, life.page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-        madvise(page, life.page, MADV_DONTFORK);
+        unmap_slot(slot);
+        unmap_leftovers();
         life.used[slot] = NULL;
     }
     pthread_mutex_unlock(&life.lock);

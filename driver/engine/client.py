@@ -21,6 +21,7 @@ from burst import (
 )
 from burst.channel import Channel, Message, close_all
 from burst.datum import DATUM
+from burst.exhaustion import exhausted
 from burst.server import check_queue
 from burst.turns import Flow, Ticket, waiters
 from burst.wire import VERSIONS
@@ -62,7 +63,7 @@ def trace_memory(fds: list[int]) -> Memory | None:
     try:
         return Memory.adopt(fds.pop(), Trace.nbytes) if fds else None
     except (FmqError, OSError) as error:
-        raise Malformed(f"the trace cannot be used: {error}") from error
+        raise exhausted(error) or Malformed(f"the trace cannot be used: {error}") from error
 
 
 def trace_of(fds: list[int], others: int) -> Trace | None:

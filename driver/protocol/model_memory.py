@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from cffi import FFI
 
+from burst import ResourceExhaustedTransient
 from burst.backing import Backing, backing_of
+from burst.exhaustion import exhausted
 from burst.freezing import FROZEN
 from burst.memory import KINDS
 from burst.own_kinds import is_own_kind
@@ -122,7 +124,8 @@ class SealedModel:
         for fd, part in zip((*fds[1:], fds[0]), parts, strict=True):
             place, flags = _ffi.cast("void *", self.address + part.start), mmap.MAP_SHARED | _FIXED
             if _number(_libc.mmap(place, part.nbytes, mmap.PROT_READ, flags, fd, part.file[2])) == _FAILED:
-                raise InvalidModel(f"the model's memory cannot be mapped: {os.strerror(_ffi.errno)}")
+                error = OSError(_ffi.errno, f"the model's memory cannot be mapped: {os.strerror(_ffi.errno)}")
+                raise exhausted(error) or InvalidModel(str(error))
         everything: Any = _ffi.buffer(memory, self.nbytes)
         self._bytes: NDArray[np.uint8] = np.frombuffer(everything, np.uint8)
         self._bytes.flags.writeable = False
@@ -173,7 +176,7 @@ def _reserved(nbytes: int) -> int:
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
     found = _number(_libc.mmap(_ffi.NULL, nbytes, mmap.PROT_READ, flags, -1, 0))
     if found == _FAILED:
-        raise InvalidModel(f"there are no addresses for a model of {nbytes} bytes")
+        raise ResourceExhaustedTransient(f"there are no addresses for a model of {nbytes} bytes; try again later")
     return found
 
 

@@ -28,7 +28,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from burst import Malformed, PeerDied, ResourceExhaustedTransient, StatusError, Timeout
+from burst import GeneralFailure, Malformed, PeerDied, ResourceExhaustedTransient, StatusError, Timeout
 from burst.channel import Channel, Message, close_all, pack
 from burst.exhaustion import exhausted
 from driver.engine.limits import limits
@@ -206,7 +206,12 @@ class Broker:
     def _hand_over(self, client: Channel, uid: int) -> None:
         account = self._accounts.setdefault(uid, Account())
         if account.may_begin:
-            self._begin(uid, account)
+            try:
+                self._begin(uid, account)
+            except OSError as error:
+                _log.error("the cell of uid %d cannot begin: %s", uid, error)
+                self._refuse(client, exhausted(error) or GeneralFailure(f"your account's engine cannot begin: {error}"))
+                return
         cell = account.cell
         if cell is None or cell.is_ending:
             account.waiting.append(client)

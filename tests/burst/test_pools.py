@@ -379,7 +379,7 @@ def test_more_than_can_be_guarded():
     """
     program = """
 import os
-from burst import GeneralFailure, Memory
+from burst import Memory, ResourceExhaustedTransient
 from fmq.region import guard
 guard()
 fd = os.memfd_create("shrinks")
@@ -388,7 +388,7 @@ known = []
 try:
     while len(known) < 5000:
         known.append(Memory.from_wire(["mmap_fd", 4096, 3, 0], os.dup(fd)))
-except GeneralFailure as error:
+except ResourceExhaustedTransient as error:
     assert "Cannot allocate memory" in str(error), error
 sealed = Memory.create(4096)
 Memory.from_wire(sealed.to_wire(), os.dup(sealed.fd)).asarray()[:] = 1

@@ -2,12 +2,14 @@
 
 import contextlib
 import os
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
+import accounts
 import numpy as np
 import pytest
 import scarce
@@ -20,6 +22,7 @@ from fmq import FmqError
 X = np.ones((1, 4), np.float32)
 PATIENCE = 8.0  # seconds
 REPEATED = {"recvmsg": 10, "sendmsg": 10}  # so often a process tries
+GROUP, OTHER = 61900, 61003
 ANSWER = [[2, 2, 2, 2]]
 REFUSALS = (BurstError, DriverError, FmqError)
 
@@ -27,12 +30,14 @@ REFUSALS = (BurstError, DriverError, FmqError)
 class Device:
     """A device that can be made to run out of things, and a client that has done nothing wrong."""
 
-    def __init__(self, address, scarcity, kit):
+    def __init__(self, address, scarcity, kit, broker=0):
+        """`broker`: its process, if there is one."""
         self.address, self.scarcity, self._kit = address, scarcity, kit
         self._witness = driver.connect(address)
         self._prepared = self._witness.prepare(kit.add_model())
         self._burst = self._prepared.burst()
         self.pids = {"service": self._witness.service_pid, "engine": self._witness.engine_pid}
+        self.pids |= {"broker": broker} if broker else {}
         for _ in range(2):
             self.live()
             self.check()
@@ -59,7 +64,7 @@ class Device:
         """So is a new one, by the same processes."""
         self.go_on()
         with driver.connect(self.address) as device:
-            assert {"service": device.service_pid, "engine": device.engine_pid} == self.pids
+            assert (device.service_pid, device.engine_pid) == (self.pids["service"], self.pids["engine"])
 
     def holds(self):
         """Descriptors, threads and shared mappings of both processes."""
@@ -107,15 +112,16 @@ class Device:
 
 
 @contextlib.contextmanager
-def scarce_device(kit, name="reference"):
+def scarce_device(kit, name="reference", *options):
     with tempfile.TemporaryDirectory(prefix="burst-x-", dir="/tmp") as path:
-        words = [sys.executable, "-m", "driver.cli", "serve", name, "--dir", f"{path}/run"]
+        os.chmod(path, 0o755)
+        words = [sys.executable, "-m", "driver.cli", "serve", name, "--dir", f"{path}/run", *options]
         with (
             open(f"{path}/log", "ab") as log,
             scarce.scarce(words, stdout=log, stderr=log, env=os.environ | {"HOME": path}) as (process, scarcity),
         ):
             kit.until(lambda: Path(f"{path}/run/{name}.sock").exists() or process.poll() is not None)
-            device = Device(f"{path}/run/{name}.sock", scarcity, kit)
+            device = Device(f"{path}/run/{name}.sock", scarcity, kit, process.pid if options else 0)
             try:
                 yield device
             finally:
@@ -126,6 +132,18 @@ def scarce_device(kit, name="reference"):
 @pytest.fixture(scope="module")
 def device(kit):
     with scarce_device(kit) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def group_device(kit):
+    with scarce_device(kit, "reference", "--group", str(GROUP)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module", params=["reference", "litert", "onnxruntime"])
+def any_device(kit, request):
+    with scarce_device(kit, request.param) as found:
         yield found
 
 
@@ -169,9 +187,63 @@ def test_a_call_fails(device, side, call):
 @pytest.mark.stress
 @pytest.mark.parametrize("side", ["service", "engine"])
 @pytest.mark.parametrize("call", scarce.CALLS)
-def test_any_call_fails(device, side, call):
+def test_any_call_fails(any_device, side, call):
     """The same with each call that needs something of the process or the machine."""
-    sweep(device, side, call)
+    sweep(any_device, side, call)
+
+
+@pytest.mark.parametrize("side", ["service", "engine"])
+@pytest.mark.parametrize("call", ["mmap", "clone", "fcntl"])
+def test_calls_fail_from_one_on(device, side, call):
+    """All system calls of a kind fail from some moment of a client's life on, until it has ended."""
+    most = calls_of(device, side, call)
+    for n in range(1, most + 1, 1 + most // 4):
+        with device.scarcity.failing(device.pids[side], call, n, 2**31):
+            error = device.outcome()
+            device.go_on()
+        assert error is None or isinstance(error, REFUSALS), repr(error)
+        print(side, call, n, repr(error))
+        device.check()
+        device.live()  # what could not be unmapped then is unmapped now
+        device.forgets(f"without {call} from number {n} on")
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("call", scarce.CALLS)
+def test_any_call_of_the_broker_fails(group_device, call):
+    """The same where a broker accepts clients."""
+    sweep(group_device, "broker", call)
+
+
+STRANGER = """
+import sys, driver
+try:
+    driver.connect(sys.argv[1]).close()
+except driver.DriverError as error:
+    print(type(error).__name__, error)
+except Exception as error:
+    print(type(error).__name__, error)
+else:
+    print("served")
+"""
+
+
+@pytest.mark.parametrize(("uid", "call"), [*enumerate(["accept4", "clone", "socketpair", "pidfd_open"], OTHER)])
+def test_the_broker_lacks_something_for_another_account(group_device, uid, call):
+    """The client whose account would need a cell is told, and the next one gets it; others do not notice."""
+    if why := accounts.missing():
+        pytest.skip(why)
+
+    def ask():
+        words = accounts.python_as(uid, (GROUP,), STRANGER, group_device.address)
+        return subprocess.run(words, capture_output=True, text=True, check=True, cwd="/", timeout=60).stdout
+
+    with group_device.scarcity.failing(group_device.pids["broker"], call, 1) as scarcity:
+        said = ask()
+        assert scarcity.failed
+    assert said.startswith("ResourceExhaustedTransient the device has run out of resources: "), said
+    assert ask() == "served\n"
+    group_device.check()
 
 
 @pytest.mark.parametrize("side", ["service", "engine"])
