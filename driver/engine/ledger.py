@@ -5,8 +5,7 @@ others, so what a client makes is *taken* from the ledger first, by the applicat
 given back when it is gone. What exceeds the limit of an account, or three quarters of it for one application, is
 refused with the figure; what all accounts together may take leaves the process a reserve of its own.
 
-What is gone once it was used, seconds of preparation and bytes of logs, is *spent*: the ledger adds it up, and refuses
-nothing.
+What is gone once it was used, seconds of preparation, is *spent*: the ledger adds it up, and refuses nothing.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def price(kind: str, **more: int) -> dict[str, int]:
     return dict(found)
 
 
-SPENT = ("preparing_seconds", "validating_seconds", "log_bytes")
+SPENT = ("preparing_seconds", "validating_seconds")
 
 
 class Claim:

@@ -42,7 +42,7 @@ class Limits:
 
     account_…, device_…: what one account and all together may hold, as driver/engine/ledger.py counts it. One
     application may hold `application_percent` of what its account may, so that the account's other programs find room.
-    By default an account has half of what the process has, less a reserve of its own.
+    By default an account has half of what all may have, and nearly all of it where the engine serves it alone.
 
     idle_seconds: an idle device frees what it can make again after so long. driver_seconds: how long a driver may take
     to allocate a buffer, or to copy to or from one; a driver in a shared library for any call but an execution, or its
@@ -114,20 +114,18 @@ def limits_file() -> Path:
     return Path("~/.config/burst/limits.toml").expanduser()
 
 
-def limits() -> Limits:
+def limits(*, is_shared: bool = False) -> Limits:
     """The configured limits. A client gets a quarter of this process's memory by default, all together half of it.
+
+    `is_shared`: by several accounts. Then one gets half of what all may have by default, else all but a sixteenth,
+    which is left to root and the device's account, who watch it.
 
     Raises ValueError.
     """
     memory = memory_bytes()
-    defaults: dict[str, Any] = {"client_bytes": memory // 4, "device_bytes": memory // 2, "account_bytes": memory // 4}
-    defaults |= {"account_pool_bytes": memory // 2, "device_pool_bytes": memory}
+    defaults: dict[str, Any] = {"client_bytes": memory // 4, "device_bytes": memory // 2, "device_pool_bytes": memory}
     for figure, most in _possible().items():
-        whole = min(most, getattr(Limits, f"device_{figure}"))
-        defaults |= {
-            f"device_{figure}": whole,
-            f"account_{figure}": min(whole // 2, getattr(Limits, f"account_{figure}")),
-        }
+        defaults[f"device_{figure}"] = min(most, getattr(Limits, f"device_{figure}"))
     path = limits_file()
     found = configured(path)
     found.pop("weights", None)
@@ -139,7 +137,14 @@ def limits() -> Limits:
                 f"{path}: {name} = {value!r}: the limits are {', '.join(known)}, each a whole number above 0 "
                 "(seconds may be a fraction)"
             )
-    return Limits(**(defaults | found))
+    return Limits(**(_of_accounts(defaults | found, is_shared) | defaults | found))
+
+
+def _of_accounts(found: dict[str, Any], is_shared: bool) -> dict[str, int]:
+    """What an account may hold of each figure by default."""
+    names = [field.name.removeprefix("account_") for field in fields(Limits) if field.name.startswith("account_")]
+    whole = {name: found.get(f"device_{name}", getattr(Limits, f"device_{name}", 0)) for name in names}
+    return {f"account_{name}": max(1, most // 2 if is_shared else most - most // 16) for name, most in whole.items()}
 
 
 def _possible() -> dict[str, int]:

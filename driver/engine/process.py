@@ -167,7 +167,7 @@ class Engine:
     def __init__(self, name: str, service: Channel, running: RunningFiles, *, is_shared: bool = False) -> None:
         self.device: Device = device_class(name)()
         self.device.on_report = self.forget_plans  # a request that is bound anew meets `check_available`
-        self._service, self.limits = service, limits()
+        self._service, self.limits = service, limits(is_shared=is_shared)
         if self.device.asked_apart:
             self.device.watched = partial(self._calling, running)
             running.watch_executions(self.device.name)

@@ -69,6 +69,11 @@ class ServiceOptions(NamedTuple):
     account: int | None = None  #: the account that it serves alone, as a cell; None: its own, and others if `any_uid`
     files_of_others: bool = False  #: takes model files from every account that it serves
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several accounts share its engine."""
+        return self.any_uid and self.account is None
+
 
 class EngineProcess(NamedTuple):
     """The engine, as the service sees it."""
@@ -92,7 +97,7 @@ class Service:
         self._engine, self._engine_pid, self._running = engine
         self._device: Device = device_class(name)()
         self.files = FileGate(self._device, name, options.account)  # forks: before there are threads
-        self._limits, self._door = limits(), threading.Lock()
+        self._limits, self._door = limits(is_shared=options.is_shared), threading.Lock()
         self.ledger = Ledger(self._limits)  #: of what this process holds for clients; the engine has one of its own
         self.validator = Validator(self._device, self._limits, self._extensions)  # forks, too
         self._life = LifePage()
@@ -388,8 +393,8 @@ def run(name: str, arrivals: Arrivals, place: Place, options: ServiceOptions) ->
     engine_log = EngineLog(file)
     try:
         sandbox.enter_files(kind := device_class(name), kept_files(place, kind))
-        is_shared = options.any_uid and options.account is None
-        service = Service(name, arrivals, options, start_engine(name, arrivals, engine_log, is_shared=is_shared))
+        engine = start_engine(name, arrivals, engine_log, is_shared=options.is_shared)
+        service = Service(name, arrivals, options, engine)
         engine_log.begin()
         sandbox.enter(service.needed_calls)
         if options.on_start:

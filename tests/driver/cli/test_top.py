@@ -341,11 +341,11 @@ def test_what_accounts_hold(place, client):
     ((device,),) = [json.loads(line)["devices"] for line in done.stdout.splitlines()]
     (found,) = [row for row in device["accounts"] if row["process"] == "engine" and row["application"] is None]
     assert found["uid"] == os.getuid()
-    assert found["holdings"]["life_words"] == {"held": 1, "most": 992}
+    assert found["holdings"]["life_words"] == {"held": 1, "most": 1860}
     assert found["holdings"]["threads"]["held"] == 3  # of the peer, its burst and the watcher
     assert found["spent"]["preparing_seconds"] > 0
     words = subprocess.run(ask, capture_output=True, check=True, text=True, env=os.environ | {"COLUMNS": "200"}).stdout
-    assert re.search(rf"uid {os.getuid()}: .*life words 1/992, ", words)
+    assert re.search(rf"uid {os.getuid()}: .*life words 1/1860, ", words)
     assert f"uid {os.getuid()} in the service: " in words
 
 

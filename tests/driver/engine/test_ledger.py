@@ -112,7 +112,9 @@ def test_a_report_travels_in_pages(ledger):
 
 
 def test_by_default_no_account_can_take_all_of_anything():
-    """An account has half at most, and all together leave the process a reserve."""
-    found = limits()
-    for figure in FIGURES:
-        assert 0 < 2 * getattr(found, f"account_{figure}") <= getattr(found, f"device_{figure}"), figure
+    """An account has half at most where others are served, and else all that there is, less the process's reserve."""
+    for is_shared, parts in ((True, 2), (False, 1)):
+        found = limits(is_shared=is_shared)
+        for figure in FIGURES:
+            account, device = getattr(found, f"account_{figure}"), getattr(found, f"device_{figure}")
+            assert 0 < parts * account <= device < (parts + 1) * account, figure
