@@ -162,6 +162,13 @@ def compile_c(target: Path, *sources: Path, include: Path = HERE) -> Path:
     return target
 
 
+def compile_with_ours(target: Path, program: Path) -> Path:
+    """A C program of the bench with our own C sources, but for those of Python's calls."""
+    sources = HERE.parent / "csrc"
+    ours = [path for path in sorted(sources.rglob("*.c")) if "<Python.h>" not in path.read_text()]
+    return compile_c(target, program, *ours, include=sources)
+
+
 def c_block(binary: Path, mode: str, count: int, nbytes: int = 64, *more: int) -> Callable[[], Block]:
     """A block of one of our C programs, which print one line of JSON in nanoseconds."""
 

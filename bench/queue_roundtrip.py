@@ -24,6 +24,7 @@ from measure import (
     block_of,
     c_block,
     compile_c,
+    compile_with_ours,
     conditions,
     interleave,
     over_floor,
@@ -60,8 +61,7 @@ POLL = 1e-3  # seconds: long enough never to sleep within a block, short enough 
 
 def compile_queue(target: Path) -> Path:
     """queue_roundtrip.c with the queue's own sources, without Python."""
-    sources = HERE.parent / "csrc"
-    return compile_c(target, HERE / "queue_roundtrip.c", *sorted(sources.rglob("*.c")), include=sources)
+    return compile_with_ours(target, HERE / "queue_roundtrip.c")
 
 
 def echo(there: fmq.Descriptor, back: fmq.Descriptor, spin: float) -> None:

@@ -23,6 +23,7 @@ from measure import (
     Subject,
     c_block,
     compile_c,
+    compile_with_ours,
     conditions,
     figures_of,
     interleave,
@@ -193,10 +194,7 @@ def run(args: argparse.Namespace) -> Runs:
     """All rounds. Cell by cell, so that what is compared stands close together."""
     with scratch() as directory:
         spsc = compile_c(directory / "spsc", HERE / "peers" / "spsc.c")
-        sources = HERE.parent / "csrc"
-        queue = compile_c(
-            directory / "queue", HERE / "queue_throughput.c", *sorted(sources.rglob("*.c")), include=sources
-        )
+        queue = compile_with_ours(directory / "queue", HERE / "queue_throughput.c")
         args.subjects, floors = [], {}
         in_c, from_python = cells_in_c(args), cells_from_python(args)
         for cell in dict.fromkeys((*in_c, *from_python)):

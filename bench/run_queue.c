@@ -1,9 +1,10 @@
 /* What entering and leaving a device's run queue takes, in parts of a block, as one line of JSON.
  *
- *   run_queue floor|alone|checkpoint|beside COUNT
+ *   run_queue floor|alone|checkpoint|beside|two COUNT
  *
  * floor: two compare-and-exchanges on a word of one's own. alone: enter and leave. checkpoint: also a deadline, and a
- * look whether to yield. beside: alone, while another thread does the same on the other CPU, and each finds a slot.
+ * look whether to yield. beside: alone, while another thread does the same on the other CPU, and each finds a slot. two: alone,
+ * while another account has a client, with the clock that the caller reads before it enters.
  */
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -49,6 +50,8 @@ static void run(const worker *w, uint64_t n) {
         for (; n; n--) floor_once();
     else if (mode == 'c')
         for (; n; n--) enter_and_leave(w->ticket, later, now, true);
+    else if (mode == 't')
+        for (; n; n--) enter_and_leave(w->ticket, FMQ_FOREVER, futex_now(), false);
     else
         for (; n; n--) enter_and_leave(w->ticket, FMQ_FOREVER, now, false);
 }
@@ -78,14 +81,15 @@ static void *accompany(void *argument) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 3) return fprintf(stderr, "usage: run_queue floor|alone|checkpoint|beside COUNT\n"), 2;
+    if (argc < 3) return fprintf(stderr, "usage: run_queue floor|alone|checkpoint|beside|two COUNT\n"), 2;
     const char *mode = argv[1];
     workers = mode[0] == 'b' ? 2 : 1;
-    burst_runqueue *queue = burst_runqueue_new(2, 1000000);
+    burst_runqueue *queue = burst_runqueue_new(2, 2000000);
     worker them[2];
     pthread_t thread;
+    burst_share *own = burst_share_new(queue, 100), *other = mode[0] == 't' ? burst_share_new(queue, 100) : own;
     for (int i = 0; i < 2; i++) {
-        burst_flow *flow = burst_flow_new(burst_application_new(burst_share_new(queue, 100)), BURST_MEDIUM);
+        burst_flow *flow = burst_flow_new(burst_application_new(i ? other : own), BURST_MEDIUM);
         them[i] = (worker){burst_ticket_new(flow), mode, strtoull(argv[2], NULL, 10) / PARTS + 1, {0}, i};
     }
     if (workers == 2 && pthread_create(&thread, NULL, accompany, &them[1])) abort();

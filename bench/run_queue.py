@@ -2,9 +2,10 @@
 
     python bench/run_queue.py [--pairs 9] [--json FILE] [--plot FILE] [--markdown]
 
-Entering and leaving it, in C (run_queue.c): alone; with a deadline and a checkpoint; and while another thread does the
-same on the other CPU and each finds a slot. A sample is a 64th of a block, divided by its executions, because the clock
-takes longer than what it would measure. The floor is two compare-and-exchanges on a word of one's own.
+Entering and leaving it, in C (run_queue.c): alone; with a deadline and a checkpoint; while another thread does the
+same on the other CPU and each finds a slot; and while another account has a client. A sample is a 64th of a block,
+divided by its executions, because the clock takes longer than what it would measure. The floor is two
+compare-and-exchanges on a word of one's own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import subprocess
 from typing import TYPE_CHECKING
 
-from measure import HERE, Block, Runs, Subject, compile_c, conditions, interleave, pin_client, scratch
+from measure import HERE, Block, Runs, Subject, compile_with_ours, conditions, interleave, pin_client, scratch
 from verdict import Budget, Report, arguments, cells, parse, progress, publish, subject_rows
 
 from driver.cli.timing import estimate
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 QUESTION = "What does the run queue of a device cost when no execution waits? Nanoseconds an execution"
-FLOOR, ALONE, CHECKPOINT, BESIDE = ROWS = (
+FLOOR, ALONE, CHECKPOINT, BESIDE, TWO = ROWS = (
     "floor: two compare-and-exchanges",
     "enter and leave",
     "enter, look whether to yield, leave; with a deadline",
     "enter and leave, beside another thread",
+    "enter and leave, while another account has a client; with a look at the clock",
 )
-MODES = dict(zip(ROWS, ("floor", "alone", "checkpoint", "beside"), strict=True))
+MODES = dict(zip(ROWS, ("floor", "alone", "checkpoint", "beside", "two"), strict=True))
 HEAD = ("", "p50 ns", "p99 ns", "p99.9 ns", "over the floor, ns", "x floor", "floor")
 MOST = 150  # ns
 
@@ -49,19 +51,15 @@ def block(binary: Path, name: str, count: int) -> Callable[[], Block]:
 def run(args: argparse.Namespace) -> Runs:
     """All rounds."""
     count = 20_000 if args.quick else 2_000_000
-    sources = HERE.parent / "csrc"
     with scratch() as directory:
-        files = (HERE / "run_queue.c", *sorted(sources.rglob("*.c")))
-        binary = compile_c(directory / "run_queue", *files, include=sources)
+        binary = compile_with_ours(directory / "run_queue", HERE / "run_queue.c")
         args.subjects = [Subject(name, block(binary, name, count), FLOOR, is_ours=True) for name in ROWS[1:]]
         return interleave(args.subjects, {FLOOR: block(binary, FLOOR, count)}, args.pairs, progress)
 
 
 def budgets(runs: Runs) -> list[Budget]:
     """What it may cost."""
-    return [
-        Budget(f"{name} <= {MOST} ns", estimate(runs.values(name)), MOST, "ns") for name in (ALONE, CHECKPOINT, BESIDE)
-    ]
+    return [Budget(f"{name} <= {MOST} ns", estimate(runs.values(name)), MOST, "ns") for name in ROWS[1:]]
 
 
 def main() -> None:

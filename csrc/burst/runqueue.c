@@ -12,7 +12,7 @@
 #include "burst/api.h"
 #include "burst/runqueue.h"
 
-static const uint64_t DOUBT = 100; /* for each ns that an execution lasts longer than was estimated */
+static const uint64_t DOUBT = 100; /* for each ns that an execution lasts longer than one that was estimated to be brief may */
 
 /* ---- the contended clock ------------------------------------------------------------------------------------------ */
 
@@ -197,9 +197,9 @@ void burst_policy_expect(burst_ticket *t, const burst_estimate *e, uint64_t now)
 }
 
 void burst_policy_doubt(burst_ticket *t, uint64_t now) {
-    uint64_t brief = t->queue->brief;
-    if (now <= t->begun || now - t->begun <= brief) return;
-    uint64_t until = now + (now - t->begun - brief) * DOUBT;
+    uint64_t most = 2 * t->queue->brief; /* its thread may have waited for a processor, too */
+    if (now <= t->begun || now - t->begun <= most) return;
+    uint64_t until = now + (now - t->begun - most) * DOUBT;
     _Atomic uint64_t *doubted = &t->flow->application->share->doubted;
     /* Relaxed, because it is a guess: of two at once, either will do. */
     if (until > atomic_load_explicit(doubted, memory_order_relaxed)) atomic_store_explicit(doubted, until, memory_order_relaxed);
