@@ -295,7 +295,8 @@ def expect(call: TfliteCall) -> None:
         return
     inputs = [call.tensor(i).shape if call.given(i) else () for i in range(len(call))]
     shapes = [shape for shape in inputs if shape is not None and 0 not in shape]
-    if len(shapes) == len(inputs) and (found := rule(call, shapes)) is not None:
+    is_enough = len(shapes) == len(inputs) >= _LEAST.get(call.operator.name, 1)
+    if is_enough and (found := rule(call, shapes)) is not None:
         call.graph.source.resize(result.index, found)
 
 
@@ -334,6 +335,8 @@ _EXPECTED: dict[str, Callable[[TfliteCall, Sequence[Dimensions]], Dimensions | N
     "SELECT": lambda _, shapes: np.broadcast_shapes(*shapes),
     "SELECT_V2": lambda _, shapes: np.broadcast_shapes(*shapes),
 }
+_LEAST = {"BATCH_MATMUL": 2, "FULLY_CONNECTED": 2, "GATHER": 2}
+"""Inputs that a rule looks at, where they are more than one. A damaged file has fewer, and is refused afterwards."""
 
 
 def fold(call: TfliteCall) -> bool:

@@ -51,6 +51,15 @@ def test_mutants_find_nothing(tmp_path):
     assert 20 < accepted < 1000
 
 
+@pytest.mark.parametrize("name", ["BATCH_MATMUL", "CAST", "FULLY_CONNECTED", "GATHER", "PACK", "SELECT", "SELECT_V2"])
+@pytest.mark.parametrize("count", [0, 1])
+def test_too_few_inputs(name, count):
+    """An operator whose result follows from its inputs, and which has none or one of them: refused, or valid."""
+    w = Writer()
+    x = w.input((2, 2))
+    fuzz_tflite.accepts(w.file([w.operator(name, [x] * count, (0, 2))]))
+
+
 @pytest.mark.stress
 def test_a_million_mutants_find_nothing(tmp_path, tally):
     """The same with a million, or as many as the budget allows, from another seed each time."""
