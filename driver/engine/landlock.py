@@ -48,7 +48,6 @@ class Access(IntFlag):
     REMOVE_FILE = 1 << 5
     MAKE_FOLDER = 1 << 7
     MAKE_FILE = 1 << 8
-    MAKE_SOCKET = 1 << 9
     MAKE_FIFO = 1 << 10
     MAKE_LINK = 1 << 12
     TRUNCATE = 1 << 14
@@ -57,7 +56,7 @@ class Access(IntFlag):
     READ = READ_FILE | READ_FOLDER
     WRITE = WRITE_FILE | TRUNCATE
     OF_FILES = EXECUTE | READ_FILE | WRITE | CONTROL
-    EDIT = READ | WRITE | REMOVE_FOLDER | REMOVE_FILE | MAKE_FOLDER | MAKE_FILE | MAKE_SOCKET | MAKE_FIFO | MAKE_LINK
+    EDIT = READ | WRITE | REMOVE_FOLDER | REMOVE_FILE | MAKE_FOLDER | MAKE_FILE | MAKE_FIFO | MAKE_LINK
 
 
 _ALL_BY_ABI = (0, (1 << 13) - 1, (1 << 14) - 1, (1 << 15) - 1, (1 << 15) - 1, (1 << 16) - 1)

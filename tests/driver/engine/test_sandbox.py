@@ -176,6 +176,11 @@ def works(path, mode):
 def tried(*_):
     return [works(f"{tmp_path}/{{name}}/file", mode) for name in ("read", "written", "neither") for mode in "ra"]
 print(tried())
+import socket
+try:
+    socket.socket(socket.AF_UNIX).bind("{tmp_path}/written/socket")
+except PermissionError:
+    print("no socket")
 import wave, statistics  # modules that were not loaded before
 if not os.fork():
     print(tried(), flush=True)
@@ -183,7 +188,7 @@ if not os.fork():
 os.wait()
 """
     expected = [True, False, True, True, False, False]
-    assert files(code) == f"{expected}\n{expected}\n"
+    assert files(code) == f"{expected}\nno socket\n{expected}\n"
 
 
 def files(code):
