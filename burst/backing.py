@@ -50,6 +50,12 @@ def is_on_disk(fd: int) -> bool:
     return False
 
 
+def is_at_hand(fd: int) -> bool:
+    """Whether memory or a file on a disk of this machine is behind it: what a kernel reads and writes by itself."""
+    backing = backing_of(fd)
+    return backing is Backing.MEMORY or (backing is Backing.FILE and is_on_disk(fd))
+
+
 def has_holes(fd: int) -> bool:
     """Whether memory lacks pages, which whoever touches them first would pay."""
     found = os.fstat(fd)

@@ -23,6 +23,7 @@ from burst import GeneralFailure, InvalidArgument, Memory, ResourceExhaustedTran
 from burst.backing import Backing, backing_of, has_holes, is_on_disk
 from burst.channel import close_all
 from burst.memory import MappedFd
+from burst.serving_thread import ServingThread
 from driver.engine.ledger import price
 from fmq.errors import InvalidDescriptor
 from fmq.region import memfd
@@ -149,7 +150,7 @@ class FileCopies:
         try:
             claim = quota.take("wait for the other file", threads=1)
             arguments = fd, offset, nbytes, outcome, claim
-            threading.Thread(target=self._read, args=arguments, name="file", daemon=True).start()
+            ServingThread(self._read, *arguments, name="file").start()
         except BaseException as error:
             self._free.release()
             close_all([fd])

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from burst import GeneralFailure, InvalidArgument, Malformed
+from burst.backing import is_at_hand
 from driver.engine.cache.memory import ModelMemory, PrivateMemory
 from driver.interface import CacheFiles, Saved
 
@@ -150,7 +151,12 @@ class VerifiedCache:
         return RestoredCompilation(model, record.where, saved, record.digest, record.file)
 
     def saving(self, owner: CacheOwner, fds: Sequence[int]) -> CacheWriter:
-        """A writer for these files, for now and later. The caller keeps the descriptors. Raises OSError, Declined."""
+        """A writer for these files, for now and later. The caller keeps the descriptors. Raises OSError, Declined.
+
+        Another account's files must answer by themselves: threads that improve models of all clients write them.
+        """
+        if owner.uid != os.getuid() and not all(is_at_hand(fd) for fd in fds):
+            raise Declined("a device of another account caches in memory and on local disks: give a cache_dir there")
         _check_access(fds)
         return CacheWriter(self._opened(owner.uid), owner, fds, self._newest)
 

@@ -7,6 +7,7 @@ import threading
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,10 +29,12 @@ from burst import (
 )
 from burst.channel import Channel, close_all, pack
 from driver.engine import intake
+from driver.engine.cache.compilations import CacheOwner, Declined, VerifiedCache
 from driver.engine.device_memory import Quota
 from driver.engine.intake import MemoryIntake
 from driver.engine.ledger import Ledger
 from driver.engine.limits import Limits
+from driver.interface import CacheFiles
 from driver.protocol.model_codec import InvalidModel, sealed
 from driver.protocol.plain_codec import decode_answer, encode_request
 
@@ -227,20 +230,29 @@ class TestClaims:
         assert friend.held() == {}
 
 
-def test_a_file_that_is_read_too_slowly(silent, monkeypatch):
+def test_a_file_that_is_read_too_slowly(silent, monkeypatch, kit):
     """The client gets an error after its time, and so does its next file; when the file answers, all is free again."""
     monkeypatch.setattr(intake, "is_on_disk", lambda _: True)  # as a disk that hangs
     door, plain, before = Door(is_stranger=True, patience=0.2), ["mmap_fd", PAGE, mmap.PROT_READ, 0], open_files()
     with pytest.raises(GeneralFailure, match=r"was not read within 0\.2 s \(file_seconds\)"):
         door.take(plain, os.open(silent, os.O_RDONLY))
     silent.await_asked("READ")
-    (reader,) = [thread for thread in threading.enumerate() if thread.name == "file"]
     assert (door.held(), door.quota.taken) == ({"threads": 1}, 0)
     with pytest.raises(ResourceExhaustedTransient, match=r"has taken more than 0\.2 s"):
         door.take(plain, os.open(__file__, os.O_RDONLY))
     silent.server.kill()
-    reader.join(PATIENCE)
-    assert (door.held(), open_files()) == ({}, before)
+    kit.until(lambda: (door.held(), open_files()) == ({}, before))
+
+
+def test_cache_files_that_may_not_answer_are_not_written(tmp_path):
+    """Cache files of another account lie in memory or on a disk; one of FUSE is declined, and not asked."""
+    device = SimpleNamespace(name="unit", version="1", cache_files=CacheFiles(1, 0))
+    cache = VerifiedCache(device, "unit")
+    with silence(tmp_path, "READ", "WRITE", "STATFS", "GETATTR") as silent:
+        fds = [os.open(silent, os.O_RDWR), memfd(PAGE)]
+        with pytest.raises(Declined, match="caches in memory and on local disks"):
+            cache.saving(CacheOwner(os.getuid() + 1, bytes(32)), fds)
+        close_all(fds)
 
 
 def test_a_file_that_is_sent_where_none_belongs_holds_nobody(own, kit, tmp_path):
