@@ -158,6 +158,7 @@ def _trim() -> None:
 _RETRY = 0.1
 """Seconds after a failure to receive a client."""
 
+_COLLECTING = 20  # times as long as a collection took, none is made after it
 _PREPARING = {"prepare", "improve", "save"}
 
 
@@ -187,7 +188,7 @@ class Engine:
         self.clients: set[EngineClient] = set()
         self._censuses: dict[int | None, Census] = {}
         self._totals = Totals()
-        self._counting = threading.Lock()
+        self._counting, self._collect_from = threading.Lock(), 0.0
 
     def _calling(self, running: RunningFiles, function: str) -> AbstractContextManager[None]:
         """Within, this thread calls a function of the driver."""
@@ -298,6 +299,7 @@ class Engine:
         return has_rested
 
     def _give_back(self) -> None:
+        self._collects()
         if self.rests:
             self.forget_plans()
         for store in list(self._stores.values()):
@@ -335,8 +337,22 @@ class Engine:
         """Counts a burst that opens (+1) or ends (-1). Collects garbage after the last: no collection ran before."""
         with self._counting:
             self.pace.bursts += change
-            if not self.pace.bursts:
-                gc.collect()
+        if not self._collects():
+            self.idle.begin()
+
+    def _collects(self) -> bool:
+        """Collects garbage unless a burst is open, or the last collection was long and not long ago: it looks at every
+        object of every model, and holds all clients up. Returns False if another one is due later.
+        """
+        if self.pace.bursts:
+            return True
+        begin = time.monotonic()
+        if begin < self._collect_from:
+            return False
+        gc.collect()
+        now = time.monotonic()
+        self._collect_from = now + _COLLECTING * (now - begin)
+        return True
 
     def traces_of(self, uid: int | None) -> list[Memory]:
         """The traces of one account's bursts, or of all."""

@@ -172,6 +172,25 @@ def test_equal_models_that_come_at_once_are_one(threads):
     assert len(store) <= 1
 
 
+def test_bursts_that_come_and_go_do_not_collect_all_the_time(engine, monkeypatch):
+    """Beside many models a collection takes long: what one client's bursts leave is collected later, when all rest."""
+    collections = []
+
+    def collect():
+        collections.append(None)
+        threading.Event().wait(0.05)
+
+    monkeypatch.setattr("driver.engine.process.gc.collect", collect)
+    for _ in range(1000):
+        engine.count_burst(1)
+        engine.count_burst(-1)
+    assert len(collections) == 1
+    end = time.monotonic() + PATIENCE
+    while len(collections) < 2 and time.monotonic() < end:
+        assert engine.rest()
+    assert len(collections) == 2
+
+
 def test_cache_files_are_read_one_set_at_a_time(engine, threads):
     """What is read is not charged yet: an account that restores from many connections has one model of it in memory."""
     reading, most, may_end, begun = [], [], threading.Event(), threading.Event()
