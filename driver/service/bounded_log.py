@@ -102,12 +102,12 @@ class LogFile:
         os.write(self._fd, b"(what was before was cut off)\n" + tail.partition(b"\n")[2])
 
 
-class _Source:
-    """A pipe from which the service copies lines."""
+class LogPipe:
+    """A pipe from which lines are copied, within an allowance."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, allowance: Allowance) -> None:
         self.readable, self.writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self.allowance = Allowance(name)
+        self.allowance = allowance
         self._rest, self.is_open = b"", True
 
     def lines(self) -> Iterator[bytes]:
@@ -123,6 +123,29 @@ class _Source:
             yield self._rest + b"\n"
             self._rest = b""
 
+    def copy_to(self, log: LogFile) -> bool:
+        """Whether there was anything."""
+        lines = list(self.lines())
+        if admitted := [line for line in lines if self.allowance.takes(len(line))]:
+            log.write(b"".join(admitted))
+        if not self.is_open:
+            log.write(self.allowance.told())
+        return bool(lines)
+
+    def redirect(self) -> None:
+        """All that this process writes goes through it from now on."""
+        for fd in (_STDOUT, _STDERR):
+            os.dup2(self.writable, fd)
+
+    def finish(self, log: LogFile) -> None:
+        """Copies what is left, when the process that wrote has ended, and closes the pipe."""
+        for _ in range(_LAST):
+            if not self.copy_to(log):
+                break
+        log.write(self.allowance.told())
+        self.is_open = False
+        os.close(self.readable)
+
 
 class EngineLog:
     """The engine's stderr and log records, copied by a thread of the service."""
@@ -130,14 +153,13 @@ class EngineLog:
     def __init__(self, log: LogFile) -> None:
         """Before the engine is forked."""
         self._log, self._told_at = log, time.monotonic()
-        self._libraries, self._records = _Source("the engine's libraries"), _Source("the engine's log")
+        self._libraries, self._records = (LogPipe(Allowance(f"the engine's {name}")) for name in ("libraries", "log"))
         self._open = {source.readable: source for source in (self._libraries, self._records)}
         self._end, self._thread = os.eventfd(0, os.EFD_CLOEXEC), threading.Thread(target=self._copy, daemon=True)
 
     def redirect(self) -> None:
         """In the engine: from now on all that it writes goes through the pipes."""
-        for fd in (_STDOUT, _STDERR):
-            os.dup2(self._libraries.writable, fd)
+        self._libraries.redirect()
         for unused in (self._libraries.writable, self._end, *self._open):
             os.close(unused)
         records = self._records.writable
@@ -160,7 +182,7 @@ class EngineLog:
             self._thread.join(_TELL)
         for source in self._open.values():
             for _ in range(_LAST):
-                if not self._copy_some(source):
+                if not source.copy_to(self._log):
                     break
             self._log.write(source.allowance.told())
 
@@ -174,7 +196,7 @@ class EngineLog:
             if self._end in ready:
                 return
             for source in [self._open[fd] for fd in ready]:
-                self._copy_some(source)
+                source.copy_to(self._log)
                 if not source.is_open:
                     poll.unregister(source.readable)
                     del self._open[source.readable]
@@ -182,12 +204,3 @@ class EngineLog:
                 for source in self._open.values():
                     self._log.write(source.allowance.told())
                 self._told_at = time.monotonic()
-
-    def _copy_some(self, source: _Source) -> bool:
-        """Whether there was anything."""
-        lines = list(source.lines())
-        if admitted := [line for line in lines if source.allowance.takes(len(line))]:
-            self._log.write(b"".join(admitted))
-        if not source.is_open:
-            self._log.write(source.allowance.told())
-        return bool(lines)

@@ -33,6 +33,7 @@ from burst.channel import Channel, Message, close_all, pack
 from burst.exhaustion import exhausted
 from driver.engine.limits import limits
 from driver.protocol.census import Census
+from driver.service.bounded_log import Allowance, LogFile, LogPipe
 from driver.service.cell import PAGE, Cell
 from driver.service.fork_server import close_all_but, end_with_parent
 from driver.service.last_descriptor import LastDescriptor
@@ -57,8 +58,8 @@ _TICK = 0.05  # seconds between two looks at what is due
 class CellProcess:
     """A cell, as the broker sees it."""
 
-    def __init__(self, uid: int, pid: int, channel: Channel) -> None:
-        self.uid, self.pid, self.channel = uid, pid, channel
+    def __init__(self, uid: int, pid: int, channel: Channel, log: LogPipe) -> None:
+        self.uid, self.pid, self.channel, self.log = uid, pid, channel, log
         self.pidfd = os.pidfd_open(pid)
         self.sent = self.gone = 0  #: clients that were handed over, and those of them that have left
         self.is_ending = False  #: it takes no clients any more
@@ -101,8 +102,9 @@ class CellCounts:
 class Account:
     """An account that has a cell, or clients that wait for one."""
 
-    def __init__(self) -> None:
+    def __init__(self, uid: int) -> None:
         self.cell: CellProcess | None = None
+        self.allowance = Allowance(f"the log of uid {uid}")  # of all its cells, however often one begins
         self.waiting: list[Channel] = []  #: for the next cell, while the last one ends
         self.ends: deque[float] = deque(maxlen=_FREELY)
 
@@ -138,14 +140,16 @@ class Broker:
         stop: int,
         become: Callable[[Cell, int], NoReturn],
         home_fds: list[int],
+        log: LogFile,
     ) -> None:
         """`stop`: a descriptor; the device ends when it becomes readable. `become`: in a new process, serves an
-        account. `home_fds`: what the cell of the device's own account needs beside.
+        account. `home_fds`: what the cell of the device's own account needs beside. `log`: where all cells write.
         """
         self._listener, self._place, self._stop = listener, place, stop
         self._become, self._home_fds, self._home = become, home_fds, os.getuid()
         self._limits = limits()
         self._accounts: dict[int, Account] = {}
+        self._log = log
         self._counts, self._last = CellCounts(), LastDescriptor()
         self._is_open = False  #: the device has passed its self test
         self._poll = select.poll()
@@ -157,7 +161,7 @@ class Broker:
         """Serves until it is stopped, or until the device fails its self test."""
         self._watch(self._stop, self._end)
         gc.freeze()
-        self._begin(self._home, self._accounts.setdefault(self._home, Account()))
+        self._begin(self._home, self._accounts.setdefault(self._home, Account(self._home)))
         while True:
             due = [self._handlers.get(fd) for fd, _ in self._poll.poll(self._patience())]
             for handler in (*due, self._do_what_is_due):
@@ -204,7 +208,7 @@ class Broker:
             self._limits.check("device_accounts", served, "wait until the clients of another account have left")
 
     def _hand_over(self, client: Channel, uid: int) -> None:
-        account = self._accounts.setdefault(uid, Account())
+        account = self._accounts.setdefault(uid, Account(uid))
         if account.may_begin:
             try:
                 self._begin(uid, account)
@@ -251,32 +255,48 @@ class Broker:
     def _begin(self, uid: int, account: Account) -> None:
         """Forks the cell of an account, and hands over the clients that wait for it. Raises OSError."""
         account.note_end()  # unless all goes well
-        account.cell = cell = self._forked(uid)
+        log = LogPipe(account.allowance)
+        try:
+            account.cell = cell = self._forked(uid, log)
+        except OSError:
+            os.close(log.readable)
+            raise
+        finally:
+            os.close(log.writable)
         account.ends.pop()
         self._watch(cell.channel.fileno(), partial(self._read, cell))
         self._watch(cell.pidfd, partial(self._bury, cell))
+        self._watch(cell.log.readable, partial(self._copy_log, cell))
         self._count(+1)
         waiting, account.waiting = account.waiting, []
         for client in waiting:
             self._hand_over(client, uid)
 
-    def _forked(self, uid: int) -> CellProcess:
+    def _copy_log(self, cell: CellProcess) -> None:
+        if cell.log.is_open:  # and was not closed by an event just before
+            cell.log.copy_to(self._log)
+        if not cell.log.is_open:
+            self._unwatch(cell.log.readable)
+
+    def _forked(self, uid: int, log: LogPipe) -> CellProcess:
         (near, far), broker = Channel.pair(), os.getpid()
         with warnings.catch_warnings(), far:
             warnings.simplefilter("ignore", DeprecationWarning)  # numpy's threads survive forks
             pid = os.fork()
             if not pid:
-                self._become_cell(uid, far, broker)
+                self._become_cell(uid, far, broker, log)
         try:
-            return CellProcess(uid, pid, near)
+            return CellProcess(uid, pid, near, log)
         except OSError:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             near.close()
             raise
 
-    def _become_cell(self, uid: int, channel: Channel, broker: int) -> NoReturn:
+    def _become_cell(self, uid: int, channel: Channel, broker: int, log: LogPipe) -> NoReturn:
         try:
+            if uid != self._home:  # whose stdout tells that the device is ready
+                log.redirect()
             end_with_parent()
             if os.getppid() != broker:
                 os._exit(1)
@@ -358,6 +378,8 @@ class Broker:
         self._let_go(cell)
         self._unwatch(cell.pidfd)
         os.close(cell.pidfd)
+        self._unwatch(cell.log.readable)
+        cell.log.finish(self._log)
         account = self._accounts[cell.uid]
         account.cell = None
         self._count(+1)

@@ -142,7 +142,8 @@ def broke(
     monitored: Callable[[Service], bool],
 ) -> NoReturn:
     """Becomes the broker of a device that has an engine for each account."""
-    logging.basicConfig(level=logging.INFO, handlers=[BoundedHandler(LogFile(place.log).write, "the broker's log")])
+    log = LogFile(place.log)
+    logging.basicConfig(level=logging.INFO, handlers=[BoundedHandler(log.write, "the broker's log")])
     kind = device_class(name)
     sandbox.enter_files(kind, kept_files(place, kind) | SCORES)  # see `settle`; cells give up more
     needs = kind.needs if kind.asked_apart else kind().needs  # what it has loaded, all cells share
@@ -161,7 +162,7 @@ def broke(
         run(name, cell, place, ServiceOptions(linger, any_uid=True, stop=stop, on_start=on_start, account=uid))
 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
-    broker = Broker(listener, place, stop, become, [metrics_fd] if metrics_fd >= 0 else [])
+    broker = Broker(listener, place, stop, become, [metrics_fd] if metrics_fd >= 0 else [], log)
     sandbox.enter(needs.system_calls)
     broker.run()
 

@@ -2,15 +2,17 @@
 
 import logging
 import os
+import re
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import driver
 from driver.service import bounded_log
-from driver.service.bounded_log import ALLOWANCE, Allowance, BoundedHandler, EngineLog, LogFile
+from driver.service.bounded_log import ALLOWANCE, Allowance, BoundedHandler, EngineLog, LogFile, LogPipe
 
 X, FAR = np.ones((8, 4), np.float32), np.array([99, 100, -500], np.int32)
 
@@ -129,3 +131,23 @@ def test_last_words_are_kept(log):
     lines = path.read_text().splitlines()
     assert {"terminate called", "without an end"} <= set(lines)
     assert any(line.endswith("a record") for line in lines)
+
+
+def test_an_account_has_one_allowance_for_all_of_its_cells():
+    """What each of them writes counts against it: an account gets no new one by ending its cell. What was left out is
+    told when a cell has ended.
+    """
+    log, allowance = os.memfd_create("log"), Allowance("the log of uid 7")
+    for _ in range(3):
+        pipe = LogPipe(allowance)
+        while True:
+            try:
+                os.write(pipe.writable, b"x" * 99 + b"\n")
+            except BlockingIOError:
+                break
+        os.close(pipe.writable)
+        pipe.finish(LogFile(Path("/"), log))
+    written = os.pread(log, 1 << 20, 0)
+    assert ALLOWANCE < len(written) + 100 < ALLOWANCE + 1000
+    assert re.findall(rb"of the log of uid 7 were left out", written)
+    os.close(log)

@@ -165,6 +165,10 @@ def test_model_files_run_in_the_engine_of_their_account(accounts, process):
         assert accounts[0].do(bad.format("0 * ONE")) is None
         assert accounts[0].do(PIDS) == before
         assert broker.poll() is None
+        log = (Path(address).parents[1] / "log").read_text()
+        assert f"the cell of uid {OTHER} has ended" in log
+        assert "the engine ended" in log  # as the cell says through the broker
+        assert os.readlink(f"/proc/{before[0]}/fd/2").startswith("pipe:")
         assert [client.do("device.close()") for client in accounts[:2]] == [None, None]
 
 
