@@ -191,5 +191,5 @@ def neighbourhood(device: str = "reference", limits: str = LIMITS) -> Iterator[N
         assert process.stdout
         said = process.stdout.readline().decode()
         assert said.startswith(f"{device} is served at "), (folder / "log").read_text()
-        found = Neighbourhood(folder, f"{folder}/run/{device}.sock", process, metrics)
+        found = Neighbourhood(folder, said.split()[-1], process, metrics)
         yield found

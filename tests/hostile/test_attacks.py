@@ -14,25 +14,29 @@ from driver.protocol.model_codec import decode_valid, sealed
 
 FINDINGS = ("C1", "C2a", "C2b", "C2c", "H1", "H2", "H3", "H4", "H5", "H6", "H7", "M2", "M3", "M4")
 """Of the review, where an account attacks a served device: M1, L1 and L2 are about what a first client passes on."""
-OFTEN = ("truncated_queues", "sparse_pools", "descriptors_on_their_way", "silent_pools", "lingering_contexts", "noise")
+OFTEN = {
+    *(("engines", name) for name in ("truncated_queues", "sparse_pools", "descriptors_on_their_way", "silent_pools")),
+    *(("one engine", name) for name in ("lingering_contexts", "many_pools", "noise")),
+}
 
 
 class Served:
     """A device that is served to a group; another one in its place when an attack has harmed it."""
 
     def __init__(self, stack):
-        self._stack, self._hood = stack, None
+        self._stack, self._hood, self._device = stack, None, ""
 
-    def whole(self):
+    def whole(self, device):
         """One that works."""
-        if self._hood is None:
-            self._hood = self._stack.enter_context(neighbourhood())
+        if self._device != device:
+            self.drop()
+            self._hood, self._device = self._stack.enter_context(neighbourhood(device)), device
         return self._hood
 
     def drop(self):
         """It is harmed."""
         self._stack.close()
-        self._hood = None
+        self._hood, self._device = None, ""
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +60,20 @@ def test_models_that_take_long_are_valid():
     assert [operation.type for operation in model.main.operations] == ["ADD"] * 3
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.stress) for name in ATTACKS]
-)
-def test_a_neighbour_notices_nothing(served, name, tally):
+DEVICES = {"engines": "reference", "one engine": "burst_test_devices.single:Accelerator"}
+CASES = [
+    pytest.param(device, name, id=f"{kind}-{name}", marks=() if (kind, name) in OFTEN else pytest.mark.stress)
+    for kind, device in DEVICES.items()
+    for name in ATTACKS
+]
+
+
+@pytest.mark.parametrize(("device", "name"), CASES)
+def test_a_neighbour_notices_nothing(served, device, name, tally):
     """While the attack goes on, a tenant connects, prepares and executes in every way; the processes are the same
-    afterwards, and what the attacker held is free again.
+    afterwards, and what the attacker held is free again: where each account has an engine, and where all have one.
     """
-    hood = served.whole()
+    hood = served.whole(device)
     with hood.tenant() as tenant:
         try:
             outcome = trial(hood, tenant, name)
