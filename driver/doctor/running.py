@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burst import BurstError
+from driver.client import served
+from driver.client.cells import cells_of
 from driver.client.connection import Connection
 from driver.client.discovery import Place, find, runtime_dir
 from driver.client.hardening import confinement
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from driver.watching import AccountFigures
 
 _NEARLY = 0.8  # of a limit
+SERVED = Path("/run/burst")
+"""Where `burst serve` puts its sockets by default."""
+
 _WITHIN = 2.0  # seconds for an answer
 _SHARE = "its clients are held to that; such a device is started for programs with the same limits alone"
 _END = "the first client's: when that ends (as a systemd service that stops) or has no memory left, the device ends"
@@ -44,6 +50,21 @@ def devices() -> Iterator[Finding]:
                 yield _held(path.stem, list(accounts_of(connection.call)))
         except (BurstError, DriverError) as error:
             yield Finding(f"{path.stem}, running", "warning", f"does not answer: {error}", "it may hang", "kill it")
+    yield from _served()
+
+
+def _served() -> Iterator[Finding]:
+    """What each device that is served on this machine has given up, and what it holds: of the engines that we see."""
+    for path in sorted(SERVED.glob("*.sock")):
+        with (
+            suppress(BurstError, DriverError),  # it may not be for this account
+            served.connect(str(path)) as channel,
+            cells_of(Connection(channel, timeout=_WITHIN), _WITHIN) as cells,
+        ):
+            for uid, connection in cells.connected:
+                name = str(path) if uid is None else f"{path}, uid {uid}"
+                yield _confined(name, connection)
+                yield _held(name, list(accounts_of(connection.call)))
 
 
 def _kept(name: str, pid: int) -> Finding:

@@ -12,6 +12,7 @@ from worded_files import FILER
 
 import driver
 from burst import ResourceExhaustedTransient
+from driver.doctor import running
 from driver.service.cell import nice_of
 from driver.watching import Watcher
 
@@ -198,6 +199,14 @@ def test_figures_are_of_all_accounts(accounts, process, kit):
         for name in ("burst_executions_total", "burst_cpu_seconds_total", "burst_preparations_total"):
             for line in (line for line in during if line.startswith(name)):
                 assert after[line] >= during[line], line
+
+
+def test_doctor_examines_the_engine_of_each_account(members, broker, monkeypatch):
+    """`burst doctor` of root says of each engine of a served device what it has given up, and what it holds."""
+    monkeypatch.setattr(running, "SERVED", Path(broker[0]).parent)
+    found = [finding.subject for finding in running.devices() if broker[0] in finding.subject]
+    for uid in (SERVER, FRIEND, OTHER):
+        assert len([subject for subject in found if f"uid {uid}, " in subject]) == 2
 
 
 def scraped(path):
