@@ -31,7 +31,8 @@ def test_lists_without_starting(command, shared):
     assert set(found) >= {"litert", "onnxruntime", "reference"}
     assert found["litert"]["cache_files"] == {"model": 2, "data": 0}
     assert {device["feature_level"] for device in found.values()} == {30}
-    assert found["reference"]["needs"] == {"read_paths": [], "write_paths": [], "system_calls": []}
+    none = {"read_paths": [], "write_paths": [], "system_calls": [], "one_engine": None}
+    assert found["reference"]["needs"] == none
     assert "/proc/cpuinfo" in found["litert"]["needs"]["read_paths"]
     with driver.connect("reference"):
         found = {device["name"]: device for device in command("devices", "--json").json()}
