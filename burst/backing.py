@@ -10,22 +10,23 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from enum import IntEnum
-from pathlib import Path
 
 from fmq._core import lib
 
 _BLOCK = 512  # bytes, the unit of st_blocks on every file system
-_DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "overlay"})
 
 
 class Backing(IntEnum):
-    """MEMORY: a memfd, or a file of tmpfs. FILE: a regular file of any other file system."""
+    """MEMORY: a memfd, or a file of tmpfs. DISK: a file of a file system on a block device of this machine. FILE: a
+    file of any other one, which another process or machine may serve.
+    """
 
     OTHER = lib.FMQ_OTHER
     MEMORY = lib.FMQ_MEMORY
     HUGE_PAGES = lib.FMQ_HUGE_PAGES
     DMA_BUF = lib.FMQ_DMA_BUF
     FILE = lib.FMQ_FILE
+    DISK = lib.FMQ_DISK
 
 
 _BACKINGS = {int(backing): backing for backing in Backing}  # quicker than the constructor
@@ -36,24 +37,9 @@ def backing_of(fd: int) -> Backing:
     return _BACKINGS.get(lib.fmq_backing(fd), Backing.OTHER)
 
 
-def is_on_disk(fd: int) -> bool:
-    """Whether the file lies on a disk of this machine: not behind FUSE or a network, and not in a mount of its own.
-
-    Only tables of the kernel's are read, so a file system that does not answer keeps nobody waiting.
-    """
-    with suppress(OSError, StopIteration, ValueError):
-        info = Path(f"/proc/self/fdinfo/{fd}").read_text()
-        mount = next(row.split()[1] for row in info.splitlines() if row.startswith("mnt_id:"))
-        rows = (row.split() for row in Path("/proc/self/mountinfo").read_text().splitlines())
-        fields = next(row for row in rows if row[0] == mount)
-        return fields[fields.index("-") + 1] in _DISKS
-    return False
-
-
 def is_at_hand(fd: int) -> bool:
     """Whether memory or a file on a disk of this machine is behind it: what a kernel reads and writes by itself."""
-    backing = backing_of(fd)
-    return backing is Backing.MEMORY or (backing is Backing.FILE and is_on_disk(fd))
+    return backing_of(fd) in {Backing.MEMORY, Backing.DISK}
 
 
 def has_holes(fd: int) -> bool:

@@ -279,7 +279,7 @@ class MappedFd(Memory):
 
     def __init__(self, fd: int, nbytes: int, protection: int, offset: int) -> None:
         """Owns `fd`, which was checked."""
-        self.is_file = backing_of(fd) is Backing.FILE
+        self.is_file = backing_of(fd) in {Backing.FILE, Backing.DISK}
         super().__init__(fd, nbytes, writable=protection == _READ_WRITE, offset=offset)
         self.protection, self.offset = protection, offset
         self.needs_sync = self.writable and self.is_file

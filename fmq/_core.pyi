@@ -24,6 +24,7 @@ class _Lib:
     FMQ_HUGE_PAGES: Final = 2
     FMQ_DMA_BUF: Final = 3
     FMQ_FILE: Final = 4
+    FMQ_DISK: Final = 5
 
     def fmq_now(self) -> int: ...
     def fmq_backing(self, fd: int, /) -> int: ...

@@ -44,7 +44,7 @@ uint64_t fmq_now(void);
 
 /* memory: what lies behind a descriptor. fmq_backing never waits for a file system. The others map all of fd's first `bytes`,
  * shared; -EOPNOTSUPP: huge pages */
-enum { FMQ_OTHER = 0, FMQ_MEMORY = 1, FMQ_HUGE_PAGES = 2, FMQ_DMA_BUF = 3, FMQ_FILE = 4 };
+enum { FMQ_OTHER = 0, FMQ_MEMORY = 1, FMQ_HUGE_PAGES = 2, FMQ_DMA_BUF = 3, FMQ_FILE = 4, FMQ_DISK = 5 };
 int fmq_backing(int fd);
 int fmq_map(int fd, uint64_t bytes, int writable, void **base);
 int fmq_map_at(int fd, uint64_t bytes, uint64_t offset, int writable, void **base); /* from `offset` on, a multiple of pages */

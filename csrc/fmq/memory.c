@@ -157,7 +157,7 @@ int fmq_backing(int fd) {
     struct statx found;
     if (fcntl(fd, F_GET_SEALS) >= 0) return file_system(fd) == HUGE_PAGES ? FMQ_HUGE_PAGES : FMQ_MEMORY;
     if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &found)) return -errno;
-    if (S_ISREG(found.stx_mode)) return FMQ_FILE;
+    if (S_ISREG(found.stx_mode)) return found.stx_dev_major ? FMQ_DISK : FMQ_FILE; /* only root mounts a block device */
     if (found.stx_mode & S_IFMT) return FMQ_OTHER; /* a device, a pipe, a socket, a folder */
     return file_system(fd) == DMA_BUFS ? FMQ_DMA_BUF : FMQ_OTHER;
 }

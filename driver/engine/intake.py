@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import finalize
 
 from burst import GeneralFailure, InvalidArgument, Memory, ResourceExhaustedTransient
-from burst.backing import Backing, backing_of, has_holes, is_on_disk
+from burst.backing import Backing, backing_of, has_holes
 from burst.channel import close_all
 from burst.memory import MappedFd
 from burst.serving_thread import ServingThread
@@ -67,7 +67,7 @@ class MemoryIntake:
             except BaseException:
                 close_all([fd])
                 raise
-            if backing is Backing.FILE:
+            if backing is Backing.DISK:
                 return self._copied(plain[1:], fd)
         claims: list[Claim] = []
         try:
@@ -76,7 +76,7 @@ class MemoryIntake:
             for claim in claims:  # here, because the error's traceback keeps them
                 claim.give_back()
             raise
-        memory.is_file = backing is Backing.FILE
+        memory.is_file = backing in {Backing.FILE, Backing.DISK}
         return _holding(memory, claims[0])
 
     def _check(self, plain: Any, fd: int, backing: Backing) -> None:
@@ -90,7 +90,7 @@ class MemoryIntake:
                         "the memory has holes: a device of another account takes memory with all its pages; write to "
                         "each page, or call posix_fallocate, before you hand it over"
                     )
-            case (Backing.FILE, [MappedFd.kind, _, mmap.PROT_READ, _]) if is_on_disk(fd):
+            case (Backing.DISK, [MappedFd.kind, _, mmap.PROT_READ, _]):
                 return
             case _:
                 raise InvalidArgument(

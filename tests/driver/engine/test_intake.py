@@ -232,7 +232,7 @@ class TestClaims:
 
 def test_a_file_that_is_read_too_slowly(silent, monkeypatch, kit):
     """The client gets an error after its time, and so does its next file; when the file answers, all is free again."""
-    monkeypatch.setattr(intake, "is_on_disk", lambda _: True)  # as a disk that hangs
+    monkeypatch.setattr(intake, "backing_of", lambda _: intake.Backing.DISK)  # as a disk that hangs
     door, plain, before = Door(is_stranger=True, patience=0.2), ["mmap_fd", PAGE, mmap.PROT_READ, 0], open_files()
     with pytest.raises(GeneralFailure, match=r"was not read within 0\.2 s \(file_seconds\)"):
         door.take(plain, os.open(silent, os.O_RDONLY))

@@ -1,6 +1,7 @@
 """`burst serve`: a device under an account of its own, and clients of other accounts."""
 
 import contextlib
+import mmap
 import os
 import pickle
 import signal
@@ -414,6 +415,19 @@ def test_one_account_takes_all_the_life_words_that_it_may(accounts):
         assert other.do("out = prepared.run(X)[0].tolist()") == [[2.0] * 4]
         assert other.do("burst = prepared.burst(); out = burst.run(X).outputs[0].tolist()") == [[2.0] * 4]
         assert friend.do("[os.close(fd) for fds in held for fd in fds]; [device.close() for device in devices]") is None
+
+
+def test_a_file_of_another_account_is_read(members, for_group, kit, tmp_path):
+    """A file on a disk is an input for another account's device, whatever confines that; it is copied."""
+    (tmp_path / "file").write_bytes(X.tobytes())
+    with driver.connect(for_group) as device, device.prepare(kit.add_model()) as prepared, prepared.burst() as burst:
+        with open(tmp_path / "file", "rb") as file:
+            pools = driver.Memory.from_fd(file.fileno(), 16, mmap.PROT_READ), driver.Memory.create(16)
+        request = Request((RequestArgument(length=16),), (RequestArgument(pool=1, length=16),), pools)
+        for execute in (burst.execute, prepared.execute):
+            execute(request).raise_for_status()
+            assert pools[1].asarray(X.dtype).tolist() == [2] * 4
+            pools[1].asarray()[:] = 0
 
 
 def test_notes_are_of_the_own_account(members, for_group):
