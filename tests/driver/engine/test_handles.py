@@ -275,7 +275,7 @@ class TestCharge:
         assert kept[0][0] is kept[1][0]
         nbytes = NBYTES + own_bytes(product(pool))
         assert [quota.held for quota in clients] == [nbytes] * 3
-        assert [row.held["bytes"] for row in ledger.rows()] == [nbytes] * 2
+        assert [row.held["bytes"] for row in ledger.rows()] == [nbytes] * 3  # of the account and its applications
         assert ledger.held["bytes"] == nbytes
         kept.clear()
         assert [quota.held for quota in clients] == [0, 0, 0]
@@ -286,18 +286,19 @@ class TestCharge:
         """Too large for the limit: for ever, and `supported_operations` says so, too. Too large for what is left: until
         a model is closed.
         """
-        path = configure(client_bytes=2 * NBYTES)
-        large = np.concatenate([weights(n) for n in range(3)])
+        most, rows = 32 * NBYTES, 16 * SIDE  # more than what the engine keeps for a connection and a model
+        one, other, large = (np.concatenate([weights(n)] * count) for n, count in ((1, 16), (2, 16), (3, 48)))
+        path = configure(client_bytes=most)
         with driver.connect() as device:
-            model = gathered(make(large), 3 * SIDE)
+            model = gathered(make(large), 3 * rows)
             for ask in (device.supported_operations, device.prepare):
-                with pytest.raises(ResourceExhaustedPersistent, match=f"client_bytes = {2 * NBYTES}.*{path}"):
+                with pytest.raises(ResourceExhaustedPersistent, match=f"client_bytes = {most}.*{path}"):
                     ask(model)
-            first = device.prepare(gathered(make(weights(1)), SIDE))
+            first = device.prepare(gathered(make(one), rows))
             with pytest.raises(ResourceExhaustedTransient, match="client_bytes"):
-                device.prepare(gathered(make(weights(2)), SIDE))
+                device.prepare(gathered(make(other), rows))
             first.close()
-            assert device.prepare(gathered(make(weights(2)), SIDE))
+            assert device.prepare(gathered(make(other), rows))
 
 
 def gathered(source, rows):
