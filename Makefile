@@ -26,7 +26,7 @@ check: $(VENV)/check
 	$(BIN)/python -m mypy.stubtest fmq._core fmq._hot burst._core
 	$(BIN)/lint-imports
 
-# A sample of every long test, within 75 minutes on two cores; ends with a table of what was done. BURST_STRESS=1 is the full length.
+# A tenth of every long test, sized for 75 minutes on two cores; ends with a table of what was done. BURST_STRESS=1 is the full length.
 stress: export BURST_STRESS ?= 0.1
 stress: $(VENV)/test fuzzers
 	$(BIN)/python -m pytest -m stress -s -o faulthandler_timeout=3600
