@@ -91,7 +91,8 @@ class OrtGraph(LoweringGraph):
         super().__init__(subgraph, tensors)
         self.referenced, self._is_draft = referenced, is_draft
         self._forms: dict[int, dict[OrtForm, str]] = {}
-        self._root = self
+        # None: this one, without a cycle: an engine collects no garbage while a burst lives.
+        self._root: OrtGraph | None = None
         self._constants = self.writer = OrtWriter()
         self.work = 0  #: products that an execution adds up
         self.loops = 0  #: in all its subgraphs
@@ -99,13 +100,17 @@ class OrtGraph(LoweringGraph):
     def within(self, subgraph: Subgraph, tensors: dict[int, Tensor | None], *, apart: bool) -> OrtGraph:
         """A graph that sees the tensors of this one; `apart`: it is written by itself, else in this one."""
         inner = OrtGraph(subgraph, tensors, self.referenced, is_draft=self._is_draft)
-        inner._root, inner._constants = self._root, self._constants
+        inner._root, inner._constants = self._outermost, self._constants
         inner.writer = OrtWriter(self.writer.names) if apart else self.writer
         return inner
 
     def count_loop(self) -> None:
         """Counts a WHILE."""
-        self._root.loops += 1
+        self._outermost.loops += 1
+
+    @property
+    def _outermost(self) -> OrtGraph:
+        return self if self._root is None else self._root
 
     def forms(self, index: int) -> dict[OrtForm, str]:
         """The forms in which an operand exists."""
