@@ -6,6 +6,7 @@ threads have low priority, so that they take no processor from a listener: Linux
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from concurrent.futures import wait
@@ -36,6 +37,7 @@ NOT_YOURS = (
     "this device serves several accounts, and runs model files for its own account alone: a file that crashes its "
     'runtime, or takes it over, would do so to the others; load it with form="operations", or use a device of your own'
 )
+_LARGE = 1 << 20  # bytes of a model whose memory is looked after
 _THREADS = 8  # accounts whose models are validated at once
 
 
@@ -99,7 +101,7 @@ class Validator:
         try:
             if found := passed(deadline):
                 found.raise_for_status()
-            future = self._threads.submit(uid, partial(self._explained, uid, fds, where, budget))
+            future = self._threads.submit(uid, partial(self._explained_and_gone, uid, fds, where, budget))
         except BaseException:
             close_all(fds)
             raise
@@ -113,12 +115,25 @@ class Validator:
             close_all(fds)
         raise overdue("queued" if was_queued else "preparing", deadline or 0)
 
-    def _explained(self, uid: int, fds: list[int], where: object, budget: ValidationBudget) -> Explained:
+    def _explained_and_gone(self, uid: int, fds: list[int], where: object, budget: ValidationBudget) -> Explained:
+        """Nothing of a large model is kept: a device may leave it in a reference cycle when it explains it."""
+        sizes = list[int]()
+        try:
+            return self._explained(uid, fds, where, budget, sizes)
+        finally:
+            if sum(sizes) >= _LARGE:
+                gc.collect()
+
+    def _explained(
+        self, uid: int, fds: list[int], where: object, budget: ValidationBudget, sizes: list[int]
+    ) -> Explained:
+        """`sizes`: gets the bytes of the model."""
         own: list[int] = []
         budget.begin()
         try:
             own += [os.dup(fd) for fd in fds] if self._asker else []
             memory = sealed(fds, where)
+            sizes.append(memory.nbytes)
             self._limits.check_size("client_bytes", sum(memory.occupied.values()), "prepare a smaller model")
             model, extensions = decode_valid(memory, where, budget), self._extensions(uid)
             if is_file(model) and FILE.name not in extensions:
