@@ -21,6 +21,7 @@ import pytest
 import driver
 from driver.client import discovery
 from driver.doctor import machine
+from driver.service.arrivals import ListeningSocket
 
 CONNECT = "import driver\nwith driver.connect() as d: print(d.service_pid, d.engine_pid)"
 
@@ -106,27 +107,24 @@ def test_comes_while_it_retires(place, kit):
 
 
 def test_retirement_looks_once_more(place):
-    """A service does not retire while somebody waits in its backlog, or is starting a service."""
-    from driver.devices.reference import ReferenceDevice
-    from driver.service.file_gate import FileGate
-    from driver.service.process import Service
-
+    """A service does not retire while a client waits in its backlog, or is starting a service."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    path = place.path / "x.sock"
+    path, finished = place.path / "x.sock", []
     listener.bind(str(path))
     listener.listen()
-    service = Service.__new__(Service)
-    service._listener, service._place = listener, discovery.Place(place.path, "x")
-    service.files = FileGate(ReferenceDevice(), "x")
+    here = discovery.Place(place.path, "x")
+    arrivals = ListeningSocket(listener, here)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
         client.connect(str(path))
-        assert not service._retire()
+        assert not arrivals.retire(lambda: finished.append(1))
         listener.accept()[0].close()
-    with service._place.locked():
-        assert not service._retire()
+    with here.locked():
+        assert not arrivals.retire(lambda: finished.append(1))
     assert path.exists()
-    assert service._retire()
+    assert not finished
+    assert arrivals.retire(lambda: finished.append(1))
     assert not path.exists()
+    assert finished
 
 
 def test_a_successors_socket_stays(place):

@@ -93,6 +93,8 @@ class TestWaiting:
             request, _ = kit.request([np.zeros((1, 4), np.float32)], ROW)
             assert prepared.execute_async(request).result(kit.patience).status == 0
             os.kill(device.engine_pid, signal.SIGSTOP)
+            states = [path / "stat" for path in Path(f"/proc/{device.engine_pid}/task").iterdir()]
+            kit.until(lambda: {path.read_text().rpartition(") ")[2][0] for path in states} == {"T"})
             try:
                 result = prepared.execute_async(request, deadline=time.monotonic() + 0.3).result(kit.patience)
             finally:

@@ -150,7 +150,7 @@ def test_no_descriptor_is_left(kit):
         [sys.executable, "-c", _RUN_OUT], capture_output=True, text=True, check=True, timeout=kit.patience
     ).stdout.splitlines()
     assert words[0].startswith("ResourceExhaustedTransient: nbytes=4096: Too many open files; all 40 descriptors")
-    assert words[1].startswith("Malformed: descriptors that came with a message are lost: all 40 descriptors")
+    assert words[1].startswith("DescriptorsLost: descriptors that came with a message are lost: all 40 descriptors")
     assert all("ulimit -n" in line for line in words)
 
 
