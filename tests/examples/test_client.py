@@ -124,7 +124,9 @@ def test_the_newest_version_is_taken(client, device):
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["ended", "killed"])
 def test_clients_leave_nothing_behind(client, start, device, is_killed):
-    """After ten that ended or were killed, the engine holds no more descriptors, threads and mappings."""
+    """After ten that ended or were killed, the engine holds no more descriptors, threads and mappings, but for the
+    threads that serve all clients: these begin when one first needs them.
+    """
     engine = Path(f"/proc/{device['engine'].pid}")
 
     def held():
@@ -132,10 +134,11 @@ def test_clients_leave_nothing_behind(client, start, device, is_killed):
         return len(os.listdir(engine / "fd")), len(os.listdir(engine / "task")), maps
 
     def is_no_more():
-        return all(now <= then for now, then in zip(held(), before, strict=True))
+        return all(now <= then for now, then in zip(held(), most, strict=True))
 
     run(client, 10)
-    before = held()  # with what the first has not let go of yet, perhaps: less than ten would leave
+    fds, tasks, maps = held()  # with what the first has not let go of yet, perhaps: less than ten would leave
+    most = fds, tasks + 3, maps
     for _ in range(10):
         if is_killed:
             victim = start(MANY)
