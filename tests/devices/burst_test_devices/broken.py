@@ -21,6 +21,7 @@ from driver.devices.reference import ReferenceDevice
 from driver.interface import BoundExecution, PreparedModel
 from driver.nn import OPERATIONS, Interpreter
 from driver.nn import Bound as NumpyBound
+from driver.protocol.model_codec import decode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -167,8 +168,8 @@ class Credulous(ReferenceDevice):
     """Takes every model for valid."""
 
     def __init__(self) -> None:
-        if service := sys.modules.get("driver.service.process"):
-            service.validate = lambda _: None  # type: ignore[attr-defined]
+        if service := sys.modules.get("driver.service.validation"):
+            service.decode_valid = decode  # type: ignore[attr-defined]
 
     def supported_operations(self, model: Model) -> list[bool]:
         """Without a look at it."""
