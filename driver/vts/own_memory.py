@@ -10,6 +10,7 @@ import os
 import socket
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,7 +41,7 @@ _DTYPES: dict[str, dict[str, Any]] = {
     "quant8_asymm": {"scale": 0.5, "zero_point": 10},
     "quant8_asymm_signed": {"scale": 0.5, "zero_point": -3},
 }
-_LARGE = 2**40
+_SMALL, _LARGE = 2**20, 2**40  # what any device takes from a client, and what the limits of most refuse unasked
 _FIELDS = (), (64,), (-(2**63), 2**63 - 1), (2**63 - 1,) * 16
 
 
@@ -217,9 +218,9 @@ def hostile(open_one: Callable[[], int], target: Target) -> None:
     kinds = _kinds(target)
     with _adding(target) as (model, asked), model.burst() as burst:
         for execute in (partial(way, timeout=target.patience) for way in (model.execute, burst.execute)):
-            for kind, fields in ((kind, fields) for kind in kinds for fields in _FIELDS):
+            for kind, nbytes, fields in product(kinds, (_SMALL, _LARGE), _FIELDS):
                 with _opened(open_one) as fd:
-                    bad = Memory.from_handle(fd, _LARGE, kind, fields)
+                    bad = Memory.from_handle(fd, nbytes, kind, fields)
                 found = refusal(execute, asked._replace(pools=(bad, *asked.pools[1:])))
                 is_refused = found.status in {_INVALID, _GENERAL, _EXHAUSTED}
                 check(is_refused, f"a wrong handle of kind {kind} gets {found.status.name}")
