@@ -387,16 +387,17 @@ class BlobStore:
         self._forget()
 
     def _save_when_due(self) -> None:
-        """The saving thread. It outlives a flush, to serve the next `set`, but ends once nothing is due."""
+        """The saving thread. It outlives a flush, to serve the next `set`, but ends when nothing is due for long."""
         while True:
+            with self._lock:
+                left = self._delay if self._due is None else self._due - time.monotonic()
+            self._closed.wait(min(max(left, 0), threading.TIMEOUT_MAX))
             with self._lock:
                 if self._due is not None and self._due <= time.monotonic():
                     self.flush()
                 if self._due is None:
                     self._saver = None
                     return
-                left = self._due - time.monotonic()
-            self._closed.wait(min(max(left, 0), threading.TIMEOUT_MAX))
 
     # ---- what is kept
 
