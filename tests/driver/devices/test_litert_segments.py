@@ -315,7 +315,7 @@ def _failure(bound):
 CLIENT = """
 import sys
 from pathlib import Path
-sys.path[:0] = sys.argv[1], str(Path(sys.argv[1]).parent)  # this file, and what it imports
+sys.path[:0] = sys.argv[1], *map(str, list(Path(sys.argv[1]).parents)[:2])  # this file, and what it imports
 import driver
 from test_litert_segments import LAYERS, image, long_chain
 with driver.connect("litert") as device, device.prepare(long_chain(LAYERS)) as prepared, prepared.burst() as burst:

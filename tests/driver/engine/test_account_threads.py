@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from burst import ResourceExhaustedTransient
+from burst.serving_thread import ServingThread
 from driver.engine.account_threads import AccountThreads
 
 PATIENCE = 20.0  # seconds
@@ -90,20 +91,28 @@ def test_an_error_is_the_results():
 
 def test_threads_end(monkeypatch):
     """When there has been no work for a while; the next work starts another."""
+    started = []
+
+    class Noted(ServingThread):
+        def start(self):
+            started.append(self)
+            super().start()
+
     monkeypatch.setattr("driver.engine.account_threads.LINGER", 0.0)
-    threads, idents = AccountThreads("fleeting", 1), []
-    for _ in range(3):
-        threads.submit(E, lambda: idents.append(threading.current_thread())).result(PATIENCE)
-        idents[-1].join(PATIENCE)
-        assert not idents[-1].is_alive()
-    assert len(set(idents)) == 3
+    monkeypatch.setattr("driver.engine.account_threads.ServingThread", Noted)
+    threads = AccountThreads("fleeting", 1)
+    for count in range(1, 4):
+        assert threads.submit(E, lambda: 7).result(PATIENCE) == 7
+        assert len(started) == count
+        started[-1].join(PATIENCE)
+        assert not started[-1].is_alive()
 
 
 def test_no_thread_can_be_started(monkeypatch):
     """The asking client fails, and later ones do not."""
     threads = AccountThreads("test", 2)
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("can't start")))
+        patched.setattr(ServingThread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("can't start")))
         with pytest.raises(ResourceExhaustedTransient, match="no thread can be started for test now: can't start"):
             threads.submit(E, lambda: None)
     assert threads.submit(E, lambda: 7).result(PATIENCE) == 7
