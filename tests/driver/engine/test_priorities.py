@@ -308,6 +308,7 @@ def test_clients_that_are_killed_leave_their_slots(kit, steps):
         for _ in range(3):
             with another(name, HIGH, 3), another(name, MEDIUM, 3), another(name, HIGH, 3):
                 kit.until(lambda: device.stats()["waiting"] == 2)
+            kit.until(lambda: device.stats()["waiting"] == 0)  # the device has heard of their deaths
             steps.allow(ANY)
             assert burst.run(frame(2, 1), timeout=kit.patience).outputs[0].tolist() == (frame(2, 1) + 1).tolist()
             assert len([n for n in steps.taken if n == 7]) <= 3  # of the one that ran
