@@ -240,6 +240,11 @@ class Controller(Closing):
         self._caller.is_ready = is_ready
 
     @property
+    def is_calling(self) -> bool:
+        """Whether a request that was sent by one call into C waits for its result."""
+        return bool(self._caller.calling)
+
+    @property
     def in_flight(self) -> int:
         """How many requests have no result yet."""
         return int(self._caller.id - self._caller.results)

@@ -126,7 +126,8 @@ static void release(PyObject *locking) {
     PyErr_Restore(type, value, trace);
 }
 
-/* The exchange is Python's to end: it came late, or to nothing. No other thread has run meanwhile, so `submitting` is free. */
+/* The exchange is Python's to end: it came late, or to nothing. A thread that has `submitting` already lets us have it first,
+ * as long as `calling` says that ours goes on (InFlight.begin). */
 static PyObject *go_on(hot *h, PyObject *encoded, int64_t code, PyObject *timeout, uint64_t end) {
     PyObject *locking = h->locking, *keeps = h->keeps;
     burst_caller *caller = h->caller;

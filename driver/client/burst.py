@@ -57,7 +57,7 @@ class Burst(HotBurst, AnyBurst):
         if in_flight.is_running:
             raise Busy("this burst is executing in another thread; wait for it, or open another burst")
         with in_flight.submitting:
-            self._session.controller.is_ready = False
+            in_flight.begin(self._session.controller)
             if in_flight.is_idle:
                 return self._run_alone(arrays, timeout)
         return self._run_behind_others(arrays, timeout)

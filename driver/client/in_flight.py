@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from concurrent.futures import CancelledError
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from burst import Controller
     from driver.client.buffers import EncodedRequest, RequestBuffers
     from driver.client.future import Future
     from driver.client.workspace import InputSet
@@ -47,6 +49,19 @@ class InFlight:
     def is_idle(self) -> bool:
         """Whether no request is in flight or about to be. `Burst.run` reads the same three fields itself."""
         return not (self.requests or self.staged or self.is_moving)
+
+    def begin(self, controller: Controller) -> None:
+        """Under `submitting`, first of all: no `run` begins in C any more.
+
+        One that has begun there, and whose thread has yet to take `submitting`, goes first.
+        """
+        controller.is_ready = False
+        while controller.is_calling and not self.is_running:
+            self.submitting.release()
+            try:
+                os.sched_yield()
+            finally:
+                self.submitting.acquire()
 
     def as_receiver(self, wait: float, work: Callable[[], None]) -> bool:
         """Run `work` holding `receiving`; False if not acquired within `wait` seconds (-1: no limit).

@@ -100,7 +100,7 @@ class Pipeline:
         try:
             session.check()
             with self.in_flight.submitting:
-                session.controller.is_ready = False
+                self.in_flight.begin(session.controller)
                 self.collect()
                 if session.is_displaced:
                     session.goes_back(self.in_flight)
@@ -469,7 +469,7 @@ class Pipeline:
             self.session.bind(request, self.in_flight)
             try:
                 with self.in_flight.submitting:
-                    self.session.controller.is_ready = False
+                    self.in_flight.begin(self.session.controller)
                     if self.in_flight.is_idle:
                         return self._execute(request, options, deadline)
             except PeerDied as error:
