@@ -399,14 +399,15 @@ class TestGivingUp:
     def test_ctrl_c_in_run(self, slow_add, kit):
         """Ctrl-C ends run at once; the model stays usable, and later runs get memory that nobody writes to."""
         engine = slow_add.device.engine_pid
-        before = mapped(engine, "fmq")  # of other tests, too, and some may be about to go
-        thread = interrupt_when(lambda: mapped(engine, "fmq") - before, kit.until)
-        begin = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            slow_add.run(slow(3))
-        assert time.monotonic() - begin < 2
-        thread.join()
-        assert slow_add.run(slow(0))[0].tolist() == [[1, 1, 1, 1]]
+        with slow_add.device.prepare(slow_add.model) as prepared:  # which has no memory of earlier runs
+            before = mapped(engine, "fmq")  # of other tests, too, and some may be about to go
+            thread = interrupt_when(lambda: mapped(engine, "fmq") - before, kit.until)
+            begin = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                prepared.run(slow(3))
+            assert time.monotonic() - begin < 2
+            thread.join()
+            assert prepared.run(slow(0))[0].tolist() == [[1, 1, 1, 1]]
 
     def test_ctrl_c_in_a_burst(self, slow_add, kit):
         """Ctrl-C ends a burst's run at once; the burst stays usable, and the late result is dropped."""

@@ -191,10 +191,11 @@ os.wait()
     assert files(code) == f"{expected}\nno socket\n{expected}\n"
 
 
-def files(code):
+def files(code, **environment):
     """What code prints in a process that may use the sandbox."""
-    head = "import os\nfrom driver.engine import sandbox\n"
-    return subprocess.run([sys.executable, "-c", head + code], capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-c", "import os\nfrom driver.engine import sandbox\n" + code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | environment)
+    return done.stdout
 
 
 @pytest.mark.parametrize("path", ["/", "data", ""])
@@ -216,14 +217,13 @@ except ValueError as error:
 def test_threads_of_libraries_end_before():
     """numpy has threads when a device enters the sandbox: they are ended, and those that come later are confined."""
     code = """
-os.environ["OPENBLAS_NUM_THREADS"] = "4"
 import numpy as np
 from driver.devices.reference import ReferenceDevice
 print(len(os.listdir("/proc/self/task")) > 1, sandbox.enter_files(ReferenceDevice))
 x = np.ones((600, 600))
 print((x @ x)[0, 0], sandbox.active()["landlock_files"])
 """
-    assert files(code) == "True True\n600.0 True\n"
+    assert files(code, OPENBLAS_NUM_THREADS="4") == "True True\n600.0 True\n"
 
 
 def test_a_thread_that_stays_is_told():
