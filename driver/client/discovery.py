@@ -150,7 +150,7 @@ def short_name(name: str) -> str:
     return os.path.basename(name) if is_library(name) else name
 
 
-class Holder(NamedTuple):
+class LockHolder(NamedTuple):
     """The process that holds the lock of a place."""
 
     pid: int
@@ -158,7 +158,7 @@ class Holder(NamedTuple):
     is_stopped: bool
 
     @classmethod
-    def of(cls, pid: int) -> Holder:
+    def of(cls, pid: int) -> LockHolder:
         """Raises OSError when it has ended."""
         name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition(" (")[2].rpartition(") ")
         return cls(pid, name, rest[0] in "Tt")
@@ -207,7 +207,7 @@ class Place:
             else:
                 return True
 
-    def holder(self) -> Holder | None:
+    def holder(self) -> LockHolder | None:
         """The process that holds the lock; None if there is none, or the kernel does not say."""
         try:
             lock = self.lock.stat()
@@ -218,7 +218,7 @@ class Place:
             if words[1] == "FLOCK" and words[3] == "WRITE" and words[5].endswith(f":{lock.st_ino}"):
                 with contextlib.suppress(OSError, ValueError):
                     if any(os.path.samestat(lock, fd.stat()) for fd in Path(f"/proc/{int(words[4])}/fd").iterdir()):
-                        return Holder.of(int(words[4]))
+                        return LockHolder.of(int(words[4]))
         return None
 
     def held(self) -> DeviceFailed:

@@ -27,7 +27,7 @@ class Arrival(NamedTuple):
     is_watcher: bool = False  #: it only looks at figures, and is outside of the limits
 
 
-class Arrivals(Protocol):
+class ClientArrivals(Protocol):
     """Where the clients of one service come from."""
 
     def fileno(self) -> int:

@@ -99,7 +99,7 @@ class CellCounts:
         self._memory[: _COUNTS.size] = _COUNTS.pack(self._changes, clients, cells)
 
 
-class Account:
+class ServedAccount:
     """An account that has a cell, or clients that wait for one."""
 
     def __init__(self, uid: int) -> None:
@@ -148,7 +148,7 @@ class Broker:
         self._listener, self._place, self._stop = listener, place, stop
         self._become, self._home_fds, self._home = become, home_fds, os.getuid()
         self._limits = limits()
-        self._accounts: dict[int, Account] = {}
+        self._accounts: dict[int, ServedAccount] = {}
         self._log = log
         self._counts, self._last = CellCounts(), LastDescriptor()
         self._is_open = False  #: the device has passed its self test
@@ -161,7 +161,7 @@ class Broker:
         """Serves until it is stopped, or until the device fails its self test."""
         self._watch(self._stop, self._end)
         gc.freeze()
-        self._begin(self._home, self._accounts.setdefault(self._home, Account(self._home)))
+        self._begin(self._home, self._accounts.setdefault(self._home, ServedAccount(self._home)))
         while True:
             due = [self._handlers.get(fd) for fd, _ in self._poll.poll(self._patience())]
             for handler in (*due, self._do_what_is_due):
@@ -208,7 +208,7 @@ class Broker:
             self._limits.check("device_accounts", served, "wait until the clients of another account have left")
 
     def _hand_over(self, client: Channel, uid: int) -> None:
-        account = self._accounts.setdefault(uid, Account(uid))
+        account = self._accounts.setdefault(uid, ServedAccount(uid))
         if account.may_begin:
             try:
                 self._begin(uid, account)
@@ -252,7 +252,7 @@ class Broker:
 
     # ---- cells
 
-    def _begin(self, uid: int, account: Account) -> None:
+    def _begin(self, uid: int, account: ServedAccount) -> None:
         """Forks the cell of an account, and hands over the clients that wait for it. Raises OSError."""
         account.note_end()  # unless all goes well
         log = LogPipe(account.allowance)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -31,10 +32,11 @@ _PATIENCE = 5.0  # seconds for the broker to answer
 _STEP, _MOST_NICE = 1.25, 19  # the kernel's: one nice value less gets so much more time
 _OOM_SCORE = 300  # thousandths of the memory, added to what a process of another account has
 AUTOGROUP = Path("/proc/self/autogroup")
+_GROUP_PATIENCE = 2.0  # seconds
 
 
 class Cell:
-    """The broker, as a cell's service sees it: its `Arrivals`."""
+    """The broker, as a cell's service sees it: its `ClientArrivals`."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self._came = channel, 0
@@ -113,11 +115,28 @@ def settle(uid: int) -> None:
     own = os.getpriority(os.PRIO_PROCESS, 0)  # which only a privileged process may lower
     nice = min(_MOST_NICE, own + nice_of(uid, weights()))
     os.setpriority(os.PRIO_PROCESS, 0, nice)
-    with suppress(OSError):
-        AUTOGROUP.write_text(str(nice))
+    if nice:
+        _weigh_session(nice)
     if uid != os.getuid():
         with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+
+
+def _weigh_session(nice: int) -> None:
+    """Gives this process's autogroup that nice value, where the kernel has autogroups. It takes one such change of
+    unprivileged processes in 0.1 s, from all of them together, and refuses the others with EAGAIN.
+    """
+    until = time.monotonic() + _GROUP_PATIENCE
+    with suppress(OSError):
+        while True:
+            try:
+                AUTOGROUP.write_text(str(nice))
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.02)
+            else:
+                return
 
 
 def nice_of(uid: int, found: dict[int, int]) -> int:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from driver.interface import Device
-    from driver.service.arrivals import Arrival, Arrivals
+    from driver.service.arrivals import Arrival, ClientArrivals
 
 _log = logging.getLogger(__name__)
 LINGER = 2.0  # seconds without a client
@@ -89,7 +89,7 @@ class Service:
     def __init__(
         self,
         name: str,
-        arrivals: Arrivals,
+        arrivals: ClientArrivals,
         options: ServiceOptions,
         engine: EngineProcess,
     ) -> None:
@@ -278,7 +278,7 @@ class Service:
         ServingThread(serve_it, name="own client").start()
 
     def cells(self, uid: int, first: int) -> Reply:
-        """As of `Arrivals.cells`, for the device's own account and root; none for others."""
+        """As of `ClientArrivals.cells`, for the device's own account and root; none for others."""
         return Reply(*self._arrivals.cells(first)) if uid in {0, os.getuid()} else Reply([0])
 
     def note(self, outcome: str) -> None:
@@ -333,7 +333,7 @@ class Service:
         return ValidationBudget(self._limits, deadline)
 
 
-def start_engine(name: str, arrivals: Arrivals, log: EngineLog, *, is_shared: bool) -> EngineProcess:
+def start_engine(name: str, arrivals: ClientArrivals, log: EngineLog, *, is_shared: bool) -> EngineProcess:
     """Starts the engine process. It ends when this process dies or closes its end of the channel.
 
     is_shared: accounts share it. By fork, because both processes begin with importing the same modules: a device starts
@@ -385,7 +385,7 @@ def kept_files(place: Place, device: type[Device]) -> dict[Path, Access]:
     return own | dict.fromkeys((place.lock, place.log), Access.READ | Access.WRITE) | sandbox.state_folder()
 
 
-def run(name: str, arrivals: Arrivals, place: Place, options: ServiceOptions) -> NoReturn:
+def run(name: str, arrivals: ClientArrivals, place: Place, options: ServiceOptions) -> NoReturn:
     """Runs the service process. Exits with 1 after a failure."""
     file = LogFile(place.log)
     logging.basicConfig(level=logging.INFO, handlers=[BoundedHandler(file.write, "the service's log")], force=True)
