@@ -51,11 +51,11 @@ class Context(ctypes.Structure):
     ]
 
 
-def compiled() -> Any:
-    """The function. Nothing stays on the disk: what is mapped lives on."""
+def compiled(text: str = SOURCE) -> Any:
+    """The function `add` of a source. Nothing stays on the disk: what is mapped lives on."""
     with tempfile.TemporaryDirectory(prefix="native-") as folder:
         source, library = Path(folder, "add.c"), Path(folder, "add.so")
-        source.write_text(SOURCE)
+        source.write_text(text)
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
         function = ctypes.CDLL(str(library)).add
     function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int32
@@ -68,6 +68,8 @@ class Native(ReferenceDevice):
     needs = Needs(write_paths=("/tmp",), system_calls=("execve",))  # it compiles its function
     name = "native"
     version = "1"
+    source = SOURCE
+    is_native = True  #: without it, the listener's thread calls the function through Python
     _add: Any = None
 
     def supported_operations(self, model: Model) -> list[bool]:
@@ -85,24 +87,25 @@ class Native(ReferenceDevice):
 
     def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """The reference's, for the shapes; and the function."""
-        self._add = self._add or compiled()
-        return _Prepared(super().prepare(model, preparation), self._add)
+        self._add = self._add or compiled(self.source)
+        return _Prepared(super().prepare(model, preparation), self._add, self.is_native)
 
 
 class _Prepared(PreparedModel):
-    def __init__(self, reference: PreparedModel, function: Any) -> None:
-        self._reference, self._function = reference, function
+    def __init__(self, reference: PreparedModel, function: Any, is_native: bool) -> None:
+        self._reference, self._function, self._is_native = reference, function, is_native
 
     def bind(
         self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], options: BindOptions
     ) -> BoundExecution:
-        return _Bound(self._reference.bind(inputs, outputs, options).shapes, self._function, inputs, outputs)
+        shapes = self._reference.bind(inputs, outputs, options).shapes
+        return _Bound(shapes, self._function, inputs, outputs, self._is_native)
 
 
 class _Bound(BoundExecution):
     """`native`: (function, context); the context lives as long as this does."""
 
-    def __init__(self, shapes: Any, function: Any, inputs: Any, outputs: Any) -> None:
+    def __init__(self, shapes: Any, function: Any, inputs: Any, outputs: Any, is_native: bool) -> None:
         if not all(is_sufficient for _, is_sufficient in shapes):
             raise OutputInsufficientSize(shapes)
         a, b = inputs
@@ -110,5 +113,6 @@ class _Bound(BoundExecution):
         self._arrays = a, b, outputs[0]  # what the addresses in the context point to
         self._context = Context(*(array.ctypes.data for array in self._arrays), a.size)
         where = ctypes.addressof(self._context)
-        self.native = ctypes.cast(function, ctypes.c_void_p).value, where
+        if is_native:
+            self.native = ctypes.cast(function, ctypes.c_void_p).value, where
         self.run = partial(function, where)

@@ -312,6 +312,25 @@ def test_every_busy_block_contains_whole_prepares(tmp_path):
     assert [block["done"] for block in found["subjects"][0]["rounds"]] == [0, 0]
 
 
+@needs_two_cpus
+def test_the_paced_script_measures_every_row(tmp_path):
+    """Floors and bursts at each pace, and the peers that were named; each counts processor time and its own work."""
+    target = tmp_path / "out.json"
+    command = [sys.executable, str(BENCH / "paced.py"), "--quick", "--json", str(target), "--peers", "pipe"]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(target.read_text())
+    names = [f"floor: {where} processor{'s' if where == 'two' else ''}" for where in ("one", "two", "any")]
+    names += ["burst", 'burst, "low_power"', "burst, device in Python", "pipe"]
+    paces = ["120/s, 0.3 ms", "30/s, 3 ms"]
+    assert [(row["pace"], row["name"]) for row in found["subjects"]] == list(itertools.product(paces, names))
+    for row in found["subjects"]:
+        work = {"120/s, 0.3 ms": 300, "30/s, 3 ms": 3000}[row["pace"]]
+        assert all(block["own_p50_us"] >= work and block["p50_us"] >= work for block in row["rounds"])
+        assert all(block["own_cpu_us"] > 0 and block["cpu_us"] > 0 for block in row["rounds"])
+    assert len(found["budgets"]) == 3
+
+
 @pytest.mark.parametrize("factor", [1, 1.3, 0.8])
 def test_names_in_a_picture_do_not_overlap(plots, monkeypatch, tmp_path, factor):
     """Those of the distributions: curves that lie close together have their names apart, and each curve has one."""
