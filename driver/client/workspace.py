@@ -372,6 +372,16 @@ def input_shapes(model: Model, given: Sequence[Any]) -> Shapes:
     return tuple(_shape(n, names[n], o, g) for n, (o, g) in enumerate(zip(operands, given, strict=True)))
 
 
+def fitted_inputs(model: Model, given: Sequence[Any]) -> tuple[NDArray[Any] | None, ...]:
+    """The arrays as the model takes them, by position, in the shapes of `input_shapes`. Raises ValueError."""
+    shapes, tensors = input_shapes(model, given), model.inputs
+    arrays = by_position(given, tuple(tensor.name for tensor in tensors))
+    return tuple(
+        None if shape is None else fitting(_Input(n, tensor.name, tensor.dtype, shape), array)
+        for n, (tensor, shape, array) in enumerate(zip(tensors, shapes, arrays, strict=True))
+    )
+
+
 def shapes_of(model: Model, given: InputShapes | None, where: str = "burst(input_shapes=…)") -> Shapes:
     """Of the inputs: as the model says where nothing is given. Raises ValueError for a shape that stays open, or that
     contradicts. `where` they are given.

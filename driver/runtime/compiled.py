@@ -24,6 +24,7 @@ from driver.runtime.launched import launch_here
 from driver.runtime.local import BACKGROUND, NAME, LocalBurst, LocalPrepared
 from driver.runtime.plan import PlannedModel, PreparedStep
 from driver.runtime.shared_buffers import ModelRoles, names_shared, on_memory
+from driver.serving import ServeOptions, Serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from driver.client.prepared_model import RemotePreparedModel
     from driver.interface import Source
     from driver.nn import Model
-    from driver.options import Options, PrepareOptions
+    from driver.options import InputShapes, Options, PrepareOptions
     from driver.runtime.chain import Chain
     from driver.runtime.measuring import Figures
 
@@ -139,6 +140,39 @@ class CompiledModel(FallbackModel, AnyPreparedModel):
             return prepared.open_burst(options)
         prepared.check_quarantine()
         return Burst(Pipeline(prepared, options, fallback=BurstFallback(self, prepared)))
+
+    def serve(
+        self,
+        *,
+        replicas: int = 2,
+        queue: int = 64,
+        batch: int = 1,
+        batch_window: float = 0.002,
+        depth: int = 2,
+        warm_up: bool = True,
+        recover: bool = True,
+        shapes: InputShapes | None = None,
+        name: str = "",
+    ) -> Serving:
+        """Serves many callers at once: `async with model.serve() as server` gives a `driver.serving.ModelServer`, whose
+        `run` any task of this event loop awaits; `with model.serve() as server` a `BlockingServer`, for any thread.
+
+        Args:
+            replicas: bursts on this model, each of which the device serves in a thread.
+            queue: requests that may wait. One more gets QueueFull, at once.
+            batch: rows that may run together, for a model whose first dimension is open: requests that wait are joined.
+            batch_window: seconds that a request waits for others, while others have lately come.
+            depth: executions of each replica that may be in flight: the next one waits in the device.
+            warm_up: runs each replica once on zeros before the first request, where the shapes are known.
+            recover: a device that dies is started again, and has the requests once more.
+            shapes: of the inputs of one request, where the model leaves more than the first dimension open.
+            name: for statistics and errors.
+
+        The end of the block drains: it takes no more requests and finishes those that it has; after an exception it
+        ends them. Raises ValueError.
+        """
+        options = ServeOptions(replicas, queue, batch, batch_window, depth, warm_up, recover, shapes, name)
+        return Serving(self, options.checked(self.model))
 
     def free_memory(self, memory: Memory) -> None:
         """As `RemoteDevice.free_memory`, on all its devices."""

@@ -1,0 +1,58 @@
+"""Requests joined along the open first dimension, and their results taken apart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from burst import GeneralFailure
+from driver.client.workspace import fitted_inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from driver.nn import Model
+    from driver.serving.waiting import WaitingRequest
+
+
+def joinable(model: Model, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], int, object]:
+    """The arrays as the model takes them, their rows, and what has to be equal in requests that run together.
+
+    Raises ValueError naming the input.
+    """
+    fitted = fitted_inputs(model, arrays)
+    rows = {array.shape[0] for array in fitted if array is not None and array.ndim}
+    if len(rows) != 1:
+        shapes = ", ".join("-" if a is None else str(a.shape) for a in fitted)
+        raise ValueError(f"inputs of shapes {shapes}: with batch, all have the same size along the first dimension")
+    key = tuple(None if array is None else array.shape[1:] for array in fitted)
+    return fitted, rows.pop(), key
+
+
+def joined(requests: Sequence[WaitingRequest]) -> tuple[Any, ...]:
+    """Their inputs, one after the other."""
+    if len(requests) == 1:
+        return requests[0].arrays
+    return tuple(
+        None if each[0] is None else np.concatenate(each)
+        for each in zip(*(request.arrays for request in requests), strict=True)
+    )
+
+
+def apart(outputs: tuple[Any, ...], requests: Sequence[WaitingRequest]) -> list[tuple[Any, ...]]:
+    """The outputs of each request: copies, with the same names. Raises GeneralFailure."""
+    total = sum(request.rows for request in requests)
+    for n, output in enumerate(outputs):
+        if len(requests) > 1 and (not output.ndim or output.shape[0] != total):
+            raise GeneralFailure(
+                f"output {n} has shape {output.shape} for {total} rows of input, so it cannot be told which belong to "
+                "which request; serve this model with batch=1"
+            )
+    if len(requests) == 1:
+        return [type(outputs)(output.copy() for output in outputs)]
+    found, begin = [], 0
+    for request in requests:
+        found.append(type(outputs)(output[begin : begin + request.rows].copy() for output in outputs))
+        begin += request.rows
+    return found

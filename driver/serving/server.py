@@ -1,0 +1,342 @@
+"""A model served to many tasks of one event loop: replicas behind one bounded queue.
+
+A replica is a burst. The queue gives the next requests to the replica that has the fewest; no thread stands between a
+task and the device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from burst import DeviceUnavailable, MissedDeadlineTransient, StatusError
+from driver.client.names import together
+from driver.client.surface import signature
+from driver.client.tasks import TaskTimes
+from driver.client.workspace import shapes_of
+from driver.deadlines import WAITING, seconds_left
+from driver.serving.batching import apart, joinable, joined
+from driver.serving.figures import ServerFigures
+from driver.serving.waiting import Estimate, QueueFull, RequestQueue, WaitingRequest
+from fmq import clock
+from fmq.clock import FOREVER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from burst import Result
+    from driver.client.surface import AnyBurst, AnyPreparedModel
+    from driver.client.workspace import Shapes
+    from driver.nn import Model
+    from driver.serving.options import ServeOptions
+
+
+class Replica:
+    """A burst, and what it has to do."""
+
+    def __init__(self, burst: AnyBurst) -> None:
+        self.burst = burst
+        self.in_flight = self.executions = 0
+
+    def enter(self) -> Place:
+        """For one more execution."""
+        return Place(self)
+
+    def load(self) -> tuple[bool, int]:
+        """For comparison. A device may still execute what nobody waits for any more."""
+        return not self.burst.source.has_room, self.in_flight
+
+    def report(self) -> dict[str, Any]:
+        return {"executions": self.executions, "in_flight": self.in_flight, "burst": self.burst.stats()}
+
+
+class Place:
+    """Of an execution in its replica, until it is left."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica, self._is_left = replica, False
+        replica.in_flight += 1
+
+    def leave(self) -> None:
+        """A second call does nothing."""
+        if not self._is_left:
+            self._is_left = True
+            self.replica.in_flight -= 1
+
+
+class ModelServer:
+    """One model for any number of tasks of one event loop. `CompiledModel.serve` makes it."""
+
+    def __init__(self, prepared: AnyPreparedModel, options: ServeOptions) -> None:
+        """Use `CompiledModel.serve`, and `open` before `run`."""
+        self._prepared, self.options = prepared, options
+        self.figures = ServerFigures()
+        self._queue = RequestQueue(options.queue, options.batch, options.batch_window)
+        self._estimate = Estimate()
+        self._replicas: list[Replica] = []
+        self._executing: set[asyncio.Task[None]] = set()
+        self._bursts = ExitStack()
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._refuses = "it has not been opened: use it in `async with`"
+        self._idle = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.options.name or f"the server of {signature(self.model)}"
+
+    @property
+    def model(self) -> Model:
+        """What it executes."""
+        return self._prepared.model
+
+    # ---- requests
+
+    async def run(
+        self, *arrays: Any, timeout: float | None = None, deadline: float | None = None, **by_name: Any
+    ) -> tuple[Any, ...]:
+        """Executes once, when it is this request's turn. Inputs and outputs are as of `CompiledModel.run`.
+
+        `timeout`: seconds from now; `deadline`: a time.monotonic(). The device is told the earlier one. With `batch`,
+        the first dimension of each input is the rows of this request, and the outputs have as many.
+
+        Raises QueueFull at once when as many requests wait as may; Timeout or MissedDeadline* when it is not done in
+        time; ValueError for inputs that do not fit; DeviceUnavailable when the server drains or is closed; StatusError,
+        and PeerDied when the device is gone for good.
+        """
+        request = self._admitted(together(arrays, by_name), TaskTimes.of(timeout, deadline))
+        expiry = self._expiry(request)
+        try:
+            found: tuple[Any, ...] = await request.done
+        except asyncio.CancelledError:
+            self.figures.cancelled += 1
+            raise
+        except TimeoutError:
+            self.figures.missed += 1
+            raise
+        except BaseException:
+            self.figures.failed += 1
+            raise
+        finally:
+            if expiry:
+                expiry.cancel()
+            self._queue.discard(request)  # of a task that was cancelled
+        self.figures.note_answer(clock.now() - request.begin)
+        return found
+
+    def _admitted(self, arrays: tuple[Any, ...], times: TaskTimes) -> WaitingRequest:
+        loop = asyncio.get_running_loop()
+        if self._refuses:
+            raise DeviceUnavailable(f"{self.name} takes no requests: {self._refuses}")
+        if loop is not self._loop:
+            raise RuntimeError("this server belongs to another event loop; serve threads with `with model.serve(…)`")
+        rows, key = 1, None
+        if self.options.batch > 1:
+            arrays, rows, key = joinable(self.model, arrays)
+        self.figures.requests += 1
+        if self._queue.is_full and not self._has_room:
+            self.figures.refused += 1
+            raise self._full()
+        request = WaitingRequest(arrays, times, loop.create_future(), rows, key)
+        if any(replica.in_flight for replica in self._replicas):
+            self._queue.note_company()
+        self._queue.append(request)
+        self._dispatch()
+        return request
+
+    def _full(self) -> QueueFull:
+        each = self._estimate.usual / 1e9 / len(self._replicas)
+        return QueueFull(
+            f"{self.name}: {len(self._queue)} requests wait, which is all that queue={self.options.queue} allows; try "
+            "again later, or send fewer at once",
+            max(0.001, each * len(self._queue) / 2),
+        )
+
+    def _expiry(self, request: WaitingRequest) -> asyncio.TimerHandle | None:
+        left = seconds_left(request.times.end)
+        if left is None or request.done.done():
+            return None
+        return asyncio.get_running_loop().call_later(left, self._expire, request)
+
+    def _expire(self, request: WaitingRequest) -> None:
+        request.miss("queued" if self._queue.discard(request) else WAITING)
+
+    # ---- replicas
+
+    @property
+    def _has_room(self) -> bool:
+        return any(replica.in_flight < self.options.depth for replica in self._replicas)
+
+    def _free_replicas(self) -> Iterator[Replica]:
+        """Those that take one more, the one with the fewest first."""
+        while self._replicas:
+            replica = min(self._replicas, key=Replica.load)
+            if replica.in_flight >= self.options.depth:
+                return
+            yield replica
+
+    def _dispatch(self) -> None:
+        """Gives what waits to the replicas that have room."""
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        for replica in self._free_replicas():
+            ready = self._queue.take(self._estimate, at_once=bool(self._refuses))
+            if ready.again is not None:
+                left = seconds_left(ready.again) or 0.0
+                self._timer = asyncio.get_running_loop().call_later(left, self._dispatch)
+            if not ready.requests:
+                break
+            place = replica.enter()
+            task = asyncio.get_running_loop().create_task(self._execute(place, ready.requests))
+            self._executing.add(task)
+            task.add_done_callback(partial(self._executed, place))
+            if len(ready.requests) == 1:  # a caller that gives up ends its own execution, and no other's
+                ready.requests[0].done.add_done_callback(partial(_cancel_with, task))
+        if not (self._executing or self._queue):
+            self._idle.set()
+
+    def _executed(self, place: Place, task: asyncio.Task[None]) -> None:
+        place.leave()  # a task that is cancelled before it begins does nothing
+        self._executing.discard(task)
+        self._dispatch()
+
+    async def _execute(self, place: Place, requests: list[WaitingRequest]) -> None:
+        begin = clock.now()
+        self.figures.note_begin(requests, begin)
+        try:
+            outputs = await self._outputs(place, requests)
+        except Exception as error:  # noqa: BLE001 (it is what the callers get)
+            if len(requests) > 1 and isinstance(error, StatusError) and not isinstance(error, TimeoutError):
+                await self._execute_one_by_one(place.replica, requests)
+                return
+            for request in requests:
+                _fail(request, error)
+            return
+        self._estimate.took(clock.now() - begin)
+        self.figures.executed.append(clock.now() - begin)
+        place.replica.executions += 1
+        for request, its in zip(requests, outputs, strict=True):
+            if not request.done.done():
+                request.done.set_result(its)
+
+    async def _execute_one_by_one(self, replica: Replica, requests: list[WaitingRequest]) -> None:
+        """After a batch failed: one of its requests may be the cause, which must not fail the others."""
+        for request in requests:
+            if not request.done.done():
+                await self._execute(replica.enter(), [request])
+
+    async def _outputs(self, place: Place, requests: list[WaitingRequest]) -> list[tuple[Any, ...]]:
+        """Of each request. The device is told the latest deadline: earlier ones are judged here."""
+        end = max(request.end for request in requests)
+        deadline = None if end == FOREVER else end / 1e9
+        try:
+            result: Result = await place.replica.burst.run_async(*joined(requests), deadline=deadline)
+        finally:
+            place.leave()  # before a caller knows, whose next request would take it for another one's
+        result.raise_for_status()
+        return apart(result.outputs, requests)
+
+    # ---- the server
+
+    async def open(self) -> None:
+        """Opens the replicas, and warms them up. Raises as `CompiledModel.burst` does."""
+        self._loop = asyncio.get_running_loop()
+        opening = asyncio.ensure_future(asyncio.to_thread(self._open_bursts))
+        try:
+            await asyncio.shield(opening)
+        except BaseException:
+            if not opening.done():
+                await asyncio.wait([opening])
+            await asyncio.to_thread(self._bursts.close)
+            raise
+        self._refuses = ""
+
+    def _open_bursts(self) -> None:
+        its, model = self.options, self.model
+        shapes, is_known = _first_shapes(model, its)
+        sets = [shapes, _with_rows(shapes, its.batch)] if its.batch > 1 else [shapes]
+        for _ in range(its.replicas):
+            burst = self._prepared.burst(depth=its.depth, recover=its.recover, input_shapes=shapes)
+            self._bursts.callback(burst.close)
+            self._replicas.append(Replica(burst))
+            if its.warm_up and is_known:
+                burst.warm_up(sets)
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Takes no more requests, and waits for those that it has; False if `timeout` seconds do not suffice."""
+        self._refuses = self._refuses or "it drains"
+        self._idle.clear()
+        self._dispatch()  # what waits for company goes now
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self, *, drain: bool = True) -> None:
+        """Closes the replicas, after `drain`. Requests that are left get DeviceUnavailable."""
+        if drain and self._replicas:
+            await self.drain()
+        self._refuses = "it is closed"
+        for request in self._queue:
+            self._queue.discard(request)
+            _fail(request, DeviceUnavailable(f"{self.name} was closed before the result came"))
+        self._replicas, bursts = [], self._bursts.pop_all()
+        await asyncio.shield(asyncio.to_thread(bursts.close))
+        if self._executing:
+            await asyncio.wait(self._executing)
+
+    def stats(self) -> dict[str, Any]:
+        """What it has done since it was opened.
+
+        `requests`, of which were `answered`, `refused` (no room in the queue), `missed` (their time), `failed` and
+        `cancelled`; how many are `waiting` and `executing` now. `batches`: how often so many requests ran together.
+        `seconds`: of the latest requests, the median and the 99th percentile of the time in the queue (`queued`), from
+        there to the result (`executed`), and of all (`total`). `replicas`: of each, its executions, its requests in
+        flight, and the `stats()` of its burst.
+        """
+        figures = self.figures
+        return {
+            "name": self.name,
+            **figures.counts(),
+            "waiting": len(self._queue),
+            "executing": len(self._executing),
+            "batches": dict(sorted(figures.batches.items())),
+            "seconds": figures.seconds(),
+            "replicas": [each.report() for each in self._replicas],
+        }
+
+    def __repr__(self) -> str:
+        return f"<ModelServer {self.name}: {len(self._replicas)} replicas, {len(self._queue)} requests wait>"
+
+
+def _first_shapes(model: Model, options: ServeOptions) -> tuple[Shapes, bool]:
+    """Of the inputs of a first request, and whether the model takes these: it may not where we had to guess."""
+    if options.shapes is not None:
+        return shapes_of(model, options.shapes, "serve(shapes=…)"), True
+    found, is_known = [], True
+    for tensor in model.inputs:
+        sizes = (1,) if tensor.shape is None else tensor.shape
+        is_known = is_known and tensor.shape is not None and None not in sizes[1:]
+        found.append(tuple(size or 1 for size in sizes))
+    return tuple(found), is_known
+
+
+def _with_rows(shapes: Shapes, rows: int) -> Shapes:
+    return tuple(None if shape is None else (rows, *shape[1:]) for shape in shapes)
+
+
+def _fail(request: WaitingRequest, error: BaseException) -> None:
+    if not request.done.done():
+        request.done.set_exception(request.times.error(error) if isinstance(error, MissedDeadlineTransient) else error)
+
+
+def _cancel_with(task: asyncio.Task[None], done: asyncio.Future[Any]) -> None:
+    """The caller has given up, or its time is over."""
+    if done.cancelled() or done.exception() is not None:
+        task.cancel()
