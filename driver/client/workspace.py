@@ -149,7 +149,8 @@ class OutputSet:
         if self.shapes is not shapes:
             if self.shapes != shapes:
                 dimensions = [shape.dimensions for shape in shapes] if shapes else [None] * len(self.sizes)
-                self.given, self.ready = self.named(self._view(n, d) for n, d in enumerate(dimensions)), None
+                self.given = self.named(self._view(n, d) for n, d in enumerate(dimensions))
+                self.ready, self.is_ready = None, False
             self.shapes = shapes
         return self.given
 
@@ -159,7 +160,7 @@ class OutputSet:
         if timing is not NO_TIMING:
             return Result(ErrorStatus.NONE, arrays, tuple(shapes), timing)
         if self.ready is None or self.ready.output_shapes is not shapes:
-            self.ready = Result(ErrorStatus.NONE, arrays, tuple(shapes), timing)
+            self.ready, self.is_ready = Result(ErrorStatus.NONE, arrays, tuple(shapes), timing), False
         return self.ready
 
     @property

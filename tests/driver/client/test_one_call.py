@@ -90,6 +90,19 @@ def test_a_result_that_is_held_is_another_one(burst):
     assert (first.outputs[0].tolist(), second.outputs[0].tolist()) == ((X + Y).tolist(), (X + X).tolist())
 
 
+def test_results_of_other_shapes_are_not_written(device, kit):
+    """After results were ready for one shape, those of other shapes are not written while the program holds them, on
+    whichever way their requests went.
+    """
+    with device.prepare(kit.open_model()) as prepared, prepared.burst(depth=2, input_shapes=((1, 4),)) as burst:
+        for rows in (1, 3):
+            for _ in range(4):
+                burst.run(np.zeros((rows, 4), np.float32))
+        for ask in (lambda x: burst.submit(x).result(), burst.run):
+            held = [ask(np.full((1 + n % 3, 4), n, np.float32)) for n in range(8)]
+            assert [result.outputs[0][0, 0] for result in held] == list(range(1, 9))
+
+
 def test_too_many_are_held(burst):
     """The error names the requests, and the burst goes on once they are dropped."""
     held = []
