@@ -19,6 +19,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from burst._core import ffi, lib
+from burst._hot import serve
 from burst.burst_executor import ExecutorCache
 from burst.channel import MAX_FDS, Message, close_all
 from burst.datum import DATUM, DATUM_DTYPE
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _CALLBACK_TIMEOUT = 10.0  # seconds that a client has to hand over its memory
 _MAX_LENGTH = 2**16  # elements of a queue; it bounds the buffer that a client makes the device allocate
+_LISTEN, _ANSWER = (ffi.cast("void *", ffi.addressof(lib, name)) for name in ("burst_listen", "burst_answer"))
 MAX_PLANS = 128  # of a client with more different requests the oldest are bound again
 
 
@@ -83,6 +85,7 @@ class ExecutionBurstServer(ExecutionBurst):
         self._reader.spin = offer.spin
         self._listener = self._new_listener(max(offer.requests.capacity, offer.results.capacity) * DATUM)
         self._plans: list[Plan | None] = [None] * MAX_PLANS
+        self._runs: list[Callable[[], object] | None] = [None] * MAX_PLANS  #: of plans whose success is always the same
         self._next, self._stale, self._held = 0, set[int](), set[int]()
         version = offer.version
         codec = RequestCodec(lambda raw: job(decode_request(raw, version)), self._encode, self._fetch)
@@ -118,6 +121,7 @@ class ExecutionBurstServer(ExecutionBurst):
     def _new_listener(self, nbytes: int) -> Any:
         self._buffer = ffi.new("unsigned char[]", nbytes)
         listener = ffi.new("burst_listener *")
+        listener.listen, listener.answer = _LISTEN, _ANSWER
         listener.out, listener.request = handle_of(self._writer), handle_of(self._reader)
         listener.trace = self.trace.page
         listener.buffer, listener.buffer_bytes = self._buffer, nbytes
@@ -196,33 +200,39 @@ class ExecutionBurstServer(ExecutionBurst):
         self._executor.close()
         self._thread.forget()
         self._plans.clear()  # also the plan that ran when `stop` came
+        self._runs.clear()
         ffi.release(self._listener)
         on_end, self.on_end = self.on_end, _nothing  # dropped, because it may refer to this server
         on_end()
 
     def _serve(self) -> None:
-        listen, listener, plans, null = lib.burst_listen, self._listener, self._plans, ffi.NULL
-        code = listen(listener, null, 0)
+        address, runs = int(ffi.cast("uintptr_t", self._listener)), self._runs
+        answer: bytes | None = None
         while True:
-            if code > 0 and (plan := plans[code - 1]):
-                try:
-                    plan.run()
-                    if plan.success:
-                        plan = None  # while this thread waits it must not keep a plan alive that is freed
-                        code = listen(listener, null, 0)
-                        continue
-                    answer = self._executor.answer(plan.success_now())
-                except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
-                    answer = self._refuse(error)
-                plan = None
+            try:
+                code = serve(address, runs, answer)
+            except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
+                answer = self._refuse(error)
+                continue
+            if code > 0:
+                answer = self._run(code - 1)
             elif code == -errno.ENOENT:
                 answer = self._bind_and_run()
             elif code == -errno.EREMOTEIO:
                 answer = self._explain()
             else:
                 self._handle_event(code)
-                answer = b""
-            code = listen(listener, answer or null, len(answer))
+                answer = None
+
+    def _run(self, index: int) -> bytes:
+        """The answer to a request whose plan knows the shapes only after each run."""
+        try:
+            plan = self._plans[index]
+            assert plan
+            plan.run()
+            return self._executor.answer(plan.success_now())
+        except Exception as error:  # noqa: BLE001 (as in _serve)
+            return self._refuse(error)
 
     def _bind_and_run(self) -> bytes:
         """The answer to a request that has no plan yet."""
@@ -283,6 +293,7 @@ class ExecutionBurstServer(ExecutionBurst):
         lib.burst_writes(self._listener, i, plan.written if len(plan.written) else ffi.NULL, len(plan.written))
         self._stale.discard(i)
         self._plans[i] = plan
+        self._runs[i] = plan.run if success else None
         if self._is_ending:
             plan.cancel()
 
@@ -298,16 +309,19 @@ class ExecutionBurstServer(ExecutionBurst):
                 self._stale.add(i)
                 held |= plan.slots & (slots or frozenset())
             else:
-                self._plans[i] = None
+                self._drop(i)
         self._held |= held
         return frozenset(held)
+
+    def _drop(self, index: int) -> None:
+        self._plans[index] = self._runs[index] = None
 
     def _handle_event(self, code: int) -> None:
         """Handles a return of `burst_listen` that is no request. Raises when the burst is over."""
         if code == -errno.ESTALE:
             with self._executor.lock:
                 while self._stale:
-                    self._plans[self._stale.pop()] = None
+                    self._drop(self._stale.pop())
                 held, self._held = self._held, set()
             self._executor.free_memory(held) if held else self._executor.free_when_idle()
         elif code == -errno.ETIMEDOUT:

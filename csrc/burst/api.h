@@ -80,6 +80,7 @@ int32_t burst_missed(const burst_estimate *estimate, uint64_t since, uint64_t de
 typedef int32_t burst_function(void *context); /* executes; returns an error status, 0 to 8 */
 typedef struct burst_ticket burst_ticket;     /* of a run queue; below */
 typedef struct {
+    void *listen, *answer; /* burst_listen and burst_answer, for burst._hot */
     fmq_end *out, *request;
     burst_trace *trace;
     unsigned char *buffer; /* buffer_bytes: the request that is being served */
@@ -102,6 +103,9 @@ typedef struct {
  * Returns 1 + the plan to run, -ENOENT for a request that is none's, in `buffer`; -ESTALE: a plan was forgotten while it ran;
  * -EREMOTEIO: the C function of the plan `current` has `failed`. */
 int64_t burst_listen(burst_listener *listener, const void *answer, uint64_t bytes);
+/* Answers with the success that the plan has learnt, if that takes no waiting and wakes no thread: 0, and burst_listen only
+ * serves. -EAGAIN: burst_listen has to answer. Else as burst_listen. */
+int64_t burst_answer(burst_listener *listener);
 int burst_plans(burst_listener *listener, uint32_t n);
 void burst_drop_plans(burst_listener *listener);
 /* From the listener's thread: the request in `buffer` is plan i from now on, and runs. */

@@ -92,8 +92,8 @@ static void expect(burst_caller *c, uint64_t took) {
 static void learn(burst_caller *c, uint64_t took) {
     const burst_sent *sent = &c->trace->sent[c->results % BURST_RECORDS];
     const burst_served *served = &c->trace->served[c->results % BURST_RECORDS];
-    bool is_known = served->id == c->results;
-    if (took > SOON && is_known && served->done - sent->sent < took) took = served->done - sent->sent;
+    bool is_known = took > SOON && served->id == c->results; /* not after a short one: the line is in the device's cache */
+    if (is_known && served->done - sent->sent < took) took = served->done - sent->sent;
     c->queued_ns = is_known ? served->started - served->taken : 0;
     if (c->id == c->results) expect(c, took);
     if (took > 4 * SOON) took = 4 * SOON; /* one long pause does not change the habit */

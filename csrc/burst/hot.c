@@ -1,4 +1,5 @@
-/* burst._hot: `run()` of a burst on a request that is known, in one call from Python.
+/* burst._hot: `run()` of a burst on a request that is known, in one call from Python; and the loop of a listener whose plans
+ * are run by Python, without a frame of Python's between one request and the next.
  *
  * This is the one file that includes Python.h: a function of cffi cannot be a method, take optional arguments without
  * parsing them in Python, or return an object that exists already. It decides nothing. Python makes results ready, and
@@ -7,9 +8,13 @@
  *
  * The global lock is the only lock here, and it is held from the look at `is_ready` to the result: an exchange that takes
  * longer than burst_call waits is Python's to end. Free-threaded Python has no such lock, and always uses `_run`.
+ *
+ * A listener never holds that lock while it waits: other threads of a device would feel it. It gives the lock up when its
+ * answer is on the way, so that this costs its client nothing.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <errno.h>
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
@@ -239,7 +244,7 @@ static PyObject *begin_ready(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* (result, encoded, packet, bytes, number) */
+/* (result, encoded, packet, bytes, number): whether the result may be returned from now on; MOST_READY may. */
 static PyObject *add_ready(PyObject *self, PyObject *args) {
     PyObject *result, *encoded, *packet, *number;
     unsigned long long bytes;
@@ -251,14 +256,11 @@ static PyObject *add_ready(PyObject *self, PyObject *args) {
     ready made = {result, outputs, encoded, pointer(packet), bytes, pointer(number)};
     if (!made.packet || !made.number) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "a null pointer");
     if (!h->caller) return PyErr_Format(PyExc_ValueError, "_begin_ready comes first");
-    for (int i = 0; i < h->count; i++)
-        if (h->ready[i].encoded == encoded) Py_RETURN_NONE;
-    if (h->count < MOST_READY) {
-        Py_INCREF(result);
-        Py_INCREF(encoded);
-        h->ready[h->count++] = made;
-    }
-    Py_RETURN_NONE;
+    if (h->count == MOST_READY) Py_RETURN_FALSE;
+    Py_INCREF(result);
+    Py_INCREF(encoded);
+    h->ready[h->count++] = made;
+    Py_RETURN_TRUE;
 }
 
 static PyObject *forget_ready(PyObject *self, PyObject *unused) {
@@ -271,6 +273,73 @@ static PyObject *copied_bytes(PyObject *self, PyObject *unused) {
     (void)unused;
     return PyLong_FromUnsignedLongLong(((hot *)self)->copied);
 }
+
+/* ---- a listener --------------------------------------------------------------------------------------------------- */
+
+typedef int64_t listening(burst_listener *listener, const void *answer, uint64_t bytes);
+typedef int64_t answering(burst_listener *listener);
+
+static int64_t listen_unlocked(burst_listener *l, const void *answer, uint64_t bytes) {
+    listening *listen = *(listening **)&l->listen;
+    int64_t code;
+    Py_BEGIN_ALLOW_THREADS
+    code = listen(l, answer, bytes);
+    Py_END_ALLOW_THREADS
+    return code;
+}
+
+/* A new reference. */
+static PyObject *item(PyObject *list, int64_t i) {
+#ifdef Py_GIL_DISABLED
+    return PyList_GetItemRef(list, (Py_ssize_t)i);
+#else
+    PyObject *found = PyList_GetItem(list, (Py_ssize_t)i);
+    Py_XINCREF(found);
+    return found;
+#endif
+}
+
+enum { FAILED = -1, LEFT, DONE }; /* left: to Python */
+
+/* Keeps no reference to the plan: while this thread waits it must not keep a plan alive that is freed. */
+static int run_plan(PyObject *runs, int64_t i) {
+    PyObject *run = item(runs, i);
+    if (!run) return FAILED;
+    PyObject *done = run == Py_None ? NULL : PyObject_CallNoArgs(run);
+    int outcome = done ? DONE : run == Py_None ? LEFT : FAILED;
+    Py_XDECREF(done);
+    Py_DECREF(run);
+    return outcome;
+}
+
+/* Runs plans for as long as they succeed. `runs`: a callable for each plan, or None for one that Python runs and answers. */
+static PyObject *serve_plans(burst_listener *l, PyObject *runs, int64_t code) {
+    answering *answer = *(answering **)&l->answer;
+    int outcome = DONE;
+    while (code > 0 && (outcome = run_plan(runs, code - 1)) == DONE) {
+        code = answer(l);
+        if (!code || code == -EAGAIN) code = listen_unlocked(l, NULL, 0);
+    }
+    return outcome == FAILED ? NULL : PyLong_FromLongLong(code);
+}
+
+/* (listener, runs, answer): the listener is an address, as an integer; the answer is bytes, or None. */
+static PyObject *serve(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *listener, *runs;
+    const char *answer;
+    Py_ssize_t bytes;
+    if (!PyArg_ParseTuple(args, "OO!z#", &listener, &PyList_Type, &runs, &answer, &bytes)) return NULL;
+    burst_listener *l = pointer(listener);
+    if (!l) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "a null pointer");
+    return serve_plans(l, runs, listen_unlocked(l, answer, (uint64_t)bytes));
+}
+
+static PyMethodDef functions[] = {
+    {"serve", serve, METH_VARARGS,
+     "serve(listener, runs, answer, /)\n--\n\nAs burst_listen, until a request comes that is not run by calling one of `runs`."},
+    {NULL, NULL, 0, NULL},
+};
 
 /* ---- the type ----------------------------------------------------------------------------------------------------- */
 
@@ -336,6 +405,7 @@ static int add_type(PyObject *module) {
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)add_type}, {0, NULL}};
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "burst._hot", .m_doc = "The one call of a burst.", .m_slots = module_slots};
+    PyModuleDef_HEAD_INIT, .m_name = "burst._hot", .m_doc = "The one call of a burst.", .m_methods = functions,
+    .m_slots = module_slots};
 
 PyMODINIT_FUNC PyInit__hot(void) { return PyModuleDef_Init(&definition); }

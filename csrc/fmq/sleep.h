@@ -23,6 +23,11 @@ int sleep_spin(struct fmq_end *e, uint64_t n, uint64_t spin_ns);
 /* A wait word is odd while a thread may sleep on it. Announce, then look, then sleep on the value that this returns. */
 uint32_t sleep_announce(_Atomic uint32_t *word);
 
+/* Whether a transfer at this moment would wake a thread, by a system call. */
+static inline bool sleep_wakes(const struct fmq_end *e) {
+    return e->notify || (e->their_wait && (atomic_load_explicit(e->their_wait, memory_order_relaxed) & 1)); /* relaxed: a hint */
+}
+
 /* After a transfer: wakes the threads that announced a sleep. */
 void sleep_wake_peer(struct fmq_end *e);
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from driver.options import ExecuteOptions
 
 _NONE = ErrorStatus.NONE
-_MOST_READY = 4  # as in csrc/burst/hot.c
 
 
 class Burst(HotBurst, AnyBurst):
@@ -126,9 +125,8 @@ class Burst(HotBurst, AnyBurst):
             arrays = tuple(a for a in encoded.inputs.arrays if a is not None)
             self._begin_ready(controller.address, controller, self._in_flight.submitting, arrays)
             self._ready_for = its
-        if not outputs.is_ready and len(self._ready) < _MOST_READY:
-            packet = encoded.packet
-            self._add_ready(result, encoded, packet.address, packet.nbytes, outputs.number_at)
+        packet = encoded.packet
+        if not outputs.is_ready and self._add_ready(result, encoded, packet.address, packet.nbytes, outputs.number_at):
             self._ready.append(outputs)
             outputs.is_ready = True
         controller.is_ready = True
