@@ -8,6 +8,7 @@ DriverError
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 OutputShapes = tuple[tuple[tuple[int, ...], bool], ...]
 """(dimensions, is_sufficient) of every output of a model."""
@@ -37,6 +38,9 @@ class ExecutionFailed(DriverError):
         self.operation = operation
         self.reason = reason
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.index, self.operation, self.reason)
+
 
 class LoopTimeout(DriverError):
     """A WHILE went on for longer than its loop timeout (HAL: MISSED_DEADLINE_TRANSIENT).
@@ -56,6 +60,9 @@ class OutputInsufficientSize(DriverError):
         short = [f"output {i} needs dimensions {list(d)}" for i, (d, enough) in enumerate(shapes) if not enough]
         super().__init__("; ".join(short) + ": bind a larger buffer")
         self.shapes = shapes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.shapes,)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
