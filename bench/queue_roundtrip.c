@@ -67,7 +67,7 @@ int main(int argc, char **argv) {
     if (fork() == 0) {
         pin(1);
         fmq_end *in = end_of(there, FMQ_READER), *out = end_of(back, FMQ_WRITER);
-        fmq_channel channel = {NULL, out, in, message, shape.capacity, spin, 0};
+        fmq_channel channel = {out, in, message, shape.capacity, spin, 0};
         int64_t got = 0;
         for (long i = 0; i < rounds; i++) got = exchange(&channel, message, (uint64_t)got);
         fmq_write(out, message, (uint64_t)got, 0, 0);
@@ -75,7 +75,7 @@ int main(int argc, char **argv) {
     }
     pin(0);
     fmq_end *out = end_of(there, FMQ_WRITER), *in = end_of(back, FMQ_READER);
-    fmq_channel channel = {NULL, out, in, message, shape.capacity, spin, 0};
+    fmq_channel channel = {out, in, message, shape.capacity, spin, 0};
     double *rtt = malloc((size_t)rounds * sizeof *rtt);
     for (long i = 0; i < rounds; i++) {
         uint64_t begin = fmq_now();

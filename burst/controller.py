@@ -29,7 +29,7 @@ from burst.slots import SlotTable, identity_of
 from burst.trace import Trace
 from burst.wire import NOT_MEASURED, VERSIONS, RequestPacket, ResultPacket, Token, decode_result, encode_request
 from fmq import LifePage, clock
-from fmq._hot import lib as hot
+from fmq._hot import start
 from fmq.clock import FOREVER, deadline_of
 from fmq.closing import Closing
 from fmq.errors import raise_errno
@@ -48,7 +48,7 @@ os.register_at_fork(after_in_child=_callbacks.forget)
 _MOST_PACKETS = 16  # that `packet` remembers
 _HOLD = 10e-6  # seconds that an execution keeps the GIL at least, so that a busy thread does not delay its result
 _NO_DEADLINE = NOT_MEASURED
-_call, _receive = hot.fmq_hot_exchange, lib.burst_receive
+_receive = lib.burst_receive
 _START = ffi.cast("void *", ffi.addressof(lib, "burst_call"))
 
 
@@ -87,6 +87,11 @@ def _within(timeout: float | None) -> str:
     return "by its deadline" if timeout is None else f"within {timeout} s"
 
 
+def address_of(pointer: Any) -> int:
+    """As C that is written by hand takes it."""
+    return int(ffi.cast("uintptr_t", pointer))
+
+
 class NotSent(Exception):
     """The request did not go out, and nothing was executed: take the plain path."""
 
@@ -94,17 +99,17 @@ class NotSent(Exception):
 class Packet:
     """An encoded request. It is valid until one of its pools is freed; every execution changes its last bytes."""
 
-    __slots__ = ("call", "data", "measure", "nbytes")
+    __slots__ = ("_caller", "call", "data", "measure", "nbytes")
 
     def __init__(self, raw: bytes, measure: bool, caller: Any) -> None:
-        self.data, self.nbytes, self.measure = ffi.new("unsigned char[]", raw), len(raw), measure
+        self.data, self.nbytes, self.measure, self._caller = ffi.new("unsigned char[]", raw), len(raw), measure, caller
         #: Sends the packet and waits a short while: 0 for a result like `Controller.last`, else a code for `go_on`.
-        self.call: Callable[[], int] = partial(_call, caller, self.data, self.nbytes)
+        self.call: Callable[[], int] = partial(start, address_of(caller), address_of(self.data), self.nbytes)
 
     @property
     def address(self) -> int:
         """Of its bytes; 0 if only `call` can send it."""
-        return int(ffi.cast("uintptr_t", self.data))
+        return address_of(self.data)
 
     def __bytes__(self) -> bytes:
         return bytes(ffi.buffer(self.data, self.nbytes))
@@ -228,7 +233,7 @@ class Controller(Closing):
     @property
     def address(self) -> int:
         """Of what `burst._hot` calls with."""
-        return int(ffi.cast("uintptr_t", self._caller))
+        return address_of(self._caller)
 
     @property
     def is_ready(self) -> bool:
@@ -288,7 +293,7 @@ class Controller(Closing):
             raise NotSent(self._invalid)
         self.due(deadline)
         try:
-            code = _call(self._caller, packet.data, packet.nbytes)
+            code = start(self.address, address_of(packet.data), packet.nbytes)
             return self.go_on(code, packet, timeout, deadline)
         except BaseException as error:
             self.interrupted(error)

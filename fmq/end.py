@@ -6,13 +6,14 @@ import contextlib
 import errno
 import os
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from fmq._core import ffi, lib
+from fmq._hot import HotEnd, HotReader, HotWriter
 from fmq.bell import Bell
-from fmq.clock import FOREVER, deadline_of
 from fmq.closing import Closing
 from fmq.errors import Busy, Closed, Overrun, Timeout, raise_errno
 from fmq.geometry import Flavour
@@ -31,9 +32,8 @@ if TYPE_CHECKING:
     from fmq.region import Region
 
 DEFAULT_SPIN = 50e-6  # seconds
-_from_buffer, _new = ffi.from_buffer, ffi.new
+_CALLS = int(ffi.cast("uintptr_t", lib.fmq_hot_calls()))
 _ADAPTIVE = 2**64 - 1
-_RETRY = -errno.EINTR  # a signal's Python handler runs before the call is repeated
 
 
 def spin_ns(spin: float | str) -> int:
@@ -45,8 +45,8 @@ def spin_ns(spin: float | str) -> int:
     return int(spin * 1e9)
 
 
-class _End(Closing):
-    """What both ends share. One thread at a time may call an end; a second one gets Busy."""
+class _End(Closing, HotEnd):
+    """What both ends share. One thread at a time may call an end; a second one gets Busy. C makes its transfers."""
 
     _which: int
 
@@ -56,15 +56,15 @@ class _End(Closing):
         self.dtype, self.capacity = geometry.dtype, geometry.capacity
         self.overwrites = geometry.flavour is Flavour.UNSYNCHRONIZED
         self._role, which = self._take_role()
-        self._ring = place.ring.asarray(geometry.dtype, geometry.capacity, place.ring_at)
+        elements = place.ring.asarray(geometry.dtype, geometry.capacity, place.ring_at)
         handle = ffi.new("fmq_end **")
         control, ring = place.control.base + place.control_at, place.ring.base + place.ring_at
         if code := lib.fmq_open(control, ring, geometry.shape, which, handle):
             self._role.release()
             raise_errno(code, "cannot take the role")
         self.handle = ffi.gc(handle[0], lib.fmq_free)  #: of the C core
-        self._is_buffer = _has_buffer(self.dtype)
-        self._channels: list[Any] = []
+        address = int(ffi.cast("uintptr_t", self.handle))
+        self._begin_hot(_CALLS, address, self.handle, self.dtype, self.capacity, partial(_span, elements))
         self._bell: Bell | None = None  # for select; and
         self._async_bell: Bell | None = None
         self._flag: EventFlag | None = None
@@ -106,12 +106,6 @@ class _End(Closing):
     @spin.setter
     def spin(self, seconds: float | str) -> None:
         self.spin_ns = spin_ns(seconds)
-        for channel in self._channels:
-            channel.spin_ns = self.spin_ns
-
-    def follow_spin(self, channel: Any) -> None:
-        """Keeps the spin_ns of an fmq_channel equal to this end's."""
-        self._channels.append(channel)
 
     @property
     def available(self) -> int:
@@ -188,7 +182,7 @@ class _End(Closing):
             except BaseException:
                 bell.close()
                 raise
-            self._bell = bell
+            self._bell, self._has_bell = bell, True
         return self._bell.fd
 
     def close(self) -> None:
@@ -198,7 +192,7 @@ class _End(Closing):
         for bell in (self._bell, self._async_bell):
             if bell is not None:
                 bell.close()
-        self._bell = self._async_bell = None
+        self._bell, self._has_bell, self._async_bell = None, False, None
         with descriptors:  # when two threads close an end, neither returns before the role is free
             self._finalizer()
 
@@ -207,32 +201,6 @@ class _End(Closing):
         if self._role.is_held:
             return self.handle
         raise Closed("this end is closed, or was opened before a fork; open the queue again in this process")
-
-    def _transfer(self, what: str, function: Any, array: NDArray[Any], n: int, timeout: float | None) -> None:
-        deadline = FOREVER if timeout is None else deadline_of(timeout)
-        pointer = _from_buffer(array if self._is_buffer else array.view(np.uint8))
-        while (code := function(self.handle, pointer, n, self.spin_ns, deadline)) == _RETRY:
-            pass
-        self.rearm()
-        if code:
-            self._refuse(code, what, n)
-
-    def _reserve(self, what: str, n: int, timeout: float | None) -> Span:
-        deadline, spans = FOREVER if timeout is None else deadline_of(timeout), _new("fmq_spans *")
-        if n < 0:
-            self._refuse(-errno.EMSGSIZE, what, n)
-        while (code := lib.fmq_reserve(self.handle, n, spans, self.spin_ns, deadline)) == _RETRY:
-            pass
-        if code:
-            self._refuse(code, what, n)
-        start, first, second = spans.start, spans.first, spans.second
-        return Span(self._ring[start : start + first], self._ring[:second])
-
-    def _commit(self, what: str, n: int) -> None:
-        code = lib.fmq_commit(self.handle, n)
-        self.rearm()
-        if code:
-            self._refuse(code, what, n)
 
     def _new_bell(self) -> Bell:
         """A bell that is closed before this end's memory is unmapped, also without a call of `close`."""
@@ -267,54 +235,41 @@ class _End(Closing):
         raise_errno(code, what)
 
 
-class Transaction:
-    """A `with` block on elements in place: `w.reserve(n)`, `r.peek(n)`."""
-
-    __slots__ = ("_end", "_n", "_span", "_timeout", "_what")
-
-    def __init__(self, end: _End, what: str, n: int, timeout: float | None) -> None:
-        self._end, self._what, self._n, self._timeout = end, what, n, timeout
-
-    def __enter__(self) -> Span:
-        self._span = self._end._reserve(self._what, self._n, self._timeout)
-        return self._span
-
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        self._span.end()
-        if not self._n:  # it reserved nothing; an open reservation may be another thread's
-            return
-        if error is None:
-            self._end._commit(self._what, self._n)
-        else:
-            lib.fmq_commit(self._end.handle, 0)
-            self._end.rearm()
+def _span(ring: NDArray[Any], start: int, first: int, second: int) -> Span:
+    return Span(ring[start : start + first], ring[:second])
 
 
-def _has_buffer(dtype: np.dtype[Any]) -> bool:
-    """Whether arrays of that dtype have the buffer protocol (dates do not)."""
-    try:
-        _from_buffer(np.empty(1, dtype))
-    except ValueError:
-        return False
-    return True
+def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Of a C-contiguous array. Not all dtypes have the buffer protocol; dates do not."""
+    return np.asarray(array).reshape(-1).view(np.uint8)
 
 
-class MessageQueueWriter(_End):
+def _why_unfit(out: Any, n: int, dtype: np.dtype[Any]) -> str:
+    """Why n elements cannot be read into `out`, or ""."""
+    if not isinstance(out, np.ndarray):
+        return f"a {type(out).__name__} is no numpy array; pass numpy.empty({n}, {str(dtype)!r})"
+    if out.dtype != dtype:
+        return f"its dtype is {out.dtype}, the queue's {dtype}; make it with that one"
+    if out.size != n:
+        return f"it has {out.size} elements, and n={n} are read; pass out[:{n}], or another n"
+    if not out.flags.c_contiguous:
+        return "it is not C-contiguous; read into one that is, and copy"
+    return "" if out.flags.writeable else "it is read-only; pass one that may be written"
+
+
+class MessageQueueWriter(_End, HotWriter):
     """The writing end."""
 
     _which = WRITER
 
-    def write(self, elements: ArrayLike, timeout: float | None = None) -> None:
-        """Writes all elements or none, waiting for room. Raises Timeout, Closed, PeerDied, Corrupt, ValueError."""
-        array = elements
-        if type(array) is not np.ndarray or array.dtype is not self.dtype or not array.flags.c_contiguous:
-            array = np.ascontiguousarray(elements, self.dtype)
-        self._transfer("write", lib.fmq_write, array, array.size, timeout)
+    def _write(self, elements: ArrayLike, timeout: float | None) -> None:
+        """`write` of what is no plain array of the queue's dtype."""
+        array = np.ascontiguousarray(elements, self.dtype)
+        self._transfer("write", _bytes_of(array), array.size, timeout)
 
-    def try_write(self, elements: ArrayLike) -> bool:
-        """Writes all elements if there is room for them now. Raises PeerDied or Closed when there never will be."""
+    def _try_write(self, elements: ArrayLike) -> bool:
         try:
-            self.write(elements, 0)
+            self._write(elements, 0)
         except Timeout:
             return False
         return True
@@ -325,28 +280,23 @@ class MessageQueueWriter(_End):
         while not self.try_write(array):
             await self._until(array.size)
 
-    def reserve(self, n: int, timeout: float | None = None) -> Transaction:
-        """`with w.reserve(n) as span:` writes in place. All becomes visible at the end; nothing if the block raises."""
-        return Transaction(self, "reserve", n, timeout)
 
-
-class MessageQueueReader(_End):
+class MessageQueueReader(_End, HotReader):
     """The reading end."""
 
     _which = READER
 
-    def read(self, n: int, timeout: float | None = None) -> NDArray[Any]:
-        """Takes n elements, waiting for them. Raises Timeout, Overrun, Closed, PeerDied, Corrupt, ValueError."""
-        if not 0 <= n <= self.capacity:
-            self._refuse(-errno.EMSGSIZE, "read", n)
-        out = np.empty(n, self.dtype)
-        self._transfer("read", lib.fmq_read, out, n, timeout)
-        return out
+    def _read(self, n: int, timeout: float | None, out: NDArray[Any] | None) -> NDArray[Any]:
+        """`read` where C does not know the array as it is."""
+        array: NDArray[Any] = np.empty(n, self.dtype) if out is None else out
+        if why := _why_unfit(array, n, self.dtype):
+            raise ValueError(f"out: {why}")
+        self._transfer("read", _bytes_of(array), n, timeout)
+        return array
 
-    def try_read(self, n: int) -> NDArray[Any] | None:
-        """n elements if they are there now. Raises PeerDied or Closed when they will not come any more."""
+    def _try_read(self, n: int) -> NDArray[Any] | None:
         try:
-            return self.read(n, 0)
+            return self._read(n, 0, None)
         except Timeout:
             return None
 
@@ -355,14 +305,6 @@ class MessageQueueReader(_End):
         while (elements := self.try_read(n)) is None:
             await self._until(n)
         return elements
-
-    def peek(self, n: int, timeout: float | None = None) -> Transaction:
-        """`with r.peek(n) as span:` reads in place. The end of the block takes the elements; an exception leaves them.
-
-        The writer of an unsynchronized queue may overwrite them meanwhile. Then the block ends with Overrun; discard
-        what it has read.
-        """
-        return Transaction(self, "peek", n, timeout)
 
     def keep_latest(self, n: int) -> None:
         """Makes the n newest elements of an unsynchronized queue unread, or as many as there are, and no others.

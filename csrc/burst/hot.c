@@ -1,8 +1,8 @@
 /* burst._hot: `run()` of a burst on a request that is known, in one call from Python; and the loop of a listener whose plans
  * are run by Python, without a frame of Python's between one request and the next.
  *
- * This is the one file that includes Python.h: a function of cffi cannot be a method, take optional arguments without
- * parsing them in Python, or return an object that exists already. It decides nothing. Python makes results ready, and
+ * This file and fmq/python/ are what includes Python.h: a function of cffi cannot be a method, take optional
+ * arguments without parsing them in Python, or return an object that exists already. It decides nothing. Python makes results ready, and
  * says by `is_ready` of the burst's caller that the next `run()` may use them; whatever is not the usual case goes to
  * the methods `_run` and `_go_on` of the Python class.
  *

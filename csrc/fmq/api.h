@@ -27,12 +27,11 @@ typedef struct {
 } fmq_spans;
 
 typedef struct {
-    void *start; /* fmq_exchange_start, for fmq._hot, which has no symbols of fmq._core */
     fmq_end *out, *in;
     void *buffer;
     uint64_t buffer_bytes;
     uint64_t spin_ns;
-    uint64_t start_ns; /* how long fmq_exchange_start may take */
+    uint64_t start_ns; /* how long exchange_start may take */
 } fmq_channel;
 
 enum { FMQ_SYNCHRONIZED = 1, FMQ_UNSYNCHRONIZED = 2 };
@@ -65,7 +64,8 @@ int64_t fmq_position(fmq_end *end); /* elements that this end, and earlier holde
 uint64_t fmq_glance(const void *counter); /* for onlookers: reads a counter after everything that was read before this call */
 void fmq_stop(fmq_end *end); /* ends the call in progress, waits until it has returned, refuses all later calls; any thread */
 
-/* transfers: all n elements or none. They poll for spin_ns, then sleep until the deadline (0: they only try, -EAGAIN).
+/* transfers: all n elements or none. They poll for spin_ns, then sleep until the deadline (0: they only try, 1: they
+ * only poll, -EAGAIN).
  * One thread at a time on an end (else -EBUSY). An observer cannot sleep (-EROFS). */
 int64_t fmq_available(fmq_end *end);
 int fmq_write(fmq_end *end, const void *elements, uint64_t n, uint64_t spin_ns, uint64_t deadline);
@@ -86,7 +86,17 @@ int fmq_notify(fmq_end *end, void *flag, uint32_t mask); /* every transfer also 
  * bytes received; all counts here are bytes. -EINVAL: not whole elements, or a queue that is not synchronized. -EAGAIN: the
  * packet did not fit, nothing was sent. After -EINTR or -ETIMEDOUT the packet is out: call again with none. */
 int64_t fmq_exchange(const fmq_channel *channel, const void *packet, uint64_t bytes, uint64_t deadline);
-int64_t fmq_exchange_start(const fmq_channel *channel, const void *packet, uint64_t bytes); /* never sleeps; -ETIMEDOUT */
+
+/* for fmq._hot, which has no symbols of this module: fmq_write, fmq_read and fmq_reserve (into fmq_spans), alike, and more */
+typedef int (*fmq_transfer)(fmq_end *end, void *elements, uint64_t n, uint64_t spin_ns, uint64_t deadline);
+typedef struct {
+    fmq_transfer write, read, reserve;
+    int (*commit)(fmq_end *end, uint64_t n);
+    int64_t (*exchange)(const fmq_channel *channel, const void *packet, uint64_t bytes, uint64_t deadline);
+    int64_t (*exchange_start)(const fmq_channel *channel, const void *packet, uint64_t bytes); /* never sleeps; -ETIMEDOUT */
+    uint64_t (*now)(void);
+} fmq_calls;
+const fmq_calls *fmq_hot_calls(void);
 
 /* event flag: eight bytes of any shared memory, bits and sleepers. The wait also ends (-EPIPE, -ESHUTDOWN) when the peer of
  * the first of n ends is gone; n < 127. */

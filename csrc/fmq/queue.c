@@ -267,6 +267,21 @@ int64_t fmq_exchange(const fmq_channel *c, const void *packet, uint64_t bytes, u
     return exchange(c, packet, bytes, spin_and_sleep, deadline);
 }
 
-int64_t fmq_exchange_start(const fmq_channel *c, const void *packet, uint64_t bytes) {
+static int64_t exchange_start(const fmq_channel *c, const void *packet, uint64_t bytes) {
     return exchange(c, packet, bytes, spin_only, 0);
+}
+
+/* ---- for fmq._hot ------------------------------------------------------------------------------------------------ */
+
+static int hot_write(fmq_end *e, void *elements, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
+    return fmq_write(e, elements, n, spin_ns, deadline);
+}
+
+static int hot_reserve(fmq_end *e, void *spans, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
+    return fmq_reserve(e, n, spans, spin_ns, deadline);
+}
+
+const fmq_calls *fmq_hot_calls(void) {
+    static const fmq_calls calls = {hot_write, fmq_read, hot_reserve, fmq_commit, fmq_exchange, exchange_start, fmq_now};
+    return &calls;
 }

@@ -224,6 +224,7 @@ int sleep_until(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
     int r = ring_need(e, n);
     if (!deadline) return r == -EAGAIN ? why_not(e, n) : r;
     if (r != -EAGAIN) return e->interrupted = false, r;
+    if (deadline == SLEEP_NEVER) return spin_for(e, n, spin_ns, FMQ_FOREVER);
     return spin_ns == FMQ_SPIN_ADAPTIVE ? wait_and_learn(e, n, deadline) : wait_for(e, n, spin_ns, deadline);
 }
 

@@ -4,7 +4,8 @@
 
 #include "fmq/ring.h"
 
-/* Until n are at hand: 0, or why not. Spins for spin_ns, then sleeps; deadline 0 only looks. */
+/* Until n are at hand: 0, or why not. Spins for spin_ns, then sleeps; deadline 0 only looks, and SLEEP_NEVER only spins. */
+enum { SLEEP_NEVER = 1 };
 int sleep_until(struct fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline);
 
 /* Many readers share the life word of an unsynchronized writer. When the one that the kernel wakes is itself being killed

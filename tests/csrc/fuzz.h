@@ -233,8 +233,8 @@ static void exchange(int in) {
     uint64_t n = take() % (world.shape.capacity + 2), capacity = take() % (3 * world.shape.capacity + 2);
     uint64_t size = world.shape.element_bytes, spin = take() % 4 * 1000;
     unsigned char *packet = calloc(1, (n <= world.shape.capacity ? n : 0) * size), *buffer = calloc(1, capacity * size);
-    fmq_channel c = {NULL, world.ends[FMQ_WRITER], world.ends[in], buffer, capacity * size, spin, spin};
-    int64_t r = take() % 2 ? fmq_exchange(&c, packet, n * size, some_deadline()) : fmq_exchange_start(&c, packet, n * size);
+    fmq_channel c = {world.ends[FMQ_WRITER], world.ends[in], buffer, capacity * size, spin, spin};
+    int64_t r = take() % 2 ? fmq_exchange(&c, packet, n * size, some_deadline()) : fmq_hot_calls()->exchange_start(&c, packet, n * size);
     if (world.shape.flavour == FMQ_SYNCHRONIZED) expect(r, (int64_t)(capacity * size), -1, read_errors);
     else expect(r, -1, -1, (const int[]){-EINVAL, 0});
     world.lost[FMQ_WRITER] = c.out->broken, world.lost[in] = c.in->broken;

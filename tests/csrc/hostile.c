@@ -105,7 +105,7 @@ static void ask(fmq_end *out, fmq_end *in, uint64_t *random) {
     unsigned char buffer[CAPACITY * ELEMENT];
     uint64_t n = random_of(random) % (CAPACITY + 2), wait = random_of(random) % 200 * us;
     unsigned char packet[(CAPACITY + 1) * ELEMENT] = {0};
-    fmq_channel channel = {NULL, out, in, buffer, sizeof buffer, 0, 0};
+    fmq_channel channel = {out, in, buffer, sizeof buffer, 0, 0};
     expect(fmq_exchange(&channel, packet, n * ELEMENT, fmq_now() + wait), sizeof buffer, false);
 }
 

@@ -134,7 +134,7 @@ static uint64_t stream(uint64_t seed, uint64_t until) {
 static void *asker(void *argument) {
     queue *q = argument;
     uint32_t question = 0, answer[CAPACITY];
-    fmq_channel channel = {NULL, q[0].writer, q[1].reader, answer, sizeof answer, 0, 0};
+    fmq_channel channel = {q[0].writer, q[1].reader, answer, sizeof answer, 0, 0};
     for (; fmq_now() < q[0].until; question++) {
         channel.spin_ns = question % 2 ? 0 : 20000;
         MUST(fmq_exchange(&channel, &question, 4, FMQ_FOREVER) == 4);
@@ -148,7 +148,7 @@ static void *asker(void *argument) {
 static void *answerer(void *argument) {
     queue *q = argument;
     uint32_t message[CAPACITY];
-    fmq_channel channel = {NULL, q[1].writer, q[0].reader, message, sizeof message, 0, 0};
+    fmq_channel channel = {q[1].writer, q[0].reader, message, sizeof message, 0, 0};
     uint64_t n = 0;
     for (;;) {
         MUST(fmq_exchange(&channel, message, n, FMQ_FOREVER) == 4);

@@ -311,10 +311,10 @@ static void commit_two(void) {
     if (!r) memcpy(memory[0] + FMQ_PAGE + spans.start, ab, 2);
     sides[1].result = r ? r : fmq_commit(writer0, 2);
 }
-static void ask(void) { sides[0].result = fmq_exchange(&(fmq_channel){NULL, writer1, reader0, got, 1, 0, 0}, ab, 1, FMQ_FOREVER); }
+static void ask(void) { sides[0].result = fmq_exchange(&(fmq_channel){writer1, reader0, got, 1, 0, 0}, ab, 1, FMQ_FOREVER); }
 static void answer(void) {
     unsigned char asked[2] = {0};
-    int64_t r = fmq_exchange(&(fmq_channel){NULL, writer0, reader1, asked, 1, 0, 0}, NULL, 0, FMQ_FOREVER);
+    int64_t r = fmq_exchange(&(fmq_channel){writer0, reader1, asked, 1, 0, 0}, NULL, 0, FMQ_FOREVER);
     asked[0] ^= 1;
     sides[1].result = r < 0 ? r : write_of(asked, 1);
 }

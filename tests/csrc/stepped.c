@@ -48,7 +48,7 @@ static void reserve(void) {
 static void play_both(void) { victim_of_answers = play(&queues[1], FMQ_READER); }
 static void ask(void) {
     uint64_t answer[CAPACITY];
-    fmq_channel channel = {NULL, victim.end, victim_of_answers.end, answer, sizeof answer, 0, 0};
+    fmq_channel channel = {victim.end, victim_of_answers.end, answer, sizeof answer, 0, 0};
     fmq_exchange(&channel, &published, sizeof published, FMQ_FOREVER);
 }
 

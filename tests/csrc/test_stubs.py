@@ -30,7 +30,7 @@ def stub_signature(node):
     return [ast.unparse(argument.annotation) for argument in node.args.posonlyargs[1:]], ast.unparse(node.returns)
 
 
-@pytest.mark.parametrize("module", ["fmq._core", "fmq._hot", "burst._core"])
+@pytest.mark.parametrize("module", ["fmq._core", "burst._core"])
 def test_the_stub_of_an_extension_is_what_the_extension_holds(module):
     """The stub has each constant with its value, each function with its arguments and result, and nothing else."""
     stub = ast.parse((ROOT / f"{module.replace('.', '/')}.pyi").read_text())

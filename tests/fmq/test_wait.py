@@ -21,7 +21,7 @@ def queue():
         yield made
 
 
-@pytest.fixture(params=["read", "peek", "write", "reserve", "exchange"])
+@pytest.fixture(params=["read", "into", "peek", "write", "reserve", "exchange"])
 def waiting(request, queue):
     """(call that waits for ever, the word on which it sleeps, what ends it), for every call that can wait."""
     w, r = queue.writer(), queue.reader()
@@ -33,6 +33,7 @@ def waiting(request, queue):
     exchange = fmq.Exchange(other.writer(), r)
     yield {
         "read": (lambda timeout=None: r.read(1, timeout), data, lambda: w.write([9])),
+        "into": (lambda timeout=None: r.read(1, timeout, np.empty(1, "u1")), data, lambda: w.write([9])),
         "peek": (lambda timeout=None: r.peek(1, timeout).__enter__(), data, lambda: w.write([9])),
         "write": (lambda timeout=None: w.write([9], timeout), space, lambda: r.read(1)),
         "reserve": (lambda timeout=None: w.reserve(1, timeout).__enter__(), space, lambda: r.read(1)),
