@@ -16,7 +16,6 @@ import time
 from dataclasses import dataclass
 from enum import KEEP, IntFlag
 from functools import partial
-from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import numpy as np
@@ -266,6 +265,8 @@ class Memory(Region):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For `multiprocessing`, between one's own processes."""
+        from multiprocessing import reduction  # takes as long to load as this package
+
         return _unpickled, (self.to_wire(), reduction.DupFd(self.fd))
 
 

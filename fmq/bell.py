@@ -21,14 +21,16 @@ Which thread may do what:
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fmq._core import lib
 from fmq.errors import Busy, raise_errno
+
+if TYPE_CHECKING:
+    import asyncio
 
 _bells: weakref.WeakSet[Bell] = weakref.WeakSet()
 
@@ -65,6 +67,8 @@ class Bell:
 
     async def rung(self, n: int) -> None:
         """Waits until a transfer of n elements would not wait, or the bell is closed."""
+        import asyncio  # not with this module: it takes as long to load as the rest of fmq
+
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         if self._waiter:

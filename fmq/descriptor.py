@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import weakref
 from dataclasses import dataclass, replace
-from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmq._core import ffi, lib
@@ -189,6 +188,8 @@ class Descriptor:
         return cls(dtype, Flavour(flavour), grantors, fds, None, sealed)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing import reduction  # takes as long to load as this package
+
         carried = [reduction.DupFd(fd) for fd in self.fds]
         grantors = [tuple(grantor) for grantor in self.grantors]
         return _unpickle, (self.dtype, int(self.flavour), grantors, carried, self.name, self.sealed, self.announces)

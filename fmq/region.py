@@ -16,7 +16,6 @@ import os
 import stat
 import sys
 import threading
-from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -143,6 +142,8 @@ class Region:
         """Pickles for `multiprocessing`, between processes of one program."""
         if self.name is not None:
             return _reopen, (self.name, self.writable)
+        from multiprocessing import reduction  # takes as long to load as this package
+
         return _adopt, (reduction.DupFd(self.fd), self.nbytes, self.writable, self.sealed)
 
     def is_same_memory(self, other: Region) -> bool:

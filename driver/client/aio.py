@@ -6,7 +6,6 @@ becomes of the burst.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from contextlib import suppress
@@ -18,11 +17,12 @@ from driver.client.tasks import Tasks, call_in, complete
 from driver.deadlines import seconds_left
 
 if TYPE_CHECKING:
+    import asyncio
+    from asyncio import AbstractEventLoop as _Loop
+
     from burst import Controller
     from driver.client.future import Future
     from driver.client.pipeline import Pipeline
-
-_Loop = asyncio.AbstractEventLoop
 
 
 class _Watched:
@@ -63,6 +63,8 @@ class Arrivals:
 
     def of(self, future: Future) -> asyncio.Future[None]:
         """Done in the running loop when `future` is."""
+        import asyncio
+
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         future.add_done_callback(lambda _: call_in(loop, complete, done))

@@ -10,7 +10,6 @@ kernel has closed its descriptors, about 80 ms later per GB of its memory; `wait
 
 from __future__ import annotations
 
-import asyncio
 import os
 import select
 from collections import deque
@@ -32,6 +31,7 @@ from fmq.clock import FOREVER
 from fmq.closing import Closing
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     from numpy.typing import NDArray
@@ -254,6 +254,8 @@ class FencedExecution(Closing):
         return self.result(0)
 
     async def _ended(self) -> None:
+        import asyncio
+
         loop = asyncio.get_running_loop()
         done = loop.create_future()
         copy = os.dup(self._fence)  # an event loop has only one reader per descriptor

@@ -11,6 +11,7 @@ client with such limits uses a device that runs, or has systemd's manager of the
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import resource
@@ -158,6 +159,7 @@ def _main() -> None:
         sys.argv[3] = str(_listening(Path(sys.argv[3])))
     if os.fork():
         os._exit(0)
+    gc.disable()  # what is loaded now stays; the service enables it
     import_module(sys.argv.pop(1)).main()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from asyncio import wrap_future
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -87,6 +86,8 @@ class AnyPreparedModel(Closing, ABC):
 
         Raises MissedDeadline* at the deadline.
         """
+        from asyncio import wrap_future
+
         end = None if timeout is None else time.monotonic() + timeout
         arrays = together(arrays, by_name)
         shapes = input_shapes(self.model, arrays)

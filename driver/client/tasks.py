@@ -1,8 +1,10 @@
-"""What tasks of event loops do with a burst, whatever executes its requests: requests in turn, and streams."""
+"""What tasks of event loops do with a burst, whatever executes its requests: requests in turn, and streams.
+
+Functions import asyncio: a program that uses none of them need not wait until it is loaded.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterable
 from contextlib import suppress
@@ -16,13 +18,14 @@ from driver.deadlines import WAITING, check_times, earlier, nanoseconds, passed,
 from fmq import clock
 
 if TYPE_CHECKING:
+    import asyncio
+    from asyncio import AbstractEventLoop as _Loop
     from collections.abc import AsyncIterator, Callable, Iterable
 
     from burst import Result
     from driver.client.future import Future
     from driver.options import Options
 
-_Loop = asyncio.AbstractEventLoop
 _UNCLAIMED = 8  # results that tasks may be about to take; fewer than a burst lets be held
 
 
@@ -74,6 +77,8 @@ class Tasks:
         self, source: RequestSource, arrays: tuple[Any, ...], timeout: float | None, deadline: float | None
     ) -> Result:
         """As `Burst.run_async`."""
+        import asyncio
+
         loop, times = asyncio.get_running_loop(), TaskTimes.of(timeout, deadline)
         while self._unclaimed[loop] >= source.depth + _UNCLAIMED:
             await asyncio.sleep(0)  # tasks whose results are there hold them until they have had their turn
@@ -88,6 +93,8 @@ class Tasks:
             self._unclaimed += Counter()  # keeps no zeros, and no loops
 
     async def _submit(self, source: RequestSource, arrays: tuple[Any, ...], times: TaskTimes) -> Future:
+        import asyncio
+
         deadline = times.end
         if source.options.policy != "block":
             return source.submit_by(arrays, 0, deadline)
@@ -123,6 +130,8 @@ class Tasks:
         deadline: float | None,
     ) -> AsyncIterator[Result]:
         """As `Burst.stream`."""
+        import asyncio
+
         given = aiter(frames) if isinstance(frames, AsyncIterable) else _each(frames)
         pending: deque[tuple[Future, asyncio.Future[None]]] = deque()
         times = TaskTimes.of(timeout, deadline)  # checks them
@@ -206,6 +215,8 @@ _END = object()
 
 
 async def _each(frames: Iterable[Any]) -> AsyncIterator[Any]:
+    import asyncio
+
     for frame in frames:
         yield frame
         await asyncio.sleep(0)

@@ -29,16 +29,15 @@ def device_class(name: str) -> type[Device]:
     """The class behind a device's name, behind "module:Class", or of a shared library. Raises DeviceNotFound."""
     if is_library(name):
         return _of_library(name)
-    installed = ", ".join(names()) or "none"
     found = _entry(name)
     if found is None and ":" not in name:
-        raise DeviceNotFound(f"name={name!r}: no such device; installed are {installed}{did_you_mean(name, names())}")
+        raise DeviceNotFound(f"name={name!r}: no such device; {_installed()}{did_you_mean(name, names())}")
     try:
         return load(found or EntryPoint(name, name, GROUP))
     except ModuleNotFoundError as error:
         raise DeviceNotFound(f"name={name!r} is not installed: {error}; {_remedy(name)}") from error
     except (ImportError, AttributeError) as error:
-        raise DeviceNotFound(f"name={name!r} cannot be loaded: {error}; installed are {installed}") from error
+        raise DeviceNotFound(f"name={name!r} cannot be loaded: {error}; {_installed()}") from error
 
 
 class Missing(NamedTuple):
@@ -63,6 +62,10 @@ def usable_class(name: str) -> type[Device]:
     if lacks := missing(name):
         raise DeviceNotFound(f"name={name!r} is not installed: {lacks.what}; {lacks.remedy}")
     return found
+
+
+def _installed() -> str:
+    return f"installed are {', '.join(names()) or 'none'}"
 
 
 def _entry(name: str) -> EntryPoint | None:

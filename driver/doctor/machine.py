@@ -10,9 +10,7 @@ import resource
 import struct
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from cffi import FFI
+from typing import TYPE_CHECKING, NamedTuple
 
 from driver.client import launch, user_manager
 from driver.client.discovery import Place, runtime_dir, why_elsewhere
@@ -20,7 +18,9 @@ from driver.doctor.finding import Finding, State, size, text_of
 from driver.engine import landlock
 from driver.engine.limits import limits, limits_file, memory_bytes
 from driver.errors import DeviceFailed
+from driver.libc import function
 from driver.runtime.cache.folder import default_folder
+from fmq._core import ffi
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -134,9 +134,7 @@ def huge_pages() -> Iterator[Finding]:
         yield Finding(f"huge pages of {kind}", "ok", chosen[1] if chosen else "unknown")
 
 
-_ffi = FFI()
-_ffi.cdef("long syscall(long number, ...);")
-_libc: Any = _ffi.dlopen(None)
+_syscall = function("syscall", "long(*)(long number, long a, long b, long c, long d, long e)")
 _FUTEX_WAITV = 449  # on every architecture
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _F_OFD_SETLK = 37
@@ -166,9 +164,8 @@ def tried() -> Iterator[Finding]:
 
 def futex_waitv() -> None:
     """Waits on nothing: a kernel that has the call answers EINVAL. Raises OSError."""
-    arguments = [_ffi.cast("long", 0)] * 5
-    if _libc.syscall(_ffi.cast("long", _FUTEX_WAITV), *arguments) < 0 and _ffi.errno != errno.EINVAL:
-        raise OSError(_ffi.errno, os.strerror(_ffi.errno))
+    if _syscall(_FUTEX_WAITV, *[0] * 5) < 0 and ffi.errno != errno.EINVAL:
+        raise OSError(ffi.errno, os.strerror(ffi.errno))
 
 
 def memfd() -> None:

@@ -14,22 +14,17 @@ import stat
 import struct
 from contextlib import suppress
 from enum import IntFlag
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cffi import FFI
+from driver.libc import function
+from fmq._core import ffi
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-_ffi = FFI()
-_ffi.cdef(
-    """
-    int prctl(int option, unsigned long a, unsigned long b, unsigned long c, unsigned long d);
-    long syscall(long number, long a, long b, long c, long d);
-    """
-)
-_libc: Any = _ffi.dlopen(None)
+_prctl = function("prctl", "int(*)(int, unsigned long, unsigned long, unsigned long, unsigned long)")
+_syscall = function("syscall", "long(*)(long number, long a, long b, long c, long d)")
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # on every architecture
 _VERSION, _BENEATH, _NO_NEW_PRIVS = 1, 1, 38
@@ -64,7 +59,7 @@ _ALL_BY_ABI = (0, (1 << 13) - 1, (1 << 14) - 1, (1 << 15) - 1, (1 << 15) - 1, (1
 
 def abi() -> int:
     """The version of Landlock in the kernel; 0: it has none, or it is off."""
-    return max(0, int(_libc.syscall(_CREATE, 0, 0, _VERSION, 0)))
+    return max(0, int(_syscall(_CREATE, 0, 0, _VERSION, 0)))
 
 
 def restrict(rules: Mapping[Path, Access], *, network: bool = False, abstract: bool = False) -> int:
@@ -82,13 +77,13 @@ def restrict(rules: Mapping[Path, Access], *, network: bool = False, abstract: b
     known = _ALL_BY_ABI[min(version, _CONTROLS)]
     fields = [known, 0 if network else 3, 2 if abstract else 3]
     words = fields[: 3 if version >= SCOPES else 2 if version >= _CONNECTS else 1]
-    attributes = _ffi.from_buffer(struct.pack(f"{len(words)}Q", *words))
-    ruleset = _called(_CREATE, int(_ffi.cast("uintptr_t", attributes)), 8 * len(words), 0)
+    attributes = ffi.from_buffer(struct.pack(f"{len(words)}Q", *words))
+    ruleset = _called(_CREATE, int(ffi.cast("uintptr_t", attributes)), 8 * len(words), 0)
     try:
         for path, access in rules.items():
             _add(ruleset, path, access & known)
-        if _libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0):
-            raise OSError(_ffi.errno, "no_new_privs")
+        if _prctl(_NO_NEW_PRIVS, 1, 0, 0, 0):
+            raise OSError(ffi.errno, "no_new_privs")
         _called(_RESTRICT, ruleset, 0, 0)
     finally:
         os.close(ruleset)
@@ -101,15 +96,15 @@ def _add(ruleset: int, path: Path, access: int) -> None:
         try:
             if not stat.S_ISDIR(os.fstat(fd).st_mode):
                 access &= Access.OF_FILES
-            rule = _ffi.from_buffer(struct.pack("=Qi", access, fd))
+            rule = ffi.from_buffer(struct.pack("=Qi", access, fd))
             if access:
-                _called(_ADD, ruleset, _BENEATH, int(_ffi.cast("uintptr_t", rule)))
+                _called(_ADD, ruleset, _BENEATH, int(ffi.cast("uintptr_t", rule)))
         finally:
             os.close(fd)
 
 
 def _called(number: int, *arguments: int) -> int:
-    result = int(_libc.syscall(number, *arguments, *[0] * (4 - len(arguments))))
+    result = int(_syscall(number, *arguments, *[0] * (4 - len(arguments))))
     if result < 0:
-        raise OSError(_ffi.errno, f"Landlock: {os.strerror(_ffi.errno)} ({errno.errorcode.get(_ffi.errno)})")
+        raise OSError(ffi.errno, f"Landlock: {os.strerror(ffi.errno)} ({errno.errorcode.get(ffi.errno)})")
     return result

@@ -17,8 +17,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from cffi import FFI
-
 from burst import (
     DeviceUnavailable,
     InvalidArgument,
@@ -30,7 +28,6 @@ from burst.serving_thread import ServingThread
 from burst.trace import blamed, note_crashes
 from burst.turns import Application, RunQueue, Share, waiters
 from driver.deadlines import check, check_entry, due, seconds_left
-from driver.devices import device_class
 from driver.engine import sandbox
 from driver.engine.cache.compilations import VerifiedCache
 from driver.engine.client import EngineClient
@@ -43,6 +40,7 @@ from driver.engine.preparations import Pacer, Preparations
 from driver.engine.running_files import GRACE, RunningFiles
 from driver.engine.totals import Totals, summed
 from driver.interface import Device
+from driver.libc import function
 from driver.protocol.census import Census
 from driver.protocol.model_codec import handles_in
 from driver.protocol.rpc import Reply, refuse, serve, take_fd
@@ -65,9 +63,7 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
-_ffi = FFI()
-_ffi.cdef("int malloc_trim(size_t pad);")
-_libc: Any = _ffi.dlopen(None)  # calls give up the GIL
+_malloc_trim = function("malloc_trim", "int(*)(size_t pad)")
 
 
 class PlanHolder(Protocol):
@@ -151,8 +147,8 @@ class IdleMonitor:
 
 def _trim() -> None:
     """Returns free memory to the system, if the C library can."""
-    if trim := getattr(_libc, "malloc_trim", None):
-        trim(0)
+    if _malloc_trim:
+        _malloc_trim(0)
 
 
 _RETRY = 0.1
@@ -165,8 +161,10 @@ _PREPARING = {"prepare", "improve", "save"}
 class Engine:
     """The state that all clients share."""
 
-    def __init__(self, name: str, service: Channel, running: RunningFiles, *, is_shared: bool = False) -> None:
-        self.device: Device = device_class(name)()
+    def __init__(
+        self, name: str, device: Device, service: Channel, running: RunningFiles, *, is_shared: bool = False
+    ) -> None:
+        self.device = device
         self.device.on_report = self.forget_plans  # a request that is bound anew meets `check_available`
         self._service, self.limits = service, limits(is_shared=is_shared)
         if self.device.asked_apart:
@@ -447,7 +445,7 @@ class Engine:
             os._exit(0)
 
 
-def main(name: str, service: Channel, running: RunningFiles, *, is_shared: bool) -> None:
+def main(name: str, kind: type[Device], service: Channel, running: RunningFiles, *, is_shared: bool) -> None:
     """Runs the engine process. `service`: the channel to the service process, which has `running`, too. `is_shared`:
     by accounts.
     """
@@ -455,7 +453,7 @@ def main(name: str, service: Channel, running: RunningFiles, *, is_shared: bool)
     gc.disable()
     note_crashes()
     guard()
-    engine = Engine(name, service, running, is_shared=is_shared)
+    engine = Engine(name, kind(), service, running, is_shared=is_shared)
     sandbox.enter(engine.device.needs.system_calls)
     life = LifePage()
     ready = service.receive()

@@ -21,28 +21,22 @@ import struct
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from cffi import FFI
+from typing import TYPE_CHECKING
 
 from driver.engine import landlock
 from driver.engine.landlock import Access
 from driver.engine.system_calls import MACHINES, NUMBERS, program
+from driver.libc import function
+from fmq._core import ffi
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from driver.interface import Device
 
-_ffi = FFI()
-_ffi.cdef(
-    """
-    int prctl(int option, unsigned long a, unsigned long b, unsigned long c, unsigned long d);
-    int capset(const void *header, const void *data);
-    long syscall(long number, long a, long b, void *c);
-    """
-)
-_libc: Any = _ffi.dlopen(None)
+_prctl = function("prctl", "int(*)(int, unsigned long, unsigned long, unsigned long, unsigned long)")
+_capset = function("capset", "int(*)(const void *header, const void *data)")
+_syscall = function("syscall", "long(*)(long number, long a, long b, void *c)")
 _log = logging.getLogger(__name__)
 
 _NO_NEW_PRIVS, _SET_FILTER = 38, 1
@@ -135,8 +129,8 @@ def _drop_capabilities() -> None:
     fields = _status()
     permitted, effective = (int(fields[name], 16) & _KEPT_CAPABILITIES for name in ("CapPrm", "CapEff"))
     header, data = struct.pack("Ii", _CAPABILITY_VERSION, 0), struct.pack("6I", effective, permitted, 0, 0, 0, 0)
-    if _libc.capset(_ffi.from_buffer(header), _ffi.from_buffer(data)):
-        _log.warning("capabilities are not dropped: %s", errno.errorcode.get(_ffi.errno))
+    if _capset(ffi.from_buffer(header), ffi.from_buffer(data)):
+        _log.warning("capabilities are not dropped: %s", errno.errorcode.get(ffi.errno))
 
 
 def _end_idle_threads() -> None:
@@ -178,14 +172,14 @@ def enter(needed: Iterable[str] = ()) -> bool:
     could.
     """
     machine = os.uname().machine
-    if machine not in _SECCOMP or _libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0):
+    if machine not in _SECCOMP or _prctl(_NO_NEW_PRIVS, 1, 0, 0, 0):
         _log.warning("system calls are not confined: there is no filter for %s", machine)
         return False
     steps = program(machine, needed)
-    code = _ffi.from_buffer(steps)
-    header = struct.pack("HxxxxxxQ", len(steps) // 8, int(_ffi.cast("uintptr_t", code)))
-    if _libc.syscall(_SECCOMP[machine], _SET_FILTER, _FLAGS, _ffi.from_buffer(header)):
-        found = errno.errorcode.get(_ffi.errno)
+    code = ffi.from_buffer(steps)
+    header = struct.pack("HxxxxxxQ", len(steps) // 8, int(ffi.cast("uintptr_t", code)))
+    if _syscall(_SECCOMP[machine], _SET_FILTER, _FLAGS, ffi.from_buffer(header)):
+        found = errno.errorcode.get(ffi.errno)
         _log.warning("system calls are not confined: the kernel refuses a seccomp filter with %s", found)
         return False
     return True

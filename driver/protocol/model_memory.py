@@ -14,7 +14,6 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-from cffi import FFI
 
 from burst import ResourceExhaustedTransient
 from burst.backing import Backing, backing_of
@@ -22,7 +21,9 @@ from burst.exhaustion import exhausted
 from burst.freezing import FROZEN
 from burst.memory import KINDS
 from burst.own_kinds import is_own_kind
+from driver.libc import function
 from driver.nn import InvalidModel
+from fmq._core import ffi
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -33,17 +34,11 @@ _FIXED, _NO_RESERVE = 0x10, 0x4000  # MAP_FIXED, MAP_NORESERVE
 _MAX_BYTES = 2**47  # what can be mapped at all
 _DUPLICATE = 1 | 2  # MREMAP_MAYMOVE, MREMAP_FIXED
 
-_ffi = FFI()
-_ffi.cdef(
-    """
-    int memcmp(const void *one, const void *other, size_t nbytes);
-    void *mmap(void *address, size_t bytes, int protection, int flags, int fd, long offset);
-    void *mremap(void *old, size_t old_bytes, size_t bytes, int flags, void *address);
-    int munmap(void *address, size_t bytes);
-    """
-)
-_libc: Any = _ffi.dlopen(None)  # calls release the GIL
-_FAILED = 2 ** (8 * _ffi.sizeof("void *")) - 1
+_memcmp = function("memcmp", "int(*)(const void *one, const void *other, size_t nbytes)")
+_mmap = function("mmap", "void *(*)(void *address, size_t bytes, int protection, int flags, int fd, long offset)")
+_mremap = function("mremap", "void *(*)(void *old, size_t old_bytes, size_t bytes, int flags, void *address)")
+_munmap = function("munmap", "int(*)(void *address, size_t bytes)")
+_FAILED = 2 ** (8 * ffi.sizeof("void *")) - 1
 MOST_HANDLES = 32
 """Pools of one model that travel as handles."""
 
@@ -88,7 +83,7 @@ def pages(nbytes: int) -> int:
 
 def same_bytes(one: int, other: int, nbytes: int) -> bool:
     """Whether two ranges of memory have equal bytes. Releases the GIL meanwhile."""
-    return not _libc.memcmp(_ffi.cast("void *", one), _ffi.cast("void *", other), nbytes)
+    return not _memcmp(ffi.cast("void *", one), ffi.cast("void *", other), nbytes)
 
 
 def same_memory(one: ModelBytes, other: ModelBytes) -> bool:
@@ -118,15 +113,15 @@ class SealedModel:
         self.parts = tuple(parts)
         self.nbytes = parts[-1].start + parts[-1].nbytes
         self.address = _reserved(pages(self.nbytes) + mmap.PAGESIZE)  # vector kernels read beyond the end
-        pointer = _ffi.cast("unsigned char *", self.address)
+        pointer = ffi.cast("unsigned char *", self.address)
         unmapping: Any = _Unmapping(self.address, pages(self.nbytes) + mmap.PAGESIZE)
-        memory: Any = _ffi.gc(pointer, unmapping)
+        memory: Any = ffi.gc(pointer, unmapping)
         for fd, part in zip((*fds[1:], fds[0]), parts, strict=True):
-            place, flags = _ffi.cast("void *", self.address + part.start), mmap.MAP_SHARED | _FIXED
-            if _number(_libc.mmap(place, part.nbytes, mmap.PROT_READ, flags, fd, part.file[2])) == _FAILED:
-                error = OSError(_ffi.errno, f"the model's memory cannot be mapped: {os.strerror(_ffi.errno)}")
+            place, flags = ffi.cast("void *", self.address + part.start), mmap.MAP_SHARED | _FIXED
+            if _number(_mmap(place, part.nbytes, mmap.PROT_READ, flags, fd, part.file[2])) == _FAILED:
+                error = OSError(ffi.errno, f"the model's memory cannot be mapped: {os.strerror(ffi.errno)}")
                 raise exhausted(error) or InvalidModel(str(error))
-        everything: Any = _ffi.buffer(memory, self.nbytes)
+        everything: Any = ffi.buffer(memory, self.nbytes)
         self._bytes: NDArray[np.uint8] = np.frombuffer(everything, np.uint8)
         self._bytes.flags.writeable = False
         _mapped[self.address] = self.parts
@@ -162,11 +157,11 @@ class _Unmapping(NamedTuple):
 
     def __call__(self, memory: Any) -> None:
         _mapped.pop(self.address, None)
-        _libc.munmap(memory, self.nbytes)
+        _munmap(memory, self.nbytes)
 
 
 def _number(pointer: Any) -> int:
-    return int(_ffi.cast("uintptr_t", pointer))
+    return int(ffi.cast("uintptr_t", pointer))
 
 
 def _reserved(nbytes: int) -> int:
@@ -174,7 +169,7 @@ def _reserved(nbytes: int) -> int:
     if nbytes >= _MAX_BYTES:
         raise InvalidModel(f"a model of {nbytes} bytes: at most {_MAX_BYTES} can be mapped")
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-    found = _number(_libc.mmap(_ffi.NULL, nbytes, mmap.PROT_READ, flags, -1, 0))
+    found = _number(_mmap(ffi.NULL, nbytes, mmap.PROT_READ, flags, -1, 0))
     if found == _FAILED:
         raise ResourceExhaustedTransient(f"there are no addresses for a model of {nbytes} bytes; try again later")
     return found
@@ -222,6 +217,6 @@ def map_again(root: NDArray[np.uint8], skew: int, target: Any) -> None:
     known = _mapped.get(address)
     parts = [(part.start, part.nbytes) for part in known] if known else [(0, skew + root.nbytes)]
     for start, nbytes in parts:
-        place, source = target + start, _ffi.cast("void *", address - skew + start)
-        if _number(_libc.mremap(source, 0, nbytes, _DUPLICATE, _ffi.cast("void *", place))) == _FAILED:
-            raise OSError(_ffi.errno, f"{nbytes} bytes of weights cannot be mapped twice")
+        place, source = target + start, ffi.cast("void *", address - skew + start)
+        if _number(_mremap(source, 0, nbytes, _DUPLICATE, ffi.cast("void *", place))) == _FAILED:
+            raise OSError(ffi.errno, f"{nbytes} bytes of weights cannot be mapped twice")

@@ -6,7 +6,6 @@ admitted, what becomes of the others, who is told of a result. Each of them says
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from abc import abstractmethod
@@ -26,6 +25,8 @@ from driver.deadlines import earlier, seconds_left, unanswered
 from fmq import clock
 
 if TYPE_CHECKING:
+    import asyncio
+    from asyncio import AbstractEventLoop as _Loop
     from collections.abc import Callable
 
     from numpy.typing import NDArray
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from driver.client.future import ResultSource
     from driver.options import Options
 
-_Loop = asyncio.AbstractEventLoop
 _T = TypeVar("_T")
 
 
@@ -278,6 +278,8 @@ class FrameBurst(AnyBurst, Generic[_T]):
 
     def arrival(self, future: Future) -> asyncio.Future[None]:
         """Done in the running loop when `future` is."""
+        import asyncio
+
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         future.add_done_callback(lambda _: call_in(loop, complete, done))
@@ -333,6 +335,8 @@ class FrameBurst(AnyBurst, Generic[_T]):
 
 def hear(loop: _Loop, request: Future) -> None:
     """The loop takes the result of a step's request, which calls back: that takes the frame on."""
+    import asyncio
+
     with suppress(RuntimeError):
         if asyncio.get_running_loop() is loop:
             request.attend()

@@ -14,14 +14,13 @@ import signal
 import warnings
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from cffi import FFI
+from typing import TYPE_CHECKING, NamedTuple
 
 from burst import PeerDied
 from burst.channel import Channel
 from driver.engine import sandbox
 from driver.engine.landlock import Access
+from driver.libc import function
 from driver.protocol.rpc import take_fd
 
 if TYPE_CHECKING:
@@ -39,9 +38,7 @@ memory runs out.
 
 _STDERR, _LAST_FD = 2, 1 << 30
 
-_ffi = FFI()
-_ffi.cdef("int prctl(int option, unsigned long value);")
-_libc: Any = _ffi.dlopen(None)
+_prctl = function("prctl", "int(*)(int option, unsigned long value)")
 _PDEATHSIG = 1
 
 
@@ -89,7 +86,7 @@ class _Child(NamedTuple):
 
 def end_with_parent() -> None:
     """The kernel kills this process when its parent dies."""
-    _libc.prctl(_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PDEATHSIG, signal.SIGKILL)
 
 
 def _become_server(device: Device, work: Work, channel: Channel) -> None:

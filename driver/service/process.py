@@ -89,13 +89,14 @@ class Service:
     def __init__(
         self,
         name: str,
+        kind: type[Device],
         arrivals: ClientArrivals,
         options: ServiceOptions,
         engine: EngineProcess,
     ) -> None:
         self._name, self._arrivals, self._options = name, arrivals, options
         self._engine, self._engine_pid, self._running = engine
-        self._device: Device = device_class(name)()
+        self._device = kind()
         self.files = FileGate(self._device, name, options.account)  # forks: before there are threads
         self._limits, self._door = limits(is_shared=options.is_shared), threading.Lock()
         self.ledger = Ledger(self._limits)  #: of what this process holds for clients; the engine has one of its own
@@ -333,7 +334,9 @@ class Service:
         return ValidationBudget(self._limits, deadline)
 
 
-def start_engine(name: str, arrivals: ClientArrivals, log: EngineLog, *, is_shared: bool) -> EngineProcess:
+def start_engine(
+    name: str, kind: type[Device], arrivals: ClientArrivals, log: EngineLog, *, is_shared: bool
+) -> EngineProcess:
     """Starts the engine process. It ends when this process dies or closes its end of the channel.
 
     is_shared: accounts share it. By fork, because both processes begin with importing the same modules: a device starts
@@ -350,8 +353,8 @@ def start_engine(name: str, arrivals: ClientArrivals, log: EngineLog, *, is_shar
             log.redirect()
             near.close()
             arrivals.close()
-            sandbox.enter_files(device_class(name), sandbox.state_folder())
-            run_engine(name, far, running, is_shared=is_shared)
+            sandbox.enter_files(kind, sandbox.state_folder())
+            run_engine(name, kind, far, running, is_shared=is_shared)
         except BaseException:  # noqa: BLE001 (this process must not go on as a second service)
             _log.exception("the engine of device %r failed", name)
         finally:
@@ -393,8 +396,9 @@ def run(name: str, arrivals: ClientArrivals, place: Place, options: ServiceOptio
     engine_log = EngineLog(file)
     try:
         sandbox.enter_files(kind := device_class(name), kept_files(place, kind))
-        engine = start_engine(name, arrivals, engine_log, is_shared=options.is_shared)
-        service = Service(name, arrivals, options, engine)
+        engine = start_engine(name, kind, arrivals, engine_log, is_shared=options.is_shared)
+        service = Service(name, kind, arrivals, options, engine)
+        gc.enable()
         engine_log.begin()
         sandbox.enter(service.needed_calls)
         if options.on_start:

@@ -67,7 +67,7 @@ def engine():
     """One in this process, whose device gets stuck."""
     with contextlib.ExitStack() as stack:
         ends = [stack.enter_context(end) for end in Channel.pair()]
-        found = Engine("reference", ends[0], RunningFiles())
+        found = Engine("reference", ReferenceDevice(), ends[0], RunningFiles())
         found.device = Stuck()
         yield found
         found.device.may_end.set()
