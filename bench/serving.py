@@ -1,0 +1,238 @@
+"""Is `compiled.serve` a better place for a model in a web server than its own runtime in threads?
+
+    python bench/serving.py MODEL.onnx [--shape 1,3,48,192] [--clients 32] [--seconds 3] [--pairs 9] [--json FILE]
+
+Two servers of aiohttp answer the same requests: a float32 array as the body of a POST, the first output as the answer.
+One gives them to `compiled.serve(replicas=2)` on the device onnxruntime; the other to ONNX Runtime's own session, one
+intra-op thread, in two threads. Clients of this process ask both in turns, in closed loops. Then, without HTTP, three
+times as many requests come as the device can do, each with 50 ms: a good answer is one that came in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from aiohttp import ClientSession, TCPConnector, web
+from measure import conditions
+from verdict import Budget, Report, arguments, parse, progress, publish, spell
+
+import driver
+from burst import Busy
+from driver.cli.timing import estimate, order_of_round
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from driver.serving import ModelServer
+
+    Answer = Callable[[np.ndarray[Any, Any]], Awaitable[np.ndarray[Any, Any]]]
+
+QUESTION = "What does a web server gain from `compiled.serve`?"
+SERVED, THREADS = "compiled.serve", "ONNX Runtime in threads"
+REPLICAS, PATIENCE, OVERLOAD = 2, 0.05, 3
+HEAD = ("clients", "server", "requests a second", "p50 ms", "p99 ms", "x in threads", "p99 x in threads")
+
+
+def in_threads(args: argparse.Namespace, stack: ExitStack) -> Answer:
+    """The runtime itself, as its users serve it from asyncio."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(args.model, options, providers=["CPUExecutionProvider"])
+    pool, name = stack.enter_context(ThreadPoolExecutor(REPLICAS)), session.get_inputs()[0].name
+
+    async def answer(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        loop = asyncio.get_running_loop()
+        return (await loop.run_in_executor(pool, session.run, None, {name: array}))[0]
+
+    return answer
+
+
+def compiled(args: argparse.Namespace) -> driver.CompiledModel:
+    """The file, on the device with its runtime, one thread an execution."""
+    return driver.compile(driver.load(args.model, form="file"), devices=["onnxruntime"], preference="sustained_speed")
+
+
+async def serve_web(args: argparse.Namespace) -> None:
+    """A server of one kind, until its parent is gone. Prints its port."""
+    with ExitStack() as stack:
+        if args.server == THREADS:
+            await _until_parent_ends(in_threads(args, stack), args)
+            return
+        model = stack.enter_context(compiled(args))
+        async with model.serve(replicas=REPLICAS, queue=1024, shapes=(args.shape,)) as server:
+
+            async def answer(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+                return (await server.run(array))[0]
+
+            await _until_parent_ends(answer, args)
+
+
+async def _until_parent_ends(answer: Answer, args: argparse.Namespace) -> None:
+    async def handle(request: web.Request) -> web.Response:
+        array = np.frombuffer(await request.read(), np.float32).reshape(args.shape)
+        return web.Response(body=(await answer(array)).tobytes())
+
+    app = web.Application()
+    app.router.add_post("/", handle)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    await runner.cleanup()
+
+
+@contextmanager
+def web_server(kind: str, args: argparse.Namespace) -> Iterator[str]:
+    """A server process of that kind; its address."""
+    command = [sys.executable, __file__, args.model, "--server", kind, "--shape", ",".join(map(str, args.shape))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}/"
+        finally:
+            process.stdin.close()
+
+
+async def ask_for(url: str, body: bytes, clients: int, seconds: float) -> np.ndarray[Any, Any]:
+    """Seconds of each answer to so many clients, each of which asks again when it has one."""
+    took: list[float] = []
+    end = time.monotonic() + seconds
+
+    async def client(session: ClientSession) -> None:
+        while (begin := time.monotonic()) < end:
+            async with session.post(url, data=body) as answer:
+                answer.raise_for_status()
+                await answer.read()
+            took.append(time.monotonic() - begin)
+
+    async with ClientSession(connector=TCPConnector(limit=clients)) as session:
+        await asyncio.gather(*(client(session) for _ in range(clients)))
+    return np.array(took)
+
+
+def over_http(args: argparse.Namespace) -> dict[int, dict[str, dict[str, list[float]]]]:
+    """Of each number of clients and each server: requests a second, and percentiles in ms, of each round."""
+    body = np.random.default_rng(1).random(args.shape, np.float32).tobytes()
+    keys = "rate", "p50", "p99"
+    found = {n: {kind: {key: [] for key in keys} for kind in (SERVED, THREADS)} for n in (1, args.clients)}
+    with ExitStack() as stack:
+        urls = {kind: stack.enter_context(web_server(kind, args)) for kind in (SERVED, THREADS)}
+        for url in urls.values():
+            asyncio.run(ask_for(url, body, args.clients, args.seconds / 3))
+        for number in range(args.pairs):
+            progress("over HTTP", f"round {number + 1} of {args.pairs}")
+            for clients in found:
+                for kind in order_of_round([SERVED, THREADS], number):
+                    took = asyncio.run(ask_for(urls[kind], body, clients, args.seconds))
+                    row = found[clients][kind]
+                    row["rate"].append(took.size / args.seconds)
+                    row["p50"].append(float(np.median(took)) * 1e3)
+                    row["p99"].append(float(np.percentile(took, 99)) * 1e3)
+    progress("")
+    return found
+
+
+async def good_of_capacity(args: argparse.Namespace) -> list[float]:
+    """Good answers of three times as many requests as can be done, over what can be done, of each round."""
+    array = np.random.default_rng(1).random(args.shape, np.float32)
+    with compiled(args) as model:
+        async with model.serve(replicas=REPLICAS, queue=64, shapes=(args.shape,)) as server:
+            found = []
+            for number in range(args.pairs):
+                progress("overload", f"round {number + 1} of {args.pairs}")
+                before = await capacity(server, array, args.seconds / 2)
+                good = await good_answers(server, array, OVERLOAD * before, args.seconds)
+                after = await capacity(server, array, args.seconds / 2)
+                found.append(2 * good / (before + after))
+    progress("")
+    return found
+
+
+async def capacity(server: ModelServer, array: np.ndarray[Any, Any], seconds: float) -> float:
+    """Answers a second to as many clients as keep all replicas busy."""
+    count, end = 0, time.monotonic() + seconds
+
+    async def client() -> None:
+        nonlocal count
+        while time.monotonic() < end:
+            await server.run(array)
+            count += 1
+
+    await asyncio.gather(*(client() for _ in range(4 * REPLICAS)))
+    return count / seconds
+
+
+async def good_answers(server: ModelServer, array: np.ndarray[Any, Any], rate: float, seconds: float) -> float:
+    """A second, of requests that come at that rate, at random."""
+    random, tasks, good = np.random.default_rng(2), set[asyncio.Task[None]](), 0
+
+    async def one() -> None:
+        nonlocal good
+        begin = time.monotonic()
+        try:
+            await server.run(array, deadline=begin + PATIENCE)
+        except (TimeoutError, Busy):
+            return
+        good += time.monotonic() - begin <= PATIENCE
+
+    at = begin = time.monotonic()
+    while at < begin + seconds:
+        at += random.exponential(1 / rate)
+        await asyncio.sleep(max(0, at - time.monotonic()))
+        task = asyncio.ensure_future(one())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    if tasks:
+        await asyncio.wait(tasks)
+    return good / (time.monotonic() - begin)
+
+
+def main() -> None:
+    """Measures, prints, writes."""
+    parser = arguments(__doc__)
+    parser.add_argument("model", help="an .onnx file with one float32 input")
+    parser.add_argument("--shape", default="1,3,48,192", help="of the input (default: of an OCR classifier)")
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of a block")
+    parser.add_argument("--server", choices=(SERVED, THREADS), help="serve, instead of measuring")
+    args = parse(parser)
+    args.shape = tuple(map(int, args.shape.split(",")))
+    args.seconds = 0.3 if args.quick else args.seconds
+    if args.server:
+        asyncio.run(serve_web(args))
+        return
+    found = over_http(args)
+    good = estimate(asyncio.run(good_of_capacity(args)))
+    lines, ratios = [], {}
+    for clients, kinds in found.items():
+        of = {key: np.divide(kinds[SERVED][key], kinds[THREADS][key]) for key in ("rate", "p50", "p99")}
+        ratios[clients] = {key: estimate(values) for key, values in of.items()}
+        for kind, row in kinds.items():
+            figures = (f"{np.median(row[key]):.4g}" for key in ("rate", "p50", "p99"))
+            against = (spell(ratios[clients]["rate"]), spell(ratios[clients]["p99"])) if kind == SERVED else ("", "")
+            lines.append((str(clients), kind, *figures, *against))
+    many = ratios[args.clients]
+    budgets = [
+        Budget(f"{args.clients} clients: >= 1.3 x the requests a second in threads", many["rate"], 1.3, at_least=True),
+        Budget(f"{args.clients} clients: p99 <= 0.8 x in threads", many["p99"], 0.8),
+        Budget("one client: <= 1.1 x in a thread", ratios[1]["p50"], 1.1),
+        Budget("overload 3 x, 50 ms: good answers >= 0.95 x capacity", good, 0.95, at_least=True),
+    ]
+    publish(args, Report(QUESTION, conditions(), lines, budgets, {"over_http": found, "good": good._asdict()}, HEAD))
+
+
+if __name__ == "__main__":
+    main()
