@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from burst import DeviceUnavailable, MissedDeadlineTransient, StatusError
@@ -59,11 +58,13 @@ class Place:
         self.replica, self._is_left = replica, False
         replica.in_flight += 1
 
-    def leave(self) -> None:
-        """A second call does nothing."""
-        if not self._is_left:
-            self._is_left = True
-            self.replica.in_flight -= 1
+    def leave(self) -> bool:
+        """False if it was left before."""
+        if self._is_left:
+            return False
+        self._is_left = True
+        self.replica.in_flight -= 1
+        return True
 
 
 class ModelServer:
@@ -76,12 +77,12 @@ class ModelServer:
         self._queue = RequestQueue(options.queue, options.batch, options.batch_window)
         self._estimate = Estimate()
         self._replicas: list[Replica] = []
-        self._executing: set[asyncio.Task[None]] = set()
+        self._batches: set[asyncio.Task[None]] = set()
         self._bursts = ExitStack()
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._refuses = "it has not been opened: use it in `async with`"
-        self._idle = asyncio.Event()
+        self._callers, self._idle = 0, asyncio.Event()
 
     @property
     def name(self) -> str:
@@ -109,8 +110,10 @@ class ModelServer:
         """
         request = self._admitted(together(arrays, by_name), TaskTimes.of(timeout, deadline))
         expiry = self._expiry(request)
+        self._callers += 1
         try:
-            found: tuple[Any, ...] = await request.done
+            found: Any = await request.done
+            outputs: tuple[Any, ...] = await self._execute_alone(found, request) if type(found) is Place else found
         except asyncio.CancelledError:
             self.figures.cancelled += 1
             raise
@@ -123,9 +126,20 @@ class ModelServer:
         finally:
             if expiry:
                 expiry.cancel()
-            self._queue.discard(request)  # of a task that was cancelled
+            self._drop(request)
+            self._callers -= 1
+            if not self._callers:
+                self._idle.set()
         self.figures.note_answer(clock.now() - request.begin)
-        return found
+        return outputs
+
+    def _drop(self, request: WaitingRequest) -> None:
+        """Of a task that has ended: it may have been cancelled before it saw that it has a place."""
+        done = request.done
+        if done.done() and not done.cancelled() and not done.exception() and type(done.result()) is Place:
+            self._leave(done.result())
+        else:
+            self._queue.discard(request)
 
     def _admitted(self, arrays: tuple[Any, ...], times: TaskTimes) -> WaitingRequest:
         loop = asyncio.get_running_loop()
@@ -191,34 +205,35 @@ class ModelServer:
             if not ready.requests:
                 break
             place = replica.enter()
-            task = asyncio.get_running_loop().create_task(self._execute(place, ready.requests))
-            self._executing.add(task)
-            task.add_done_callback(partial(self._executed, place))
-            if len(ready.requests) == 1:  # a caller that gives up ends its own execution, and no other's
-                ready.requests[0].done.add_done_callback(partial(_cancel_with, task))
-        if not (self._executing or self._queue):
-            self._idle.set()
+            if len(ready.requests) == 1:
+                ready.requests[0].done.set_result(place)  # its own task executes it
+                continue
+            task = asyncio.get_running_loop().create_task(self._execute_together(place, ready.requests))
+            self._batches.add(task)
+            task.add_done_callback(self._batches.discard)
 
-    def _executed(self, place: Place, task: asyncio.Task[None]) -> None:
-        place.leave()  # a task that is cancelled before it begins does nothing
-        self._executing.discard(task)
-        self._dispatch()
+    def _leave(self, place: Place) -> None:
+        if place.leave():
+            self._dispatch()
 
-    async def _execute(self, place: Place, requests: list[WaitingRequest]) -> None:
-        begin = clock.now()
-        self.figures.note_begin(requests, begin)
+    async def _execute_alone(self, place: Place, request: WaitingRequest) -> tuple[Any, ...]:
+        """In the request's own task, which may be cancelled."""
+        try:
+            return (await self._outputs(place, [request]))[0]
+        except MissedDeadlineTransient as error:
+            raise request.times.error(error) from None
+
+    async def _execute_together(self, place: Place, requests: list[WaitingRequest]) -> None:
+        """In a task of its own: each of the callers may give up, and the others wait on."""
         try:
             outputs = await self._outputs(place, requests)
         except Exception as error:  # noqa: BLE001 (it is what the callers get)
-            if len(requests) > 1 and isinstance(error, StatusError) and not isinstance(error, TimeoutError):
+            if isinstance(error, StatusError) and not isinstance(error, TimeoutError):
                 await self._execute_one_by_one(place.replica, requests)
                 return
             for request in requests:
                 _fail(request, error)
             return
-        self._estimate.took(clock.now() - begin)
-        self.figures.executed.append(clock.now() - begin)
-        place.replica.executions += 1
         for request, its in zip(requests, outputs, strict=True):
             if not request.done.done():
                 request.done.set_result(its)
@@ -226,19 +241,28 @@ class ModelServer:
     async def _execute_one_by_one(self, replica: Replica, requests: list[WaitingRequest]) -> None:
         """After a batch failed: one of its requests may be the cause, which must not fail the others."""
         for request in requests:
-            if not request.done.done():
-                await self._execute(replica.enter(), [request])
+            if request.done.done():
+                continue
+            try:
+                request.done.set_result(await self._execute_alone(replica.enter(), request))
+            except Exception as error:  # noqa: BLE001 (as above)
+                _fail(request, error)
 
     async def _outputs(self, place: Place, requests: list[WaitingRequest]) -> list[tuple[Any, ...]]:
         """Of each request. The device is told the latest deadline: earlier ones are judged here."""
-        end = max(request.end for request in requests)
+        begin, end = clock.now(), max(request.end for request in requests)
+        self.figures.note_begin(requests, begin)
         deadline = None if end == FOREVER else end / 1e9
         try:
             result: Result = await place.replica.burst.run_async(*joined(requests), deadline=deadline)
+            result.raise_for_status()
+            took = clock.now() - begin
+            self._estimate.took(took)
+            self.figures.executed.append(took)
+            place.replica.executions += 1
+            return apart(result.outputs, requests)
         finally:
-            place.leave()  # before a caller knows, whose next request would take it for another one's
-        result.raise_for_status()
-        return apart(result.outputs, requests)
+            self._leave(place)
 
     # ---- the server
 
@@ -269,11 +293,12 @@ class ModelServer:
     async def drain(self, timeout: float | None = None) -> bool:
         """Takes no more requests, and waits for those that it has; False if `timeout` seconds do not suffice."""
         self._refuses = self._refuses or "it drains"
-        self._idle.clear()
         self._dispatch()  # what waits for company goes now
+        self._idle.clear()
         try:
             async with asyncio.timeout(timeout):
-                await self._idle.wait()
+                while self._callers:
+                    await self._idle.wait()
         except TimeoutError:
             return False
         return True
@@ -288,8 +313,8 @@ class ModelServer:
             _fail(request, DeviceUnavailable(f"{self.name} was closed before the result came"))
         self._replicas, bursts = [], self._bursts.pop_all()
         await asyncio.shield(asyncio.to_thread(bursts.close))
-        if self._executing:
-            await asyncio.wait(self._executing)
+        if self._batches:
+            await asyncio.wait(self._batches)
 
     def stats(self) -> dict[str, Any]:
         """What it has done since it was opened.
@@ -305,7 +330,7 @@ class ModelServer:
             "name": self.name,
             **figures.counts(),
             "waiting": len(self._queue),
-            "executing": len(self._executing),
+            "executing": sum(each.in_flight for each in self._replicas),
             "batches": dict(sorted(figures.batches.items())),
             "seconds": figures.seconds(),
             "replicas": [each.report() for each in self._replicas],
@@ -334,9 +359,3 @@ def _with_rows(shapes: Shapes, rows: int) -> Shapes:
 def _fail(request: WaitingRequest, error: BaseException) -> None:
     if not request.done.done():
         request.done.set_exception(request.times.error(error) if isinstance(error, MissedDeadlineTransient) else error)
-
-
-def _cancel_with(task: asyncio.Task[None], done: asyncio.Future[Any]) -> None:
-    """The caller has given up, or its time is over."""
-    if done.cancelled() or done.exception() is not None:
-        task.cancel()
