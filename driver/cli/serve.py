@@ -25,6 +25,7 @@ _WITHIN = 5.0  # seconds
     epilog=examples(
         "burst serve litert --group video",
         "burst serve litert --metrics :9100",
+        "burst serve onnxruntime --oip :8001 --oip http://:8000 --models models/",
         "burst serve --unit | sudo tee /etc/systemd/system/burst@.service",
     )
 )
@@ -53,6 +54,29 @@ _WITHIN = 5.0  # seconds
 @click.option(
     "--check", "checked", metavar="SOCKET", help="Check that the device at SOCKET answers, and exit with 0 or 1."
 )
+@click.option(
+    "--oip",
+    "addresses",
+    metavar="ADDRESS",
+    multiple=True,
+    help="Serve the models of --models by the Open Inference Protocol: gRPC at HOST:PORT, at :PORT (this machine only) "
+    "or at unix:PATH; HTTP at http://HOST:PORT or http+unix:PATH. Repeatable.",
+)
+@click.option(
+    "--models",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="With --oip: a folder of .onnx and .tflite files, or a Triton model repository. It is watched.",
+)
+@click.option("--shared-memory", is_flag=True, help="With --oip: also TCP clients may register shared memory.")
+@click.option("--model-control", is_flag=True, help="With --oip: also TCP clients may load and unload models.")
+@click.option(
+    "--tls",
+    nargs=2,
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="CERT KEY",
+    help="With --oip: TLS at TCP addresses, with these PEM files.",
+)
 @json_option
 def serve(
     device: str | None,
@@ -63,6 +87,11 @@ def serve(
     unit: bool,
     user: str,
     checked: str | None,
+    addresses: tuple[str, ...],
+    models: Path | None,
+    shared_memory: bool,
+    model_control: bool,
+    tls: tuple[str, str] | None,
     as_json: bool,
 ) -> None:
     """Serve a device to other programs and accounts.
@@ -77,12 +106,50 @@ def serve(
         click.echo(service.unit(user, group or user, _command()), nl=False)
     elif device is None:
         raise click.UsageError("missing DEVICE, for example: burst serve litert")
+    elif addresses or models:
+        if not addresses or models is None:
+            raise click.UsageError(
+                "--oip and --models go together: burst serve onnxruntime --oip :8001 --models models/"
+            )
+        if group or metrics or files_of_others:
+            raise click.UsageError(
+                "--oip serves models, and not the device: give --group, --metrics to another burst serve"
+            )
+        _serve_models(device, addresses, models, shared_memory, model_control, tls, as_json)
     else:
         try:
             tell = partial(_tell, device) if as_json else None
             service.serve(device, folder, group, metrics, files_of_others, tell)
         except DriverError as error:
             raise click.UsageError(str(error)) from error
+
+
+def _serve_models(
+    device: str,
+    addresses: tuple[str, ...],
+    models: Path,
+    shared_memory: bool,
+    model_control: bool,
+    tls: tuple[str, str] | None,
+    as_json: bool,
+) -> None:
+    try:
+        from driver.oip.grpc_door import Credentials
+        from driver.oip.process import InferenceServer, OipOptions, serve_inference
+    except ModuleNotFoundError as error:
+        raise click.UsageError(f"--oip needs {error.name}: pip install 'burst-engine[oip]'") from error
+
+    def tell(server: InferenceServer) -> None:
+        if as_json:
+            print(json.dumps({"device": device, "oip": server.addresses}), flush=True)
+        else:
+            print(f"{device}: models of {models} at {', '.join(server.addresses)}", flush=True)
+
+    options = OipOptions(shared_memory, model_control, Credentials(*tls) if tls else None)
+    try:
+        serve_inference(device, models, addresses, options, tell)
+    except DriverError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _check(address: str) -> None:

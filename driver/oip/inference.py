@@ -1,0 +1,240 @@
+"""One inference as both doors see it, and the rules for what may stand in it."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+
+import numpy as np
+
+from driver.oip.datatypes import DATATYPES, Datatype, datatype_of, values_as
+from driver.oip.refusal import invalid
+from driver.oip.regions import RegionSlice
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from driver.nn import Model, Operand
+
+_LARGEST = 2**32 - 1
+_REGION, _OFFSET, _SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
+_PRIORITIES = {0: "medium", 1: "high", 2: "medium", 3: "low"}
+_MOST_SECONDS = 1e6
+FINAL = "triton_enable_empty_final_response"
+
+
+class GivenTensor(NamedTuple):
+    """An input: its bytes, its values, or the shared memory in which it lies."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    raw: Any = None
+    values: Sequence[Any] | None = None
+    place: RegionSlice | None = None
+
+
+class WantedTensor(NamedTuple):
+    """An output that the client asked for, and where it wants it."""
+
+    name: str
+    place: RegionSlice | None = None
+    is_binary: bool = True
+
+
+class InferCall(NamedTuple):
+    """What a client asks for. wanted: None means all outputs. deadline: a time.monotonic()."""
+
+    model: str
+    version: str
+    id: str
+    given: Sequence[GivenTensor]
+    wanted: Sequence[WantedTensor] | None
+    deadline: float | None
+    priority: str
+
+    @property
+    def slices(self) -> list[RegionSlice]:
+        """All places in shared memory."""
+        places = [each.place for each in self.given] + [each.place for each in self.wanted or ()]
+        return [place for place in places if place]
+
+
+class AnsweredTensor(NamedTuple):
+    """An output: its values, or where in shared memory they are."""
+
+    name: str
+    kind: Datatype
+    shape: tuple[int, ...]
+    array: NDArray[Any] | None
+    place: RegionSlice | None
+    is_binary: bool
+
+
+class InferAnswer(NamedTuple):
+    """What came of an `InferCall`."""
+
+    model: str
+    version: str
+    id: str
+    tensors: list[AnsweredTensor]
+
+
+def region_slice(parameters: Mapping[str, Any], what: str) -> RegionSlice | None:
+    """Where these parameters of a tensor say that it lies; None: in the message. Raises Refusal."""
+    name = parameters.get(_REGION)
+    if name is None:
+        if _OFFSET in parameters or _SIZE in parameters:
+            raise invalid(f"{what}: {_OFFSET} and {_SIZE} need a {_REGION}")
+        return None
+    offset, nbytes = parameters.get(_OFFSET, 0), parameters.get(_SIZE)
+    if not isinstance(name, str) or not _is_whole(offset) or not _is_whole(nbytes):
+        raise invalid(f"{what}: {_REGION} is a name, {_SIZE} and {_OFFSET} are whole numbers from 0 on")
+    return RegionSlice(name, offset, nbytes)
+
+
+def time_and_priority(parameters: Mapping[str, Any], left: float | None) -> tuple[float | None, str]:
+    """The deadline and the priority that a request's parameters say. `left`: seconds that its transport gives it.
+
+    Raises Refusal.
+    """
+    for name in ("sequence_start", "sequence_end"):
+        if parameters.get(name):
+            raise _no_state(name)
+    if parameters.get("sequence_id") not in (None, 0, ""):
+        raise _no_state("sequence_id")
+    timeout = parameters.get("timeout", 0)
+    if not _is_whole(timeout):
+        raise invalid(f"timeout={timeout!r:.40}: microseconds, a whole number from 0 on")
+    seconds = [each for each in (left, timeout / 1e6 if timeout else None) if each is not None and each < _MOST_SECONDS]
+    priority = parameters.get("priority", 0)
+    if not _is_whole(priority) or priority not in _PRIORITIES:
+        raise invalid(f"priority={priority!r:.40}: 0 (as the server likes), 1 (high), 2 (medium) or 3 (low)")
+    return (time.monotonic() + min(seconds) if seconds else None), _PRIORITIES[priority]
+
+
+def _no_state(name: str) -> Exception:
+    return invalid(
+        f"{name}: models of this server keep no state from one request to the next; send each request of its own, "
+        "without sequence parameters, and carry the state in inputs and outputs"
+    )
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+class TensorPort:
+    """An input or output of a model, by the protocol's words."""
+
+    def __init__(self, name: str, operand: Operand) -> None:
+        """Raises Refusal for a type that the protocol has no name for."""
+        self.name, self.kind, self.is_known = name, datatype_of(operand), operand.is_known
+        self.dtype = operand.type.dtype  #: the device's, in which a BOOL is a byte
+        self.sizes = None if not operand.dimensions and not operand.type.is_scalar else operand.dimensions
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """As ModelMetadata says it."""
+        return {"name": self.name, "datatype": self.kind.name, "shape": [size or -1 for size in self.sizes or (-1,)]}
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Of a tensor of that shape."""
+        return math.prod(shape) * self.kind.dtype.itemsize
+
+    @property
+    def known_bytes(self) -> int | None:
+        """If the model tells its shape."""
+        return self.nbytes(self.sizes or ()) if self.is_known else None
+
+    def check(self, given: GivenTensor) -> None:
+        """Raises Refusal where type or shape are not this input's."""
+        if given.datatype != self.kind.name:
+            if given.datatype == "BYTES":
+                raise invalid(f"input {self.name!r}: there are no models with strings here, so no BYTES tensors")
+            unknown = "" if given.datatype in DATATYPES else ", which is no type of the protocol"
+            raise invalid(f"input {self.name!r} is {self.kind.name}, not {given.datatype!r:.20}{unknown}")
+        shape, sizes = given.shape, self.sizes
+        if not all(0 <= size <= _LARGEST for size in shape):
+            raise invalid(f"input {self.name!r}: shape {list(shape)!s:.200}: each size is from 0 to {_LARGEST}")
+        fits = sizes is None or (
+            len(shape) == len(sizes) and all(s in (0, got) for s, got in zip(sizes, shape, strict=True))
+        )
+        if not fits:
+            raise invalid(f"input {self.name!r} has shape {self.metadata['shape']}, not {list(shape)!s:.200}")
+        nbytes = self.nbytes(shape)
+        found = given.place.nbytes if given.place else None if given.raw is None else len(given.raw)
+        if found is not None and found != nbytes:
+            raise invalid(f"input {self.name!r} of shape {list(shape)} has {nbytes} bytes, and {found} came")
+
+    def array(self, given: GivenTensor) -> NDArray[Any]:
+        """The values of an input that came in the message, and was checked. Raises Refusal."""
+        if given.raw is not None:
+            return np.frombuffer(given.raw, self.dtype).reshape(given.shape)
+        if given.values is None:
+            raise invalid(f"input {self.name!r} has no data")
+        found = values_as(self.kind, given.values, f"input {self.name!r}")
+        if found.size != math.prod(given.shape):
+            raise invalid(f"input {self.name!r} of shape {list(given.shape)} has not {found.size} values")
+        return found.view(self.dtype).reshape(given.shape)
+
+
+class ModelPorts:
+    """The ports of a model."""
+
+    def __init__(self, model: Model) -> None:
+        operands = model.main.operands
+        pairs = zip(model.inputs, model.main.inputs, strict=True)
+        self.inputs = tuple(TensorPort(tensor.name, operands[n]) for tensor, n in pairs)
+        pairs = zip(model.outputs, model.main.outputs, strict=True)
+        self.outputs = tuple(TensorPort(tensor.name, operands[n]) for tensor, n in pairs)
+        self._output_names = {port.name for port in self.outputs}
+
+    def ordered(self, given: Sequence[GivenTensor], most_rows: int) -> list[GivenTensor]:
+        """In the model's order, checked. Raises Refusal."""
+        by_name = {each.name: each for each in given}
+        if len(by_name) != len(given):
+            raise invalid("an input is there twice")
+        found = []
+        for port in self.inputs:
+            its = by_name.pop(port.name, None)
+            if its is None:
+                raise invalid(f"input {port.name!r} is missing; the model takes {_names(self.inputs)}")
+            port.check(its)
+            if most_rows and its.shape and its.shape[0] > most_rows:
+                raise invalid(f"input {port.name!r} has {its.shape[0]} rows; max_batch_size is {most_rows}")
+            found.append(its)
+        if by_name:
+            raise invalid(f"the model has no input {next(iter(by_name))!r:.80}; it takes {_names(self.inputs)}")
+        return found
+
+    def wanted(self, wanted: Sequence[WantedTensor] | None) -> dict[str, WantedTensor]:
+        """By name. Raises Refusal."""
+        if wanted is None:
+            return {port.name: WantedTensor(port.name) for port in self.outputs}
+        found = {each.name: each for each in wanted}
+        if len(found) != len(wanted):
+            raise invalid("an output is asked for twice")
+        if unknown := found.keys() - self._output_names:
+            raise invalid(f"the model has no output {min(unknown)!r:.80}; it has {_names(self.outputs)}")
+        return found
+
+
+def _names(ports: Sequence[TensorPort]) -> str:
+    return ", ".join(repr(port.name) for port in ports)
+
+
+__all__ = [
+    "AnsweredTensor",
+    "GivenTensor",
+    "InferAnswer",
+    "InferCall",
+    "ModelPorts",
+    "TensorPort",
+    "WantedTensor",
+    "region_slice",
+    "time_and_priority",
+]

@@ -1,0 +1,121 @@
+"""config.pbtxt of a Triton model repository: what of it is honoured here, what is not, and what ends it.
+
+Honoured: name, platform and backend (must be of a runtime for these files), version_policy, max_batch_size, input and
+output (checked against the model), instance_group.count, dynamic_batching (preferred sizes apart),
+default_model_filename. `UNFIT` names what means another model than the file alone; a model that asks for it is refused.
+All else is reported and has no effect.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf import text_format
+
+from driver.oip.datatypes import datatype_of
+from driver.oip.messages import ModelConfig, enum_names
+from driver.oip.refusal import invalid
+
+if TYPE_CHECKING:
+    from driver.nn import Model, Operand
+
+CONFIG_FILE = "config.pbtxt"
+MOST_BYTES = 1 << 20
+_HONOURED = {
+    *("name", "platform", "backend", "version_policy", "max_batch_size", "input", "output", "instance_group"),
+    *("dynamic_batching", "default_model_filename"),
+}
+UNFIT = {
+    *("ensemble_scheduling", "sequence_batching", "batch_input", "batch_output", "model_operations"),
+    *("model_transaction_policy", "model_repository_agents"),
+}
+_UNFIT_OF_TENSORS = "reshape", "is_shape_tensor", "allow_ragged_batch", "is_non_linear_format_io"
+_PLATFORMS = {"", "onnxruntime_onnx", "onnxruntime", "onnx", "tflite", "litert", "burst", "openvino"}
+_MOST_INSTANCES = 16
+_TYPES = enum_names("DataType")
+
+
+class FolderConfig:
+    """What a config.pbtxt says, or the defaults."""
+
+    def __init__(self, text: str = "") -> None:
+        """Raises Refusal for what is no configuration, or cannot be kept to."""
+        self.message = _parsed(text)
+        its = self.message
+        self.max_batch_size: int = its.max_batch_size
+        self.instances = min(_MOST_INSTANCES, sum(max(1, group.count) for group in its.instance_group) or 2)
+        self.file_name = str(its.default_model_filename)
+        present = {field.name for field, _ in its.ListFields()}
+        if unfit := sorted(name for name in present & UNFIT if name != "model_transaction_policy"):
+            raise invalid(f"{CONFIG_FILE}: {', '.join(unfit)}: this server runs model files as they are; take it out")
+        if its.model_transaction_policy.decoupled:
+            raise invalid(f"{CONFIG_FILE}: a decoupled model answers a request several times; this server does once")
+        for word in (its.platform, its.backend):
+            if word not in _PLATFORMS:
+                raise invalid(f"{CONFIG_FILE}: {word!r:.40} is no platform of .onnx and .tflite files")
+        if self.file_name and PurePosixPath(self.file_name).name != self.file_name:
+            raise invalid(f"{CONFIG_FILE}: default_model_filename is the name of a file, without folders")
+        if self.max_batch_size < 0:
+            raise invalid(f"{CONFIG_FILE}: max_batch_size={self.max_batch_size}: 0 or more")
+        self.ignored = sorted(present - _HONOURED - {"model_transaction_policy"})
+
+    @property
+    def batch(self) -> int:
+        """Rows that may run together."""
+        return max(1, self.max_batch_size) if self.message.HasField("dynamic_batching") else 1
+
+    @property
+    def window(self) -> float:
+        """Seconds that a request waits for others."""
+        return min(60.0, float(self.message.dynamic_batching.max_queue_delay_microseconds) / 1e6)
+
+    def versions(self, found: set[int]) -> set[int]:
+        """Which of the versions in the folder are served; by default the latest."""
+        policy = self.message.version_policy
+        match policy.WhichOneof("policy_choice"):
+            case "all":
+                return found
+            case "specific":
+                return found & set(policy.specific.versions)
+            case _:
+                return set(sorted(found)[-max(1, policy.latest.num_versions) :])
+
+    def check(self, model: Model) -> None:
+        """Raises Refusal where the file has other inputs and outputs than the configuration says."""
+        main = model.main
+        for given, tensors, numbers, word in (
+            (self.message.input, model.inputs, main.inputs, "input"),
+            (self.message.output, model.outputs, main.outputs, "output"),
+        ):
+            known = {tensor.name: main.operands[n] for tensor, n in zip(tensors, numbers, strict=True)}
+            for each in given:
+                if each.name not in known:
+                    raise invalid(
+                        f"{CONFIG_FILE}: the model has no {word} {each.name!r:.80}; it has {', '.join(known)}"
+                    )
+                self._check_tensor(each, known[each.name], f"{CONFIG_FILE}: {word} {each.name!r:.80}")
+
+    def _check_tensor(self, each: Any, operand: Operand, where: str) -> None:
+        for word in _UNFIT_OF_TENSORS:
+            if word in each.DESCRIPTOR.fields_by_name and any(f.name == word for f, _ in each.ListFields()):
+                raise invalid(f"{where}: {word} is not supported")
+        kind = datatype_of(operand)
+        if _TYPES.get(each.data_type) != kind.in_config:
+            raise invalid(f"{where} is {_TYPES.get(each.data_type)}, and {kind.in_config} in the file")
+        dims = [-1, *each.dims] if self.max_batch_size else list(each.dims)
+        sizes = operand.dimensions
+        fits = not sizes or (
+            len(dims) == len(sizes) and all(d == s or -1 in (d, s or -1) for d, s in zip(dims, sizes, strict=True))
+        )
+        if not fits:
+            raise invalid(f"{where} has dims {dims}, and {[s or -1 for s in sizes]} in the file")
+
+
+def _parsed(text: str) -> Any:
+    """Fields that are unknown inside of others are passed over; at the top they are an error. Raises Refusal."""
+    try:
+        known: Any = text_format.Parse(text, ModelConfig(), allow_unknown_field=True)
+    except (text_format.ParseError, ValueError, RecursionError) as error:
+        raise invalid(f"{CONFIG_FILE}: {error!s:.200}") from None
+    return known

@@ -1,0 +1,252 @@
+"""System shared memory that clients registered: adopted in place, counted, and given back.
+
+The protocol has no sessions, so a table stands for an account: a Unix socket that lets in one account has one, and all
+TCP addresses together have another if they are allowed any. A region ends when the client unregisters it, or when
+nothing has used it for a while: a client that died cannot unregister.
+
+A key is the name of a file in /dev/shm. It is one path component, opened without following links; the file is regular,
+in memory, and of the table's account. All refusals have one text, so that a client learns nothing of files that are not
+its own. What a client does to its file later harms nobody: this process reads no byte of it, and the engine's mapping
+is guarded (burst/memory.py).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from burst import BurstError, Memory
+from burst.backing import Backing, backing_of, has_holes
+from driver.oip.refusal import Refusal, RefusalCode, invalid, not_found
+from fmq import FmqError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from driver.client.surface import AnyBurst
+
+_FOLDER = "/dev/shm"
+_LONGEST = 255
+
+
+class RegionLimits(NamedTuple):
+    """What one account may have registered. idle: seconds that a region stays unused."""
+
+    most: int = 256
+    nbytes: int = 4 << 30
+    idle: float = 3600.0
+
+
+@dataclass(eq=False)
+class SharedRegion:
+    """A part of a client's shared memory, by the name that the client gave it.
+
+    begin: of its first byte in `memory`, which begins on a page. users: requests that run on it. bursts: those that
+    know its memory.
+    """
+
+    name: str
+    key: str
+    offset: int
+    nbytes: int
+    memory: Memory
+    begin: int
+    used: float
+    users: int = 0
+    is_ended: bool = False
+    bursts: list[AnyBurst] = field(default_factory=list)
+
+
+class RegionSlice(NamedTuple):
+    """Where a tensor lies: `nbytes` from `offset` on, counted from the beginning of the region."""
+
+    region: str
+    offset: int
+    nbytes: int
+
+
+class RegionTable:
+    """The regions of one account. Any thread."""
+
+    def __init__(self, uid: int, limits: RegionLimits = RegionLimits()) -> None:  # noqa: B008 (it is immutable)
+        """`uid`: who has to own the files."""
+        self._uid, self._limits, self._lock = uid, limits, threading.Lock()
+        self._regions: dict[str, SharedRegion] = {}
+        self._nbytes = 0  # also of regions that have ended, while requests run on them
+        self._count = 0
+
+    def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
+        """Raises Refusal."""
+        if not name or len(name) > _LONGEST:
+            raise invalid(f"a shared memory region needs a name of 1 to {_LONGEST} characters")
+        self.expire()
+        with self._lock:
+            if name in self._regions:
+                raise Refusal(
+                    RefusalCode.ALREADY_EXISTS, f"shared memory region {name!r} is registered already; unregister it"
+                )
+            if not self._has_room(nbytes):
+                raise _refused(name)
+            self._nbytes += nbytes
+            self._count += 1
+        try:
+            region = self._adopted(name, key, offset, nbytes)
+        except (OSError, ValueError, BurstError, FmqError, MemoryError):
+            self._give_back(nbytes)
+            raise _refused(name) from None
+        with self._lock:
+            is_new = self._regions.setdefault(name, region) is region
+        if not is_new:
+            self._end(region)
+            raise Refusal(RefusalCode.ALREADY_EXISTS, f"shared memory region {name!r} is registered already")
+
+    def _has_room(self, nbytes: int) -> bool:
+        limits = self._limits
+        return self._count < limits.most and 0 < nbytes <= limits.nbytes - self._nbytes
+
+    def _give_back(self, nbytes: int) -> None:
+        with self._lock:
+            self._nbytes -= nbytes
+            self._count -= 1
+
+    def _adopted(self, name: str, key: str, offset: int, nbytes: int) -> SharedRegion:
+        """Raises OSError, ValueError and what mapping raises."""
+        fd = _opened(key)
+        try:
+            found = os.fstat(fd)
+            is_own = found.st_uid == self._uid and stat.S_ISREG(found.st_mode) and backing_of(fd) is Backing.MEMORY
+            if not is_own or offset < 0 or offset + nbytes > found.st_size:
+                raise ValueError
+            if self._uid != os.getuid() and has_holes(fd):  # whoever touches them pays for them
+                raise ValueError
+            begin = offset % mmap.PAGESIZE
+            memory = Memory.from_fd(fd, begin + nbytes, offset=offset - begin)
+        finally:
+            os.close(fd)
+        return SharedRegion(name, key, offset, nbytes, memory, begin, time.monotonic())
+
+    def unregister(self, name: str) -> None:
+        """All of them without a name. A region that requests run on goes on until they end. Unknown names are no error:
+        Triton's server says so, and clients rely on it.
+        """
+        with self._lock:
+            names = [name] if name else list(self._regions)
+            ended = [region for each in names if (region := self._regions.pop(each, None))]
+        for region in ended:
+            self._end(region)
+
+    def expire(self) -> None:
+        """Ends those that nothing has used for a while."""
+        before = time.monotonic() - self._limits.idle
+        with self._lock:
+            ended = [region for region in self._regions.values() if not region.users and region.used < before]
+            for region in ended:
+                del self._regions[region.name]
+        for region in ended:
+            self._end(region)
+
+    def status(self, name: str) -> list[SharedRegion]:
+        """The region of that name, or all. Raises Refusal."""
+        self.expire()
+        with self._lock:
+            if name and name not in self._regions:
+                raise _unknown(name)
+            return [self._regions[name]] if name else list(self._regions.values())
+
+    def take(self, slices: Sequence[RegionSlice]) -> RegionUse:
+        """The regions in which these lie, for one request. Raises Refusal for what is not inside of its region."""
+        with self._lock:
+            found: dict[str, SharedRegion] = {}
+            for each in slices:
+                region = self._regions.get(each.region)
+                if region is None:
+                    raise _unknown(each.region)
+                if each.offset < 0 or each.nbytes < 0 or each.offset + each.nbytes > region.nbytes:
+                    raise invalid(
+                        f"{each.nbytes} bytes at offset {each.offset} are not in shared memory region "
+                        f"{each.region!r}, which has {region.nbytes}"
+                    )
+                found[each.region] = region
+            for region in found.values():
+                region.users += 1
+        return RegionUse(self, found)
+
+    def leave(self, region: SharedRegion) -> None:
+        """A request does not run on it any more."""
+        with self._lock:
+            region.users -= 1
+            region.used = time.monotonic()
+            is_last = region.is_ended and not region.users
+        if is_last:
+            self._close(region)
+
+    def _end(self, region: SharedRegion) -> None:
+        with self._lock:
+            region.is_ended = True
+            is_unused = not region.users
+        if is_unused:
+            self._close(region)
+
+    def _close(self, region: SharedRegion) -> None:
+        for burst in region.bursts:
+            with suppress(BurstError, FmqError, ValueError):  # it is closed, or its device has died
+                burst.free_memory(region.memory)
+        region.bursts.clear()
+        region.memory.close()
+        self._give_back(region.nbytes)
+
+    def close(self) -> None:
+        """Ends all."""
+        self.unregister("")
+
+
+class RegionUse:
+    """The regions of one request, until the block ends."""
+
+    def __init__(self, table: RegionTable, regions: dict[str, SharedRegion]) -> None:
+        self._table, self._regions = table, regions
+
+    def __getitem__(self, name: str) -> SharedRegion:
+        return self._regions[name]
+
+    def __iter__(self) -> Iterator[SharedRegion]:
+        return iter(self._regions.values())
+
+    def note(self, burst: AnyBurst) -> None:
+        """It will know their memory."""
+        for region in self:
+            if burst not in region.bursts:
+                region.bursts.append(burst)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for region in self:
+            self._table.leave(region)
+
+
+def _opened(key: str) -> int:
+    """A descriptor of a file in /dev/shm, whose owner names it as `shm_open` does. Raises OSError, ValueError."""
+    word = key.removeprefix("/")
+    if not word or len(word) > _LONGEST or "/" in word or "\0" in word or word in (".", ".."):
+        raise ValueError
+    # Without waiting: a FIFO of that name would keep the thread.
+    return os.open(f"{_FOLDER}/{word}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def _refused(name: str) -> Refusal:
+    return invalid(
+        f"shared memory region {name!r:.80} is refused: its key has to name a file of /dev/shm (one path component, no "
+        "link) that belongs to this address's account and holds offset + byte_size bytes, within the account's limits"
+    )
+
+
+def _unknown(name: str) -> Refusal:
+    return not_found(f"there is no shared memory region {name!r:.80}; register it first (unused ones end)")

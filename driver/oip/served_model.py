@@ -1,0 +1,195 @@
+"""One version of one model on the device: inputs from messages by way of `compiled.serve`, those in shared memory in
+place.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from burst import DeviceUnavailable
+from driver.importers import load
+from driver.oip.inference import AnsweredTensor, InferAnswer, ModelPorts
+from driver.oip.lanes import InPlaceCall, Lanes
+from driver.runtime.compilation import compile as compile_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from driver.nn import Model
+    from driver.oip.inference import InferCall, WantedTensor
+    from driver.oip.model_config import FolderConfig
+    from driver.oip.regions import RegionTable
+    from driver.options import Priority
+
+_QUEUE = 256
+_STAGES = "queue", "compute_input", "compute_infer", "compute_output"
+
+
+class PriorityLane:
+    """The model, compiled for one priority."""
+
+    def __init__(
+        self, model: Model, device: str, config: FolderConfig, ports: ModelPorts, name: str, priority: Priority
+    ):
+        with ExitStack() as stack:
+            self.compiled = compile_model(model, device=device, priority=priority, progress=False)
+            stack.callback(self.compiled.close)
+            serving = self.compiled.serve(
+                replicas=config.instances,
+                queue=_QUEUE,
+                batch=config.batch,
+                batch_window=config.window,
+                name=name,
+            )
+            self.server = stack.enter_context(serving)
+            self.lanes = Lanes(self.compiled, ports, config.instances)
+            stack.callback(self.lanes.close)
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        """Finishes the requests that it has."""
+        self._stack.close()
+
+
+class ServedModel:
+    """A version of a model that is ready. Any thread."""
+
+    def __init__(self, name: str, version: str, path: Path, config: FolderConfig, device: str) -> None:
+        """Loads it. Raises what `driver.load` and `driver.compile` raise, and Refusal."""
+        self.name, self.version, self.config, self._device = name, version, config, device
+        self.kind = path.suffix.lower().removeprefix(".")
+        self._model = load(path)
+        self.ports = ModelPorts(self._model)
+        config.check(self._model)
+        self._lock, self._engines = threading.Lock(), dict[str, PriorityLane]()
+        self._statistics = InferenceCounts()
+        self._is_closed = False
+        self._engine("medium")
+
+    def _engine(self, priority: Any) -> PriorityLane:
+        """Made when it is first asked for: equal models are one model to the device."""
+        found = self._engines.get(priority)
+        if found is not None:
+            return found
+        with self._lock:
+            if self._is_closed:
+                raise DeviceUnavailable(f"model {self.name!r} is being unloaded")
+            if priority not in self._engines:
+                label = f"{self.name}/{self.version}"
+                self._engines[priority] = PriorityLane(
+                    self._model, self._device, self.config, self.ports, label, priority
+                )
+            return self._engines[priority]
+
+    def infer(self, call: InferCall, table: RegionTable | None) -> InferAnswer:
+        """Raises Refusal, and what `ModelServer.run` and `AnyBurst.execute` raise."""
+        begin = time.monotonic_ns()
+        try:
+            given = self.ports.ordered(call.given, self.config.max_batch_size)
+            wanted = self.ports.wanted(call.wanted)
+            in_order = [wanted.get(port.name) for port in self.ports.outputs]
+            engine = self._engine(call.priority)
+            if table is not None and (slices := call.slices):
+                with table.take(slices) as regions:
+                    times = [begin, time.monotonic_ns()]
+                    result, arrays = engine.lanes.execute(InPlaceCall(given, in_order, regions, call.deadline))
+                    shapes = [shape.dimensions for shape in result.output_shapes]
+            else:
+                inputs = [port.array(each) for port, each in zip(self.ports.inputs, given, strict=True)]
+                times = [begin, time.monotonic_ns()]
+                arrays = list(engine.server.run(*inputs, deadline=call.deadline))
+                shapes = [array.shape for array in arrays]
+            times.append(time.monotonic_ns())
+            answer = self._answer(call, in_order, arrays, shapes)
+        except BaseException:
+            self._statistics.note_failure(time.monotonic_ns() - begin)
+            raise
+        rows = given[0].shape[0] if given and given[0].shape and self.config.max_batch_size else 1
+        self._statistics.note(rows, [*times, time.monotonic_ns()])
+        return answer
+
+    def _answer(
+        self, call: InferCall, wanted: Sequence[WantedTensor | None], arrays: Sequence[Any], shapes: Sequence[Any]
+    ) -> InferAnswer:
+        """In the order in which the client asked for its outputs."""
+        found = {}
+        for port, asked, array, shape in zip(self.ports.outputs, wanted, arrays, shapes, strict=True):
+            if asked:
+                place = asked.place
+                if place:
+                    place = place._replace(nbytes=port.nbytes(shape))
+                values = None if place else array.view(port.kind.dtype)
+                found[port.name] = AnsweredTensor(port.name, port.kind, tuple(shape), values, place, asked.is_binary)
+        names = [each.name for each in call.wanted] if call.wanted is not None else list(found)
+        return InferAnswer(self.name, self.version, call.id, [found[name] for name in names])
+
+    def tensors(self) -> dict[str, list[dict[str, Any]]]:
+        """Inputs and outputs, as ModelMetadata says them."""
+        return {
+            "inputs": [port.metadata for port in self.ports.inputs],
+            "outputs": [port.metadata for port in self.ports.outputs],
+        }
+
+    def statistics(self) -> dict[str, Any]:
+        """As ModelStatistics says them. Executions of `compiled.serve` may be fewer than requests: it joins these."""
+        with self._lock:
+            engines = list(self._engines.values())
+        batches: Counter[int] = Counter()
+        for engine in engines:
+            batches.update(engine.server.stats()["batches"])
+        joined = sum((rows - 1) * count for rows, count in batches.items())
+        return {"name": self.name, "version": self.version, **self._statistics.report(joined)}
+
+    def burst_stats(self) -> list[dict[str, Any]]:
+        """Of the bursts for requests in shared memory: what was copied, and how long each stage took."""
+        with self._lock:
+            return [stats for engine in self._engines.values() for stats in engine.lanes.stats()]
+
+    def close(self) -> None:
+        """Finishes the requests that it has, and frees it."""
+        with self._lock:
+            self._is_closed = True
+            engines, self._engines = list(self._engines.values()), {}
+        for engine in engines:
+            engine.close()
+
+
+class InferenceCounts:
+    """How many requests there were, and where the time went. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rows = self._last = self._succeeded = self._failed = self._failed_ns = 0
+        self._ns = dict.fromkeys(_STAGES, 0)
+
+    def note(self, rows: int, times: Sequence[int]) -> None:
+        """times: when it began, when its inputs were ready, when its result came, when the answer was made."""
+        with self._lock:
+            self._rows += rows
+            self._succeeded += 1
+            self._last = int(time.time() * 1000)
+            for stage, begin, end in zip(_STAGES[1:], times, times[1:], strict=False):
+                self._ns[stage] += end - begin
+
+    def note_failure(self, ns: int) -> None:
+        with self._lock:
+            self._failed += 1
+            self._failed_ns += ns
+
+    def report(self, joined: int) -> dict[str, Any]:
+        """`joined`: requests that ran in the execution of another one."""
+        with self._lock:
+            stages = {stage: {"count": self._succeeded, "ns": ns} for stage, ns in self._ns.items()}
+            success = {"count": self._succeeded, "ns": sum(self._ns.values())}
+            fail = {"count": self._failed, "ns": self._failed_ns}
+            return {
+                "last_inference": self._last,
+                "inference_count": self._rows,
+                "execution_count": max(0, self._succeeded - joined),
+                "inference_stats": {"success": success, "fail": fail, **stages},
+            }

@@ -1,0 +1,138 @@
+"""What the protocol can be asked for, in dicts named as its messages are; both doors call the same methods.
+
+One service is for one account: it has that account's table of shared memory, or none. All share a repository.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from driver.oip.refusal import Refusal, RefusalCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from driver.oip.inference import InferAnswer, InferCall
+    from driver.oip.regions import RegionTable
+    from driver.oip.repository import ModelRepository
+
+_MEMORY = "system_shared_memory"
+_EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics")
+
+
+class InferenceService:
+    """The methods of the protocol for one account. Any thread. All raise Refusal."""
+
+    def __init__(self, repository: ModelRepository, regions: RegionTable | None, *, may_manage: bool = True) -> None:
+        """`regions`: None where shared memory is off. `may_manage`: clients may load and unload models."""
+        self.repository, self.regions, self._may_manage = repository, regions, may_manage
+
+    # ---- health and metadata
+
+    def server_live(self) -> dict[str, Any]:
+        return {"live": True}
+
+    def server_ready(self) -> dict[str, Any]:
+        return {"ready": self.repository.has_begun}
+
+    def model_ready(self, name: str, version: str = "") -> dict[str, Any]:
+        try:
+            self.repository.get(name, version)
+        except Refusal:
+            return {"ready": False}
+        return {"ready": True}
+
+    def server_metadata(self) -> dict[str, Any]:
+        extensions = [*_EXTENSIONS, *([_MEMORY] if self.regions else [])]
+        return {"name": "burst", "version": _version(), "extensions": sorted(extensions)}
+
+    def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
+        model = self.repository.get(name, version)
+        platform = f"burst_{model.kind}"
+        return {"name": name, "versions": self.repository.versions(name), "platform": platform, **model.tensors()}
+
+    def model_config(self, name: str, version: str = "") -> Any:
+        """The message ModelConfig, as the folder has it or as the file says it."""
+        model = self.repository.get(name, version)
+        config = type(model.config.message)()
+        config.CopyFrom(model.config.message)
+        config.name, config.platform, config.backend = name, f"burst_{model.kind}", "burst"
+        skipped = 1 if config.max_batch_size else 0
+        for given, ports in ((config.input, model.ports.inputs), (config.output, model.ports.outputs)):
+            if not given:
+                for port in ports:
+                    dims = port.metadata["shape"][skipped:]
+                    given.add(name=port.name, data_type=port.kind.in_config, dims=dims)
+        return config
+
+    def model_statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
+        models = self.repository.all()
+        if name:
+            self.repository.get(name, version)
+            models = [each for each in models if each.name == name and version in ("", each.version)]
+        return {"model_stats": [each.statistics() for each in models]}
+
+    # ---- inference
+
+    def infer(self, call: InferCall) -> InferAnswer:
+        if self.regions is None and call.slices:
+            raise _no_memory()
+        return self.repository.get(call.model, call.version).infer(call, self.regions)
+
+    # ---- the repository
+
+    def repository_index(self, *, ready: bool = False) -> dict[str, Any]:
+        return {"models": self.repository.index(ready=ready)}
+
+    def load(self, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        self._check_may_manage()
+        if parameters:
+            raise Refusal(
+                RefusalCode.UNIMPLEMENTED,
+                "a model is loaded as it is in the folder; parameters (config, file:…) are not taken from clients",
+            )
+        self.repository.load(name)
+        return {}
+
+    def unload(self, name: str) -> dict[str, Any]:
+        self._check_may_manage()
+        self.repository.unload(name)
+        return {}
+
+    def _check_may_manage(self) -> None:
+        if not self._may_manage:
+            raise Refusal(RefusalCode.UNIMPLEMENTED, "clients of this address may not load and unload models")
+
+    # ---- shared memory
+
+    def region_status(self, name: str = "") -> list[dict[str, Any]]:
+        rows = self._memory().status(name)
+        return [{"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.nbytes} for r in rows]
+
+    def register_region(self, name: str, key: str, offset: int, nbytes: int) -> dict[str, Any]:
+        self._memory().register(name, key, offset, nbytes)
+        return {}
+
+    def unregister_region(self, name: str = "") -> dict[str, Any]:
+        self._memory().unregister(name)
+        return {}
+
+    def _memory(self) -> RegionTable:
+        if self.regions is None:
+            raise _no_memory()
+        return self.regions
+
+
+def _no_memory() -> Refusal:
+    return Refusal(
+        RefusalCode.UNIMPLEMENTED,
+        "shared memory is off at this address: use a Unix socket, or start the server with --shared-memory",
+    )
+
+
+def _version() -> str:
+    try:
+        return version("burst-engine")
+    except PackageNotFoundError:  # run from its sources
+        return "0"

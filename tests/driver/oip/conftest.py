@@ -1,0 +1,38 @@
+"""One server for the tests of this folder: some models on ONNX Runtime, at every kind of address."""
+
+import os
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from oip_models import Client, write_copies, write_ranges, write_sum
+
+from driver.oip.process import InferenceServer, OipOptions
+
+EVERYTHING = OipOptions(shared_memory=True, model_control=True)
+
+
+@pytest.fixture(scope="session")
+def server():
+    """.clients: by kind of address. .models: the folder."""
+    with tempfile.TemporaryDirectory(prefix="burst-oip-") as place:
+        folder = Path(place) / "models"
+        write_sum(folder / "sum.onnx")
+        write_copies(folder / "copies.onnx")
+        write_ranges(folder / "ranges.onnx")
+        addresses = ["127.0.0.1:0", "http://127.0.0.1:0", f"unix:{place}/grpc.sock"]
+        its = InferenceServer("onnxruntime", folder, addresses, EVERYTHING)
+        its.begin()
+        clients = dict(zip(("grpc", "http", "unix"), map(Client, its.addresses), strict=True))
+        try:
+            yield SimpleNamespace(its=its, models=folder, clients=clients, repository=its.repository, uid=os.getuid())
+        finally:
+            for client in clients.values():
+                client.close()
+            its.close()
+
+
+@pytest.fixture(params=["grpc", "http", "unix"])
+def client(request, server):
+    return server.clients[request.param]
