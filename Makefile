@@ -11,13 +11,17 @@ demo: $(VENV)/demo
 	$(BIN)/burst demo camera --out examples/out
 	$(BIN)/burst demo audio --out examples/out
 
-test: $(VENV)/test
-	$(BIN)/python -m pytest -m "not stress and not integration" -n 2 --dist loadfile --no-loadscope-reorder
+# Python keeps what it compiles, also where the environment forbids it: each process compiles all tests otherwise.
+RUN_TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# What takes longer or needs more: drivers in C, among them examples/device-c on XNNPACK, built, held to the conformance tests and killed;
-# every broken device; every program in the documentation. A tool that is missing is a failure.
+test: $(VENV)/test
+	$(RUN_TESTS) -m "not stress and not integration"
+
+# What takes seconds each, or needs more: the core in C raced, killed and model-checked; kills at random moments; attacks, fairness and
+# leaks over many rounds; drivers in C, among them examples/device-c on XNNPACK, built, held to the conformance tests and killed; every
+# broken device; every program in the documentation; the wheel. A tool that is missing is a failure.
 integration: $(VENV)/test
-	BURST_INTEGRATION=1 $(BIN)/python -m pytest -m "integration and not stress" -n 2 --dist loadfile
+	BURST_INTEGRATION=1 $(RUN_TESTS) -m "integration and not stress"
 
 check: $(VENV)/check
 	$(BIN)/ruff check

@@ -12,6 +12,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +29,7 @@ def python_as(uid: int, groups: tuple[int, ...], code: str, *arguments: object) 
     return words_as(uid, groups, [sys.executable, "-c", code, *map(str, arguments)])
 
 
+@cache
 def missing() -> str:
     """Why no process of another account can be started here; "": it can."""
     if os.geteuid():

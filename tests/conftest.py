@@ -43,8 +43,8 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(items):
-    """First the tests that build: files are handed out in order, and the last one may keep a worker waiting."""
-    items.sort(key=lambda item: item.path.name != "test_packaging.py")
+    """First long files that lie last: files are handed out in order, and the last one may keep a worker waiting."""
+    items.sort(key=lambda item: item.path.name not in {"test_architecture.py", "test_docs.py", "test_packaging.py"})
 
 
 _tally = Counter()

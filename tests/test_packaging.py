@@ -12,6 +12,8 @@ import zipfile
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 ROOT = pathlib.Path(__file__).parents[1]
 DEVICES = set((ROOT / "tests/devices/burst_test_devices").glob("[!_]*.py"))
 LIBRARY = ["burst_device.h", "burst_device.c", "BurstDeviceConfig.cmake"]

@@ -16,6 +16,8 @@ import xnnpack_driver
 import driver
 from driver.interface import BindOptions, Preparation
 
+pytestmark = pytest.mark.integration
+
 BENCH = Path(__file__).parents[2] / "bench"
 
 needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each side needs a CPU of its own")

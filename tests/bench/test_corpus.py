@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.integration
+
 BENCH = Path(__file__).parents[2] / "bench"
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

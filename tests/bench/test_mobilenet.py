@@ -13,6 +13,8 @@ import pytest
 import driver
 from driver.nn import Interpreter, validate
 
+pytestmark = pytest.mark.integration
+
 BENCH = Path(__file__).parents[2] / "bench"
 
 needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each side needs a CPU of its own")

@@ -11,6 +11,8 @@ import stress
 from burst import ErrorStatus, Memory
 from burst.wire import VERSIONS
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(params=VERSIONS)
 def wire(request):

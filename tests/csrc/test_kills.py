@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import stress
 
+pytestmark = pytest.mark.integration
+
 CORE = tuple(
     f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "event", "futex", "life", "link", "thread", "memory")
 )

@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 PATIENCE = 600  # seconds; each search takes less than 180 of one idle core, and less than 2 GB (MEMLIM)
 SHORT = ("-O0",)
 LONG = ("-O2", "-DCOLLAPSE")

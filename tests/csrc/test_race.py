@@ -6,6 +6,8 @@ import re
 import pytest
 import stress
 
+pytestmark = pytest.mark.integration
+
 THREAD = ("-fsanitize=thread", "-Wno-tsan")  # it cannot see fences; what they order is all atomic
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
 CORE = tuple(

@@ -6,6 +6,8 @@ import re
 import pytest
 import stress
 
+pytestmark = pytest.mark.integration
+
 CORE = tuple(
     f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "event", "futex", "life", "link", "thread", "memory")
 )

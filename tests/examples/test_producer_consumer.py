@@ -152,6 +152,7 @@ def test_ctrl_c_ends_with_the_summary(start, name, which):
     assert "Traceback" not in said
 
 
+@pytest.mark.integration
 def test_a_second_producer_is_refused(start, name):
     """It says why, and the first goes on."""
     first = start("producer", "--name", name, "--rate", 10)

@@ -57,6 +57,7 @@ def test_every_wait_ends_within_100_ms_of_the_peers_death(queue, what):
         assert end.peer == "dead"
 
 
+@pytest.mark.integration
 def test_a_fat_peer_is_no_exception(queue):
     """1 GiB of resident memory takes the kernel a while to free; the sleeper is told before that."""
     end = queue.reader()

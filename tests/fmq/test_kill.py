@@ -125,6 +125,7 @@ def check(kill, count, seed):
     assert len(os.listdir("/proc/self/fd")) == before[1]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kill", [kill_writers, kill_readers])
 def test_twenty_kills(kill):
     """The survivor is told within 100 ms each time, has read a gapless prefix, and a successor goes on."""

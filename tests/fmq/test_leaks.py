@@ -21,6 +21,7 @@ def held():
     return len(os.listdir("/proc/self/fd")), mappings, len(os.listdir("/proc/self/task"))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("how", ["anonymous", "posix", "named", "by descriptor", "failing"])
 @pytest.mark.parametrize("count", [300, pytest.param(stress.times(10_000), marks=pytest.mark.stress)])
 def test_queues_leave_nothing(how, name, count):
@@ -88,6 +89,7 @@ def test_one_thread_for_all_lives():
         end.close()
 
 
+@pytest.mark.integration
 def test_killed_peers_leave_nothing():
     """A dead process's roles, locks and memory go with it."""
     queue = fmq.MessageQueue.create("u1", 8)

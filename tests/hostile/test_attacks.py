@@ -12,6 +12,8 @@ from trial import trial
 
 from driver.protocol.model_codec import decode_valid, sealed
 
+pytestmark = pytest.mark.integration
+
 FINDINGS = ("C1", "C2a", "C2b", "C2c", "H1", "H2", "H3", "H4", "H5", "H6", "H7", "M2", "M3", "M4")
 """Of the review, where an account attacks a served device: M1, L1 and L2 are about what a first client passes on."""
 OFTEN = {

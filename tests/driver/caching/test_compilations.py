@@ -470,6 +470,7 @@ def kill_a_device(kit, source):
     device.close()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("rounds", [15, pytest.param(stress.times(1000), marks=pytest.mark.stress)])
 def test_killed_at_random_moments(home, kit, rounds):
     """Devices and clients, while models are kept and restored: what was kept before is restored every time, and the

@@ -293,6 +293,7 @@ def die_at(step):
         setattr(os, name, deadly(getattr(os, name)))
 
 
+@pytest.mark.integration
 def test_killed_at_any_step(folder, fork):
     """Of replacing an entry: the whole old set is there, then the whole new one; the next draft leaves nothing else."""
 
@@ -336,6 +337,7 @@ def kill_writers(folder, fork, kills, seed=0):
     return littered
 
 
+@pytest.mark.integration
 def test_killed_at_random_moments(folder, fork):
     """Sixty writers: what was told to be there is there, or what came after it, and always whole."""
     assert kill_writers(folder, fork, 60) > 5

@@ -341,6 +341,7 @@ def _one_kill(staged, kit, files, source):
     return plan
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kills", [8, pytest.param(stress.times(300), marks=pytest.mark.stress)])
 def test_killed_while_it_keeps_the_better_plan(staged, kit, kills):
     """At random moments: the next device restores the quick plan or the better one, and always one of them."""

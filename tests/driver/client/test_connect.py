@@ -44,6 +44,7 @@ def test_asking_starts_nothing(place):
     assert (place.pids(), place.files()) == ([], [])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("count", [6, pytest.param(16, marks=pytest.mark.stress)])
 def test_many_at_once(place, kit, count):
     """Processes that connect at the same moment share one service and one engine."""
@@ -94,6 +95,7 @@ def test_no_zombie(place, process):
         assert children() <= before
 
 
+@pytest.mark.integration
 def test_comes_while_it_retires(place, kit):
     """Who connects at the very moment in which a device retires gets one all the same."""
     path = place.path / "reference.sock"
@@ -415,6 +417,7 @@ def test_a_stopped_process_holds_the_lock(place, stopped):
         assert device.name == "reference"
 
 
+@pytest.mark.integration
 def test_a_device_ends_while_a_stopped_process_holds_the_lock(place, kit, process):
     """A service whose engine has died does not wait for the lock; who connects is not kept waiting by it."""
     with driver.connect() as device:

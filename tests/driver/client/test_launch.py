@@ -97,6 +97,7 @@ def test_a_client_with_limits_uses_the_device_of_all(place, kit):
         client.stdin.write(b".")
 
 
+@pytest.mark.integration
 def test_clients_with_the_same_limits(place, kit):
     """Programs with the same limits share a device; one with limited processor time has its own: time is used up."""
     with limited(SPACE) as one, limited(SPACE) as two:

@@ -13,6 +13,8 @@ import stress
 import driver
 from burst import ErrorStatus, Memory, Request, RequestArgument
 
+pytestmark = pytest.mark.integration
+
 PROGRAM = Path(__file__).with_name("dropping.py")
 FRAMES = ("execute", "execute_async", "execute_fenced", "burst", "lengths")
 OBJECTS = ("models", "bursts", "results", "in flight", "run_async", "stream", "buffers")

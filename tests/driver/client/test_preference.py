@@ -59,6 +59,7 @@ def apart(two_cpus):
     return keep_apart
 
 
+@pytest.mark.integration
 def test_low_power_takes_less(place, kit, apart):
     """At 100 requests a second a burst for low power takes less CPU time, on both sides together, than a fast one: in
     the best of some tries that take turns, as whatever else runs makes both dearer.

@@ -516,6 +516,7 @@ class TestQuarantine:
             with pytest.raises(Quarantined, match=r"SIGSEGV during its preparation"):
                 burst.run(frame(2))
 
+    @pytest.mark.integration
     def test_kills_do_not_count(self, kit, fragile, burst):
         """A model whose device is killed from outside, five times while it runs, is not to blame."""
         for n in range(5):

@@ -27,6 +27,8 @@ from xnnpack_driver import built
 import driver
 from driver.client import recovery
 
+pytestmark = pytest.mark.integration
+
 BOUND = 10.0  # seconds for one process to end
 REST = 2.0  # seconds of a recovery in which neither this thread nor the new device waits for a processor
 DEPTH = 4

@@ -35,6 +35,7 @@ def private(folder):
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.integration
 def test_demo_runs_and_leaves_its_results(tmp_path):
     """A short run ends well, tabulates both paths, finds the objects, and leaves a video and two pictures, private."""
     (tmp_path / "frame.png").touch(0o644)  # of a run before this one

@@ -332,6 +332,7 @@ def image():
     return np.ones(IMAGE, np.float32)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("path", "before"),
     [

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
 
 BENCH = Path(__file__).parents[3] / "bench"

@@ -10,6 +10,8 @@ from onnx_files import file_model, value, written
 import driver
 from burst import MissedDeadlineTransient, Timeout
 
+pytestmark = pytest.mark.integration
+
 pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
 
 node = helper.make_node

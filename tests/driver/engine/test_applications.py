@@ -246,6 +246,7 @@ def used_by(kit, *clients):
         return [[float(word) for word in process.communicate(timeout=kit.patience)[0].split()] for process in processes]
 
 
+@pytest.mark.integration
 def test_a_program_at_high_priority_does_not_starve_another_one(kit, place):
     """Two processes of one account that declare two applications: neither gets less than half of what the other one
     gets, however busy the machine is. On simulated time both get the same (test_run_queue.py).

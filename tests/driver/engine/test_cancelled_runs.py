@@ -13,6 +13,8 @@ import pytest
 import driver
 from burst import Memory, Request, RequestArgument
 
+pytestmark = pytest.mark.integration
+
 ROWS, SIZE = 1 << 14, 1 << 12
 X = np.ones((1, 4), np.float32)
 CLIENT = """

@@ -408,6 +408,7 @@ def handing_over(path, device, prepared, burst, fd):
         return error
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("unanswered", ["READ", "FLUSH"])
 @pytest.mark.parametrize("path", ["burst", "plain", "copy"])
 def test_a_file_that_does_not_answer_holds_its_own_client_alone(own, kit, path, unanswered, tmp_path):

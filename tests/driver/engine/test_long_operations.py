@@ -14,6 +14,8 @@ import pytest
 import driver
 from burst import Memory, MissedDeadlineTransient, Request, RequestArgument
 
+pytestmark = pytest.mark.integration
+
 PROMPT = 0.1  # seconds in which a slot is free again
 FREED = 0.1  # seconds in which the memory is, too: half a gigabyte for each execution
 WINDOW = 0.03  # seconds for which it has to rest

@@ -62,6 +62,7 @@ def use(burst):
     assert burst.submit(X).result().outputs[0].tolist() == [[1, 1, 1, 1]]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("processes", "bursts", "seconds", "pace", "ratio"),
     [

@@ -73,6 +73,7 @@ def test_supported_operations(device, connect, kit):
     assert picky.supported_operations(kit.add_model()) == [True]
 
 
+@pytest.mark.integration
 def test_supported_operations_of_a_very_long_model(device):
     """The answer has room for every operation that a model may have."""
     n = 66_000

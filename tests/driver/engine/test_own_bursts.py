@@ -175,6 +175,7 @@ def held(pid):
     return len(os.listdir(proc / "fd")), threads, shared
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", SLOW)
 def test_a_client_is_killed_in_the_midst_of_runs(own, kit, home, name):
     """kill -9 of a client with requests in flight: its bursts end, nothing of them is left in any process, and others

@@ -299,6 +299,7 @@ def another(*words):
             process.kill()
 
 
+@pytest.mark.integration
 def test_clients_that_are_killed_leave_their_slots(kit, steps):
     """kill -9 of a client that runs, and of those that wait, again and again: what they waited for is not done, and the
     next execution begins.
@@ -319,6 +320,7 @@ def test_clients_that_are_killed_leave_their_slots(kit, steps):
 # ---- shares
 
 
+@pytest.mark.integration
 def test_equal_processes_share_equally(kit, home):
     """Two processes of one account with executions of 2 ms, for 2 s: what they use is within 10 %."""
     words = kit.odd("Single"), MEDIUM, 0.002, 2
@@ -375,6 +377,7 @@ def worker(connect, model, priority, expected, rounds):
         return wrong, device.stats()["priorities"][priority]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "model"),
     [

@@ -51,6 +51,7 @@ def test_every_request_is_served_once_in_its_order(world):
         assert sum(flow.used for flow in device.flows) == sum(job.length for job in asked)
 
 
+@pytest.mark.integration
 @HUNDREDS
 @given(worlds(patient))
 def test_random_clients_are_served_fairly_and_urgent_ones_first(world):

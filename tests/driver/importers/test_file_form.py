@@ -321,6 +321,7 @@ for turn in range(10**9):
 """
 
 
+@pytest.mark.integration
 def test_a_file_that_another_process_writes(written, tmp_path, kit):
     """While another process overwrites and truncates a file, each load gives one whole version of it, or is refused.
 
@@ -497,6 +498,7 @@ def test_auto_without_the_runtime_is_operations(runs_here):
 # ---- files that are damaged ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("program", [fuzz_onnx, fuzz_tflite])
 def test_mutants_of_headers(tmp_path, program):
     """Three hundred: refused with ImportFailed or a valid model, none slow; some of both."""

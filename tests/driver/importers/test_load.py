@@ -147,6 +147,7 @@ thread.join()
 """
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("form", ["file", "operations"])
 def test_a_file_that_is_cut_and_written_while_it_is_loaded(tmp_path, form):
     """Again and again, it is a model or refused; the process lives on."""

@@ -32,6 +32,7 @@ def other_results(data, feeds):
     return [interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details()]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_those_of_litert(load, run, name):
     """Every case: the same up to rounding, one unit for quantised results."""

@@ -44,6 +44,7 @@ def finds_nothing(folder, inputs, seed, patience):
     return count, accepted
 
 
+@pytest.mark.integration
 def test_mutants_find_nothing(tmp_path):
     """Two thousand: refused with ImportFailed or valid, none slow; some of both."""
     count, accepted = finds_nothing(tmp_path, 2000, seed=1, patience=60)

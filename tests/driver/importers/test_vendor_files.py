@@ -119,6 +119,7 @@ def settled(shared, monkeypatch):
     capabilities.store("litert", device_class("litert").version, figures)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", IMPORTED)
 def test_compiled_it_runs_on_litert_but_for_what_that_has_not(name, settled):
     """The placement says so, and the values are the library's; nothing falls back while it runs."""

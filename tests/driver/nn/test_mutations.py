@@ -133,6 +133,7 @@ def test_every_mutation_of_a_model_is_refused(build):
     assert survivors(mutations) == []
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", sorted((MAKERS | IMAGE_MAKERS).keys() & OPERATIONS.keys()))
 def test_every_mutation_of_every_operation_is_refused(name):
     """So it is for calls of each operation that is drawn at random, in several forms and types."""
@@ -199,6 +200,7 @@ def sent(device, method, model):
     return device.call(method, encoded.where, fds=encoded.fds)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("build", [network, movement], ids=lambda b: b.__name__)
 def test_a_device_refuses_every_mutation_that_travels(device, build):
     """A device process answers each mutated model with INVALID_ARGUMENT and the rule, and goes on."""

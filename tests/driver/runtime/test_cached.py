@@ -221,6 +221,7 @@ def test_processes_that_compile_the_same_wait_for_one(place, kit, folder):
     assert any("True" in rest for _, rest in answers)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kills", [5, pytest.param(stress.times(1000), marks=pytest.mark.stress)])
 def test_killed_at_any_moment(place, folder, kills):
     """A client or a device that is killed while something is kept or restored: the next start always works, and what

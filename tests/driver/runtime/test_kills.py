@@ -11,6 +11,8 @@ import driver
 from driver.devices import device_class
 from driver.runtime import capabilities
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def devices(place, kit, runtime_kit):

@@ -25,6 +25,7 @@ def gather():
     return builder.build()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["litert", "onnxruntime", "reference"])
 def test_failing_operations_write_little(place, process, name):
     """Executions that fail again and again write no more than the allowances; what was left out is counted."""
@@ -40,6 +41,7 @@ def test_failing_operations_write_little(place, process, name):
         assert "of the engine's libraries were left out)" in text.splitlines()[-1]
 
 
+@pytest.mark.integration
 def test_clients_that_come_again_and_fail_again(place, process):
     """The first failure of each client is logged with its stack; the log of many is bounded."""
     with driver.connect() as first:

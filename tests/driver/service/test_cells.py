@@ -81,6 +81,7 @@ def test_a_client_that_comes_while_the_cell_ends(members, broker, process, which
     assert other.do(PIDS)[which] != its.pid
 
 
+@pytest.mark.integration
 def test_a_cell_without_clients_ends(broker, accounts, process):
     """The engine of an account ends some seconds after its last client; a client that comes gets another one."""
     for _ in range(2):
@@ -238,6 +239,7 @@ def test_weights_are_nice_values(accounts):
     assert found == [0, 0, 5, 5]
 
 
+@pytest.mark.integration
 def test_a_broker_that_is_nice_serves(accounts):
     """Started with a nice value, which nobody but root may lower, it adds those of the weights to its own."""
     own = os.getpriority(os.PRIO_PROCESS, 0)

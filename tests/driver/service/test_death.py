@@ -94,6 +94,7 @@ class TestToldAtOnce:
             assert burst.stats()["runs"] == {"burst": 1, "plain": 0}
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("path", ["burst", "plain", "prepare"])
 def test_a_large_engine(place, kit, path):
     """The size of a device does not matter: told within 100 ms although the kernel frees 1.5 GB first."""
@@ -398,6 +399,7 @@ def connected(kit):
         yield device, burst
 
 
+@pytest.mark.integration
 def test_random_kills(place, kit):
     """Six kills of a client, an engine or a service in turn, at random moments (seed 1): nothing leaks."""
     assert random_kills(place, kit, 1, 6) < 1

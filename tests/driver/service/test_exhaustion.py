@@ -175,6 +175,7 @@ def sweep(device, side, call, every=1):
     return len(ns)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("side", ["service", "engine"])
 @pytest.mark.parametrize("call", ["recvmsg", "clone", "memfd_create"])
 def test_a_call_fails(device, side, call):
@@ -184,6 +185,7 @@ def test_a_call_fails(device, side, call):
     assert sweep(device, side, call, every=4) > 0
 
 
+@pytest.mark.integration
 def test_lives_leave_nothing_behind(any_device):
     """Models, bursts and connections of clients that are gone are freed while another client's burst lives, in which
     time no garbage is collected.
@@ -237,6 +239,7 @@ else:
 """
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("uid", "call"), [*enumerate(["accept4", "clone", "socketpair", "pidfd_open"], OTHER)])
 def test_the_broker_lacks_something_for_another_account(group_device, uid, call):
     """The client whose account would need a cell is told, and the next one gets it; others do not notice."""

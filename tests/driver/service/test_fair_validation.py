@@ -5,6 +5,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ class Slow(ReferenceDevice):
         return super().explain(model)
 
 
+@cache
 def chain(length):
     """So many additions."""
     builder = driver.ModelBuilder()
@@ -43,9 +45,6 @@ def chain(length):
         x = builder.operation("ADD", x, x, 0)
     builder.output(x)
     return builder.build()
-
-
-LONG = chain(3000)
 
 
 def validator(device, **more):
@@ -81,7 +80,7 @@ def test_a_model_has_so_many_seconds():
     gc.collect()  # of other tests
     before = os.listdir("/proc/self/fd")
     with pytest.raises(ResourceExhaustedPersistent, match=r"more than validate_seconds = 0.05 s .* raise validate_sec"):
-        service.explained(E, *sent(LONG), spent)
+        service.explained(E, *sent(chain(3000)), spent)
     assert 0.05 < spent.seconds < 0.2
     assert len(os.listdir("/proc/self/fd")) == len(before)
     used = budget()
@@ -91,7 +90,7 @@ def test_a_model_has_so_many_seconds():
 
 def test_a_validation_ends_at_its_deadline():
     """It is given up at the next operation, and does not occupy its account's thread any longer."""
-    service, (fds, where) = validator(ReferenceDevice()), sent(LONG)
+    service, (fds, where) = validator(ReferenceDevice()), sent(chain(3000))
     begin = clock.now()
     late = budget(deadline=begin + 20_000_000)
     with pytest.raises(MissedDeadlineTransient):
@@ -129,7 +128,7 @@ def test_nothing_of_a_model_is_kept_once_it_is_validated():
         assert (found.reasons, found.refused, found.file, mapped()) == ([None], "", None, before)
         for _ in range(3):
             with pytest.raises(ResourceExhaustedPersistent):
-                service.explained(E, *sent(LONG), budget(validate_seconds=0.001))
+                service.explained(E, *sent(chain(3000)), budget(validate_seconds=0.001))
             assert service.explained(E, *sent(chain(1)), budget()).reasons == [None]  # in the same thread
         assert mapped() == before
     finally:

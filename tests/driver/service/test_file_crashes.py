@@ -52,6 +52,7 @@ def test_a_run_that_ends_the_engine(filer, neighbour, process, way):
         device.prepare(file_model(f"one:abort by {way}"))
 
 
+@pytest.mark.integration
 def test_a_run_that_cannot_be_stopped(filer, neighbour, process):
     """A second after the deadline the engine is ended, and a neighbour whose request waits gets its answer from the
     next one. That happens twice; the third time the file is quarantined.

@@ -274,6 +274,7 @@ def slow_clients(port, count, uid, every=3.0):
             process.kill()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("count", [8, 40])
 @pytest.mark.parametrize("is_foreign", [False, True], ids=["own account", "another account"])
 def test_clients_that_send_a_byte_now_and_then(served, count, is_foreign):

@@ -77,6 +77,7 @@ def listening():
             yield sock, folder
 
 
+@pytest.mark.integration
 def test_told_when_ready_and_while_it_answers():
     """READY comes after the self test, then WATCHDOG as long as the device answers, and the reason when it does not."""
     with listening() as (sock, folder):

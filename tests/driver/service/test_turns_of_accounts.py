@@ -11,6 +11,8 @@ from pathlib import Path
 import accounts
 import pytest
 
+pytestmark = pytest.mark.integration
+
 SERVER, GROUP, VICTIM, ATTACKER = 61011, 61901, 61012, 61013  # numbers need no account
 SCARCE = "burst_test_devices.odd:Scarce"  # two slots; an execution takes as many seconds as its input says, to the end
 CLIENT = """

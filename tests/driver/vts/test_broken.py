@@ -7,6 +7,8 @@ import pytest
 from driver import DeviceFailed
 from driver.vts import CATEGORIES, SMOKE, Report, Target, catalogue, run
 
+pytestmark = pytest.mark.integration
+
 BROKEN = {
     "WrongResults": {"operations": "value 0 is"},
     "WrongShapes": {

@@ -84,6 +84,7 @@ def test_the_summary_is_by_category(vts, write):
     assert row.split() == ["│", "operations", "│", "0", "│", "3", "│", "3", "│"]
 
 
+@pytest.mark.integration
 def test_junit_says_the_same(vts, write, tmp_path):
     """A suite for each category, a case for each test, failures and skips with their words."""
     out = tmp_path / "out.xml"

@@ -44,6 +44,7 @@ def test_its_known_failures_are_well_formed(page):
     assert KnownFailure(**record).concerns("mine", "2.1")
 
 
+@pytest.mark.integration
 def test_its_json_is_of_that_form(page, vts):
     """The same fields as the command prints."""
     real = json.loads(vts("reference", "--filter", "qos/timing/*", "--json").stdout)

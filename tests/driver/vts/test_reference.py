@@ -25,6 +25,7 @@ def test_the_reference_passes(outcomes):
     assert {o.category for o in outcomes if o.outcome == "passed"} == set(CATEGORIES) - {"model", "request"}
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["OwnExecutor", "FirmwareInside", "Firmware", "OldFirmware"])
 def test_devices_that_serve_bursts_themselves_pass(shared, monkeypatch, name):
     """With an executor of their own, or a firmware in a thread or a process, all that the kit does in bursts holds."""

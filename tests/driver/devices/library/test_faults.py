@@ -102,6 +102,7 @@ def check(device, model, x):
         np.testing.assert_array_equal(burst.run(x).outputs[0], (x + 1) * x)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("function", "how", "words"), ASKED)
 def test_what_is_asked_apart_harms_nobody_else(connect, order, model, x, function, how, words):
     """A fault in what the service asks: the client is told which function, the service stays, and the engine, too."""

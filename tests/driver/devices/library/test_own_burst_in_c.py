@@ -141,6 +141,7 @@ def held(pid):
     return len(os.listdir(proc / "fd")), threads, shared
 
 
+@pytest.mark.integration
 def test_clients_that_are_killed_in_the_midst_of_runs(own, model, x, kit):
     """kill -9 of clients that execute all the time: nothing of their bursts is left, and others go on."""
     with driver.connect(own) as device, device.prepare(model) as prepared, prepared.burst() as burst:
