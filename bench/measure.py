@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -165,7 +166,7 @@ def compile_c(target: Path, *sources: Path, include: Path = HERE) -> Path:
 def compile_with_ours(target: Path, program: Path) -> Path:
     """A C program of the bench with our own C sources, but for those of Python's calls."""
     sources = HERE.parent / "csrc"
-    ours = [path for path in sorted(sources.rglob("*.c")) if "<Python.h>" not in path.read_text()]
+    ours = [path for path in sorted(sources.rglob("*.c")) if not re.search("<Python.h>|/hot.h", path.read_text())]
     return compile_c(target, program, *ours, include=sources)
 
 

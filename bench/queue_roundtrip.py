@@ -2,10 +2,12 @@
 
     python bench/queue_roundtrip.py [--sizes] [--peers all|none|posix_mq …] [--json FILE] [--plot FILE] [--markdown]
 
-64 bytes each way between two processes on CPUs 0 and 1: in C (queue_roundtrip.c) and from Python (fmq.Exchange),
-polling and sleeping, each right after a block of the same exchange through two bare mailboxes (peers/limit.c), and
-what a user would pick instead (peers/peers.py). --sizes adds other sizes, polling: 8 bytes to 1 MiB, or those that it
-names. Beyond the 4 KiB that limit.c takes, the floor is the same exchange through two bare rings (peers/spsc.c).
+64 bytes each way between two processes on CPUs 0 and 1: in C (queue_roundtrip.c) and from Python, by fmq.Exchange and
+by `write` and `read(out=)`, polling and sleeping, each right after a block of the same exchange through two bare
+mailboxes (peers/limit.c), and what a user would pick instead (peers/peers.py). The same with 1 KiB, beside msgq. A is
+one numpy.add of four floats in this process: machines differ by three in what Python costs. --sizes adds other sizes,
+polling: 8 bytes to 1 MiB, or those that it names. Beyond the 4 KiB that limit.c takes, the floor is the same exchange
+through two bare rings (peers/spsc.c).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from measure import (
     DEVICE_CPU,
     HERE,
@@ -27,7 +30,6 @@ from measure import (
     compile_with_ours,
     conditions,
     interleave,
-    over_floor,
     peer_block,
     peers_process,
     pin_client,
@@ -38,10 +40,11 @@ from measure import (
 from verdict import Budget, Report, arguments, cells, parse, progress, publish, size, subject_rows
 
 import fmq
+from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     import plots
@@ -53,8 +56,11 @@ QUESTION = "Is the queue as fast as the floor? 64 bytes each way"
 SPIN, FUTEX, RING = "floor: limit spin", "floor: limit futex", "floor: spsc"
 C_SPIN, C_SLEEP = "queue in C, polling", "queue in C, sleeping"
 PY_SPIN, PY_SLEEP = "queue from Python, polling", "queue from Python, sleeping"
-PEERS, POLLING_PEERS = ("iceoryx2", "posix_mq", "faster_fifo"), ("iceoryx2",)
-NBYTES, LEAST, MOST_OF_LIMIT = 64, 4096, 4096
+WR_SPIN, WR_SLEEP = "Python, write + read(out=), polling", "Python, write + read(out=), sleeping"
+ADD = "in process: numpy.add"
+PEERS = ("iceoryx2", "posix_mq", "faster_fifo", "msgq", "msgq_wait")
+POLLING_PEERS, OF_A_KIB = ("iceoryx2", "msgq"), ("msgq", "msgq_wait", "posix_mq")
+NBYTES, KIB, LEAST, MOST_OF_LIMIT = 64, 1024, 4096, 4096
 SIZES = (8, 512, 4096, 65536, 1 << 20)
 POLL = 1e-3  # seconds: long enough never to sleep within a block, short enough to be quiet between blocks
 
@@ -64,41 +70,85 @@ def compile_queue(target: Path) -> Path:
     return compile_with_ours(target, HERE / "queue_roundtrip.c")
 
 
-def echo(there: fmq.Descriptor, back: fmq.Descriptor, spin: float) -> None:
-    """The other process: sends back what comes, until the client is gone."""
+def echo(there: fmq.Descriptor, back: fmq.Descriptor, spin: float, out_of: int) -> None:
+    """The other process: sends back what comes, until the client is gone. `out_of`: by reads of so many bytes; 0: by an
+    exchange."""
     os.sched_setaffinity(0, {DEVICE_CPU})
     reader, writer = fmq.MessageQueue.open(there).reader(), fmq.MessageQueue.open(back).writer()
-    reader.spin = spin
-    exchange, message = fmq.Exchange(writer, reader, hold=10e-6 if spin else 0).__call__, b""
+    reader.spin, message = spin, b""
     with suppress(fmq.Closed, fmq.PeerDied):
+        if out_of:
+            read, write, got = reader.read, writer.write, np.empty(out_of, np.uint8)
+            while True:
+                read(out_of, None, got)
+                write(got)
+        exchange = fmq.Exchange(writer, reader, hold=10e-6 if spin else 0).__call__
         while True:
             message = exchange(message)
 
 
 @contextmanager
-def exchange_with_echo(spin: float, nbytes: int = NBYTES) -> Iterator[fmq.Exchange]:
-    """Two queues, and an echo at their other ends."""
+def ends_of_echo(spin: float, nbytes: int, out_of: int) -> Iterator[tuple[Any, Any]]:
+    """A writer and a reader, and an echo at the other ends of their queues."""
     queues = [fmq.MessageQueue.create("u1", max(LEAST, nbytes)) for _ in range(2)]
     there, back = queues
     process = multiprocessing.get_context("spawn").Process(
-        target=echo, args=(there.descriptor, back.descriptor, spin), daemon=True
+        target=echo, args=(there.descriptor, back.descriptor, spin, out_of), daemon=True
     )
     process.start()
     with there.writer() as writer, back.reader() as reader:
         reader.spin = spin
-        yield fmq.Exchange(writer, reader, hold=10e-6 if spin else 0).__call__
+        yield writer, reader
     process.join(10)
+
+
+@contextmanager
+def exchange_with_echo(spin: float, nbytes: int = NBYTES) -> Iterator[Callable[[], object]]:
+    """A message there and back in one call."""
+    with ends_of_echo(spin, nbytes, 0) as (writer, reader):
+        yield partial(fmq.Exchange(writer, reader, hold=10e-6 if spin else 0).__call__, bytes(nbytes))
+
+
+@contextmanager
+def write_and_read(spin: float, nbytes: int = NBYTES) -> Iterator[Callable[[], object]]:
+    """The same by a write and a read into an array that is there."""
+    with ends_of_echo(spin, nbytes, nbytes) as (writer, reader):
+        write, read, message, got = writer.write, reader.read, np.ones(nbytes, np.uint8), np.empty(nbytes, np.uint8)
+
+        def call() -> None:
+            write(message)
+            read(nbytes, None, got)
+
+        yield call
 
 
 def subjects(queue: Path, count: int, stack: ExitStack) -> list[Subject]:
     """All four ways; each with the floor that waits as it does."""
     polling, sleeping = (stack.enter_context(exchange_with_echo(spin)) for spin in (POLL, 0))
-    message = bytes(NBYTES)
+    written, slept = (stack.enter_context(write_and_read(spin)) for spin in (POLL, 0))
+    a, b, out = np.ones((1, 4), np.float32), np.ones((1, 4), np.float32), np.empty((1, 4), np.float32)
     return [
+        Subject(ADD, block_of(partial(np.add, a, b, out=out), count), SPIN),
         Subject(C_SPIN, c_block(queue, "spin", count * 10, NBYTES), SPIN, is_ours=True),
-        Subject(PY_SPIN, block_of(partial(polling, message), count), SPIN, is_ours=True),
+        Subject(PY_SPIN, block_of(polling, count), SPIN, is_ours=True),
+        Subject(WR_SPIN, block_of(written, count), SPIN, is_ours=True),
         Subject(C_SLEEP, c_block(queue, "sleep", count, NBYTES), FUTEX, is_ours=True),
-        Subject(PY_SLEEP, block_of(partial(sleeping, message), count), FUTEX, is_ours=True),
+        Subject(PY_SLEEP, block_of(sleeping, count), FUTEX, is_ours=True),
+        Subject(WR_SLEEP, block_of(slept, count), FUTEX, is_ours=True),
+    ]
+
+
+def subjects_of_a_kib(count: int, stack: ExitStack) -> list[Subject]:
+    """What stands beside msgq."""
+    ways = ((PY_SPIN, exchange_with_echo, POLL), (WR_SPIN, write_and_read, POLL), (PY_SLEEP, exchange_with_echo, 0))
+    return [
+        Subject(
+            of_size(name, KIB),
+            block_of(stack.enter_context(way(spin, KIB)), count),
+            of_size(SPIN if spin else FUTEX, KIB),
+            is_ours=True,
+        )
+        for name, way, spin in ways
     ]
 
 
@@ -118,7 +168,7 @@ def subjects_of_size(nbytes: int, queue: Path, count: int, stack: ExitStack) -> 
     in_c, from_python = of_size(C_SPIN, nbytes), of_size(PY_SPIN, nbytes)
     return [
         Subject(in_c, c_block(queue, "spin", count, nbytes), floor, is_ours=True),
-        Subject(from_python, block_of(partial(polling, bytes(nbytes)), count), floor, is_ours=True),
+        Subject(from_python, block_of(polling, count), floor, is_ours=True),
     ]
 
 
@@ -129,7 +179,16 @@ def count_of(nbytes: int, count: int) -> int:
 
 def peers(names: Sequence[str], count: int, ask: Ask) -> list[Subject]:
     """What a user would pick instead."""
-    return [Subject(name, peer_block(ask, name, count), SPIN if name in POLLING_PEERS else FUTEX) for name in names]
+    asked = [(name, NBYTES) for name in names if name not in ("msgq", "msgq_wait")]
+    asked += [(name, KIB) for name in names if name in OF_A_KIB]
+    return [
+        Subject(
+            of_size(name, nbytes),
+            peer_block(ask, name, count, nbytes),
+            of_size(SPIN if name in POLLING_PEERS else FUTEX, nbytes),
+        )
+        for name, nbytes in asked
+    ]
 
 
 def against(runs: Runs, name: str, reference: str) -> Estimate | None:
@@ -137,15 +196,38 @@ def against(runs: Runs, name: str, reference: str) -> Estimate | None:
     return ratio(runs, name, reference) if runs.has(name, reference) else None
 
 
+def over_floor_in_adds(runs: Runs, name: str) -> Estimate:
+    """What a way takes beyond the floor of the same moment, in units of A."""
+    return estimate((runs.values(name) - runs.values(name, "floor_us")) / runs.values(ADD))
+
+
+def least(runs: Runs, name: str, reference: str) -> Estimate | None:
+    """As `against`, of the fastest round trip of each block."""
+    if not runs.has(name, reference):
+        return None
+    ours, theirs = (np.array([block["cdf_us"][0] for block in runs.blocks[which]]) for which in (name, reference))
+    return estimate(ours / theirs)
+
+
 def budgets(runs: Runs) -> list[Budget]:
     """What ours must be."""
+    kib, msgq = of_size(PY_SPIN, KIB), of_size("msgq", KIB)
     return [
         Budget("C, polling <= 1.0 x limit spin", times_floor(runs, C_SPIN), 1.0),
         Budget("C, sleeping <= 1.15 x limit futex", times_floor(runs, C_SLEEP), 1.15),
-        Budget("Python, polling <= floor + 0.7 us", over_floor(runs, PY_SPIN), 0.7, "us"),
+        Budget("Python, polling <= floor + 0.7 A", over_floor_in_adds(runs, PY_SPIN), 0.7, "A"),
+        Budget("Python, write + read(out=), polling <= floor + 0.7 A", over_floor_in_adds(runs, WR_SPIN), 0.7, "A"),
         Budget("Python, sleeping <= 1.15 x limit futex", times_floor(runs, PY_SLEEP), 1.15),
+        Budget("Python, write + read(out=), sleeping <= 1.15 x limit futex", times_floor(runs, WR_SLEEP), 1.15),
         Budget("Python, polling <= 0.25 x iceoryx2", against(runs, PY_SPIN, "iceoryx2"), 0.25),
         Budget("Python, sleeping <= 1.0 x the POSIX message queue", against(runs, PY_SLEEP, "posix_mq"), 1.0),
+        Budget("Python, polling, 1 KiB <= 1.0 x msgq, p50", against(runs, kib, msgq), 1.0),
+        Budget("Python, polling, 1 KiB <= 1.0 x msgq, least", least(runs, kib, msgq), 1.0),
+        Budget(
+            "Python, sleeping, 1 KiB <= 1.0 x msgq",
+            against(runs, of_size(PY_SLEEP, KIB), of_size("msgq_wait", KIB)),
+            1.0,
+        ),
     ]
 
 
@@ -156,9 +238,15 @@ def run(args: argparse.Namespace) -> Runs:
         directory = stack.enter_context(scratch())
         queue = compile_queue(directory / "queue")
         limit = compile_c(directory / "limit", HERE / "peers" / "limit.c")
-        floors = {SPIN: c_block(limit, "spin", count * 10, NBYTES), FUTEX: c_block(limit, "futex", count, NBYTES)}
+        modes = ((SPIN, "spin", count * 10), (FUTEX, "futex", count))
+        floors = {
+            of_size(name, nbytes): c_block(limit, mode, some, nbytes)
+            for nbytes in (NBYTES, KIB)
+            for name, mode, some in modes
+        }
         args.subjects = [
             *subjects(queue, count, stack),
+            *subjects_of_a_kib(count, stack),
             *peers(args.peers, peer_count, stack.enter_context(peers_process())),
         ]
         ring = compile_c(directory / "spsc", HERE / "peers" / "spsc.c") if args.sizes else limit
@@ -181,7 +269,7 @@ def options() -> argparse.Namespace:
     wanted = () if args.sizes is None else args.sizes or SIZES
     if min(wanted, default=1) < 1:
         parser.error("--sizes: at least 1")
-    args.sizes = sorted({*wanted} - {NBYTES})
+    args.sizes = sorted({*wanted} - {NBYTES, KIB})
     return args
 
 
