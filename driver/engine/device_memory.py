@@ -185,14 +185,18 @@ class Quota:
         return self._limit - self._free - self._held
 
     def _charged(self, remedy: str, nbytes: int, is_held: bool, figures: dict[str, int]) -> Claim:
-        with self._lock:
-            self._use(nbytes, is_held)
+        holder = self.holder
+        if nbytes:
+            figures["bytes"] = nbytes
+            with self._lock:
+                self._use(nbytes, is_held)
         try:
-            claim = self.holder.take(remedy, **(figures | {"bytes": nbytes})) if self.holder else None
+            if holder:
+                holder.account.ledger.count(holder, remedy, figures)
         except BaseException:
-            self._give_back(nbytes, is_held, None)
+            self._unuse(nbytes, is_held)
             raise
-        return Claim(partial(self._give_back, nbytes, is_held, claim))
+        return Claim(partial(self._give_back, nbytes, is_held, holder, figures))
 
     def _use(self, nbytes: int, is_held: bool) -> None:
         if nbytes > self._free:
@@ -200,19 +204,23 @@ class Quota:
         self._free -= nbytes
         self._held += nbytes * is_held
 
-    def _give_back(self, nbytes: int, is_held: bool, claim: Claim | None) -> None:
+    def _unuse(self, nbytes: int, is_held: bool) -> None:
         with self._lock:
             self._free += nbytes
             self._held -= nbytes * is_held
-        if claim:
-            claim.give_back()
+
+    def _give_back(self, nbytes: int, is_held: bool, holder: Holder | None, figures: dict[str, int]) -> None:
+        if nbytes:
+            self._unuse(nbytes, is_held)
+        if holder:
+            holder.account.ledger.uncount(holder, figures)
 
     def _let_go(self, key: Hashable, nbytes: int, claim: Claim | None) -> None:
         with self._lock:
             self._holds[key] -= 1
             if not self._holds[key]:
                 del self._holds[key]
-                self._give_back(nbytes, True, None)
+                self._unuse(nbytes, True)
         if claim:
             claim.give_back()
 

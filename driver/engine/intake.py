@@ -99,7 +99,7 @@ class MemoryIntake:
                 )
 
     def _claim(self, nbytes: int, fd: int, backing: Backing) -> Claim:
-        figures = _PRICE | {"pool_bytes": nbytes}
+        figures = {**_PRICE, "pool_bytes": nbytes}
         if backing is Backing.DMA_BUF:
             figures["descriptors"] = 1
         elif not _is_sealed(fd):

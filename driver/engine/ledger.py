@@ -13,7 +13,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 from weakref import WeakValueDictionary
 
@@ -61,11 +62,12 @@ Not counted is what the C library shares among threads: its arenas, at most eigh
 """
 
 
-def price(kind: str, **more: int) -> dict[str, int]:
+@cache
+def price(kind: str, **more: int) -> Mapping[str, int]:
     """What a thing of that kind costs, and `more`."""
     found = Counter(PRICES[kind])
     found.update(more)
-    return dict(found)
+    return MappingProxyType(dict(found))
 
 
 SPENT = ("preparing_seconds", "validating_seconds")
@@ -100,9 +102,13 @@ class _Level:
     """Of the three that each claim counts for: an application, an account, and all."""
 
     def __init__(self) -> None:
-        self.held: Counter[str] = Counter()
+        self.held: dict[str, int] = dict.fromkeys(FIGURES, 0)
         self.spent: dict[str, float] = {}
         self.shared: Counter[Hashable] = Counter()  #: how often each shared memory is held
+
+    def row(self, uid: int, name: str | None) -> LedgerRow:
+        held = {figure: there for figure, there in self.held.items() if there > 0}
+        return LedgerRow(uid, name, held, dict(self.spent))
 
 
 class Holder(_Level):
@@ -117,7 +123,8 @@ class Holder(_Level):
 
         remedy: what the client itself can do, for the error. Raises ResourceExhausted* with the figure.
         """
-        return self.account.ledger.take(self, remedy, figures)
+        self.account.ledger.count(self, remedy, figures)
+        return Claim(partial(self.account.ledger.uncount, self, figures))
 
     def hold(self, remedy: str, key: Hashable, nbytes: int) -> Claim:
         """Counts bytes that are there already, once for each application, account and for all, however many hold them.
@@ -176,22 +183,40 @@ class Ledger(_Level):
             rows: list[LedgerRow] = []
             for account in self._accounts.values():
                 if uid in {None, account.uid}:
-                    rows.append(LedgerRow(account.uid, None, dict(+account.held), dict(account.spent)))
-                    rows += [LedgerRow(account.uid, h.name, dict(+h.held), dict(h.spent)) for h in account.holders()]
+                    rows.append(account.row(account.uid, None))
+                    rows += [h.row(account.uid, h.name) for h in account.holders()]
             return rows
 
     def report(self, uid: int | None) -> LedgerReport:
         """The same, and the limits."""
         return LedgerReport(self._most, self.rows(uid))
 
-    def take(self, holder: Holder, remedy: str, figures: Mapping[str, int]) -> Claim:
-        """Counts these for a holder. Raises ResourceExhausted*."""
-        levels = holder, holder.account, self
-        with self.lock:
+    def count(self, holder: Holder, remedy: str, figures: Mapping[str, int]) -> None:
+        """Counts these for a holder, until `uncount`. Raises ResourceExhausted*."""
+        its, accounts, all_held, most = holder.held, holder.account.held, self.held, self._most
+        with self.lock:  # without calls: each fenced execution comes here
             for figure, more in figures.items():
-                self._check(levels, levels, remedy, figure, more)
-            _add(levels, figures)
-        return Claim(partial(self._give_back, holder, figures))
+                mine, of_account, of_device = most[figure]
+                if (
+                    its[figure] + more > mine
+                    or accounts[figure] + more > of_account
+                    or all_held[figure] + more > of_device
+                ):
+                    levels = holder, holder.account, self
+                    self._check(levels, levels, remedy, figure, more)
+            for figure, more in figures.items():
+                its[figure] += more
+                accounts[figure] += more
+                all_held[figure] += more
+
+    def uncount(self, holder: Holder, figures: Mapping[str, int]) -> None:
+        """What was counted is gone."""
+        its, accounts, all_held = holder.held, holder.account.held, self.held
+        with self.lock:
+            for figure, less in figures.items():
+                its[figure] -= less
+                accounts[figure] -= less
+                all_held[figure] -= less
 
     def hold(self, holder: Holder, remedy: str, key: Hashable, nbytes: int) -> Claim:
         """As of `Holder`."""
@@ -209,10 +234,6 @@ class Ledger(_Level):
         with self.lock:
             for level in (holder, holder.account):
                 level.spent[figure] = level.spent.get(figure, 0) + amount
-
-    def _give_back(self, holder: Holder, figures: Mapping[str, int]) -> None:
-        with self.lock:
-            _add((holder, holder.account, self), {figure: -less for figure, less in figures.items()})
 
     def _let_go(self, holder: Holder, key: Hashable, nbytes: int) -> None:
         with self.lock:

@@ -245,6 +245,20 @@ class TestAccount:
                     device.call(method, 0, fds=fds)
             device.call("free", 0, fds=fds[:2])
 
+    def test_descriptors_of_a_launch(self, configure, kit):
+        """Fences that come with a launch count, but for the few that its connection has paid for; any number of launches
+        may bring those, one after the other.
+        """
+        configure(account_descriptors=24)
+        with driver.connect() as device, device.prepare(kit.add_model()) as prepared:
+            pool, gate = Memory.create(64), os.eventfd(1)
+            request = Request((RequestArgument(length=16),), (RequestArgument(offset=16, length=16),), (pool,))
+            with pytest.raises(ResourceExhaustedPersistent, match=r"account_descriptors = 24 .* asks for 26"):
+                prepared.execute_fenced(request, [gate] * 30)
+            for _ in range(30):
+                prepared.execute_fenced(request, [gate] * 2).result(10)
+            os.close(gate)
+
     def test_no_thread_for_an_execution(self, configure, kit):
         """A launched execution for which the account may start no thread is told so; it does not wait for ever."""
         configure(account_threads=4)
