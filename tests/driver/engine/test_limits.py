@@ -246,8 +246,8 @@ class TestAccount:
             device.call("free", 0, fds=fds[:2])
 
     def test_descriptors_of_a_launch(self, configure, kit):
-        """Fences that come with a launch count, but for the few that its connection has paid for; any number of launches
-        may bring those, one after the other.
+        """Fences that come with a launch count, but for the few that its connection has paid for; any number of
+        launches may bring those, one after the other.
         """
         configure(account_descriptors=24)
         with driver.connect() as device, device.prepare(kit.add_model()) as prepared:
