@@ -19,8 +19,8 @@ test: $(VENV)/test
 
 # What takes seconds each, or needs more: the core in C raced, killed and model-checked; kills at random moments; attacks, fairness and
 # leaks over many rounds; drivers in C, among them examples/device-c on XNNPACK, built, held to the conformance tests and killed; every
-# broken device; every program in the documentation; the wheel. A tool that is missing is a failure.
-integration: $(VENV)/test
+# broken device; every program in the documentation; the wheel; Ray on four nodes. A tool that is missing is a failure.
+integration: $(VENV)/test $(VENV)/ray
 	BURST_INTEGRATION=1 $(RUN_TESTS) -m "integration and not stress"
 
 check: $(VENV)/check

@@ -180,12 +180,11 @@ class StatusError(BurstError):
 
     def as_result(self) -> Result:
         """The answer that it stands for, as `execute` returns it."""
-        result = self.result or Result(self.status, cause=self.cause)
+        result = self.result or Result(self.status, cause=self.as_cause())
         return result if result.message else result._replace(message=str(self))
 
-    @property
-    def cause(self) -> Cause:
-        """What is known about the error, as one record."""
+    def as_cause(self) -> Cause:
+        """What is known about the error, as one record. (No attribute `cause`: Ray sets one of that name.)"""
         return Cause(self.phase, self.late_by, self.retry_after)
 
 

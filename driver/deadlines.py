@@ -105,7 +105,7 @@ def passed(deadline: int | None) -> Result | None:
     if deadline is None or (now := clock.now()) <= deadline:
         return None
     error = MissedDeadlinePersistent(cause=Cause("before start", _late(now, deadline)))
-    return Result(error.status, message=str(error), cause=error.cause)
+    return Result(error.status, message=str(error), cause=error.as_cause())
 
 
 def missed_in_waiting(deadline: int | None) -> Result | None:
@@ -113,7 +113,7 @@ def missed_in_waiting(deadline: int | None) -> Result | None:
     if deadline is None or (now := clock.now()) < deadline:
         return None
     error = unanswered(now - deadline)
-    return Result(error.status, message=str(error), cause=error.cause)
+    return Result(error.status, message=str(error), cause=error.as_cause())
 
 
 class Wait(NamedTuple):

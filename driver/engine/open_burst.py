@@ -61,7 +61,8 @@ class OpenBurst:
         except FmqError as error:
             raise GeneralFailure(f"the burst's queues cannot be used: {error}") from error
         except StatusError as error:
-            raise status_error(error.status, self._words(f"cannot serve this burst: {error}"), error.cause) from error
+            words = self._words(f"cannot serve this burst: {error}")
+            raise status_error(error.status, words, error.as_cause()) from error
         except Exception as error:
             raise self._failed("configure a burst", error) from error
         if not isinstance(burst, ExecutionBurst):

@@ -114,7 +114,7 @@ class LaunchedExecution:
             error = MissedDeadlineTransient(text, cause=Cause("queued", late))
         else:
             error = missed(ErrorStatus.MISSED_DEADLINE_TRANSIENT, "queued", self.end, self.plan.estimate)
-        return Outcome(error.status, text=str(error), cause=error.cause)
+        return Outcome(error.status, text=str(error), cause=error.as_cause())
 
 
 class ReadyQueue:

@@ -153,7 +153,7 @@ def refuse(channel: Channel, error: Exception, patience: float = _FIRST_CALL) ->
 def failure(error: Exception) -> tuple[Reply, ErrorStatus]:
     """The answer to a call that raised this error. Logs errors that no handler should raise."""
     if isinstance(error, StatusError):
-        return _words(error, cause=error.cause), error.status
+        return _words(error, cause=error.as_cause()), error.status
     if found := exhausted(error):
         return _words(found), found.status
     match error:

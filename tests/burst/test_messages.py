@@ -111,7 +111,7 @@ def test_status_errors_pickle(status):
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
     assert str(copy) == str(error)
-    assert copy.cause == error.cause
+    assert copy.as_cause() == error.as_cause()
     assert (copy.result.status, copy.result.timing) == (status, Timing(1, 2))
 
 

@@ -58,6 +58,19 @@ def test_an_error_comes_back_as_it_was(error, way):
     assert vars(found) == vars(error)
 
 
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_an_error_can_be_raised_again_by_ray(error):
+    """Ray raises, where a result is asked for, a subclass of the error and of its own that has the error as `cause`."""
+
+    class Both(RuntimeError, type(error)):
+        def __init__(self, cause):
+            self.cause = cause
+
+    again = Both(error)
+    assert isinstance(again, type(error))
+    assert again.cause is error
+
+
 def test_every_public_error_is_in_the_table():
     """All that the packages export; a StatusError is always one of its classes."""
     modules = fmq, burst, driver, driver.errors
