@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from measure import (
+    ADD,
     HERE,
     NotMeasured,
     Runs,
@@ -28,7 +29,7 @@ from measure import (
     compile_c,
     conditions,
     interleave,
-    over_floor,
+    over_floor_in_adds,
     peer_block,
     peers_process,
     pin_client,
@@ -41,7 +42,6 @@ from verdict import Budget, Report, arguments, cells, parse, progress, publish, 
 
 import driver
 from burst import Memory, Request, RequestArgument
-from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
     import argparse
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 QUESTION = "What does one execution of ADD on four floats cost?"
 SPIN, FUTEX = "floor: limit spin", "floor: limit futex"
-ADD, INTERPRETER = "in process: numpy.add", "in process: interpreter"
+INTERPRETER = "in process: interpreter"
 BURST, POSIX, SLEEPING = "burst, spinning (memfd)", "burst, spinning (posix)", "burst, sleeping (spin=0)"
 NATIVE, PLAIN = "burst, spinning (native)", "plain path"
 LIBRARY, LITERT = "burst, spinning (driver in C)", "burst, spinning (litert)"
@@ -159,14 +159,14 @@ def peer(name: str, count: int, ask: Ask) -> Subject:
 
 def budgets(runs: Runs) -> list[Budget]:
     """What ours must be."""
-    in_adds = estimate((runs.values(BURST) - runs.values(BURST, "floor_us")) / runs.values(ADD))
+    in_adds = partial(over_floor_in_adds, runs)
     against = partial(_against, runs)
     return [
-        Budget("polling: burst <= floor + 6.5 x in-process numpy.add, in numpy.adds", in_adds, 6.5),
-        Budget("polling: burst <= 0.5 x iceoryx2", against(BURST, "iceoryx2"), 0.5),
-        Budget("polling: native <= floor + 1 us", over_floor(runs, NATIVE), 1.0, "us"),
-        Budget("polling: driver in C <= 1.05 x native", against(LIBRARY, NATIVE), 1.05),
-        Budget("sleeping: burst <= 1.3 x limit futex", times_floor(runs, SLEEPING), 1.3),
+        Budget("polling: burst <= floor + 2.5 x in-process numpy.add, in numpy.adds", in_adds(BURST), 2.5),
+        Budget("polling: native <= floor + 1 x in-process numpy.add, in numpy.adds", in_adds(NATIVE), 1.0),
+        Budget("polling: burst <= 0.3 x iceoryx2", against(BURST, "iceoryx2"), 0.3),
+        Budget("polling: driver in C <= 1.1 x native", against(LIBRARY, NATIVE), 1.1),
+        Budget("sleeping: burst <= 1.4 x limit futex", times_floor(runs, SLEEPING), 1.4),
         Budget("sleeping: burst <= 0.7 x plain path", against(SLEEPING, PLAIN), 0.7),
         Budget("sleeping: plain path <= 2 x uds (msgpack over a Unix socket)", against(PLAIN, "uds"), 2.0),
     ]

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 CLIENT_CPU, DEVICE_CPU = 0, 1
+ADD = "in process: numpy.add"  # the unit A, in the runs that have it
 Block = dict[str, Any]  # p50_us, p99_us, p999_us, max_us of one block; cdf_us where it is known
 
 
@@ -130,6 +131,13 @@ def _typical(blocks: Sequence[Block]) -> Block:
 def over_floor(runs: Runs, name: str) -> Estimate:
     """Microseconds above the floor of the same moment."""
     return estimate(runs.values(name) - runs.values(name, "floor_us"))
+
+
+def over_floor_in_adds(runs: Runs, name: str) -> Estimate | None:
+    """The same in units of A, which machines differ less in than in microseconds; None: it was not measured."""
+    if not runs.has(name):
+        return None
+    return estimate((runs.values(name) - runs.values(name, "floor_us")) / runs.values(ADD))
 
 
 def times_floor(runs: Runs, name: str) -> Estimate:

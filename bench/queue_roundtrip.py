@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from measure import (
+    ADD,
     DEVICE_CPU,
     HERE,
     Runs,
@@ -30,6 +31,7 @@ from measure import (
     compile_with_ours,
     conditions,
     interleave,
+    over_floor_in_adds,
     peer_block,
     peers_process,
     pin_client,
@@ -57,7 +59,6 @@ SPIN, FUTEX, RING = "floor: limit spin", "floor: limit futex", "floor: spsc"
 C_SPIN, C_SLEEP = "queue in C, polling", "queue in C, sleeping"
 PY_SPIN, PY_SLEEP = "queue from Python, polling", "queue from Python, sleeping"
 WR_SPIN, WR_SLEEP = "Python, write + read(out=), polling", "Python, write + read(out=), sleeping"
-ADD = "in process: numpy.add"
 PEERS = ("iceoryx2", "posix_mq", "faster_fifo", "msgq", "msgq_wait")
 POLLING_PEERS, OF_A_KIB = ("iceoryx2", "msgq"), ("msgq", "msgq_wait", "posix_mq")
 NBYTES, KIB, LEAST, MOST_OF_LIMIT = 64, 1024, 4096, 4096
@@ -194,11 +195,6 @@ def peers(names: Sequence[str], count: int, ask: Ask) -> list[Subject]:
 def against(runs: Runs, name: str, reference: str) -> Estimate | None:
     """A ratio, where both were measured."""
     return ratio(runs, name, reference) if runs.has(name, reference) else None
-
-
-def over_floor_in_adds(runs: Runs, name: str) -> Estimate:
-    """What a way takes beyond the floor of the same moment, in units of A."""
-    return estimate((runs.values(name) - runs.values(name, "floor_us")) / runs.values(ADD))
 
 
 def least(runs: Runs, name: str, reference: str) -> Estimate | None:

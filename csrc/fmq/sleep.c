@@ -143,11 +143,23 @@ static int count_spurious(fmq_end *e) {
     return ring_broken(e);
 }
 
+/* Asked once for each thread and fork: two system calls before each sleep would be as many as the sleep and the wake. A
+ * process that has no role does not count its forks. */
+static bool is_main_thread(const fmq_end *e) {
+    static _Thread_local int asked = INT_MIN; /* in that generation of the process */
+    static _Thread_local bool is_main;
+    if (end_is_listener(e)) return syscall(SYS_gettid) == getpid();
+    if (asked != e->process->generation) {
+        is_main = syscall(SYS_gettid) == getpid();
+        asked = e->process->generation;
+    }
+    return is_main;
+}
+
 /* A signal that arrives just before the futex call would be noticed only after it, so Python's main thread, where
  * handlers run, does not sleep for long. No other thread wakes without a reason. */
-static uint64_t no_longer_than(uint64_t deadline) {
-    bool is_main = syscall(SYS_gettid) == getpid();
-    uint64_t slice = is_main ? futex_now() + SIGNAL_SLICE : FMQ_FOREVER;
+static uint64_t no_longer_than(const fmq_end *e, uint64_t deadline) {
+    uint64_t slice = is_main_thread(e) ? futex_now() + SIGNAL_SLICE : FMQ_FOREVER;
     return slice < deadline ? slice : deadline;
 }
 
@@ -179,7 +191,7 @@ static int sleep_turn(fmq_end *e, uint64_t n, uint64_t until) {
 
 static int sleep_for(fmq_end *e, uint64_t n, uint64_t deadline) {
     if (!e->my_wait) return -EROFS;
-    uint64_t until = no_longer_than(deadline), begin = futex_now();
+    uint64_t until = no_longer_than(e, deadline), begin = futex_now();
     int r;
     do r = sleep_turn(e, n, until);
     while (r == -EAGAIN || r == LOOK_AGAIN);
@@ -265,7 +277,7 @@ static int sleep_on_all(fmq_end *const *ends, unsigned n, futex_entry *entries, 
 
 static int wait_for_one_of(fmq_end *const *ends, unsigned n, uint8_t *ready, uint64_t deadline) {
     futex_entry entries[FUTEX_MOST];
-    uint64_t until = no_longer_than(deadline);
+    uint64_t until = no_longer_than(ends[0], deadline);
     int r, count;
     while (!(count = look_at_all(ends, n, ready, entries))) {
         if (!deadline) return -EAGAIN;

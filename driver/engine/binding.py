@@ -227,7 +227,8 @@ class BoundRequest:
         self.native = self._bound.native if is_fit and not access else None
         self.cancel = self._bound.cancel
         is_bare = is_fit and self._bound.is_infallible
-        self.run = access.wrap(self._bound.run if is_bare else partial(_run, request, self._bound))
+        run = partial(_run_static, self._bound.run) if self.is_static else partial(_run, request, self._bound)
+        self.run = access.wrap(self._bound.run if is_bare else run)
         self.copied_bytes = self._bound.copied_bytes + access.copied_bytes
         self.checked_bytes = self._bound.checked_bytes
         self.estimate: Any = None  #: burst_estimate of its duration, set by the engine
@@ -244,6 +245,14 @@ class BoundRequest:
 
 def _loop_timeout(request: Request) -> float:
     return LOOP_TIMEOUT if request.loop_timeout is None else min(request.loop_timeout / 1e9, LONGEST_LOOP_TIMEOUT)
+
+
+def _run_static(run: Callable[[], object]) -> None:
+    """The shapes, which never change, were checked when it was bound."""
+    try:
+        run()
+    except DriverError as error:
+        raise _as_answer(error) from error
 
 
 def _run(request: Request, bound: BoundExecution) -> None:

@@ -4,6 +4,8 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -255,3 +257,42 @@ def test_nobody_makes_a_system_call_while_nobody_sleeps(pair):
         w.write([1, 2, 3])
         r.read(3)
     assert switches(status)[0] - before <= 2
+
+
+LOOKS = """
+import contextlib, os, resource, threading, warnings
+import fmq
+
+def looks():
+    with fmq.MessageQueue.create("u1", 4) as queue, queue.writer(), queue.reader() as r:
+        r.spin = 0
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        with contextlib.suppress(fmq.Timeout):
+            r.read(1, 0.75)
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+
+def other():
+    found.append(looks())
+    child = os.fork()
+    if not child:
+        os._exit(min(looks(), 100))
+    found.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: fork in a process with threads
+found = [looks()]
+thread = threading.Thread(target=other)
+thread.start()
+thread.join()
+print(*found)
+"""
+
+
+def test_only_the_main_thread_looks_for_signals():
+    """A sleeper in the main thread wakes ten times a second, where handlers run; another thread's does not, and does in
+    the child that it forks off, whose main thread it is.
+    """
+    done = subprocess.run([sys.executable, "-c", LOOKS], capture_output=True, text=True, check=True)
+    main, other, child = map(int, done.stdout.split())
+    assert main >= 5
+    assert other <= 4
+    assert child >= 5
