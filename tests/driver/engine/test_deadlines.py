@@ -37,6 +37,10 @@ def after(seconds):
     return time.monotonic() + seconds
 
 
+def turns(device):
+    return device.stats()["priorities"]["medium"]
+
+
 def timed(function):
     """How long it took, and what it raised or returned."""
     begin = time.monotonic()
@@ -364,10 +368,11 @@ class TestOnTheDevice:
         with device.prepare(kit.add_model()) as prepared, prepared.burst() as busy, prepared.burst() as burst:
             for _ in range(3):
                 burst.run(x())  # with this input and output, it is recognised
+            before = turns(device)["executions"]
             long = busy.submit(x(0.3))
-            kit.until(lambda: controller_of(busy).trace.page.device.begun)
+            kit.until(lambda: turns(device)["executions"] > before)  # it has the slot, not only been taken up
             waiting = burst.submit(x(LONG))
-            kit.until(lambda: device.stats()["priorities"]["medium"]["waiting"])
+            kit.until(lambda: turns(device)["waiting"])
             assert waiting.cancel()
             long.result()
             took, _ = timed(lambda: burst.run(x()))
