@@ -5,6 +5,7 @@ import inspect
 import re
 import subprocess
 import tomllib
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +21,19 @@ TOP = {
 }
 MOST_LINES_OF_A_FUNCTION, MOST_LINES_OF_A_FILE = 60, 600
 TOO_LONG: dict[str, str] = {}  # "path" or "path:function" -> why it may be longer; starts empty and should stay so
+
+
+@cache
+def parsed(path):
+    """A file's code as a tree: many of these tests look at all files."""
+    return ast.parse(path.read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees():
+    """Are forgotten after the last of these tests, so that whoever collects garbage later need not look at them."""
+    yield
+    parsed.cache_clear()
 
 
 def tracked(*patterns):
@@ -42,7 +56,7 @@ def sources(*suffixes):
 
 
 def python_functions(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, node.end_lineno - node.lineno + 1
 
@@ -82,7 +96,7 @@ def test_imports_point_left():
 def modules_imported(path, package):
     """Modules of a package that a file imports anywhere in it: for type checkers and inside functions, too."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -105,7 +119,7 @@ def test_there_are_no_circles_of_modules(package):
 def imports(path):
     """The top-level packages that a file imports, anywhere in it."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -116,7 +130,7 @@ def imports(path):
 def names_of_packages(path):
     """What a file takes from fmq, burst and driver: (module, name), by `from`, by `import` or by an attribute."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {(alias.name, None) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -145,7 +159,7 @@ def test_only_the_command_knows_the_demos():
 def test_the_command_imports_the_demos_only_when_they_run():
     """No file of the command imports them at its top level: neither the live page nor the drawing slows it down."""
     for path in sorted((ROOT / "driver/cli").glob("*.py")):
-        at_the_top = ast.Module([node for node in ast.parse(path.read_text()).body if not isinstance(node, ast.If)], [])
+        at_the_top = ast.Module([node for node in parsed(path).body if not isinstance(node, ast.If)], [])
         functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         at_the_top.body = [node for node in at_the_top.body if not isinstance(node, functions)]
         assert "driver.demos" not in ast.unparse(at_the_top), name(path)
@@ -161,7 +175,7 @@ def test_every_folder_says_what_it_is_for():
     """A package by its docstring, csrc by its README."""
     for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("__init__.py")):
         if path.stat().st_size:
-            assert ast.get_docstring(ast.parse(path.read_text())), name(path)
+            assert ast.get_docstring(parsed(path)), name(path)
     assert (ROOT / "csrc/README.md").read_text().startswith("# ")
 
 
@@ -172,7 +186,7 @@ def test_init_files_only_re_export():
     """
     inits = {path for package in PACKAGES for path in (ROOT / package).rglob("__init__.py")}
     for path in sorted(inits - {ROOT / "driver/devices/__init__.py", ROOT / "driver/nn/ops/__init__.py"}):
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             is_all = isinstance(node, ast.Assign | ast.AnnAssign) and "__all__" in ast.unparse(node).split("=")[0]
             is_doc = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
             assert is_all or is_doc or isinstance(node, ast.Import | ast.ImportFrom), f"{name(path)}:{node.lineno}"
@@ -298,7 +312,7 @@ def test_nothing_names_a_machine():
 def test_every_test_says_what_it_claims():
     """The docstring of a test is its claim."""
     for path in tracked("tests/**.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 assert ast.get_docstring(node), f"{name(path)}:{node.lineno} {node.name}"
 
@@ -321,7 +335,7 @@ def is_private(word):
 
 def own_names(path):
     """What a file defines itself: functions, classes, and attributes of `self`."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}:
@@ -330,7 +344,7 @@ def own_names(path):
 
 def names_reached_for(path):
     """Attributes of others, imports, and names that are patched."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Attribute):
             if not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls", "os", "sys"}):
                 yield node.attr

@@ -260,11 +260,12 @@ class Child:
         self.channel, far = Channel.pair()
         with far, warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: fork in a process with threads
-            gc.freeze()  # the child must not finalize what is ours
+            gc.disable()
             self.pid = os.fork()
             if not self.pid:
+                gc.freeze()  # the child must not finalize what is ours
                 self._run(function, far, {0, 1, 2, far.fileno(), *(pool.fd for pool in keep)})
-            gc.unfreeze()
+            gc.enable()  # and what was frozen here after the collection of the tests stays frozen
 
     @staticmethod
     def _run(function, channel, keep):
