@@ -47,6 +47,7 @@ typedef struct {
 
 static burst_runqueue *queue;
 static burst_share *shares[2];
+static burst_ticket *served_shares[2]; /* from the beginning: alone, a share may use all slots for long executions */
 static burst_application *applications[APPLICATIONS]; /* every other one of the same share */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* around `clients` */
 static client *clients[FLOWS];
@@ -177,6 +178,7 @@ int main(int argc, char **argv) {
     for (uint32_t n = 0; n < 2; n++) MUST((shares[n] = burst_share_new(queue, n ? 300 : 100)));
     for (unsigned n = 0; n < APPLICATIONS; n++) MUST((applications[n] = burst_application_new(shares[n % 2])));
     for (unsigned n = 0; n < FLOWS; n++) clients[n] = new_client(n);
+    for (unsigned n = 0; n < 2; n++) MUST((served_shares[n] = burst_ticket_new(clients[n]->flow)));
     MUST(!pthread_barrier_init(&end_of_round, NULL, THREADS + 1));
     for (int n = 0; n < THREADS; n++) MUST(!pthread_create(&threads[n], NULL, hammer, (void *)(uintptr_t)random_of(&seed)));
     for (uint64_t round = 0; round <= atomic_load(&last); round++) {
@@ -186,6 +188,7 @@ int main(int argc, char **argv) {
         pthread_barrier_wait(&end_of_round);
     }
     for (int n = 0; n < THREADS; n++) pthread_join(threads[n], NULL);
+    for (unsigned n = 0; n < 2; n++) burst_ticket_free(served_shares[n]);
     for (unsigned n = 0; n < FLOWS; n++) let_go(clients[n]);
     for (unsigned n = 0; n < APPLICATIONS; n++) burst_application_free(applications[n]);
     for (uint32_t n = 0; n < 2; n++) burst_share_free(shares[n]);
