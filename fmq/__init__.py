@@ -6,6 +6,7 @@ from fmq.errors import (
     Busy,
     Closed,
     Corrupt,
+    Evicted,
     FmqError,
     InvalidDescriptor,
     NoSpace,
@@ -20,6 +21,7 @@ from fmq.geometry import Flavour
 from fmq.inspection import QueueInfo, inspect, queues
 from fmq.life import LifePage, Watch
 from fmq.queue import MessageQueue
+from fmq.readers import ReaderState
 from fmq.region import Region, unlink
 from fmq.wait import wait_any
 
@@ -29,6 +31,7 @@ __all__ = [
     "Corrupt",
     "Descriptor",
     "EventFlag",
+    "Evicted",
     "Exchange",
     "Flavour",
     "FmqError",
@@ -42,6 +45,7 @@ __all__ = [
     "Overrun",
     "PeerDied",
     "QueueInfo",
+    "ReaderState",
     "Region",
     "RoleTaken",
     "Timeout",

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmq._core import ffi, lib
 from fmq.errors import InvalidDescriptor
-from fmq.geometry import ALIGNMENT, CONTROL, Flavour, Geometry, dtype_text, parsed_dtype
+from fmq.geometry import ALIGNMENT, Flavour, Geometry, dtype_text, parsed_dtype
 from fmq.region import Region
-from fmq.role import LIFE_AT
+from fmq.role import LIFE_AT, SEAT, SEATS, life_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,28 +50,33 @@ class AttachedQueue:
     def at(cls, region: Region, offset: int) -> AttachedQueue:
         """The queue whose control page lies there, and whose ring follows it."""
         geometry = Geometry.read(region, offset)
-        place = cls(geometry, region, offset, region, offset + CONTROL)
-        _check_grantors(place.grantors, [region.nbytes], geometry.dtype.itemsize)
+        place = cls(geometry, region, offset, region, offset + geometry.control_bytes)
+        _check_grantors(place.grantors, [region.nbytes], geometry)
         return place
 
     def check_room(self) -> None:
         """Raises ValueError when a new queue does not fit there, or when a queue is in use there."""
         try:
-            _check_grantors(self.grantors, [region.nbytes for region in self.regions], self.geometry.dtype.itemsize)
+            _check_grantors(self.grantors, [region.nbytes for region in self.regions], self.geometry)
         except InvalidDescriptor as error:
             raise ValueError(f"offset={self.control_at}: {error}") from None
         if not all(region.writable for region in self.regions):
             raise ValueError("region: it is mapped read-only")
-        base = self.control.base + self.control_at
-        is_queue = not lib.fmq_shape_of(base, ffi.new("fmq_shape *"))
-        if is_queue and lib.FMQ_ALIVE in {lib.fmq_life_state(base + at) for at in LIFE_AT.values()}:
+        base, shape = self.control.base + self.control_at, ffi.new("fmq_shape *")
+        places = [] if lib.fmq_shape_of(base, shape) else [*LIFE_AT.values()]
+        if places and shape.flavour == Flavour.BROADCAST:
+            room = self.control.nbytes - self.control_at
+            places += [at for at in map(life_at, range(SEAT, SEAT + SEATS)) if at < room]
+        if lib.FMQ_ALIVE in {lib.fmq_life_state(base + at) for at in places}:
             raise ValueError(f"offset={self.control_at}: a queue is in use there; choose another offset")
 
     @property
     def grantors(self) -> tuple[Grantor, Grantor]:
         """Where control page and ring lie."""
         second = 0 if self.ring is self.control else 1
-        return Grantor(0, self.control_at, CONTROL), Grantor(second, self.ring_at, self.geometry.ring_bytes)
+        return Grantor(0, self.control_at, self.geometry.control_bytes), Grantor(
+            second, self.ring_at, self.geometry.ring_bytes
+        )
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -107,8 +112,8 @@ class Descriptor:
         regions = self._regions(writable)
         if len(regions) > 1 and regions[0].is_same_memory(regions[1]):
             raise InvalidDescriptor("both file descriptors are of the same memory; a queue in one memory has one")
-        _check_grantors(self.grantors, [region.nbytes for region in regions], self.dtype.itemsize)
         place_of = regions[control.fd_index], control.offset, regions[ring.fd_index], ring.offset
+        _check_grantors(self.grantors, [region.nbytes for region in regions], self)
         found = Geometry.read(*place_of[:2])
         for what in ("flavour", "dtype", "capacity"):
             said, is_so = getattr(self, what), getattr(found, what)
@@ -235,9 +240,10 @@ def _check_shape(grantors: tuple[Grantor, ...], fds: int) -> None:
         raise InvalidDescriptor(f"{fds} file descriptors and grantors of {sorted(used)}: 1 or 2 are needed, all of use")
 
 
-def _check_grantors(grantors: tuple[Grantor, ...], sizes: Sequence[int], itemsize: int) -> None:
+def _check_grantors(grantors: tuple[Grantor, ...], sizes: Sequence[int], of: Geometry | Descriptor) -> None:
     """Both parts lie inside their memory, aligned, whole, and apart from each other."""
     control, ring = grantors[:2]
+    control_bytes, itemsize = lib.fmq_control_bytes(of.flavour), of.dtype.itemsize
     for what, grantor in (("control page", control), ("ring", ring)):
         _, offset, extent = grantor
         if offset < 0 or offset % ALIGNMENT:
@@ -245,10 +251,10 @@ def _check_grantors(grantors: tuple[Grantor, ...], sizes: Sequence[int], itemsiz
         if extent < 1 or offset + extent > sizes[grantor.fd_index]:
             size = sizes[grantor.fd_index]
             raise InvalidDescriptor(f"{what}: {extent} bytes at {offset}, but the memory has only {size}")
-    if control.extent != CONTROL:
-        raise InvalidDescriptor(f"control page: extent {control.extent}; it has {CONTROL} bytes")
+    if control.extent != control_bytes:
+        raise InvalidDescriptor(f"control page: extent {control.extent}; it has {control_bytes} bytes")
     if ring.extent % itemsize:
         raise InvalidDescriptor(f"ring: extent {ring.extent} is not a whole number of elements of {itemsize} bytes")
-    apart = control.offset + CONTROL <= ring.offset or ring.offset + ring.extent <= control.offset
+    apart = control.offset + control_bytes <= ring.offset or ring.offset + ring.extent <= control.offset
     if control.fd_index == ring.fd_index and not apart:
         raise InvalidDescriptor("control page and ring overlap")

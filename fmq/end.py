@@ -18,8 +18,9 @@ from fmq.closing import Closing
 from fmq.errors import Busy, Closed, Overrun, Timeout, raise_errno
 from fmq.geometry import Flavour
 from fmq.life import Watch
+from fmq.readers import readers_of
 from fmq.region import descriptors
-from fmq.role import LIFE_AT, OBSERVER, READER, WRITER, Role, Seat
+from fmq.role import LIFE_AT, OBSERVER, READER, SEAT, WRITER, Role, Seat, take_seat
 from fmq.span import Span
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from fmq.descriptor import AttachedQueue
     from fmq.event import EventFlag
+    from fmq.readers import ReaderState
     from fmq.region import Region
 
 DEFAULT_SPIN = 50e-6  # seconds
@@ -55,6 +57,7 @@ class _End(Closing, HotEnd):
         geometry, self._place = place.geometry, place
         self.dtype, self.capacity = geometry.dtype, geometry.capacity
         self.overwrites = geometry.flavour is Flavour.UNSYNCHRONIZED
+        self.broadcasts = geometry.flavour is Flavour.BROADCAST
         self._role, which = self._take_role()
         elements = place.ring.asarray(geometry.dtype, geometry.capacity, place.ring_at)
         handle = ffi.new("fmq_end **")
@@ -81,7 +84,8 @@ class _End(Closing, HotEnd):
         """
         if self._which == WRITER and self.overwrites:
             return  # it does not know its readers
-        byte = self._place.control_at + (WRITER if self._which == READER else READER)
+        peer = WRITER if self._which == READER else SEAT if self.broadcasts else READER  # SEAT: and those behind it
+        byte = self._place.control_at + peer
         self._relink(lib.fmq_link_lock(self.handle, self._role.lock_fd, byte))
 
     def _relink(self, token: int) -> None:
@@ -94,7 +98,11 @@ class _End(Closing, HotEnd):
             return Seat(place.control, place.control_at), READER if place.control.writable else OBSERVER
         if not (place.control.writable and place.ring.writable):
             raise ValueError("writable=False: this queue was opened for observing; open it again to take a role")
-        return Role(place.control, place.control_at, self._which, announces=place.announces), self._which
+        if self.broadcasts and self._which == READER:
+            role = take_seat(place.control, place.control_at, announces=place.announces)
+        else:
+            role = Role(place.control, place.control_at, self._which, announces=place.announces)
+        return role, role.which
 
     @property
     def spin(self) -> float | str:
@@ -131,7 +139,8 @@ class _End(Closing, HotEnd):
     def peer(self) -> str:
         """The state of the other side, from the kernel: "nobody" (yet), "alive", "released" or "dead".
 
-        The writer of an unsynchronized queue does not know its readers: to it they are "nobody".
+        The writer of an unsynchronized queue does not know its readers: to it they are "nobody". To the writer of a
+        broadcast queue they are "alive" when one of them is, else "nobody".
         """
         return ("nobody", "alive", "released", "dead")[lib.fmq_peer(self.usable())]
 
@@ -232,7 +241,23 @@ class _End(Closing, HotEnd):
                 "timeout: a reader without write access cannot announce that it sleeps; pass timeout=0 "
                 "(or use try_read), or open the queue writable"
             )
+        if self.broadcasts and self._which == WRITER and -code in (errno.EAGAIN, errno.ETIMEDOUT):
+            self._name_the_slowest(code, what)
         raise_errno(code, what)
+
+    def _name_the_slowest(self, code: int, what: str) -> None:
+        """Raises a Timeout that says for which living reader a broadcast writer waited."""
+        alive = [reader for reader in readers_of(self.handle) if reader.is_alive]
+        if not alive:
+            return
+        slowest = min(alive, key=lambda reader: reader.position)
+        try:
+            raise_errno(code, what)
+        except Timeout as error:
+            told = f"process {slowest.pid} has {slowest.unread} elements unread and holds the writer up"
+            named = Timeout(f"{error}; {told}; wait for it, or evict it")
+            named.reader = slowest
+            raise named from None
 
 
 def _span(ring: NDArray[Any], start: int, first: int, second: int) -> Span:
@@ -279,6 +304,20 @@ class MessageQueueWriter(_End, HotWriter):
         array = np.ascontiguousarray(elements, self.dtype)
         while not self.try_write(array):
             await self._until(array.size)
+
+    @property
+    def readers(self) -> tuple[ReaderState, ...]:
+        """The readers of a broadcast queue that have come and not left, in the order of their seats. Any thread."""
+        if not self.broadcasts:
+            raise ValueError("readers: only the writer of a broadcast queue knows its readers")
+        return readers_of(self.usable())
+
+    def evict(self, reader: ReaderState) -> None:
+        """Goes on without this reader of a broadcast queue, whose next call raises Evicted. Any thread; nothing happens
+        to a reader that has left, or that came later to the same place.
+        """
+        if code := lib.fmq_evict(self.usable(), reader.seat, reader.turn):
+            raise ValueError(f"reader={reader}: no reader of this queue; take one of `readers` ({os.strerror(-code)})")
 
 
 class MessageQueueReader(_End, HotReader):

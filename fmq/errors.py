@@ -5,6 +5,7 @@
     FmqError
     ├── Timeout (TimeoutError)           the deadline passed; nothing was transferred; try again at will
     ├── Closed                           the peer released its role; what it left can still be read
+    │   └── Evicted (Closed)             a broadcast queue's writer dropped this reader, which held it up
     ├── PeerDied (ConnectionError)       the peer's process is gone; what it left can still be read, and a successor
     │                                    may take its role
     ├── Overrun                          an unsynchronized queue's writer overtook this reader, which goes on later
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class FmqError(Exception):
@@ -29,9 +30,15 @@ class FmqError(Exception):
 class Timeout(FmqError, TimeoutError):
     """The deadline passed first. Nothing was transferred and the queue stays usable."""
 
+    reader: Any = None  #: of a broadcast queue: the ReaderState of the living reader that held the writer up most
+
 
 class Closed(FmqError):
     """The peer released its role in good order, or this end was closed, and fewer elements are left than needed."""
+
+
+class Evicted(Closed):
+    """The writer of a broadcast queue dropped this reader, which held it up. Open another one to see later elements."""
 
 
 class PeerDied(FmqError, ConnectionError):
@@ -77,6 +84,7 @@ _BY_ERRNO: dict[int, tuple[type[FmqError], str]] = {
     errno.ESHUTDOWN: (Closed, "the other side closed its end"),
     errno.ECANCELED: (Closed, "this end is closed, or was opened before a fork; open the queue again in this process"),
     errno.EPROTO: (Corrupt, "the other side broke the queue's protocol; this end is of no more use"),
+    errno.ESTALE: (Evicted, "the writer evicted this reader, which held it up; open another reader to go on"),
     errno.EBUSY: (Busy, "another thread uses this end, or a reservation is open; finish it first"),
 }
 

@@ -25,7 +25,7 @@ class Exchange(HotExchange):
         """`hold`: for so many of its first seconds a call keeps the GIL, up to 1e-3. Short answers are then faster, and
         a busy thread of this process does not delay them by its time slice; but no other thread runs meanwhile.
         """
-        if out.overwrites or back.overwrites:
+        if out.overwrites or back.overwrites or out.broadcasts or back.broadcasts:
             raise ValueError("an exchange takes two synchronized queues: every message has to arrive")
         if not 0 <= hold <= 1e-3:
             raise ValueError(f"hold={hold!r}: seconds from 0 to 0.001")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from fmq.region import Region
 
-CONTROL = 4096  #: bytes of the control page of csrc/fmq/layout.h
+CONTROL = 4096  #: bytes of the control page of csrc/fmq/layout.h; a broadcast queue has more (`Geometry.control_bytes`)
 ALIGNMENT = 128  #: its offset in memory is a multiple of this
 _TEXT_AT, _TEXT_MOST = 1024, 2048  # where it holds the dtype as text, for processes that open the queue by name
 
@@ -31,6 +31,7 @@ class Flavour(enum.IntEnum):
 
     SYNCHRONIZED = 1  #: one writer, one reader; a full queue makes its writer wait, and nothing is ever lost
     UNSYNCHRONIZED = 2  #: one writer that never waits, any number of readers; a reader that is overtaken gets Overrun
+    BROADCAST = 3  #: one writer, up to 64 readers, each of which gets all; the writer waits for the slowest that lives
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,8 @@ class Geometry:
             raise InvalidDescriptor(f"the memory holds no queue: {control.nbytes} bytes, a control page at {at}")
         if code := lib.fmq_shape_of(control.base + at, shape):
             raise InvalidDescriptor(f"the memory holds no queue that this version can use: {os.strerror(-code)}")
+        if at > control.nbytes - lib.fmq_control_bytes(shape.flavour):
+            raise InvalidDescriptor(f"the memory holds no queue: {control.nbytes} bytes, control pages at {at}")
         text = bytes(control.asarray(np.uint8, _TEXT_MOST, at + _TEXT_AT)).rstrip(b"\0")
         if _hash(text) != shape.dtype_hash:
             raise InvalidDescriptor("the queue's dtype does not match its own hash: the memory is damaged")
@@ -90,6 +93,12 @@ class Geometry:
         return geometry
 
     @property
+    def control_bytes(self) -> int:
+        """Bytes of the control page, or of the three of a broadcast queue."""
+        n: int = lib.fmq_control_bytes(self.flavour)
+        return n
+
+    @property
     def shape(self) -> Any:
         """The fmq_shape of the C core."""
         digest = _hash(_text(self.dtype))
@@ -98,7 +107,7 @@ class Geometry:
     def format(self, control: Region, at: int) -> None:
         """Writes a control page there."""
         text = _text(self.dtype)
-        control.asarray(np.uint8, CONTROL, at)[:] = 0
+        control.asarray(np.uint8, self.control_bytes, at)[:] = 0
         control.asarray(np.uint8, len(text), at + _TEXT_AT)[:] = np.frombuffer(text, np.uint8)
         code = lib.fmq_format(control.base + at, self.shape)
         assert code == 0, "the geometry was checked"

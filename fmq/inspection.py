@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from fmq._core import lib
 from fmq.errors import InvalidDescriptor
 from fmq.geometry import CONTROL, Flavour, Geometry
+from fmq.readers import ReaderState, readers_seen
 from fmq.region import Region
-from fmq.role import LIFE_AT, READER, WRITER, is_taken
+from fmq.role import LIFE_AT, READER, SEAT, SEATS, WRITER, is_taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,11 +47,12 @@ class QueueInfo:
     uid: int  #: its owner
     created: float  #: seconds since the epoch
     written: int  #: elements, over the queue's life
-    read: int | None  #: None: unsynchronized, where each reader has a position of its own
+    read: int | None  #: None: each reader has a position of its own, and (broadcast) none is there
     unread: int | None
     writer: Life
-    reader: Life  #: of an unsynchronized queue: "alive" while at least one is there, else "nobody"
+    reader: Life  #: of a queue with many: "alive" while at least one is there, else "nobody"
     damage: str | None = None  #: why it cannot be opened
+    readers: tuple[ReaderState, ...] = ()  #: of a broadcast queue; `read` and `unread` are the slowest one's
 
     @property
     def is_stale(self) -> bool:
@@ -125,17 +127,21 @@ def _seen(name: str, region: Region) -> QueueInfo:
     if CONTROL + geometry.ring_bytes > region.nbytes:
         raise InvalidDescriptor(f"{region.nbytes} bytes are too few for the queue that the control page describes")
     written, read = _counters(region, geometry)
+    readers = readers_seen(region, 0, written) if geometry.flavour is Flavour.BROADCAST else ()
+    if readers:
+        read = min(written, *(reader.position for reader in readers))
     return QueueInfo(
         *(name, geometry.dtype, geometry.capacity, geometry.flavour, region.nbytes),
         *(stat.S_IMODE(status.st_mode), status.st_uid, status.st_mtime),
         *(written, read, None if read is None else written - read),
         *lives_of(region),
+        readers=readers,
     )
 
 
 def _counters(region: Region, geometry: Geometry) -> tuple[int, int | None]:
     """Elements written, and read. Both move while we read them: a pair is valid if the second one did not change."""
-    if geometry.flavour is Flavour.UNSYNCHRONIZED:
+    if geometry.flavour is not Flavour.SYNCHRONIZED:
         return lib.fmq_glance(region.base + HEAD_AT), None
     for _ in range(_LOOKS):
         read: int = lib.fmq_glance(region.base + TAIL_AT)
@@ -154,7 +160,7 @@ def lives_of(region: Region) -> tuple[Life, Life]:
 
 
 def _life(region: Region, which: int) -> Life:
-    if is_taken(region.fd, 0, which):
+    if is_taken(region.fd, 0, which) or (which == READER and is_taken(region.fd, 0, SEAT, SEATS)):
         return "alive"
     word: int = lib.fmq_life_state(region.base + LIFE_AT[which])
     return _UNLOCKED[word]

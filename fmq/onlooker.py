@@ -3,8 +3,8 @@
 Element i of a queue lies in slot i % capacity, which it shares with element i + capacity. The writer may be overwriting
 it while we copy. So we read head, copy, and *then* read the word that bounds what may have been overwritten by now.
 
-* Unsynchronized: the writer stores in `begin` how far it is about to write before it does so. What we copied is whole
-  from begin - capacity on.
+* Unsynchronized and broadcast: the writer stores in `begin` how far it is about to write before it does so. What we
+  copied is whole from begin - capacity on.
 * Synchronized: the writer may touch element i + capacity as soon as it has seen a tail beyond i, and a reservation
   is not visible. So exactly the elements at or beyond the tail that we read after the copy are whole. Elements that the
   reader has taken are most often still there, but nothing proves it: they are `doubtful`, and left out by default.
@@ -49,7 +49,7 @@ class Onlooker(Closing):
         self._region = Region.open(name, writable=False)
         place = AttachedQueue.at(self._region, 0)
         self.dtype, self.capacity = place.geometry.dtype, place.geometry.capacity
-        self._overwrites = place.geometry.flavour is Flavour.UNSYNCHRONIZED
+        self._overwrites = place.geometry.flavour is not Flavour.SYNCHRONIZED  # its writer says how far it is about to
         self._with_taken = with_taken
         self._ring = self._region.asarray(self.dtype, self.capacity, place.ring_at)
         self.position = 0  #: the element that the next look begins with

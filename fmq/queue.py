@@ -9,7 +9,7 @@ from fmq.closing import Closing
 from fmq.descriptor import AttachedQueue, Descriptor
 from fmq.end import MessageQueueReader, MessageQueueWriter
 from fmq.event import EventFlag
-from fmq.geometry import ALIGNMENT, CONTROL, Flavour, Geometry
+from fmq.geometry import ALIGNMENT, Flavour, Geometry
 from fmq.inspection import why_taken
 from fmq.region import Kind, Region
 
@@ -49,8 +49,9 @@ class MessageQueue(Closing):
         With a name ("/like-this") other programs can open it, and it stays until `fmq.unlink`, even if every process
         dies.
 
-        With `region` the queue takes `nbytes(dtype, capacity)` bytes of it, from `offset` on; so many queues share one
-        mapping and one file descriptor. `ring` is another region, which holds the elements from its beginning on.
+        With `region` the queue takes `nbytes(dtype, capacity, flavour)` bytes of it, from `offset` on; so many queues
+        share one mapping and one file descriptor. `ring` is another region, which holds the elements from its beginning
+        on.
 
         Raises FileExistsError, which says whether the queue of that name is in use, NoSpace, and ValueError for a dtype
         with objects, an impossible capacity, a region that is too small, and an offset where a queue is in use.
@@ -59,15 +60,16 @@ class MessageQueue(Closing):
         if region is None:
             if offset or ring is not None:
                 raise ValueError(f"offset={offset}, ring={ring!r}: these are for a queue that is placed in a region")
-            nbytes = CONTROL + -(-geometry.ring_bytes // _PAGE) * _PAGE
+            nbytes = geometry.control_bytes + -(-geometry.ring_bytes // _PAGE) * _PAGE
             try:
                 region = Region.create(nbytes, memory, name, lambda made: geometry.format(made, 0))
             except FileExistsError:
                 raise FileExistsError(errno.EEXIST, why_taken(str(name))) from None
-            return cls(AttachedQueue(geometry, region, 0, region, CONTROL))
+            return cls(AttachedQueue(geometry, region, 0, region, geometry.control_bytes))
         if name is not None or memory is not None:
             raise ValueError(f"name={name!r}, memory={memory!r}: the region says what memory that is")
-        place = AttachedQueue(geometry, region, offset, ring or region, 0 if ring else offset + CONTROL)
+        ring_at = 0 if ring else offset + geometry.control_bytes
+        place = AttachedQueue(geometry, region, offset, ring or region, ring_at)
         place.check_room()
         geometry.format(region, offset)
         return cls(place, owns=False)
@@ -90,9 +92,10 @@ class MessageQueue(Closing):
         return cls(what.attach(writable=writable))
 
     @staticmethod
-    def nbytes(dtype: DTypeLike, capacity: int) -> int:
-        """Bytes that a queue takes in a region: a control page and the ring, rounded up to where the next may begin."""
-        return CONTROL + -(-Geometry.of(dtype, capacity).ring_bytes // ALIGNMENT) * ALIGNMENT
+    def nbytes(dtype: DTypeLike, capacity: int, flavour: Flavour = Flavour.SYNCHRONIZED) -> int:
+        """Bytes that a queue takes in a region: control pages and the ring, rounded up to where the next may begin."""
+        geometry = Geometry.of(dtype, capacity, flavour)
+        return geometry.control_bytes + -(-geometry.ring_bytes // ALIGNMENT) * ALIGNMENT
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -137,7 +140,8 @@ class MessageQueue(Closing):
 
     def reader(self, *, follows: bool = False) -> MessageQueueReader:
         """Takes the reader's role. Raises RoleTaken while another reader lives. An unsynchronized queue takes any
-        number of readers; each has its own position and begins with the next element that is written.
+        number of readers, and a broadcast queue up to 64; each has its own position and begins with the next element
+        that is written.
 
         `follows`: as of `writer`.
         """

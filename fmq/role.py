@@ -20,6 +20,7 @@ from fmq.region import Region, descriptors
 
 WRITER, READER, OBSERVER = lib.FMQ_WRITER, lib.FMQ_READER, lib.FMQ_OBSERVER
 LIFE_AT = {WRITER: 768, READER: 896}  # csrc/fmq/layout.h
+SEAT, SEATS, SEATS_AT = lib.FMQ_SEAT, 64, 4096  # of a broadcast queue: SEAT + k is the reader in seat k
 _NAMES = {WRITER: "writer", READER: "reader"}
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, pid
 _files: weakref.WeakKeyDictionary[Region, LockFile] = weakref.WeakKeyDictionary()
@@ -65,16 +66,18 @@ class Role:
 
     def __init__(self, control: Region, at: int, which: int, *, announces: bool = True) -> None:
         """Raises RoleTaken while another end holds it. `announces`: by the life word in the control page."""
-        self._control, self._byte = control, at + which
+        self._control, self._byte, self.which = control, at + which, which
         with descriptors:
             file = _files.get(control) or _files.setdefault(control, LockFile(control))
             try:
-                file.lock(self._byte, _NAMES[which])
+                file.lock(self._byte, _NAMES.get(which, "reader"))
             finally:
                 if file.close_if_unused():
                     del _files[control]
             self._file = file
-            self._life = lib.fmq_life_hold(file.fd, at + LIFE_AT[which], 0) if announces else -1
+            if which >= SEAT:
+                lib.fmq_clear_seat(control.base + at, which)
+            self._life = lib.fmq_life_hold(file.fd, at + life_at(which), 0) if announces else -1
         if announces and self._life < 0:
             self.release()
             raise OSError(-self._life, f"cannot announce this process's life: {_why(-self._life)}")
@@ -100,6 +103,21 @@ class Role:
     def is_held(self) -> bool:
         """False after `release`, and in a forked child."""
         return self._byte >= 0 and self._file.fd >= 0
+
+
+def life_at(which: int) -> int:
+    """Where in the control pages the life word of a role lies."""
+    return LIFE_AT[which] if which < SEAT else SEATS_AT + 128 * (which - SEAT) + 24
+
+
+def take_seat(control: Region, at: int, *, announces: bool = True) -> Role:
+    """The first free seat of a broadcast queue. Raises RoleTaken when all are taken."""
+    if not announces:
+        raise ValueError("announces=False: a broadcast queue's writer waits for its readers by their life words")
+    for which in range(SEAT, SEAT + SEATS):
+        with contextlib.suppress(RoleTaken):
+            return Role(control, at, which)
+    raise RoleTaken(f"this broadcast queue has {SEATS} readers already, and all are alive; close one")
 
 
 class Seat:
@@ -130,9 +148,11 @@ class Seat:
             os.close(fd)
 
 
-def is_taken(fd: int, at: int, which: int) -> bool:
-    """Whether a living process, this one or another, holds that role. Only asks the kernel about the lock."""
-    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, at + which, 1, 0)
+def is_taken(fd: int, at: int, which: int, count: int = 1) -> bool:
+    """Whether a living process, this one or another, holds that role, or one of `count` from there on. Only asks the
+    kernel about the lock.
+    """
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, at + which, count, 0)
     kind: int = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
     return kind != fcntl.F_UNLCK
 

@@ -10,6 +10,7 @@
  *   -EPROTO     the peer broke the protocol (README.md, "Hostile peers"); the end is of no more use
  *   -EBUSY      another thread is inside a call on this end, or a reservation is open
  *   -EOVERFLOW  the writer overtook this reader of an unsynchronized queue
+ *   -ESTALE     the writer evicted this reader of a broadcast queue
  *   -EMSGSIZE   more elements than the queue's capacity, or than the caller's buffer
  *   -ECANCELED  fmq_stop was called on this end, or it was opened before a fork
  */
@@ -34,8 +35,9 @@ typedef struct {
     uint64_t start_ns; /* how long exchange_start may take */
 } fmq_channel;
 
-enum { FMQ_SYNCHRONIZED = 1, FMQ_UNSYNCHRONIZED = 2 };
+enum { FMQ_SYNCHRONIZED = 1, FMQ_UNSYNCHRONIZED = 2, FMQ_BROADCAST = 3 };
 enum { FMQ_WRITER = 0, FMQ_READER = 1, FMQ_OBSERVER = 2 }; /* observer: reads an unsynchronized queue without write access */
+enum { FMQ_SEAT = 16 }; /* FMQ_SEAT + k, k < 64: the reader in seat k of a broadcast queue; 128 * k + 4120: its life word */
 enum { FMQ_NOBODY = 0, FMQ_ALIVE = 1, FMQ_RELEASED = 2, FMQ_DEAD = 3 };
 
 /* clock: nanoseconds of CLOCK_MONOTONIC */
@@ -52,9 +54,10 @@ int fmq_populate(void *base, uint64_t bytes); /* brings the pages of a mapping, 
 int fmq_flush(void *base, uint64_t bytes); /* waits until what was written to a mapping is in its file; base: as mapped */
 int fmq_guard(void); /* from now on, memory that a peer truncates reads as zeros instead of ending the process */
 
-/* queue: a control page (4096 bytes) and a ring, formatted once; then each side opens its end. Wait-free except open.
+/* queue: a control page (4096 bytes; of a broadcast queue, three) and a ring, formatted once; then each side opens its end. Wait-free except open.
  * -EPROTO: the page is not of the shape that the caller saw before. */
 uint64_t fmq_ring_bytes(uint64_t capacity, uint32_t element_bytes); /* 0: impossible */
+uint64_t fmq_control_bytes(uint32_t flavour);
 int fmq_format(void *control, const fmq_shape *shape);
 int fmq_shape_of(const void *control, fmq_shape *shape);
 int fmq_open(void *control, void *ring, const fmq_shape *expected, int role, fmq_end **end); /* holding the role's lock */
@@ -77,6 +80,18 @@ int fmq_commit(fmq_end *end, uint64_t n); /* at most what was reserved; ends the
  * was returned, and it goes on fmq_lost() elements later, at its new fmq_position(). */
 uint64_t fmq_lost(const fmq_end *end);
 int fmq_keep_latest(fmq_end *end, uint64_t n); /* exactly the n newest elements are unread */
+
+/* broadcast queues. Whoever takes a seat has its lock, calls fmq_clear_seat, holds its life word, and calls fmq_open. The
+ * writer asks for its readers, at most 64, and may drop one that holds it up: from its next call on, that reader gets -ESTALE.
+ * Both of these by any thread of the writer. */
+typedef struct {
+    uint64_t position, unread;
+    uint32_t seat, turn, pid; /* turn: how many have had that seat; pid: as the reader says */
+    uint32_t is_alive;
+} fmq_reader;
+int fmq_clear_seat(void *control, int role);
+int fmq_readers(fmq_end *end, fmq_reader *readers);
+int fmq_evict(fmq_end *end, uint32_t seat, uint32_t turn);
 
 /* several queues: marks the ends on which a transfer of one element would not wait, and returns how many those are */
 int fmq_wait_any(fmq_end *const *ends, unsigned n, uint8_t *ready, uint64_t deadline);

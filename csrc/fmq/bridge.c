@@ -11,6 +11,7 @@
 #include "fmq/api.h"
 #include "fmq/futex.h"
 #include "fmq/life.h"
+#include "fmq/seats.h"
 #include "fmq/sleep.h"
 #include "fmq/thread.h"
 
@@ -23,11 +24,13 @@
 
 enum { BELLS = 63, GROUPS = 64 }; /* a wait word and a life word each, the doorbell, the process's endings: one futex_waitv, one thread */
 static const uint64_t OLD_KERNEL_SLICE = 5000000; /* ns: without futex_waitv everything is looked at this often */
+static const uint64_t SEATS_SLICE = 50000000;     /* ns: and a broadcast writer's readers, whose lives are too many to sleep on */
 
 typedef struct {
     _Atomic uint32_t *life; /* NULL: a free bell */
     _Atomic uint32_t *wait; /* of a queue's end; NULL: life alone */
     const fmq_end *end;      /* NULL: life alone */
+    fmq_end *seats_of;       /* the same, of a broadcast writer; else NULL */
     _Atomic uint64_t *counter;
     uint64_t target; /* what the counter has to reach */
     bool shared;     /* see SLEEP_SHARED_SLICE */
@@ -78,12 +81,14 @@ static bool is_over(const bell *b, uint32_t life, uint32_t ended) {
     if (life_is_dead(life)) return true;
     if (!b->wait) return false;
     if (end_is_lost(b->end, life, ended)) return true;
+    if (b->seats_of) return seats_have_room(b->seats_of, b->target);
     return life == LIFE_RELEASED || (int64_t)(atomic_load(b->counter) - b->target) >= 0; /* pairs: SLEEP */
 }
 
 /* Announces the sleep and then looks, as an end does for itself. Returns how many entries to sleep on; 0: it rang. */
 static unsigned announce(bell *b, futex_entry *entries) {
     uint32_t ended = b->wait ? atomic_load(&b->end->ended) : 0, life = atomic_load(b->life); /* pairs: DEAD */
+    if (b->seats_of) sleep_ask(b->seats_of, 0);
     uint32_t announced = b->wait ? sleep_announce(b->wait) : 0;
     if (is_over(b, life, ended)) return ring(b, life_is_dead(life)), 0;
     unsigned n = 0;
@@ -93,6 +98,11 @@ static unsigned announce(bell *b, futex_entry *entries) {
 }
 
 /* ---- the thread ---------------------------------------------------------------------------------------------------- */
+
+static void sooner(uint64_t *until, uint64_t ns) {
+    uint64_t then = futex_now() + ns;
+    if (then < *until) *until = then;
+}
 
 static unsigned look_at_all(group *g, futex_entry *entries, uint64_t *until) {
     pthread_mutex_lock(&bridge.lock);
@@ -104,7 +114,8 @@ static unsigned look_at_all(group *g, futex_entry *entries, uint64_t *until) {
     entries[n++] = futex_on_private(&process->endings, atomic_load(&process->endings));
     for (int i = 0; i < BELLS; i++) {
         if (!g->bells[i].life) continue;
-        if (g->bells[i].shared) *until = futex_now() + SLEEP_SHARED_SLICE;
+        if (g->bells[i].seats_of) sooner(until, SEATS_SLICE);
+        else if (g->bells[i].shared) sooner(until, SLEEP_SHARED_SLICE);
         n += announce(&g->bells[i], entries + n);
     }
     pthread_mutex_unlock(&bridge.lock);
@@ -196,7 +207,8 @@ int64_t fmq_bridge(fmq_end *e, uint64_t n, int eventfd, int64_t again) {
     bell b = {.life = e->their_life, .wait = e->my_wait, .end = e, .counter = &e->theirs->counter, .fd = eventfd};
     b.target = e->position + n - (e->writer ? e->capacity : 0);
     if (e->writer && e->overwrites) b.target = atomic_load(b.counter); /* there is always room */
-    b.shared = end_is_listener(e);
+    b.shared = end_is_one_of_many(e);
+    if (e->records) b.seats_of = e, e->rung = true;
     uint32_t ended = atomic_load(&e->ended);
     if (is_over(&b, atomic_load(b.life), ended)) {
         fmq_unhang(again);

@@ -20,8 +20,14 @@
 /* A counter and the CPU that last moved it, written by one side only. cpu is 1 + its number, 0 = never moved. */
 typedef struct {
     alignas(FMQ_LINE) _Atomic uint64_t counter;
-    _Atomic uint64_t begin; /* head only, unsynchronized only: what is or was being written ends here */
+    _Atomic uint64_t begin; /* head only, not synchronized: what is or was being written ends here */
     _Atomic uint32_t cpu;
+    /* A seat of a broadcast queue has these, too: */
+    _Atomic uint32_t pid;   /* as its reader says */
+    _Atomic uint32_t life;  /* states in README.md, "Life words" */
+    _Atomic uint32_t state; /* 4 * turn + SEAT_…: which reader this is */
+    /* The head of a broadcast queue has this, too: */
+    _Atomic uint64_t need;  /* where every tail has to be before the writer, which sleeps, can go on; 0: wake it in any case */
 } fmq_counter;
 
 typedef struct {
@@ -46,6 +52,14 @@ typedef struct {
     fmq_word reader_life;
 } fmq_control;
 
+/* A broadcast queue: verdicts behind the dtype, and two pages of seats behind the control page. */
+#define FMQ_SEATS 64
+#define FMQ_VERDICTS_AT 3072 /* one u64 for each seat, by the writer: 256 * turn + why that reader is out; 0: none is */
+#define FMQ_SEATS_AT FMQ_PAGE
+#define FMQ_BROADCAST_CONTROL (FMQ_SEATS_AT + FMQ_SEATS * FMQ_LINE)
+enum { SEAT_FREE, SEAT_JOINING, SEAT_TAKEN };
+enum { OUT_EVICTED = 1, OUT_DEAD = 2, OUT_CORRUPT = 3 };
+
 static_assert(offsetof(fmq_control, head) == 128, "writer's line");
 static_assert(offsetof(fmq_control, head.begin) == 136, "beside head, and published before anything is overwritten");
 static_assert(offsetof(fmq_control, tail) == 256, "reader's line");
@@ -55,6 +69,10 @@ static_assert(offsetof(fmq_control, event) == 640, "public event flag");
 static_assert(offsetof(fmq_control, writer_life) == 768, "writer's life word");
 static_assert(offsetof(fmq_control, reader_life) == 896, "reader's life word");
 static_assert(sizeof(fmq_control) <= FMQ_PAGE, "the control block is one page");
+static_assert(sizeof(fmq_counter) == FMQ_LINE, "a seat is one line");
+static_assert(offsetof(fmq_counter, life) % 8 == 0, "fmq_life_hold");
+static_assert(FMQ_VERDICTS_AT + FMQ_SEATS * 8 <= FMQ_PAGE, "verdicts are behind the dtype and before the seats");
+static_assert(FMQ_BROADCAST_CONTROL % FMQ_PAGE == 0, "whole pages");
 static_assert(sizeof(_Atomic uint64_t) == 8 && sizeof(_Atomic uint32_t) == 4, "atomics have no hidden lock");
 
 #endif

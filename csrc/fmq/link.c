@@ -19,6 +19,7 @@
 #include "fmq/api.h"
 #include "fmq/futex.h"
 #include "fmq/ring.h"
+#include "fmq/seats.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -56,23 +57,31 @@ static struct {
 /* ---- locks ------------------------------------------------------------------------------------------------------- */
 
 /* F_GETLK and not F_OFD_GETLK: to the latter, locks of this very file do not count, and both roles may be this process's. */
-static bool is_locked(const link_entry *l) {
-    struct flock asked = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)l->byte, .l_len = 1};
+static bool is_locked(const link_entry *l, unsigned seat) {
+    struct flock asked = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)l->byte + seat, .l_len = 1};
     return fcntl(l->file, F_GETLK, &asked) || asked.l_type != F_UNLCK;
 }
 
 /* A word that says "alive" while no process has the lock is of a dead process. A release changes the word before it drops the
  * lock; a successor takes the lock before it changes the word, so it would be seen at the second question. */
-static bool is_dead_unmarked(const link_entry *l) {
-    if (is_locked(l)) return false;
-    uint32_t life = atomic_load(l->end->their_life);
-    if (life == LIFE_NOBODY || life == LIFE_RELEASED || life_is_dead(life)) return false;
-    return !is_locked(l) && atomic_load(l->end->their_life) == life;
+static bool is_dead_unmarked(const link_entry *l, unsigned seat, _Atomic uint32_t *word, uint32_t life) {
+    if (life == LIFE_NOBODY || life == LIFE_RELEASED || life_is_dead(life) || is_locked(l, seat)) return false;
+    return !is_locked(l, seat) && atomic_load(word) == life;
+}
+
+static void look_once(link_entry *l) {
+    for (unsigned k = 0; l->end->records && k < FMQ_SEATS; k++) {
+        _Atomic uint32_t *word = &l->end->seats[k].life;
+        uint32_t life = atomic_load(word);
+        if (is_dead_unmarked(l, k, word, life)) seats_lose(l->end, k, life);
+    }
+    if (l->end->records) return;
+    if (is_dead_unmarked(l, 0, l->end->their_life, atomic_load(l->end->their_life))) fmq_lose(l->end);
 }
 
 static void look_at_lock(link_entry *l) {
-    for (int i = 0; i < YIELDS && is_locked(l); i++) sched_yield();
-    if (is_dead_unmarked(l)) fmq_lose(l->end);
+    for (int i = 0; i < YIELDS && (l->end->records || is_locked(l, 0)); i++) sched_yield();
+    look_once(l);
 }
 
 /* Returns how many ms until the next look is due, or -1. */
@@ -198,7 +207,7 @@ static int64_t add(fmq_end *end, int socket, int file, int64_t byte) {
     if (!r) r = socket >= 0 ? watch_socket(l, socket) : watch_file(l);
     int64_t token = r ? r : l->token;
     if (!r) links.first = l;
-    if (!r && socket < 0 && is_dead_unmarked(l)) fmq_lose(end); /* before we watched */
+    if (!r && socket < 0) look_once(l); /* before we watched */
     pthread_mutex_unlock(&links.lock);
     if (r) free(l);
     return token;

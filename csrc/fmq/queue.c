@@ -6,6 +6,7 @@
 
 #include "fmq/futex.h"
 #include "fmq/life.h"
+#include "fmq/seats.h"
 #include "fmq/sleep.h"
 
 #include <stdlib.h>
@@ -21,10 +22,14 @@ uint64_t fmq_ring_bytes(uint64_t capacity, uint32_t element_bytes) {
     return capacity * element_bytes;
 }
 
+uint64_t fmq_control_bytes(uint32_t flavour) { return flavour == FMQ_BROADCAST ? FMQ_BROADCAST_CONTROL : FMQ_PAGE; }
+
 int fmq_format(void *control, const fmq_shape *shape) {
     if (!fmq_ring_bytes(shape->capacity, shape->element_bytes)) return -EINVAL;
     fmq_control *c = control;
     memset(c, 0, sizeof *c);
+    if (shape->flavour == FMQ_BROADCAST)
+        memset((char *)control + FMQ_VERDICTS_AT, 0, FMQ_BROADCAST_CONTROL - FMQ_VERDICTS_AT);
     c->version = FMQ_VERSION;
     c->flavour = shape->flavour;
     c->capacity = shape->capacity;
@@ -39,7 +44,7 @@ int fmq_shape_of(const void *control, fmq_shape *shape) {
     if (c->magic != FMQ_MAGIC) return -EINVAL;
     if (c->version != FMQ_VERSION) return -EPROTONOSUPPORT;
     *shape = (fmq_shape){c->capacity, c->dtype_hash, c->element_bytes, c->flavour};
-    if (shape->flavour != FMQ_SYNCHRONIZED && shape->flavour != FMQ_UNSYNCHRONIZED) return -EOPNOTSUPP;
+    if (shape->flavour < FMQ_SYNCHRONIZED || shape->flavour > FMQ_BROADCAST) return -EOPNOTSUPP;
     return fmq_ring_bytes(shape->capacity, shape->element_bytes) ? 0 : -EMSGSIZE;
 }
 
@@ -60,9 +65,11 @@ static void point_at(fmq_end *e, fmq_control *c, int role) {
 
 /* A restarted owner goes on where the dead one stopped: its lock is ours, so its last publish is visible. */
 static int take_over(fmq_end *e) {
+    if (e->seats && !e->writer) return seats_join(e), 0;
     e->seen = atomic_load(&e->theirs->counter);
     ring_move_to(e, e->mine ? atomic_load(&e->mine->counter) : e->seen);
-    if (e->writer && e->overwrites) {
+    if (e->seats) e->seen = e->position - e->capacity; /* no room before the first look */
+    if (e->writer && (e->overwrites || e->seats)) {
         e->begun = atomic_load(&e->mine->begin);
         if (e->begun < e->position) e->begun = e->position;
         return e->begun - e->position > e->capacity ? -EPROTO : 0;
@@ -79,18 +86,23 @@ int fmq_open(void *control, void *ring, const fmq_shape *expected, int role, fmq
     if (!e) return -ENOMEM;
     e->overwrites = found.flavour == FMQ_UNSYNCHRONIZED;
     point_at(e, control, role);
+    if (found.flavour == FMQ_BROADCAST) r = seats_attach(e, control, role);
+    if (r) return free(e), r;
     e->ring = ring;
     e->capacity = found.capacity;
     e->element_bytes = found.element_bytes;
     e->process = fmq_this_process();
     e->generation = e->process->generation;
-    if ((r = take_over(e))) return free(e), r;
+    if ((r = take_over(e))) return fmq_free(e), r;
     sleep_greet_peer(e);
     *out = e;
     return 0;
 }
 
-void fmq_free(fmq_end *e) { free(e); }
+void fmq_free(fmq_end *e) {
+    if (e) free(e->records);
+    free(e);
+}
 
 int fmq_life_state(const void *word) {
     uint32_t life = atomic_load((_Atomic uint32_t *)(uintptr_t)word);
@@ -101,6 +113,7 @@ int fmq_life_state(const void *word) {
 
 int fmq_peer(const fmq_end *e) {
     uint32_t ended = atomic_load(&e->ended), life = atomic_load(e->their_life);
+    if (e->records) return seats_any(e) ? FMQ_ALIVE : FMQ_NOBODY;
     if (life != LIFE_RELEASED && end_is_lost(e, life, ended)) return FMQ_DEAD;
     return fmq_life_state(e->their_life);
 }
@@ -164,12 +177,20 @@ int fmq_reserve(fmq_end *e, uint64_t n, fmq_spans *spans, uint64_t spin_ns, uint
     return told(e, r);
 }
 
+/* Whether the writer may have overwritten what was just read. */
+static int still_ours(fmq_end *e) {
+    if (!end_is_one_of_many(e)) return 0;
+    if (e->overwrites) return ring_still_whole(e);
+    atomic_thread_fence(memory_order_acquire); /* the reads happened before this look.  pairs: OUT */
+    return seats_verdict(e);
+}
+
 int fmq_commit(fmq_end *e, uint64_t n) {
     int r = end_enter(e);
     if (r) return r;
     if (n > e->reserved) r = -EINVAL;
     e->reserved = 0;
-    if (!r && n && end_is_listener(e)) r = ring_still_whole(e);
+    if (!r && n) r = still_ours(e);
     if (!r && n) ring_publish(e, n), sleep_wake_peer(e);
     return told(e, r);
 }
@@ -186,7 +207,7 @@ static void put(fmq_end *e, const void *elements, uint64_t n) {
 static int get(fmq_end *e, void *elements, uint64_t n) {
     if (!n) return 0;
     ring_copy_out(e, elements, n);
-    int r = end_is_listener(e) ? ring_still_whole(e) : 0;
+    int r = still_ours(e);
     if (r) return r;
     ring_publish(e, n);
     sleep_wake_peer(e);
@@ -250,7 +271,7 @@ static int send_packet(fmq_end *e, const void *packet, uint64_t bytes) {
 
 static inline int64_t exchange(const fmq_channel *c, const void *packet, uint64_t bytes, int (*wait)(const fmq_channel *, uint64_t),
                         uint64_t deadline) {
-    if (c->in->overwrites || c->out->overwrites) return -EINVAL; /* every message has to arrive */
+    if (c->in->overwrites || c->out->overwrites || c->in->seats || c->out->seats) return -EINVAL; /* every message has to arrive */
     int64_t r = end_enter_free(c->in);
     if (r) return r;
     if (bytes) r = send_packet(c->out, packet, bytes);

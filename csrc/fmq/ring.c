@@ -10,11 +10,15 @@
  * Unsynchronized: there is no tail. The writer says in `begin` how far it is about to write, writes, and moves head. A
  * reader copies, and then looks at begin: what was overwritten meanwhile is not returned. Both touch the elements at the
  * same time, so both use atomic accesses, which cost nothing, and a fence each, which x86 has for nothing.
+ *
+ * Broadcast: as synchronized, with a tail for each reader (seats.c). A reader that was evicted may be reading what the writer
+ * overwrites, so elements are accessed as above.
  */
 #define _GNU_SOURCE
 #include "fmq/ring.h"
 
 #include "fmq/futex.h"
+#include "fmq/seats.h"
 
 #include <string.h>
 
@@ -65,9 +69,12 @@ static int look_at_stream(struct fmq_end *e) {
 int ring_look(struct fmq_end *e) {
     if (e->broken) return -EPROTO;
     if (e->overwrites) return e->writer ? 0 : look_at_stream(e);
+    if (e->records) return seats_look(e);
     /* acquire: what the peer published before this counter is visible after it.  pairs: VISIBLE.
      * seq_cst, because between announcing a sleep and sleeping this load must not move up.  pairs: SLEEP */
     uint64_t now = atomic_load_explicit(&e->theirs->counter, memory_order_seq_cst);
+    int out = e->seats ? seats_verdict(e) : 0; /* after the counter, which runs away from a reader that is out */
+    if (out) return out;
     uint64_t lag = e->writer ? e->position - now : now - e->position;
     if (now - e->seen > e->capacity || lag > e->capacity) return ring_broken(e);
     e->seen = now;
@@ -99,9 +106,9 @@ void ring_move_to(struct fmq_end *e, uint64_t position) {
     e->slot = position % e->capacity;
 }
 
-/* Before a writer that overwrites touches its next n slots. What a dead predecessor had begun stays begun. */
+/* Before a writer with many readers touches its next n slots. What a dead predecessor had begun stays begun. */
 void ring_begin(struct fmq_end *e, uint64_t n) {
-    if (!e->overwrites) return;
+    if (!e->overwrites && !e->seats) return;
     if (e->position + n > e->begun) e->begun = e->position + n;
     /* relaxed, because of the fence: a reader that sees one of the writes after it also sees begin.  pairs: BEGIN */
     atomic_store_explicit(&e->mine->begin, e->begun, memory_order_relaxed);
@@ -109,6 +116,7 @@ void ring_begin(struct fmq_end *e, uint64_t n) {
 }
 
 void ring_publish(struct fmq_end *e, uint64_t n) {
+    e->before = e->position;
     e->position += n;
     e->slot += n;
     if (e->slot >= e->capacity) e->slot -= e->capacity;
@@ -141,7 +149,7 @@ static void copy_words(unsigned char *there, unsigned char *here, uint64_t bytes
 static void copy(const struct fmq_end *e, uint64_t slot, unsigned char *here, uint64_t n, bool in) {
     unsigned char *there = e->ring + slot * e->element_bytes;
     uint64_t bytes = n * e->element_bytes;
-    if (e->overwrites) copy_words(there, here, bytes, in);
+    if (e->overwrites || e->seats) copy_words(there, here, bytes, in);
     else if (in) memcpy(there, here, bytes);
     else memcpy(here, there, bytes);
 }

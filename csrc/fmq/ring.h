@@ -22,6 +22,7 @@ struct fmq_end {
     uint32_t element_bytes;
     bool writer;
     bool overwrites;    /* the unsynchronized flavour */
+    bool rung;          /* broadcast writer: the bridge may sleep for it */
     bool interrupted;   /* the last wait ended for a signal, and is going to be repeated */
     bool broken;        /* the peer broke the protocol; sticky */
     int generation;     /* of the process when it opened this end; a forked child's copy is of no use */
@@ -35,6 +36,14 @@ struct fmq_end {
     uint64_t begun;     /* unsynchronized writer: what head.begin holds */
     uint64_t lost;      /* unsynchronized reader: elements that the last overrun cost */
     bool overran;       /* the next transfer tells of an overrun, whichever call noticed it */
+
+    /* Broadcast, or NULL (seats.c). */
+    fmq_counter *seats;
+    _Atomic uint64_t *verdicts;
+    struct seat_record *records; /* the writer's, of each seat */
+    uint32_t seat, turn;         /* the reader's */
+    uint64_t before;             /* reader: its position before it last moved */
+    _Atomic uint32_t no_life;    /* writer: what `their_life` points to */
 
     /* A public event flag that every transfer wakes, for threads that wait for several queues; or NULL. */
     void *notify;
@@ -50,6 +59,12 @@ struct fmq_end {
 
 /* A reader of an unsynchronized queue: one of any number, with no role and no shared counter. */
 static inline bool end_is_listener(const struct fmq_end *e) { return e->overwrites && !e->writer; }
+
+/* One of many readers, which all sleep on one word. */
+static inline bool end_is_one_of_many(const struct fmq_end *e) { return !e->writer && (e->overwrites || e->seats); }
+
+/* Woken for nothing now and then, and looks again once a second: one of many readers, or the writer that they wake. */
+static inline bool end_has_many(const struct fmq_end *e) { return end_is_one_of_many(e) || e->records; }
 
 /* `ended` was read before `life`. */
 static inline bool end_is_lost(const struct fmq_end *e, uint32_t life, uint32_t ended) {

@@ -6,6 +6,7 @@
 
 #include "fmq/futex.h"
 #include "fmq/life.h"
+#include "fmq/seats.h"
 #include "fmq/sleep.h"
 
 #include <limits.h>
@@ -33,6 +34,7 @@ void sleep_wake_peer(fmq_end *e) {
     if (!e->their_wait) return;
     /* Plain load first: while the peer is awake its wait word stays shared in both caches.  pairs: SLEEP */
     if (!(atomic_load_explicit(e->their_wait, memory_order_seq_cst) & 1)) return;
+    if (e->seats && !e->writer && !seats_peer_cares(e)) return;
     atomic_fetch_add(e->their_wait, 1); /* even, and a value that no sleeper may be about to sleep on */
     futex_wake(e->their_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);
 }
@@ -54,6 +56,8 @@ static void tell_own_threads(fmq_end *e, uint32_t why) {
     atomic_fetch_add(&e->process->endings, 1);
     futex_wake_private(&e->process->endings);
 }
+
+void sleep_look_again(fmq_end *e) { tell_own_threads(e, 0); }
 
 /* Returns when no thread is inside a call any more: from then on this end changes nothing, and another end may take the
  * role. A thread may sleep on its wait word alone (old kernels), so that is woken too, again and again, whatever it
@@ -124,6 +128,7 @@ static int announce(fmq_end *e, uint64_t n, sight *saw) {
     /* Life before data: what a peer published before it died is delivered before its death is told.  pairs: DEAD */
     saw->ended = atomic_load(&e->ended); /* before life, which a peer in good order changes before it closes anything */
     saw->life = atomic_load(e->their_life);
+    sleep_ask(e, e->rung ? 0 : e->position + n - e->capacity);
     saw->announced = sleep_announce(e->my_wait);
     int r = ring_need(e, n);
     return r == -EAGAIN ? sleep_ended(e, saw->life, saw->ended) : r;
@@ -135,9 +140,9 @@ static void pass_on_death(fmq_end *e) {
 }
 
 /* A wake for nothing: a peer may do that now and then, and not for ever. Progress, though not yet enough, is something.
- * A word that readers share is also woken when one of them is stopped, which breaks no rule. */
+ * A word that readers share is also woken when one of them is stopped, and many readers wake one writer: that breaks no rule. */
 static int count_spurious(fmq_end *e) {
-    if (end_is_listener(e)) return LOOK_AGAIN;
+    if (end_has_many(e)) return LOOK_AGAIN;
     if (e->seen != e->progress) e->progress = e->seen, e->spurious = 0;
     if (++e->spurious <= SPURIOUS_LIMIT) return -EAGAIN;
     return ring_broken(e);
@@ -163,10 +168,20 @@ static uint64_t no_longer_than(const fmq_end *e, uint64_t deadline) {
     return slice < deadline ? slice : deadline;
 }
 
+/* A writer that waits for several readers. */
+static int sleep_on_seats(fmq_end *e, sight saw, uint64_t until) {
+    futex_entry entries[FUTEX_MOST];
+    unsigned n = seats_words(e, entries);
+    entries[n++] = futex_on(e->my_wait, saw.announced);
+    entries[n++] = futex_on_private(&e->ended, saw.ended);
+    int r = futex_wait_all(entries, n, until);
+    return r < 0 ? r : 0;
+}
+
 /* As futex_wait; LOOK_AGAIN when no wake came and the deadline has not passed either. */
 static int sleep_once(fmq_end *e, sight saw, uint64_t until) {
-    uint64_t slice = end_is_listener(e) ? futex_now() + SLEEP_SHARED_SLICE : FMQ_FOREVER;
-    int r = futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, &e->ended, saw.ended,
+    uint64_t slice = end_has_many(e) ? futex_now() + SLEEP_SHARED_SLICE : FMQ_FOREVER;
+    int r = e->records ? sleep_on_seats(e, saw, slice < until ? slice : until) : futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, &e->ended, saw.ended,
                               slice < until ? slice : until);
     if (r == -ETIMEDOUT && slice < until) return LOOK_AGAIN;
     if (r != -ENOSYS && r != -EPERM) return r; /* EPERM: a container's filter older than the system call */
@@ -242,49 +257,60 @@ int sleep_until(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
 
 /* ---- several at once --------------------------------------------------------------------------------------------- */
 
-enum { ENDS_PER_SLEEP = (FUTEX_MOST - 1) / 2 }; /* a wait word and a life word each, and this process's endings */
+/* What one system call sleeps on: of the first ends a wait word and a life word each (of a broadcast writer all its
+ * readers'), and this process's endings. */
+typedef struct {
+    futex_entry entries[FUTEX_MOST];
+    uint8_t owners[FUTEX_MOST]; /* whose they are */
+    unsigned n, ends;
+} words_of_all;
 
 /* Marks the ends on which a transfer of one element would not wait, and returns how many those are. */
-static int look_at_all(fmq_end *const *ends, unsigned n, uint8_t *ready, futex_entry *entries) {
+static int look_at_all(fmq_end *const *ends, unsigned n, uint8_t *ready, words_of_all *words) {
     int count = 0;
     uint32_t endings = atomic_load(&ends[0]->process->endings); /* before the looks */
+    words->n = words->ends = 0;
     for (unsigned i = 0; i < n; i++) {
         sight saw;
         count += ready[i] = announce(ends[i], 1, &saw) != -EAGAIN;
-        if (i >= ENDS_PER_SLEEP) continue;
-        entries[2 * i] = futex_on(ends[i]->my_wait, saw.announced);
-        entries[2 * i + 1] = futex_on(ends[i]->their_life, saw.life);
+        unsigned most = ends[i]->records ? 1 + FMQ_SEATS : 2;
+        if (words->ends < i || words->n + most >= FUTEX_MOST) continue;
+        unsigned before = words->n;
+        words->entries[words->n++] = futex_on(ends[i]->my_wait, saw.announced);
+        if (ends[i]->records) words->n += seats_words(ends[i], words->entries + words->n);
+        else words->entries[words->n++] = futex_on(ends[i]->their_life, saw.life);
+        while (before < words->n) words->owners[before++] = (uint8_t)i;
+        words->ends++;
     }
-    entries[2 * (n < ENDS_PER_SLEEP ? n : ENDS_PER_SLEEP)] = futex_on_private(&ends[0]->process->endings, endings);
+    words->entries[words->n] = futex_on_private(&ends[0]->process->endings, endings);
     return count;
 }
 
 /* One turn; as sleep_once. More ends than one system call takes, and old kernels, are looked at every millisecond. */
-static int sleep_on_all(fmq_end *const *ends, unsigned n, futex_entry *entries, uint64_t until) {
-    unsigned some = n < ENDS_PER_SLEEP ? n : ENDS_PER_SLEEP;
-    uint64_t slice = n > some ? futex_now() + 1000000 : FMQ_FOREVER;
-    for (unsigned i = 0; i < some && slice == FMQ_FOREVER; i++)
-        if (end_is_listener(ends[i])) slice = futex_now() + SLEEP_SHARED_SLICE;
-    int r = futex_wait_all(entries, 2 * some + 1, slice < until ? slice : until);
+static int sleep_on_all(fmq_end *const *ends, unsigned n, words_of_all *words, uint64_t until) {
+    uint64_t slice = n > words->ends ? futex_now() + 1000000 : FMQ_FOREVER;
+    for (unsigned i = 0; i < words->ends && slice == FMQ_FOREVER; i++)
+        if (end_has_many(ends[i])) slice = futex_now() + SLEEP_SHARED_SLICE;
+    int r = futex_wait_all(words->entries, words->n + 1, slice < until ? slice : until);
     if (r == -ENOSYS || r == -EPERM) {
         slice = futex_now() + 1000000;
-        r = futex_wait(ends[0]->my_wait, (uint32_t)entries[0].expected, FUTEX_BITSET_MATCH_ANY, slice < until ? slice : until);
-    } else if (r >= 0 && (unsigned)r < 2 * some) {
-        count_spurious(ends[r / 2]);
+        r = futex_wait(ends[0]->my_wait, (uint32_t)words->entries[0].expected, FUTEX_BITSET_MATCH_ANY, slice < until ? slice : until);
+    } else if (r >= 0 && (unsigned)r < words->n) {
+        count_spurious(ends[words->owners[r]]);
     }
     return r == -ETIMEDOUT && slice < until ? LOOK_AGAIN : r;
 }
 
 static int wait_for_one_of(fmq_end *const *ends, unsigned n, uint8_t *ready, uint64_t deadline) {
-    futex_entry entries[FUTEX_MOST];
+    words_of_all words;
     uint64_t until = no_longer_than(ends[0], deadline);
     int r, count;
-    while (!(count = look_at_all(ends, n, ready, entries))) {
+    while (!(count = look_at_all(ends, n, ready, &words))) {
         if (!deadline) return -EAGAIN;
-        r = sleep_on_all(ends, n, entries, until);
+        r = sleep_on_all(ends, n, &words, until);
         for (unsigned i = 0; i < n; i++) pass_on_death(ends[i]);
         if (r != -ETIMEDOUT && r != -EINTR && futex_now() < until) continue; /* a peer that wakes us all the time */
-        if ((count = look_at_all(ends, n, ready, entries))) return count; /* before reporting a timeout or a signal */
+        if ((count = look_at_all(ends, n, ready, &words))) return count; /* before reporting a timeout or a signal */
         return r == -EINTR || until < deadline ? -EINTR : -ETIMEDOUT;
     }
     return count;

@@ -36,6 +36,14 @@ void sleep_wake_peer(struct fmq_end *e);
  * changed the word and died before its wake. */
 void sleep_greet_peer(struct fmq_end *e);
 
+/* Makes this process's threads that wait on this end look again. */
+void sleep_look_again(struct fmq_end *e);
+
+/* Before a broadcast writer announces a sleep until `need`: readers that do not come past it wake no process. */
+static inline void sleep_ask(struct fmq_end *e, uint64_t need) {
+    if (e->records) atomic_store(&e->mine->need, need); /* pairs: SLEEP */
+}
+
 /* Why no more will come, or -EAGAIN. `life` and `ended` were read before the counter was. */
 int sleep_ended(const struct fmq_end *e, uint32_t life, uint32_t ended);
 

@@ -11,7 +11,7 @@ from fmq.command.show import meant
 from fmq.errors import InvalidDescriptor, RoleTaken
 from fmq.inspection import QueueInfo, inspect, queues
 from fmq.region import Region, unlink
-from fmq.role import READER, WRITER, LockFile
+from fmq.role import READER, SEAT, SEATS, WRITER, LockFile
 
 if TYPE_CHECKING:
     import argparse
@@ -73,6 +73,8 @@ def _unlink_unused(name: str) -> None:
     try:
         locks.lock(WRITER, "writer")
         locks.lock(READER, "reader")
+        for seat in range(SEAT, SEAT + SEATS):
+            locks.lock(seat, "reader")
         if not os.path.samestat(os.fstat(region.fd), os.stat(f"/dev/shm{name}")):
             raise RoleTaken("another process has just made a new queue of that name")
         unlink(name)

@@ -60,6 +60,7 @@ def plain(info: QueueInfo) -> dict[str, Any]:
         "flavour": None if info.flavour is None else info.flavour.name.lower(),
         "mode": f"{info.mode:04o}",
         "stale": info.is_stale,
+        "readers": [{"pid": r.pid, "position": r.position, "unread": r.unread} for r in info.readers],
     }
 
 
@@ -102,6 +103,7 @@ def _lines(info: QueueInfo) -> list[tuple[str, str]]:
     else:
         lines += [("read", f"{info.read} elements"), ("unread", f"{_fill(info)} of {info.capacity}")]
     lines += [("writer", _LIVES[info.writer]), ("reader", _LIVES[info.reader])]
+    lines += [("reader", f"process {r.pid}: {r.unread} unread") for r in info.readers]
     if info.is_stale:
         lines.append(("stale", f"open it to go on where it stopped, or remove it: python -m fmq unlink {info.name}"))
     return lines

@@ -22,12 +22,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { CAPACITY = 13, ELEMENT = 24, WORDS = sizeof(fmq_control) / 8 };
+enum { CAPACITY = 13, ELEMENT = 24 };
 static const uint64_t us = 1000;
 
 static _Atomic int over;
 static uint64_t *page;
-static const uint64_t bytes = 2 * FMQ_PAGE;
+static uint64_t words, control_bytes; /* of the control pages */
 static fmq_shape shape;
 
 static uint64_t random_of(uint64_t *state) {
@@ -51,10 +51,11 @@ static uint64_t nasty(uint64_t *random) {
 static void *scribble(void *seed) {
     uint64_t random = (uintptr_t)seed;
     while (!atomic_load(&over)) {
-        uint64_t i = random_of(&random) % WORDS;
+        uint64_t i = random_of(&random) % words;
+        if (i >= 16 && shape.flavour == FMQ_BROADCAST && random_of(&random) % 2) i = FMQ_SEATS_AT / 8 + i % 5; /* the victim's own seat */
         if (i < 16 && random_of(&random) % 64) continue; /* the geometry seldom, or nothing could be opened */
         atomic_store((_Atomic uint64_t *)&page[i], nasty(&random));
-        futex_wake((_Atomic uint32_t *)&page[random_of(&random) % WORDS], 1, UINT32_MAX);
+        futex_wake((_Atomic uint32_t *)&page[random_of(&random) % words], 1, UINT32_MAX);
         for (uint64_t rest = random_of(&random) % 2000; rest; rest--) atomic_load(&over);
     }
     return NULL;
@@ -62,7 +63,7 @@ static void *scribble(void *seed) {
 
 static void expect(int64_t r, int64_t most, bool opening) {
     bool documented = r == -EAGAIN || r == -ETIMEDOUT || r == -EINTR || r == -EPIPE || r == -ESHUTDOWN || r == -EPROTO ||
-                      r == -EMSGSIZE || (r == -EOVERFLOW && shape.flavour == FMQ_UNSYNCHRONIZED);
+                      r == -EMSGSIZE || (r == -EOVERFLOW && shape.flavour == FMQ_UNSYNCHRONIZED) || (r == -ESTALE && shape.flavour == FMQ_BROADCAST);
     if (opening) documented = documented || r == -EINVAL || r == -EPROTONOSUPPORT || r == -EOPNOTSUPP;
     if ((r >= 0 && r <= most) || documented) return;
     fprintf(stderr, "hostile: result %ld is not documented\n", (long)r);
@@ -72,7 +73,8 @@ static void expect(int64_t r, int64_t most, bool opening) {
 static fmq_end *open_again(int role) {
     fmq_end *end = NULL;
     for (;;) {
-        int r = fmq_open(page, (char *)page + FMQ_PAGE, &shape, role, &end);
+        bool is_seat = shape.flavour == FMQ_BROADCAST && role == FMQ_READER;
+        int r = fmq_open(page, (char *)page + control_bytes, &shape, is_seat ? FMQ_SEAT : role, &end);
         expect(r, 0, true);
         if (!r) return end;
         fmq_format(page, &shape);
@@ -89,7 +91,7 @@ static bool use(fmq_end *end, int role, unsigned char *ring, uint64_t *random) {
     int64_t most = shape.flavour == FMQ_UNSYNCHRONIZED && role == FMQ_READER ? INT64_MAX : CAPACITY;
     switch (random_of(random) % 3) {
     case 0: r = role == FMQ_WRITER ? fmq_write(end, buffer, n, spin, deadline) : fmq_read(end, buffer, n, spin, deadline); break;
-    case 1: expect(r = fmq_available(end), most, false); return r == -EPROTO;
+    case 1: expect(r = fmq_available(end), most, false); return r == -EPROTO || r == -ESTALE;
     default:
         r = fmq_reserve(end, n, &s, spin, deadline);
         if (r) break;
@@ -98,7 +100,7 @@ static bool use(fmq_end *end, int role, unsigned char *ring, uint64_t *random) {
         r = fmq_commit(end, random_of(random) % (n + 1));
     }
     expect(r, 0, false);
-    return r == -EPROTO;
+    return r == -EPROTO || r == -ESTALE;
 }
 
 static void ask(fmq_end *out, fmq_end *in, uint64_t *random) {
@@ -129,6 +131,9 @@ int main(int argc, char **argv) {
     uint64_t random = strtoull(argv[1], NULL, 10) * 2 + 1, length = strtoull(argv[2], NULL, 10) * 1000 * us;
     alarm((unsigned)(length / 1000000000) + 30);
     shape = (fmq_shape){CAPACITY, 0, ELEMENT, argc > 3 ? (uint32_t)atoi(argv[3]) : FMQ_SYNCHRONIZED};
+    control_bytes = fmq_control_bytes(shape.flavour);
+    words = (shape.flavour == FMQ_BROADCAST ? control_bytes : sizeof(fmq_control)) / 8;
+    const uint64_t bytes = control_bytes + FMQ_PAGE;
     unsigned char *guarded = mmap(NULL, bytes + 2 * FMQ_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     page = mmap(guarded + FMQ_PAGE, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     if (page == MAP_FAILED || fmq_format(page, &shape)) return 1;
@@ -139,9 +144,15 @@ int main(int argc, char **argv) {
     uint64_t calls = 0, lost = 0;
     for (uint64_t until = fmq_now() + length; fmq_now() < until; calls++) {
         int role = (int)(random_of(&random) % 2);
+        if (random_of(&random) % 8 == 0 && shape.flavour == FMQ_BROADCAST) {
+            fmq_reader found[FMQ_SEATS];
+            int64_t n = fmq_readers(ends[FMQ_WRITER], found);
+            expect(n, FMQ_SEATS, false);
+            if (n) expect(fmq_evict(ends[FMQ_WRITER], found[n - 1].seat, found[n - 1].turn), 0, true);
+        }
         if (random_of(&random) % 8 == 0) watch(ends, rings, &random);
         if (random_of(&random) % 8 == 0 && shape.flavour == FMQ_SYNCHRONIZED) ask(ends[FMQ_WRITER], ends[FMQ_READER], &random);
-        if (!use(ends[role], role, (unsigned char *)page + FMQ_PAGE, &random)) continue;
+        if (!use(ends[role], role, (unsigned char *)page + control_bytes, &random)) continue;
         fmq_free(ends[role]);
         ends[role] = open_again(role);
         lost++;

@@ -20,11 +20,12 @@ typedef struct {
 } kill_plan;
 
 static kill_plan plan;
-static player mine[BYSTANDERS]; /* [1]: a second reader of an unsynchronized queue */
+static player mine[BYSTANDERS]; /* [1]: a second reader of a queue with many */
 static _Atomic int go, over;
 static uint64_t times[MOST_ROUNDS];
 static long told_count, transferred;
 
+static bool broadcasts(void) { return plan.q.shape.flavour == FMQ_BROADCAST; }
 static bool overwrites(void) { return plan.q.shape.flavour == FMQ_UNSYNCHRONIZED; }
 
 /* Every element carries its position. A position holds for one element, whoever wrote it. */
@@ -102,6 +103,17 @@ static void write_on(survivor *s) {
     for (s->result = 0; !s->result && !atomic_load(&over); s->got++) s->result = transfer(p->end, FMQ_WRITER, &random, 0);
 }
 
+/* The writer of a broadcast queue is not told: it goes on, over more than a ring. */
+static void outlive(survivor *s) {
+    player *p = s->of;
+    uint64_t random = plan.seed * 31;
+    while (!atomic_load(&go)) sched_yield();
+    for (int more = 2 * CAPACITY; more; s->got++) {
+        if ((s->result = transfer(p->end, FMQ_WRITER, &random, FMQ_FOREVER))) return;
+        more -= atomic_load(&over) != 0;
+    }
+}
+
 static void wait_for(bool (*what)(void)) {
     for (uint64_t until = fmq_now() + MOMENT + plan.bulk * 20; !what(); sched_yield()) MUST(fmq_now() < until);
 }
@@ -124,6 +136,7 @@ static uint64_t kill_at_a_random_moment(pid_t pid, uint64_t *random) {
     uint64_t since = fmq_now();
     MUST(!kill(pid, SIGKILL));
     atomic_store(&go, 1);
+    if (broadcasts()) atomic_store(&over, 1);
     return since;
 }
 
@@ -145,6 +158,7 @@ static void check_successor(uint64_t *random) {
         int r = transfer(writer->end, FMQ_WRITER, random, 0);
         MUST(!r || r == -EAGAIN);
         one_way += !r;
+        if (broadcasts() && plan.victim == FMQ_WRITER) transfer(mine[1].end, FMQ_READER, random, 0);
         r = transfer(reader->end, FMQ_READER, random, 0);
         MUST(!r || r == -EAGAIN || (r == -EOVERFLOW && overwrites()));
     }
@@ -154,14 +168,15 @@ static void check_successor(uint64_t *random) {
 
 static void one_kill(uint64_t *random) {
     plan.seed = random_of(random);
-    bool told_by_wait = !overwrites() || plan.victim == FMQ_WRITER;
-    int n = overwrites() && plan.victim == FMQ_WRITER ? BYSTANDERS : 1;
+    bool told_by_wait = plan.victim == FMQ_WRITER || !overwrites();
+    int n = (overwrites() || broadcasts()) && plan.victim == FMQ_WRITER ? BYSTANDERS : 1;
+    bool is_told = told_by_wait && !(broadcasts() && plan.victim == FMQ_READER);
     survivor all[BYSTANDERS];
     atomic_store(&go, 0), atomic_store(&over, 0), atomic_store(plan.ready, 0);
     pid_t pid = fork_victim();
     wait_for(is_ready); /* its predecessor released the role, and that would be told instead */
     for (int i = 0; i < n; i++) {
-        all[i] = (survivor){.run = told_by_wait ? transfer_on : write_on, .of = &mine[i]};
+        all[i] = (survivor){.run = is_told ? transfer_on : broadcasts() ? outlive : write_on, .of = &mine[i]};
         start(&all[i]);
     }
     uint64_t since = kill_at_a_random_moment(pid, random);
@@ -172,7 +187,7 @@ static void one_kill(uint64_t *random) {
     }
     for (int i = 0; i < n; i++) {
         uint64_t after = told_after(&all[i], since);
-        MUST(all[i].result == (told_by_wait ? -EPIPE : 0));
+        MUST(all[i].result == (is_told ? -EPIPE : 0));
         if (told_by_wait) times[told_count++] = after;
         transferred += (long)all[i].got;
     }
@@ -205,15 +220,19 @@ static void rounds_of(uint32_t flavour, int victim, long rounds, uint64_t *rando
     plan.q = new_queue(CAPACITY, sizeof(uint64_t), flavour);
     int role = victim == FMQ_WRITER ? FMQ_READER : FMQ_WRITER;
     mine[0] = play(&plan.q, role);
-    MUST(!fmq_open(plan.q.control, plan.q.ring, &plan.q.shape, role, &mine[1].end));
+    plan.q.seat = 1;
+    if (broadcasts() && role == FMQ_READER) mine[1] = play(&plan.q, role);
+    else MUST(!fmq_open(plan.q.control, plan.q.ring, &plan.q.shape, role, &mine[1].end));
     for (round_number = 0; round_number < rounds; round_number++) one_kill(random);
-    leave(&mine[0]), fmq_free(mine[1].end);
+    leave(&mine[0]);
+    if (broadcasts() && role == FMQ_READER) leave(&mine[1]);
+    else fmq_free(mine[1].end);
     drop_queue(&plan.q);
 }
 
 static void rounds_of_all(long rounds, uint64_t *random) {
-    long part = (rounds + 3) / 4;
-    for (uint32_t flavour = 1; flavour <= 2 && rounds > 0; flavour++)
+    long part = (rounds + 5) / 6;
+    for (uint32_t flavour = 1; flavour <= 3 && rounds > 0; flavour++)
         for (int role = 0; role < 2 && rounds > 0; role++, rounds -= part)
             rounds_of(flavour, role, part < rounds ? part : rounds, random);
 }

@@ -7,6 +7,7 @@
  *   exchange  the n-th answer belongs to the n-th question
  *   stop      the stopped side gets -ECANCELED, or what it asked for; after fmq_stop returned its counter rests; the other
  *             side, told by the life word, gets -ESHUTDOWN, or what it asked for
+ *   broadcast each reader gets every element from where it joined, in order, until it leaves or is evicted
  *   busy      of two threads on one end each gets its elements or -EBUSY; no element is lost or comes twice
  */
 #define _GNU_SOURCE
@@ -24,7 +25,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { CAPACITY = 7, MOST = 4, QUEUE_BYTES = 2 * FMQ_PAGE }; /* MOST + MOST <= CAPACITY + 1, or both could wait for each other */
+enum { CAPACITY = 7, MOST = 4, QUEUE_BYTES = 2 * FMQ_PAGE, READERS = 3 }; /* MOST + MOST <= CAPACITY + 1, or both could wait for each other */
 static const uint64_t ms = 1000000;
 
 typedef struct {
@@ -206,6 +207,90 @@ static uint64_t stop(uint64_t seed, uint64_t until) {
     return rounds;
 }
 
+/* ---- broadcast ----------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    queue *q;
+    fmq_shape shape;
+    unsigned seat;
+    uint64_t seed;
+    _Atomic int *over;
+    uint64_t *counts; /* joined, read, evicted */
+} listener;
+
+static void *broadcast_reader(void *argument) {
+    listener *l = argument;
+    char *base = (char *)l->q->control;
+    _Atomic uint32_t *life = &((fmq_counter *)(base + FMQ_SEATS_AT) + l->seat)->life;
+    uint64_t random = l->seed;
+    while (!atomic_load(l->over)) {
+        fmq_end *end;
+        uint64_t part[MOST], more = random_of(&random) % 2000;
+        MUST(!fmq_clear_seat(base, (int)(FMQ_SEAT + l->seat)));
+        atomic_store(life, 42 | (uint32_t)FUTEX_WAITERS);
+        MUST(!fmq_open(base, l->q->ring, &l->shape, (int)(FMQ_SEAT + l->seat), &end));
+        uint64_t at = (uint64_t)fmq_position(end);
+        l->counts[0]++;
+        for (int r = 0; more && r != -ESTALE; more--) {
+            uint64_t n = 1 + random_of(&random) % MOST;
+            r = fmq_read(end, part, n, spin_of(&random), fmq_now() + 5 * ms);
+            MUST(!r || r == -ETIMEDOUT || r == -ESTALE);
+            for (uint64_t i = 0; !r && i < n; i++) MUST(part[i] == at++);
+            if (!r) l->counts[1] += n;
+            if (r == -ESTALE) l->counts[2]++;
+            if (atomic_load(l->over)) break;
+        }
+        fmq_stop(end);
+        futex_release(life);
+        fmq_free(end);
+    }
+    return NULL;
+}
+
+static void *evict_now_and_then(void *argument) {
+    listener *l = argument;
+    fmq_reader found[FMQ_SEATS];
+    uint64_t random = l->seed;
+    while (!atomic_load(l->over)) {
+        int n = fmq_readers(l->q->writer, found);
+        MUST(n >= 0 && n <= READERS);
+        if (n) MUST(!fmq_evict(l->q->writer, found[random_of(&random) % (uint64_t)n].seat, found[0].turn));
+        for (uint64_t i = random_of(&random) % 100000; i; i--) atomic_load(l->over);
+    }
+    return NULL;
+}
+
+static uint64_t broadcast(uint64_t seed, uint64_t until) {
+    const fmq_shape shape = {CAPACITY, 0, sizeof(uint64_t), FMQ_BROADCAST};
+    uint64_t bytes = FMQ_BROADCAST_CONTROL + FMQ_PAGE, counts[READERS + 1][3] = {{0}}, at = 0, random = seed;
+    char *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    _Atomic int over = 0;
+    queue q = {.control = (fmq_control *)base, .ring = (uint32_t *)(base + FMQ_BROADCAST_CONTROL)};
+    MUST((void *)base != MAP_FAILED && !fmq_format(base, &shape));
+    MUST(!fmq_open(base, q.ring, &shape, FMQ_WRITER, &q.writer));
+    atomic_store(&q.control->writer_life.word, 42 | (uint32_t)FUTEX_WAITERS);
+    pthread_t threads[READERS + 1];
+    listener all[READERS + 1];
+    for (unsigned i = 0; i <= READERS; i++) {
+        all[i] = (listener){&q, shape, i, seed * 31 + i, &over, counts[i]};
+        MUST(!pthread_create(&threads[i], NULL, i < READERS ? broadcast_reader : evict_now_and_then, &all[i]));
+    }
+    while (fmq_now() < until) {
+        uint64_t part[MOST], n = 1 + random_of(&random) % MOST;
+        for (uint64_t i = 0; i < n; i++) part[i] = at + i;
+        int r = fmq_write(q.writer, part, n, spin_of(&random), fmq_now() + 1000 * ms);
+        MUST(!r || r == -EINTR); /* the main thread looks for signals */
+        if (!r) at += n;
+    }
+    atomic_store(&over, 1);
+    for (unsigned i = 0; i <= READERS; i++) pthread_join(threads[i], NULL);
+    fmq_free(q.writer);
+    munmap(base, bytes);
+    for (unsigned i = 1; i < READERS; i++)
+        for (int k = 0; k < 3; k++) counts[0][k] += counts[i][k];
+    return counts[0][0] > READERS && counts[0][2] ? counts[0][1] : 0;
+}
+
 /* ---- two threads on one end ---------------------------------------------------------------------------------------- */
 
 static void *read_some(void *argument) {
@@ -244,9 +329,9 @@ static uint64_t busy(uint64_t seed, uint64_t until) {
 
 int main(int argc, char **argv) {
     if (argc != 3) return fprintf(stderr, "usage: ring_race SEED MILLISECONDS\n"), 2;
-    uint64_t seed = strtoull(argv[1], NULL, 10) * 2 + 1, part = strtoull(argv[2], NULL, 10) * ms / 4;
+    uint64_t seed = strtoull(argv[1], NULL, 10) * 2 + 1, part = strtoull(argv[2], NULL, 10) * ms / 5;
     static const struct { const char *name; uint64_t (*run)(uint64_t, uint64_t); } all[] = {
-        {"stream", stream}, {"exchange", exchange}, {"stop", stop}, {"busy", busy}};
-    for (int i = 0; i < 4; i++) printf("%s: %lu\n", all[i].name, (unsigned long)all[i].run(seed, fmq_now() + part));
+        {"stream", stream}, {"exchange", exchange}, {"stop", stop}, {"broadcast", broadcast}, {"busy", busy}};
+    for (int i = 0; i < 5; i++) printf("%s: %lu\n", all[i].name, (unsigned long)all[i].run(seed, fmq_now() + part));
     return 0;
 }

@@ -28,7 +28,8 @@ static const scenario *playing;
 static queue queues[2];    /* 1: the answers */
 static player victim, victim_of_answers;
 static player mine, mine_of_answers;
-static fmq_end *other_reader; /* of an unsynchronized queue */
+static fmq_end *other_reader; /* of a queue with many */
+static player other_player;   /* broadcast */
 static uint64_t published;    /* the number that the next element carries */
 
 /* ---- the victim's calls -------------------------------------------------------------------------------------------- */
@@ -45,11 +46,19 @@ static void reserve(void) {
     MUST(!fmq_reserve(victim.end, 1, &s, 0, 0));
     memcpy(queues[0].ring + s.start * sizeof published, &published, sizeof published);
 }
+static void leave_seat(void) { leave(&victim); }
+static void take_seat(void) { victim = play(&queues[0], FMQ_READER); }
+static void start_life(void) { MUST(fmq_life_hold(queues[1].fd, (uint64_t)((char *)life_of(&queues[1], FMQ_READER) - (char *)queues[1].control), 0) >= 0); }
 static void play_both(void) { victim_of_answers = play(&queues[1], FMQ_READER); }
 static void ask(void) {
     uint64_t answer[CAPACITY];
     fmq_channel channel = {victim.end, victim_of_answers.end, answer, sizeof answer, 0, 0};
     fmq_exchange(&channel, &published, sizeof published, FMQ_FOREVER);
+}
+
+static void other_reads(void) {
+    uint64_t one;
+    while (!fmq_read(other_reader, &one, 1, 0, 0)) {}
 }
 
 /* ---- the survivors' calls ------------------------------------------------------------------------------------------ */
@@ -78,6 +87,7 @@ static bool delivered(const survivor *s) { return !s->result && s->got == publis
 static bool delivered_or_told(const survivor *s) { return delivered(s) || s->result == -EPIPE; }
 static bool delivered_both(const survivor *s) { return delivered_or_told(s) && delivered_or_told(s + 1); }
 static bool room_or_told(const survivor *s) { return !s->result || s->result == -EPIPE; }
+static bool goes_on(const survivor *s) { return !s->result; }
 static bool told(const survivor *s) { return s->result == -EPIPE; }
 static bool first_delivered(const survivor *s) { return delivered_or_told(s) && told(s + 1); }
 static bool read_and_ready(const survivor *s) { return delivered_or_told(s) && !s[1].result; }
@@ -100,6 +110,10 @@ static const scenario scenarios[] = {
     {"write to two readers", 2, FMQ_WRITER, nothing, write_one, {survive_read, survive_read_too}, nothing, delivered_both},
     {"write to two ways of waiting", 2, FMQ_WRITER, nothing, write_one, {survive_read, survive_any}, nothing,
      read_and_ready},
+    {"broadcast to two readers", 3, FMQ_WRITER, nothing, write_one, {survive_read, survive_read_too}, nothing, delivered_both},
+    {"broadcast, read", 3, FMQ_READER, nothing, read_one, {survive_write}, nothing, goes_on},
+    {"broadcast, leave", 3, FMQ_READER, nothing, leave_seat, {survive_write}, nothing, goes_on},
+    {"broadcast, join", 3, FMQ_READER, start_life, take_seat, {survive_write}, other_reads, goes_on},
 };
 
 /* ---- one kill ------------------------------------------------------------------------------------------------------ */
@@ -111,7 +125,7 @@ static pid_t fork_victim(void) {
     MUST(pid >= 0);
     if (!pid) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        victim = play(&queues[0], playing->victim);
+        if (playing->call != take_seat) victim = play(&queues[0], playing->victim);
         playing->prepare();
         if (ptrace(PTRACE_TRACEME, 0, NULL, NULL)) _exit(SKIP);
         mark();
@@ -144,6 +158,7 @@ static void check_whole(void) {
     fmq_end *writer = role == FMQ_WRITER ? next.end : mine.end, *reader = role == FMQ_WRITER ? mine.end : next.end;
     uint64_t one = 0;
     if (other_reader) fmq_keep_latest(mine.end, 0), fmq_keep_latest(other_reader, 0);
+    while (other_player.end && !fmq_read(other_reader, &one, 1, 0, 0)) {}
     while (!fmq_read(reader, &one, 1, 0, 0)) {}
     MUST(fmq_available(reader) == 0 && fmq_position(reader) == fmq_position(writer));
     published++;
@@ -156,12 +171,14 @@ static void check_whole(void) {
 static void fill(void) {
     if (playing->victim != FMQ_READER) return;
     while (!fmq_write(mine.end, &published, 1, 0, 0)) {}
+    if (other_reader && playing->call != take_seat) other_reads();
 }
 
 static bool kill_after(long k, uint64_t *worst) {
     survivor all[2] = {{.run = playing->survive[0]}, {.run = playing->survive[1]}};
-    fill();
+    if (playing->flavour != FMQ_BROADCAST) fill();
     pid_t pid = fork_victim();
+    if (playing->flavour == FMQ_BROADCAST) fill(); /* what a reader holds up is written after it came */
     for (int i = 0; i < 2 && all[i].run; i++) start(&all[i]), wait_until_asleep(&all[i]);
     bool ended = step(pid, k);
     uint64_t since = fmq_now();
@@ -191,6 +208,10 @@ static void run(const scenario *s, long stride, long offset) {
     other_reader = NULL;
     if (s->flavour == FMQ_UNSYNCHRONIZED)
         MUST(!fmq_open(queues[0].control, queues[0].ring, &queues[0].shape, FMQ_READER, &other_reader));
+    other_player.end = NULL;
+    queues[0].seat = 1;
+    if (s->flavour == FMQ_BROADCAST) other_player = play(&queues[0], FMQ_READER), other_reader = other_player.end;
+    queues[0].seat = 0;
     uint64_t worst = 0;
     long kills = 1;
     for (round_number = offset; !kill_after(round_number, &worst); round_number += stride) kills++;
@@ -198,7 +219,9 @@ static void run(const scenario *s, long stride, long offset) {
            (unsigned long)(worst / 1000));
     fflush(stdout);
     MUST(worst <= TOLD_WITHIN || is_overloaded());
-    leave(&mine), leave(&mine_of_answers), fmq_free(other_reader);
+    leave(&mine), leave(&mine_of_answers);
+    if (other_player.end) leave(&other_player);
+    else fmq_free(other_reader);
     for (int i = 0; i < 2; i++) drop_queue(&queues[i]);
 }
 

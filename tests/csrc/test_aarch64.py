@@ -17,9 +17,9 @@ import stress
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64-static"
 CORE = tuple(
     f"fmq/{name}.c"
-    for name in ("queue", "sleep", "ring", "event", "bridge", "futex", "life", "link", "thread", "memory")
+    for name in ("queue", "sleep", "ring", "seats", "event", "bridge", "futex", "life", "link", "thread", "memory")
 )
-SCHEDULED = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "event"))
+SCHEDULED = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "seats", "event"))
 # program -> sources, flags, whether it takes SEED MILLISECONDS, and what its output has to have
 PROGRAMS = {
     "ring_race.c": (CORE, (), r"stream: [1-9].*exchange: [1-9].*stop: [1-9].*busy: [1-9]"),

@@ -14,7 +14,7 @@ import pytest
 import stress
 
 HERE = Path(__file__).parent
-CORE = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "event", "bridge"))
+CORE = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "seats", "event", "bridge"))
 BURST = tuple(f"burst/{name}.c" for name in ("packet", "listener", "blame", "deadline", "runqueue", "flows", "turns"))
 FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-include", "scheduled.h")
 SANITIZE = ("-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all")

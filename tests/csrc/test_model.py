@@ -21,6 +21,7 @@ def config(**defines):
 ONE = {"CAPACITY": 1, "MOST_WRITTEN": 1}
 NOBODY_DIES = {"DEATHS": 0, "HEIRS": 0}
 TWO_READERS = {"READERS": 2, "CAPACITY": 1, "WORDS": 1, "MOST": 1}
+ONE_LISTENER = {"READERS": 1, "JOINS": 1, "DEATHS": 0}
 # Together they reach every step of a model; the full configurations are larger, not different.
 SMALL = {
     "queue": [
@@ -40,6 +41,12 @@ SMALL = {
         config(ENTRIES=3, FAULTS=1, RELEASES=1),
         config(NEIGHBOUR=0, FAULTS=1, HEIRS=1, RELEASES=1),
         config(HEIRS=1),
+    ],
+    "broadcast": [
+        config(ELEMENTS=1, DEATHS=1),
+        config(ELEMENTS=2, DEATHS=0, JOINS=1, READERS=1, EVICTIONS=1),
+        config(ELEMENTS=1, DEATHS=0, WRITER_DIES=1),
+        config(ELEMENTS=3, MOST=2, CAPACITY=2, MOST_READ=2, SEATS=1, **ONE_LISTENER),
     ],
     "overwrite": [
         config(ELEMENTS=4, **NOBODY_DIES),
@@ -65,6 +72,10 @@ FULL = {
     "queue, a bell and an heir": ("queue", config(ELEMENTS=1, BELLS=1, MORTAL=1, **ONE)),
     "event, two bits": ("event", config(WAITERS=2)),
     "event, a waiter is killed": ("event", config(WAITERS=2, WAITER_DEATHS=1)),
+    "broadcast, two elements": ("broadcast", config(ELEMENTS=2, DEATHS=0)),
+    "broadcast, one seat after another": ("broadcast", config(ELEMENTS=2, SEATS=1)),
+    "broadcast, a death and an eviction": ("broadcast", config(ELEMENTS=2, READERS=1, SEATS=1, EVICTIONS=1)),
+    "broadcast, two readers and an eviction": ("broadcast", config(ELEMENTS=1, DEATHS=0, EVICTIONS=1)),
     "overwrite, an heir": ("overwrite", config(ELEMENTS=4)),
     "overwrite, a ring of three": ("overwrite", config(ELEMENTS=5, CAPACITY=3, **NOBODY_DIES)),
     "overwrite, two readers": ("overwrite", config(ELEMENTS=3, **{**TWO_READERS, "CAPACITY": 2}, **NOBODY_DIES)),
@@ -360,7 +371,114 @@ MUTANTS = {
         [(STOP_LOOKS, "        !busy[0]; break\n")],
     ),
 }
-IN_MAKE_TEST = ("looks before it announces", "release and wake are two steps", "the shared word is only 0 or 1")
+JOIN = "    state[seat] = (turn << 2) | JOINING; /* pairs: SEAT */\n"
+BEGINS = "    position = head; /* pairs: SEAT */\n"
+WRITER_ANNOUNCES = "        d_step { space_wait = space_wait | 1; announced = space_wait }; /* pairs: SLEEP */\n"
+NEEDS = "        need = position + n - CAPACITY; /* pairs: SLEEP */\n"
+LISTENER = config(ELEMENTS=2, **ONE_LISTENER)
+EVICTED = [*LISTENER, "-DEVICTIONS=1"]
+MORTAL_LISTENER = config(ELEMENTS=2, JOINS=1, READERS=1)
+MUTANTS |= {
+    "a reader begins where head was before it joined": (
+        "broadcast",
+        LISTENER,
+        [(BEGINS, BEGINS.replace("head", "tail[seat]"))],
+    ),
+    "a reader looks at head before it joins": ("broadcast", LISTENER, [(JOIN + BEGINS, BEGINS + JOIN)]),
+    "a dead reader's state counts again": (
+        "broadcast",
+        config(ELEMENTS=3, SEATS=1),
+        [("    state[seat] = state[seat] & ~3; /* pairs: SEAT */\n", "")],
+    ),
+    "a tail that is old is no tail": (
+        "broadcast",
+        config(ELEMENTS=3, **ONE_LISTENER),
+        [("                    at = position - CAPACITY\n", "                    at = position\n")],
+    ),
+    "a reader does not wake": (
+        "broadcast",
+        LISTENER,
+        [("space_wait++;\n                    writer_asleep = 0\n", "space_wait++\n")],
+    ),
+    "the writer looks before it announces": (
+        "broadcast",
+        LISTENER,
+        [(f"{WRITER_ANNOUNCES}        seats_look();\n", f"        seats_look();\n{WRITER_ANNOUNCES}")],
+    ),
+    "the writer says what it needs when it has looked": (
+        "broadcast",
+        LISTENER,
+        [
+            (NEEDS, ""),
+            (f"{WRITER_ANNOUNCES}        seats_look();\n", f"{WRITER_ANNOUNCES}        seats_look();\n{NEEDS}"),
+        ],
+    ),
+    "the writer sleeps on its own word only": (
+        "broadcast",
+        MORTAL_LISTENER,
+        [
+            ("                writer_on_life[0] = lives[0] != 0;\n", ""),
+            ("                writer_on_life[SEATS - 1] = lives[SEATS - 1] != 0;\n", ""),
+        ],
+    ),
+    "a reader leaves and wakes in two steps": (
+        "broadcast",
+        MORTAL_LISTENER,
+        [
+            (
+                "atomic { life[seat] = RELEASED; holds[me] = 0; wake_life(seat) };",
+                "atomic { life[seat] = RELEASED; holds[me] = 0 };\n    wake_life(seat);",
+            )
+        ],
+    ),
+    "overwrites before the verdict": (
+        "broadcast",
+        EVICTED,
+        [
+            (
+                "            verdict[seat] = turn; /* pairs: OUT */\n            out[seat] = turn;\n",
+                "            out[seat] = turn;\n            verdict[seat] = turn;\n",
+            )
+        ],
+    ),
+    "a reader looks at its verdict before it reads": (
+        "broadcast",
+        EVICTED,
+        [
+            (
+                "        is_out = verdict[seat] == turn; /* pairs: OUT */\n        if\n        :: is_out\n",
+                "        if\n        :: is_out\n",
+            )
+        ],
+    ),
+    "an eviction does not wake the writer": (
+        "broadcast",
+        EVICTED,
+        [("            d_step { ended++; writer_asleep = 0 }; /* sleep_look_again */\n", "")],
+    ),
+    "publishes to all before it writes": (
+        "broadcast",
+        config(ELEMENTS=1, **ONE_LISTENER),
+        [
+            (
+                "    do\n    :: i < n -> d_step { ring[",
+                "    head = position + n;\n    do\n    :: i < n -> d_step { ring[",
+            )
+        ],
+    ),
+    "a broadcast reader keeps the writer's death to itself": (
+        "broadcast",
+        config(ELEMENTS=1, DEATHS=0, WRITER_DIES=1),
+        [("            pass_on_death()\n", "            skip\n")],
+    ),
+}
+IN_MAKE_TEST = (
+    "a reader looks at head before it joins",
+    "overwrites before the verdict",
+    "looks before it announces",
+    "release and wake are two steps",
+    "the shared word is only 0 or 1",
+)
 
 
 @pytest.fixture
@@ -414,8 +532,12 @@ def unreached(out):
 
 
 @pytest.mark.parametrize(
-    "model", [pytest.param(name, marks=pytest.mark.stress if name in {"queue", "overwrite"} else ()) for name in SMALL]
-)  # eight seconds, and six
+    "model",
+    [
+        pytest.param(name, marks=pytest.mark.stress if name in {"queue", "overwrite", "broadcast"} else ())
+        for name in SMALL
+    ],
+)  # more than five seconds each
 def test_a_model_holds_in_small_bounds(explore, model):
     """Every execution is tried and none breaks an assertion or leaves anybody asleep; together the configurations take
     every step that the model has."""

@@ -12,15 +12,20 @@ THREAD = ("-fsanitize=thread", "-Wno-tsan")  # it cannot see fences; what they o
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
 CORE = tuple(
     f"fmq/{name}.c"
-    for name in ("queue", "sleep", "ring", "event", "bridge", "futex", "life", "link", "thread", "memory")
+    for name in ("queue", "sleep", "ring", "seats", "event", "bridge", "futex", "life", "link", "thread", "memory")
 )
 TURNS = ("burst/deadline.c", "burst/runqueue.c", "burst/flows.c", "burst/turns.c")
 BURST = (*CORE, *TURNS, "burst/packet.c", "burst/caller.c", "burst/listener.c", "burst/blame.c")
-FLAVOURS = {"synchronized": 1, "unsynchronized": 2}
+FLAVOURS = {"synchronized": 1, "unsynchronized": 2, "broadcast": 3}
 
 
 def race(build, flags, milliseconds, seed):
-    return counted(build("ring_race.c", *CORE, flags=flags), milliseconds, seed, {"stream", "exchange", "stop", "busy"})
+    return counted(
+        build("ring_race.c", *CORE, flags=flags),
+        milliseconds,
+        seed,
+        {"stream", "exchange", "stop", "broadcast", "busy"},
+    )
 
 
 def race_of_plans(build, flags, milliseconds, seed):

@@ -66,6 +66,7 @@ def explorer(build, sources=None):
         "fmq/queue.c",
         "fmq/sleep.c",
         "fmq/ring.c",
+        "fmq/seats.c",
         "fmq/event.c",
         flags=["-include", "scheduled.h"],
         sources=sources or {},

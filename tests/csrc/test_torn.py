@@ -9,7 +9,8 @@ import stress
 pytestmark = pytest.mark.integration
 
 CORE = tuple(
-    f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "event", "futex", "life", "link", "thread", "memory")
+    f"fmq/{name}.c"
+    for name in ("queue", "sleep", "ring", "seats", "event", "futex", "life", "link", "thread", "memory")
 )
 THREAD = ("-fsanitize=thread", "-Wno-tsan")  # it cannot see fences; what they order is all atomic
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")

@@ -43,6 +43,7 @@ typedef struct {
     fmq_control *control;
     unsigned char *ring;
     fmq_shape shape;
+    int seat; /* broadcast: which one the next reader takes */
 } queue;
 
 /* One role, held by this process: the kernel marks its life word when this process dies. */
@@ -53,29 +54,35 @@ typedef struct {
 
 static inline queue new_queue(uint64_t capacity, uint32_t element_bytes, uint32_t flavour) {
     queue q = {.shape = {capacity, 0, element_bytes, flavour}};
-    uint64_t bytes = FMQ_PAGE + fmq_ring_bytes(capacity, element_bytes);
+    uint64_t bytes = fmq_control_bytes(flavour) + fmq_ring_bytes(capacity, element_bytes);
     void *base;
     q.fd = memfd_create("victims", MFD_CLOEXEC);
     MUST(q.fd >= 0 && !ftruncate(q.fd, (off_t)bytes) && !fmq_map(q.fd, bytes, 1, &base));
     q.control = base;
-    q.ring = (unsigned char *)base + FMQ_PAGE;
+    q.ring = (unsigned char *)base + fmq_control_bytes(flavour);
     MUST(!fmq_format(base, &q.shape));
     return q;
 }
 
 static inline void drop_queue(queue *q) {
-    fmq_unmap(q->control, FMQ_PAGE + fmq_ring_bytes(q->shape.capacity, q->shape.element_bytes));
+    fmq_unmap(q->control, fmq_control_bytes(q->shape.flavour) + fmq_ring_bytes(q->shape.capacity, q->shape.element_bytes));
     close(q->fd);
 }
 
+static inline bool takes_seat(queue *q, int role) { return role == FMQ_READER && q->shape.flavour == FMQ_BROADCAST; }
+
+static inline fmq_counter *seat_of(queue *q) { return (fmq_counter *)((char *)q->control + FMQ_SEATS_AT) + q->seat; }
+
 static inline _Atomic uint32_t *life_of(queue *q, int role) {
+    if (takes_seat(q, role)) return &seat_of(q)->life;
     return role == FMQ_WRITER ? &q->control->writer_life.word : &q->control->reader_life.word;
 }
 
 static inline player play(queue *q, int role) {
     player p;
+    if (takes_seat(q, role)) MUST(!fmq_clear_seat(q->control, FMQ_SEAT + q->seat));
     p.life = fmq_life_hold(q->fd, (uint64_t)((char *)life_of(q, role) - (char *)q->control), 0);
-    MUST(p.life >= 0 && !fmq_open(q->control, q->ring, &q->shape, role, &p.end));
+    MUST(p.life >= 0 && !fmq_open(q->control, q->ring, &q->shape, takes_seat(q, role) ? FMQ_SEAT + q->seat : role, &p.end));
     return p;
 }
 

@@ -130,6 +130,7 @@ def test_list_as_json(stale):
         "writer": "released",
         "reader": "released",
         "damage": None,
+        "readers": [],
         "stale": True,
     }
 

@@ -248,7 +248,7 @@ def test_an_onlooker_of_a_running_stream_sees_only_true_elements(name, flavour):
     with queue.reader() as reader, process(write_blocks, queue.descriptor, 0, 3000, 7) as child:
 
         def drain():
-            while flavour is fmq.Flavour.SYNCHRONIZED and reader.position < 21000:
+            while flavour is not fmq.Flavour.UNSYNCHRONIZED and reader.position < 21000:
                 reader.read(7, 10)
 
         with thread(drain):

@@ -15,7 +15,7 @@ from fmq_peers import must_raise, process, thread
 
 import fmq
 
-SYNCHRONIZED, UNSYNCHRONIZED = fmq.Flavour
+SYNCHRONIZED, UNSYNCHRONIZED, _ = fmq.Flavour
 CAPACITY, CONTROL = 2048, 4096
 NOT_FULL, NOT_EMPTY = 1, 2
 LONG = 20  # seconds, for what normally takes none

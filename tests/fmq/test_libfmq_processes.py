@@ -23,7 +23,7 @@ from fmq_peers import (
 
 import fmq
 
-SYNCHRONIZED, UNSYNCHRONIZED = fmq.Flavour
+SYNCHRONIZED, UNSYNCHRONIZED, _ = fmq.Flavour
 CAPACITY = 1024
 LONG = 20  # seconds, for what normally takes none
 HERE = Path(__file__).parent

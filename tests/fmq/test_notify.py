@@ -9,6 +9,7 @@ from fmq_peers import holder, must_raise, process, sleeps, take, thread
 
 import fmq
 
+FLAVOUR_WITH_MOST = fmq.Flavour.BROADCAST  # the largest control pages
 NOT_EMPTY, NOT_FULL = 1, 2  # of queue 0; queue i has both bits 2 i places higher
 
 
@@ -19,7 +20,7 @@ def flag():
 
 def make(n, flavour=fmq.Flavour.SYNCHRONIZED):
     """Queues in one region, and the flag behind them that they share."""
-    size = fmq.MessageQueue.nbytes("i8", 4)
+    size = fmq.MessageQueue.nbytes("i8", 4, FLAVOUR_WITH_MOST)
     region = fmq.Region.create(n * size + 8)
     queues = [fmq.MessageQueue.create("i8", 4, flavour, region=region, offset=i * size) for i in range(n)]
     return region, queues, fmq.EventFlag(region, n * size)
@@ -99,7 +100,7 @@ def test_one_thread_serves_the_queues_of_three_processes(flavour):
 
 
 def write_and_notify(region, i, count):
-    size = fmq.MessageQueue.nbytes("i8", 4)
+    size = fmq.MessageQueue.nbytes("i8", 4, FLAVOUR_WITH_MOST)
     with fmq.MessageQueue.open(region, offset=i * size).writer() as w:
         w.notify(fmq.EventFlag(region, 3 * size), NOT_EMPTY << 2 * i)
         for k in range(count):
@@ -126,7 +127,7 @@ def test_a_wait_ends_with_the_waker():
 
 def notify_and_die(region):
     w = fmq.MessageQueue.open(region).writer()
-    w.notify(fmq.EventFlag(region, fmq.MessageQueue.nbytes("i8", 4)), NOT_EMPTY)
+    w.notify(fmq.EventFlag(region, fmq.MessageQueue.nbytes("i8", 4, FLAVOUR_WITH_MOST)), NOT_EMPTY)
     w.write([1])
     signal.raise_signal(signal.SIGKILL)
 

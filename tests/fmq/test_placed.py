@@ -66,7 +66,7 @@ def test_a_placed_queue_costs_no_descriptor_and_no_mapping():
 def test_neighbours_do_not_touch(flavour):
     """Full queues side by side, of sizes that are rounded up: each holds its own."""
     shapes = [("V3", 5), ("u1", 1), ("f8", 16), ("V7", 11)]
-    sizes = [fmq.MessageQueue.nbytes(*shape) for shape in shapes]
+    sizes = [fmq.MessageQueue.nbytes(*shape, flavour) for shape in shapes]
     assert all(size % ALIGNMENT == 0 for size in sizes)
     region = fmq.Region.create(sum(sizes))
     places = [sum(sizes[:i]) for i in range(4)]
@@ -161,7 +161,7 @@ def test_a_placed_queue_has_a_descriptor_like_any_other():
 @pytest.mark.parametrize("flavour", fmq.Flavour)
 def test_a_ring_elsewhere_crosses_to_another_process(flavour):
     """Control page in one memory, elements in another: both descriptors travel."""
-    control, ring = fmq.Region.create(CONTROL), fmq.Region.create(10 * 8)
+    control, ring = fmq.Region.create(3 * CONTROL), fmq.Region.create(10 * 8)
     queue = fmq.MessageQueue.create("i8", 10, flavour, region=control, ring=ring)
     back = fmq.MessageQueue.create("i8", 10)
     with back.reader() as r, queue.writer() as w, process(echo_one, queue.descriptor, back.descriptor):
@@ -180,12 +180,14 @@ def echo_one(there, back):
 
 def test_a_named_region_holds_several_queues(name):
     """Programs that share nothing but a name find each at its offset."""
-    size = fmq.MessageQueue.nbytes("i8", 4)
-    region = fmq.Region.create(2 * size, name=name)
-    fmq.MessageQueue.create("i8", 4, region=region)
-    fmq.MessageQueue.create("i8", 4, fmq.Flavour.UNSYNCHRONIZED, region=region, offset=size)
+    places = {
+        flavour: sum(fmq.MessageQueue.nbytes("i8", 4, f) for f in fmq.Flavour if f < flavour) for flavour in range(1, 5)
+    }
+    region = fmq.Region.create(places[4], name=name)
+    for flavour in fmq.Flavour:
+        fmq.MessageQueue.create("i8", 4, flavour, region=region, offset=places[flavour])
     opened = fmq.Region.open(name)
-    assert [fmq.MessageQueue.open(opened, offset=at).flavour for at in (0, size)] == list(fmq.Flavour)
+    assert [fmq.MessageQueue.open(opened, offset=places[f]).flavour for f in fmq.Flavour] == list(fmq.Flavour)
     assert fmq.MessageQueue.open(name).flavour is fmq.Flavour.SYNCHRONIZED
 
 
