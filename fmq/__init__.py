@@ -14,6 +14,7 @@ from fmq.errors import (
     PeerDied,
     RoleTaken,
     Timeout,
+    TooLong,
 )
 from fmq.event import EventFlag
 from fmq.exchange import Exchange
@@ -22,6 +23,7 @@ from fmq.inspection import QueueInfo, inspect, queues
 from fmq.life import LifePage, Watch
 from fmq.queue import MessageQueue
 from fmq.readers import ReaderState
+from fmq.records import RecordReader, RecordWriter
 from fmq.region import Region, unlink
 from fmq.wait import wait_any
 
@@ -46,9 +48,12 @@ __all__ = [
     "PeerDied",
     "QueueInfo",
     "ReaderState",
+    "RecordReader",
+    "RecordWriter",
     "Region",
     "RoleTaken",
     "Timeout",
+    "TooLong",
     "Watch",
     "inspect",
     "queues",

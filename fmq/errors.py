@@ -11,6 +11,7 @@
     ├── Overrun                          an unsynchronized queue's writer overtook this reader, which goes on later
     ├── Corrupt                          the peer broke the protocol, or a queue's memory is no queue; this end is lost
     ├── RoleTaken                        another writer (reader) holds this queue's role; wait for it or use its end
+    ├── TooLong                          a record is longer than its receiver accepts; it was skipped
     ├── Busy                             a second thread, or a call inside a reservation; the first goes on undisturbed
     ├── InvalidDescriptor (ValueError)   a descriptor or a queue's memory contradicts itself; nothing was attached
     └── NoSpace (OSError)                shared memory is full; says how much is needed and how much is free
@@ -63,6 +64,10 @@ class Corrupt(FmqError):
 
 class RoleTaken(FmqError):
     """A synchronized queue has one writer and one reader, and another end holds this role."""
+
+
+class TooLong(FmqError):
+    """A record is longer than its receiver accepts. It was skipped; the next call receives a later one."""
 
 
 class Busy(FmqError):

@@ -93,6 +93,19 @@ int fmq_clear_seat(void *control, int role);
 int fmq_readers(fmq_end *end, fmq_reader *readers);
 int fmq_evict(fmq_end *end, uint32_t seat, uint32_t turn);
 
+/* records: messages of any length on a queue of bytes that loses none, in parts that are published at once. fmq_part_peek waits
+ * for a part and reserves it; fmq_commit of `taken` takes it. -EBADMSG: what is there is no part, and never will be. */
+enum { FMQ_FIRST = 1, FMQ_LAST = 2 }; /* part of its record */
+typedef struct {
+    const void *one, *two;  /* in the ring, up to the wrap point and behind it */
+    uint64_t first, second; /* bytes of each */
+    uint64_t total;         /* bytes of the record, as its writer says */
+    uint64_t taken;
+    uint32_t flags;
+} fmq_part;
+int fmq_part_write(fmq_end *end, const void *bytes, uint64_t n, uint64_t total, uint32_t flags, uint64_t spin_ns, uint64_t deadline);
+int fmq_part_peek(fmq_end *end, fmq_part *part, uint64_t spin_ns, uint64_t deadline);
+
 /* several queues: marks the ends on which a transfer of one element would not wait, and returns how many those are */
 int fmq_wait_any(fmq_end *const *ends, unsigned n, uint8_t *ready, uint64_t deadline);
 int fmq_notify(fmq_end *end, void *flag, uint32_t mask); /* every transfer also wakes these bits of an event flag; NULL: none */
