@@ -46,6 +46,7 @@ bench: $(VENV)/bench
 	$(BIN)/python bench/queue_roundtrip.py --sizes
 	$(BIN)/python bench/queue_throughput.py
 	$(BIN)/python bench/queue_idle.py
+	$(BIN)/python bench/broadcast.py
 	$(BIN)/python bench/queue_cost.py
 	$(BIN)/python bench/run_queue.py
 	$(BIN)/python bench/burst_roundtrip.py

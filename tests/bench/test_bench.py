@@ -254,6 +254,15 @@ def test_the_idle_script_sees_every_way_to_wait(tmp_path):
     assert len(found["budgets"]) == 2
 
 
+def test_the_broadcast_script_delivers_all_to_all(tmp_path):
+    """Both ways, to one reader and to eight; a message that is lost ends it."""
+    found, _ = run("broadcast.py", tmp_path)
+    assert {len(rounds) for rounds in found["rows"].values()} == {2}
+    assert {name.partition(",")[0] for name in found["rows"]} == {"fmq", "chunks and flags"}
+    assert all(0 < block["p50_us"] <= block["p99_us"] for rounds in found["rows"].values() for block in rounds)
+    assert len(found["budgets"]) == 3
+
+
 @needs_two_cpus
 @pytest.mark.stress
 def test_the_cost_script_counts_what_queues_hold(tmp_path):

@@ -32,8 +32,8 @@ MUTANTS = {
     ),
     "does not look after the copy": (
         "fmq/queue.c",
-        "int r = end_is_listener(e) ? ring_still_whole(e) : 0;",
-        "int r = 0;",
+        "    ring_copy_out(e, elements, n);\n    int r = still_ours(e);\n",
+        "    ring_copy_out(e, elements, n);\n    int r = 0;\n",
     ),
 }
 SLEEP_MUTANTS = {
@@ -43,7 +43,7 @@ SLEEP_MUTANTS = {
         "atomic_exchange(e->their_wait, 0);",
         JITTER,
     ),
-    "stop": ("fmq/sleep.c", "    if (end_is_listener(e)) return LOOK_AGAIN;\n", "", ()),
+    "stop": ("fmq/sleep.c", "    if (end_has_many(e)) return LOOK_AGAIN;\n", "", ()),
 }
 
 
