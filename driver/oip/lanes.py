@@ -48,7 +48,7 @@ class Lane:
 
     def execute(self, call: InPlaceCall) -> Result:
         """Raises Refusal where an output does not fit in its place, and what the burst raises."""
-        call.regions.note(self.burst)
+        call.regions.note(self)
         try:
             result = self._execute(call)
             if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and self._grow(call, result):
@@ -112,11 +112,16 @@ class Lane:
 
     def drop_memory(self) -> None:
         """The next request gets new memory."""
-        if self._own is not None:
-            with suppress(BurstError, FmqError, ValueError):
-                self.burst.free_memory(self._own)
-            self._own = None
         self._latest = None
+        own, self._own = self._own, None
+        if own is not None:
+            self.forget(own)
+
+    def forget(self, memory: Memory) -> None:
+        """The device may unmap it. Any thread, while no request names it."""
+        self._latest = None  # which keeps memory mapped
+        with suppress(BurstError, FmqError, ValueError):  # the burst is closed, or its device has died
+            self.burst.free_memory(memory)
 
     def close(self) -> None:
         """Ends the burst."""

@@ -17,9 +17,9 @@ import os
 import stat
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Self
+from weakref import WeakSet
 
 from burst import BurstError, Memory
 from burst.backing import Backing, backing_of, has_holes
@@ -29,7 +29,7 @@ from fmq import FmqError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from driver.client.surface import AnyBurst
+    from driver.oip.lanes import Lane
 
 _FOLDER = "/dev/shm"
 _LONGEST = 255
@@ -47,7 +47,7 @@ class RegionLimits(NamedTuple):
 class SharedRegion:
     """A part of a client's shared memory, by the name that the client gave it.
 
-    begin: of its first byte in `memory`, which begins on a page. users: requests that run on it. bursts: those that
+    begin: of its first byte in `memory`, which begins on a page. users: requests that run on it. lanes: those that
     know its memory.
     """
 
@@ -60,7 +60,7 @@ class SharedRegion:
     used: float
     users: int = 0
     is_ended: bool = False
-    bursts: list[AnyBurst] = field(default_factory=list)
+    lanes: WeakSet[Lane] = field(default_factory=WeakSet)
 
 
 class RegionSlice(NamedTuple):
@@ -194,10 +194,8 @@ class RegionTable:
             self._close(region)
 
     def _close(self, region: SharedRegion) -> None:
-        for burst in region.bursts:
-            with suppress(BurstError, FmqError, ValueError):  # it is closed, or its device has died
-                burst.free_memory(region.memory)
-        region.bursts.clear()
+        for lane in list(region.lanes):
+            lane.forget(region.memory)
         region.memory.close()
         self._give_back(region.nbytes)
 
@@ -218,11 +216,10 @@ class RegionUse:
     def __iter__(self) -> Iterator[SharedRegion]:
         return iter(self._regions.values())
 
-    def note(self, burst: AnyBurst) -> None:
+    def note(self, lane: Lane) -> None:
         """It will know their memory."""
         for region in self:
-            if burst not in region.bursts:
-                region.bursts.append(burst)
+            region.lanes.add(lane)
 
     def __enter__(self) -> Self:
         return self
