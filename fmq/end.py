@@ -116,6 +116,20 @@ class _End(Closing, HotEnd):
         self.spin_ns = spin_ns(seconds)
 
     @property
+    def hold(self) -> float:
+        """Seconds at the beginning of a wait for which a call keeps the GIL, up to 1e-3; 0, the default, gives it up at
+        once. A busy thread of this process then does not delay a short wait by its time slice; but no other thread runs
+        meanwhile.
+        """
+        return self.hold_ns / 1e9
+
+    @hold.setter
+    def hold(self, seconds: float) -> None:
+        if not 0 <= seconds <= 1e-3:
+            raise ValueError(f"hold={seconds!r}: seconds from 0 to 0.001")
+        self.hold_ns = int(seconds * 1e9)
+
+    @property
     def available(self) -> int:
         """Elements that can be read (reader) or places that can be written (writer) without waiting.
 

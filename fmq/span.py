@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 class Lease:
-    """Says whether this side still owns the memory behind a span's arrays."""
+    """Says whether this side still owns the memory behind a span's arrays. C ends it with the block, and begins it anew
+    when nothing of the span is left but what the end keeps for later blocks (csrc/fmq/python/blocks.c).
+    """
 
     __slots__ = ("is_over",)
 
@@ -146,7 +148,3 @@ class Span:
             raise ValueError("copy=False: a span may have two parts; use .first and .second")
         parts = _plain(self.first), _plain(self.second)
         return np.concatenate(parts).astype(dtype or self.first.dtype, copy=False)
-
-    def end(self) -> None:
-        """From here on the memory belongs to the other side."""
-        self._lease.is_over = True

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import os
 import signal
 import sys
 import threading
@@ -241,6 +242,95 @@ def test_a_span_that_cannot_be_made_reserves_nothing(pair, monkeypatch):
     assert list(r.read(1)) == [1]
 
 
+# ---- spans that are used again -------------------------------------------------------------------------------------
+
+
+def block(w, r, use=lambda span: None):
+    """Two elements through the queue, which is full with them; what `use` makes of the reader's span."""
+    with w.reserve(2) as span:
+        span[:] = 7
+    with r.peek(2) as span:
+        return use(span)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda span: span, lambda span: span.first, lambda span: span.first[1:], lambda span: span.first.T],
+    ids=["span", "first", "slice", "view"],
+)
+def test_what_a_program_keeps_of_a_span_is_over(pair, use):
+    """A later block in the same place does not make it valid again; nothing of it is used a second time."""
+    w, r = pair("u1", 2)
+    block(w, r)
+    kept = block(w, r, use)
+
+    def look(span):
+        part = use(span)
+        assert part is not kept
+        must_raise(fmq.Closed, lambda: np.add(getattr(kept, "first", kept), 1))
+        assert (np.add(getattr(part, "first", part), 1) == 8).all()
+
+    for _ in range(3):
+        block(w, r, look)
+    must_raise(fmq.Closed, lambda: np.add(getattr(kept, "first", kept), 1))
+
+
+def test_spans_that_nothing_refers_to_are_used_again(pair):
+    """Blocks in the same place need no new objects: a thousand of them leave no more memory at the peak than one."""
+    w, r = pair("u1", 2)
+    for _ in range(10):
+        block(w, r)
+    tracemalloc.start()
+    for _ in range(1000):
+        block(w, r)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    first, again = block(w, r, lambda span: id(span.first)), block(w, r, lambda span: id(span.first))
+    assert first == again or hasattr(sys, "_is_gil_enabled")
+    assert peak < 4096
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda span: setattr(span.first, "shape", (2, 1)),
+        lambda span: setattr(span.first, "dtype", "i1"),
+        lambda span: setattr(span.first.flags, "writeable", False),
+        lambda span: setattr(span, "first", np.zeros(2, "u1")),
+        lambda span: setattr(span, "second", span.first),
+    ],
+    ids=["shape", "dtype", "flags", "first", "second"],
+)
+def test_what_a_program_changes_of_a_span_is_not_used_again(pair, change):
+    """The next block in that place has arrays as they should be."""
+    w, r = pair("u1", 2)
+
+    def look(span):
+        assert (span.first.shape, span.first.dtype, len(span.second)) == ((2,), np.uint8, 0)
+        assert span.first.flags.writeable
+        assert span.first.tolist() == [7, 7]
+
+    with contextlib.suppress(AttributeError):
+        block(w, r, lambda span: (change(span), None)[1])
+    for _ in range(3):
+        block(w, r, look)
+
+
+def test_the_blocks_of_a_closed_end_are_garbage(pair):
+    """Spans that an end keeps for later blocks do not keep the end."""
+
+    def live():
+        with fmq.MessageQueue.create("u1", 2) as queue:
+            block(queue.writer(), queue.reader())
+
+    def counts():
+        live()
+        gc.collect()
+        return sum(isinstance(thing, _hot.HotEnd | fmq.span.SpanArray) for thing in gc.get_objects())
+
+    assert counts() == counts()
+
+
 # ---- what is left behind -------------------------------------------------------------------------------------------
 
 ROUNDS = 100_000
@@ -333,7 +423,7 @@ def test_a_close_under_threads_that_hold_the_lock():
     for _ in range(30):
         with fmq.MessageQueue.create("u1", 64) as queue:
             w, r, begun = queue.writer(), queue.reader(), threading.Barrier(4)
-            w.hold_ns = r.hold_ns = 1_000_000
+            w.hold = r.hold = 1e-3
             out, one = np.empty(1, "u1"), np.ones(1, "u1")
 
             def calls(call, begun=begun):
@@ -383,13 +473,47 @@ def test_ctrl_c_in_a_read_into_an_array(pair):
         assert r.read(2, out=out).tolist() == [1, 2]
 
 
+def test_an_end_keeps_the_lock_as_long_as_it_is_told(pair):
+    """With `hold`, a busy thread does not run between the wait and its end, at least once in many."""
+    w, r = pair()
+    for wrong in (-1, 0.1, float("nan")):
+        with pytest.raises(ValueError, match=r"hold=.*seconds from 0 to 0\.001"):
+            r.hold = wrong
+    assert (r.hold, w.hold) == (0, 0)
+    with fmq.MessageQueue.create("u4", 8) as there, fmq.MessageQueue.create("u4", 8) as back:
+        count = 600
+        with process(echo, there.descriptor, back.descriptor, count), there.writer() as w, back.reader() as r:
+            runs, over, one, out = [0], threading.Event(), np.ones(1, "u4"), np.empty(1, "u4")
+
+            def busy():
+                while not over.is_set():
+                    runs[0] += 1
+                    os.sched_yield()
+
+            def undisturbed(hold):
+                r.hold, seen = hold, 0
+                for _ in range(count // 2):
+                    w.write(one)
+                    before = runs[0]
+                    r.read(1, 10, out)
+                    seen += runs[0] == before
+                return seen
+
+            with thread(busy):
+                held = undisturbed(1e-3)
+                over.set()
+            assert r.hold == 1e-3
+            assert held
+            undisturbed(0)
+
+
 @pytest.mark.parametrize("hold_ns", [0, 10_000])
 def test_there_and_back_by_a_write_and_a_read(hold_ns):
     """With an echo in another process, polling and sleeping: each element comes back in the array that was given."""
     with fmq.MessageQueue.create("u4", 8) as there, fmq.MessageQueue.create("u4", 8) as back:
         count = 2000
         with process(echo, there.descriptor, back.descriptor, count), there.writer() as w, back.reader() as r:
-            r.hold_ns = hold_ns
+            r.hold = hold_ns / 1e9
             sent, got = np.empty(1, "u4"), np.empty(1, "u4")
             for i in range(count):
                 r.spin = 0 if i % 4 == 0 else 1e-3

@@ -12,18 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fmq_peers import (
-    DATA_WAIT,
-    SPACE_WAIT,
-    asleep,
-    control_word,
-    in_a_fork,
-    must_raise,
-    process,
-    thread,
-    until,
-    write_array,
-)
+from fmq_peers import DATA_WAIT, SPACE_WAIT, asleep, control_word, must_raise, process, thread, until, write_array
 
 import fmq
 
@@ -257,44 +246,6 @@ def test_a_sleeper_never_wakes_while_nothing_happens(what, queue):
 
 def switches(status):
     return [int(n) for n in re.findall(r"ctxt_switches:\s+(\d+)", status.read_text())]
-
-
-def wakes_of_a_wait(end):
-    """How often a wait of 0.35 s for nothing wakes, in this thread."""
-    status = Path(f"/proc/self/task/{threading.get_native_id()}/status")
-    before = switches(status)[0]
-    with pytest.raises(fmq.Timeout):
-        end.read(1, 0.35)
-    return switches(status)[0] - before
-
-
-def test_only_the_main_thread_looks_for_signals(queue):
-    """It wakes ten times a second and other threads do not, whichever of them used the end before."""
-    found = []
-    with queue.writer(), queue.reader() as r:
-        r.spin = 0
-        for _ in range(2):
-            found.append(wakes_of_a_wait(r))
-            with thread(lambda: found.append(wakes_of_a_wait(r))):
-                pass
-    assert min(found[0], found[2]) >= 3
-    assert max(found[1], found[3]) <= 2
-
-
-def test_the_thread_that_forks_is_the_childs_main_thread():
-    """A reader that a thread has used goes on in its forked child, and looks for signals there."""
-    with fmq.MessageQueue.create("u1", 4, fmq.Flavour.UNSYNCHRONIZED) as queue, queue.writer(), queue.reader() as r:
-        r.spin = 0
-
-        def in_child():
-            assert wakes_of_a_wait(r) >= 3
-
-        def use():
-            assert wakes_of_a_wait(r) <= 2
-            in_a_fork(in_child)
-
-        with thread(use):
-            pass
 
 
 def test_nobody_makes_a_system_call_while_nobody_sleeps(pair):

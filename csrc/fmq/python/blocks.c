@@ -3,6 +3,81 @@
 
 #include <stdatomic.h>
 
+/* ---- spans ------------------------------------------------------------------------------------------------------- */
+
+enum { MOST_KEPT = 64 };
+
+static int set_over(PyObject *lease, PyObject *is_over) {
+    static PyObject *name;
+    if (!name) name = PyUnicode_InternFromString("is_over");
+    return name ? PyObject_SetAttr(lease, name, is_over) : -1;
+}
+
+static hot_span *place_of(hot_end *h, const fmq_spans *at) {
+#ifdef Py_GIL_DISABLED
+    return NULL; /* the counts of references say less there */
+#endif
+    if (!hot_array_type || at->second || !at->first) return NULL;
+    if (!h->kept) h->kept = PyMem_Calloc(MOST_KEPT, sizeof *h->kept);
+    return h->kept ? &h->kept[at->start / at->first % MOST_KEPT] : NULL;
+}
+
+/* Whether the program has nothing of it any more, and left it as it was: all references are ours and each other's. */
+static int is_free(const hot_span *k, const hot_end *h) {
+    const hot_array *a = (const hot_array *)k->first;
+    if (Py_REFCNT(k->span) != 1 || Py_REFCNT(k->first) != 2 || Py_REFCNT(k->lease) != 3) return 0;
+    return a->nd == 1 && (uint64_t)a->dimensions[0] == k->n && a->data == k->data && a->flags == k->flags && a->dtype == h->dtype;
+}
+
+static void drop(hot_span *k) {
+    hot_span old = *k;
+    *k = (hot_span){0};
+    Py_XDECREF(old.span);
+    Py_XDECREF(old.first);
+    Py_XDECREF(old.lease);
+}
+
+static void keep(hot_span *k, const fmq_spans *at, PyObject *span, PyObject *lease) {
+    drop(k);
+    PyObject *first = PyObject_GetAttrString(span, "first");
+    if (!first) return PyErr_Clear();
+    Py_INCREF(span), Py_INCREF(lease);
+    const hot_array *a = (const hot_array *)first;
+    *k = (hot_span){span, first, lease, at->start, at->first, a->data, a->flags};
+}
+
+/* A span of these elements, and its lease. */
+static PyObject *span_of(hot_end *h, const fmq_spans *at, PyObject **lease) {
+    hot_span *k = place_of(h, at);
+    if (k && k->span && k->start == at->start && k->n == at->first && is_free(k, h)) {
+        if (set_over(k->lease, Py_False)) return NULL;
+        Py_INCREF(k->span), Py_INCREF(k->lease);
+        *lease = k->lease;
+        return k->span;
+    }
+    PyObject *span = PyObject_CallFunction(h->span, "KKK", at->start, at->first, at->second);
+    *lease = span ? PyObject_GetAttrString(span, "_lease") : NULL;
+    if (!*lease) return Py_XDECREF(span), NULL;
+    if (k) keep(k, at, span, *lease);
+    return span;
+}
+
+int hot_visit_spans(hot_end *h, visitproc visit, void *arg) {
+    for (int i = 0; h->kept && i < MOST_KEPT; i++) {
+        Py_VISIT(h->kept[i].span);
+        Py_VISIT(h->kept[i].first);
+        Py_VISIT(h->kept[i].lease);
+    }
+    return 0;
+}
+
+void hot_clear_spans(hot_end *h) {
+    hot_span *kept = h->kept;
+    h->kept = NULL;
+    for (int i = 0; kept && i < MOST_KEPT; i++) drop(&kept[i]);
+    PyMem_Free(kept);
+}
+
 /* ---- transactions ------------------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -11,7 +86,7 @@ typedef struct {
     const char *what;
     Py_ssize_t n;
     double seconds;
-    PyObject *_Atomic span; /* of the block; NULL before and after it */
+    PyObject *_Atomic lease; /* of the block's span; NULL before and after it */
 } transaction;
 
 static const char *const transaction_names[] = {"n", "timeout"};
@@ -42,13 +117,12 @@ static PyObject *enter_block(PyObject *self, PyObject *unused) {
     transaction *t = (transaction *)self;
     hot_end *h = t->end;
     fmq_spans at = {0, 0, 0};
-    if (atomic_load(&t->span)) return PyErr_Format(PyExc_RuntimeError, "this block is open already; call %s again", t->what);
+    if (atomic_load(&t->lease)) return PyErr_Format(PyExc_RuntimeError, "this block is open already; call %s again", t->what);
     int code = hot_move(h, h->calls->reserve, &at, t->n, t->seconds);
     if (code) return hot_refuse(h, code, t->what, t->n);
-    PyObject *span = PyObject_CallFunction(h->span, "KKK", at.start, at.first, at.second);
-    if (!span) return h->calls->commit(h->end, 0), NULL;
-    Py_INCREF(span);
-    atomic_store(&t->span, span);
+    PyObject *lease, *span = span_of(h, &at, &lease);
+    if (!span) return t->n ? h->calls->commit(h->end, 0) : 0, NULL;
+    atomic_store(&t->lease, lease);
     return span;
 }
 
@@ -56,14 +130,12 @@ static PyObject *enter_block(PyObject *self, PyObject *unused) {
 static PyObject *exit_block(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     transaction *t = (transaction *)self;
     hot_end *h = t->end;
-    PyObject *span = atomic_exchange(&t->span, NULL);
-    if (!span) return PyErr_Format(PyExc_RuntimeError, "this block has not begun; use `with` on what %s returns", t->what);
-    int is_whole = !n || args[0] == Py_None;
-    PyObject *ended = PyObject_CallMethod(span, "end", NULL);
-    Py_DECREF(span);
-    Py_XDECREF(ended);
-    int code = t->n ? h->calls->commit(h->end, is_whole && ended ? (uint64_t)t->n : 0) : 0;
-    if (!ended || (t->n && hot_judge(h, is_whole ? code : 0, t->what, t->n))) return NULL;
+    PyObject *lease = atomic_exchange(&t->lease, NULL);
+    if (!lease) return PyErr_Format(PyExc_RuntimeError, "this block has not begun; use `with` on what %s returns", t->what);
+    int is_whole = !n || args[0] == Py_None, is_over = !set_over(lease, Py_True);
+    Py_DECREF(lease);
+    int code = t->n ? h->calls->commit(h->end, is_whole && is_over ? (uint64_t)t->n : 0) : 0;
+    if (!is_over || (t->n && hot_judge(h, is_whole ? code : 0, t->what, t->n))) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -71,13 +143,13 @@ static int visit_transaction(PyObject *self, visitproc visit, void *arg) {
     transaction *t = (transaction *)self;
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(t->end);
-    Py_VISIT(atomic_load(&t->span));
+    Py_VISIT(atomic_load(&t->lease));
     return 0;
 }
 
 static int clear_transaction(PyObject *self) {
     transaction *t = (transaction *)self;
-    Py_XDECREF(atomic_exchange(&t->span, NULL));
+    Py_XDECREF(atomic_exchange(&t->lease, NULL));
     Py_CLEAR(t->end);
     return 0;
 }

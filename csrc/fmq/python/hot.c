@@ -59,29 +59,18 @@ int hot_seconds(PyObject *timeout, double *seconds) {
 
 /* ---- arrays ------------------------------------------------------------------------------------------------------- */
 
-/* The beginning of a numpy array, as its ABI promises. look_at_numpy finds out whether it is so; else every array goes the
- * way of the unusual ones. */
-typedef struct {
-    PyObject_HEAD
-    char *data;
-    int nd;
-    Py_ssize_t *dimensions, *strides;
-    PyObject *base, *dtype;
-    int flags;
-} array_head;
-
 enum { IS_CONTIGUOUS = 1, IS_WRITABLE = 0x400 };
-static PyTypeObject *array_type; /* NULL: an unknown numpy */
+PyTypeObject *hot_array_type;
 static PyObject *new_empty;      /* numpy.empty */
 PyTypeObject *hot_writer_type, *hot_reader_type, *hot_transaction_type;
 
-static const array_head *plain_array(PyObject *o, PyObject *dtype, int flags) {
-    if (Py_TYPE(o) != array_type) return NULL;
-    const array_head *a = (const array_head *)o;
+static const hot_array *plain_array(PyObject *o, PyObject *dtype, int flags) {
+    if (Py_TYPE(o) != hot_array_type) return NULL;
+    const hot_array *a = (const hot_array *)o;
     return a->dtype == dtype && (a->flags & flags) == flags ? a : NULL;
 }
 
-static Py_ssize_t size_of(const array_head *a) {
+static Py_ssize_t size_of(const hot_array *a) {
     Py_ssize_t n = 1;
     for (int i = 0; i < a->nd; i++) n *= a->dimensions[i];
     return n;
@@ -177,12 +166,13 @@ static int visit_end(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(h->keeps);
     Py_VISIT(h->dtype);
     Py_VISIT(h->span);
-    return 0;
+    return hot_visit_spans(h, visit, arg);
 }
 
 static int clear_end(PyObject *self) {
     hot_end *h = (hot_end *)self;
     h->end = NULL;
+    hot_clear_spans(h);
     Py_CLEAR(h->span);
     Py_CLEAR(h->dtype);
     Py_CLEAR(h->keeps);
@@ -205,7 +195,7 @@ static const char *const write_names[] = {"elements", "timeout"};
 
 /* The code of a write; 1: `_write` has to look at what is written; -EINTR: an exception is set. */
 static int write_array(hot_end *h, PyObject *elements, double seconds, Py_ssize_t *n) {
-    const array_head *a = plain_array(elements, h->dtype, IS_CONTIGUOUS);
+    const hot_array *a = plain_array(elements, h->dtype, IS_CONTIGUOUS);
     if (!a) return 1;
     *n = size_of(a);
     return hot_move(h, h->calls->write, a->data, *n, seconds);
@@ -250,7 +240,7 @@ static PyObject *empty_array(const hot_end *h, Py_ssize_t n) {
 /* The array with the elements; Py_None: there are too few for a read that only tries; NULL: an exception, or none: then
  * `_read` has to look at what it was given. `tries`: -EAGAIN is no error. */
 static PyObject *read_array(hot_end *h, Py_ssize_t n, double seconds, PyObject *out, int tries) {
-    const array_head *a = NULL;
+    const hot_array *a = NULL;
     PyObject *array = out;
     if (n < 0 || n > h->capacity) return hot_judge(h, -EMSGSIZE, "read", n), NULL;
     if (out != Py_None) Py_INCREF(array);
@@ -382,12 +372,12 @@ static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec, PyTypeObject 
     return (PyTypeObject *)type; /* kept for ever */
 }
 
-/* Whether an array lies in memory as array_head says. */
+/* Whether an array lies in memory as hot_array says. */
 static int is_known(PyObject *array, PyTypeObject *type) {
 #ifdef FMQ_UNKNOWN_NUMPY
     return 0; /* for a test */
 #endif
-    const array_head *a = (const array_head *)array;
+    const hot_array *a = (const hot_array *)array;
     Py_buffer view;
     if (Py_TYPE(array) != type || PyObject_GetBuffer(array, &view, PyBUF_STRIDES)) return 0;
     int same = a->data == view.buf && a->nd == 2 && view.ndim == 2;
@@ -408,7 +398,7 @@ static int look_at_numpy(void) {
     PyObject *type = numpy ? PyObject_GetAttrString(numpy, "ndarray") : NULL;
     new_empty = numpy ? PyObject_GetAttrString(numpy, "empty") : NULL;
     PyObject *sample = type && new_empty ? PyObject_CallFunction(new_empty, "(ii)s", 2, 3, "i2") : NULL;
-    if (sample && is_known(sample, (PyTypeObject *)type)) array_type = (PyTypeObject *)type; /* both kept for ever */
+    if (sample && is_known(sample, (PyTypeObject *)type)) hot_array_type = (PyTypeObject *)type; /* both kept for ever */
     Py_XDECREF(sample);
     Py_XDECREF(numpy);
     if (sample) PyErr_Clear();

@@ -10,6 +10,27 @@
 
 #include <errno.h>
 
+/* The beginning of a numpy array, as its ABI promises. look_at_numpy finds out whether it is so; else every array goes the
+ * way of the unusual ones. */
+typedef struct {
+    PyObject_HEAD
+    char *data;
+    int nd;
+    Py_ssize_t *dimensions, *strides;
+    PyObject *base, *dtype;
+    int flags;
+} hot_array;
+
+extern PyTypeObject *hot_array_type; /* numpy.ndarray; NULL: an unknown numpy */
+
+/* A span of a block that is over, for the next one in its place. */
+typedef struct {
+    PyObject *span, *first, *lease; /* the span has the other two, and `first` the lease */
+    uint64_t start, n;
+    const char *data; /* of `first`; and */
+    int flags;
+} hot_span;
+
 typedef struct {
     PyObject_HEAD
     const fmq_calls *calls;
@@ -19,6 +40,7 @@ typedef struct {
     unsigned long long spin_ns, hold_ns;
     Py_ssize_t itemsize, capacity;
     char has_bell;
+    hot_span *kept; /* hot_most_kept of them, or NULL */
 } hot_end;
 
 extern PyTypeObject *hot_writer_type, *hot_reader_type, *hot_transaction_type; /* kept for ever */
@@ -42,6 +64,9 @@ int hot_judge(hot_end *h, int code, const char *what, Py_ssize_t n);
 
 PyObject *hot_reserve(PyObject *writer, PyObject *const *args, Py_ssize_t n, PyObject *names);
 PyObject *hot_peek(PyObject *reader, PyObject *const *args, Py_ssize_t n, PyObject *names);
+
+int hot_visit_spans(hot_end *h, visitproc visit, void *arg);
+void hot_clear_spans(hot_end *h);
 
 void hot_free(PyObject *self, inquiry clear); /* of a type that takes part in garbage collection */
 
