@@ -49,7 +49,7 @@ _MOST_PACKETS = 16  # that `packet` remembers
 _HOLD = 10e-6  # seconds that an execution keeps the GIL at least, so that a busy thread does not delay its result
 _NO_DEADLINE = NOT_MEASURED
 _receive = lib.burst_receive
-_START = ffi.cast("void *", ffi.addressof(lib, "burst_call"))
+_START, _FINISH = (ffi.cast("void *", ffi.addressof(lib, name)) for name in ("burst_call", "burst_finish"))
 
 
 class Offer(NamedTuple):
@@ -195,7 +195,8 @@ class Controller(Closing):
         nbytes = length * DATUM
         self._buffers = [ffi.new("unsigned char[]", nbytes) for _ in range(2)]
         caller = ffi.new("burst_caller *")
-        caller.start, caller.out, caller.back = _START, handle_of(self._writer), handle_of(self._reader)
+        caller.start, caller.finish = _START, _FINISH
+        caller.out, caller.back = handle_of(self._writer), handle_of(self._reader)
         caller.trace, self.trace.page.client.pid = self.trace.page, os.getpid()
         caller.spare, caller.result = self._buffers
         caller.buffer_bytes, caller.spin_ns = nbytes, self._reader.spin_ns

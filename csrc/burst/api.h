@@ -34,7 +34,7 @@ typedef struct {
 } burst_trace;
 
 typedef struct {
-    void *start; /* burst_call, for fmq._hot and burst._hot */
+    void *start, *finish; /* burst_call, for fmq._hot and burst._hot; burst_finish, for burst._hot */
     fmq_end *out, *back;
     burst_trace *trace;
     unsigned char *spare, *result; /* buffer_bytes each: `result` holds the last result that was not like the one before */
@@ -45,10 +45,11 @@ typedef struct {
     uint64_t expected_ns, deviation_ns; /* what answers to single requests take, and how far they are from that */
     uint64_t queued_ns;           /* for how long the last request has waited for its turn on the device */
     uint64_t begin, deadline;     /* of the next request; begin 0: when it is sent */
-    uint64_t sent;                /* the last one */
+    uint64_t sent, received;      /* the last one of each */
     uint64_t id, result_id;       /* of the last request, and of the last result */
     uint64_t results;             /* how many came */
     uint64_t on_device, in_driver; /* times of the last result; 2^64 - 1: not measured */
+    uint32_t pauses, long_answers; /* requests that came long after the result before them, and answers that took long: in a row */
     int framed;
     uint32_t is_ready; /* burst._hot may send what was sent before: no request is in flight, and nothing else has changed */
     uint32_t calling; /* a burst_call is not over: from its beginning until its result is there, or Python gives it up */
@@ -56,8 +57,9 @@ typedef struct {
 
 int burst_send(burst_caller *caller, void *packet, uint64_t bytes); /* patches id and deadline into it; -EAGAIN: no room */
 int64_t burst_receive(burst_caller *caller, uint64_t deadline);     /* 0: like the last result, but for id and times; else its bytes */
-int64_t burst_call(burst_caller *caller, void *packet, uint64_t bytes); /* both. -ETIMEDOUT: it was sent,
-                                                                        * and `calling` is Python's to clear */
+int64_t burst_call(burst_caller *caller, void *packet, uint64_t bytes); /* both. -ETIMEDOUT: it was sent, and `calling` is
+                                                                        * burst_finish's to clear, or Python's */
+int64_t burst_finish(burst_caller *caller, uint64_t deadline); /* the rest of that; -ETIMEDOUT again: Python's */
 
 /* deadlines, absolute CLOCK_MONOTONIC nanoseconds; UINT64_MAX: none. Any thread may judge by an estimate, and add to it. */
 typedef struct {
@@ -96,6 +98,7 @@ typedef struct {
     int32_t current; /* the index of the plan that runs, or -1 */
     int framed, in_python, is_first; /* first: it was bound for this run, which says little about others */
     int is_refused; /* Python did not begin it */
+    uint32_t pauses; /* requests in a row that came long after polling for them would have ended */
     int32_t failed; /* what a plan's C function returned, which Python explains and answers */
 } burst_listener;
 

@@ -12,11 +12,19 @@
 static const uint64_t SOON = 100000; /* ns */
 static const uint64_t EARLY = 150000; /* ns: the slack of a timer, and an idle processor's way back */
 static const uint64_t MOST_EARLY = 2000000;
+static const uint64_t PAUSE = 1000000; /* ns between a result and the next request: a stream's, and no call back to back */
+enum { HABIT = 3 }; /* so many in a row */
 
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
 
+static void add_up(uint32_t *in_a_row, bool is_another) {
+    if (!is_another) *in_a_row = 0;
+    else if (*in_a_row < HABIT) ++*in_a_row;
+}
+
 static void note_sent(burst_caller *c) {
     uint64_t sent = futex_now();
+    add_up(&c->pauses, sent - c->received > PAUSE);
     burst_sent *record = &c->trace->sent[c->id % BURST_RECORDS];
     note(&record->id, 0);
     note(&record->begin, c->begin ? c->begin : sent);
@@ -96,6 +104,7 @@ static void learn(burst_caller *c, uint64_t took) {
     if (is_known && served->done - sent->sent < took) took = served->done - sent->sent;
     c->queued_ns = is_known ? served->started - served->taken : 0;
     if (c->id == c->results) expect(c, took);
+    add_up(&c->long_answers, took > 4 * SOON);
     if (took > 4 * SOON) took = 4 * SOON; /* one long pause does not change the habit */
     c->usual_ns += took / 8 - c->usual_ns / 8;
 }
@@ -105,6 +114,7 @@ static void note_received(burst_caller *c, uint64_t since) {
     uint64_t now = futex_now();
     burst_sent *record = &c->trace->sent[c->results % BURST_RECORDS];
     note(&record->received, now);
+    c->received = now;
     count(&c->trace->client.total_ns, now - record->begin);
     count(&c->trace->client.busy_ns, now - since);
     learn(c, now - record->sent);
@@ -130,15 +140,23 @@ static int64_t take_result(burst_caller *c, uint64_t since) {
     return bytes;
 }
 
+/* Between the frames of a stream processors go idle, and the device's thread is best woken up on the one that this thread
+ * leaves to it by sleeping (README.md, "Streams"). An answer that takes long is not polled for at first, either. A window that is
+ * longer than a sleep and a wake-up take is what the program wants, whatever the requests are. */
+static uint64_t first_window(const burst_caller *c) {
+    bool is_given_up = c->spin_ns <= SLEEP_COSTS && (c->pauses >= HABIT || c->long_answers >= HABIT);
+    return is_given_up ? 0 : c->spin_ns;
+}
+
 /* For an answer that takes long, polls from shortly before it is due: then neither side has to be woken up, for the device
- * still polls when the next request comes. Not when the time is irregular, and not while requests of other clients are served
- * before ours: they need the processors. */
+ * still polls when the next request comes. Not in a stream, whose next request is far away; not when the time is irregular; and
+ * not while requests of other clients are served before ours: they need the processors. */
 static int await_result(burst_caller *c, uint64_t deadline) {
     uint64_t margin = EARLY + 2 * c->deviation_ns, due = c->sent + c->expected_ns;
     bool is_regular = margin <= MOST_EARLY && margin <= c->expected_ns / 8 && c->queued_ns < SOON;
-    bool is_foreseen = is_regular && c->spin_ns && c->id == c->results + 1 && due - margin < deadline;
-    if (!is_foreseen) return sleep_until(c->back, 1, c->spin_ns, deadline);
-    int r = sleep_until(c->back, 1, c->spin_ns, due - margin);
+    bool is_foreseen = is_regular && c->spin_ns && c->pauses < HABIT && c->id == c->results + 1 && due - margin < deadline;
+    if (!is_foreseen) return sleep_until(c->back, 1, first_window(c), deadline);
+    int r = sleep_until(c->back, 1, first_window(c), due - margin);
     return r == -ETIMEDOUT ? sleep_until(c->back, 1, margin + EARLY, deadline) : r;
 }
 
@@ -161,7 +179,8 @@ static uint64_t patience(const burst_caller *c) {
 }
 
 static int wait_holding(burst_caller *c, uint64_t sent) {
-    uint64_t hold = patience(c), window = sleep_window(c->back, c->spin_ns);
+    if (c->long_answers >= HABIT && !first_window(c)) return -ETIMEDOUT;
+    uint64_t hold = patience(c), window = sleep_window(c->back, first_window(c));
     int r = sleep_spin(c->back, 1, hold < window ? hold : window);
     if (r == -EAGAIN && window < hold) r = sleep_until(c->back, 1, 0, sent + hold);
     if (r) count(&c->trace->client.busy_ns, futex_now() - sent); /* burst_receive, which waits on, counts from its own start */
@@ -182,6 +201,13 @@ static int64_t call(burst_caller *c, void *packet, uint64_t bytes) {
 int64_t burst_call(burst_caller *c, void *packet, uint64_t bytes) {
     if (atomic_exchange(calling(c), 1)) return -EBUSY;
     int64_t r = call(c, packet, bytes);
+    if (r != -ETIMEDOUT) atomic_store(calling(c), 0);
+    return r;
+}
+
+int64_t burst_finish(burst_caller *c, uint64_t deadline) {
+    int64_t r = burst_receive(c, deadline);
+    if (r == -EINTR || r == -EBUSY) return -ETIMEDOUT; /* Python runs its handlers; an event loop looks at the results */
     if (r != -ETIMEDOUT) atomic_store(calling(c), 0);
     return r;
 }

@@ -21,6 +21,8 @@
 
 static const uint64_t PATIENCE = UINT64_C(5000000000); /* ns that a client may leave its results unread */
 static const uint64_t MOST_MORE = 250000; /* ns of polling after long work, beyond the usual */
+static const uint64_t PAUSE = 300000;     /* ns after that in which a request comes that was on its way, and its wake-up */
+enum { HABIT = 3 };                       /* so many pauses in a row make a stream */
 
 static _Atomic long polling; /* listeners of this process */
 
@@ -318,10 +320,16 @@ static uint64_t window(const burst_listener *l) {
     return l->spin_ns + (more < MOST_MORE ? more : MOST_MORE);
 }
 
+/* In a stream the next request is a frame away, and polling would be in vain (README.md, "Streams"). */
+static void note_pause(burst_listener *l) {
+    if (l->spin_ns > SLEEP_COSTS || l->taken - l->before <= window(l) + PAUSE) l->pauses = 0;
+    else if (l->pauses < HABIT) l->pauses++;
+}
+
 static int wait_for_request(burst_listener *l) {
     bool adapts = l->spin_ns == FMQ_SPIN_ADAPTIVE;
     int r = -EAGAIN;
-    if (l->spin_ns && !adapts) {
+    if (l->spin_ns && !adapts && l->pauses < HABIT) {
         if (may_poll()) r = sleep_spin(l->request, 1, window(l));
         atomic_fetch_sub_explicit(&polling, 1, memory_order_relaxed); /* relaxed, because it is a hint */
     }
@@ -339,6 +347,7 @@ static int take_request(burst_listener *l) {
     if (bytes < 0) return (int)bytes;
     l->bytes = (uint64_t)bytes;
     l->taken = futex_now();
+    note_pause(l);
     return 0;
 }
 

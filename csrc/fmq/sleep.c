@@ -16,7 +16,6 @@
 
 enum { SPINS_AT_FIRST = 256, SPINS_PER_CLOCK = 64, SPURIOUS_LIMIT = 1000, LOOK_AGAIN = 1 };
 static const uint64_t SIGNAL_SLICE = 100000000; /* ns: the main thread looks for signals this often */
-static const uint64_t SPIN_PAYS = 100000; /* ns: a sleep and a wake-up cost about as much */
 static const uint64_t OLD_KERNEL_SLICE = 50000000; /* ns: without futex_waitv a death is polled for */
 
 static void relax(void) {
@@ -235,14 +234,14 @@ static int wait_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline)
 
 uint64_t sleep_window(const fmq_end *e, uint64_t spin_ns) {
     if (spin_ns != FMQ_SPIN_ADAPTIVE) return spin_ns;
-    return e->usual_wait <= SPIN_PAYS ? 2 * SPIN_PAYS : 0;
+    return e->usual_wait <= SLEEP_COSTS ? 2 * SLEEP_COSTS : 0;
 }
 
 static int wait_and_learn(fmq_end *e, uint64_t n, uint64_t deadline) {
     uint64_t begin = futex_now();
     int r = wait_for(e, n, sleep_window(e, FMQ_SPIN_ADAPTIVE), deadline);
     uint64_t waited = futex_now() - begin;
-    if (waited > 4 * SPIN_PAYS) waited = 4 * SPIN_PAYS; /* one long pause does not change the habit */
+    if (waited > 4 * SLEEP_COSTS) waited = 4 * SLEEP_COSTS; /* one long pause does not change the habit */
     e->usual_wait += waited / 8 - e->usual_wait / 8;
     return r;
 }

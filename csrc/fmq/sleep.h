@@ -16,6 +16,7 @@ int sleep_until(struct fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadli
 
 /* A spin_ns that follows the peer: spins as long as waits are usually shorter than sleeping and waking up take. */
 #define FMQ_SPIN_ADAPTIVE UINT64_MAX
+#define SLEEP_COSTS UINT64_C(100000) /* ns: about what a sleep and a wake-up cost */
 uint64_t sleep_window(const struct fmq_end *e, uint64_t spin_ns);
 
 /* As sleep_until, for spin_ns at most and without sleeping: -EAGAIN. */

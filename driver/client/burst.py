@@ -123,7 +123,8 @@ class Burst(HotBurst, AnyBurst):
         if not (is_known and all(each.is_ready for each in self._ready)):
             self._forget()
             arrays = tuple(a for a in encoded.inputs.arrays if a is not None)
-            self._begin_ready(controller.address, controller, self._in_flight.submitting, arrays)
+            in_flight = self._in_flight
+            self._begin_ready(controller.address, controller, in_flight, in_flight.submitting, arrays)
             self._ready_for = its
         packet = encoded.packet
         if not outputs.is_ready and self._add_ready(result, encoded, packet.address, packet.nbytes, outputs.number_at):

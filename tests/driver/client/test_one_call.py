@@ -11,6 +11,7 @@ import weakref
 
 import numpy as np
 import pytest
+from inside import controller_of
 
 import driver
 from burst import Busy, PeerDied, ResultsHeld, Timeout
@@ -215,6 +216,39 @@ class TestLate:
         slow.inputs[0][...] = 0
         thread.join(kit.patience)
         assert found[0].status == 0
+
+    def test_it_enters_no_function_of_python(self, slow):
+        """The call waits, gives Python's lock up and takes the result in C; also when a limit is set that is kept."""
+        brief = np.full((1, 4), 5e-3, np.float32)
+        for call in (lambda: slow.run(brief), lambda: slow.run(brief, timeout=60.0)):
+            assert any(not {*python_calls(call)} - {"<lambda>", "__del__"} for _ in range(20))
+
+    def test_the_next_call_is_as_any(self, slow):
+        """Nothing of a late answer stays: other ways in and limits find the burst as it was."""
+        brief = np.full((1, 4), 5e-3, np.float32)
+        for _ in range(5):
+            slow.run(brief, timeout=60.0)
+            assert slow.submit(brief).result(60).status == 0
+            slow.run(brief)
+            with pytest.raises((Timeout, driver.MissedDeadlinePersistent, driver.MissedDeadlineTransient)):
+                slow.run(np.full((1, 4), 0.2, np.float32), timeout=0.01)
+            assert slow.run(brief).outputs[0][0, 0] == 1 + brief[0, 0]
+
+    def test_close_ends_it(self, slow, kit):
+        """Another thread closes the burst: the call ends with an error."""
+        found = []
+
+        def wait():
+            with contextlib.suppress(Exception):
+                slow.run(np.full((1, 4), 60, np.float32))
+            found.append(True)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        kit.until(lambda: controller_of(slow).is_calling)
+        slow.close()
+        thread.join(kit.patience)
+        assert found
 
     def test_a_timeout(self, slow):
         """It is told in time; the late answer is dropped, and the next run gets its own."""

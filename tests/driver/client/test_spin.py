@@ -105,13 +105,74 @@ def test_long_answers_are_polled_for(slow, apart):
         with slow.burst(spin=spin) as burst:
             apart(burst)
             found = []
-            for _ in range(40):
+            for _ in range(10):
                 before = cpu(burst)[0]
-                burst.run(X + 20e-3)
-                found.append(cpu(burst)[0] - before)
+                for _ in range(4):
+                    burst.run(X + 20e-3)
+                found.append((cpu(burst)[0] - before) / 4)
             assert controller_of(burst)._caller.expected_ns > 15e6
-            spent.append(found[10:])
+            spent.append(found[3:])
     assert np.quantile(spent[0], 0.8) > 140e-6 > np.median(spent[1])
+
+
+def streams(burst, n=12):
+    """Requests 5 ms apart: how often each side has gone to sleep for one, of the last ones."""
+    for number in range(n):
+        if number == n - 8:
+            before = switches(os.getpid(), threading.get_native_id()), listener_switches(burst)
+        pause(5e-3)
+        burst.run(X)
+    pause(5e-3)
+    return (
+        (switches(os.getpid(), threading.get_native_id()) - before[0]) / 8,
+        (listener_switches(burst) - before[1]) / 8,
+    )
+
+
+def habits(burst):
+    """Of the client: pauses and long answers in a row."""
+    caller = controller_of(burst)._caller
+    return caller.pauses, caller.long_answers
+
+
+def test_a_stream_is_not_polled_for(fast, apart):
+    """When requests come 5 ms apart, the client sleeps for each answer, though it comes at once.
+
+    Requests that follow each other are polled for again, by both sides.
+    """
+    with fast.burst() as burst:
+        apart(burst)
+        slept, _ = streams(burst)
+        assert slept >= 1.9  # the pause, and the answer
+        assert habits(burst)[0] == 3
+        for _ in range(20):
+            burst.run(X)
+        assert habits(burst)[0] == 0
+        tries = []
+        for _ in range(8):
+            before = listener_switches(burst)
+            for _ in range(200):
+                burst.run(X)
+            tries.append((listener_switches(burst) - before) / 200)
+        assert min(tries) < 0.5, tries
+
+
+def test_a_window_that_is_asked_for_is_kept(fast, apart):
+    """spin=2e-3 is more than a sleep costs, and polls in a stream, too: the client does not sleep for its answers."""
+    with fast.burst(spin=2e-3) as burst:
+        apart(burst)
+        assert streams(burst)[0] < 1.9
+
+
+def test_long_answers_are_slept_for(slow, apart):
+    """After a few answers of 20 ms the client sleeps at once: it does not poll for what is far away."""
+    with slow.burst() as burst:
+        apart(burst)
+        for _ in range(6):
+            burst.run(X + 20e-3)
+        assert habits(burst)[1] == 3
+        burst.run(X)
+        assert habits(burst)[1] == 0
 
 
 def test_zero_sleeps(fast, apart):
