@@ -97,6 +97,7 @@ class AudioReport:
             "largest_difference": self._difference,
             "heard": "".join(event.key for event in events["network"] if event.key),
             "keys": None if self._presses is None else {name: counts(found) for name, found in events.items()},
+            "another_process_costs_ms": self._paths["burst"].cost.milliseconds,
             "latency_ms": {path: latencies.summary() for path, latencies in self._paths.items()},
             "real_time_factor": {path: real_time_factor(latencies) for path, latencies in self._paths.items()},
             "files": [str(path) for path in files],
@@ -108,6 +109,7 @@ class AudioReport:
         if self._presses is not None:
             self._console.print(ear_table({name: ear.events for name, ear in self._ears.items()}))
         self._console.print(path_table(self._paths))
+        self._console.print(self._paths["burst"].cost.text)
 
 
 def counts(events: Sequence[Event]) -> dict[str, int]:

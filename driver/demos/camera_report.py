@@ -86,6 +86,7 @@ class CameraReport:
             "runs": stats["runs"] | {"warm_up": WARM_UP},
             "copied_frame_bytes": stats["copied_bytes"]["bulk"],
             "objects": self._agreement.summary(),
+            "another_process_costs_ms": self._paths["burst"].cost.milliseconds,
             "latency_ms": {path: latencies.summary() for path, latencies in self._paths.items()},
             "files": [str(path) for path in files],
         }
@@ -94,6 +95,7 @@ class CameraReport:
         """Print the summary as tables."""
         self._console.print(summary_table(facts_of(summary), summary["files"]))
         self._console.print(latency_table(self._paths))
+        self._console.print(self._paths["burst"].cost.text)
 
 
 def facts_of(summary: dict[str, Any]) -> dict[str, str]:

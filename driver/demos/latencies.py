@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ PERCENTILES = (50, 99, 99.9)
 NAMES = tuple(f"p{p:g}" for p in PERCENTILES)
 LONGER = tuple(round(1 - p / 100, 6) for p in PERCENTILES)  # the share of calls beyond each
 PARTS = {"whole call": "The whole call", "in the device": "… of which in the device", "around it": "… and around it"}
+WINDOW = 300  # calls: ten seconds of a camera
 STYLES = {"burst": ("#0072B2", "-", "o"), "plain RPC": ("#D55E00", "--", "s")}
 
 
@@ -36,14 +38,45 @@ class TimedCall(NamedTuple):
     on_device: float | None
 
 
+class ProcessCost:
+    """What running a model in another process costs: the usual call, less what the model took in the device.
+
+    It is the median over the last calls, so one that was disturbed does not count.
+    """
+
+    def __init__(self) -> None:
+        self._recent = deque[float](maxlen=WINDOW)
+
+    def add(self, call: TimedCall) -> None:
+        """One call more. One whose device does not measure says nothing."""
+        if call.on_device is not None:
+            self._recent.append(1e3 * call.seconds - call.on_device / 1e3)
+
+    @property
+    def milliseconds(self) -> float | None:
+        """For one call; None while nothing is known."""
+        return float(np.median(self._recent)) if self._recent else None
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        found = self.milliseconds
+        if found is None:
+            return "What another process costs is unknown: this device does not report its times."
+        calls = f"the median of the last {len(self._recent)} calls of the burst"
+        return f"Another process costs {found:.3f} ms a call: {calls}, less what the model took in the device."
+
+
 class Latencies:
     """The times of one path's calls, in microseconds: how long each took, and how much of that the device worked."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[float, float]] = []
+        self.cost = ProcessCost()
 
     def add(self, call: TimedCall) -> None:
         """Remember one call."""
+        self.cost.add(call)
         self._calls.append((call.seconds * 1e6, np.nan if call.on_device is None else call.on_device))
 
     def __len__(self) -> int:

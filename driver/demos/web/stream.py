@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import burst
 import driver
+from driver.demos.latencies import ProcessCost
 from driver.demos.web.rivals import Rivals
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Stage:
         self.deaths = 0
         self._say, self._engine = say, 0
         self._begin, self._times = time.monotonic(), deque[float](maxlen=1000)
+        self._cost = ProcessCost()
 
     def wait(self, seconds: float) -> None:
         """Sleep, but not longer than until something changes."""
@@ -85,12 +87,19 @@ class Stage:
         self._say(recording=str(path) if path else None)
 
     def point(self, calls: dict[str, TimedCall]) -> dict[str, Any]:
-        """One execution on each path: when, and in milliseconds how long it took and how much of it the device."""
+        """One execution on each path: when, and in milliseconds how long it took and how much of it the device.
+
+        `costs` is the burst's `ProcessCost` so far.
+        """
+        if burst_call := calls.get("burst"):
+            self._cost.add(burst_call)
+        costs = self._cost.milliseconds
         paths = {
             path: [round(1e3 * call.seconds, 4), None if call.on_device is None else round(call.on_device / 1e3, 4)]
             for path, call in calls.items()
         }
-        return {"t": round(time.monotonic() - self._begin, 4), "calls": paths}
+        known = {} if costs is None else {"costs": round(costs, 4)}
+        return {"t": round(time.monotonic() - self._begin, 4), "calls": paths, **known}
 
     def rate(self) -> float:
         """How many updates there were in the last second, this one included."""

@@ -83,6 +83,7 @@ class TestProgram:
         done = invoke("--seconds", 2, "--device", "reference", "--json")
         summary = json.loads(done.stdout)
         assert summary["blocks"] == summary["latency_ms"]["plain RPC"]["whole call"]["calls"] == 100
+        assert 0 < summary["another_process_costs_ms"] < summary["latency_ms"]["burst"]["whole call"]["p99.9"]
         assert summary["largest_difference"] == 0
         assert summary["runs"] == {"burst": 120, "plain": 0, "warm_up": 20}
         assert summary["keys"]["network"] == {"right": len(summary["heard"]), "wrong": 0, "missed": 0}

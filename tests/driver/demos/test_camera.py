@@ -52,6 +52,7 @@ def test_demo_runs_and_leaves_its_results(tmp_path):
         "precision",
         "recall",
         "25 processed, 0 dropped",
+        "Another process costs",
     ):
         assert word in done.stdout
     with av.open(str(tmp_path / "camera.mp4")) as film:
@@ -67,6 +68,7 @@ def test_the_summary_comes_as_json_and_alone(tmp_path):
     assert summary["source"] == "generated scene, seed 0"
     assert summary["frames"] == summary["latency_ms"]["burst"]["whole call"]["calls"] == 5
     assert summary["runs"] == {"burst": 25, "plain": 0, "warm_up": 20}
+    assert 0 < summary["another_process_costs_ms"] < summary["latency_ms"]["burst"]["whole call"]["p99.9"]
     assert summary["objects"]["precision"] > 0.5
     assert summary["files"] == [str(tmp_path / name) for name in ("latency.png", "frame.png")]
     assert "frames" in done.stderr  # the bar

@@ -10,7 +10,15 @@ from driver.demos.boxes import Agreement, Box
 from driver.demos.camera_report import draw_frame, facts_of
 from driver.demos.camera_sources import Clock, open_source
 from driver.demos.drawing import Film, annotate
-from driver.demos.latencies import Latencies, TimedCall, draw_latencies, latency_table, percentiles, summary_table
+from driver.demos.latencies import (
+    Latencies,
+    ProcessCost,
+    TimedCall,
+    draw_latencies,
+    latency_table,
+    percentiles,
+    summary_table,
+)
 
 COLOURS = ((200, 30, 30), (30, 200, 30), (30, 30, 200))
 
@@ -157,6 +165,18 @@ def latencies(count, device=2000.0):
 def test_percentiles_are_measured_values():
     """The percentiles of 1,000 calls are the 500th, the 990th and the 999th fastest."""
     np.testing.assert_array_equal(percentiles(np.arange(1, 1001)), [500, 990, 999])
+
+
+def test_what_another_process_costs():
+    """The median over the last 300 calls of what lies around the device; nothing is known without its times."""
+    cost = ProcessCost()
+    cost.add(TimedCall(0.002, None))
+    assert cost.milliseconds is None
+    assert "does not report" in cost.text
+    for around in [*[900] * 400, *[200] * 151, *[100] * 149]:  # microseconds
+        cost.add(TimedCall((3000 + around) / 1e6, 3000))
+    assert cost.milliseconds == pytest.approx(0.2)
+    assert "0.200 ms a call: the median of the last 300 calls" in cost.text
 
 
 def test_tables_split_the_time():

@@ -92,6 +92,8 @@ function state({status: text, place, values, deaths, notice: said, recording}) {
 
 function facts() {
   $("fps").textContent = words.fps.toFixed(0);
+  const {costs} = points.at(-1) ?? {};
+  $("costs").textContent = costs === undefined ? "–" : `${costs.toPrecision(3)} ms a call`;
   $("dropped").textContent = words.dropped;
   $("dropped-here").textContent = words.dropped_here;
 }
