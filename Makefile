@@ -20,7 +20,7 @@ test: $(VENV)/test
 # What takes seconds each, or needs more: the core in C raced, killed and model-checked; kills at random moments; attacks, fairness and
 # leaks over many rounds; drivers in C, among them examples/device-c on XNNPACK, built, held to the conformance tests and killed; every
 # broken device; every program in the documentation; the wheel; Ray on four nodes. A tool that is missing is a failure.
-integration: $(VENV)/test $(VENV)/ray
+integration: $(VENV)/integration
 	BURST_INTEGRATION=1 $(RUN_TESTS) -m "integration and not stress"
 
 check: $(VENV)/check
@@ -75,8 +75,8 @@ docs: $(VENV)/docs
 	@echo "open site/index.html"
 
 # Tests and benches connect to devices that do odd things on purpose. Device processes ignore PYTHONPATH, so they are installed.
-$(VENV)/test $(VENV)/bench: DEVICES := --editable tests/devices
-$(VENV)/test $(VENV)/bench: tests/devices/pyproject.toml
+$(VENV)/test $(VENV)/bench $(VENV)/integration: DEVICES := --editable tests/devices
+$(VENV)/test $(VENV)/bench $(VENV)/integration: tests/devices/pyproject.toml
 
 # One stamp per set of extras. The sources of the extension are listed so that editing C rebuilds it.
 CORE := $(wildcard csrc/*/*.c csrc/*/*.h csrc/CMakeLists.txt)

@@ -36,6 +36,9 @@ class QueueFull(Busy):
         super().__init__(message)
         self.retry_after = retry_after
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.retry_after)
+
 
 class WaitingRequest:
     """One caller's request. `done` gets its outputs, or its error."""

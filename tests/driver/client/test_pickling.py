@@ -14,7 +14,7 @@ import fmq
 from burst import ErrorStatus, OutputShape, Result, Timing
 from burst.errors import Timeout, status_error
 from burst.messages import Cause
-from driver import errors
+from driver import errors, serving
 
 WAYS = {
     **{f"pickle {number}": number for number in range(2, pickle.HIGHEST_PROTOCOL + 1)},
@@ -26,6 +26,7 @@ ANSWER = Result(ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, (), SHAPES, message="too s
 ERRORS = [
     *(kind("what happened") for kind in (fmq.FmqError, fmq.Timeout, fmq.Closed, fmq.PeerDied, fmq.Corrupt)),
     *(kind("what happened") for kind in (fmq.RoleTaken, fmq.Busy, fmq.InvalidDescriptor)),
+    *(kind("what happened") for kind in (fmq.Evicted, fmq.TooLong)),
     fmq.Overrun(3, 17),
     fmq.NoSpace("what happened"),
     *(kind("what happened") for kind in (burst.BurstError, burst.PeerDied, burst.BuffersLost, burst.Quarantined)),
@@ -40,6 +41,7 @@ ERRORS = [
     errors.OutputInsufficientSize((((2, 3), False), ((4,), True))),
     errors.ImportFailed("what happened", "Loop", 7, remedy="what helps", others=2),
     errors.ImportFailed("what happened"),
+    serving.QueueFull("what happened", 0.25),
 ]
 
 
@@ -73,7 +75,7 @@ def test_an_error_can_be_raised_again_by_ray(error):
 
 def test_every_public_error_is_in_the_table():
     """All that the packages export; a StatusError is always one of its classes."""
-    modules = fmq, burst, driver, driver.errors
+    modules = fmq, burst, driver, driver.errors, driver.serving
     public = {getattr(module, name) for module in modules for name in module.__all__}
     wanted = {kind for kind in public if inspect.isclass(kind) and issubclass(kind, Exception)}
     assert wanted - {type(error) for error in ERRORS} == {burst.StatusError}
