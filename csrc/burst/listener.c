@@ -17,14 +17,13 @@
 #include "burst/trace.h"
 
 #include <stdlib.h>
-#include <unistd.h>
 
 static const uint64_t PATIENCE = UINT64_C(5000000000); /* ns that a client may leave its results unread */
 static const uint64_t MOST_MORE = 250000; /* ns of polling after long work, beyond the usual */
 static const uint64_t PAUSE = 300000;     /* ns after that in which a request comes that was on its way, and its wake-up */
 enum { HABIT = 3 };                       /* so many pauses in a row make a stream */
 
-static _Atomic long polling; /* listeners of this process */
+static _Atomic uint32_t polling; /* listeners of this process */
 
 struct burst_plan {
     unsigned char *packet, *answer; /* the request up to its volatile end; the result of a success, or NULL */
@@ -306,11 +305,11 @@ static uint64_t read_request(burst_listener *l) {
     return l->id ? l->bytes - DATUM : 0;
 }
 
-/* Polling pays only while fewer listeners poll than there are processors, and no execution waits for a slot. */
-static bool may_poll(void) {
-    static _Atomic long processors;
-    if (!processors) processors = sysconf(_SC_NPROCESSORS_ONLN);
-    bool fits = atomic_fetch_add_explicit(&polling, 1, memory_order_relaxed) < processors; /* relaxed, because it is a hint */
+/* Polling pays only while fewer listeners poll than there are processors for them, and no execution waits for a slot. */
+static bool may_poll(const burst_listener *l) {
+    /* Relaxed, because both are hints. Before the first look at the processors, 0 forbids nothing. */
+    uint32_t usable = atomic_load_explicit(&l->request->process->processors.usable, memory_order_relaxed);
+    bool fits = atomic_fetch_add_explicit(&polling, 1, memory_order_relaxed) < usable || !usable;
     return fits && !runqueue_has_waiters();
 }
 
@@ -330,7 +329,7 @@ static int wait_for_request(burst_listener *l) {
     bool adapts = l->spin_ns == FMQ_SPIN_ADAPTIVE;
     int r = -EAGAIN;
     if (l->spin_ns && !adapts && l->pauses < HABIT) {
-        if (may_poll()) r = sleep_spin(l->request, 1, window(l));
+        if (may_poll(l)) r = sleep_spin(l->request, 1, window(l));
         atomic_fetch_sub_explicit(&polling, 1, memory_order_relaxed); /* relaxed, because it is a hint */
     }
     return r == -EAGAIN ? sleep_until(l->request, 1, adapts ? FMQ_SPIN_ADAPTIVE : 0, FMQ_FOREVER) : r;

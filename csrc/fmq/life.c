@@ -59,7 +59,8 @@ static struct {
     unsigned char ranks[SLOTS];
 } life = {.lock = PTHREAD_MUTEX_INITIALIZER, .started = PTHREAD_COND_INITIALIZER};
 
-static fmq_process process = {.version = FMQ_PROCESS_VERSION, .end_bytes = sizeof(struct fmq_end)};
+static fmq_process process = {
+    .version = FMQ_PROCESS_VERSION, .end_bytes = sizeof(struct fmq_end), .processors.look = processors_look};
 
 static void *thread_main(void *unused) {
     (void)unused;

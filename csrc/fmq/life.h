@@ -2,6 +2,8 @@
 #ifndef FMQ_LIFE_H
 #define FMQ_LIFE_H
 
+#include "fmq/processors.h"
+
 #include <linux/futex.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -25,8 +27,9 @@ struct fmq_process {
     uint32_t end_bytes; /* sizeof(struct fmq_end), where fmq._core was compiled */
     int generation;     /* counts the forks since the first word was held: what was opened before one is the parent's alone */
     _Atomic uint32_t endings; /* counts fmq_stop and fmq_lose: threads that wait for several ends sleep on it */
+    struct fmq_processors processors;
 };
-#define FMQ_PROCESS_VERSION 2u
+#define FMQ_PROCESS_VERSION 3u
 
 static inline int life_is_dead(uint32_t word) { return (word & FUTEX_OWNER_DIED) != 0; }
 

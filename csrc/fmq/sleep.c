@@ -16,6 +16,7 @@
 
 enum { SPINS_AT_FIRST = 256, SPINS_PER_CLOCK = 64, SPURIOUS_LIMIT = 1000, LOOK_AGAIN = 1 };
 static const uint64_t SIGNAL_SLICE = 100000000; /* ns: the main thread looks for signals this often */
+static const uint64_t LOOK_AT_PROCESSORS = UINT64_C(1000000000); /* ns */
 static const uint64_t OLD_KERNEL_SLICE = 50000000; /* ns: without futex_waitv a death is polled for */
 
 static void relax(void) {
@@ -81,9 +82,8 @@ void fmq_lose(fmq_end *e) {
 
 /* ---- spin -------------------------------------------------------------------------------------------------------- */
 
-static bool same_cpu(const fmq_end *e) {
-    uint32_t theirs = atomic_load_explicit(&e->theirs->cpu, memory_order_relaxed); /* a hint: no order is needed */
-    return theirs == futex_cpu();
+static uint32_t their_cpu(const fmq_end *e) {
+    return atomic_load_explicit(&e->theirs->cpu, memory_order_relaxed); /* a hint: no order is needed */
 }
 
 /* Relaxed, because this only ends the spinning: the turn that follows looks properly. */
@@ -94,17 +94,32 @@ static bool is_over(const fmq_end *e) {
     return ended && ((ended & END_STOPPED) || end_is_lost(e, life, ended));
 }
 
+/* The end of a window that begins now, by what is known of the processors: a peer that never moved is probably on the same
+ * one, if there is only one, and a quota pays for little polling. Relaxed loads, because all of it is a hint. */
+static uint64_t end_of_window(const fmq_end *e, uint64_t now, uint64_t spin_ns, uint32_t mine, uint32_t theirs) {
+    struct fmq_processors *p = &e->process->processors;
+    uint64_t looked = atomic_load_explicit(&p->looked, memory_order_relaxed);
+    bool is_known = !p->has_siblings || (processors_core(p, mine) && (!theirs || processors_core(p, theirs)));
+    if (p->look && (!looked || now - looked > LOOK_AT_PROCESSORS || !is_known)) p->look(p, now, mine, theirs);
+    if (!theirs && atomic_load_explicit(&p->usable, memory_order_relaxed) == 1) return now;
+    uint64_t most = atomic_load_explicit(&p->most_ns, memory_order_relaxed);
+    return now + (most && most < spin_ns ? most : spin_ns);
+}
+
 static int spin_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
-    if (!spin_ns || same_cpu(e)) return -EAGAIN;
+    uint32_t mine = futex_cpu(), theirs = their_cpu(e);
+    if (!spin_ns || mine == theirs) return -EAGAIN;
+    /* No pauses at first, because on new processors one is as long as a transfer; but a peer on the same core needs them. */
+    uint32_t at_first = processors_are_siblings(&e->process->processors, mine, theirs) ? 0 : SPINS_AT_FIRST;
     uint64_t until = 0;
     for (uint32_t i = 1;; i++) {
-        if (i > SPINS_AT_FIRST) relax(); /* not at first: on new processors one pause is as long as a transfer */
+        if (i > at_first) relax();
         int r = ring_need(e, n);
         if (r != -EAGAIN) return r;
         if (i < SPINS_AT_FIRST || i % SPINS_PER_CLOCK) continue;
         uint64_t now = futex_now();
-        if (!until) until = now + spin_ns < deadline ? now + spin_ns : deadline;
-        if (now >= until || is_over(e)) return -EAGAIN;
+        if (!until) until = end_of_window(e, now, spin_ns, mine, theirs);
+        if (now >= until || now >= deadline || is_over(e)) return -EAGAIN;
     }
 }
 

@@ -17,7 +17,20 @@ import stress
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64-static"
 CORE = tuple(
     f"fmq/{name}.c"
-    for name in ("queue", "sleep", "ring", "seats", "event", "bridge", "futex", "life", "link", "thread", "memory")
+    for name in (
+        "queue",
+        "sleep",
+        "ring",
+        "seats",
+        "event",
+        "bridge",
+        "futex",
+        "life",
+        "link",
+        "processors",
+        "thread",
+        "memory",
+    )
 )
 SCHEDULED = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "seats", "event"))
 # program -> sources, flags, whether it takes SEED MILLISECONDS, and what its output has to have

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.integration
 
 CORE = tuple(
     f"fmq/{name}.c"
-    for name in ("queue", "sleep", "ring", "seats", "event", "futex", "life", "link", "thread", "memory")
+    for name in ("queue", "sleep", "ring", "seats", "event", "futex", "life", "link", "processors", "thread", "memory")
 )
 NOW = ("-Wl,-z,now",)  # no symbol is looked up inside the call that is stepped
 BIG = 4096  # MB: what a process with a model may hold

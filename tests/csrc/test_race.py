@@ -12,7 +12,20 @@ THREAD = ("-fsanitize=thread", "-Wno-tsan")  # it cannot see fences; what they o
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
 CORE = tuple(
     f"fmq/{name}.c"
-    for name in ("queue", "sleep", "ring", "seats", "event", "bridge", "futex", "life", "link", "thread", "memory")
+    for name in (
+        "queue",
+        "sleep",
+        "ring",
+        "seats",
+        "event",
+        "bridge",
+        "futex",
+        "life",
+        "link",
+        "processors",
+        "thread",
+        "memory",
+    )
 )
 TURNS = ("burst/deadline.c", "burst/runqueue.c", "burst/flows.c", "burst/turns.c")
 BURST = (*CORE, *TURNS, "burst/packet.c", "burst/caller.c", "burst/listener.c", "burst/blame.c")

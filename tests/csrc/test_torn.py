@@ -10,7 +10,7 @@ pytestmark = pytest.mark.integration
 
 CORE = tuple(
     f"fmq/{name}.c"
-    for name in ("queue", "sleep", "ring", "seats", "event", "futex", "life", "link", "thread", "memory")
+    for name in ("queue", "sleep", "ring", "seats", "event", "futex", "life", "link", "processors", "thread", "memory")
 )
 THREAD = ("-fsanitize=thread", "-Wno-tsan")  # it cannot see fences; what they order is all atomic
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
