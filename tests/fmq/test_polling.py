@@ -1,5 +1,5 @@
-"""Whether a wait polls: on one processor, and in a control group with a quota. Shown by what the waiting thread does: it
-announces a sleep long before its window ends.
+"""Whether a wait polls: on one processor, and in a control group with a quota. Shown by what the waiting thread does:
+it announces a sleep long before its window ends.
 """
 
 import os
