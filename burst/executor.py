@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
+import numpy as np
+
 from burst._core import ffi, lib
 from burst.causes import admit, missed, not_done
 from burst.errors import (
@@ -355,6 +357,7 @@ class CachedExecutor:
         """Checks and binds a request. Raises Malformed, StatusError, and anything that a device raises."""
         job = self._codec.decode(request)
         packet = job.packet
+        np.seterr(all="ignore")  # in this thread, which runs it: a warning costs as much as a short execution
         check_request(packet.inputs, packet.outputs, len(packet.slots))
         slots = [slot for slot in packet.slots if not isinstance(slot, Token)]
         memories = iter(self._mappings.resolve(slots, self._codec.fetch))

@@ -148,7 +148,8 @@ class LaunchServer:
         finally:
             self.worker.free_when_idle()
         if self._context is None:
-            self._context = copy_context()  # of a thread that has bound: memory is charged to the client
+            # Of a thread that has bound: memory is charged to the client, and numpy does not warn.
+            self._context = copy_context()
         return plan
 
     # ---- threads that execute

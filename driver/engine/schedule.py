@@ -249,7 +249,7 @@ class FenceSchedule:
             if leader:
                 leaders.append(leader)
                 continue
-            match look(fd):
+            match look(fd, kind=kind):
                 case FenceState.ACTIVE:
                     watched.append(fd)
                 case FenceState.ERROR | FenceState.UNKNOWN:

@@ -42,8 +42,11 @@ class FenceState(Enum):
     UNKNOWN = "unknown"
 
 
-def look(fd: int, timeout: float | None = 0.0) -> FenceState:
-    """The state of a fence; ACTIVE after `timeout` seconds without a signal or an error. None waits without an end."""
+def look(fd: int, timeout: float | None = 0.0, kind: str = "") -> FenceState:
+    """The state of a fence; ACTIVE after `timeout` seconds without a signal or an error. None waits without an end.
+
+    `kind`: what `kind_of` has said, where that is known.
+    """
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     found = poll.poll(None if timeout is None else max(0.0, timeout) * 1e3)
@@ -53,7 +56,7 @@ def look(fd: int, timeout: float | None = 0.0) -> FenceState:
     if events & select.POLLERR:
         return FenceState.ERROR
     if events & select.POLLIN:
-        return FenceState.ERROR if _has_error(fd) else FenceState.SIGNALED
+        return FenceState.ERROR if _has_error(fd, kind or kind_of(fd)) else FenceState.SIGNALED
     return FenceState.ERROR if events & select.POLLHUP else FenceState.ACTIVE
 
 
@@ -67,10 +70,10 @@ def kind_of(fd: int) -> str:
         return ""
 
 
-def _has_error(fd: int) -> bool:
+def _has_error(fd: int, kind: str) -> bool:
     """Whether a fence that polls as readable is in error; True if that cannot be found out."""
     try:
-        match kind_of(fd):
+        match kind:
             case "eventfd":
                 found = _COUNT.search(Path(f"/proc/self/fdinfo/{fd}").read_text())
                 return found is None or int(found[1], 16) >= ERROR_COUNT

@@ -4,6 +4,7 @@ import sys
 import threading
 import weakref
 
+import numpy as np
 import pytest
 
 from burst import ErrorStatus, GeneralFailure
@@ -115,6 +116,21 @@ def test_a_plan_that_was_freed_is_gone(host, burst, memory, increment):
     freed, kept = bound
     assert freed() is None
     assert kept() is not None
+
+
+def test_numbers_that_overflow_are_no_warning(host, burst, memory, increment):
+    """numpy does not warn in a thread that runs requests, neither in the first run of a request nor in later ones."""
+    states = []
+
+    class Noting(increment):
+        def run(self):
+            super().run()
+            states.append(set(np.geterr().values()))
+
+    client, pool = burst(host(Noting)), memory()
+    for _ in range(3):
+        client.run(pool)
+    assert states == [{"ignore"}] * 3
 
 
 def test_shapes_that_change_are_told_by_each_run(host, burst, memory, increment):
