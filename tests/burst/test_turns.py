@@ -140,7 +140,7 @@ class TestInterruptions:
         client, pool = burst(host()), memory()
         packet = client.encode(Request((), (), (pool,)))
         with monkeypatch.context() as patch:
-            patch.setattr(burst_controller, "_call", lambda *_: signal.raise_signal(signal.SIGUSR1))
+            patch.setattr(burst_controller, "start", lambda *_: signal.raise_signal(signal.SIGUSR1))
             for _ in range(2):
                 with pytest.raises(Interrupted):
                     client.send(packet)
