@@ -11,8 +11,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from burst import BurstError, ErrorStatus, Memory, MissedDeadlineTransient, Request, RequestArgument
-from driver.oip.refusal import Refusal, RefusalCode, invalid
+from burst import BurstError, DeviceUnavailable, ErrorStatus, Memory, MissedDeadlineTransient, Request, RequestArgument
+from driver.oip.refusal import invalid
 from fmq import FmqError
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class Lanes:
                     raise MissedDeadlineTransient("the deadline passed while the request waited for its turn")
                 self._changed.wait(left)
             if self._is_closed:
-                raise Refusal(RefusalCode.UNAVAILABLE, _GONE)
+                raise DeviceUnavailable(_GONE)
             if self._free:
                 return self._free.pop()
             self._count += 1

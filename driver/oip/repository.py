@@ -221,11 +221,11 @@ class ModelRepository:
             found = [each for each in self._found() if each.name == name]
             if not found:
                 raise not_found(f"there is no model {name!r:.128} in the folder of models")
-            self._unloaded.discard(name)
             for each in found:
                 state = self._states.get((name, each.version))
                 if state is None or state.served is None or state.stamp != each.stamp:
                     self._take(each)
+            self._unloaded.discard(name)  # until now requests are told that it is unloaded
             reasons = [self._states[name, each.version].reason for each in found]
             if all(reasons):
                 raise invalid(f"model {name!r} cannot be loaded: {reasons[-1]}")

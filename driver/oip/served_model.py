@@ -24,10 +24,14 @@ if TYPE_CHECKING:
     from driver.oip.inference import InferCall, WantedTensor
     from driver.oip.model_config import FolderConfig
     from driver.oip.regions import RegionTable
-    from driver.options import Priority
+    from driver.options import Preference, Priority
 
 _QUEUE = 256
 _STAGES = "queue", "compute_input", "compute_infer", "compute_output"
+
+
+class ModelGone(DeviceUnavailable):
+    """This version has been unloaded, or another file has taken its place. Nothing was executed for this request."""
 
 
 class PriorityLane:
@@ -37,7 +41,8 @@ class PriorityLane:
         self, model: Model, device: str, config: FolderConfig, ports: ModelPorts, name: str, priority: Priority
     ):
         with ExitStack() as stack:
-            self.compiled = compile_model(model, device=device, priority=priority, progress=False)
+            speed: Preference = "sustained_speed" if config.instances > 1 else "fast_single_answer"
+            self.compiled = compile_model(model, device=device, preference=speed, priority=priority, progress=False)
             stack.callback(self.compiled.close)
             serving = self.compiled.serve(
                 replicas=config.instances,
@@ -78,7 +83,7 @@ class ServedModel:
             return found
         with self._lock:
             if self._is_closed:
-                raise DeviceUnavailable(f"model {self.name!r} is being unloaded")
+                raise ModelGone(f"model {self.name!r} is being unloaded")
             if priority not in self._engines:
                 label = f"{self.name}/{self.version}"
                 self._engines[priority] = PriorityLane(
@@ -87,7 +92,7 @@ class ServedModel:
             return self._engines[priority]
 
     def infer(self, call: InferCall, table: RegionTable | None) -> InferAnswer:
-        """Raises Refusal, and what `ModelServer.run` and `AnyBurst.execute` raise."""
+        """Raises Refusal, ModelGone, and what `ModelServer.run` and `AnyBurst.execute` raise."""
         begin = time.monotonic_ns()
         try:
             given = self.ports.ordered(call.given, self.config.max_batch_size)
@@ -106,8 +111,10 @@ class ServedModel:
                 shapes = [array.shape for array in arrays]
             times.append(time.monotonic_ns())
             answer = self._answer(call, in_order, arrays, shapes)
-        except BaseException:
+        except BaseException as error:
             self._statistics.note_failure(time.monotonic_ns() - begin)
+            if self._is_closed and isinstance(error, DeviceUnavailable):
+                raise ModelGone(f"model {self.name!r} is being unloaded") from error
             raise
         rows = given[0].shape[0] if given and given[0].shape and self.config.max_batch_size else 1
         self._statistics.note(rows, [*times, time.monotonic_ns()])

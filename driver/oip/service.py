@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from driver.oip.refusal import Refusal, RefusalCode
+from driver.oip.served_model import ModelGone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,7 +79,13 @@ class InferenceService:
     def infer(self, call: InferCall) -> InferAnswer:
         if self.regions is None and call.slices:
             raise _no_memory()
-        return self.repository.get(call.model, call.version).infer(call, self.regions)
+        while True:
+            model = self.repository.get(call.model, call.version)
+            try:
+                return model.infer(call, self.regions)
+            except ModelGone:
+                if self.repository.get(call.model, call.version) is model:
+                    raise
 
     # ---- the repository
 
