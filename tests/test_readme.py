@@ -57,6 +57,7 @@ EXPECTED = {  # of each block, in order: lines of its output
     "docs/howto/device.md": [["[True, True, True]\n[-0. -1. -2. -3.]"]],
     "docs/howto/multiprocessing.md": [["[[0. 0. 0. 0.]]\n[[0. 0. 0. 0.]]\n[[2. 2. 2. 2.]]"]] * 4,
     "docs/howto/ndk.md": [["[1. 2. 3. 4.]"]],
+    "docs/howto/oip.md": [["[[1. 2. 3. 4.]]\n[[2. 3. 4. 5.]]"]],
     "docs/howto/triton.md": [["[1. 2. 3. 4.]"]],
     "docs/queues.md": [
         ["[1 2]\n[3 4]\nthe writer has left"],

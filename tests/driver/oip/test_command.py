@@ -1,0 +1,79 @@
+"""`burst serve DEVICE --oip ADDRESS --models FOLDER` as a process."""
+
+import json
+import signal
+import ssl
+import subprocess
+import sys
+
+import grpc
+import numpy as np
+import pytest
+from oip_models import Client, rows, write_sum
+
+from driver.oip import messages
+
+COMMAND = [sys.executable, "-m", "driver.cli", "serve"]
+
+
+def test_from_the_beginning_to_the_end(tmp_path):
+    """It prints its addresses, answers over gRPC and HTTP, and ends on SIGTERM with 0; its socket goes with it."""
+    write_sum(tmp_path / "models" / "sum.onnx")
+    words = ["--oip", f"unix:{tmp_path}/s", "--oip", "http://:0", "--models", str(tmp_path / "models"), "--json"]
+    with subprocess.Popen([*COMMAND, "onnxruntime", *words], stdout=subprocess.PIPE, text=True) as process:
+        said = json.loads(process.stdout.readline())
+        assert said["device"] == "onnxruntime"
+        x = rows()
+        for address in said["oip"]:
+            client = Client(address)
+            np.testing.assert_array_equal(client.sum(x, x).as_numpy("sum"), 2 * x)
+            client.close()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--oip", ":0"], "--oip and --models"),
+        (["--models", "."], "--oip and --models"),
+        (["--oip", ":0", "--models", "no-such-folder"], "there is no such folder"),
+        (["--oip", "nonsense", "--models", "."], "--oip nonsense"),
+        (["--oip", ":0", "--models", ".", "--group", "x"], "--group"),
+    ],
+)
+def test_what_cannot_be_served(words, told, tmp_path):
+    """It says what is wrong, and exits with 2."""
+    done = subprocess.run([*COMMAND, "onnxruntime", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert told in " ".join(done.stderr.split())
+
+
+@pytest.mark.integration
+def test_tls(tmp_path):
+    """With --tls, both doors speak TLS at TCP addresses, and neither answers without."""
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    ask = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run([*ask, *names], check=True, capture_output=True)
+    write_sum(tmp_path / "models" / "sum.onnx")
+    words = ["--oip", "localhost:0", "--oip", "http://localhost:0", "--models", str(tmp_path / "models")]
+    command = [*COMMAND, "onnxruntime", *words, "--tls", str(cert), str(key), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            rpc, http = json.loads(process.stdout.readline())["oip"]
+            credentials = grpc.ssl_channel_credentials(cert.read_bytes())
+            method = f"/{messages.SERVICE}/ServerLive"
+            with grpc.secure_channel(rpc, credentials) as channel:
+                assert channel.unary_unary(method)(b"", timeout=20) == b"\x08\x01"
+            with grpc.insecure_channel(rpc) as channel, pytest.raises(grpc.RpcError):
+                channel.unary_unary(method)(b"", timeout=5)
+            import urllib.request
+
+            context = ssl.create_default_context(cafile=str(cert))
+            url = http.replace("http://", "https://") + "/v2/health/live"
+            with urllib.request.urlopen(url, context=context, timeout=20) as answer:
+                assert json.load(answer) == {"live": True}
+        finally:
+            process.terminate()
