@@ -49,7 +49,9 @@ _MOST_PACKETS = 16  # that `packet` remembers
 _HOLD = 10e-6  # seconds that an execution keeps the GIL at least, so that a busy thread does not delay its result
 _NO_DEADLINE = NOT_MEASURED
 _receive = lib.burst_receive
-_START, _FINISH = (ffi.cast("void *", ffi.addressof(lib, name)) for name in ("burst_call", "burst_finish"))
+_START, _FINISH, _OVER = (
+    ffi.cast("void *", ffi.addressof(lib, name)) for name in ("burst_call", "burst_finish", "burst_over")
+)
 
 
 class Offer(NamedTuple):
@@ -195,7 +197,7 @@ class Controller(Closing):
         nbytes = length * DATUM
         self._buffers = [ffi.new("unsigned char[]", nbytes) for _ in range(2)]
         caller = ffi.new("burst_caller *")
-        caller.start, caller.finish = _START, _FINISH
+        caller.start, caller.finish, caller.over = _START, _FINISH, _OVER
         caller.out, caller.back = handle_of(self._writer), handle_of(self._reader)
         caller.trace, self.trace.page.client.pid = self.trace.page, os.getpid()
         caller.spare, caller.result = self._buffers
@@ -249,6 +251,10 @@ class Controller(Closing):
     def is_calling(self) -> bool:
         """Whether a request that was sent by one call into C waits for its result."""
         return bool(self._caller.calling)
+
+    def await_call(self) -> None:
+        """Returns when that has its result, or after a millisecond."""
+        lib.burst_await_call(self._caller)
 
     @property
     def in_flight(self) -> int:

@@ -34,7 +34,7 @@ typedef struct {
 } burst_trace;
 
 typedef struct {
-    void *start, *finish; /* burst_call, for fmq._hot and burst._hot; burst_finish, for burst._hot */
+    void *start, *finish, *over; /* burst_call, for fmq._hot and burst._hot; burst_finish and burst_over, for burst._hot */
     fmq_end *out, *back;
     burst_trace *trace;
     unsigned char *spare, *result; /* buffer_bytes each: `result` holds the last result that was not like the one before */
@@ -52,14 +52,17 @@ typedef struct {
     uint32_t pauses, long_answers; /* requests that came long after the result before them, and answers that took long: in a row */
     int framed;
     uint32_t is_ready; /* burst._hot may send what was sent before: no request is in flight, and nothing else has changed */
-    uint32_t calling; /* a burst_call is not over: from its beginning until its result is there, or Python gives it up */
+    uint32_t calling; /* a burst_call is not over: from its beginning until its result is there, or Python gives it up; 2: and a
+                       * thread waits for that */
 } burst_caller;
 
 int burst_send(burst_caller *caller, void *packet, uint64_t bytes); /* patches id and deadline into it; -EAGAIN: no room */
 int64_t burst_receive(burst_caller *caller, uint64_t deadline);     /* 0: like the last result, but for id and times; else its bytes */
 int64_t burst_call(burst_caller *caller, void *packet, uint64_t bytes); /* both. -ETIMEDOUT: it was sent, and `calling` is
                                                                         * burst_finish's to clear, or Python's */
-int64_t burst_finish(burst_caller *caller, uint64_t deadline); /* the rest of that; -ETIMEDOUT again: Python's */
+int64_t burst_finish(burst_caller *caller, uint64_t deadline); /* the rest of that; -ETIMEDOUT again: Python's. `calling` stays */
+void burst_over(burst_caller *caller);       /* `calling` goes */
+void burst_await_call(burst_caller *caller); /* waits for that, 1 ms at most */
 
 /* deadlines, absolute CLOCK_MONOTONIC nanoseconds; UINT64_MAX: none. Any thread may judge by an estimate, and add to it. */
 typedef struct {

@@ -9,6 +9,9 @@
 #include "fmq/sleep.h"
 #include "burst/trace.h"
 
+#include <limits.h>
+#include <linux/futex.h>
+
 static const uint64_t SOON = 100000; /* ns */
 static const uint64_t EARLY = 150000; /* ns: the slack of a timer, and an idle processor's way back */
 static const uint64_t MOST_EARLY = 2000000;
@@ -199,15 +202,25 @@ static int64_t call(burst_caller *c, void *packet, uint64_t bytes) {
 }
 
 int64_t burst_call(burst_caller *c, void *packet, uint64_t bytes) {
-    if (atomic_exchange(calling(c), 1)) return -EBUSY;
+    uint32_t no = 0;
+    if (!atomic_compare_exchange_strong(calling(c), &no, 1)) return -EBUSY;
     int64_t r = call(c, packet, bytes);
-    if (r != -ETIMEDOUT) atomic_store(calling(c), 0);
+    if (r != -ETIMEDOUT) burst_over(c);
     return r;
 }
 
 int64_t burst_finish(burst_caller *c, uint64_t deadline) {
     int64_t r = burst_receive(c, deadline);
-    if (r == -EINTR || r == -EBUSY) return -ETIMEDOUT; /* Python runs its handlers; an event loop looks at the results */
-    if (r != -ETIMEDOUT) atomic_store(calling(c), 0);
-    return r;
+    return r == -EINTR || r == -EBUSY ? -ETIMEDOUT : r; /* Python runs its handlers; an event loop looks at the results */
+}
+
+void burst_over(burst_caller *c) {
+    if (atomic_exchange(calling(c), 0) == 2) futex_wake(calling(c), INT_MAX, FUTEX_BITSET_MATCH_ANY);
+}
+
+/* 1 ms at most, because Python may clear the word when Ctrl-C comes. */
+void burst_await_call(burst_caller *c) {
+    uint32_t yes = 1;
+    if (!atomic_compare_exchange_strong(calling(c), &yes, 2) && yes != 2) return;
+    futex_wait(calling(c), 2, FUTEX_BITSET_MATCH_ANY, futex_now() + PAUSE);
 }

@@ -7,9 +7,9 @@
  * the methods `_run` and `_go_on` of the Python class.
  *
  * The global lock is the only lock here, and it is held from the look at `is_ready` to the result, if that comes before
- * burst_call returns. Else the thread takes `submitting`, gives the global lock up and waits in C: what it would wake up
- * to in Python is cold after a camera's 33 ms, and costs 40 us. `calling` keeps other threads out of burst_call meanwhile. An
- * exchange that then ends in another way than the last one is Python's. Free-threaded Python has no such lock, and always
+ * burst_call returns. Else the thread gives it up and waits in C: what it would wake up to in Python is cold after a
+ * camera's 33 ms, and costs 40 us. `calling` keeps other threads out meanwhile: they find the burst busy, or wait in
+ * InFlight.begin. An exchange that then ends in another way than the last one is Python's. Free-threaded Python has no such lock, and always
  * uses `_run`.
  *
  * A listener never holds that lock while it waits: other threads of a device would feel it. It gives the lock up when its
@@ -28,6 +28,7 @@ enum { MOST_READY = 4, MOST_INPUTS = 8 };
 
 typedef int64_t exchange(burst_caller *caller, const void *packet, uint64_t bytes);
 typedef int64_t ending(burst_caller *caller, uint64_t deadline);
+typedef void release_others(burst_caller *caller);
 
 typedef struct {
     PyObject *result;        /* of the request, if it succeeds as it did before */
@@ -43,7 +44,6 @@ typedef struct {
     burst_caller *caller;
     exchange *start;
     PyObject *keeps;     /* what `caller` belongs to */
-    PyObject *in_flight; /* for `is_running` */
     PyObject *locking;   /* of `submitting`: acquire and release */
     ready ready[MOST_READY];
     int count, last;
@@ -63,7 +63,6 @@ static void forget(hot *h) {
     }
     for (int i = 0; i < n_inputs; i++) PyBuffer_Release(&h->inputs[i]);
     Py_CLEAR(h->keeps);
-    Py_CLEAR(h->in_flight);
     Py_CLEAR(h->locking);
 }
 
@@ -127,17 +126,12 @@ static uint64_t end_of(uint64_t begin, PyObject *timeout) {
     return seconds > 0 && seconds < 1e6 ? begin + (uint64_t)(seconds * 1e9) : 0;
 }
 
-static int note_running(PyObject *in_flight, PyObject *is_running) {
-    if (!PyObject_SetAttrString(in_flight, "is_running", is_running)) return 1;
-    PyErr_Clear();
-    return 0;
-}
+static void over(burst_caller *caller) { ((release_others *)caller->over)(caller); }
 
 /* Leaves an exception as it is, if there is one. */
-static void release(PyObject *in_flight, PyObject *locking) {
+static void release(PyObject *locking) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
-    note_running(in_flight, Py_False);
     PyObject *done = PyObject_CallMethod(locking, "release", NULL);
     if (!done) PyErr_Clear();
     Py_XDECREF(done);
@@ -148,15 +142,14 @@ static void release(PyObject *in_flight, PyObject *locking) {
 typedef struct {
     hot *h;
     burst_caller *caller;
-    PyObject *keeps, *in_flight, *locking, *encoded, *result, *timeout; /* timeout: borrowed */
+    PyObject *keeps, *locking, *encoded, *result, *timeout; /* timeout: borrowed */
     int64_t code;
     uint64_t end; /* of the timeout; 0: none */
 } late;
 
 static late late_of(hot *h, const ready *r, int64_t code, PyObject *timeout, uint64_t end) {
-    late l = {h, h->caller, h->keeps, h->in_flight, h->locking, r->encoded, r->result, timeout, code, end};
+    late l = {h, h->caller, h->keeps, h->locking, r->encoded, r->result, timeout, code, end};
     Py_INCREF(l.keeps);
-    Py_INCREF(l.in_flight);
     Py_INCREF(l.locking);
     Py_INCREF(l.encoded);
     Py_INCREF(l.result);
@@ -167,7 +160,6 @@ static void drop_late(late *l) {
     Py_DECREF(l->result);
     Py_DECREF(l->encoded);
     Py_DECREF(l->locking);
-    Py_DECREF(l->in_flight);
     Py_DECREF(l->keeps);
 }
 
@@ -178,36 +170,48 @@ static PyObject *go_on(late *l) {
     PyObject *result = PyObject_CallMethod((PyObject *)l->h, "_go_on", "OLOK", l->encoded, (long long)l->code, l->timeout,
                                            (unsigned long long)l->end);
     if (!result && caller->calling) { /* Ctrl-C came before Python had begun to clean up */
-        caller->calling = 0;
+        over(caller);
         caller->result_bytes = 0;
     }
     return result;
 }
 
-/* NULL: Python goes on. Under `submitting`. */
-static PyObject *receive(late *l) {
-    burst_caller *caller = l->caller;
-    if (l->code != -ETIMEDOUT || !note_running(l->in_flight, Py_True)) return NULL;
-    ending *finish = (ending *)caller->finish;
+/* Whether it ended well. `calling` keeps all others out until we have the global lock again, and have looked at what came. */
+static int receive(late *l) {
+    ending *finish = (ending *)l->caller->finish;
     PyThreadState *state = PyEval_SaveThread();
-    l->code = finish(caller, l->end ? l->end : UINT64_MAX);
+    l->code = finish(l->caller, l->end ? l->end : UINT64_MAX);
     PyEval_RestoreThread(state);
-    if (l->code || (l->end && now() > l->end) || !caller->is_ready) return NULL; /* not ready: loops are to be told */
-    caller->deadline = UINT64_MAX;
-    Py_INCREF(l->result);
-    return l->result;
+    return !l->code && !(l->end && now() > l->end);
 }
 
 /* A thread that has `submitting` already lets us have it first, as long as `calling` says that ours goes on
  * (InFlight.begin). */
-static PyObject *end_late(late l) {
-    PyObject *result = NULL, *locked = PyObject_CallMethod(l.locking, "acquire", NULL);
+static PyObject *under_lock(late *l, int has_ended) {
+    PyObject *result = NULL, *locked = PyObject_CallMethod(l->locking, "acquire", NULL);
     if (locked) {
-        result = receive(&l);
-        if (!result) result = go_on(&l);
-        release(l.in_flight, l.locking);
+        if (has_ended) over(l->caller);
+        result = go_on(l);
+        release(l->locking);
     }
     Py_XDECREF(locked);
+    return result;
+}
+
+static PyObject *end_late(late l) {
+    PyObject *result = NULL;
+    int is_sent = l.code == -ETIMEDOUT;
+    if (is_sent && receive(&l)) {
+        l.caller->deadline = UINT64_MAX;
+        over(l.caller);
+        PyObject *told = l.caller->is_ready ? NULL : PyObject_CallMethod((PyObject *)l.h, "_tell_loops", NULL);
+        if (!told && PyErr_Occurred()) return drop_late(&l), NULL;
+        Py_XDECREF(told);
+        Py_INCREF(l.result);
+        result = l.result;
+    } else {
+        result = under_lock(&l, is_sent && l.code != -ETIMEDOUT);
+    }
     drop_late(&l);
     return result;
 }
@@ -280,10 +284,10 @@ static int take_input(hot *h, PyObject *array) {
     return 0;
 }
 
-/* (caller, keeps, in_flight, locking, inputs): the caller is an address, as an integer. */
+/* (caller, keeps, locking, inputs): the caller is an address, as an integer. */
 static PyObject *begin_ready(PyObject *self, PyObject *args) {
-    PyObject *caller, *keeps, *in_flight, *locking, *inputs;
-    if (!PyArg_ParseTuple(args, "OOOOO!", &caller, &keeps, &in_flight, &locking, &PyTuple_Type, &inputs)) return NULL;
+    PyObject *caller, *keeps, *locking, *inputs;
+    if (!PyArg_ParseTuple(args, "OOOO!", &caller, &keeps, &locking, &PyTuple_Type, &inputs)) return NULL;
     hot *h = (hot *)self;
     forget(h);
     burst_caller *found = pointer(caller);
@@ -291,8 +295,6 @@ static PyObject *begin_ready(PyObject *self, PyObject *args) {
     h->start = *(exchange **)found;
     Py_INCREF(keeps);
     h->keeps = keeps;
-    Py_INCREF(in_flight);
-    h->in_flight = in_flight;
     Py_INCREF(locking);
     h->locking = locking;
     Py_ssize_t n = PyTuple_Size(inputs);
@@ -405,7 +407,6 @@ static int traverse(PyObject *self, visitproc visit, void *arg) {
     hot *h = (hot *)self;
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(h->keeps);
-    Py_VISIT(h->in_flight);
     Py_VISIT(h->locking);
     for (int i = 0; i < h->count; i++) {
         Py_VISIT(h->ready[i].result);

@@ -52,11 +52,11 @@ class Burst(HotBurst, AnyBurst):
         """As `run`, for what is not ready."""
         if by_name:
             arrays = together(arrays, by_name)
-        in_flight = self._in_flight
-        if in_flight.is_running:
+        in_flight, controller = self._in_flight, self._session.controller
+        if in_flight.is_running or (controller.is_ready and controller.is_calling):
             raise Busy("this burst is executing in another thread; wait for it, or open another burst")
         with in_flight.submitting:
-            in_flight.begin(self._session.controller)
+            in_flight.begin(controller)
             if in_flight.is_idle:
                 return self._run_alone(arrays, timeout)
         return self._run_behind_others(arrays, timeout)
@@ -89,6 +89,10 @@ class Burst(HotBurst, AnyBurst):
         self._in_flight.is_running = False
         if timeout is not None:
             self._session.controller.due(None)
+        self._tell_loops()
+
+    def _tell_loops(self) -> None:
+        """Event loops that watch the results look again. Called by `run`, too, if one has begun to watch meanwhile."""
         if self._pipeline.loops:
             self._pipeline.loops.rearm()
 
@@ -123,8 +127,7 @@ class Burst(HotBurst, AnyBurst):
         if not (is_known and all(each.is_ready for each in self._ready)):
             self._forget()
             arrays = tuple(a for a in encoded.inputs.arrays if a is not None)
-            in_flight = self._in_flight
-            self._begin_ready(controller.address, controller, in_flight, in_flight.submitting, arrays)
+            self._begin_ready(controller.address, controller, self._in_flight.submitting, arrays)
             self._ready_for = its
         packet = encoded.packet
         if not outputs.is_ready and self._add_ready(result, encoded, packet.address, packet.nbytes, outputs.number_at):

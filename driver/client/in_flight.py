@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from concurrent.futures import CancelledError
@@ -59,7 +58,7 @@ class InFlight:
         while controller.is_calling and not self.is_running:
             self.submitting.release()
             try:
-                os.sched_yield()
+                controller.await_call()
             finally:
                 self.submitting.acquire()
 
