@@ -239,12 +239,18 @@ static bool is_whole(void) {
     return !w.l.framed || (w.l.bytes > DATUM && is_datum(identifier, REQUEST_IDENTIFIER) && load_u64(identifier + 8));
 }
 
+/* As the listener's loop does it: what a plan has learnt may go out before the listener waits. */
+static int64_t answer_and_listen(const unsigned char *answer, uint64_t bytes) {
+    int64_t r = bytes || !w.l.in_python || take() & 1 ? -EAGAIN : burst_answer(&w.l);
+    return r && r != -EAGAIN ? r : burst_listen(&w.l, bytes ? answer : NULL, bytes);
+}
+
 /* Serves until the burst ends, and returns why. */
 static int64_t serve(void) {
     unsigned char answer[LONGEST * DATUM];
     uint64_t bytes = 0;
     for (;;) {
-        int64_t r = burst_listen(&w.l, bytes ? answer : NULL, bytes);
+        int64_t r = answer_and_listen(answer, bytes);
         look_at_results();
         bytes = 0;
         if (r == -ESTALE) {
@@ -262,6 +268,9 @@ static int64_t serve(void) {
             bool learns = is_whole() && take() & 1;
             if (learns) learn();
             bytes = make_answer(answer, learns ? 0 : take() % (w.l.framed ? 9 : 5));
+        } else if (r == -EREMOTEIO) {
+            if (!w.l.failed) fail("a failure that is none", r);
+            bytes = make_answer(answer, 1 + take() % 4);
         } else if (r != -EINTR) {
             return r;
         }
