@@ -95,12 +95,13 @@ static bool is_over(const fmq_end *e) {
 }
 
 /* The end of a window that begins now, by what is known of the processors: a peer that never moved is probably on the same
- * one, if there is only one, and a quota pays for little polling. Relaxed loads, because all of it is a hint. */
+ * one, if there is only one, and a quota pays for little polling. Relaxed, because all of it is a hint. */
 static uint64_t end_of_window(const fmq_end *e, uint64_t now, uint64_t spin_ns, uint32_t mine, uint32_t theirs) {
     struct fmq_processors *p = &e->process->processors;
     uint64_t looked = atomic_load_explicit(&p->looked, memory_order_relaxed);
     bool is_known = !p->has_siblings || (processors_core(p, mine) && (!theirs || processors_core(p, theirs)));
     if (p->look && (!looked || now - looked > LOOK_AT_PROCESSORS || !is_known)) p->look(p, now, mine, theirs);
+    /* Relaxed, because these are hints, too. */
     if (!theirs && atomic_load_explicit(&p->usable, memory_order_relaxed) == 1) return now;
     uint64_t most = atomic_load_explicit(&p->most_ns, memory_order_relaxed);
     return now + (most && most < spin_ns ? most : spin_ns);
