@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from fnmatch import fnmatch
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from driver.cli.command import burst as command
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "bench/README.md", *(ROOT / "csrc").rglob("*.md")]
+PAGES += [ROOT / "tests/README.md"]
 PAGES += sorted(DOCS.rglob("*.md"))
 FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 SHELL = {"", "sh", "bash", "console", "shell", "ini", "dockerfile", "Dockerfile"}
@@ -28,6 +30,19 @@ SHELL = {"", "sh", "bash", "console", "shell", "ini", "dockerfile", "Dockerfile"
 
 def name(page):
     return str(page.relative_to(ROOT))
+
+
+@cache
+def parsed(path):
+    """A file's code as a tree: pages name the same files again and again."""
+    return ast.parse(path.read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees():
+    """Are forgotten after the last of these tests, so that whoever collects garbage later need not look at them."""
+    yield
+    parsed.cache_clear()
 
 
 def prose(page):
@@ -132,7 +147,7 @@ def test_named_tests_exist():
     named = {found for page in PAGES for found in re.findall(r"`(tests/[\w/]+\.py)((?:::\w+)*)`", page.read_text())}
     assert len(named) > 60
     for path, inside in named:
-        tree = ast.parse((ROOT / path).read_text())
+        tree = parsed(ROOT / path)
         for part in inside.split("::")[1:]:
             tree = next((node for node in tree.body if getattr(node, "name", None) == part), None)
             assert tree is not None, f"{path}{inside}"
@@ -162,7 +177,7 @@ def found_in(path, name):
         return None
     if file.suffix != ".py":
         return bool(re.search(rf"\b{name}\b", file.read_text())) or None
-    node = ast.parse(file.read_text())
+    node = parsed(file)
     for part in name.split("."):
         node = dict(definitions(node)).get(part)
         if node is None:

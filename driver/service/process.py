@@ -393,7 +393,7 @@ def run(name: str, arrivals: ClientArrivals, place: Place, options: ServiceOptio
     file = LogFile(place.log)
     logging.basicConfig(level=logging.INFO, handlers=[BoundedHandler(file.write, "the service's log")], force=True)
     isolate()
-    engine_log = EngineLog(file)
+    engine_log, engine = EngineLog(file), None
     try:
         sandbox.enter_files(kind := device_class(name), kept_files(place, kind))
         engine = start_engine(name, kind, arrivals, engine_log, is_shared=options.is_shared)
@@ -404,6 +404,9 @@ def run(name: str, arrivals: ClientArrivals, place: Place, options: ServiceOptio
         if options.on_start:
             options.on_start(service)
     except BaseException as error:  # noqa: BLE001 (no client may wait for a service that failed)
+        if engine:  # while it has its copy of the socket, the name would stay as if a successor listened there
+            os.kill(engine.pid, signal.SIGKILL)
+            _exit_code(engine.pid)
         engine_log.finish()
         if isinstance(error, PeerDied):
             _log.error("device %r failed to start: its engine ended", name)
