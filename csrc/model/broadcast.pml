@@ -135,7 +135,7 @@ inline seats_look() {
 
 inline write_when_there_is_room() {
     if
-    :: room < n -> seats_look()
+    :: room < n || !has_looked -> seats_look(); has_looked = 1
     :: else
     fi;
     do
@@ -175,6 +175,7 @@ inline write_when_there_is_room() {
 proctype writer() {
     byte position, seen, n, i, seen_state, seen_life, at, announced, saw_ended;
     byte lives[SEATS];
+    bit has_looked;
     {
         do
         :: position == ELEMENTS -> break

@@ -43,8 +43,8 @@ SMALL = {
         config(HEIRS=1),
     ],
     "broadcast": [
-        config(ELEMENTS=1, DEATHS=1),
-        config(ELEMENTS=2, DEATHS=0, JOINS=1, READERS=1, EVICTIONS=1),
+        config(ELEMENTS=2, DEATHS=1, JOINS=1, READERS=1),
+        config(ELEMENTS=2, EVICTIONS=1, **ONE_LISTENER),
         config(ELEMENTS=1, DEATHS=0, WRITER_DIES=1),
         config(ELEMENTS=3, MOST=2, CAPACITY=2, MOST_READ=2, SEATS=1, **ONE_LISTENER),
     ],

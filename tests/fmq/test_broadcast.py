@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import ctypes
+import errno
 import multiprocessing
 import os
 import pickle
@@ -9,6 +11,7 @@ import random
 import resource
 import select
 import signal
+import struct
 import time
 
 import numpy as np
@@ -31,6 +34,7 @@ from fmq_peers import (
 )
 
 import fmq
+from fmq._core import lib
 
 SEATS_AT, LINE, CAPACITY = 4096, 128, 8
 
@@ -346,6 +350,75 @@ def test_readers_are_of_broadcast_queues(pair):
     must_raise(ValueError, lambda: w.readers)
     must_raise(ValueError, fmq.Exchange, *(fmq.MessageQueue.create("u1", 8, 3).writer(), pair()[1]))
     assert isinstance(pickle.loads(pickle.dumps(fmq.Evicted("x"))), fmq.Closed)
+
+
+def hold_unmarked(descriptor, pipe):
+    """A reader whose death the kernel does not mark: its walk meets a page that is gone."""
+    with fmq.MessageQueue.open(descriptor).reader():
+        page = os.memfd_create("broken")
+        os.ftruncate(page, 4096)
+        assert lib.fmq_life_hold(page, 0, 1) >= 0
+        os.ftruncate(page, 0)
+        pipe.send("here")
+        signal.pause()
+
+
+def test_a_reader_whose_death_is_not_marked_is_found_by_its_lock(queue):
+    """The writer goes on within 1.1 s, though the word still says that the reader lives."""
+    ready, theirs = multiprocessing.Pipe()
+    with queue.writer() as w, process(hold_unmarked, queue.descriptor, theirs, fails=True) as child:
+        ready.recv()
+        w.write(range(CAPACITY))
+        with thread(w.write, [1], 1.1):
+            asleep(control_word(queue, SPACE_WAIT))
+            os.kill(child.pid, signal.SIGKILL)
+        region = queue.descriptor.region()
+        assert lib.fmq_life_state(region.base + SEATS_AT + 24) == lib.FMQ_ALIVE, "it was marked: this shows nothing"
+
+
+def forbid_futex_waitv():
+    """As a kernel before 5.16 answers, for this process from now on."""
+    load, is_it, refuse, allow = (
+        (0x20, 0, 0, 0),
+        (0x15, 0, 1, 449),
+        (6, 0, 0, 0x50000 | errno.ENOSYS),
+        (6, 0, 0, 0x7FFF0000),
+    )
+    code = b"".join(struct.pack("HBBI", *one) for one in (load, is_it, refuse, allow))
+    kept = ctypes.create_string_buffer(code)
+    program = struct.pack("HxxxxxxP", 4, ctypes.addressof(kept))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+    assert libc.prctl(22, 2, program) == 0, os.strerror(ctypes.get_errno())  # PR_SET_SECCOMP
+
+
+def work_on_an_old_kernel(descriptor, pipe):
+    """Writes until a reader dies that holds it up, and then reads what another process writes."""
+    forbid_futex_waitv()
+    queue = fmq.MessageQueue.open(descriptor)
+    with queue.writer() as w:
+        w.spin = 0
+        w.write(range(CAPACITY))
+        pipe.send("full")
+        w.write([1], 20)
+        assert fmq.wait_any([w], 20) == [w]
+    with queue.reader() as r:
+        r.spin = 0
+        pipe.send("reads")
+        assert r.read(1, 20)[0] == 5
+
+
+def test_an_old_kernel_is_polled(queue):
+    """Without futex_waitv: a death is found all the same, and sleeps end."""
+    ready, theirs = multiprocessing.Pipe()
+    with holder(queue, "reader") as child, process(work_on_an_old_kernel, queue.descriptor, theirs):
+        assert ready.recv() == "full"
+        asleep(control_word(queue, SPACE_WAIT))
+        os.kill(child.pid, signal.SIGKILL)
+        assert ready.recv() == "reads"
+        with take(queue, "writer") as w:
+            asleep(control_word(queue, DATA_WAIT))
+            w.write([5])
 
 
 # ---- readers that lie ------------------------------------------------------------------------------------------------
