@@ -402,9 +402,10 @@ def work_on_an_old_kernel(descriptor, pipe):
         pipe.send("full")
         w.write([1], 20)
         assert fmq.wait_any([w], 20) == [w]
+    pipe.send("written")
+    pipe.recv()  # there is another writer
     with queue.reader() as r:
         r.spin = 0
-        pipe.send("reads")
         assert r.read(1, 20)[0] == 5
 
 
@@ -415,8 +416,9 @@ def test_an_old_kernel_is_polled(queue):
         assert ready.recv() == "full"
         asleep(control_word(queue, SPACE_WAIT))
         os.kill(child.pid, signal.SIGKILL)
-        assert ready.recv() == "reads"
+        assert ready.recv() == "written"
         with take(queue, "writer") as w:
+            ready.send("go on")
             asleep(control_word(queue, DATA_WAIT))
             w.write([5])
 
