@@ -59,12 +59,14 @@ EXPECTED = {  # of each block, in order: lines of its output
     "docs/howto/ndk.md": [["[1. 2. 3. 4.]"]],
     "docs/howto/oip.md": [["[[1. 2. 3. 4.]]\n[[2. 3. 4. 5.]]"]],
     "docs/howto/triton.md": [["[1. 2. 3. 4.]"]],
+    "docs/broadcast.md": [
+        ["[1 2 3 4] [1]\n3 [0, 3]\n", "the writer evicted this reader", "\n[5 6]"],
+        ["b'short'\n100000"],
+    ],
     "docs/queues.md": [
         ["[1 2]\n[3 4]\nthe writer has left"],
         ["6 0 15.0", "2 2"],
         ["[1 2 3]\n[5]\nlost 4 goes on at 7\n[8 9]"],
-        ["[1 2 3 4] [1]\n3 [0, 3]\n", "the writer evicted this reader", "\n[5 6]"],
-        ["b'short'\n100000"],
         ["[1] [7]\n4"],
         ["[1 2]\nTrue"],
         ["released nobody 3 True\n[1 2 3]"],
