@@ -49,7 +49,7 @@ int hot_seconds(PyObject *timeout, double *seconds) {
     if (*seconds >= 0) return 0;
     PyErr_Clear();
     PyObject *clock = PyImport_ImportModule("fmq.clock");
-    PyObject *judged = clock ? PyObject_CallMethod(clock, "deadline_of", "O", timeout) : NULL;
+    PyObject *judged = clock ? PyObject_CallMethod(clock, "deadline_of", "(O)", timeout) : NULL;
     Py_XDECREF(clock);
     if (!judged) return -1;
     *seconds = Py_HUGE_VAL; /* an integer that is larger than any float */
@@ -219,7 +219,7 @@ static PyObject *writer_try_write(PyObject *self, PyObject *elements) {
     Py_ssize_t n = 0;
     if (!hot_is_open(h)) return NULL;
     int code = write_array(h, elements, 0, &n);
-    if (code == 1) return PyObject_CallMethod(self, "_try_write", "O", elements);
+    if (code == 1) return PyObject_CallMethod(self, "_try_write", "(O)", elements);
     if (code == -EAGAIN) Py_RETURN_FALSE;
     if (hot_judge(h, code, "write", n)) return NULL;
     Py_RETURN_TRUE;
