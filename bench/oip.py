@@ -356,6 +356,7 @@ def main() -> None:
     budgets: list[Budget] = []
     raw: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="burst-bench-") as place:
+        os.environ["BURST_RUNTIME_DIR"] = place  # a device of the script's own
         folder = Path(place) / "models"
         folder.mkdir()
         write_models(folder)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import BurstError, DeviceUnavailable, ErrorStatus, Memory, MissedDeadlineTransient, Request, RequestArgument
 from driver.oip.refusal import invalid
+from driver.options import ExecuteOptions
 from fmq import FmqError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Lane:
         else:
             request = self._request(call)
             self._latest = (key, request) if key else None
-        return self.burst.execute(request, deadline=call.deadline)
+        return self.burst.execute_as(request, ExecuteOptions(deadline=call.deadline))
 
     def _request(self, call: InPlaceCall) -> Request:
         pools = {region.name: n for n, region in enumerate(call.regions, 1)}
