@@ -21,7 +21,7 @@ test: $(VENV)/test
 # leaks over many rounds; drivers in C, among them examples/device-c on XNNPACK, built, held to the conformance tests and killed; every
 # broken device; every program in the documentation; the wheel; Ray on four nodes. A tool that is missing is a failure.
 integration: $(VENV)/integration
-	BURST_INTEGRATION=1 $(RUN_TESTS) -m "integration and not stress"
+	BURST_INTEGRATION=1 $(RUN_TESTS) -o faulthandler_timeout=300 -m "integration and not stress"
 
 check: $(VENV)/check
 	$(BIN)/ruff check
