@@ -49,7 +49,9 @@ def test_a_record_may_be_longer_than_the_ring(ends):
 
 
 @pytest.mark.parametrize(
-    "data", [b"abc", bytearray(b"abc"), memoryview(b"abc"), np.frombuffer(b"abc", "u1"), np.arange(6.0)], ids=repr
+    "data",
+    [b"abc", bytearray(b"abc"), memoryview(b"abc"), np.frombuffer(b"abc", "u1"), np.arange(6.0)],
+    ids=["bytes", "bytearray", "memoryview", "array", "array of floats"],
 )
 def test_any_buffer_is_sent(ends, data):
     """As its bytes; what arrives is bytes."""
