@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import together
 
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # else gRPC starts threads in every process that a later test forks
+
 
 def pytest_addoption(parser):
     parser.addoption("--apart", action="store_true", help="each case of a parametrised test as a test of its own")

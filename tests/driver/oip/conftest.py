@@ -13,7 +13,7 @@ from driver.oip.process import InferenceServer, OipOptions
 EVERYTHING = OipOptions(shared_memory=True, model_control=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server():
     """.clients: by kind of address. .models: the folder."""
     with tempfile.TemporaryDirectory(prefix="burst-oip-") as place:
