@@ -202,6 +202,25 @@ def main() -> None:
     budgets.append(Budget("an idle reader, whichever has the most", estimate(idle), 1, "% of a CPU"))
     body = {"rows": dict(runs.blocks), "seconds": args.seconds}
     publish(args, Report(QUESTION, found, lines, budgets, body, HEAD))
+    if args.plot:
+        draw(args, runs)
+
+
+def draw(args: argparse.Namespace, runs: Runs) -> None:
+    """A dot for each load and way."""
+    import plots
+
+    rows = [
+        {
+            "name": name,
+            "ours": name.startswith(OURS),
+            "floor": "",
+            **{key: float(np.median(runs.values(name, key))) for key in ("p50_us", "p99_us")},
+            "rounds": rounds,
+        }
+        for name, rounds in runs.blocks.items()
+    ]
+    plots.latencies(args.plot, rows, [], "From the writer to the last reader")
 
 
 if __name__ == "__main__":
