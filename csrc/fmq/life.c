@@ -81,6 +81,7 @@ static void forget(void) {
     life.words = life.nodes = NULL;
     life.tid = 0;
     process.generation++;
+    processors_forget(&process.processors);
     link_forget();
     for (int i = 0; i < SLOTS; i++) life.used[i] = NULL, life.leftover[i] = false;
     life.leftovers = 0;

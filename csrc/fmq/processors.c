@@ -163,3 +163,8 @@ void processors_look_under(const char *root, struct fmq_processors *p, uint64_t 
 void processors_look(struct fmq_processors *p, uint64_t now, uint32_t mine, uint32_t theirs) {
     processors_look_under("", p, now, mine, theirs);
 }
+
+void processors_forget(struct fmq_processors *p) {
+    atomic_store(&p->looked, 0);
+    atomic_store(&p->is_looking, 0);
+}

@@ -30,6 +30,9 @@ void processors_look(struct fmq_processors *p, uint64_t now, uint32_t mine, uint
 /* The same, of a machine whose files lie under `root`. */
 void processors_look_under(const char *root, struct fmq_processors *p, uint64_t now, uint32_t mine, uint32_t theirs);
 
+/* In the child of a fork: its affinity and its groups may become others, and a thread that looked was the parent's. */
+void processors_forget(struct fmq_processors *p);
+
 static inline uint32_t processors_core(const struct fmq_processors *p, uint32_t cpu) {
     return cpu <= PROCESSORS_MOST ? atomic_load_explicit(&p->core[cpu], memory_order_relaxed) : 0; /* relaxed: a hint */
 }

@@ -68,8 +68,14 @@ def quota_of_half_a_processor():
 
 
 def test_one_processor_is_not_polled_away():
-    """A reader that may use one processor alone sleeps at once, though its peer never said where it runs."""
+    """A reader that may use one processor alone sleeps at once, though its peer never said where it runs, and though it
+    was forked from a process that had just found that it may use more.
+    """
     cpu = min(os.sched_getaffinity(0))
+    with fmq.MessageQueue.create("u1", 8) as queue, queue.reader() as reader:
+        reader.spin = 0.01
+        with pytest.raises(fmq.Timeout):
+            reader.read(1, 0.02)
     with fmq.MessageQueue.create("u1", 8) as queue, writer_on(cpu, queue) as put:
         word = control_word(queue, DATA_WAIT)
         with process(read_on, queue.descriptor, cpu):
