@@ -1,5 +1,6 @@
 """kill -9 at seeded random moments while blocks stream: told at once, nothing lost or invented, a successor goes on."""
 
+import gc
 import multiprocessing
 import os
 import random
@@ -117,12 +118,13 @@ def kill_readers(count, seed):
 
 def check(kill, count, seed):
     fmq.MessageQueue.create("u1", 1).writer().close()  # what a process opens once, and keeps
+    gc.collect()  # what earlier tests have left is closed now, and not in between
     before = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
     worst = kill(count, seed)
     print(f"{kill.__name__}: seed {seed}, {count} kills, told after {worst:.2f} ms at worst (bound {MOST_MS} ms)")
     assert worst < MOST_MS
     assert not [entry for entry in set(os.listdir("/dev/shm")) - before[0] if f"-{os.getpid()}-" in entry]
-    assert len(os.listdir("/proc/self/fd")) == before[1]
+    assert len(os.listdir("/proc/self/fd")) <= before[1]
 
 
 @pytest.mark.integration
