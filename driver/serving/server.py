@@ -18,7 +18,7 @@ from driver.client.workspace import shapes_of
 from driver.deadlines import WAITING, seconds_left
 from driver.serving.batching import apart, joinable, joined
 from driver.serving.figures import ServerFigures
-from driver.serving.waiting import Estimate, QueueFull, RequestQueue, WaitingRequest
+from driver.serving.waiting import ExecutionEstimate, QueueFull, RequestQueue, WaitingRequest
 from fmq import clock
 from fmq.clock import FOREVER
 
@@ -39,9 +39,9 @@ class Replica:
         self.burst = burst
         self.in_flight = self.executions = 0
 
-    def enter(self) -> Place:
+    def enter(self) -> ReplicaPlace:
         """For one more execution."""
-        return Place(self)
+        return ReplicaPlace(self)
 
     def load(self) -> tuple[bool, int]:
         """For comparison. A device may still execute what nobody waits for any more."""
@@ -51,7 +51,7 @@ class Replica:
         return {"executions": self.executions, "in_flight": self.in_flight, "burst": self.burst.stats()}
 
 
-class Place:
+class ReplicaPlace:
     """Of an execution in its replica, until it is left."""
 
     def __init__(self, replica: Replica) -> None:
@@ -75,7 +75,7 @@ class ModelServer:
         self._prepared, self.options = prepared, options
         self.figures = ServerFigures()
         self._queue = RequestQueue(options.queue, options.batch, options.batch_window)
-        self._estimate = Estimate()
+        self._estimate = ExecutionEstimate()
         self._replicas: list[Replica] = []
         self._batches: set[asyncio.Task[None]] = set()
         self._bursts = ExitStack()
@@ -113,7 +113,9 @@ class ModelServer:
         self._callers += 1
         try:
             found: Any = await request.done
-            outputs: tuple[Any, ...] = await self._execute_alone(found, request) if type(found) is Place else found
+            outputs: tuple[Any, ...] = (
+                await self._execute_alone(found, request) if type(found) is ReplicaPlace else found
+            )
         except asyncio.CancelledError:
             self.figures.cancelled += 1
             raise
@@ -136,7 +138,7 @@ class ModelServer:
     def _drop(self, request: WaitingRequest) -> None:
         """Of a task that has ended: it may have been cancelled before it saw that it has a place."""
         done = request.done
-        if done.done() and not done.cancelled() and not done.exception() and type(done.result()) is Place:
+        if done.done() and not done.cancelled() and not done.exception() and type(done.result()) is ReplicaPlace:
             self._leave(done.result())
         else:
             self._queue.discard(request)
@@ -212,18 +214,18 @@ class ModelServer:
             self._batches.add(task)
             task.add_done_callback(self._batches.discard)
 
-    def _leave(self, place: Place) -> None:
+    def _leave(self, place: ReplicaPlace) -> None:
         if place.leave():
             self._dispatch()
 
-    async def _execute_alone(self, place: Place, request: WaitingRequest) -> tuple[Any, ...]:
+    async def _execute_alone(self, place: ReplicaPlace, request: WaitingRequest) -> tuple[Any, ...]:
         """In the request's own task, which may be cancelled."""
         try:
             return (await self._outputs(place, [request]))[0]
         except MissedDeadlineTransient as error:
             raise request.times.error(error) from None
 
-    async def _execute_together(self, place: Place, requests: list[WaitingRequest]) -> None:
+    async def _execute_together(self, place: ReplicaPlace, requests: list[WaitingRequest]) -> None:
         """In a task of its own: each of the callers may give up, and the others wait on."""
         try:
             outputs = await self._outputs(place, requests)
@@ -248,7 +250,7 @@ class ModelServer:
             except Exception as error:  # noqa: BLE001 (as above)
                 _fail(request, error)
 
-    async def _outputs(self, place: Place, requests: list[WaitingRequest]) -> list[tuple[Any, ...]]:
+    async def _outputs(self, place: ReplicaPlace, requests: list[WaitingRequest]) -> list[tuple[Any, ...]]:
         """Of each request. The device is told the latest deadline: earlier ones are judged here."""
         begin, end = clock.now(), max(request.end for request in requests)
         self.figures.note_begin(requests, begin)

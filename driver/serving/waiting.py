@@ -70,7 +70,7 @@ class WaitingRequest:
             self.done.set_exception(MissedDeadlineTransient(cause=Cause(phase, late_by)))
 
 
-class Estimate:
+class ExecutionEstimate:
     """How long an execution takes, from when it is sent: a mean that follows, and how far off it usually is."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class RequestQueue:
             return False
         return True
 
-    def take(self, estimate: Estimate, *, at_once: bool) -> Ready:
+    def take(self, estimate: ExecutionEstimate, *, at_once: bool) -> Ready:
         """The next requests to run. `at_once`: nothing runs, and no request will come any more."""
         self._tell_hopeless(estimate)
         if not self._waiting:
@@ -174,7 +174,7 @@ class RequestQueue:
                 rows += request.rows
         return found
 
-    def _tell_hopeless(self, estimate: Estimate) -> None:
+    def _tell_hopeless(self, estimate: ExecutionEstimate) -> None:
         """Requests that cannot be done in time, while others can: they would only be in the way."""
         done_by = clock.now() + estimate.most
         hopeful = [request for request in self._waiting if request.end >= done_by]

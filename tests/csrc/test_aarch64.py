@@ -13,30 +13,15 @@ import shutil
 
 import pytest
 import stress
+from core_sources import CORE
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64-static"
-CORE = tuple(
-    f"fmq/{name}.c"
-    for name in (
-        "queue",
-        "sleep",
-        "ring",
-        "seats",
-        "event",
-        "bridge",
-        "futex",
-        "life",
-        "link",
-        "processors",
-        "thread",
-        "memory",
-    )
-)
+WITH_BRIDGE = (*CORE, "fmq/bridge.c")
 SCHEDULED = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "seats", "event"))
 # program -> sources, flags, whether it takes SEED MILLISECONDS, and what its output has to have
 PROGRAMS = {
-    "ring_race.c": (CORE, (), r"stream: [1-9].*exchange: [1-9].*stop: [1-9].*busy: [1-9]"),
-    "hostile.c": (CORE, (), r"\d+ calls, [1-9]\d* ends lost"),
+    "ring_race.c": (WITH_BRIDGE, (), r"stream: [1-9].*exchange: [1-9].*stop: [1-9].*busy: [1-9]"),
+    "hostile.c": (WITH_BRIDGE, (), r"\d+ calls, [1-9]\d* ends lost"),
 }
 
 

@@ -6,13 +6,10 @@ from pathlib import Path
 
 import pytest
 import stress
+from core_sources import CORE
 
 pytestmark = pytest.mark.integration
 
-CORE = tuple(
-    f"fmq/{name}.c"
-    for name in ("queue", "sleep", "ring", "seats", "event", "futex", "life", "link", "processors", "thread", "memory")
-)
 NOW = ("-Wl,-z,now",)  # no symbol is looked up inside the call that is stepped
 BIG = 4096  # MB: what a process with a model may hold
 

@@ -5,36 +5,21 @@ import re
 
 import pytest
 import stress
+from core_sources import CORE
 
 pytestmark = pytest.mark.integration
 
 THREAD = ("-fsanitize=thread", "-Wno-tsan")  # it cannot see fences; what they order is all atomic
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
-CORE = tuple(
-    f"fmq/{name}.c"
-    for name in (
-        "queue",
-        "sleep",
-        "ring",
-        "seats",
-        "event",
-        "bridge",
-        "futex",
-        "life",
-        "link",
-        "processors",
-        "thread",
-        "memory",
-    )
-)
+WITH_BRIDGE = (*CORE, "fmq/bridge.c")
 TURNS = ("burst/deadline.c", "burst/runqueue.c", "burst/flows.c", "burst/turns.c")
-BURST = (*CORE, *TURNS, "burst/packet.c", "burst/caller.c", "burst/listener.c", "burst/blame.c")
+BURST = (*WITH_BRIDGE, *TURNS, "burst/packet.c", "burst/caller.c", "burst/listener.c", "burst/blame.c")
 FLAVOURS = {"synchronized": 1, "unsynchronized": 2, "broadcast": 3}
 
 
 def race(build, flags, milliseconds, seed):
     return counted(
-        build("ring_race.c", *CORE, flags=flags),
+        build("ring_race.c", *WITH_BRIDGE, flags=flags),
         milliseconds,
         seed,
         {"stream", "exchange", "stop", "broadcast", "busy"},
@@ -52,7 +37,7 @@ def race_of_cancels(build, flags, milliseconds, seed):
 
 
 def race_of_turns(build, flags, milliseconds, seed):
-    program = build("run_queue_race.c", *CORE, *TURNS, flags=flags)
+    program = build("run_queue_race.c", *WITH_BRIDGE, *TURNS, flags=flags)
     return counted(program, milliseconds, seed, {"served", "yielded", "missed", "closed"})
 
 
@@ -69,7 +54,7 @@ def counted(program, milliseconds, seed, names):
 
 
 def hostile(build, milliseconds, seed, flavour):
-    program = build("hostile.c", *CORE, flags=ADDRESS)
+    program = build("hostile.c", *WITH_BRIDGE, flags=ADDRESS)
     out = program(str(seed), str(milliseconds), str(FLAVOURS[flavour]), timeout=milliseconds / 1000 + 60)
     assert re.match(r"\d+ calls, [1-9]\d* ends lost", out), "the scribbler was never noticed"
     return out

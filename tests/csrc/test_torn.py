@@ -5,13 +5,10 @@ import re
 
 import pytest
 import stress
+from core_sources import CORE
 
 pytestmark = pytest.mark.integration
 
-CORE = tuple(
-    f"fmq/{name}.c"
-    for name in ("queue", "sleep", "ring", "seats", "event", "futex", "life", "link", "processors", "thread", "memory")
-)
 THREAD = ("-fsanitize=thread", "-Wno-tsan")  # it cannot see fences; what they order is all atomic
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
 WAKES_ALONE = "-DSLEEP_SHARED_SLICE=UINT64_C(1000000000000)"  # nobody looks again by himself

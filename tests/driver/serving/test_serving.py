@@ -14,7 +14,7 @@ from frames import frame
 import driver
 from burst import Busy, DeviceUnavailable, MissedDeadlineTransient, StatusError, Timeout
 from driver.serving import QueueFull
-from driver.serving.waiting import Estimate, RequestQueue
+from driver.serving.waiting import ExecutionEstimate, RequestQueue
 
 ENDLESS = 60.0  # seconds that an execution takes at most in these tests: until its input changes, or its device dies
 
@@ -206,7 +206,7 @@ class TestTimes:
 
     def test_an_estimate_follows(self):
         """The estimate follows executions that become shorter."""
-        estimate = Estimate()
+        estimate = ExecutionEstimate()
         for ns in [10**9] + [10**6] * 100:
             estimate.took(ns)
         assert estimate.most < 2 * 10**7
@@ -219,7 +219,7 @@ def order_of(milliseconds, usual):
         from driver.client.tasks import TaskTimes
         from driver.serving.waiting import WaitingRequest
 
-        queue, estimate, loop = RequestQueue(10, 1, 0), Estimate(), asyncio.get_running_loop()
+        queue, estimate, loop = RequestQueue(10, 1, 0), ExecutionEstimate(), asyncio.get_running_loop()
         for _ in range(100):
             estimate.took(usual * 10**6)
         waiting = [
