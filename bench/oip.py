@@ -34,7 +34,7 @@ from verdict import Budget, Report, arguments, parse, progress, publish, spell
 
 import driver
 from driver.cli.timing import Estimate, estimate, order_of_round, time_calls
-from driver.oip import messages
+from driver.gateways.oip import messages
 
 if TYPE_CHECKING:
     import argparse

@@ -134,8 +134,8 @@ def _serve_models(
     as_json: bool,
 ) -> None:
     try:
-        from driver.oip.grpc_door import Credentials
-        from driver.oip.process import InferenceServer, OipOptions, serve_inference
+        from driver.gateways.oip.grpc_door import Credentials
+        from driver.gateways.oip.process import InferenceServer, OipOptions, serve_inference
     except ModuleNotFoundError as error:
         raise click.UsageError(f"--oip needs {error.name}: pip install 'burst-engine[oip]'") from error
 

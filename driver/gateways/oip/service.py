@@ -8,15 +8,15 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from driver.oip.refusal import Refusal, RefusalCode
-from driver.oip.served_model import ModelGone
+from driver.gateways.oip.refusal import Refusal, RefusalCode
+from driver.gateways.oip.served_model import ModelGone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from driver.oip.inference import InferAnswer, InferCall
-    from driver.oip.regions import RegionTable
-    from driver.oip.repository import ModelRepository
+    from driver.gateways.oip.inference import InferAnswer, InferCall
+    from driver.gateways.oip.regions import RegionTable
+    from driver.gateways.oip.repository import ModelRepository
 
 _MEMORY = "system_shared_memory"
 _EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics")

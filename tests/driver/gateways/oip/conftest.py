@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from oip_models import Client, write_copies, write_ranges, write_sum
 
-from driver.oip.process import InferenceServer, OipOptions
+from driver.gateways.oip.process import InferenceServer, OipOptions
 
 EVERYTHING = OipOptions(shared_memory=True, model_control=True)
 

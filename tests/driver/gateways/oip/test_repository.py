@@ -13,10 +13,10 @@ from oip_models import Client, client_memory, rows, write_sum
 from tritonclient.utils import InferenceServerException, shared_memory
 
 import driver
-from driver.oip.model_config import FolderConfig
-from driver.oip.process import InferenceServer
-from driver.oip.refusal import Refusal
-from driver.oip.repository import ModelRepository
+from driver.gateways.oip.model_config import FolderConfig
+from driver.gateways.oip.process import InferenceServer
+from driver.gateways.oip.refusal import Refusal
+from driver.gateways.oip.repository import ModelRepository
 
 NBYTES = rows().nbytes
 
@@ -38,7 +38,7 @@ def folder(tmp_path):
 
 
 def _bad():
-    from driver.oip.refusal import RefusalCode
+    from driver.gateways.oip.refusal import RefusalCode
 
     return RefusalCode.INVALID_ARGUMENT, "it is bad"
 

@@ -9,7 +9,7 @@ from google.protobuf.json_format import MessageToDict
 from oip_models import TYPES, client_memory, rows
 from tritonclient.utils import InferenceServerException, shared_memory, triton_to_np_dtype
 
-from driver.oip import messages
+from driver.gateways.oip import messages
 
 NBYTES = rows().nbytes
 

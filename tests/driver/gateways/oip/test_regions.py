@@ -14,8 +14,8 @@ import pytest
 from oip_models import client_memory, rows
 from tritonclient.utils import InferenceServerException, shared_memory
 
-from driver.oip.refusal import Refusal
-from driver.oip.regions import RegionLimits, RegionSlice, RegionTable
+from driver.gateways.oip.refusal import Refusal
+from driver.gateways.oip.regions import RegionLimits, RegionSlice, RegionTable
 
 NBYTES = rows().nbytes
 PAGE = os.sysconf("SC_PAGESIZE")

@@ -8,10 +8,10 @@ from typing import Any
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-from driver.oip.proto_file import ProtoFile
+from driver.gateways.oip.proto_file import ProtoFile
 
 _SOURCE = ProtoFile(
-    "burst/open_inference.proto", resources.files("driver.oip").joinpath("open_inference.proto").read_text()
+    "burst/open_inference.proto", resources.files("driver.gateways.oip").joinpath("open_inference.proto").read_text()
 )
 _POOL = DescriptorPool()
 _POOL.AddSerializedFile(_SOURCE.file.SerializeToString())

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 from google.protobuf.message import DecodeError
 
-from driver.oip import messages
-from driver.oip.datatypes import DATATYPES
-from driver.oip.inference import GivenTensor, InferCall, WantedTensor, region_slice, time_and_priority
-from driver.oip.refusal import invalid, refusal_of
+from driver.gateways.oip import messages
+from driver.gateways.oip.datatypes import DATATYPES
+from driver.gateways.oip.inference import GivenTensor, InferCall, WantedTensor, region_slice, time_and_priority
+from driver.gateways.oip.refusal import invalid, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from driver.oip.inference import AnsweredTensor, InferAnswer
-    from driver.oip.service import InferenceService
+    from driver.gateways.oip.inference import AnsweredTensor, InferAnswer
+    from driver.gateways.oip.service import InferenceService
 
 _LOG = logging.getLogger("burst.oip")
 _FINAL = "triton_enable_empty_final_response"

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf import text_format
 
-from driver.oip.datatypes import datatype_of
-from driver.oip.messages import ModelConfig, enum_names
-from driver.oip.refusal import invalid
+from driver.gateways.oip.datatypes import datatype_of
+from driver.gateways.oip.messages import ModelConfig, enum_names
+from driver.gateways.oip.refusal import invalid
 
 if TYPE_CHECKING:
     from driver.nn import Model, Operand

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from driver.oip.http_front import HttpAnswer, HttpFront
+from driver.gateways.oip.http_front import HttpAnswer, HttpFront
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from driver.oip.grpc_door import Credentials, DoorLimits
-    from driver.oip.service import InferenceService
+    from driver.gateways.oip.grpc_door import Credentials, DoorLimits
+    from driver.gateways.oip.service import InferenceService
 
 _SLOWEST = 1 << 20  # bytes a second of a body, after the patience for its beginning
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from oip_models import Client, rows, write_sum
 
-from driver.oip import messages
+from driver.gateways.oip import messages
 
 COMMAND = [sys.executable, "-m", "driver.cli", "serve"]
 

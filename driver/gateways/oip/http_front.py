@@ -9,14 +9,14 @@ import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
-from driver.oip.inference import GivenTensor, InferCall, WantedTensor, region_slice, time_and_priority
-from driver.oip.refusal import Refusal, RefusalCode, invalid, not_found, refusal_of
+from driver.gateways.oip.inference import GivenTensor, InferCall, WantedTensor, region_slice, time_and_priority
+from driver.gateways.oip.refusal import Refusal, RefusalCode, invalid, not_found, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from driver.oip.inference import AnsweredTensor, InferAnswer
-    from driver.oip.service import InferenceService
+    from driver.gateways.oip.inference import AnsweredTensor, InferAnswer
+    from driver.gateways.oip.service import InferenceService
 
 _LOG = logging.getLogger("burst.oip")
 _LENGTH = "inference-header-content-length"

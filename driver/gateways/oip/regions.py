@@ -23,13 +23,13 @@ from weakref import WeakSet
 
 from burst import BurstError, Memory
 from burst.backing import Backing, backing_of, has_holes
-from driver.oip.refusal import Refusal, RefusalCode, invalid, not_found
+from driver.gateways.oip.refusal import Refusal, RefusalCode, invalid, not_found
 from fmq import FmqError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from driver.oip.lanes import Lane
+    from driver.gateways.oip.lanes import Lane
 
 _FOLDER = "/dev/shm"
 _LONGEST = 255

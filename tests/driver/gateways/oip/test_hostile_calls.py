@@ -19,14 +19,14 @@ from oip_models import Client, rows, write_sum
 from tritonclient.utils import InferenceServerException
 
 from driver.errors import DeviceFailed
-from driver.oip import messages
-from driver.oip.address import door_address
-from driver.oip.grpc_door import DoorLimits, GrpcFront
-from driver.oip.http_front import HttpFront
-from driver.oip.process import InferenceServer, OipOptions
-from driver.oip.refusal import Refusal
-from driver.oip.regions import RegionTable
-from driver.oip.service import InferenceService
+from driver.gateways.oip import messages
+from driver.gateways.oip.address import door_address
+from driver.gateways.oip.grpc_door import DoorLimits, GrpcFront
+from driver.gateways.oip.http_front import HttpFront
+from driver.gateways.oip.process import InferenceServer, OipOptions
+from driver.gateways.oip.refusal import Refusal
+from driver.gateways.oip.regions import RegionTable
+from driver.gateways.oip.service import InferenceService
 
 METHODS = [each.name for each in messages.METHODS]
 _OTHER = b'{"name": "y", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}'
@@ -200,7 +200,7 @@ def throw(front, seed, count, monkeypatch=None):
                 front.answer(method, packet)
             answered += 1
         except Exception as error:  # noqa: BLE001 (looked at below)
-            from driver.oip.refusal import refusal_of
+            from driver.gateways.oip.refusal import refusal_of
 
             def fail(error, method=method, packet=packet):
                 raise AssertionError(f"{method} {packet.hex()}") from error

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from driver.oip.refusal import invalid
+from driver.gateways.oip.refusal import invalid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

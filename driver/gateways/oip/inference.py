@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from driver.oip.datatypes import DATATYPES, Datatype, datatype_of, values_as
-from driver.oip.refusal import invalid
-from driver.oip.regions import RegionSlice
+from driver.gateways.oip.datatypes import DATATYPES, Datatype, datatype_of, values_as
+from driver.gateways.oip.refusal import invalid
+from driver.gateways.oip.regions import RegionSlice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

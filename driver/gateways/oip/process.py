@@ -14,19 +14,19 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 from driver.errors import DeviceFailed
-from driver.oip.address import DoorAddress, door_address
-from driver.oip.grpc_door import Credentials, DoorLimits, GrpcDoor
-from driver.oip.regions import RegionLimits, RegionTable
-from driver.oip.repository import ModelRepository
-from driver.oip.served_model import ServedModel
-from driver.oip.service import InferenceService
+from driver.gateways.oip.address import DoorAddress, door_address
+from driver.gateways.oip.grpc_door import Credentials, DoorLimits, GrpcDoor
+from driver.gateways.oip.regions import RegionLimits, RegionTable
+from driver.gateways.oip.repository import ModelRepository
+from driver.gateways.oip.served_model import ServedModel
+from driver.gateways.oip.service import InferenceService
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
     from types import FrameType
 
-    from driver.oip.http_door import HttpDoor
+    from driver.gateways.oip.http_door import HttpDoor
 
 _GRACE = 10.0  # seconds for requests that run at the end
 _ENDS = (signal.SIGTERM, signal.SIGINT)
@@ -154,7 +154,7 @@ def _grpc_door(
 def _http_door(
     service: InferenceService, address: DoorAddress, limits: DoorLimits, credentials: Credentials | None
 ) -> HttpDoor:
-    from driver.oip.http_door import HttpDoor
+    from driver.gateways.oip.http_door import HttpDoor
 
     try:
         return HttpDoor(service, address.listen(), limits, credentials)

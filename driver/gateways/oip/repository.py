@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from driver.gateways.oip.model_config import CONFIG_FILE, MOST_BYTES, FolderConfig
+from driver.gateways.oip.refusal import Refusal, RefusalCode, invalid, not_found, refusal_of
+from driver.gateways.oip.served_model import ServedModel
 from driver.importers.files import READERS
-from driver.oip.model_config import CONFIG_FILE, MOST_BYTES, FolderConfig
-from driver.oip.refusal import Refusal, RefusalCode, invalid, not_found, refusal_of
-from driver.oip.served_model import ServedModel
 
 if TYPE_CHECKING:
     from pathlib import Path

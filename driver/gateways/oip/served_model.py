@@ -11,19 +11,19 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from burst import DeviceUnavailable
+from driver.gateways.oip.inference import AnsweredTensor, InferAnswer, ModelPorts
+from driver.gateways.oip.lanes import InPlaceCall, Lanes
 from driver.importers import load
-from driver.oip.inference import AnsweredTensor, InferAnswer, ModelPorts
-from driver.oip.lanes import InPlaceCall, Lanes
 from driver.runtime.compilation import compile as compile_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from driver.gateways.oip.inference import InferCall, WantedTensor
+    from driver.gateways.oip.model_config import FolderConfig
+    from driver.gateways.oip.regions import RegionTable
     from driver.nn import Model
-    from driver.oip.inference import InferCall, WantedTensor
-    from driver.oip.model_config import FolderConfig
-    from driver.oip.regions import RegionTable
     from driver.options import Preference, Priority
 
 _QUEUE = 256

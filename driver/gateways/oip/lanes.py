@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import BurstError, DeviceUnavailable, ErrorStatus, Memory, MissedDeadlineTransient, Request, RequestArgument
-from driver.oip.refusal import invalid
+from driver.gateways.oip.refusal import invalid
 from driver.options import ExecuteOptions
 from fmq import FmqError
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from burst import Result
     from driver.client.surface import AnyBurst, AnyPreparedModel
-    from driver.oip.inference import GivenTensor, ModelPorts, TensorPort, WantedTensor
-    from driver.oip.regions import RegionUse
+    from driver.gateways.oip.inference import GivenTensor, ModelPorts, TensorPort, WantedTensor
+    from driver.gateways.oip.regions import RegionUse
 
 _ALIGN = 64
 _GUESS = 1 << 22  # bytes of an output whose size only its execution tells
