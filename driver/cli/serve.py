@@ -8,12 +8,14 @@ import shutil
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
 from burst import BurstError
 from driver.cli.names import DeviceName
 from driver.cli.output import examples, json_option
+from driver.cli.wake_words import serve_wyoming, wake_word_options
 from driver.errors import DriverError
 from driver.service import serve as service
 from driver.service.probe import check
@@ -26,6 +28,7 @@ _WITHIN = 5.0  # seconds
         "burst serve litert --group video",
         "burst serve litert --metrics :9100",
         "burst serve onnxruntime --oip :8001 --oip http://:8000 --models models/",
+        "burst serve onnxruntime --wyoming tcp://127.0.0.1:10400 --wake-word hey_jarvis_v0.1.onnx",
         "burst serve --unit | sudo tee /etc/systemd/system/burst@.service",
     )
 )
@@ -77,6 +80,7 @@ _WITHIN = 5.0  # seconds
     metavar="CERT KEY",
     help="With --oip: TLS at TCP addresses, with these PEM files.",
 )
+@wake_word_options
 @json_option
 def serve(
     device: str | None,
@@ -93,6 +97,7 @@ def serve(
     model_control: bool,
     tls: tuple[str, str] | None,
     as_json: bool,
+    **gateways: Any,
 ) -> None:
     """Serve a device to other programs and accounts.
 
@@ -106,6 +111,8 @@ def serve(
         click.echo(service.unit(user, group or user, _command()), nl=False)
     elif device is None:
         raise click.UsageError("missing DEVICE, for example: burst serve litert")
+    elif serve_wyoming(device, gateways, group or addresses or models or files_of_others, metrics, as_json):
+        pass
     elif addresses or models:
         if not addresses or models is None:
             raise click.UsageError(

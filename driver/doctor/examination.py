@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from driver.doctor import installation, machine, running
+from driver.doctor import installation, machine, running, satellite_doors
 from driver.doctor.finding import examined
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
     "folders": machine.kept,
     "devices": installation.installed,
     "running devices": running.devices,
+    "wake words": satellite_doors.wake_words,
 }
 
 

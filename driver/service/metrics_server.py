@@ -36,7 +36,7 @@ from driver.service.process_figures import KINDS, ProcessFigures
 from driver.service.visits import Visit, Visits, account_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
     from prometheus_client import Metric
@@ -94,17 +94,22 @@ def where(listener: socket.socket) -> str:
 
 
 def expose(monitor: HealthMonitor, fd: int) -> None:
-    """Serves metrics in threads of this process until it ends. Owns `fd`, a listening socket."""
+    """Serves a device's metrics in threads of this process until it ends. Owns `fd`, a listening socket."""
+    serve_metrics(MetricsCollector(monitor), monitor.trouble, fd)
+
+
+def serve_metrics(collector: Collector, trouble: Callable[[], str], fd: int) -> None:
+    """The same of another collector. `trouble`: why /healthz is to be 503, empty if it is not."""
     registry = CollectorRegistry()
-    registry.register(MetricsCollector(monitor))
-    handler = type("Handler", (_Handler,), {"registry": registry, "monitor": monitor})
+    registry.register(collector)
+    handler = type("Handler", (_Handler,), {"registry": registry, "trouble": staticmethod(trouble)})
     server = _Server(socket.socket(fileno=fd), handler)
     os.register_at_fork(after_in_child=server.socket.close)
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
 
 
 class _Handler(MetricsHandler):
-    monitor: HealthMonitor
+    trouble: Callable[[], str]
     server: _Server
     server_version, sys_version = "Burst", ""
 
@@ -114,7 +119,7 @@ class _Handler(MetricsHandler):
             case "/metrics":
                 self._scraped()
             case "/healthz":
-                trouble = self.monitor.trouble()
+                trouble = self.trouble()
                 self._answer(503 if trouble else 200, trouble or "ok")
             case _:
                 self._answer(404, "try /metrics or /healthz")

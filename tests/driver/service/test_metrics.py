@@ -291,7 +291,7 @@ def test_clients_that_send_a_byte_now_and_then(served, count, is_foreign):
 def in_this_process(monkeypatch, trouble=lambda: ""):
     """The server alone, with a deadline of half a second; its port."""
     monkeypatch.setattr("driver.service.visits.PATIENCE", 0.5)
-    handler = type("Handler", (metrics_server._Handler,), {"monitor": SimpleNamespace(trouble=trouble)})
+    handler = type("Handler", (metrics_server._Handler,), {"trouble": staticmethod(trouble)})
     with metrics_server._Server(metrics_server.listen(":0"), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

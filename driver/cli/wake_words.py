@@ -1,0 +1,98 @@
+"""`burst serve --wyoming`: wake words for Home Assistant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from driver.errors import DriverError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from driver.gateways.wyoming.wake_server import WakeServer
+
+_OPTIONS = (
+    click.option(
+        "--wyoming",
+        metavar="ADDRESS",
+        help="Serve wake words to Home Assistant at tcp://HOST:PORT, or at tcp://:PORT (this machine only).",
+    ),
+    click.option(
+        "--wake-word",
+        "wake_words",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        multiple=True,
+        help="With --wyoming: an .onnx file of openWakeWord. Repeatable.",
+    ),
+    click.option(
+        "--features",
+        type=click.Path(path_type=Path),
+        metavar="FOLDER",
+        help="With --wyoming: where melspectrogram.onnx and embedding_model.onnx are, if not by the first FILE.",
+    ),
+    click.option(
+        "--threshold", type=float, default=0.5, show_default=True, help="With --wyoming: activations above it count."
+    ),
+    click.option(
+        "--trigger-level", type=int, default=1, show_default=True, help="With --wyoming: so many make a detection."
+    ),
+    click.option(
+        "--refractory-seconds",
+        type=float,
+        default=2.0,
+        show_default=True,
+        help="With --wyoming: time after a detection in which the word is not detected again.",
+    ),
+    click.option(
+        "--satellites", type=int, default=64, show_default=True, help="With --wyoming: connections at a time, at most."
+    ),
+)
+
+
+def wake_word_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of `--wyoming`, for a command that takes **gateways."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def serve_wyoming(device: str, given: Mapping[str, Any], others: object, metrics: str | None, as_json: bool) -> bool:
+    """Serves until SIGTERM if the options ask for that; else returns False at once. `others`: options of another kind
+    of serving.
+    """
+    address, words = given["wyoming"], given["wake_words"]
+    if not address and not words:
+        return False
+    if not address or not words:
+        raise click.UsageError(
+            "--wyoming and --wake-word go together: "
+            "burst serve onnxruntime --wyoming tcp://:10400 --wake-word alexa_v0.1.onnx"
+        )
+    if others:
+        raise click.UsageError("--wyoming serves wake words alone: give --group, --oip to another burst serve")
+    try:
+        from driver.gateways.wyoming.satellite import TriggerOptions
+        from driver.gateways.wyoming.wake_server import WakeOptions, serve_wake_words
+    except ModuleNotFoundError as error:
+        raise click.UsageError(f"--wyoming needs {error.name}: pip install 'burst-engine[wyoming]'") from error
+
+    def tell(server: WakeServer) -> None:
+        if as_json:
+            print(json.dumps({"device": device, "wyoming": str(server.address), "metrics": server.metrics}), flush=True)
+            return
+        print(f"{device}: {', '.join(server.models.words)} at {server.address}", flush=True)
+        if server.metrics:
+            print(f"metrics and health are at {server.metrics}", flush=True)
+
+    trigger = TriggerOptions(given["threshold"], given["trigger_level"], given["refractory_seconds"])
+    options = WakeOptions(given["features"], trigger, given["satellites"], metrics)
+    try:
+        serve_wake_words(device, words, address, options, tell)
+    except DriverError as error:
+        raise click.UsageError(str(error)) from error
+    return True

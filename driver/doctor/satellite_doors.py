@@ -1,0 +1,75 @@
+"""Checks wake words for Home Assistant: the mistakes that `burst serve --wyoming` is usually run with."""
+
+from __future__ import annotations
+
+import json
+import socket
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from driver.doctor import machine
+from driver.doctor.finding import Finding, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PORT = 10400
+"""Where Home Assistant expects wake words."""
+
+_WITHIN = 2.0  # seconds for an answer
+_MOST = 1 << 20  # bytes of one
+_LISTENS = "0A"
+_LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
+
+
+def wake_words() -> Iterator[Finding]:
+    """What converts sound, who listens at the port, for which machines, and whether it answers."""
+    if find_spec("wyoming") is None:
+        return
+    if find_spec("audioop") is None:
+        why = "sound of another form than 16 kHz, 16 bit, mono is converted by Python alone, 50 times as slowly"
+        yield Finding("wake words, audioop", "note", "missing", why, "pip install audioop-lts, or send such sound")
+    hosts = _listeners()
+    subject = f"wake words, port {PORT}"
+    if not hosts:
+        yield Finding(subject, "ok", "no process listens")
+        return
+    if hosts <= _LOOPBACK:
+        why = "Home Assistant on another machine, or in a container with a network of its own, cannot connect"
+        yield Finding(subject, "note", "only this machine may connect", why, "--wyoming tcp://0.0.0.0:10400")
+    else:
+        yield Finding(subject, "ok", "other machines may connect")
+    yield _described()
+
+
+def _listeners() -> set[str]:
+    """Addresses at which a process listens at the port, as the kernel writes them."""
+    found = set()
+    for name in ("tcp", "tcp6"):
+        for line in text_of(machine.ROOT / "proc/net" / name).splitlines()[1:]:
+            fields = line.split()
+            host, _, port = fields[1].partition(":")
+            if fields[3] == _LISTENS and int(port, 16) == PORT:
+                found.add(host)
+    return found
+
+
+def _described() -> Finding:
+    """What it says of itself."""
+    subject, why = "wake words, answer", "Home Assistant finds no wake word there"
+    remedy = f"another program may have the port: ss -ltnp 'sport = :{PORT}'"
+    try:
+        with socket.create_connection(("127.0.0.1", PORT), _WITHIN) as client:
+            client.settimeout(_WITHIN)
+            client.sendall(b'{"type": "describe"}\n')
+            with client.makefile("rb") as answer:
+                head = json.loads(answer.readline(_MOST))
+                info = head.get("data") or json.loads(answer.read(min(head["data_length"], _MOST)))
+        names = [model["name"] for program in info["wake"] for model in program["models"]]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        return Finding(subject, "warning", f"no answer of a wake word server ({type(error).__name__})", why, remedy)
+    return Finding(subject, "ok", ", ".join(map(_shown, names)) or "it has no wake words")
+
+
+def _shown(name: Any) -> str:
+    return repr(name)[1:41]

@@ -1,0 +1,8 @@
+"""Wyoming, the protocol of Home Assistant's voice satellites: wake words of openWakeWord's models on one device.
+
+wake_server.py   `burst serve DEVICE --wyoming ADDRESS --wake-word FILE`: everything below, until SIGTERM
+satellite.py   one connection: its messages, and when a word counts as spoken
+wake_stream.py   the sound of one satellite, 80 ms at a time, and what the models make of it
+wake_models.py   the three kinds of model, one of each for all satellites
+satellite_figures.py   what each satellite has sent, for Prometheus
+"""

@@ -1,0 +1,265 @@
+"""One connection of a satellite, or of Home Assistant for one: its messages, and when a word counts as spoken.
+
+The next message is read when the one before is done, so a satellite that sends faster than its sound can be listened
+to waits in its own socket, and what it can have in memory here is one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from wyoming.audio import AudioChunk, AudioChunkConverter, AudioStart, AudioStop
+from wyoming.error import Error
+from wyoming.event import async_read_event
+from wyoming.info import Attribution, Describe, Info, WakeModel, WakeProgram
+from wyoming.ping import Ping, Pong
+from wyoming.server import AsyncEventHandler
+from wyoming.wake import Detect, Detection, NotDetected
+
+from burst import BurstError
+from driver.gateways.wyoming.wake_stream import WakeStream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from wyoming.event import Event
+
+    from driver.gateways.wyoming.satellite_figures import SatelliteFigures
+    from driver.gateways.wyoming.wake_models import WakeModels
+
+_LOG = logging.getLogger(__name__)
+RATE = 16000
+MOST_BYTES = 1 << 20
+"""Of the sound of one message, half a minute; a satellite sends 2 KiB."""
+_MOST_DATA = 1 << 16
+_COMPLETE_WITHIN = 30.0  # seconds for the rest of a message that has begun, and for an answer to be taken
+_RATES = 4000, 192000
+_MALFORMED = (AttributeError, KeyError, TypeError, ValueError, RecursionError, ArithmeticError)
+
+
+class TriggerOptions(NamedTuple):
+    """When a word counts as spoken, as wyoming-openwakeword has it.
+
+    threshold: activations above it count. trigger_level: so many of them, where one at or below it takes one back.
+    refractory: seconds of sound after a detection in which the word is not detected again.
+    """
+
+    threshold: float = 0.5
+    trigger_level: int = 1
+    refractory: float = 2.0
+
+
+class WakeTrigger:
+    """Of one wake word, in one stream."""
+
+    def __init__(self, options: TriggerOptions) -> None:
+        self._options = options
+        self._count, self._deaf_until = 0, 0.0
+        self.was_detected = False
+
+    def is_spoken(self, activation: float, second: float) -> bool:
+        """second: of the stream, at the end of what gave this activation."""
+        if not activation > self._options.threshold:
+            self._count = max(0, self._count - 1)
+            return False
+        if second < self._deaf_until:
+            return False
+        self._count += 1
+        if self._count < self._options.trigger_level:
+            return False
+        self._count, self._deaf_until = 0, second + self._options.refractory
+        self.was_detected = True
+        return True
+
+
+class RefusedMessage(Exception):
+    """What a satellite sent is no message that it may send. The text is for the satellite."""
+
+
+class BoundedReader:
+    """A stream of messages, none of which makes this process keep more than it should."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+
+    async def readline(self) -> bytes:
+        """A message's first line; it may be a long time until it begins."""
+        try:
+            return await self._reader.readline()
+        except ValueError:
+            raise RefusedMessage("the first line of a message is longer than 64 KiB") from None
+
+    async def readexactly(self, count: int) -> bytes:
+        """The rest of a message that has begun. Raises RefusedMessage, IncompleteReadError."""
+        if not isinstance(count, int) or not 0 < count <= MOST_BYTES:
+            raise RefusedMessage(f"a part of a message has {count!r:.40} bytes; at most {MOST_BYTES} are taken")
+        async with asyncio.timeout(_COMPLETE_WITHIN):
+            return await self._reader.readexactly(count)
+
+    def at_eof(self) -> bool:
+        """Whether the satellite has ended the connection."""
+        return self._reader.at_eof()
+
+
+class SatelliteHandler(AsyncEventHandler):
+    """Answers one connection until it ends."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        models: WakeModels,
+        trigger: TriggerOptions,
+        figures: SatelliteFigures,
+    ) -> None:
+        super().__init__(reader, writer)
+        self._models, self._options, self._figures = models, trigger, figures
+        self._bounded = BoundedReader(reader)
+        peer = writer.get_extra_info("peername")
+        self.name = str(peer[0]) if peer else "unknown"
+        self._wanted = tuple(models.words)
+        self._format: tuple[int, int, int] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """A new stream."""
+        self._stream = WakeStream(self._models)
+        self._triggers = {name: WakeTrigger(self._options) for name in self._models.words}
+        self._converter = AudioChunkConverter(rate=RATE, width=2, channels=1)
+        self._milliseconds = 0.0
+
+    async def run(self) -> None:
+        """Reads messages until the connection ends, or is ended because of one of them."""
+        self._figures.note(self.name, "connections")
+        try:
+            reader: Any = self._bounded
+            while (event := await async_read_event(reader)) is not None:
+                await self.handle_event(event)
+            if not self._bounded.at_eof():
+                await self._end("this is no message of Wyoming", "bad-message")
+        except RefusedMessage as error:
+            await self._end(str(error), "bad-message")
+        except _MALFORMED as error:
+            await self._end(f"a message cannot be read: {type(error).__name__}: {error}", "bad-message")
+        except BurstError as error:
+            await self._end(f"the device fails: {error}", "device-failed")
+        except (OSError, EOFError):
+            pass  # it has gone; what it had said is forgotten with this object
+        finally:
+            self.writer.close()
+
+    async def _end(self, text: str, code: str) -> None:
+        _LOG.warning("satellite %s: %s", self.name, text)
+        self._figures.note(self.name, "errors")
+        with suppress(OSError, EOFError):
+            await self.write_event(Error(text[:500], code).event())
+
+    async def write_event(self, event: Event) -> None:
+        """Raises TimeoutError, an OSError, when the satellite does not take it."""
+        async with asyncio.timeout(_COMPLETE_WITHIN):
+            await super().write_event(event)
+
+    async def handle_event(self, event: Event) -> bool:
+        """Raises RefusedMessage, and BurstError when the device fails for good."""
+        if not isinstance(event.type, str) or not isinstance(event.data, dict):
+            raise RefusedMessage("a message has a type, and data that is an object")
+        if AudioChunk.is_type(event.type):
+            await self._listen(AudioChunk.from_event(event))
+        elif AudioStart.is_type(event.type):
+            self._check(AudioStart.from_event(event))
+            self._begin()
+        elif AudioStop.is_type(event.type):
+            if not any(self._triggers[name].was_detected for name in self._wanted):
+                await self.write_event(NotDetected().event())
+        elif Detect.is_type(event.type):
+            self._want(Detect.from_event(event).names)
+        elif Describe.is_type(event.type):
+            await self.write_event(service_info(self._models).event())
+        elif Ping.is_type(event.type):
+            await self.write_event(Pong(text=Ping.from_event(event).text).event())
+        return True  # messages of other kinds are for other services
+
+    def _want(self, names: Iterable[str] | None) -> None:
+        """Those that it names; all if it names none."""
+        known = {
+            key: name for name, word in self._models.words.items() for key in (word.phrase.replace(" ", "_"), name)
+        }
+        asked = list(names or self._models.words)
+        if unknown := [str(name) for name in asked if name not in known]:
+            raise RefusedMessage(f"detect: there is no wake word {unknown[0]!r:.60}; there are {', '.join(known)}")
+        self._wanted = tuple(dict.fromkeys(known[name] for name in asked))
+
+    def _check(self, sound: AudioStart | AudioChunk) -> None:
+        """The form of the sound, which wyoming converts from."""
+        form = sound.rate, sound.width, sound.channels
+        if not all(type(each) is int for each in form):
+            raise RefusedMessage(f"rate, width and channels are integers, not {form!r:.60}")
+        low, high = _RATES
+        if not low <= sound.rate <= high or sound.width not in {1, 2, 3, 4} or sound.channels not in {1, 2}:
+            raise RefusedMessage(
+                f"sound of {sound.rate} Hz, {sound.width} bytes and {sound.channels} channels cannot be converted; "
+                f"send {low} to {high} Hz, 1 to 4 bytes, 1 or 2 channels, at best 16000 Hz, 2 bytes, 1 channel"
+            )
+        if form != self._format:  # a converter remembers the samples before
+            self._format, self._converter = form, AudioChunkConverter(rate=RATE, width=2, channels=1)
+
+    async def _listen(self, chunk: AudioChunk) -> None:
+        self._check(chunk)
+        if len(chunk.audio) % (chunk.width * chunk.channels):
+            raise RefusedMessage(
+                f"{len(chunk.audio)} bytes are no whole number of samples of {chunk.width} bytes "
+                f"and {chunk.channels} channels"
+            )
+        begin = chunk.timestamp if type(chunk.timestamp) is int else round(self._milliseconds)
+        self._milliseconds += 1000 * chunk.seconds
+        self._figures.note(self.name, "seconds", chunk.seconds)
+        samples = np.frombuffer(self._converter.convert(chunk).audio, np.int16)
+        async for activations in self._stream.feed(samples, self._wanted):
+            second = self._stream.samples / RATE
+            for name, activation in activations.items():
+                if self._triggers[name].is_spoken(activation, second):
+                    self._figures.note(self.name, f"detections {name}")
+                    _LOG.info("satellite %s: %s, %.2f", self.name, name, activation)
+                    await self.write_event(Detection(name=name, timestamp=begin).event())
+
+
+def service_info(models: WakeModels) -> Info:
+    """What a client asks for by `describe`."""
+    source = Attribution("David Scripka", "https://github.com/dscripka/openWakeWord")
+    words = [
+        WakeModel(
+            name=word.name,
+            attribution=source,
+            installed=True,
+            description=word.phrase,
+            version=None,
+            languages=[],
+            phrase=word.phrase,
+        )
+        for word in models.words.values()
+    ]
+    program = WakeProgram(
+        name="burst",
+        attribution=source,
+        installed=True,
+        description="Wake words of openWakeWord's models on one device",
+        version=None,
+        models=words,
+    )
+    return Info(wake=[program])
+
+
+async def refuse(writer: asyncio.StreamWriter, text: str) -> None:
+    """Tells a client why its connection ends at once, without waiting for it."""
+    event = Error(text, "too-many").event()
+    data = json.dumps(event.data).encode()
+    writer.write(json.dumps({"type": event.type, "data_length": len(data)}).encode() + b"\n" + data)
+    writer.close()
+
+
+__all__ = ["RefusedMessage", "SatelliteHandler", "TriggerOptions", "WakeTrigger", "refuse", "service_info"]

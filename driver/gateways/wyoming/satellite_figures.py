@@ -1,0 +1,87 @@
+"""What each satellite has sent and was told: counts, and their form for Prometheus.
+
+A satellite is the host that it connects from: each pipeline of Home Assistant is a connection of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_MOST = 256
+"""Satellites that are remembered; the one that was silent for longest is forgotten first."""
+
+
+class SatelliteFigures:
+    """Counts of all satellites. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of: OrderedDict[str, Counter[str]] = OrderedDict()
+        self.connected = self.refused = 0
+
+    def note(self, satellite: str, what: str, count: float = 1) -> None:
+        """what: "seconds" of sound, "connections", "errors", or "detections " and a wake word's name."""
+        with self._lock:
+            counts = self._of.setdefault(satellite, Counter())
+            self._of.move_to_end(satellite)
+            counts[what] += count  # type: ignore[assignment] # seconds are fractions
+            if len(self._of) > _MOST:
+                self._of.popitem(last=False)
+
+    def counts(self) -> dict[str, dict[str, float]]:
+        """By satellite, then by what was counted."""
+        with self._lock:
+            return {satellite: dict(counts) for satellite, counts in self._of.items()}
+
+
+def metrics_collector(figures: SatelliteFigures, models: Callable[[], list[dict[str, Any]]]) -> Any:
+    """For a registry of prometheus_client. `models`: statistics of the models' servers."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.registry import Collector
+
+    class WakeCollector(Collector):
+        """Reads the counts at a scrape."""
+
+        def collect(self) -> Iterator[Any]:
+            """The metrics."""
+            yield GaugeMetricFamily("burst_satellites", "Satellites that are connected.", figures.connected)
+            yield CounterMetricFamily("burst_satellites_refused", "Connections beyond the limit.", figures.refused)
+            helps = {"seconds": "Sound.", "connections": "Connections.", "errors": "Connections ended by an error."}
+            of = {
+                what: CounterMetricFamily(f"burst_satellite_{what}", text, labels=["satellite"])
+                for what, text in helps.items()
+            }
+            words = CounterMetricFamily(
+                "burst_satellite_detections", "Wake words detected.", labels=["satellite", "word"]
+            )
+            for satellite, counts in figures.counts().items():
+                for what, count in counts.items():
+                    kind, _, word = what.partition(" ")
+                    if word:
+                        words.add_metric([satellite, word], count)
+                    else:
+                        of[kind].add_metric([satellite], count)
+            yield from (*of.values(), words)
+            yield from _of_models(models(), CounterMetricFamily)
+
+        def describe(self) -> list[Any]:
+            """No metrics: registering this must not ask the models."""
+            return []
+
+    return WakeCollector()
+
+
+def _of_models(stats: list[dict[str, Any]], family: Any) -> Iterator[Any]:
+    for what, text in (("answered", "Executions that gave a result."), ("failed", "Executions that failed.")):
+        found = family(f"burst_wake_model_{what}", text, labels=["model"])
+        for each in stats:
+            found.add_metric([each["name"]], each[what])
+        yield found
+
+
+__all__ = ["SatelliteFigures", "metrics_collector"]

