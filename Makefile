@@ -19,8 +19,8 @@ test: $(VENV)/test
 
 # What takes seconds each, or needs more: the core in C raced, killed and model-checked; kills at random moments; attacks, fairness and
 # leaks over many rounds; drivers in C, among them examples/device-c on XNNPACK, built, held to the conformance tests and killed; every
-# broken device; every program in the documentation; the wheel; Ray on four nodes. A tool that is missing is a failure.
-integration: $(VENV)/integration
+# broken device; every program in the documentation; the wheel; Ray on four nodes; kserve's clients. A tool that is missing is a failure.
+integration: $(VENV)/integration $(VENV)/kserve/installed
 	BURST_INTEGRATION=1 $(RUN_TESTS) -o faulthandler_timeout=300 -m "integration and not stress"
 
 check: $(VENV)/check
@@ -82,6 +82,12 @@ $(VENV)/test $(VENV)/bench $(VENV)/integration: tests/devices/pyproject.toml
 CORE := $(wildcard csrc/*/*.c csrc/*/*.h csrc/CMakeLists.txt)
 $(VENV)/%: pyproject.toml $(CORE) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[$*]' $(DEVICES)
+	@touch $@
+
+# kserve's clients want other versions of packages than `burst` does, so they have a place of their own.
+$(VENV)/kserve/installed: | $(BIN)/python
+	$(BIN)/python -m venv $(VENV)/kserve
+	$(VENV)/kserve/bin/python -m pip install --quiet 'kserve>=0.19'
 	@touch $@
 
 $(BIN)/python:

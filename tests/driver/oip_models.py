@@ -42,6 +42,12 @@ def write_copies(path):
     write_model(path, nodes, inputs, outputs)
 
 
+def write_negation(path, shape):
+    """y = -x, of float32."""
+    ports = [{port: (TensorProto.FLOAT, shape)} for port in ("x", "y")]
+    write_model(path, [helper.make_node("Neg", ["x"], ["y"])], *ports)
+
+
 def write_ranges(path):
     """range = 0 … limit: an output whose size only its execution tells."""
     nodes = [

@@ -69,6 +69,9 @@ class GrpcFront:
             },
             "SystemSharedMemoryRegister": lambda r: its.register_region(r.name, r.key, r.offset, r.byte_size),
             "SystemSharedMemoryUnregister": lambda r: its.unregister_region(r.name),
+            "CudaSharedMemoryStatus": lambda r: {"regions": {row["name"]: row for row in its.cuda_status(r.name)}},
+            "CudaSharedMemoryRegister": lambda r: its.register_cuda(r.name),
+            "CudaSharedMemoryUnregister": lambda _: its.unregister_cuda(),
         }
         self._decoders = {each.name: messages.message(each.request).FromString for each in messages.METHODS}
         self._answers = {each.name: messages.message(each.response) for each in messages.METHODS}
@@ -144,7 +147,7 @@ def _values(tensor: Any, what: str) -> Sequence[Any]:
     """The one list of values that a tensor has. Raises Refusal."""
     kind = _contents_of(tensor.datatype)
     fields = [field.name for field, _ in tensor.contents.ListFields()]
-    if len(fields) > 1 or (fields and fields[0] != kind):
+    if kind and (len(fields) > 1 or (fields and fields[0] != kind)):
         raise invalid(f"{what} of type {tensor.datatype!r:.20} has values in {', '.join(fields)}, not in {kind}")
     return getattr(tensor.contents, fields[0]) if fields else ()
 

@@ -22,6 +22,7 @@ _LOG = logging.getLogger("burst.oip")
 _LENGTH = "inference-header-content-length"
 _MODEL = r"/v2/models/([^/]+)(?:/versions/([^/]+))?"
 _REGION = r"/v2/systemsharedmemory(?:/region/([^/]+))?"
+_CUDA = r"/v2/cudasharedmemory(?:/region/([^/]+))?"
 _BROWSERS = "origin", "sec-fetch-site"
 _MOST_JSON = 64 << 20
 
@@ -61,6 +62,9 @@ class HttpFront:
             ("GET", re.compile(_REGION + "/status"), lambda _, name: its.region_status(name)),
             ("POST", re.compile(_REGION + "/register"), self._register),
             ("POST", re.compile(_REGION + "/unregister"), lambda _, name: its.unregister_region(name)),
+            ("GET", re.compile(_CUDA + "/status"), lambda _, name: its.cuda_status(name)),
+            ("POST", re.compile(_CUDA + "/register"), lambda _, name: its.register_cuda(name)),
+            ("POST", re.compile(_CUDA + "/unregister"), lambda _, __: its.unregister_cuda()),
         ]
         self._infer_path = re.compile(_MODEL + "/infer")
 
@@ -126,6 +130,10 @@ class HttpFront:
     # ---- inference
 
     def _infer(self, which: tuple[str, str], fields: Mapping[str, str], body: bytes) -> HttpAnswer:
+        if fields.get(_LENGTH) == "0":
+            given = [self._service.raw_input(*which, memoryview(body))]
+            deadline, priority = time_and_priority({}, None)
+            return _encoded(self._service.infer(InferCall(*which, "", given, None, deadline, priority)))
         said, tail = _parts(fields.get(_LENGTH), body)
         parameters = _dict(said, "parameters")
         deadline, priority = time_and_priority(parameters, None)

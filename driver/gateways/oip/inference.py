@@ -101,11 +101,7 @@ def time_and_priority(parameters: Mapping[str, Any], left: float | None) -> tupl
 
     Raises Refusal.
     """
-    for name in ("sequence_start", "sequence_end"):
-        if parameters.get(name):
-            raise _no_state(name)
-    if parameters.get("sequence_id") not in (None, 0, ""):
-        raise _no_state("sequence_id")
+    _check_sequence(parameters)
     timeout = parameters.get("timeout", 0)
     if not _is_whole(timeout):
         raise invalid(f"timeout={timeout!r:.40}: microseconds, a whole number from 0 on")
@@ -116,11 +112,17 @@ def time_and_priority(parameters: Mapping[str, Any], left: float | None) -> tupl
     return (time.monotonic() + min(seconds) if seconds else None), _PRIORITIES[priority]
 
 
-def _no_state(name: str) -> Exception:
-    return invalid(
-        f"{name}: models of this server keep no state from one request to the next; send each request of its own, "
-        "without sequence parameters, and carry the state in inputs and outputs"
-    )
+def _check_sequence(parameters: Mapping[str, Any]) -> None:
+    """The models keep no state, so a request's place in a sequence changes nothing of its answer. Raises Refusal."""
+    number = parameters.get("sequence_id", 0)
+    if not isinstance(number, str) and not (_is_whole(number) and number < 2**64):
+        raise invalid(f"sequence_id={number!r:.40}: a whole number from 0 on, or a string")
+    for name in ("sequence_start", "sequence_end"):
+        mark = parameters.get(name, False)
+        if not isinstance(mark, bool):
+            raise invalid(f"{name}={mark!r:.40}: true or false")
+        if mark and not number:
+            raise invalid(f"{name} needs a sequence_id that is not 0")
 
 
 def _is_whole(value: object) -> TypeGuard[int]:
@@ -145,6 +147,21 @@ class TensorPort:
         """Of a tensor of that shape."""
         return math.prod(shape) * self.kind.dtype.itemsize
 
+    def raw_shape(self, nbytes: int, *, is_batched: bool) -> tuple[int, ...]:
+        """The one shape that a tensor of so many bytes has, of one row where there are rows. Raises Refusal."""
+        if self.sizes is None:
+            raise invalid(
+                f"input {self.name!r}: the model leaves its shape open, so a raw request needs JSON that has it"
+            )
+        sizes = [1, *self.sizes[1:]] if is_batched else list(self.sizes)
+        if sizes.count(0) > 1:
+            raise invalid(
+                f"input {self.name!r} has shape {self.metadata['shape']}: say in JSON which one a raw request has"
+            )
+        if 0 in sizes:
+            sizes[sizes.index(0)] = nbytes // self.nbytes([size or 1 for size in sizes])
+        return tuple(sizes)
+
     @property
     def known_bytes(self) -> int | None:
         """If the model tells its shape."""
@@ -154,7 +171,8 @@ class TensorPort:
         """Raises Refusal where type or shape are not this input's."""
         if given.datatype != self.kind.name:
             if given.datatype == "BYTES":
-                raise invalid(f"input {self.name!r}: there are no models with strings here, so no BYTES tensors")
+                told = "models of this server take no BYTES tensors; turn strings into numbers before"
+                raise invalid(f"input {self.name!r} is {self.kind.name}, not BYTES: {told}")
             unknown = "" if given.datatype in DATATYPES else ", which is no type of the protocol"
             raise invalid(f"input {self.name!r} is {self.kind.name}, not {given.datatype!r:.20}{unknown}")
         shape, sizes = given.shape, self.sizes

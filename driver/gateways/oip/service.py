@@ -8,7 +8,8 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from driver.gateways.oip.refusal import Refusal, RefusalCode
+from driver.gateways.oip.inference import GivenTensor
+from driver.gateways.oip.refusal import Refusal, RefusalCode, invalid, not_found
 from driver.gateways.oip.served_model import ModelGone
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from driver.gateways.oip.repository import ModelRepository
 
 _MEMORY = "system_shared_memory"
+_NO_CUDA = "this server takes system shared memory alone"
 _EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics")
 
 
@@ -76,6 +78,15 @@ class InferenceService:
 
     # ---- inference
 
+    def raw_input(self, name: str, version: str, data: Any) -> GivenTensor:
+        """What a request without JSON gives to a model of one input."""
+        model = self.repository.get(name, version)
+        ports = model.ports.inputs
+        if len(ports) != 1:
+            raise invalid(f"a request without JSON is for models of one input; model {name!r} has {len(ports)}")
+        shape = ports[0].raw_shape(len(data), is_batched=bool(model.config.max_batch_size))
+        return GivenTensor(ports[0].name, ports[0].kind.name, shape, data)
+
     def infer(self, call: InferCall) -> InferAnswer:
         if self.regions is None and call.slices:
             raise _no_memory()
@@ -123,6 +134,19 @@ class InferenceService:
 
     def unregister_region(self, name: str = "") -> dict[str, Any]:
         self._memory().unregister(name)
+        return {}
+
+    # ---- CUDA's: there never is any, and clients that end theirs before they begin are told so
+
+    def cuda_status(self, name: str = "") -> list[dict[str, Any]]:
+        if name:
+            raise not_found(f"there is no CUDA shared memory region {name!r:.80}: {_NO_CUDA}")
+        return []
+
+    def register_cuda(self, name: str) -> dict[str, Any]:
+        raise Refusal(RefusalCode.UNIMPLEMENTED, f"CUDA shared memory region {name!r:.80}: {_NO_CUDA}")
+
+    def unregister_cuda(self) -> dict[str, Any]:
         return {}
 
     def _memory(self) -> RegionTable:

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from oip_models import Client, write_copies, write_ranges, write_sum
+from oip_models import Client, write_copies, write_negation, write_ranges, write_sum
 
 from driver.gateways.oip.process import InferenceServer, OipOptions
 
@@ -21,6 +21,10 @@ def server():
         write_sum(folder / "sum.onnx")
         write_copies(folder / "copies.onnx")
         write_ranges(folder / "ranges.onnx")
+        write_negation(folder / "flat.onnx", ("n",))
+        write_negation(folder / "square.onnx", ("n", "m"))
+        write_negation(folder / "batched" / "1" / "model.onnx", ("rows", "n"))
+        (folder / "batched" / "config.pbtxt").write_text("max_batch_size: 4")
         addresses = ["127.0.0.1:0", "http://127.0.0.1:0", f"unix:{place}/grpc.sock"]
         its = InferenceServer("onnxruntime", folder, addresses, EVERYTHING)
         its.begin()

@@ -151,10 +151,8 @@ class TestInference:
         x = rows()
         np.testing.assert_array_equal(client.sum(x, x, priority=priority).as_numpy("sum"), 2 * x)
 
-    def test_parameters_that_are_not_honoured(self, client):
-        """A clear error: no state is kept for sequences, and there are three priorities."""
-        with pytest.raises(InferenceServerException, match="keep no state"):
-            client.sum(rows(), rows(), sequence_id=7, sequence_start=True)
+    def test_a_priority_that_is_none(self, client):
+        """A clear error: there are three priorities."""
         with pytest.raises(InferenceServerException, match="priority=9"):
             client.sum(rows(), rows(), priority=9)
 

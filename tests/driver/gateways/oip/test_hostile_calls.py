@@ -62,7 +62,7 @@ class TestWrong:
             ({"inputs": tensors(name="x")}, "an input is there twice"),
             ({"inputs": [*tensors(), {"name": "z"}], "raw_input_contents": [rows().tobytes()] * 3}, "no input 'z'"),
             ({"inputs": tensors(datatype="FP64")}, "is FP32, not 'FP64'"),
-            ({"inputs": tensors(datatype="BYTES")}, "no BYTES tensors"),
+            ({"inputs": tensors(datatype="BYTES")}, "is FP32, not BYTES"),
             ({"inputs": tensors(datatype="FP99")}, "no type of the protocol"),
             ({"inputs": tensors(shape=[2, 5])}, r"has shape \[-1, 4\], not \[2, 5\]"),
             ({"inputs": tensors(shape=[8])}, r"has shape \[-1, 4\], not \[8\]"),

@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -13,12 +15,21 @@ from oip_models import Client, client_memory, rows, write_sum
 from tritonclient.utils import InferenceServerException, shared_memory
 
 import driver
+from burst import BurstError
 from driver.gateways.oip.model_config import FolderConfig
 from driver.gateways.oip.process import InferenceServer
 from driver.gateways.oip.refusal import Refusal
 from driver.gateways.oip.repository import ModelRepository
 
 NBYTES = rows().nbytes
+HALF = """
+import signal, sys
+data = open(sys.argv[1], "rb").read()
+with open(sys.argv[2], "wb", buffering=0) as file:
+    file.write(data[: len(data) // 2])
+    print("half", flush=True)
+    signal.pause()
+"""
 
 
 @pytest.fixture
@@ -206,6 +217,41 @@ class TestRunning:
         running.its.repository.look()
         x = rows()
         np.testing.assert_array_equal(running.client.sum(x, x, model="late").as_numpy("sum"), 2 * x)
+
+    def test_every_beginning_of_a_model(self, running, tmp_path):
+        """Wherever its writer stopped, the beginning of a model file is refused: no part of it is a model."""
+        data = (running.models / "sum.onnx").read_bytes()
+        for size in range(len(data)):
+            (tmp_path / "part.onnx").write_bytes(data[:size])
+            with pytest.raises((driver.DriverError, BurstError)):
+                driver.compile(driver.load(tmp_path / "part.onnx"), device="onnxruntime").close()
+
+    @pytest.mark.parametrize("name", ["sum", "new"])
+    def test_its_writer_is_killed(self, running, name):
+        """kill -9 of a program halfway through copying a file over a model that is served, or beside it: the index says
+        what is wrong, the model that was served goes on, also at a priority that is prepared only now, and the copy is
+        served once it is whole.
+        """
+        write_sum(running.models / ".product", operator="Mul")
+        data = (running.models / ".product").read_bytes()
+        path, x = running.models / f"{name}.onnx", rows(begin=3)
+        with subprocess.Popen(
+            [sys.executable, "-c", HALF, str(running.models / ".product"), str(path)], stdout=subprocess.PIPE
+        ) as writer:
+            assert writer.stdout.readline() == b"half\n"
+            writer.kill()
+        assert path.stat().st_size == len(data) // 2
+        running.its.repository.look()
+        running.its.repository.look()
+        index = {row["name"]: row for row in running.its.repository.index(ready=False)}
+        assert index[name]["reason"]
+        assert index[name]["state"] == ("READY" if name == "sum" else "UNAVAILABLE")
+        for priority in (0, 1):
+            np.testing.assert_array_equal(running.client.sum(x, x, priority=priority).as_numpy("sum"), 2 * x)
+        path.write_bytes(data)
+        running.its.repository.look()
+        running.its.repository.look()
+        np.testing.assert_array_equal(running.client.sum(x, x, model=name).as_numpy("sum"), x * x)
 
     def test_a_configuration_that_does_not_fit(self, running):
         """Types and dims of config.pbtxt are compared with the file."""
