@@ -54,6 +54,8 @@ def _known() -> dict[str, Datatype]:
 
 DATATYPES = _known()
 """By name. There is no BYTES: no model form carries strings."""
+STRINGS = Datatype("BYTES", np.dtype(np.object_), "bytes_contents", "TYPE_STRING")
+"""What the classification of an output has."""
 _OF_DTYPES = {each.dtype: each for each in DATATYPES.values() if not each.is_bits}
 
 

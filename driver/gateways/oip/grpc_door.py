@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from driver.gateways.oip import messages
 from driver.gateways.oip.datatypes import DATATYPES
-from driver.gateways.oip.inference import GivenTensor, InferCall, WantedTensor, region_slice, time_and_priority
+from driver.gateways.oip.inference import GivenTensor, InferCall, region_slice, time_and_priority, wanted_tensor
 from driver.gateways.oip.refusal import invalid, refusal_of
 
 if TYPE_CHECKING:
@@ -111,10 +111,7 @@ class GrpcFront:
 
 def _call_of(request: Any, left: float | None) -> InferCall:
     deadline, priority = time_and_priority(_plain(request.parameters), left)
-    wanted = [
-        WantedTensor(each.name, region_slice(_plain(each.parameters), f"output {each.name!r:.80}"))
-        for each in request.outputs
-    ]
+    wanted = [wanted_tensor(each.name, _plain(each.parameters), is_binary=True) for each in request.outputs]
     given = _given(request.inputs, request.raw_input_contents)
     return InferCall(request.model_name, request.model_version, request.id, given, wanted or None, deadline, priority)
 
@@ -174,8 +171,7 @@ def _answer_message(answer: InferAnswer) -> Any:
         if each.place:
             _say_place(tensor.parameters, each)
         else:
-            assert each.array is not None
-            raw.append(each.array.tobytes())
+            raw.append(each.packed())
     message.raw_output_contents.extend(raw)
     return message
 

@@ -9,13 +9,13 @@ import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
-from driver.gateways.oip.inference import GivenTensor, InferCall, WantedTensor, region_slice, time_and_priority
+from driver.gateways.oip.inference import GivenTensor, InferCall, region_slice, time_and_priority, wanted_tensor
 from driver.gateways.oip.refusal import Refusal, RefusalCode, invalid, not_found, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from driver.gateways.oip.inference import AnsweredTensor, InferAnswer
+    from driver.gateways.oip.inference import AnsweredTensor, InferAnswer, WantedTensor
     from driver.gateways.oip.service import InferenceService
 
 _LOG = logging.getLogger("burst.oip")
@@ -225,10 +225,7 @@ def _wanted(each: dict[str, Any], *, binary: bool) -> WantedTensor:
     if not isinstance(name, str):
         raise invalid("each output has a name")
     parameters = _dict(each, "parameters")
-    if parameters.get("classification"):
-        raise Refusal(RefusalCode.UNIMPLEMENTED, "the classification extension is not served")
-    place = region_slice(parameters, f"output {name!r:.80}")
-    return WantedTensor(name, place, parameters.get("binary_data", binary) is True)
+    return wanted_tensor(name, parameters, is_binary=parameters.get("binary_data", binary) is True)
 
 
 def _encoded(answer: InferAnswer) -> HttpAnswer:
@@ -253,14 +250,13 @@ def _output(each: AnsweredTensor, raw: list[Any]) -> dict[str, Any]:
             "shared_memory_byte_size": each.place.nbytes,
         }
         return said
-    assert each.array is not None
     if each.is_binary:
-        said["parameters"] = {"binary_data_size": each.array.nbytes}
-        raw.append(each.array.tobytes())
+        raw.append(each.packed())
+        said["parameters"] = {"binary_data_size": len(raw[-1])}
     elif not each.kind.contents:
         raise invalid(f"output {each.name!r} is {each.kind.name}: ask for it with binary_data")
     else:
-        said["data"] = each.array.reshape(-1).tolist()
+        said["data"] = each.values()
     return said
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from driver.gateways.oip.datatypes import DATATYPES, Datatype, datatype_of, values_as
+from driver.gateways.oip.datatypes import DATATYPES, STRINGS, Datatype, datatype_of, values_as
 from driver.gateways.oip.refusal import invalid
 from driver.gateways.oip.regions import RegionSlice
 
@@ -38,11 +38,12 @@ class GivenTensor(NamedTuple):
 
 
 class WantedTensor(NamedTuple):
-    """An output that the client asked for, and where it wants it."""
+    """An output that the client asked for, and where it wants it. classes: so many of the largest values, or 0: all."""
 
     name: str
     place: RegionSlice | None = None
     is_binary: bool = True
+    classes: int = 0
 
 
 class InferCall(NamedTuple):
@@ -73,6 +74,19 @@ class AnsweredTensor(NamedTuple):
     place: RegionSlice | None
     is_binary: bool
 
+    def packed(self) -> bytes:
+        """Its values as they travel; strings come after their lengths."""
+        assert self.array is not None
+        if self.kind is STRINGS:
+            return b"".join(len(text).to_bytes(4, "little") + text for text in self.array.flat)
+        return self.array.tobytes()
+
+    def values(self) -> list[Any]:
+        """Its values for JSON."""
+        assert self.array is not None
+        found: list[Any] = self.array.reshape(-1).tolist()
+        return [text.decode() for text in found] if self.kind is STRINGS else found
+
 
 class InferAnswer(NamedTuple):
     """What came of an `InferCall`."""
@@ -94,6 +108,19 @@ def region_slice(parameters: Mapping[str, Any], what: str) -> RegionSlice | None
     if not isinstance(name, str) or not _is_whole(offset) or not _is_whole(nbytes):
         raise invalid(f"{what}: {_REGION} is a name, {_SIZE} and {_OFFSET} are whole numbers from 0 on")
     return RegionSlice(name, offset, nbytes)
+
+
+def wanted_tensor(name: str, parameters: Mapping[str, Any], *, is_binary: bool) -> WantedTensor:
+    """What these parameters of an output say. Raises Refusal."""
+    if not parameters:
+        return WantedTensor(name, None, is_binary)
+    what = f"output {name!r:.80}"
+    place, classes = region_slice(parameters, what), parameters.get("classification", 0)
+    if not _is_whole(classes):
+        raise invalid(f"{what}: classification={classes!r:.40}: how many classes, a whole number from 0 on")
+    if classes and place:
+        raise invalid(f"{what}: classes come in the message; ask for them without a {_REGION}")
+    return WantedTensor(name, place, is_binary, classes)
 
 
 def time_and_priority(parameters: Mapping[str, Any], left: float | None) -> tuple[float | None, str]:
@@ -255,4 +282,5 @@ __all__ = [
     "WantedTensor",
     "region_slice",
     "time_and_priority",
+    "wanted_tensor",
 ]

@@ -1,9 +1,9 @@
 """config.pbtxt of a Triton model repository: what of it is honoured here, what is not, and what ends it.
 
 Honoured: name, platform and backend (must be of a runtime for these files), version_policy, max_batch_size, input and
-output (checked against the model), instance_group.count, dynamic_batching (preferred sizes apart),
-default_model_filename. `UNFIT` names what means another model than the file alone; a model that asks for it is refused.
-All else is reported and has no effect.
+output (checked against the model, and labels of classes), instance_group.count, default_model_filename,
+dynamic_batching (preferred sizes apart). `UNFIT` names what means another model than the file alone; a model that asks
+for it is refused. All else is reported and has no effect.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from driver.gateways.oip.messages import ModelConfig, enum_names
 from driver.gateways.oip.refusal import invalid
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from driver.nn import Model, Operand
 
 CONFIG_FILE = "config.pbtxt"
@@ -80,6 +82,20 @@ class FolderConfig:
                 return found & set(policy.specific.versions)
             case _:
                 return set(sorted(found)[-max(1, policy.latest.num_versions) :])
+
+    def labels(self, folder: Path) -> dict[str, list[str]]:
+        """Of the classes of each output that has a file of them in the model's folder. Raises Refusal."""
+        found = {}
+        for each in self.message.output:
+            if name := each.label_filename:
+                where = f"{CONFIG_FILE}: output {each.name!r:.80}: label_filename {name!r:.80}"
+                if PurePosixPath(name).name != name or not (folder / name).is_file():
+                    raise invalid(f"{where}: there is no such file in the model's folder")
+                try:
+                    found[each.name] = (folder / name).read_bytes()[:MOST_BYTES].decode().splitlines()
+                except UnicodeDecodeError:
+                    raise invalid(f"{where}: it is not UTF-8") from None
+        return found
 
     def check(self, model: Model) -> None:
         """Raises Refusal where the file has other inputs and outputs than the configuration says."""

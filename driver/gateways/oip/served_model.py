@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from burst import DeviceUnavailable
+from driver.gateways.oip.classification import classified
 from driver.gateways.oip.inference import AnsweredTensor, InferAnswer, ModelPorts
 from driver.gateways.oip.lanes import InPlaceCall, Lanes
 from driver.importers import load
@@ -71,6 +72,7 @@ class ServedModel:
         self._model = load(path)
         self.ports = ModelPorts(self._model)
         config.check(self._model)
+        self._labels = config.labels(path.parent.parent)
         self._lock, self._engines = threading.Lock(), dict[str, PriorityLane]()
         self._statistics = InferenceCounts()
         self._is_closed = False
@@ -131,7 +133,11 @@ class ServedModel:
                 if place:
                     place = place._replace(nbytes=port.nbytes(shape))
                 values = None if place else array.view(port.kind.dtype)
-                found[port.name] = AnsweredTensor(port.name, port.kind, tuple(shape), values, place, asked.is_binary)
+                its = AnsweredTensor(port.name, port.kind, tuple(shape), values, place, asked.is_binary)
+                if asked.classes:
+                    labels, is_batched = self._labels.get(port.name, ()), bool(self.config.max_batch_size)
+                    its = classified(its, asked.classes, labels, is_batched=is_batched)
+                found[port.name] = its
         names = [each.name for each in call.wanted] if call.wanted is not None else list(found)
         return InferAnswer(self.name, self.version, call.id, [found[name] for name in names])
 

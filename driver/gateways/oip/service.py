@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 _MEMORY = "system_shared_memory"
 _NO_CUDA = "this server takes system shared memory alone"
-_EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics")
+_EXTENSIONS = (
+    *("binary_tensor_data", "classification", "model_configuration"),
+    *("model_repository", "schedule_policy", "statistics"),
+)
 
 
 class InferenceService:

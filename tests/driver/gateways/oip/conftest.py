@@ -24,7 +24,10 @@ def server():
         write_negation(folder / "flat.onnx", ("n",))
         write_negation(folder / "square.onnx", ("n", "m"))
         write_negation(folder / "batched" / "1" / "model.onnx", ("rows", "n"))
-        (folder / "batched" / "config.pbtxt").write_text("max_batch_size: 4")
+        (folder / "batched" / "config.pbtxt").write_text(
+            "max_batch_size: 4 output [ { name: 'y' data_type: TYPE_FP32 dims: [-1] label_filename: 'labels.txt' } ]"
+        )
+        (folder / "batched" / "labels.txt").write_text("one\ntwo\nthree\n")
         addresses = ["127.0.0.1:0", "http://127.0.0.1:0", f"unix:{place}/grpc.sock"]
         its = InferenceServer("onnxruntime", folder, addresses, EVERYTHING)
         its.begin()

@@ -166,6 +166,56 @@ class TestParameters:
             np.testing.assert_array_equal(found.as_numpy("sum"), 2 * rows())
 
 
+class TestClasses:
+    """The largest values of an output with their indices, and labels where the model's folder has a file of them."""
+
+    X = np.array([[0, 3, -1, 3, 2], [9, 8, 7, 6, 5]], np.float32)
+
+    def test_of_each_row(self, client):
+        """Of a batch each row's, the largest first, of equal ones the first; with labels as far as the file goes."""
+        given = [client.input("x", -self.X)]
+        found = client.infer("batched", given, outputs=[client.kit.InferRequestedOutput("y", class_count=3)])
+        expected = [
+            [b"3.000000:1:two", b"3.000000:3", b"2.000000:4"],
+            [b"9.000000:0:one", b"8.000000:1:two", b"7.000000:2:three"],
+        ]
+        assert found.as_numpy("y").tolist() == expected
+
+    def test_of_a_whole_output(self, client):
+        """Without max_batch_size, of all values; no more than there are. Integers are told as such."""
+        for model, name, array in (("flat", "y", -self.X[0]), ("ranges", "range", np.array(5))):
+            given = [client.input("x" if model == "flat" else "limit", array)]
+            wanted = [client.kit.InferRequestedOutput(name, class_count=9)]
+            told = client.infer(model, given, outputs=wanted).as_numpy(name).tolist()
+            assert len(told) == 5
+            assert told[0] == (b"3.000000:1" if model == "flat" else b"4:4")
+
+    def test_more_than_are_told(self, client):
+        """So many strings in an answer, and no more: they cost the server more than the values do."""
+        given, x = client.input("limit", np.array(200_000)), np.arange(200_000)
+        wanted = [client.kit.InferRequestedOutput("range", class_count=200_000)]
+        with pytest.raises(InferenceServerException, match="200000 classes of 1 rows; at most 131072"):
+            client.infer("ranges", [given], outputs=wanted)
+        np.testing.assert_array_equal(client.infer("ranges", [given]).as_numpy("range"), x)
+
+    def test_in_json(self, server):
+        """Over HTTP they come as strings, too."""
+        client = server.clients["http"]
+        wanted = client.kit.InferRequestedOutput("y", binary_data=False, class_count=1)
+        found = client.infer("flat", [client.input("x", -self.X[0])], outputs=[wanted])
+        assert found.get_output("y") == {"name": "y", "datatype": "BYTES", "shape": [1], "data": ["3.000000:1"]}
+
+    def test_not_in_shared_memory(self, client):
+        """Classes are asked for in the message alone."""
+        wanted = client.kit.InferRequestedOutput("y", class_count=1)
+        wanted._parameters = {"classification": 1, "shared_memory_region": "r", "shared_memory_byte_size": 8}
+        if client.kit.__name__.endswith("grpc"):
+            wanted._output.parameters["shared_memory_region"].string_param = "r"
+            wanted._output.parameters["shared_memory_byte_size"].int64_param = 8
+        with pytest.raises(InferenceServerException, match="classes come in the message"):
+            client.infer("flat", [client.input("x", self.X[0])], outputs=[wanted])
+
+
 class TestHttpForms:
     @pytest.mark.parametrize("x_binary", [True, False])
     @pytest.mark.parametrize("sum_binary", [True, False])

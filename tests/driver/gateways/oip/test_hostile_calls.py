@@ -31,6 +31,7 @@ from driver.gateways.oip.service import InferenceService
 METHODS = [each.name for each in messages.METHODS]
 _OTHER = b'{"name": "y", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}'
 _ONE = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": %s}, ' + _OTHER + b"]}"
+CLASSES_OF_NONE = {"classification": {"int64_param": -1}}
 SIZES = DoorLimits(message=1 << 20, requests=4, connections=6, streams=2, patience=0.4)
 
 
@@ -83,6 +84,7 @@ class TestWrong:
                 "has values in int_contents, not in fp32_contents",
             ),
             ({"outputs": [{"name": "sum"}, {"name": "sum"}]}, "an output is asked for twice"),
+            ({"outputs": [{"name": "sum", "parameters": CLASSES_OF_NONE}]}, "classification=-1"),
         ],
     )
     def test_each_mistake_is_told(self, fronts, changes, told):
@@ -109,7 +111,7 @@ class TestWrong:
             (b'{"parameters": {"timeout": -1}}', "timeout=-1"),
             (b'{"parameters": {"timeout": true}}', "timeout=True"),
             (b'{"parameters": {"priority": "high"}}', "priority='high'"),
-            (b'{"outputs": [{"name": "sum", "parameters": {"classification": 3}}]}', "classification"),
+            (b'{"outputs": [{"name": "sum", "parameters": {"classification": -3}}]}', "classification=-3"),
             (_ONE % b"[[1,2],[3]]", "not all of type FP32"),
             (_ONE % b'["1",2,3,4]', "not all of type FP32"),
         ],

@@ -22,6 +22,8 @@ from driver.gateways.oip.refusal import Refusal
 from driver.gateways.oip.repository import ModelRepository
 
 NBYTES = rows().nbytes
+DIMS = "data_type: TYPE_FP32 dims: [-1, 4]"
+LABELS = f"{DIMS} }} ] output [ {{ name: 'sum' {DIMS} label_filename: '%s'"
 HALF = """
 import signal, sys
 data = open(sys.argv[1], "rb").read()
@@ -260,6 +262,8 @@ class TestRunning:
             ("data_type: TYPE_INT8 dims: [-1, 4]", "TYPE_INT8, and TYPE_FP32 in the file"),
             ("data_type: TYPE_FP32 dims: [-1, 5]", r"dims \[-1, 5\], and \[-1, 4\]"),
             ("data_type: TYPE_FP32 dims: [-1, 4] reshape { shape: [4] }", "reshape is not supported"),
+            (LABELS % "labels.txt", "no such file"),
+            (LABELS % "../m/labels.txt", "no such file"),
         ):
             write(running.models / "m" / "config.pbtxt", f"input [ {{ name: 'x' {fields} }} ]".encode())
             with pytest.raises(Refusal, match=told):
