@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import wake_nets
 import xnnpack_driver
 
 import driver
@@ -480,3 +481,14 @@ def test_the_verdict_on_a_budget(measure, verdict):
     assert verdict.Budget("", met, 0.5, at_least=True).verdict == "met"
     assert verdict.Budget("", close, 2.5, at_least=True).verdict == "missed, the interval contains the limit"
     assert verdict.Budget("", met, 1.5, at_least=True).verdict == "missed"
+
+
+def test_the_satellites_script_measures_one_and_many(tmp_path):
+    """On small nets of the shapes of openWakeWord's: memory, processor time and delays of both counts."""
+    word = wake_nets.write_models(tmp_path / "models")
+    target = tmp_path / "out.json"
+    command = [sys.executable, str(BENCH / "satellites.py"), str(word.parent), "--word", word.name]
+    subprocess.run([*command, "--quick", "--json", str(target)], check=True, capture_output=True, timeout=120)
+    found = json.loads(target.read_text())
+    assert {count: len(rounds) for count, rounds in found["rounds"].items()} == {"1": 2, "16": 2}
+    assert all(value > 0 for rounds in found["rounds"].values() for each in rounds for value in each.values())

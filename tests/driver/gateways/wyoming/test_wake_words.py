@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from wake_nets import RATE, activations, save, silence, speech, tone, write_features, write_models, write_word
+from wake_nets import RATE, STEP, activations, save, silence, speech, tone, write_features, write_models, write_word
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.client import AsyncClient
 from wyoming.error import Error
@@ -21,6 +21,7 @@ from wyoming.ping import Ping, Pong
 from wyoming.wake import Detect, Detection, NotDetected
 
 import driver
+from burst import DeviceUnavailable
 from driver.errors import DeviceFailed
 from driver.gateways.wyoming.satellite import MOST_BYTES, TriggerOptions, WakeTrigger
 from driver.gateways.wyoming.wake_models import WakeModels, read_models
@@ -421,6 +422,21 @@ class TestDeath:
                 found = await asyncio.gather(talk(server, SPOKEN, device), talk(server, SPOKEN), *quiet)
                 assert [len(each) for each in found] == [1, 1, 0, 0, 0]
             assert server.models.trouble == ""
+
+        served(word, work)
+
+    def test_a_device_that_does_not_come_back(self, word):
+        """Its satellites are told, and hear neither a detection nor that there was none."""
+
+        async def work(server):
+            async def fails(_):
+                raise DeviceUnavailable("it is gone")
+
+            server.models.embedding = fails
+            async with Satellite(server.address) as satellite:
+                await satellite.say(SPOKEN[: 2 * STEP])
+                assert "it is gone" in Error.from_event(await satellite.receive()).text
+                assert await satellite.receive() is None
 
         served(word, work)
 
