@@ -80,10 +80,17 @@ class DoorAddress(NamedTuple):
         path.unlink()
 
     def give_path(self) -> None:
-        """The socket becomes that account's. Raises OSError."""
+        """The socket becomes that account's. Raises DeviceFailed, OSError."""
         os.chmod(self.path, 0o700, follow_symlinks=False)
         if self.uid != os.getuid():
-            os.chown(self.path, self.uid, -1, follow_symlinks=False)
+            try:
+                os.chown(self.path, self.uid, -1, follow_symlinks=False)
+            except PermissionError:
+                os.unlink(self.path)
+                raise DeviceFailed(
+                    f"--oip {self.with_port(0)}: only root can give a socket to another account; start the server as "
+                    "root, or leave out owner="
+                ) from None
 
 
 def door_address(text: str) -> DoorAddress:

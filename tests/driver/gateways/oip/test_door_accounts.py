@@ -60,6 +60,20 @@ finally:
 print(json.dumps(said))
 """
 
+GIVES_AWAY = """
+import json, sys
+from pathlib import Path
+from driver.errors import DeviceFailed
+from driver.gateways.oip.process import InferenceServer
+said = []
+for address in sys.argv[2:]:
+    try:
+        InferenceServer("onnxruntime", Path(sys.argv[1]), [address])
+    except DeviceFailed as error:
+        said.append(str(error))
+print(json.dumps(said))
+"""
+
 OVER_HTTP = """
 import http.client, socket, sys
 connection = http.client.HTTPConnection("localhost", timeout=20)
@@ -137,3 +151,17 @@ def test_its_memory_and_no_other(sockets):
 def test_over_http(sockets):
     """The owner is answered over HTTP at its own socket."""
     assert ran(OWNER, OVER_HTTP, sockets.http) == 200
+
+
+def test_only_root_gives_sockets_away():
+    """A server of an ordinary account is told so for both doors, and leaves no socket."""
+    if why := accounts.missing():
+        pytest.skip(why)
+    with tempfile.TemporaryDirectory(prefix="burst-oip-") as place:
+        os.chown(place, pwd.getpwnam(OWNER).pw_uid, -1)
+        words = [f"{scheme}:{place}/s,owner={STRANGER}" for scheme in ("unix", "http+unix")]
+        said = ran(OWNER, GIVES_AWAY, place, *words)
+        assert len(said) == 2
+        for text in said:
+            assert "only root can give a socket to another account" in text
+        assert os.listdir(place) == []

@@ -32,6 +32,7 @@ METHODS = [each.name for each in messages.METHODS]
 _OTHER = b'{"name": "y", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}'
 _ONE = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": %s}, ' + _OTHER + b"]}"
 CLASSES_OF_NONE = {"classification": {"int64_param": -1}}
+WORDS = {"contents": {"bytes_contents": [b"a"] * 8}}
 SIZES = DoorLimits(message=1 << 20, requests=4, connections=6, streams=2, patience=0.4)
 
 
@@ -64,6 +65,8 @@ class TestWrong:
             ({"inputs": [*tensors(), {"name": "z"}], "raw_input_contents": [rows().tobytes()] * 3}, "no input 'z'"),
             ({"inputs": tensors(datatype="FP64")}, "is FP32, not 'FP64'"),
             ({"inputs": tensors(datatype="BYTES")}, "is FP32, not BYTES"),
+            ({"inputs": tensors(datatype="BYTES", **WORDS), "raw_input_contents": []}, "is FP32, not BYTES"),
+            ({"inputs": tensors(**WORDS), "raw_input_contents": []}, "values in bytes_contents, not in fp32_contents"),
             ({"inputs": tensors(datatype="FP99")}, "no type of the protocol"),
             ({"inputs": tensors(shape=[2, 5])}, r"has shape \[-1, 4\], not \[2, 5\]"),
             ({"inputs": tensors(shape=[8])}, r"has shape \[-1, 4\], not \[8\]"),
