@@ -37,7 +37,9 @@ RATE = 16000
 MOST_BYTES = 1 << 20
 """Of the sound of one message, half a minute; a satellite sends 2 KiB."""
 _MOST_DATA = 1 << 16
-_COMPLETE_WITHIN = 30.0  # seconds for the rest of a message that has begun, and for an answer to be taken
+COMPLETE_WITHIN = 30.0
+"""Seconds for the rest of a message that has begun, and for an answer to be taken."""
+_MOST_LOGGED = 100  # errors of one satellite
 _RATES = 4000, 192000
 _MALFORMED = (AttributeError, KeyError, TypeError, ValueError, RecursionError, ArithmeticError)
 
@@ -98,7 +100,7 @@ class BoundedReader:
         """The rest of a message that has begun. Raises RefusedMessage, IncompleteReadError."""
         if not isinstance(count, int) or not 0 < count <= MOST_BYTES:
             raise RefusedMessage(f"a part of a message has {count!r:.40} bytes; at most {MOST_BYTES} are taken")
-        async with asyncio.timeout(_COMPLETE_WITHIN):
+        async with asyncio.timeout(COMPLETE_WITHIN):
             return await self._reader.readexactly(count)
 
     def at_eof(self) -> bool:
@@ -154,14 +156,14 @@ class SatelliteHandler(AsyncEventHandler):
             self.writer.close()
 
     async def _end(self, text: str, code: str) -> None:
-        _LOG.warning("satellite %s: %s", self.name, text)
-        self._figures.note(self.name, "errors")
+        if self._figures.note(self.name, "errors") <= _MOST_LOGGED:
+            _LOG.warning("satellite %s: %s", self.name, text)
         with suppress(OSError, EOFError):
             await self.write_event(Error(text[:500], code).event())
 
     async def write_event(self, event: Event) -> None:
         """Raises TimeoutError, an OSError, when the satellite does not take it."""
-        async with asyncio.timeout(_COMPLETE_WITHIN):
+        async with asyncio.timeout(COMPLETE_WITHIN):
             await super().write_event(event)
 
     async def handle_event(self, event: Event) -> bool:

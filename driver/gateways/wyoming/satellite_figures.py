@@ -24,14 +24,15 @@ class SatelliteFigures:
         self._of: OrderedDict[str, Counter[str]] = OrderedDict()
         self.connected = self.refused = 0
 
-    def note(self, satellite: str, what: str, count: float = 1) -> None:
-        """what: "seconds" of sound, "connections", "errors", or "detections " and a wake word's name."""
+    def note(self, satellite: str, what: str, count: float = 1) -> float:
+        """what: "seconds" of sound, "connections", "errors", or "detections " and a wake word's name. Returns its sum."""
         with self._lock:
             counts = self._of.setdefault(satellite, Counter())
             self._of.move_to_end(satellite)
             counts[what] += count  # type: ignore[assignment] # seconds are fractions
             if len(self._of) > _MOST:
                 self._of.popitem(last=False)
+            return counts[what]
 
     def counts(self) -> dict[str, dict[str, float]]:
         """By satellite, then by what was counted."""

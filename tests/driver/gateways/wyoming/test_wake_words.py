@@ -350,6 +350,28 @@ class TestWrong:
 
         served(word, work)
 
+    @pytest.mark.parametrize("sent", [b'{"type": "audio-chunk", "payload_length": 2048}\n' + bytes(9), b"answers"])
+    def test_a_satellite_that_stands_still(self, word, monkeypatch, sent):
+        """In the middle of a message, or by not reading its answers: its connection is ended, and its place is free."""
+        monkeypatch.setattr("driver.gateways.wyoming.satellite.COMPLETE_WITHIN", 0.3)
+
+        async def work(server):
+            reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
+            if sent == b"answers":
+                writer.transport.pause_reading()
+                with suppress(OSError):
+                    while True:
+                        writer.write(b'{"type": "describe"}\n' * 1000)
+                        await writer.drain()
+            else:
+                writer.write(sent)
+                assert await asyncio.wait_for(reader.read(), 60) == b""
+            while server.figures.connected:
+                await asyncio.sleep(0)
+            writer.transport.abort()
+
+        served(word, work, satellites=1)
+
     @pytest.mark.parametrize(
         ("write", "told"),
         [
