@@ -152,8 +152,20 @@ class SatelliteHandler(AsyncEventHandler):
             await self._end(f"the device fails: {error}", "device-failed")
         except (OSError, EOFError):
             pass  # it has gone; what it had said is forgotten with this object
+        except asyncio.CancelledError:
+            self.writer.transport.abort()
+            raise
         finally:
-            self.writer.close()
+            await self._close()
+
+    async def _close(self) -> None:
+        """A transport that is closed still waits for the satellite to take the last answer."""
+        self.writer.close()
+        try:
+            async with asyncio.timeout(COMPLETE_WITHIN):
+                await self.writer.wait_closed()
+        except OSError:
+            self.writer.transport.abort()
 
     async def _end(self, text: str, code: str) -> None:
         if self._figures.note(self.name, "errors") <= _MOST_LOGGED:

@@ -25,7 +25,7 @@ class SatelliteFigures:
         self.connected = self.refused = 0
 
     def note(self, satellite: str, what: str, count: float = 1) -> float:
-        """what: "seconds" of sound, "connections", "errors", or "detections " and a wake word's name. Returns its sum."""
+        """Returns the sum. what: "seconds" of sound, "connections", "errors", or "detections " and a word's name."""
         with self._lock:
             counts = self._of.setdefault(satellite, Counter())
             self._of.move_to_end(satellite)
