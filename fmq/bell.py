@@ -1,8 +1,8 @@
 """`Bell`: how select and asyncio wait for an end of a queue.
 
 A bell is an eventfd. The process's bridge thread (csrc/fmq/bridge.c) sleeps on the queue in place of the program and
-writes to the eventfd once; then the bell is silent until it is armed again. An end has one bell for `fileno` and
-another one for its `async` methods.
+writes to the eventfd once; then the bell is silent until it is armed again, which is cheap if nothing more came before.
+An end has one bell for `fileno` and another one for its `async` methods.
 
 Which thread may do what:
 

@@ -135,8 +135,8 @@ int fmq_event_wait(void *flag, uint32_t mask, fmq_end *const *peers, unsigned n,
  * token that is no longer valid does nothing. */
 int64_t fmq_bridge(fmq_end *end, uint64_t n, int eventfd, int64_t again); /* empties the (non-blocking) eventfd, and writes to
                                                                            * it as soon as a transfer of n would not wait;
-                                                                           * -EALREADY: it did at once. Replaces the bell of
-                                                                           * token `again` */
+                                                                           * -EALREADY: it did at once. Arms the bell of
+                                                                           * token `again`, or replaces it */
 int64_t fmq_watch(void *word, int socket); /* shuts the socket down when the process that holds `word` dies */
 void fmq_unhang(int64_t token);
 

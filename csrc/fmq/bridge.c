@@ -3,7 +3,8 @@
  * socket down when a peer dies: the kernel closes a dead process's own sockets only after it has freed its memory, which
  * takes about 80 ms per resident GB; it marks a life word before that.
  *
- * A bell rings once and is then free for another use. The bridge costs nothing before the first bell.
+ * A bell rings once. It then hangs on in silence until it is armed again, which so wakes no thread, and is taken down by the
+ * next reason to ring if it was not. The bridge costs nothing before the first bell.
  */
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -34,6 +35,7 @@ typedef struct {
     _Atomic uint64_t *counter;
     uint64_t target; /* what the counter has to reach */
     bool shared;     /* see SLEEP_SHARED_SLICE */
+    bool is_rung;    /* and was not armed since: `target` is the transfer after those that it rang for */
     int fd;
     bool is_socket;
     uint32_t uses; /* how often this bell was given out: part of its token */
@@ -85,12 +87,27 @@ static bool is_over(const bell *b, uint32_t life, uint32_t ended) {
     return life == LIFE_RELEASED || (int64_t)(atomic_load(b->counter) - b->target) >= 0; /* pairs: SLEEP */
 }
 
-/* Announces the sleep and then looks, as an end does for itself. Returns how many entries to sleep on; 0: it rang. */
+/* Rings for a transfer, and hangs on: true. Not for an end, which is told by taking the bell down, nor twice. */
+static bool ring_on(bell *b, uint32_t life, uint32_t ended) {
+    if (!b->wait || b->seats_of || b->is_rung || life == LIFE_RELEASED) return false;
+    if (life_is_dead(life) || end_is_lost(b->end, life, ended)) return false;
+    b->is_rung = true;
+    b->target = atomic_load(b->counter) + 1;
+    uint64_t one = 1;
+    if (write(b->fd, &one, sizeof one) < 0) {} /* it rings already */
+    return true;
+}
+
+/* Announces the sleep and then looks, as an end does for itself. Returns how many entries to sleep on; 0: it is taken down. */
 static unsigned announce(bell *b, futex_entry *entries) {
-    uint32_t ended = b->wait ? atomic_load(&b->end->ended) : 0, life = atomic_load(b->life); /* pairs: DEAD */
-    if (b->seats_of) sleep_ask(b->seats_of, 0);
-    uint32_t announced = b->wait ? sleep_announce(b->wait) : 0;
-    if (is_over(b, life, ended)) return ring(b, life_is_dead(life)), 0;
+    uint32_t ended, life, announced;
+    do {
+        ended = b->wait ? atomic_load(&b->end->ended) : 0, life = atomic_load(b->life); /* pairs: DEAD */
+        if (b->seats_of) sleep_ask(b->seats_of, 0);
+        announced = b->wait ? sleep_announce(b->wait) : 0;
+        if (!is_over(b, life, ended)) break;
+        if (!ring_on(b, life, ended)) return ring(b, life_is_dead(life)), 0;
+    } while (true);
     unsigned n = 0;
     entries[n++] = futex_on(b->life, life);
     if (b->wait) entries[n++] = futex_on(b->wait, announced);
@@ -191,6 +208,24 @@ static int64_t hang(bell as_described, int64_t again) {
     return token;
 }
 
+/* Arms a bell that still hangs on the same end, without waking the thread: that sleeps on the end's words, whatever the target,
+ * and every move of them wakes it. False: it does not hang. */
+static bool arm_again(const bell *as_described, int64_t token) {
+    group *g;
+    pthread_mutex_lock(&bridge.lock);
+    bell *b = find(token, &g);
+    bool is_same = b && b->wait && !b->seats_of && b->end == as_described->end && b->fd == as_described->fd;
+    if (is_same) {
+        uint64_t rung;
+        if (b->is_rung && read(b->fd, &rung, sizeof rung) < 0) {} /* another reader of the eventfd has emptied it */
+        b->is_rung = false, b->target = as_described->target;
+        uint32_t ended = atomic_load(&b->end->ended), life = atomic_load(b->life); /* pairs: DEAD */
+        if (is_over(b, life, ended) && !ring_on(b, life, ended)) ring(b, life_is_dead(life));
+    }
+    pthread_mutex_unlock(&bridge.lock);
+    return is_same;
+}
+
 int64_t fmq_watch(void *word, int socket) {
     int copy = fcntl(socket, F_DUPFD_CLOEXEC, 0); /* ours, so that the number cannot be reused under us */
     if (copy < 0) return -errno;
@@ -210,7 +245,9 @@ int64_t fmq_bridge(fmq_end *e, uint64_t n, int eventfd, int64_t again) {
     b.shared = end_is_one_of_many(e);
     if (e->records) b.seats_of = e, e->rung = true;
     uint32_t ended = atomic_load(&e->ended);
-    if (is_over(&b, atomic_load(b.life), ended)) {
+    if (arm_again(&b, again)) {
+        token = again;
+    } else if (is_over(&b, atomic_load(b.life), ended)) {
         fmq_unhang(again);
         ring(&b, false);
         token = -EALREADY;

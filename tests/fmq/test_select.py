@@ -7,6 +7,7 @@ import select
 import selectors
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -307,3 +308,47 @@ def write_by_select(descriptor, count):
             assert becomes_readable(w)
             w.write([i], 0)
         until(lambda: w.available == w.capacity, LONG)
+
+
+def test_arming_again_wakes_no_thread():
+    """The bridge's thread sleeps once for each element that is waited for, not once more when the bell is armed."""
+
+    def child():
+        queue = fmq.MessageQueue.create("i8", 4)
+        w, r = queue.writer(), queue.reader()
+        r.fileno()
+        until(lambda: bridges() == 1)
+        before = sleeps_of_the_bridge()
+        for n in range(300):
+            w.write([n])
+            assert becomes_readable(r)
+            assert list(r.read(1)) == [n]
+        assert sleeps_of_the_bridge() - before < 400
+
+    with process(child):
+        pass
+
+
+def sleeps_of_the_bridge():
+    """How often that thread has gone to sleep."""
+    for task in os.listdir("/proc/self/task"):
+        status = Path(f"/proc/self/task/{task}/status").read_text()
+        if status.startswith("Name:\tfmq-bridge"):
+            return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+    raise AssertionError("there is no bridge")
+
+
+def test_a_bell_that_was_not_heard(ends):
+    """Elements that come while nobody looks are one ring; once they are read, the next one rings again."""
+    w, r = ends
+    assert not readable(r)
+    for _ in range(50):
+        for n in range(4):
+            w.write([n])
+        assert becomes_readable(r)
+        assert list(r.read(4)) == [0, 1, 2, 3]
+        assert not readable(r)
+        w.write([9])
+        assert becomes_readable(r)
+        assert list(r.read(1)) == [9]
+        assert not readable(r)
