@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from burst import Busy
-from driver.client.tasks import Tasks, call_in, complete
+from driver.client.tasks import Tasks, call_in, complete_in
 from driver.deadlines import seconds_left
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Arrivals:
 
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        future.add_done_callback(lambda _: call_in(loop, complete, done))
+        future.add_done_callback(lambda _: complete_in(loop, done))
         if not done.done():
             self.watch(loop)
             if (left := seconds_left(future.deadline)) is not None:

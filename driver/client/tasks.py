@@ -208,7 +208,7 @@ class _WaitingTask:
 
     def ring(self) -> None:
         """In any thread: there is room for this task."""
-        call_in(self._loop, complete, self.rung)
+        complete_in(self._loop, self.rung)
 
 
 _END = object()
@@ -231,7 +231,16 @@ def call_in(loop: _Loop, function: Callable[..., None], *arguments: Any) -> bool
     return True
 
 
-def complete(future: asyncio.Future[None]) -> None:
-    """Unless it is done, or was cancelled."""
+def complete_in(loop: _Loop, future: asyncio.Future[None]) -> None:
+    """In any thread, unless it is done or was cancelled. In the loop's own thread at once, as that needs no wake-up."""
+    import asyncio
+
+    if asyncio._get_running_loop() is loop:
+        _complete(future)
+    else:
+        call_in(loop, _complete, future)
+
+
+def _complete(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)

@@ -5,10 +5,14 @@ A library that can be told to end a run looks at that between its operations; on
 
 from __future__ import annotations
 
+import math
+import os
 import threading
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from burst._core import lib
+from burst.serving_thread import ServingThread
 from burst.turns import checkpoint, stoppable
 from driver.deadlines import overdue, seconds_left
 from driver.errors import LoopTimeout
@@ -66,13 +70,13 @@ class StoppableRuns:
         limits = [limit for limit in (self._timeout or None, left) if limit is not None]
         if not limits:
             return self._run(attempt)
-        is_late = threading.Event()
-        watchdog = threading.Timer(min(limits), _end, (attempt, is_late))
-        watchdog.daemon = True
-        watchdog.start()
-        fault = self._run(attempt)
-        watchdog.cancel()
-        if fault and is_late.is_set():
+        limited = _LimitedRun(time.monotonic() + min(limits), attempt)
+        watchdog.add(limited)
+        try:
+            fault = self._run(attempt)
+        finally:
+            watchdog.remove(limited)
+        if fault and limited.is_late:
             if left == min(limits):
                 raise overdue("executing", deadline)
             loops = "a WHILE took longer than its" if self._loops == 1 else "its loops took longer than all of their"
@@ -99,6 +103,64 @@ class StoppableRuns:
             stop()
 
 
-def _end(attempt: Attempt, is_late: threading.Event) -> None:
-    is_late.set()
-    attempt.stop()
+class _LimitedRun:
+    """A run in progress that has to end by a time.monotonic()."""
+
+    __slots__ = ("attempt", "end", "is_late")
+
+    def __init__(self, end: float, attempt: Attempt) -> None:
+        self.end, self.attempt, self.is_late = end, attempt, False
+
+
+class RunWatchdog:
+    """Ends runs when their time is over: one thread for the process, which sleeps until the earliest of their ends.
+
+    A run that begins wakes it only if it has to end before all others; a run that ends never does.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._runs: list[_LimitedRun] = []  # as many as threads run
+        self._wakes_at = math.inf
+        self._thread: ServingThread | None = None
+
+    def add(self, run: _LimitedRun) -> None:
+        """It begins."""
+        with self._changed:
+            if self._thread is None:
+                thread = ServingThread(self._watch, name="burst-watchdog")
+                thread.start()
+                self._thread = thread
+            self._runs.append(run)
+            if run.end < self._wakes_at:
+                self._wakes_at = run.end
+                self._changed.notify()
+
+    def remove(self, run: _LimitedRun) -> None:
+        """It has ended."""
+        with self._changed:
+            self._runs.remove(run)
+
+    def _watch(self) -> None:
+        while True:
+            with self._changed:
+                now = time.monotonic()
+                late = [run for run in self._runs if run.end <= now and not run.is_late]
+                self._wakes_at = min((run.end for run in self._runs if run.end > now), default=math.inf)
+                if not late:
+                    self._changed.wait(None if self._wakes_at == math.inf else self._wakes_at - now)
+                for run in late:
+                    run.is_late = True
+            for run in late:
+                run.attempt.stop()
+
+
+watchdog = RunWatchdog()
+
+
+def _after_fork() -> None:
+    global watchdog  # noqa: PLW0603 (the thread, and what it watched, are the parent's)
+    watchdog = RunWatchdog()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -20,7 +20,7 @@ from burst.errors import timed_out
 from driver.client.future import Future, wait_or_expire
 from driver.client.names import together
 from driver.client.surface import AnyBurst
-from driver.client.tasks import Tasks, TaskTimes, call_in, complete
+from driver.client.tasks import Tasks, TaskTimes, call_in, complete_in
 from driver.deadlines import earlier, seconds_left, unanswered
 from fmq import clock
 
@@ -282,7 +282,7 @@ class FrameBurst(AnyBurst, Generic[_T]):
 
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        future.add_done_callback(lambda _: call_in(loop, complete, done))
+        future.add_done_callback(lambda _: complete_in(loop, done))
         if not future.done():
             self.attend(loop)
             if (left := seconds_left(future.deadline)) is not None:

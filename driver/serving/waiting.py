@@ -92,7 +92,7 @@ class ExecutionEstimate:
     @property
     def most(self) -> int:
         """Nearly all executions take less."""
-        return int(self._mean + 2 * self._deviation)
+        return int(self._mean + 4 * self._deviation)
 
 
 class Ready(NamedTuple):
