@@ -1,0 +1,174 @@
+"""A model that finds objects in one frame after the other: in memory that the device maps, or in a copy of it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from burst import ErrorStatus, Memory, Request, RequestArgument
+from burst.memory import Usage
+from driver.devices.files import RUNTIMES
+from driver.gateways.gstreamer.detections import DetectionDecoder, labels_of
+from driver.gateways.gstreamer.frame_layout import layout_of
+from driver.importers import load
+from driver.nn.file_form import file_of
+from driver.runtime.compilation import compile as compile_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from burst import Result
+    from driver.client.surface import AnyBurst
+    from driver.gateways.gstreamer.detections import Detection
+
+_MOST_MEMORIES = 64
+"""Of frames, that the device keeps mapped: more than a pool of GStreamer's usually has."""
+
+
+class FrameOptions(NamedTuple):
+    """Properties of the element. scale, mean: a float input is (byte - mean) * scale. timeout: seconds for a frame."""
+
+    model: str
+    device: str = ""
+    labels: str = ""
+    model_type: str = "auto"
+    threshold: float = 0.5
+    scale: float = 1 / 255
+    mean: float = 0.0
+    timeout: float = 5.0
+    application: str | None = None
+
+
+class FrameModel:
+    """One element's model, from start to stop. One thread at a time."""
+
+    def __init__(self, options: FrameOptions) -> None:
+        """Raises ValueError, OSError, and what `driver.load` and `driver.compile` raise."""
+        if not options.model:
+            raise ValueError("model is not set; give the path of an .onnx or .tflite file")
+        model = load(options.model)
+        file = file_of(model)
+        self.layout = layout_of(model)
+        kind = file.kind if file else Path(options.model).suffix.lstrip(".").lower()
+        self._decode = DetectionDecoder(
+            options.model_type, model.outputs, options.threshold, in_pixels=kind == "onnx"
+        )  # ultralytics' .tflite files give fractions
+        named = next((info.labels for info in model.outputs if info.labels), ())
+        self.labels = labels_of(Path(options.labels).read_text(encoding="utf-8")) if options.labels else list(named)
+        self._options, self._model = options, model
+        device = options.device or RUNTIMES.get(kind, "reference")
+        self.compiled = compile_model(model, device=device, progress=False, application=options.application)
+        self.burst: AnyBurst | None = None
+        self.width = self.height = 0
+        self._memories: dict[tuple[int, int], Memory] = {}
+        self._requests: dict[tuple[tuple[int, int], int], Request] = {}
+        self._results: Memory | None = None
+        self._life = ExitStack()
+
+    def configure(self, width: int, height: int, strides: Sequence[int], offsets: Sequence[int]) -> None:
+        """Frames have this form from now on. Runs the model once. Raises ValueError, and what an execution raises."""
+        self._end_burst()
+        layout, self.width, self.height = self.layout, width, height
+        for side, wanted, got in (("width", layout.width, width), ("height", layout.height, height)):
+            if wanted not in (None, got):
+                raise ValueError(f"{side}={got}: the model takes {wanted}; put videoscale before burstinfer")
+        self._strides, self._offsets = list(strides), list(offsets)
+        self._shape = layout.shape(width, height)
+        self.may_be_in_place = layout.takes_bytes and layout.is_packed(width, height, strides, offsets)
+        shapes = [self._shape] if None in self._model.inputs[0].shape else None  # type: ignore[operator]
+        self.burst = self._life.enter_context(self.compiled.burst(recover=True, input_shapes=shapes))
+        first = self.burst.run(timeout=max(self._options.timeout, 60.0))
+        first.raise_for_status()
+        self._decode(first.outputs, width, height)
+        self._make_room([np.asarray(output).nbytes for output in first.outputs])
+
+    def _make_room(self, sizes: list[int]) -> None:
+        """Memory for the outputs of requests on frames in place, each from a multiple of 64 on."""
+        self._requests.clear()
+        begins = [0]
+        for size in sizes:
+            begins.append(begins[-1] + (size + 63) // 64 * 64)
+        self._sizes, self._results = sizes, Memory.create(max(begins[-1], 1))
+        self._outputs = tuple(
+            RequestArgument(pool=1, offset=begin, length=size) for begin, size in zip(begins, sizes, strict=False)
+        )
+
+    def detect_in_place(self, fd: int, offset: int, nbytes: int) -> list[Detection]:
+        """Of a frame in shared memory or a DMA-BUF. `nbytes`: from the descriptor's beginning to the frame's end.
+
+        Raises what an execution raises, and OSError or ValueError for memory that cannot be mapped.
+        """
+        request = self._request(fd, offset, nbytes)
+        try:
+            result = self._executed(request)
+            if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and result.output_shapes:
+                items = [info.dtype.itemsize for info in self._model.outputs]
+                shapes = result.output_shapes
+                self._make_room([int(np.prod(shape)) * item for shape, item in zip(shapes, items, strict=True)])
+                result = self._executed(self._request(fd, offset, nbytes))
+            result.raise_for_status()
+        except BaseException:  # a device that is late may still write there, into the next frame's answer
+            self._make_room(self._sizes)
+            raise
+        return self._decode(result.outputs, self.width, self.height)
+
+    def _executed(self, request: Request) -> Result:
+        assert self.burst is not None
+        return self.burst.execute(request, timeout=self._options.timeout)
+
+    def _request(self, fd: int, offset: int, nbytes: int) -> Request:
+        about = os.fstat(fd)
+        which = about.st_dev, about.st_ino  # no other memory has these numbers while we hold a descriptor of it
+        if (found := self._requests.get((which, offset))) is not None:
+            return found
+        memory = self._memories.get(which)
+        if memory is None or memory.nbytes < nbytes:
+            if len(self._memories) >= _MOST_MEMORIES:
+                self._forget_frames()
+            memory = Memory.from_hardware_buffer(fd, "blob", nbytes, usage=Usage.CPU_READ)
+            self._memories[which] = memory
+        assert self._results is not None
+        picture = RequestArgument(offset=offset, length=int(np.prod(self._shape)), dimensions=self._shape)
+        request = Request((picture,), self._outputs, (memory, self._results))
+        self._requests[which, offset] = request
+        return request
+
+    def detect_in_copy(self, data: Any) -> list[Detection]:
+        """Of a frame that lies elsewhere: its bytes are copied. Raises what an execution raises, and ValueError."""
+        assert self.burst is not None
+        frame = self.layout.view(data, self.width, self.height, self._strides, self._offsets)
+        self._fill(self.burst.inputs[0], frame)  # type: ignore[arg-type]  # it is not omitted
+        result = self.burst.run(timeout=self._options.timeout)
+        result.raise_for_status()
+        return self._decode(result.outputs, self.width, self.height)
+
+    def _fill(self, target: NDArray[Any], frame: NDArray[np.uint8]) -> None:
+        if target.dtype == np.uint8:
+            target[...] = frame
+        elif target.dtype == np.int8:
+            np.bitwise_xor(frame, 0x80, out=target.view(np.uint8))  # byte - 128
+        elif self._options.mean:
+            np.subtract(frame, np.float32(self._options.mean), out=target, dtype=target.dtype, casting="unsafe")
+            target *= target.dtype.type(self._options.scale)
+        else:
+            np.multiply(frame, target.dtype.type(self._options.scale), out=target)
+
+    def _forget_frames(self) -> None:
+        self._requests.clear()
+        self._memories.clear()
+
+    def _end_burst(self) -> None:
+        self._forget_frames()
+        self._life.close()
+        self.burst = self._results = None
+
+    def close(self) -> None:
+        """Ends the burst, and forgets all frames."""
+        self._end_burst()
+        self.compiled.close()
