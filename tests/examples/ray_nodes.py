@@ -32,7 +32,7 @@ import burst
 import driver
 
 NODES, SHARES, STORE = 4, 4, 80 << 20
-ACTORS, BATCH = 6, ray_data.BATCH
+ACTORS, BATCH = 6, 16  # rows that are taken at once
 GAP = 1.2  # seconds between kills: a device that dies ten times in ten seconds is given up
 PATIENCE = 60.0
 
@@ -107,7 +107,7 @@ def kill(pids, choice):
 def expected(model, rows):
     """What a loop in this process gets, by row."""
     info = driver.load(model).inputs[0]
-    made = ray_data.images({"id": np.arange(rows)}, tuple(info.shape))["image"]
+    made = [ray_data.read_image(number, tuple(info.shape)) for number in range(rows)]
     with driver.connect("litert") as device, device.prepare(driver.load(model)) as prepared, prepared.burst() as opened:
         return [opened.run(image).outputs[0].copy() for image in made]
 
@@ -248,7 +248,7 @@ def main():
         else:
             these, found["meetings"] = meetings(model)
             found["errors"] = errors(these[0])
-            image = ray_data.images({"id": [0]}, (1, 64, 64, 3))["image"][0]
+            image = ray_data.read_image(0, (1, 64, 64, 3))
             result = ray.get(these[0].result.remote(image))
             found["result"] = [result.status.name, list(result.outputs.keys()), result.outputs[0].tolist()]
             found["right"] = expected(model, 1)[0].tolist()
