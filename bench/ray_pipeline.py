@@ -42,7 +42,6 @@ QUESTION = "What is left of a device's throughput when Ray Data feeds it?"
 PIXELS, LEAST = 448, 0.95
 ACTORS = (os.cpu_count() or 1) + 1
 WARM_UP, REST = 384, 192  # rows that do not count
-MARK = "BURST_RAY_BENCH"
 LOOK = 1.0  # seconds between two looks at CPU times: a look takes milliseconds
 sys.path.insert(0, str(HERE.parent / "examples"))
 
@@ -57,12 +56,28 @@ class Took(NamedTuple):
     """Processors that programs had which are no part of the run: more than 0.1, and the rate says little."""
 
 
-def cpu_seconds(pid: int) -> float:
-    """Of a process; 0 when it has ended."""
-    with contextlib.suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return 0.0
+class Process(NamedTuple):
+    """As /proc has it: its own CPU seconds, and those of its children that ended."""
+
+    parent: int
+    seconds: float
+
+
+def processes() -> dict[int, Process]:
+    """All of this machine. One that ends meanwhile is left out."""
+    found, tick = {}, os.sysconf("SC_CLK_TCK")
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+            found[pid] = Process(int(fields[1]), sum(map(int, fields[11:15])) / tick)
+    return found
+
+
+def descends(pid: int, ancestor: int, from_: dict[int, Process]) -> bool:
+    """Also from itself."""
+    while pid in from_ and pid != ancestor:
+        pid = from_[pid].parent
+    return pid == ancestor
 
 
 def machine_seconds() -> float:
@@ -76,16 +91,21 @@ class Meter:
     """CPU seconds of devices, and of this process with all that Ray has started for it."""
 
     def _sums(self) -> tuple[float, float, float]:
-        mark, device, others = f"{MARK}={os.getpid()}".encode(), 0.0, time.process_time()
-        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-            with contextlib.suppress(OSError):
-                values = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                is_device = b"\0-P\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
-                if is_device and any(value.startswith(self._place) for value in values):
-                    device += cpu_seconds(pid)
-                elif mark in values and pid != os.getpid():
-                    others += cpu_seconds(pid)
+        device, others, seen = 0.0, 0.0, processes()
+        for pid, its in seen.items():
+            if descends(pid, os.getpid(), seen):
+                others += its.seconds
+            elif self._is_device(pid):
+                device += its.seconds
         return device, others, machine_seconds() - device - others
+
+    def _is_device(self, pid: int) -> bool:
+        """Services and engines for this place. Each is a child of nothing that is ours."""
+        with contextlib.suppress(OSError):
+            if b"\0-P\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                values = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                return any(value.startswith(self._place) for value in values)
+        return False
 
     def __init__(self, place: str) -> None:
         """`place`: how the runtime directories of the devices begin."""
@@ -187,7 +207,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    os.environ |= {MARK: str(os.getpid()), "PYTHONPATH": f"{HERE.parent / 'examples'}:{HERE}"}
+    os.environ["PYTHONPATH"] = f"{HERE.parent / 'examples'}:{HERE}"
     os.environ |= {"RAY_DATA_DISABLE_PROGRESS_BARS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     place = tempfile.mkdtemp(prefix="burst-bench-", dir="/tmp")
     os.environ["BURST_RUNTIME_DIR"] = place
