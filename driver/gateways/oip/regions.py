@@ -207,7 +207,8 @@ class RegionTable:
 class RegionUse:
     """The regions of one request, until the block ends."""
 
-    def __init__(self, table: RegionTable, regions: dict[str, SharedRegion]) -> None:
+    def __init__(self, table: RegionTable | None, regions: dict[str, SharedRegion]) -> None:
+        """`table`: None where there are no regions."""
         self._table, self._regions = table, regions
 
     def __getitem__(self, name: str) -> SharedRegion:
@@ -225,8 +226,13 @@ class RegionUse:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for region in self:
-            self._table.leave(region)
+        if self._table:
+            for region in self:
+                self._table.leave(region)
+
+
+NO_REGIONS = RegionUse(None, {})
+"""Of a request whose tensors come in its message."""
 
 
 def _opened(key: str) -> int:

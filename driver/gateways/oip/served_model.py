@@ -1,5 +1,5 @@
-"""One version of one model on the device: inputs from messages by way of `compiled.serve`, those in shared memory in
-place.
+"""One version of one model on the device: each request on a lane, in the thread that has it; those that may be joined
+by way of `compiled.serve`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from burst import DeviceUnavailable
 from driver.gateways.oip.classification import classified
 from driver.gateways.oip.inference import AnsweredTensor, InferAnswer, ModelPorts
 from driver.gateways.oip.lanes import InPlaceCall, Lanes
+from driver.gateways.oip.regions import NO_REGIONS
 from driver.importers import load
 from driver.runtime.compilation import compile as compile_model
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from driver.gateways.oip.regions import RegionTable
     from driver.nn import Model
     from driver.options import Preference, Priority
+    from driver.serving.blocking import BlockingServer
 
 _QUEUE = 256
 _STAGES = "queue", "compute_input", "compute_infer", "compute_output"
@@ -45,17 +47,20 @@ class PriorityLane:
             speed: Preference = "sustained_speed" if config.instances > 1 else "fast_single_answer"
             self.compiled = compile_model(model, device=device, preference=speed, priority=priority, progress=False)
             stack.callback(self.compiled.close)
-            serving = self.compiled.serve(
-                replicas=config.instances,
-                queue=_QUEUE,
-                batch=config.batch,
-                batch_window=config.window,
-                name=name,
-            )
-            self.server = stack.enter_context(serving)
+            self.joins = self._joining(config, name, stack) if config.batch > 1 else None
             self.lanes = Lanes(self.compiled, ports, config.instances)
             stack.callback(self.lanes.close)
             self._stack = stack.pop_all()
+
+    def _joining(self, config: FolderConfig, name: str, stack: ExitStack) -> BlockingServer:
+        serving = self.compiled.serve(
+            replicas=config.instances,
+            queue=_QUEUE,
+            batch=config.batch,
+            batch_window=config.window,
+            name=name,
+        )
+        return stack.enter_context(serving)
 
     def close(self) -> None:
         """Finishes the requests that it has."""
@@ -94,23 +99,24 @@ class ServedModel:
             return self._engines[priority]
 
     def infer(self, call: InferCall, table: RegionTable | None) -> InferAnswer:
-        """Raises Refusal, ModelGone, and what `ModelServer.run` and `AnyBurst.execute` raise."""
+        """Raises Refusal, ModelGone, and what `Lanes.execute` and `ModelServer.run` raise."""
         begin = time.monotonic_ns()
         try:
             given = self.ports.ordered(call.given, self.config.max_batch_size)
             wanted = self.ports.wanted(call.wanted)
             in_order = [wanted.get(port.name) for port in self.ports.outputs]
             engine = self._engine(call.priority)
-            if table is not None and (slices := call.slices):
-                with table.take(slices) as regions:
+            slices = call.slices
+            if engine.joins and not slices:
+                inputs = [port.array(each) for port, each in zip(self.ports.inputs, given, strict=True)]
+                times = [begin, time.monotonic_ns()]
+                arrays = list(engine.joins.run(*inputs, deadline=call.deadline))
+                shapes = [array.shape for array in arrays]
+            else:
+                with table.take(slices) if table and slices else NO_REGIONS as regions:
                     times = [begin, time.monotonic_ns()]
                     result, arrays = engine.lanes.execute(InPlaceCall(given, in_order, regions, call.deadline))
                     shapes = [shape.dimensions for shape in result.output_shapes]
-            else:
-                inputs = [port.array(each) for port, each in zip(self.ports.inputs, given, strict=True)]
-                times = [begin, time.monotonic_ns()]
-                arrays = list(engine.server.run(*inputs, deadline=call.deadline))
-                shapes = [array.shape for array in arrays]
             times.append(time.monotonic_ns())
             answer = self._answer(call, in_order, arrays, shapes)
         except BaseException as error:
@@ -154,12 +160,13 @@ class ServedModel:
             engines = list(self._engines.values())
         batches: Counter[int] = Counter()
         for engine in engines:
-            batches.update(engine.server.stats()["batches"])
+            if engine.joins:
+                batches.update(engine.joins.stats()["batches"])
         joined = sum((rows - 1) * count for rows, count in batches.items())
         return {"name": self.name, "version": self.version, **self._statistics.report(joined)}
 
     def burst_stats(self) -> list[dict[str, Any]]:
-        """Of the bursts for requests in shared memory: what was copied, and how long each stage took."""
+        """Of the lanes' bursts: what was copied, and how long each stage took."""
         with self._lock:
             return [stats for engine in self._engines.values() for stats in engine.lanes.stats()]
 
