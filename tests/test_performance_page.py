@@ -91,6 +91,7 @@ def test_every_script_of_the_bench_has_a_place():
         "thread_count.py",
         "ops.py",
         "oip.py",  # as neighbours.py
+        "gstreamer.py",  # so does this
         "satellites.py MODELS",  # so does this
         "serving.py MODEL.onnx --shape 1,1,64,160",  # needs a model file
         "neighbours.py",  # measured on a machine that was busy so far

@@ -257,3 +257,13 @@ def test_two_cameras_share_a_model(gst, place, models):
     for frame in told.frames:
         assert_right(frame)
     assert np.mean([frame["mean"] for frame in told.frames]) > 50
+
+
+def test_the_bench_runs(gst):
+    """bench/gstreamer.py gets to its end, and says what it found."""
+    bench = Path(__file__).parents[4] / "bench/gstreamer.py"
+    python = shutil.which("python3", path=gst["PATH"])
+    command = [python, bench, "--quick", "--pairs", "1"]
+    ran = subprocess.run(command, env=os.environ | gst, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "1080p30: 30 frames a second held" in ran.stdout
