@@ -19,7 +19,17 @@ from driver.client.fenced import ExecutionInfo, FencedExecution
 from driver.client.prepared_model import RemotePreparedModel
 from driver.client.retry import retry
 from driver.client.surface import AnyBurst, AnyPreparedModel
-from driver.errors import DeviceFailed, DeviceNotFound, DriverError, ImportFailed, InvalidModel, NotPlaced
+from driver.errors import (
+    CameraFailed,
+    CameraLost,
+    DeviceFailed,
+    DeviceNotFound,
+    DriverError,
+    ImportFailed,
+    InvalidModel,
+    NotPlaced,
+)
+from driver.gateways.v4l2.camera_stream import Camera, CameraFrame
 from driver.importers import load
 from driver.interface import (
     CacheFiles,
@@ -51,6 +61,10 @@ __all__ = [
     "Burst",
     "Cache",
     "CacheFiles",
+    "Camera",
+    "CameraFailed",
+    "CameraFrame",
+    "CameraLost",
     "Capabilities",
     "Chain",
     "CompiledModel",

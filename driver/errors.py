@@ -11,7 +11,10 @@
     ├── DeviceNotFound (LookupError)   no device of that name is installed, or none is served at that path
     ├── DeviceFailed                   its process did not start, or ended while starting; its log is shown. Or a
     │                                  served device cannot be connected to, or must not be trusted
-    └── NotPlaced                      no device that was asked for may execute an operation
+    ├── NotPlaced                      no device that was asked for may execute an operation
+    └── CameraFailed                   a camera cannot be used as asked: absent, busy, without that format or without
+        │                              exported buffers, or all its buffers are held
+        └── CameraLost                 it was unplugged
 
 An execution's own errors are burst's (`burst.StatusError` and its classes, `burst.PeerDied`, `burst.Timeout`).
 """
@@ -67,6 +70,14 @@ class NotPlaced(DriverError):
     """
 
 
+class CameraFailed(DriverError):
+    """A camera cannot be used as asked. The message names the camera, what was asked, and the remedy."""
+
+
+class CameraLost(CameraFailed):
+    """The camera was unplugged. Frames that were taken before can still be read."""
+
+
 def signal_name(number: int) -> str:
     """SIGSEGV for 11."""
     try:
@@ -76,6 +87,8 @@ def signal_name(number: int) -> str:
 
 
 __all__ = [
+    "CameraFailed",
+    "CameraLost",
     "DeviceFailed",
     "DeviceNotFound",
     "DriverError",

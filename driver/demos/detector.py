@@ -9,7 +9,7 @@ left, upper, right and lower edges are, in cells.
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -38,18 +38,24 @@ OUTPUTS = outputs_of(FRAME[2], FRAME[1])
 
 SAME = 1  # padding schemes and fused activations, as the HAL numbers them
 NONE, RELU = 0, 1
+FROM_YUV = np.array(((1.164, 0, 1.596), (1.164, -0.392, -0.813), (1.164, 2.017, 0)), np.float32)
 
 
-def build_model(width: int = FRAME[2], height: int = FRAME[1], weights: Traversable = WEIGHTS) -> driver.Model:
+def build_model(
+    width: int = FRAME[2],
+    height: int = FRAME[1],
+    weights: Traversable = WEIGHTS,
+    pixels: Literal["rgb", "nv12"] = "rgb",
+) -> driver.Model:
     """Spell the network out for a driver, for frames of that size: all of it is convolution, so any size will do.
 
-    It was trained on objects of 50 to 120 pixels, and finds those of that size best.
+    It was trained on objects of 50 to 120 pixels, and finds those of that size best. Frames of "nv12" are converted in
+    the network; what they have beyond whole cells, on the right and below, is not looked at.
     """
-    if width <= 0 or height <= 0 or width % CELL or height % CELL:
+    if width <= 0 or height <= 0 or (pixels == "rgb" and (width % CELL or height % CELL)):
         raise ValueError(
             f"width={width!r}, height={height!r}: both in whole cells of {CELL} pixels, such as 640 and 480"
         )
-    shape = (1, height, width, 3)
     with weights.open("rb") as opened, np.load(opened) as file:
         layers = {name: file[name] for name in file.files if name.endswith((".filter", ".bias"))}
     m = driver.ModelBuilder()
@@ -58,12 +64,8 @@ def build_model(width: int = FRAME[2], height: int = FRAME[1], weights: Traversa
         kernel, bias = layers[name + ".filter"], layers[name + ".bias"]
         return m.operation("CONV_2D", x, kernel, bias, SAME, stride, stride, activation)
 
-    def ints(*values: int) -> np.ndarray:
-        return np.array(values, np.int32)
-
-    frame = m.input("quant8_asymm", shape, scale=1 / 255, zero_point=0)
-    thin = m.operation("STRIDED_SLICE", frame, ints(0, 0, 0, 0), ints(*shape), ints(1, STRIDE, STRIDE, 1), 0, 0, 0)
-    fine = conv(conv(conv(m.operation("DEQUANTIZE", thin), "stem", 2), "down", 2), "fine")
+    entrance = {"rgb": _rgb_entrance, "nv12": _nv12_entrance}[pixels]
+    fine = conv(conv(conv(entrance(m, width, height), "stem", 2), "down", 2), "fine")
     coarse = conv(fine, "coarse", 2)
     coarse = m.operation("ADD", coarse, conv(conv(coarse, "wide1"), "wide2", activation=NONE), RELU)
     lift, across, down = conv(coarse, "lift", activation=NONE), width // CELL, height // CELL
@@ -72,6 +74,32 @@ def build_model(width: int = FRAME[2], height: int = FRAME[1], weights: Traversa
     m.output(m.operation("LOGISTIC", conv(joined, "classes", activation=NONE)))
     m.output(conv(joined, "edges", activation=NONE))
     return m.build()
+
+
+def _every(m: driver.ModelBuilder, x: Any, begin: Sequence[int], end: Sequence[int], steps: Sequence[int]) -> Any:
+    """A part of an image, with `steps` between its rows and columns."""
+    parts = (np.array(part, np.int32) for part in (begin, end, steps))
+    return m.operation("STRIDED_SLICE", x, *parts, 0, 0, 0)
+
+
+def _rgb_entrance(m: driver.ModelBuilder, width: int, height: int) -> Any:
+    shape = (1, height, width, 3)
+    frame = m.input("quant8_asymm", shape, scale=1 / 255, zero_point=0)
+    return m.operation("DEQUANTIZE", _every(m, frame, (0, 0, 0, 0), shape, (1, STRIDE, STRIDE, 1)))
+
+
+def _nv12_entrance(m: driver.ModelBuilder, width: int, height: int) -> Any:
+    """The same pixels of an image in YUV of limited range (BT.601): only those that are looked at are converted."""
+    across, down, half = width // CELL * CELL, height // CELL * CELL, STRIDE // 2
+    frame = m.input("quant8_asymm", (1, height * 3 // 2, width, 1), scale=1 / 255, zero_point=0)
+    luma = _every(m, frame, (0, 0, 0, 0), (1, down, across, 1), (1, STRIDE, STRIDE, 1))
+    rows = _every(m, frame, (0, height, 0, 0), (1, height + down // 2, width, 1), (1, half, 1, 1))
+    pairs = m.operation("RESHAPE", rows, np.array((1, down // STRIDE, width // 2, 2), np.int32))
+    chroma = _every(m, pairs, (0, 0, 0, 0), (1, down // STRIDE, across // 2, 2), (1, 1, half, 1))
+    yuv = m.operation("DEQUANTIZE", m.operation("CONCATENATION", luma, chroma, 3, scale=1 / 255, zero_point=0))
+    bias = -FROM_YUV @ np.array((16, 128, 128), np.float32) / 255
+    rgb = m.operation("CONV_2D", yuv, FROM_YUV.reshape(3, 1, 1, 3), bias.astype(np.float32), SAME, 1, 1, RELU)
+    return m.operation("MINIMUM", rgb, np.ones((1, 1, 1, 1), np.float32))
 
 
 def decode(outputs: Sequence[np.ndarray], at_least: float = 0.35, most_shared: float = 0.5) -> list[Box]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from driver.doctor import gstreamer_loader, installation, machine, running, satellite_doors
+from driver.doctor import camera_nodes, gstreamer_loader, installation, machine, running, satellite_doors
 from driver.doctor.finding import examined
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
     "running devices": running.devices,
     "wake words": satellite_doors.wake_words,
     "GStreamer": gstreamer_loader.element,
+    "cameras": camera_nodes.nodes,
 }
 
 

@@ -1,1 +1,1 @@
-"""Where other protocols come in: each gateway is a client of a device, and a process of its own."""
+"""Where other protocols and cameras come in: each is a client of a device."""

@@ -157,6 +157,20 @@ def test_the_memory_script_measures_every_row(tmp_path):
 
 @needs_two_cpus
 @pytest.mark.stress
+def test_the_script_of_cameras_measures_both_ways(tmp_path):
+    """With a camera and without, the bytes copied, and the memory with one camera and with eight."""
+    found, text = run("cameras.py", tmp_path)
+    names = [row["name"] for row in found["rows"]]
+    assert names[:2] == ["camera to result, 1080p nv12", "the same buffers, no camera"]
+    assert names[2:] == ["a frame taken and given back, no model"]
+    assert found["copied_bytes"] == 0
+    assert all(megabytes > 0 for megabytes in found["memory_mb"])
+    assert len(found["budgets"]) == 3
+    assert text.count("memory of the device, 8 cameras") == 2
+
+
+@needs_two_cpus
+@pytest.mark.stress
 def test_the_fenced_script_measures_every_way(tmp_path):
     """Awaited on both paths, fenced, and the device alone; the client's part is within the whole."""
     found, text = run("fenced.py", tmp_path, "--length", "10")

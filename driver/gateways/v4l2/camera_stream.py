@@ -1,0 +1,256 @@
+"""A camera's stream: the kernel's own buffers as hardware buffers, which a device process reads where they lie."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
+
+from burst.errors import Timeout
+from burst.memory import HardwareBuffer, Memory, Usage
+from driver.errors import CameraFailed, CameraLost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from driver.gateways.v4l2.video_device import FilledBuffer, FrameLayout, Ioctl
+
+FOURCC = {"nv12": "NV12", "rgb": "RGB3", "yuv420": "YU12", "gray": "GREY"}
+_NUMBERS = 2**32  # after which a camera's count of frames begins again
+
+
+class CameraFrame:
+    """A frame, in a buffer that the camera does not write before `release`."""
+
+    __slots__ = ("_camera", "index", "memory", "number", "seconds")
+
+    def __init__(self, camera: Camera, filled: FilledBuffer) -> None:
+        self._camera = camera
+        self.index = filled.buffer  #: of its buffer in `Camera.buffers`
+        self.memory: HardwareBuffer = camera.buffers[filled.buffer]
+        self.number = filled.number  #: the camera's count of frames, which goes on over those that it drops
+        self.seconds = filled.seconds  #: when it was taken, as of time.monotonic()
+
+    def release(self) -> None:
+        """Gives the buffer back to the camera. Any thread; a second time does nothing."""
+        self._camera.give_back(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Camera:
+    """A V4L2 camera. Its buffers are memory that requests name as they are, so no byte of a frame is copied.
+
+    One thread takes frames; any thread may release them. The stream begins with the first frame that is asked for.
+    """
+
+    def __init__(
+        self,
+        path: str = "/dev/video0",
+        format: str = "nv12",  # noqa: A002 (what `Memory.from_hardware_buffer` calls it)
+        width: int | None = None,
+        height: int | None = None,
+        *,
+        fps: float | None = None,
+        buffers: int = 4,
+        newest: bool = False,
+        ioctl: Ioctl = fcntl.ioctl,
+    ) -> None:
+        """Has the camera make its buffers, and exports each once.
+
+        `format`: "nv12", "rgb", "yuv420" or "gray". `width`, `height`: None: as the camera is set. `newest`: frames
+        that wait are given back unseen when a newer one is there. `ioctl`: calls the kernel; tests pass another.
+        Raises CameraFailed, and ValueError for an argument that no camera takes.
+        """
+        from driver.gateways.v4l2.video_device import VideoDevice  # here: `import driver` need not wait for its records
+
+        if format not in FOURCC:
+            raise ValueError(f"format={format!r}: one of {', '.join(FOURCC)}")
+        if not 2 <= buffers <= 32:
+            raise ValueError(f"buffers={buffers!r}: 2 to 32; the camera fills one while the device reads another")
+        self.path, self.format, self.newest = path, format, newest
+        self._counts = dict.fromkeys(("frames", "missed", "skipped", "damaged"), 0)
+        self._held: dict[int, CameraFrame] = {}
+        self._giving = threading.Lock()
+        self._last: int | None = None
+        self._is_streaming = False
+        self.buffers: tuple[HardwareBuffer, ...] = ()  #: the memory; a frame's `index` says in which it lies
+        self._device = VideoDevice(path, ioctl)
+        try:
+            self.layout = self._agreed(width, height)
+            if fps:
+                self._device.set_rate(fps)
+            planes, count = planes_of(format, self.layout), self._device.reserve(buffers)
+            self.buffers = tuple(self._exported(index, planes) for index in range(count))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def width(self) -> int:
+        """Pixels of a row."""
+        return self.layout.width
+
+    @property
+    def height(self) -> int:
+        """Pixels of a column."""
+        return self.layout.height
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the operand that a frame is."""
+        return self.buffers[0].shape
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether frames have no gaps between rows or planes. Others are copied for the device, and counted."""
+        return self.buffers[0].view() is not None
+
+    def next_frame(self, timeout: float | None = 5.0) -> CameraFrame:
+        """The next frame, or with `newest` the newest; release it when its result is there.
+
+        Raises Timeout, CameraLost when the camera is unplugged, and CameraFailed, also when all buffers are held.
+        """
+        self._start()
+        end = None if timeout is None else time.monotonic() + timeout
+        while (found := self._taken()) is None:
+            if len(self._held) == len(self.buffers):
+                raise CameraFailed(
+                    f"{self.path}: no buffer left: all {len(self.buffers)} frames are held; release one, or open the "
+                    f"camera with buffers={2 * len(self.buffers)}"
+                )
+            left = 3600.0 if end is None else end - time.monotonic()
+            if left <= 0 or not (self._device.wait(left) or end is None):
+                raise Timeout(f"{self.path}: no frame within {timeout} s; is the camera covered, asleep or stopped?")
+        frame = self._held[found.buffer] = CameraFrame(self, found)
+        return frame
+
+    def __iter__(self) -> Iterator[CameraFrame]:
+        """Frame after frame; each is released when the next one is asked for. Raises as `next_frame`."""
+        while True:
+            with self.next_frame() as frame:
+                yield frame
+
+    def give_back(self, frame: CameraFrame) -> None:
+        """As `CameraFrame.release`."""
+        with self._giving:
+            if self._held.get(frame.index) is not frame:
+                return
+            del self._held[frame.index]
+            if self._is_streaming:
+                with suppress(CameraLost):  # which the next `next_frame` tells
+                    self._device.queue(frame.index)
+
+    def stats(self) -> dict[str, int]:
+        """frames: taken; missed: lost in the camera, which had no free buffer; skipped: for a newer one; damaged: given
+        back, because the camera said so or left them incomplete; held: not released yet.
+        """
+        return {**self._counts, "held": len(self._held)}
+
+    def metrics(self) -> str:
+        """`stats` as Prometheus reads them, labelled with the camera's path."""
+        label = self.path.replace("\\", r"\\").replace('"', r"\"")
+        lines = [f'burst_camera_{name}_total{{camera="{label}"}} {count}' for name, count in self._counts.items()]
+        return "\n".join([*lines, f'burst_camera_held{{camera="{label}"}} {len(self._held)}', ""])
+
+    def close(self) -> None:
+        """Stops the stream and gives the camera back. Frames that are held stay readable, and are not overwritten."""
+        with self._giving:
+            if self._is_streaming:
+                self._is_streaming = False
+                self._device.stop()
+            self._device.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        if self._device.fd < 0:
+            raise CameraFailed(f"{self.path}: the camera is closed; open it again")
+        if not self._is_streaming:
+            for index in range(len(self.buffers)):
+                self._device.queue(index)
+            self._device.start()
+            self._is_streaming = True
+
+    def _taken(self) -> FilledBuffer | None:
+        """What there is now, without waiting."""
+        found = self._whole()
+        while found and self.newest and (newer := self._whole()):
+            self._device.queue(found.buffer)
+            self._counts["skipped"] += 1
+            found = newer
+        if found:
+            self._counts["frames"] += 1
+        return found
+
+    def _whole(self) -> FilledBuffer | None:
+        """The oldest finished frame that is not damaged."""
+        while found := self._device.dequeue():
+            if self._last is not None:
+                self._counts["missed"] += (found.number - self._last - 1) % _NUMBERS
+            self._last = found.number
+            if not found.is_damaged and found.nbytes >= self.buffers[0].nbytes:
+                return found
+            self._counts["damaged"] += 1
+            self._device.queue(found.buffer)
+        return None
+
+    def _agreed(self, width: int | None, height: int | None) -> FrameLayout:
+        wanted, there = FOURCC[self.format], self._device.formats()
+        ours = [name for name, letters in FOURCC.items() if letters in there]
+        if wanted not in there:
+            remedy = f"pass format={ours[0]!r}" if ours else "read it by FFmpeg, which converts and copies each frame"
+            raise CameraFailed(
+                f"{self.path}: format={self.format!r} ({wanted}) is not one that the camera has: "
+                f"{', '.join(there) or 'none'}; {remedy}"
+            )
+        found = self._device.configure(wanted, width, height)
+        asked = width or found.width, height or found.height
+        if found.fourcc != wanted or (found.width, found.height) != asked:
+            raise CameraFailed(
+                f"{self.path}: the camera gives {found.fourcc} {found.width}x{found.height} and not {wanted} "
+                f"{asked[0]}x{asked[1]}; pass width={found.width}, height={found.height}, or one that "
+                f"`v4l2-ctl -d {self.path} --list-formats-ext` names"
+            )
+        return found
+
+    def _exported(self, index: int, planes: list[tuple[int, int]]) -> HardwareBuffer:
+        fd, usage = self._device.export(index), Usage.CPU_READ | Usage.CAMERA_WRITE
+        try:
+            image: Any = Memory.from_hardware_buffer(fd, self.format, self.width, self.height, planes, usage)
+        except (OSError, ValueError) as error:
+            raise CameraFailed(f"{self.path}: buffer {index} cannot be mapped: {error}") from error
+        finally:
+            os.close(fd)
+        assert isinstance(image, HardwareBuffer)
+        return image
+
+
+def planes_of(format: str, layout: FrameLayout) -> list[tuple[int, int]]:  # noqa: A002
+    """Offset and stride of each plane, as V4L2 lays a frame out in one piece of memory."""
+    pixel = 3 if format == "rgb" else 1
+    stride, rows = layout.stride or layout.width * pixel, layout.height
+    match format:
+        case "nv12":
+            return [(0, stride), (stride * rows, stride)]
+        case "yuv420":
+            half = stride // 2
+            return [(0, stride), (stride * rows, half), (stride * rows + half * (rows // 2), half)]
+    return [(0, stride)]
+
+
+__all__ = ["Camera", "CameraFrame"]
