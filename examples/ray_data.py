@@ -85,6 +85,8 @@ def numbers(rows: int) -> ray.data.Dataset:
 
 def classified(path: str, rows: int, actors: int, device: str = "litert") -> ray.data.Dataset:
     """The pipeline. Each actor takes a `burst_device` of its node; a block is repeated until an actor has done it."""
+    context = ray.data.DataContext.get_current()
+    context.actor_init_retry_on_errors = True  # a device may die while an actor prepares its model there
     return numbers(rows).map_batches(
         Classifier,
         fn_constructor_kwargs={"path": os.path.abspath(path), "device": device},
