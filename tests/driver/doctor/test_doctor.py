@@ -283,6 +283,7 @@ class TestWakeWords:
     def test_what_answers(self, root, monkeypatch, answer, state):
         """A server of wake words says which it has; another program at the port is told."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.settimeout(20)  # for a finding that never connects
             port = listener.getsockname()[1]
             monkeypatch.setattr(satellite_doors, "PORT", port)
             root("proc/net/tcp", f"{self.HEAD}   0: 00000000:{port:04X} 00000000:0000 0A\n")
