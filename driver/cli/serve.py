@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from burst import BurstError
+from driver.cli.detectors import frigate_options, serve_frigate
 from driver.cli.names import DeviceName
 from driver.cli.output import examples, json_option
 from driver.cli.wake_words import serve_wyoming, wake_word_options
@@ -29,6 +30,7 @@ _WITHIN = 5.0  # seconds
         "burst serve litert --metrics :9100",
         "burst serve onnxruntime --oip :8001 --oip http://:8000 --models models/",
         "burst serve onnxruntime --wyoming tcp://127.0.0.1:10400 --wake-word hey_jarvis_v0.1.onnx",
+        "burst serve litert --frigate ipc:///tmp/cache/zmq_detector --model ssd.tflite --model-type ssd",
         "burst serve --unit | sudo tee /etc/systemd/system/burst@.service",
     )
 )
@@ -80,6 +82,7 @@ _WITHIN = 5.0  # seconds
     metavar="CERT KEY",
     help="With --oip: TLS at TCP addresses, with these PEM files.",
 )
+@frigate_options
 @wake_word_options
 @json_option
 def serve(
@@ -111,7 +114,10 @@ def serve(
         click.echo(service.unit(user, group or user, _command()), nl=False)
     elif device is None:
         raise click.UsageError("missing DEVICE, for example: burst serve litert")
-    elif serve_wyoming(device, gateways, group or addresses or models or files_of_others, metrics, as_json):
+    elif any(
+        serve_gateway(device, gateways, group or addresses or models or files_of_others, metrics, as_json)
+        for serve_gateway in (serve_wyoming, serve_frigate)
+    ):
         pass
     elif addresses or models:
         if not addresses or models is None:

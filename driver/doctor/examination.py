@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from driver.doctor import camera_nodes, gstreamer_loader, installation, machine, running, satellite_doors
+from driver.doctor import (
+    camera_nodes,
+    frigate_socket,
+    gstreamer_loader,
+    installation,
+    machine,
+    running,
+    satellite_doors,
+)
 from driver.doctor.finding import examined
 
 if TYPE_CHECKING:
@@ -31,6 +39,7 @@ CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
     "wake words": satellite_doors.wake_words,
     "GStreamer": gstreamer_loader.element,
     "cameras": camera_nodes.nodes,
+    "Frigate": frigate_socket.frigate,
 }
 
 

@@ -39,6 +39,11 @@ class DoorAddress(NamedTuple):
         """Whether other machines may reach it."""
         return not self.path and self.host not in (_LOOPBACK, "::1", "localhost")
 
+    @property
+    def said(self) -> str:
+        """As it was given on the command line, for errors."""
+        return f"--oip {self.with_port(0)}"
+
     def with_port(self, port: int) -> str:
         """For people and clients, with the port that the kernel chose."""
         shown = self._replace(port=port or self.port).for_grpc
@@ -62,21 +67,19 @@ class DoorAddress(NamedTuple):
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
             return socket.create_server((self.host, self.port), family=family, backlog=64)
         except OSError as error:
-            raise DeviceFailed(f"--oip {self.with_port(0)}: cannot listen there ({error.strerror or error})") from error
+            raise DeviceFailed(f"{self.said}: cannot listen there ({error.strerror or error})") from error
 
     def prepare_path(self) -> None:
         """Removes a socket at which no process listens any more. Raises DeviceFailed, OSError."""
         path = Path(self.path)
         folder = path.parent.stat()
         if folder.st_mode & 0o022 and not folder.st_mode & stat.S_ISVTX:
-            raise DeviceFailed(
-                f"--oip {self.with_port(0)}: others may write to {path.parent}; chmod go-w {path.parent}"
-            )
+            raise DeviceFailed(f"{self.said}: others may write to {path.parent}; chmod go-w {path.parent}")
         if not os.path.lexists(path):
             return
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             if not stat.S_ISSOCK(path.lstat().st_mode) or probe.connect_ex(self.path) == 0:
-                raise DeviceFailed(f"--oip {self.with_port(0)}: something is there already; use another path")
+                raise DeviceFailed(f"{self.said}: something is there already; use another path")
         path.unlink()
 
     def give_path(self) -> None:
