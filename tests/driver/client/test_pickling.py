@@ -42,6 +42,8 @@ ERRORS = [
     errors.ImportFailed("what happened", "Loop", 7, remedy="what helps", others=2),
     errors.ImportFailed("what happened"),
     serving.QueueFull("what happened", 0.25),
+    driver.CameraFailed("what happened"),
+    driver.CameraLost("what happened"),
 ]
 
 
