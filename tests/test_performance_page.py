@@ -90,9 +90,11 @@ def test_every_script_of_the_bench_has_a_place():
         "mobilenet.py --threads 2",  # for who asks for threads: the whole list
         "thread_count.py",
         "ops.py",
-        "oip.py",  # as neighbours.py
-        "gstreamer.py",  # so does this
-        "satellites.py MODELS",  # so does this
+        "oip.py",  # gateways are for those who look for them: the whole list
+        "gstreamer.py",
+        "satellites.py MODELS",
+        "frigate.py",  # needs a checkout of Frigate
+        "cameras.py",  # measured with a fake camera so far
         "serving.py MODEL.onnx --shape 1,1,64,160",  # needs a model file
         "neighbours.py",  # measured on a machine that was busy so far
     }
