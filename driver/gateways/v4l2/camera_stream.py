@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-    from driver.gateways.v4l2.video_device import FilledBuffer, FrameLayout, Ioctl
+    from driver.gateways.v4l2.video_device import CameraFormat, FilledBuffer, Ioctl
 
 FOURCC = {"nv12": "NV12", "rgb": "RGB3", "yuv420": "YU12", "gray": "GREY"}
 _NUMBERS = 2**32  # after which a camera's count of frames begins again
@@ -209,7 +209,7 @@ class Camera:
             self._device.queue(found.buffer)
         return None
 
-    def _agreed(self, width: int | None, height: int | None) -> FrameLayout:
+    def _agreed(self, width: int | None, height: int | None) -> CameraFormat:
         wanted, there = FOURCC[self.format], self._device.formats()
         ours = [name for name, letters in FOURCC.items() if letters in there]
         if wanted not in there:
@@ -240,7 +240,7 @@ class Camera:
         return image
 
 
-def planes_of(format: str, layout: FrameLayout) -> list[tuple[int, int]]:  # noqa: A002
+def planes_of(format: str, layout: CameraFormat) -> list[tuple[int, int]]:  # noqa: A002
     """Offset and stride of each plane, as V4L2 lays a frame out in one piece of memory."""
     pixel = 3 if format == "rgb" else 1
     stride, rows = layout.stride or layout.width * pixel, layout.height

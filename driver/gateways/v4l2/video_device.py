@@ -23,7 +23,7 @@ _GONE = {errno.ENODEV, errno.ENXIO}
 _READ_ONLY = os.O_RDONLY | os.O_CLOEXEC
 
 
-class FrameLayout(NamedTuple):
+class CameraFormat(NamedTuple):
     """What the camera has agreed to. `stride`: bytes from one row of the first plane to the next."""
 
     fourcc: str
@@ -86,7 +86,7 @@ class VideoDevice:
             found.append(v4l2.letters(record.pixelformat))
         return found
 
-    def configure(self, fourcc: str, width: int | None, height: int | None) -> FrameLayout:
+    def configure(self, fourcc: str, width: int | None, height: int | None) -> CameraFormat:
         """Asks for frames of this kind; None: the size that the camera has now. What it will deliver."""
         record = v4l2.VideoFormat(type=self._type)
         self._call(v4l2.G_FMT, record, "asking for its format")
@@ -102,7 +102,7 @@ class VideoDevice:
             raise CameraFailed(f"{self.path}: {pix.num_planes} planes in memory of their own each; one is needed")
         plane = pix.plane_fmt[0] if self._type == v4l2.CAPTURE_PLANES else pix
         found = v4l2.letters(pix.pixelformat)
-        return FrameLayout(found, pix.width, pix.height, plane.bytesperline, plane.sizeimage)
+        return CameraFormat(found, pix.width, pix.height, plane.bytesperline, plane.sizeimage)
 
     def set_rate(self, fps: float) -> None:
         """Asks for so many frames a second; a camera that cannot be asked goes on at its own rate."""
@@ -112,7 +112,7 @@ class VideoDevice:
 
     def reserve(self, count: int) -> int:
         """Has the camera make buffers; how many it has made."""
-        record = v4l2.BufferRequest(count=count, type=self._type, memory=v4l2.MMAP)
+        record = v4l2.BuffersWanted(count=count, type=self._type, memory=v4l2.MMAP)
         self._call(v4l2.REQBUFS, record, f"making {count} buffers")
         return int(record.count)
 

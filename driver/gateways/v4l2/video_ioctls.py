@@ -89,7 +89,7 @@ class VideoFormat(ctypes.Structure):
     _fields_ = (("type", u32), ("fmt", _FormatUnion))
 
 
-class BufferRequest(ctypes.Structure):
+class BuffersWanted(ctypes.Structure):
     """struct v4l2_requestbuffers."""
 
     _fields_ = (
@@ -161,7 +161,7 @@ QUERYCAP = _number(_READ, 0, Capability)
 ENUM_FMT = _number(_READ | _WRITE, 2, FormatDescription)
 G_FMT = _number(_READ | _WRITE, 4, VideoFormat)
 S_FMT = _number(_READ | _WRITE, 5, VideoFormat)
-REQBUFS = _number(_READ | _WRITE, 8, BufferRequest)
+REQBUFS = _number(_READ | _WRITE, 8, BuffersWanted)
 QBUF = _number(_READ | _WRITE, 15, VideoBuffer)
 EXPBUF = _number(_READ | _WRITE, 16, ExportedBuffer)
 DQBUF = _number(_READ | _WRITE, 17, VideoBuffer)

@@ -15,7 +15,7 @@ RECORDS = {
     "v4l2_plane_pix_format": (v4l2.PlanePixelFormat, ["sizeimage", "bytesperline"]),
     "v4l2_pix_format_mplane": (v4l2.PixelFormatPlanes, ["width", "pixelformat", "plane_fmt", "num_planes"]),
     "v4l2_format": (v4l2.VideoFormat, ["type", "fmt"]),
-    "v4l2_requestbuffers": (v4l2.BufferRequest, ["count", "type", "memory"]),
+    "v4l2_requestbuffers": (v4l2.BuffersWanted, ["count", "type", "memory"]),
     "v4l2_plane": (v4l2.BufferPlane, ["bytesused", "length", "m", "data_offset"]),
     "v4l2_buffer": (
         v4l2.VideoBuffer,
