@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -28,7 +27,7 @@ import numpy as np
 import onnx
 import psutil
 import zmq
-from measure import conditions
+from measure import conditions, server_process
 from onnx import TensorProto, helper, numpy_helper
 from verdict import Budget, Report, arguments, parse, progress, publish
 
@@ -88,17 +87,8 @@ def server(kind: str, folder: Path) -> Iterator[tuple[str, int]]:
     words = ["--frigate", address, "--model", str(folder / "model.onnx"), "--model-type", "yolonas"]
     ours = [sys.executable, "-m", "driver.cli", "serve", "onnxruntime", *words]
     command = ours if kind == ZMQ else [sys.executable, __file__, "--server", address]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, text=True, **pipes) as process:
-        assert process.stdin
-        assert process.stdout
-        try:
-            if not process.stdout.readline():
-                raise SystemExit(f"{kind} has not started: {' '.join(command)}")
-            yield address, process.pid
-        finally:
-            process.stdin.close()
-            process.terminate()
+    with server_process(command) as pid:
+        yield address, pid
 
 
 def frame(brightness: int) -> np.ndarray[Any, Any]:

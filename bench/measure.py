@@ -195,6 +195,22 @@ PEER_TIMEOUT = 60  # seconds for one block
 
 
 @contextmanager
+def server_process(command: list[str]) -> Iterator[int]:
+    """The pid of a server that prints a line once clients may connect; it ends with the block."""
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        assert process.stdin
+        assert process.stdout
+        try:
+            if not process.stdout.readline():
+                raise SystemExit(f"the server has not started: {' '.join(command)}")
+            yield process.pid
+        finally:
+            process.stdin.close()
+            process.terminate()
+
+
+@contextmanager
 def peers_process() -> Iterator[Ask]:
     """peers/peers.py, which runs any of them in processes of its own that end with their block."""
     command = [sys.executable, str(HERE / "peers" / "peers.py"), "--stdin", "--timeout", str(PEER_TIMEOUT)]

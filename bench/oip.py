@@ -12,7 +12,6 @@ library that calls ONNX Runtime itself, one intra-op thread, two executions at a
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,7 +25,7 @@ import grpc
 import numpy as np
 import onnx
 import tritonclient.grpc as triton
-from measure import conditions
+from measure import conditions, server_process
 from models import layers
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import shared_memory
@@ -164,17 +163,8 @@ def server(kind: str, folder: Path) -> Iterator[str]:
         str(folder),
     ]
     command = ours if kind == OURS else [sys.executable, __file__, "--server", kind, str(folder), path]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, text=True, **pipes) as process:
-        assert process.stdin
-        assert process.stdout
-        try:
-            if not process.stdout.readline():
-                raise SystemExit(f"{kind} has not started: {' '.join(command)}")
-            yield f"unix:{path}"
-        finally:
-            process.stdin.close()
-            process.terminate()
+    with server_process(command):
+        yield f"unix:{path}"
 
 
 # ---- one client
