@@ -12,9 +12,9 @@ from burst import BurstError
 from driver.errors import DriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-_OPTIONS = (
+FRIGATE_OPTIONS = (
     click.option(
         "--frigate",
         metavar="ADDRESS",
@@ -32,13 +32,6 @@ _OPTIONS = (
         help="With --frigate: ssd, yolonas, yolo-generic, yolox, rfdetr or dfine, as Frigate's model.model_type.",
     ),
 )
-
-
-def frigate_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of `--frigate`, for a command that takes **gateways."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def serve_frigate(device: str, given: Mapping[str, Any], others: object, metrics: str | None, as_json: bool) -> bool:

@@ -8,20 +8,30 @@ import shutil
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from burst import BurstError
-from driver.cli.detectors import frigate_options, serve_frigate
+from driver.cli.detectors import FRIGATE_OPTIONS, serve_frigate
 from driver.cli.names import DeviceName
 from driver.cli.output import examples, json_option
-from driver.cli.wake_words import serve_wyoming, wake_word_options
+from driver.cli.wake_words import WAKE_WORD_OPTIONS, serve_wyoming
 from driver.errors import DriverError
 from driver.service import serve as service
 from driver.service.probe import check
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _WITHIN = 5.0  # seconds
+
+
+def _gateway_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Those that gateways define; `serve` takes them as **gateways."""
+    for option in reversed((*FRIGATE_OPTIONS, *WAKE_WORD_OPTIONS)):
+        command = option(command)
+    return command
 
 
 @click.command(
@@ -82,8 +92,7 @@ _WITHIN = 5.0  # seconds
     metavar="CERT KEY",
     help="With --oip: TLS at TCP addresses, with these PEM files.",
 )
-@frigate_options
-@wake_word_options
+@_gateway_options
 @json_option
 def serve(
     device: str | None,

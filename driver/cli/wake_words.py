@@ -11,11 +11,11 @@ import click
 from driver.errors import DriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from driver.gateways.wyoming.wake_server import WakeServer
 
-_OPTIONS = (
+WAKE_WORD_OPTIONS = (
     click.option(
         "--wyoming",
         metavar="ADDRESS",
@@ -52,13 +52,6 @@ _OPTIONS = (
         "--satellites", type=int, default=64, show_default=True, help="With --wyoming: connections at a time, at most."
     ),
 )
-
-
-def wake_word_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of `--wyoming`, for a command that takes **gateways."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def serve_wyoming(device: str, given: Mapping[str, Any], others: object, metrics: str | None, as_json: bool) -> bool:
