@@ -569,19 +569,21 @@ class TestInTheMidst:
         model = convolutions(64)  # long enough for the second request to come while the first one runs
         data = np.zeros((1, 56, 56, 64), np.float32)
         requests = [kit.request([data], data.nbytes)[0] for _ in range(2)]
-        with connect("litert").prepare(model) as prepared:
-            usual, _ = timed(lambda: prepared.execute(requests[0]))
-            with prepared.burst() as burst, plain_answers(prepared, requests[1]) as answer:
-                controller = controller_of(burst)
-                burst.execute(requests[0])
-                for _ in range(5):  # on a busy machine the first one may be done before that
+
+        def answered_behind_another():
+            with connect("litert").prepare(model) as prepared:
+                usual, _ = timed(lambda: prepared.execute(requests[0]))
+                with prepared.burst() as burst, plain_answers(prepared, requests[1]) as answer:
+                    controller = controller_of(burst)
+                    burst.execute(requests[0])
                     controller.start(controller.packet(requests[0]))
                     kit.until(lambda: controller.trace.page.device.running)
-                    result = answer(after(usual / 16))
+                    result = answer(after(usual / 4))
                     assert controller.receive(20).status is ErrorStatus.NONE
-                    if result.cause.phase == "queued":
-                        break
-                assert (result.status, result.cause.phase) == (TRANSIENT, "queued")
+                    return result.status, result.cause.phase
+
+        # On a busy machine it may come too late. The device does not know yet how long the model takes: no refusal.
+        assert (TRANSIENT, "queued") in (answered_behind_another() for _ in range(5))
 
 
 class TestPreparation:
