@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from driver.watching import AccountFigures, BurstFigures, DeviceFigures, Spread
+    from driver.watching import AccountFigures, BurstFigures, DeviceFigures, GpuFigures, Spread
 
 _MANY = 3  # with more devices, each gets only one line
 _WIDE, _WIDEST = 100, 140  # width of a terminal with room for application and priority, and for the stages
@@ -80,6 +80,7 @@ def _above(sample: Sample) -> Iterator[Text]:
             yield _line(f"  run queue  {_run_queue(device)}")
             yield from _stages(sample, device)
         yield from map(_account, device.accounts)
+    yield from map(_gpu, sample.gpus)
     yield Text()
 
 
@@ -91,8 +92,16 @@ def _line(words: str, style: str = "") -> Text:
 def _head(device: DeviceFigures) -> Text:
     counts = f"{_plural(device.clients, 'client')}, {_plural(device.bursts, 'burst')}"
     memory = f"RSS {_size(device.rss)}, PSS {_size(device.pss)}"
+    memory += "" if device.gpu_memory is None else f", GPU memory {_size(device.gpu_memory)}"
     text = Text(device.address, "bold", no_wrap=True, overflow="ellipsis")
     return text.append(f"  {counts}, CPU {_percent(device.cpu)} %, {memory}, pid {device.engine_pid}", "not bold")
+
+
+def _gpu(gpu: GpuFigures) -> Text:
+    """All users of the GPU together."""
+    memory = f"memory {_size(gpu.memory_used)} of {_size(gpu.memory_total)}"
+    name = "".join(filter(str.isprintable, gpu.name))
+    return _line(f"GPU {gpu.index}  {name or 'unknown'}, {memory}, utilisation {_percent(gpu.utilisation)} %")
 
 
 def _run_queue(device: DeviceFigures) -> str:

@@ -10,6 +10,7 @@ from driver.doctor import (
     gstreamer_loader,
     installation,
     machine,
+    nvidia_gpus,
     running,
     satellite_doors,
 )
@@ -40,6 +41,7 @@ CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
     "GStreamer": gstreamer_loader.element,
     "cameras": camera_nodes.nodes,
     "Frigate": frigate_socket.frigate,
+    "GPUs": nvidia_gpus.gpus,
 }
 
 

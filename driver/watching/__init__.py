@@ -1,8 +1,9 @@
 """Watches running devices and their bursts from outside: only reads shared memory, and wakes no process."""
 
 from driver.watching.device import WatchedBurst, accounts_of
-from driver.watching.figures import AccountFigures, BurstFigures, DeviceFigures, Queue, Sample, Spread
+from driver.watching.figures import AccountFigures, BurstFigures, DeviceFigures, GpuFigures, Queue, Sample, Spread
 from driver.watching.follow import Followed, events, follow, write
+from driver.watching.gpus import GpuReader
 from driver.watching.watcher import Watcher
 
 __all__ = [
@@ -10,6 +11,8 @@ __all__ = [
     "BurstFigures",
     "DeviceFigures",
     "Followed",
+    "GpuFigures",
+    "GpuReader",
     "Queue",
     "Sample",
     "Spread",

@@ -26,6 +26,7 @@ from driver.options import PRIORITIES
 from driver.protocol.census import Census, CensusCounts
 from driver.protocol.ledger_report import LedgerReport
 from driver.watching.figures import AccountFigures, BurstFigures, DeviceFigures, Holding, Queue, Spread
+from driver.watching.gpus import gpu_memory_of
 from fmq import LifePage
 from fmq._core import lib
 from fmq.region import Region
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
+
+    from driver.watching.figures import GpuFigures
 
 
 _Number = TypeVar("_Number", int, float)
@@ -82,11 +85,13 @@ class WatchedDevice:
         for burst in self.bursts.values():
             burst.glance()
 
-    def look(self) -> tuple[DeviceFigures, list[BurstFigures]]:
-        """The current figures of the device and of the bursts that the last `refresh` found."""
+    def look(self, gpus: Sequence[GpuFigures] = ()) -> tuple[DeviceFigures, list[BurstFigures]]:
+        """The current figures of the device and of the bursts that the last `refresh` found. `gpus`: what they say now
+        of the processes that use them.
+        """
         bursts = self.bursts
         found = [burst.look() for burst in bursts.values()]
-        return self._figures(bursts, found), found
+        return self._figures(bursts, found, gpus), found
 
     def refresh(self) -> None:
         """Finds new bursts and forgets closed ones. Raises as the constructor does."""
@@ -120,7 +125,9 @@ class WatchedDevice:
         if self._pids not in self._engines:
             raise DeviceNotFound(f"{self.address}: the device was restarted")
 
-    def _figures(self, bursts: dict[int, WatchedBurst], found: list[BurstFigures]) -> DeviceFigures:
+    def _figures(
+        self, bursts: dict[int, WatchedBurst], found: list[BurstFigures], gpus: Sequence[GpuFigures]
+    ) -> DeviceFigures:
         engines = self._present
         every = [*(engine.processes for engine in engines), self._broker]
         return DeviceFigures(
@@ -137,6 +144,7 @@ class WatchedDevice:
             pss=_sum(processes.pss() for processes in every),
             run_queue={name: _queue(name, bursts, found) for name in reversed(PRIORITIES)},
             accounts=self._accounts,
+            gpu_memory=gpu_memory_of(gpus, (pid for processes in every for pid in processes.pids)),
         )
 
     def _cpu_seconds(self) -> float | None:
@@ -394,6 +402,11 @@ class Processes:
         self._all = _family(pids)
         self._pss: int | None = None
         self._pss_at = float("-inf")
+
+    @property
+    def pids(self) -> list[int]:
+        """Those that are visible, by their numbers here."""
+        return [process.pid for process in self._all]
 
     @property
     def has_last_ended(self) -> bool:

@@ -88,6 +88,19 @@ class DeviceFigures:
     pss: int | None  #: the same, with shared pages divided among their users; read every ten seconds
     run_queue: Mapping[str, Queue]  #: by priority
     accounts: list[AccountFigures] = field(default_factory=list)  #: empty unless they were asked for
+    gpu_memory: int | None = None  #: bytes on all GPUs, its processes that we see; None: NVML tells nothing of them
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFigures:
+    """One GPU of this machine, whoever uses it. None: NVML does not tell."""
+
+    index: int
+    name: str
+    memory_used: int | None = None  #: bytes
+    memory_total: int | None = None
+    utilisation: float | None = None  #: share of the driver's last sampling period in which a kernel ran
+    memory_of: Mapping[int, int] = field(default_factory=dict)  #: bytes by process
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +112,4 @@ class Sample:
     devices: list[DeviceFigures] = field(default_factory=list)
     bursts: list[BurstFigures] = field(default_factory=list)
     absent: Mapping[str, str] = field(default_factory=dict)  #: missing devices, and why
+    gpus: list[GpuFigures] = field(default_factory=list)  #: empty without NVML

@@ -10,6 +10,7 @@ from driver.client import discovery, served
 from driver.errors import DeviceNotFound, DriverError
 from driver.watching.device import WatchedDevice
 from driver.watching.figures import BurstFigures, DeviceFigures, Sample
+from driver.watching.gpus import GpuReader
 from fmq import FmqError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Watcher:
         self._devices: dict[str, WatchedDevice] = {}
         self._absent: dict[str, Exception] = {}
         self._not_before: dict[str, float] = {}
+        self._gpus = GpuReader()
         self._find()
         self._at = time.monotonic()
 
@@ -53,12 +55,12 @@ class Watcher:
         now = time.monotonic()
         seconds, self._at = now - self._at, now
         self.refresh()
-        devices, bursts = list[DeviceFigures](), list[BurstFigures]()
+        devices, bursts, gpus = list[DeviceFigures](), list[BurstFigures](), self._gpus.read()
         for device in self.devices:
-            figures, found = device.look()
+            figures, found = device.look(gpus)
             devices.append(figures)
             bursts += found
-        return Sample(time.time(), seconds, devices, bursts, self.absent)
+        return Sample(time.time(), seconds, devices, bursts, self.absent, gpus)
 
     def refresh(self) -> None:
         """Finds new devices and bursts, and forgets ended ones."""
