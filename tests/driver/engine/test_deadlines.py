@@ -576,8 +576,10 @@ class TestInTheMidst:
                 with prepared.burst() as burst, plain_answers(prepared, requests[1]) as answer:
                     controller = controller_of(burst)
                     burst.execute(requests[0])
+                    counts = controller.trace.page.device
+                    answered = int(counts.answered)
                     controller.start(controller.packet(requests[0]))
-                    kit.until(lambda: controller.trace.page.device.running)
+                    kit.until(lambda: counts.running or counts.answered > answered)
                     result = answer(after(usual / 4))
                     assert controller.receive(20).status is ErrorStatus.NONE
                     return result.status, result.cause.phase

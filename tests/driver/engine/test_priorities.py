@@ -424,7 +424,7 @@ def test_an_execution_that_cannot_stop_begins_again(kit, home):
             broken_off = lambda: device.stats()["priorities"][LOW]["yields"]  # noqa: E731
             for _ in range(20):
                 future = burst.submit(x)
-                kit.until(lambda: is_running(device))
+                kit.until(lambda: is_running(device) or future.done())  # noqa: B023
                 urgent.run(X)
                 assert np.array_equal(future.result(kit.patience).outputs[0], expected)
                 if broken_off():
