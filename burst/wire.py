@@ -41,16 +41,22 @@ In version 2 what differs from one execution to the next comes last: `VOLATILE` 
 csrc/burst/caller.c patches them in place, and csrc/burst/listener.c recognises a packet by the bytes before them. There
 a packet is as long as its packetInformation says; in version 1 it is all that has arrived.
 
-The functions are pure. The checks that both directions owe (`_check_…`) are written once and called by both. A new kind
-of element is one line in `FmqRequestDatum` or `FmqResultDatum`.
+The functions are pure. The client's half, `encode_request` and `decode_result`, is csrc/burst/wire.c, so that a client in
+C has the same; the device's half is here. A new kind of element is one line in `FmqRequestDatum` or `FmqResultDatum`, and the
+lines there that write or read it.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from burst._core import ffi, lib
 from burst.datum import DATUM, FmqRequestDatum, FmqResultDatum, PacketReader, PacketWriter, malformed
+from burst.errors import Malformed
 from burst.messages import ErrorStatus, OutputShape, RequestArgument, Timing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 NOT_MEASURED: Final = 2**64 - 1
 """A time that was not measured, as it stands in executionTiming; and no deadline, and no loop timeout."""
@@ -105,21 +111,14 @@ def encode_request(packet: RequestPacket, version: int) -> bytes:
         Malformed: a number does not fit its field, a slot is negative, an argument contradicts itself or the slots, or
             the version has no word for something.
     """
-    D = FmqRequestDatum
-    writer = PacketWriter()
-    for argument in packet.inputs:
-        _put_argument(writer, _INPUT, argument, len(packet.slots))
-    for argument in packet.outputs:
-        _put_argument(writer, _OUTPUT, argument, len(packet.slots))
-    for slot in packet.slots:
-        _put_slot(writer, slot, version)
-    writer.put(D.MEASURE_TIMING, 1 if packet.measure else 0)
-    if version >= 2:
-        writer.put(D.LOOP_TIMEOUT, _or_none(packet.loop_timeout))
-        writer.put(D.REQUEST_IDENTIFIER, packet.id, _or_none(packet.deadline))
-    elif packet.loop_timeout is not None or packet.deadline is not None:
-        raise malformed(writer.element, "wire version 1 has no deadline and no loop timeout")
-    return writer.finish(D.PACKET_INFORMATION, len(packet.inputs), len(packet.outputs), len(packet.slots))
+    try:
+        request, _alive = _for_c(packet)
+    except (OverflowError, TypeError) as error:
+        raise Malformed(f"{packet!r:.400} cannot be encoded: {error}") from None
+    room = ffi.new("unsigned char[]", nbytes := lib.burst_encode(request, version, ffi.NULL, 0, ffi.NULL))
+    if lib.burst_encode(request, version, room, nbytes, why := ffi.new("burst_complaint *")) < 0:
+        raise _complaint(why)
+    return bytes(ffi.buffer(room, nbytes))
 
 
 def decode_request(packet: bytes | memoryview, version: int) -> RequestPacket:
@@ -176,18 +175,44 @@ def decode_result(packet: bytes | memoryview, version: int) -> ResultPacket:
     Raises:
         Malformed: `packet` is not what `encode_result` makes of any result.
     """
-    reader = PacketReader(packet)
-    size, number, operands = reader.take(FmqResultDatum.PACKET_INFORMATION)
-    reader.check_size(size, least=(2 if version == 1 else 3) + operands)
-    _check_status(number, operands, version)
-    status = ErrorStatus(number)
-    shapes = tuple([_take_shape(reader) for _ in range(operands)])
-    element = reader.element
-    timing = Timing(*map(_known, reader.take(FmqResultDatum.EXECUTION_TIMING)))
-    _check_timing(element, status, timing)
-    number = reader.take(FmqResultDatum.REQUEST_IDENTIFIER)[0] if version >= 2 else 0
-    reader.finish()
-    return ResultPacket(status, shapes, timing, number)
+    raw = bytes(packet)
+    shapes = ffi.new("uint32_t[]", 2 * (len(raw) // DATUM))
+    result, why = ffi.new("burst_result *"), ffi.new("burst_complaint *")
+    if lib.burst_decode(raw, len(raw), version, result, shapes, why):
+        raise _complaint(why)
+    timing = Timing(_known(result.on_device), _known(result.in_driver))
+    return ResultPacket(ErrorStatus(result.status), tuple(_shapes(shapes, result.n_shapes)), timing, result.id)
+
+
+def _shapes(values: Any, count: int) -> Iterator[OutputShape]:
+    at = 0
+    for _ in range(count):
+        end = at + 2 + values[at + 1]
+        yield OutputShape(tuple(values[at + 2 : end]), bool(values[at]))
+        at = end
+
+
+def _complaint(why: Any) -> Malformed:
+    return malformed(why.element, ffi.string(why.text).decode())
+
+
+def _for_c(packet: RequestPacket) -> tuple[Any, list[Any]]:
+    """A burst_request, and the memory that it refers to. Raises OverflowError, TypeError."""
+    alive = []
+
+    def arguments(side: Sequence[RequestArgument]) -> Any:
+        rows = []
+        for has_no_value, pool, offset, length, dimensions in side:
+            alive.append(sizes := ffi.new("int64_t[]", dimensions) if dimensions else ffi.NULL)
+            rows.append((bool(has_no_value), len(dimensions), pool, offset, length, sizes))
+        alive.append(made := ffi.new("burst_argument[]", rows))
+        return made
+
+    places = ffi.new("burst_place[]", [(p.token, 1) if isinstance(p, Token) else (p, 0) for p in packet.slots])
+    alive.append(places)
+    lists, counts = packet[:3], (arguments(packet.inputs), arguments(packet.outputs), places)
+    times = _or_none(packet.loop_timeout), packet.id, _or_none(packet.deadline)
+    return ffi.new("burst_request *", (*counts, *map(len, lists), bool(packet.measure), *times)), alive
 
 
 def _or_none(value: int | None) -> int:
@@ -198,37 +223,27 @@ def _known(value: int) -> int | None:
     return None if value == NOT_MEASURED else value
 
 
-def _put_argument(writer: PacketWriter, kinds: _ArgumentKinds, argument: RequestArgument, pools: int) -> None:
-    _check_argument(writer.element, argument, pools)
-    has_no_value, pool, offset, length, dimensions = argument
-    writer.put(kinds.information, has_no_value, pool, offset, length, len(dimensions))
-    writer.put_each(kinds.dimension, dimensions)
-
-
 def _take_argument(reader: PacketReader, kinds: _ArgumentKinds, pools: int) -> RequestArgument:
     element = reader.element
     has_no_value, pool, offset, length, rank = reader.take(kinds.information)
     argument = RequestArgument(has_no_value, pool, offset, length, reader.take_each(kinds.dimension, rank))
-    _check_argument(element, argument, pools)
+    if not has_no_value and pool >= pools:
+        raise malformed(element, f"poolIndex is {pool}, but the packet names {pools} pools")
+    if has_no_value and argument != RequestArgument(has_no_value=True):
+        raise malformed(element, "an argument without a value has a location or dimensions")
     return argument
-
-
-def _put_slot(writer: PacketWriter, slot: int | Token, version: int) -> None:
-    _check_slot(writer.element, slot, version)
-    if isinstance(slot, Token):
-        writer.put(FmqRequestDatum.BUFFER_TOKEN, slot.token)
-    else:
-        writer.put(FmqRequestDatum.POOL_IDENTIFIER, slot)
 
 
 def _take_slot(reader: PacketReader, version: int) -> int | Token:
     element = reader.element
-    slot: int | Token
     if version >= 2 and reader.next_is(FmqRequestDatum.BUFFER_TOKEN):
-        slot = Token(*reader.take(FmqRequestDatum.BUFFER_TOKEN))
-    else:
-        (slot,) = reader.take(FmqRequestDatum.POOL_IDENTIFIER)
-    _check_slot(element, slot, version)
+        token = Token(*reader.take(FmqRequestDatum.BUFFER_TOKEN))
+        if not token.token:
+            raise malformed(element, "token 0 stands for no buffer")
+        return token
+    slot: int = reader.take(FmqRequestDatum.POOL_IDENTIFIER)[0]
+    if slot < 0:
+        raise malformed(element, f"slot {slot} is negative")
     return slot
 
 
@@ -238,29 +253,6 @@ def _take_measure(reader: PacketReader) -> bool:
     if measure not in (0, 1):
         raise malformed(element, f"measureTiming is {measure}, neither 0 nor 1")
     return bool(measure)
-
-
-def _take_shape(reader: PacketReader) -> OutputShape:
-    is_sufficient, rank = reader.take(FmqResultDatum.OPERAND_INFORMATION)
-    return OutputShape(reader.take_each(FmqResultDatum.OPERAND_DIMENSION_VALUE, rank), is_sufficient)
-
-
-def _check_argument(element: int, argument: RequestArgument, pools: int) -> None:
-    if argument.has_no_value:
-        if argument.pool or argument.offset or argument.length or argument.dimensions:
-            raise malformed(element, "an argument without a value has a location or dimensions")
-    elif argument.pool >= pools:
-        raise malformed(element, f"poolIndex is {argument.pool}, but the packet names {pools} pools")
-
-
-def _check_slot(element: int, slot: int | Token, version: int) -> None:
-    if isinstance(slot, Token):
-        if version == 1:
-            raise malformed(element, "wire version 1 has no buffer tokens")
-        if not slot.token:
-            raise malformed(element, "token 0 stands for no buffer")
-    elif slot < 0:
-        raise malformed(element, f"slot {slot} is negative")
 
 
 def _check_status(status: int, operands: int, version: int) -> None:

@@ -64,6 +64,30 @@ int64_t burst_finish(burst_caller *caller, uint64_t deadline); /* the rest of th
 void burst_over(burst_caller *caller);       /* `calling` goes */
 void burst_await_call(burst_caller *caller); /* waits for that, 1 ms at most */
 
+/* wire: the client's half of a packet, pure and for any thread; burst/wire.py has the table. Numbers that do not fit their field
+ * are refused, so they have 64 bits here. */
+typedef struct {
+    uint32_t has_no_value; /* then the rest is 0 */
+    uint32_t rank;         /* 0: as in the model */
+    int64_t pool;          /* the index of its place */
+    int64_t offset, length;
+    const int64_t *dimensions;
+} burst_argument;
+typedef struct { int64_t number; uint32_t is_token; } burst_place; /* a slot of the burst, or the token of a device's buffer */
+typedef struct {
+    const burst_argument *inputs, *outputs;
+    const burst_place *places;
+    uint32_t n_inputs, n_outputs, n_places, measure;
+    uint64_t loop_timeout, id, deadline; /* ns; 2^64 - 1: none */
+} burst_request;
+typedef struct { uint64_t on_device, in_driver, id; int32_t status; uint32_t n_shapes; } burst_result; /* us; 2^64 - 1: not measured */
+typedef struct { uint64_t element; char text[120]; } burst_complaint; /* what is wrong, and at which element; may be NULL */
+/* Returns the bytes of the packet; `packet` NULL: which it would have. -EMSGSIZE: more than `bytes`; -EINVAL: it cannot be said. */
+int64_t burst_encode(const burst_request *request, int version, void *packet, uint64_t bytes, burst_complaint *why);
+/* 0, or -EBADMSG: no device may answer that. `shapes`, for each of n_shapes: is it sufficient, rank, dimensions; there is room for
+ * two numbers for each element. */
+int burst_decode(const void *packet, uint64_t bytes, int version, burst_result *result, uint32_t *shapes, burst_complaint *why);
+
 /* deadlines, absolute CLOCK_MONOTONIC nanoseconds; UINT64_MAX: none. Any thread may judge by an estimate, and add to it. */
 typedef struct {
     uint64_t least_ns, usual_ns; /* of the executions so far; 0: not known */

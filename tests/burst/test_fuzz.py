@@ -49,22 +49,18 @@ class Bug(NamedTuple):
     said: str
 
 
-REQUEST_COUNTS, RESULT_COUNTS = (
-    "    reader.check_size(size, least=(2 if version == 1 else 4)",
-    "    _check_status(number,",
-)
+REQUEST_COUNTS = "    reader.check_size(size, least=(2 if version == 1 else 4)"
 MEASURE = "def _take_measure(reader: PacketReader) -> bool:\n"
 BUGS = {
     "padding unseen": Bug("request2", "if datum.struct.pack(*values) != raw:", "if False:", "not canonical"),
-    "elements too many": Bug("result2", "if self.element != self.size:", "if False:", "not canonical"),
-    "token 0": Bug("request2", "if not slot.token:", "if False:", "token out of range"),
-    "no such pool": Bug("request1", "elif argument.pool >= pools:", "elif argument.pool > pools:", "in no pool"),
-    "no such status": Bug("result1", "if not ErrorStatus.NONE <= status <= last:", "if False:", "ValueError"),
+    "elements too many": Bug("request2", "if self.element != self.size:", "if False:", "not canonical"),
+    "token 0": Bug("request2", "if not token.token:", "if False:", "token 0 stands for no buffer"),
+    "no such pool": Bug("request1", "and pool >= pools:", "and pool > pools:", "the packet names . pools"),
     "believed count": Bug("request2", REQUEST_COUNTS, "    [0] * pools\n" + REQUEST_COUNTS, "MemoryError"),
     "leak": Bug(
         "request2", MEASURE, MEASURE.replace(")", ", kept=[])", 1) + "    kept.append(bytes(2**12))\n", "left behind"
     ),
-    "hang": Bug("result1", RESULT_COUNTS, "    while operands > 3: pass\n" + RESULT_COUNTS, "[Tt]imeout"),
+    "hang": Bug("request1", REQUEST_COUNTS, "    while outputs > 3: pass\n" + REQUEST_COUNTS, "[Tt]imeout"),
 }
 SLOW = {"leak", "hang"}  # to be found, or to be believed
 
