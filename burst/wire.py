@@ -41,9 +41,9 @@ In version 2 what differs from one execution to the next comes last: `VOLATILE` 
 csrc/burst/caller.c patches them in place, and csrc/burst/listener.c recognises a packet by the bytes before them. There
 a packet is as long as its packetInformation says; in version 1 it is all that has arrived.
 
-The functions are pure. The client's half, `encode_request` and `decode_result`, is csrc/burst/wire.c, so that a client in
-C has the same; the device's half is here. A new kind of element is one line in `FmqRequestDatum` or `FmqResultDatum`, and the
-lines there that write or read it.
+The functions are pure. The client's half, `encode_request` and `decode_result`, is csrc/burst/wire.c, which a client
+in C has, too; the device's half is here. A new kind of element is a line in `FmqRequestDatum` or `FmqResultDatum`, and
+the lines there that write or read it.
 """
 
 from __future__ import annotations
