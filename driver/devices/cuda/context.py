@@ -1,0 +1,390 @@
+"""What the CUDA driver makes: the context, memory, streams, events, kernels.
+
+A process has one context for each GPU, which CUDA calls primary: ONNX Runtime's is the same one, so pointers and
+streams of one can be used by the other. Objects are closed by their owner, or by Python when nothing refers to them.
+After CudaFailed with `is_lost` nothing here can be used any more.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self
+
+from driver.devices.cuda.driver_api import CudaFailed, CudaMissing, cuda_library, ffi, text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from driver.devices.cuda.driver_api import CudaLibrary
+
+_PORTABLE, _READ_ONLY = 1, 8  # of cuMemHostRegister
+_NON_BLOCKING = 1  # of streams: they do not wait for the default stream
+_NO_TIMING = 2  # of events
+_BLOCKING_SYNC = 4  # of contexts: a thread that waits for the GPU sleeps
+_CAN_REGISTER_READ_ONLY, _ASYNC_ENGINES, _MAJOR, _MINOR = 113, 40, 75, 76  # attributes
+_PINNED_ON_DEVICE, _ON_DEVICE, _POSIX_FD, _READ_WRITE = 1, 1, 1, 3  # of the virtual memory management
+
+
+class Owned:
+    """Something that the driver made, and frees once."""
+
+    def __init__(self, free: Any, *arguments: Any) -> None:
+        self._free = weakref.finalize(self, free, *arguments)
+        self._free.atexit = False  # the process's end frees all, and the context may be gone before
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was not closed."""
+        return self._free.alive
+
+    def close(self) -> None:
+        """Frees it. Nothing on the GPU may use it any more. A second call does nothing."""
+        self._free()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class DeviceMemory(Owned):
+    """Memory of the GPU. `address` is for the GPU alone: the CPU must not touch it."""
+
+    def __init__(self, context: CudaContext, address: int, nbytes: int, free: Any, *arguments: Any) -> None:
+        super().__init__(free, *arguments)
+        self.context, self.address, self.nbytes = context, address, nbytes
+
+
+class PinnedMemory(Owned):
+    """Memory of the CPU from which the GPU copies by itself."""
+
+    def __init__(self, address: int, nbytes: int, free: Any, *arguments: Any) -> None:
+        super().__init__(free, *arguments)
+        self.address, self.nbytes = address, nbytes
+
+    def view(self) -> memoryview:
+        """Its bytes, valid while it is open."""
+        return memoryview(ffi.buffer(ffi.cast("char *", self.address), self.nbytes))
+
+
+class Registration(Owned):
+    """A range of this process's memory that is pinned while this is open."""
+
+    def __init__(self, address: int, nbytes: int, free: Any) -> None:
+        super().__init__(free, address)
+        self.address, self.nbytes = address, nbytes
+
+
+class SharedAllocation(Owned):
+    """Memory of the GPU that other processes can map, by a descriptor. It lives until the last of them lets it go."""
+
+    def __init__(self, context: CudaContext, handle: int, nbytes: int) -> None:
+        super().__init__(context.call_quietly, "cuMemRelease", handle)
+        self._context, self._handle, self.nbytes = context, handle, nbytes
+
+    def export(self) -> int:
+        """A new descriptor, which the caller closes. Raises CudaFailed."""
+        fd = ffi.new("int *")
+        self._context.call("cuMemExportToShareableHandle", fd, self._handle, _POSIX_FD, 0)
+        return int(fd[0])
+
+    def map(self) -> DeviceMemory:
+        """The memory, at an address of this process's GPU. It outlives this object. Raises CudaFailed."""
+        context, nbytes = self._context, self.nbytes
+        address = ffi.new("CUdeviceptr *")
+        context.call("cuMemAddressReserve", address, nbytes, 0, 0, 0)
+        at = int(address[0])
+        try:
+            context.call("cuMemMap", at, nbytes, 0, self._handle, 0)
+        except CudaFailed:
+            context.call_quietly("cuMemAddressFree", at, nbytes)
+            raise
+        found = DeviceMemory(context, at, nbytes, _unmap, context, at, nbytes)
+        access = ffi.new("CUmemAccessDesc *", {"location": context.location, "flags": _READ_WRITE})
+        try:
+            context.call("cuMemSetAccess", at, nbytes, access, 1)
+        except CudaFailed:
+            found.close()
+            raise
+        return found
+
+
+def _unmap(context: CudaContext, address: int, nbytes: int) -> None:
+    context.call_quietly("cuMemUnmap", address, nbytes)
+    context.call_quietly("cuMemAddressFree", address, nbytes)
+
+
+class CudaEvent(Owned):
+    """A point in the work of a stream."""
+
+    def __init__(self, context: CudaContext, handle: Any) -> None:
+        super().__init__(context.call_quietly, "cuEventDestroy_v2", handle)
+        self._context, self.handle = context, handle
+
+    def is_done(self) -> bool:
+        """Whether the GPU has come to it. Raises CudaFailed."""
+        return self._context.asked("cuEventQuery", self.handle)
+
+    def synchronize(self) -> None:
+        """Waits for it, without the GIL. Raises CudaFailed."""
+        self._context.call("cuEventSynchronize", self.handle)
+
+    def seconds_since(self, earlier: CudaEvent) -> float:
+        """Of events made with `is_timed`. Raises CudaFailed."""
+        found = ffi.new("float *")
+        self._context.call("cuEventElapsedTime", found, earlier.handle, self.handle)
+        return float(found[0]) / 1e3
+
+
+class CudaKernel:
+    """A function of a loaded module."""
+
+    def __init__(self, module: Owned, handle: Any) -> None:
+        self._module, self.handle = module, handle
+
+
+class CudaStream(Owned):
+    """Work for the GPU, done in order. One thread at a time adds to it."""
+
+    def __init__(self, context: CudaContext, handle: Any) -> None:
+        super().__init__(context.call_quietly, "cuStreamDestroy_v2", handle)
+        self.context, self.handle = context, handle
+
+    @property
+    def address(self) -> int:
+        """Of CUDA's own object, for other libraries in this process."""
+        return int(ffi.cast("uintptr_t", self.handle))
+
+    def copy_in(self, target: int, source: int, nbytes: int) -> None:
+        """From the CPU's memory to the GPU's. Only pinned memory is copied without this thread. Raises CudaFailed."""
+        self.context.call("cuMemcpyHtoDAsync_v2", target, ffi.cast("void *", source), nbytes, self.handle)
+
+    def copy_out(self, target: int, source: int, nbytes: int) -> None:
+        """From the GPU's memory to the CPU's. As `copy_in`."""
+        self.context.call("cuMemcpyDtoHAsync_v2", ffi.cast("void *", target), source, nbytes, self.handle)
+
+    def copy_across(self, target: int, source: int, nbytes: int) -> None:
+        """Within the GPU's memory. Raises CudaFailed."""
+        self.context.call("cuMemcpyDtoDAsync_v2", target, source, nbytes, self.handle)
+
+    def fill(self, target: int, value: int, nbytes: int) -> None:
+        """Sets bytes of the GPU's memory. Raises CudaFailed."""
+        self.context.call("cuMemsetD8Async", target, value, nbytes, self.handle)
+
+    def host_function(self, function: int, argument: int) -> None:
+        """Has a thread of CUDA's call `void function(void *argument)` when the work before it is done.
+
+        The function must not call CUDA, and not wait for Python. CUDA does not call it when the context is lost.
+        Raises CudaFailed.
+        """
+        cast = ffi.cast
+        self.context.call("cuLaunchHostFunc", self.handle, cast("CUhostFn *", function), cast("void *", argument))
+
+    def launch(self, kernel: CudaKernel, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any]) -> None:
+        """Runs a kernel. `arguments`: cffi pointers to the values, of the types that it takes. Raises CudaFailed."""
+        pointers = ffi.new("void *[]", [ffi.cast("void *", argument) for argument in arguments])
+        sizes = (*grid, 1, 1)[:3] + (*block, 1, 1)[:3]
+        self.context.call("cuLaunchKernel", kernel.handle, *sizes, 0, self.handle, pointers, ffi.NULL)
+
+    def record(self, *, is_timed: bool = False) -> CudaEvent:
+        """An event after the work so far. Raises CudaFailed."""
+        made = ffi.new("CUevent *")
+        self.context.call("cuEventCreate", made, 0 if is_timed else _NO_TIMING)
+        event = CudaEvent(self.context, made[0])
+        self.context.call("cuEventRecord", event.handle, self.handle)
+        return event
+
+    def wait(self, event: CudaEvent) -> None:
+        """The work that follows waits for the event, which may be another stream's. Raises CudaFailed."""
+        self.context.call("cuStreamWaitEvent", self.handle, event.handle, 0)
+
+    def is_done(self) -> bool:
+        """Whether all work is done. Raises CudaFailed: this is how a lost context is noticed."""
+        return self.context.asked("cuStreamQuery", self.handle)
+
+    def synchronize(self) -> None:
+        """Waits for all work, without the GIL. Raises CudaFailed."""
+        self.context.call("cuStreamSynchronize", self.handle)
+
+
+class CudaContext:
+    """The primary context of a GPU in this process. Any thread. `cuda_context` returns it."""
+
+    def __init__(self, library: CudaLibrary, ordinal: int) -> None:
+        """Raises CudaFailed, CudaMissing."""
+        self._library, self.ordinal, self._thread = library, ordinal, threading.local()
+        if not 0 <= ordinal < library.devices:
+            raise CudaMissing(f"device={ordinal}: CUDA finds {library.devices} GPUs, numbered from 0")
+        number, context = ffi.new("CUdevice *"), ffi.new("CUcontext *")
+        library.check(library.lib.cuDeviceGet(number, ordinal), f"cuDeviceGet({ordinal})")
+        self.device = int(number[0])
+        library.lib.cuDevicePrimaryCtxSetFlags_v2(self.device, _BLOCKING_SYNC)  # refused where it is active: no matter
+        retained = library.lib.cuDevicePrimaryCtxRetain(context, self.device)
+        library.check(retained, f"cuDevicePrimaryCtxRetain(device {ordinal})")
+        self._handle = context[0]
+        self.location = {"type": _ON_DEVICE, "id": self.device}
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Calls a function of the library, with this context current in this thread. Raises CudaFailed."""
+        if code := self._called(name, arguments):
+            raise self._library.failure(code, _worded(name, arguments))
+
+    def asked(self, name: str, *arguments: Any) -> bool:
+        """The same, of a query: whether what it asks about is done."""
+        return self._library.is_ready(self._called(name, arguments), _worded(name, arguments))
+
+    def call_quietly(self, name: str, *arguments: Any) -> None:
+        """The same, for what is freed: an error changes nothing any more."""
+        self._called(name, arguments)
+
+    def _called(self, name: str, arguments: tuple[Any, ...]) -> int:
+        if not getattr(self._thread, "has_context", False):
+            code = int(self._library.lib.cuCtxSetCurrent(self._handle))
+            if code:
+                return code
+            self._thread.has_context = True
+        return int(getattr(self._library.lib, name)(*arguments))
+
+    # -- what the GPU is
+
+    @property
+    def name(self) -> str:
+        """The GPU's, as NVIDIA calls it."""
+        found = ffi.new("char[]", 256)
+        self.call("cuDeviceGetName", found, 256, self.device)
+        return text(found)
+
+    @property
+    def uuid(self) -> str:
+        """As nvidia-smi and NVML write it: GPU-…"""
+        found = ffi.new("CUuuid *")
+        self.call("cuDeviceGetUuid_v2", found, self.device)
+        digits = bytes(ffi.buffer(found)).hex()
+        return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Its compute capability."""
+        return self._attribute(_MAJOR), self._attribute(_MINOR)
+
+    @property
+    def copy_engines(self) -> int:
+        """2: copies in and copies out run beside kernels and each other."""
+        return self._attribute(_ASYNC_ENGINES)
+
+    @property
+    def registers_read_only(self) -> bool:
+        """Whether memory that this process may only read can be pinned."""
+        return bool(self._attribute(_CAN_REGISTER_READ_ONLY))
+
+    def _attribute(self, number: int) -> int:
+        found = ffi.new("int *")
+        self.call("cuDeviceGetAttribute", found, number, self.device)
+        return int(found[0])
+
+    def memory_info(self) -> tuple[int, int]:
+        """Free and total bytes of the GPU. Raises CudaFailed."""
+        free, total = ffi.new("size_t *"), ffi.new("size_t *")
+        self.call("cuMemGetInfo_v2", free, total)
+        return int(free[0]), int(total[0])
+
+    # -- memory
+
+    def allocate(self, nbytes: int) -> DeviceMemory:
+        """Memory of the GPU. Raises CudaOutOfMemory, CudaFailed."""
+        address = ffi.new("CUdeviceptr *")
+        self.call("cuMemAlloc_v2", address, nbytes)
+        at = int(address[0])
+        return DeviceMemory(self, at, nbytes, self.call_quietly, "cuMemFree_v2", at)
+
+    def pinned(self, nbytes: int) -> PinnedMemory:
+        """Pinned memory of the CPU. Raises CudaOutOfMemory, CudaFailed."""
+        address = ffi.new("void **")
+        self.call("cuMemHostAlloc", address, nbytes, _PORTABLE)
+        at = int(ffi.cast("uintptr_t", address[0]))
+        return PinnedMemory(at, nbytes, self.call_quietly, "cuMemFreeHost", address[0])
+
+    def register(self, address: int, nbytes: int, *, is_read_only: bool = False) -> Registration:
+        """Pins memory that this process has mapped. Close the result before it is unmapped.
+
+        `is_read_only`: the mapping is. Raises CudaOutOfMemory, CudaFailed.
+        """
+        flags = _PORTABLE | (_READ_ONLY if is_read_only else 0)
+        self.call("cuMemHostRegister_v2", ffi.cast("void *", address), nbytes, flags)
+        return Registration(address, nbytes, self._unregister)
+
+    def _unregister(self, address: int) -> None:
+        self.call_quietly("cuMemHostUnregister", ffi.cast("void *", address))
+
+    def copy_in(self, target: int, source: int, nbytes: int) -> None:
+        """From the CPU's memory to the GPU's; waits for it. Raises CudaFailed."""
+        self.call("cuMemcpyHtoD_v2", target, ffi.cast("void *", source), nbytes)
+
+    def copy_out(self, target: int, source: int, nbytes: int) -> None:
+        """From the GPU's memory to the CPU's; waits for it. Raises CudaFailed."""
+        self.call("cuMemcpyDtoH_v2", ffi.cast("void *", target), source, nbytes)
+
+    # -- memory between processes
+
+    def shareable(self, nbytes: int) -> SharedAllocation:
+        """New memory that can be exported, of that size or up to a granule more. Raises CudaOutOfMemory, CudaFailed."""
+        granule = self.granule
+        rounded = -(-nbytes // granule) * granule
+        handle = ffi.new("CUmemHandle *")
+        self.call("cuMemCreate", handle, rounded, self._shareable_properties(), 0)
+        return SharedAllocation(self, int(handle[0]), rounded)
+
+    def imported(self, fd: int, nbytes: int) -> SharedAllocation:
+        """What another process has exported: `nbytes` as its object has them. The descriptor stays the caller's.
+
+        Raises CudaFailed.
+        """
+        handle = ffi.new("CUmemHandle *")
+        self.call("cuMemImportFromShareableHandle", handle, ffi.cast("void *", fd), _POSIX_FD)
+        return SharedAllocation(self, int(handle[0]), nbytes)
+
+    @property
+    def granule(self) -> int:
+        """What the sizes of shareable memory are multiples of. Raises CudaFailed."""
+        found = ffi.new("size_t *")
+        self.call("cuMemGetAllocationGranularity", found, self._shareable_properties(), 0)
+        return int(found[0])
+
+    def _shareable_properties(self) -> Any:
+        fields = {"type": _PINNED_ON_DEVICE, "requestedHandleTypes": _POSIX_FD, "location": self.location}
+        return ffi.new("CUmemAllocationProp *", fields)
+
+    # -- work
+
+    def stream(self, priority: int = 0) -> CudaStream:
+        """A new stream; lower numbers are more urgent, and CUDA clamps them. Raises CudaFailed."""
+        made = ffi.new("CUstream *")
+        self.call("cuStreamCreateWithPriority", made, _NON_BLOCKING, priority)
+        return CudaStream(self, made[0])
+
+    def kernel(self, image: bytes, name: str) -> CudaKernel:
+        """A function of a module in PTX, which the driver compiles for this GPU, or a cubin. Raises CudaFailed."""
+        made, found = ffi.new("CUmodule *"), ffi.new("CUfunction *")
+        self.call("cuModuleLoadData", made, ffi.from_buffer(image + b"\0"))
+        module = Owned(self.call_quietly, "cuModuleUnload", made[0])
+        self.call("cuModuleGetFunction", found, made[0], name.encode())
+        return CudaKernel(module, found[0])
+
+    def synchronize(self) -> None:
+        """Waits for everything. Raises CudaFailed: this is how a lost context is noticed."""
+        self.call("cuCtxSynchronize")
+
+
+def _worded(name: str, arguments: tuple[Any, ...]) -> str:
+    """The call, with the numbers that it was given."""
+    numbers = ", ".join(str(argument) for argument in arguments if isinstance(argument, int))
+    return f"{name.partition('_v')[0]}({numbers})"
+
+
+@cache
+def cuda_context(ordinal: int = 0) -> CudaContext:
+    """The one of this process for that GPU. Raises CudaMissing, CudaFailed."""
+    return CudaContext(cuda_library(), ordinal)
