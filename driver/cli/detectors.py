@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from burst import BurstError
-from driver.errors import DriverError
+from driver.cli.gateway import gateway_errors, tell_where
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,23 +48,13 @@ def serve_frigate(device: str, given: Mapping[str, Any], others: object, metrics
         raise click.UsageError(
             "--frigate serves one model, and not the device: give --group, --oip to another burst serve"
         )
-    try:
-        from driver.gateways.frigate.process import serve_detector
-    except ModuleNotFoundError as error:
-        raise click.UsageError(f"--frigate needs {error.name}: pip install 'burst-engine[frigate]'") from error
+    with gateway_errors("--frigate", "frigate"):
+        from driver.gateways.foreground import serve_in_foreground
+        from driver.gateways.frigate.process import DetectorServer
 
-    def tell(bound: str, page: str | None) -> None:
-        if as_json:
-            print(json.dumps({"device": device, "frigate": bound, "metrics": page}), flush=True)
-            return
-        print(f"{device}: {model_type} model {model} for Frigate at {bound}", flush=True)
-        if page:
-            print(f"metrics are at {page}", flush=True)
+        def tell(server: DetectorServer) -> None:
+            fields = {"device": device, "frigate": server.address, "metrics": server.metrics.where}
+            tell_where(as_json, fields, f"{model_type} model {model} for Frigate at {server.address}")
 
-    try:
-        serve_detector(device, model, model_type, address, metrics, tell)
-    except ModuleNotFoundError as error:
-        raise click.UsageError(f"--metrics needs {error.name}: pip install 'burst-engine[metrics]'") from error
-    except (DriverError, BurstError) as error:
-        raise click.UsageError(str(error)) from error
+        serve_in_foreground(DetectorServer(device, model, model_type, address, metrics), tell)
     return True

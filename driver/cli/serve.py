@@ -14,6 +14,7 @@ import click
 
 from burst import BurstError
 from driver.cli.detectors import FRIGATE_OPTIONS, serve_frigate
+from driver.cli.gateway import gateway_errors, tell_where
 from driver.cli.names import DeviceName
 from driver.cli.output import examples, json_option
 from driver.cli.wake_words import WAKE_WORD_OPTIONS, serve_wyoming
@@ -155,23 +156,17 @@ def _serve_models(
     tls: tuple[str, str] | None,
     as_json: bool,
 ) -> None:
-    try:
+    with gateway_errors("--oip", "oip"):
+        from driver.gateways.foreground import serve_in_foreground
         from driver.gateways.oip.grpc_door import Credentials
-        from driver.gateways.oip.process import InferenceServer, OipOptions, serve_inference
-    except ModuleNotFoundError as error:
-        raise click.UsageError(f"--oip needs {error.name}: pip install 'burst-engine[oip]'") from error
+        from driver.gateways.oip.process import InferenceServer, OipOptions
 
-    def tell(server: InferenceServer) -> None:
-        if as_json:
-            print(json.dumps({"device": device, "oip": server.addresses}), flush=True)
-        else:
-            print(f"{device}: models of {models} at {', '.join(server.addresses)}", flush=True)
+        def tell(server: InferenceServer) -> None:
+            fields = {"device": device, "oip": server.addresses}
+            tell_where(as_json, fields, f"models of {models} at {', '.join(server.addresses)}")
 
-    options = OipOptions(shared_memory, model_control, Credentials(*tls) if tls else None)
-    try:
-        serve_inference(device, models, addresses, options, tell)
-    except DriverError as error:
-        raise click.UsageError(str(error)) from error
+        options = OipOptions(shared_memory, model_control, Credentials(*tls) if tls else None)
+        serve_in_foreground(InferenceServer(device, models, addresses, options), tell)
 
 
 def _check(address: str) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from driver.errors import DriverError
+from driver.cli.gateway import gateway_errors, tell_where
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from driver.gateways.wyoming.wake_server import WakeServer
 
 WAKE_WORD_OPTIONS = (
     click.option(
@@ -68,24 +65,17 @@ def serve_wyoming(device: str, given: Mapping[str, Any], others: object, metrics
         )
     if others:
         raise click.UsageError("--wyoming serves wake words alone: give --group, --oip to another burst serve")
-    try:
+    with gateway_errors("--wyoming", "wyoming"):
+        from driver.gateways.foreground import serve_in_foreground
         from driver.gateways.wyoming.satellite import TriggerOptions
-        from driver.gateways.wyoming.wake_server import WakeOptions, serve_wake_words
-    except ModuleNotFoundError as error:
-        raise click.UsageError(f"--wyoming needs {error.name}: pip install 'burst-engine[wyoming]'") from error
+        from driver.gateways.wyoming.wake_server import WakeOptions, WakeServer
 
-    def tell(server: WakeServer) -> None:
-        if as_json:
-            print(json.dumps({"device": device, "wyoming": str(server.address), "metrics": server.metrics}), flush=True)
-            return
-        print(f"{device}: {', '.join(server.models.words)} at {server.address}", flush=True)
-        if server.metrics:
-            print(f"metrics and health are at {server.metrics}", flush=True)
+        def tell(server: WakeServer) -> None:
+            where = f"tcp://{server.address.place}"
+            fields = {"device": device, "wyoming": where, "metrics": server.metrics.where}
+            tell_where(as_json, fields, f"{', '.join(server.models.words)} at {where}")
 
-    trigger = TriggerOptions(given["threshold"], given["trigger_level"], given["refractory_seconds"])
-    options = WakeOptions(given["features"], trigger, given["satellites"], metrics)
-    try:
-        serve_wake_words(device, words, address, options, tell)
-    except DriverError as error:
-        raise click.UsageError(str(error)) from error
+        trigger = TriggerOptions(given["threshold"], given["trigger_level"], given["refractory_seconds"])
+        options = WakeOptions(given["features"], trigger, given["satellites"], metrics)
+        serve_in_foreground(WakeServer(device, words, address, options), tell)
     return True

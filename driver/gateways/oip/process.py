@@ -6,30 +6,26 @@ device, nor to the device's other clients.
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
-import threading
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from driver.errors import DeviceFailed
-from driver.gateways.oip.address import DoorAddress, door_address
 from driver.gateways.oip.grpc_door import Credentials, DoorLimits, GrpcDoor
+from driver.gateways.oip.oip_address import OipAddress, oip_address
 from driver.gateways.oip.regions import RegionLimits, RegionTable
 from driver.gateways.oip.repository import ModelRepository
 from driver.gateways.oip.served_model import ServedModel
 from driver.gateways.oip.service import InferenceService
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
-    from types import FrameType
 
+    from driver.gateways.door_address import DoorAddress
     from driver.gateways.oip.http_door import HttpDoor
 
 _GRACE = 10.0  # seconds for requests that run at the end
-_ENDS = (signal.SIGTERM, signal.SIGINT)
 
 
 class OipOptions(NamedTuple):
@@ -46,7 +42,7 @@ class OipOptions(NamedTuple):
 
 
 class InferenceServer:
-    """A folder's models on a device, at some addresses. `begin` serves; `close` ends it."""
+    """A folder's models on a device, at some addresses. `begin` serves; `close` ends it; so does `async with`."""
 
     def __init__(self, device: str, folder: Path, addresses: Sequence[str], options: OipOptions = OipOptions()) -> None:  # noqa: B008 (it is immutable)
         """Binds all addresses. Raises DeviceFailed."""
@@ -60,25 +56,19 @@ class InferenceServer:
         self.addresses: list[str] = []  #: as clients use them
         with ExitStack() as stack:
             for text in addresses:
-                address = door_address(text)
-                service = InferenceService(self.repository, self._table(address), may_manage=self._may_manage(address))
+                address = oip_address(text)
+                door = address.door
+                service = InferenceService(self.repository, self._table(door), may_manage=self._may_manage(door))
                 self._open(address, service, stack)
             self._sockets = stack.pop_all()
 
-    def _open(self, address: DoorAddress, service: InferenceService, stack: ExitStack) -> None:
-        credentials = None if address.path else self._options.credentials
-        port = 0
-        if address.is_http:
-            http_door = _http_door(service, address, self._options.limits, credentials)
-            self._doors.append(http_door)
-            port = http_door.port
-        else:
-            grpc_door = _grpc_door(service, address, self._options.limits, credentials)
-            self._doors.append(grpc_door)
-            port = grpc_door.port
-        if address.path:
-            stack.callback(_remove, address.path)
-        self.addresses.append(address.with_port(port))
+    def _open(self, address: OipAddress, service: InferenceService, stack: ExitStack) -> None:
+        credentials = None if address.door.path else self._options.credentials
+        make = _http_door if address.is_http else _grpc_door
+        door = make(service, address.door, self._options.limits, credentials)
+        self._doors.append(door)
+        stack.callback(address.door.remove)
+        self.addresses.append(address.with_port(door.port))
 
     def _table(self, address: DoorAddress) -> RegionTable | None:
         """The shared memory of the account for which the address is; all TCP addresses are for this process's."""
@@ -108,30 +98,12 @@ class InferenceServer:
             table.close()
         self._sockets.close()
 
+    async def __aenter__(self) -> Self:
+        self.begin()
+        return self
 
-def serve_inference(
-    device: str,
-    folder: Path,
-    addresses: Sequence[str],
-    options: OipOptions,
-    tell: Callable[[InferenceServer], object],
-) -> None:
-    """Serves until SIGTERM or SIGINT. `tell`: called when clients may connect. Raises DeviceFailed."""
-    end = threading.Event()
-
-    def stop(_: int, __: FrameType | None) -> None:
-        end.set()
-
-    for number in _ENDS:
-        signal.signal(number, stop)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    server = InferenceServer(device, folder, addresses, options)
-    try:
-        server.begin()
-        tell(server)
-        end.wait()
-    finally:
-        server.close()
+    async def __aexit__(self, *reason: object) -> None:
+        self.close()
 
 
 def _grpc_door(
@@ -141,11 +113,11 @@ def _grpc_door(
     try:
         if address.path:
             address.prepare_path()
-        door = GrpcDoor(service, address.for_grpc, limits, credentials)
+        door = GrpcDoor(service, address.place, limits, credentials)
         if address.path:
             address.give_path()
     except OSError as error:
-        raise DeviceFailed(f"--oip {address.with_port(0)}: {error}") from error
+        raise DeviceFailed(f"{address.said}: {error}") from error
     finally:
         os.umask(before)
     return door
@@ -159,13 +131,7 @@ def _http_door(
     try:
         return HttpDoor(service, address.listen(), limits, credentials)
     except OSError as error:
-        raise DeviceFailed(f"--oip {address.with_port(0)}: {error}") from error
+        raise DeviceFailed(f"{address.said}: {error}") from error
 
 
-def _remove(path: str) -> None:
-    """gRPC may have removed it."""
-    if os.path.exists(path):
-        os.unlink(path)
-
-
-__all__ = ["InferenceServer", "OipOptions", "serve_inference"]
+__all__ = ["InferenceServer", "OipOptions"]

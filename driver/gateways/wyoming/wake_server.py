@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-import signal
 import socket
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from driver.errors import DeviceFailed
+from driver.gateways.door_address import DoorAddress
+from driver.gateways.foreground import MetricsPage
 from driver.gateways.wyoming.satellite import SatelliteHandler, TriggerOptions, refuse
 from driver.gateways.wyoming.satellite_figures import SatelliteFigures, metrics_collector
 from driver.gateways.wyoming.wake_models import WakeModels, read_models
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
-_TCP = re.compile(r"tcp://(?:\[(.+)\]|([^:\[\]/]*)):(\d{1,5})/?")
-_LOOPBACK = "127.0.0.1"
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
 
@@ -50,35 +48,13 @@ class WakeOptions(NamedTuple):
         return self
 
 
-class WyomingAddress(NamedTuple):
-    """A TCP address as `--wyoming` takes it."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"tcp://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
-
-    @property
-    def is_open(self) -> bool:
-        """Whether other machines may reach it."""
-        return self.host not in {_LOOPBACK, "::1", "localhost"}
-
-    def listen(self) -> socket.socket:
-        """A listening socket. Raises DeviceFailed."""
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        try:
-            return socket.create_server((self.host, self.port), family=family, backlog=64)
-        except OSError as error:
-            raise DeviceFailed(f"--wyoming {self}: cannot listen there ({error.strerror or error})") from error
-
-
-def wyoming_address(text: str) -> WyomingAddress:
+def wyoming_address(text: str) -> DoorAddress:
     """What an address says. Raises DeviceFailed."""
-    match = _TCP.fullmatch(text)
-    if not match or int(match[3]) > 65535:
-        raise DeviceFailed(f"--wyoming {text}: give tcp://HOST:PORT, or tcp://:PORT for this machine alone")
-    return WyomingAddress(match[1] or match[2] or _LOOPBACK, int(match[3]))
+    said = f"--wyoming {text}"
+    door = DoorAddress.of_tcp(said, text.removeprefix("tcp://")) if text.startswith("tcp://") else None
+    if not door:
+        raise DeviceFailed(f"{said}: give tcp://HOST:PORT, or tcp://:PORT for this machine alone")
+    return door
 
 
 class WakeServer:
@@ -93,8 +69,7 @@ class WakeServer:
         self.models = WakeModels(files, device, self._options.satellites)
         self._listener = wanted.listen()
         self.address = wanted._replace(port=self._listener.getsockname()[1])
-        self._metrics = _metrics_listener(options.metrics) if options.metrics is not None else None
-        self.metrics = _where(self._metrics) if self._metrics else None  #: address of the metrics
+        self.metrics = MetricsPage(options.metrics)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stack = AsyncExitStack()
 
@@ -102,28 +77,20 @@ class WakeServer:
         async with AsyncExitStack() as stack:
             stack.callback(self._listener.close)
             await stack.enter_async_context(self.models)
-            if self._metrics:
-                self._expose(self._metrics)
+            self.metrics.begin(lambda: metrics_collector(self.figures, self.models.stats), lambda: self.models.trouble)
             stack.push_async_callback(self._hang_up)
             server = await asyncio.start_server(self._connected, sock=self._listener)
             stack.callback(server.close)
             self._stack = stack.pop_all()
         if self.address.is_open:
             _LOG.warning(
-                "--wyoming %s: every machine that reaches this address may use the wake words; Wyoming has no password",
-                self.address,
+                "%s: every machine that reaches this address may use the wake words; Wyoming has no password",
+                self.address.said,
             )
         return self
 
     async def __aexit__(self, *reason: object) -> None:
         await self._stack.aclose()
-
-    def _expose(self, listener: socket.socket) -> None:
-        from driver.service.metrics_server import serve_metrics
-
-        serve_metrics(
-            metrics_collector(self.figures, self.models.stats), lambda: self.models.trouble, listener.detach()
-        )
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.figures.connected >= self._options.satellites:
@@ -160,36 +127,4 @@ class WakeServer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def serve_wake_words(
-    device: str, words: Sequence[Path], address: str, options: WakeOptions, tell: Callable[[WakeServer], object]
-) -> None:
-    """Serves until SIGTERM or SIGINT. `tell`: called when satellites may connect. Raises DeviceFailed."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    server = WakeServer(device, words, address, options)
-
-    async def main() -> None:
-        end, loop = asyncio.Event(), asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, end.set)
-        async with server:
-            tell(server)
-            await end.wait()
-
-    asyncio.run(main())
-
-
-def _metrics_listener(address: str) -> socket.socket:
-    try:
-        from driver.service import metrics_server
-    except ModuleNotFoundError:
-        raise DeviceFailed("--metrics needs prometheus_client: pip install 'burst-engine[metrics]'") from None
-    return metrics_server.listen(address)
-
-
-def _where(listener: socket.socket) -> str:
-    from driver.service import metrics_server
-
-    return metrics_server.where(listener)
-
-
-__all__ = ["WakeOptions", "WakeServer", "serve_wake_words", "wyoming_address"]
+__all__ = ["WakeOptions", "WakeServer", "wyoming_address"]

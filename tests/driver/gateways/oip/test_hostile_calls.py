@@ -20,9 +20,9 @@ from tritonclient.utils import InferenceServerException
 
 from driver.errors import DeviceFailed
 from driver.gateways.oip import messages
-from driver.gateways.oip.address import door_address
 from driver.gateways.oip.grpc_door import DoorLimits, GrpcFront
 from driver.gateways.oip.http_front import HttpFront
+from driver.gateways.oip.oip_address import oip_address
 from driver.gateways.oip.process import InferenceServer, OipOptions
 from driver.gateways.oip.refusal import Refusal
 from driver.gateways.oip.regions import RegionTable
@@ -385,15 +385,15 @@ class TestClosed:
 
     def test_addresses(self, tmp_path):
         """A port alone is this machine's; what is no address is told."""
-        assert door_address(":8001").host == "127.0.0.1"
-        assert not door_address(":8001").is_open
-        assert door_address("0.0.0.0:8001").is_open
-        assert door_address("http://[::1]:80").for_grpc == "[::1]:80"
-        assert door_address("http+unix:/a/b").is_http
+        assert oip_address(":8001").door.host == "127.0.0.1"
+        assert not oip_address(":8001").door.is_open
+        assert oip_address("0.0.0.0:8001").door.is_open
+        assert oip_address("http://[::1]:80").door.place == "[::1]:80"
+        assert oip_address("http+unix:/a/b").is_http
         paths = "unix:relative", "unix:/" + "x" * 120, "unix:/x,owner=no-such-account"
         for wrong in ("8001", "host:99999", "ftp://x:1", *paths):
             with pytest.raises(DeviceFailed, match="--oip"):
-                door_address(wrong)
+                oip_address(wrong)
 
     def test_a_folder_in_which_others_write(self, tmp_path):
         """A Unix socket is not made where others could put theirs in its place."""

@@ -108,7 +108,7 @@ def test_spoken_to_the_server(models):
     """wyoming's own client hears of each spoken word once, by its name, and of nothing where none is spoken."""
 
     async def hear(address, words, clip):
-        async with AsyncClient.from_uri(str(address)) as client:
+        async with AsyncClient.from_uri(f"tcp://{address.place}") as client:
             await client.write_event(Detect(names=words).event())
             await client.write_event(AudioStart(16000, 2, 1).event())
             for begin in range(0, len(clip), 1024):

@@ -43,7 +43,7 @@ class Satellite:
     """wyoming's own client, and what a satellite does with it."""
 
     def __init__(self, address):
-        self._client = AsyncClient.from_uri(str(address))
+        self._client = AsyncClient.from_uri(address if isinstance(address, str) else f"tcp://{address.place}")
 
     async def __aenter__(self):
         await self._client.connect()

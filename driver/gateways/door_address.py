@@ -1,9 +1,8 @@
-"""Where clients find a server: addresses as `burst serve --oip` takes them, and Unix sockets for one account each."""
+"""Where clients find a gateway: at TCP addresses, and at Unix sockets for one account each."""
 
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import socket
 import stat
@@ -12,24 +11,42 @@ from typing import NamedTuple
 
 from driver.errors import DeviceFailed
 
-_TCP = re.compile(r"(?:\[(.+)\]|([^:\[\]/,]*)):(\d{1,5})")
+_TCP = re.compile(r"(?:\[(.+)\]|([^:\[\]/]*)):(\d{1,5})/?")
 _LOOPBACK = "127.0.0.1"
 _LONGEST_PATH = 107
-_HELP = "HOST:PORT, :PORT (this machine alone), unix:PATH, http://HOST:PORT or http+unix:PATH"
+_BACKLOG = 64
 
 
 class DoorAddress(NamedTuple):
-    """One address. host and port, or path and the uid of the account that may open it."""
+    """One address. host and port, or path and the uid of the account that may open it.
 
-    is_http: bool
+    said: the option and the address as they were given, for errors.
+    """
+
+    said: str
     host: str = ""
     port: int = 0
     path: str = ""
     uid: int = -1
 
+    @classmethod
+    def of_tcp(cls, said: str, text: str) -> DoorAddress | None:
+        """HOST:PORT or [HOST]:PORT; :PORT is for this machine alone. None: `text` is neither."""
+        match = _TCP.fullmatch(text)
+        if not match or int(match[3]) > 65535:
+            return None
+        return cls(said, host=match[1] or match[2] or _LOOPBACK, port=int(match[3]))
+
+    @classmethod
+    def of_path(cls, said: str, path: str, uid: int) -> DoorAddress:
+        """Raises DeviceFailed."""
+        if not path.startswith("/") or len(os.fsencode(path)) > _LONGEST_PATH:
+            raise DeviceFailed(f"{said}: the path of a socket is absolute and has at most {_LONGEST_PATH} bytes")
+        return cls(said, path=path, uid=uid)
+
     @property
-    def for_grpc(self) -> str:
-        """As gRPC takes it."""
+    def place(self) -> str:
+        """HOST:PORT, or unix:PATH, as gRPC takes it."""
         if self.path:
             return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -38,17 +55,6 @@ class DoorAddress(NamedTuple):
     def is_open(self) -> bool:
         """Whether other machines may reach it."""
         return not self.path and self.host not in (_LOOPBACK, "::1", "localhost")
-
-    @property
-    def said(self) -> str:
-        """As it was given on the command line, for errors."""
-        return f"--oip {self.with_port(0)}"
-
-    def with_port(self, port: int) -> str:
-        """For people and clients, with the port that the kernel chose."""
-        shown = self._replace(port=port or self.port).for_grpc
-        scheme = ("http+" if self.path else "http://") if self.is_http else ""
-        return scheme + shown
 
     def listen(self) -> socket.socket:
         """A listening socket. Raises DeviceFailed."""
@@ -62,10 +68,10 @@ class DoorAddress(NamedTuple):
                 finally:
                     os.umask(before)
                 self.give_path()
-                listener.listen(64)
+                listener.listen(_BACKLOG)
                 return listener
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-            return socket.create_server((self.host, self.port), family=family, backlog=64)
+            return socket.create_server((self.host, self.port), family=family, backlog=_BACKLOG)
         except OSError as error:
             raise DeviceFailed(f"{self.said}: cannot listen there ({error.strerror or error})") from error
 
@@ -91,29 +97,11 @@ class DoorAddress(NamedTuple):
             except PermissionError:
                 os.unlink(self.path)
                 raise DeviceFailed(
-                    f"--oip {self.with_port(0)}: only root can give a socket to another account; start the server as "
-                    "root, or leave out owner="
+                    f"{self.said}: only root can give a socket to another account; start the server as root, or leave "
+                    "out owner="
                 ) from None
 
-
-def door_address(text: str) -> DoorAddress:
-    """What an address says. Raises DeviceFailed."""
-    rest = text.removeprefix("grpc://")
-    is_http = rest.startswith("http")
-    if rest.startswith(("unix:", "http+unix:")):
-        path, _, owner = rest.split("unix:", 1)[1].partition(",owner=")
-        path = re.sub("^//(?=/)", "", path)
-        if not path.startswith("/") or len(os.fsencode(path)) > _LONGEST_PATH:
-            raise DeviceFailed(f"--oip {text}: the path of a socket is absolute and has at most {_LONGEST_PATH} bytes")
-        return DoorAddress(is_http, path=path, uid=_uid(owner, text) if owner else os.getuid())
-    match = _TCP.fullmatch(rest.removeprefix("http://").rstrip("/"))
-    if not match or int(match[3]) > 65535:
-        raise DeviceFailed(f"--oip {text}: give {_HELP}")
-    return DoorAddress(is_http, host=match[1] or match[2] or _LOOPBACK, port=int(match[3]))
-
-
-def _uid(owner: str, text: str) -> int:
-    try:
-        return pwd.getpwnam(owner).pw_uid
-    except KeyError:
-        raise DeviceFailed(f"--oip {text}: there is no account {owner!r}") from None
+    def remove(self) -> None:
+        """At the end of a server: its socket goes, where a library has not removed it."""
+        if self.path and os.path.lexists(self.path):
+            os.unlink(self.path)
