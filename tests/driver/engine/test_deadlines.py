@@ -533,7 +533,7 @@ class TestInTheMidst:
             plain_answers(prepared, request) as answer,
         ):
             path = prepared if way == "plain" else burst
-            usual, result = timed(lambda: path.execute(request))
+            usual, result = min((timed(lambda: path.execute(request)) for _ in range(3)), key=lambda found: found[0])
             assert result.status is ErrorStatus.NONE
             wanted = result.outputs[0].copy()
             late = []
