@@ -1,10 +1,10 @@
-# demo · test · integration · check · stress · stress-long · bench · docs. Each makes its own .venv when there is none, or when pyproject.toml changed.
+# demo · test · integration · check · stress · stress-long · bench · gpu · docs. Each makes its own .venv when there is none, or when pyproject.toml changed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test integration check stress stress-long fuzzers bench docs clean
+.PHONY: demo test integration check stress stress-long fuzzers bench gpu docs clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/demo
@@ -69,6 +69,18 @@ bench: $(VENV)/bench
 	$(BIN)/python bench/fenced.py
 	$(BIN)/python bench/goodput.py
 	$(BIN)/python bench/idle_cost.py
+
+# What only a GPU can show; fails without one (GPU=--allow-none: says so and goes on). On a machine without a network, WHEELS is a folder
+# with the wheels that it lacks (docs/howto/gpu.md lists them); what the machine's own Python has is used.
+WHEELS ?=
+GPU ?=
+gpu: INSTALL := $(BIN)/python -m pip install --quiet $(if $(WHEELS),--no-index --find-links $(WHEELS))
+gpu:
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(if $(WHEELS),--system-site-packages) $(VENV)
+	$(INSTALL) 'scikit-build-core>=1.0' 'cffi>=2.1'
+	$(INSTALL) --no-build-isolation --editable '.[gpu]'
+	@test ! -e /dev/nvidiactl || $(INSTALL) 'onnxruntime-gpu>=1.24' || echo "make: without onnxruntime-gpu, what needs it does not run"
+	$(BIN)/python bench/gpu.py $(GPU)
 
 docs: $(VENV)/docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/doctrees . site

@@ -1,0 +1,530 @@
+"""Does a GPU behind a burst keep its promises: latency, overlap, memory, recovery, pinned pools?
+
+    python bench/gpu.py [--device onnxruntime-cuda] [--only CHECK …] [--models FOLDER] [--rounds 9] [--quick]
+                        [--allow-none] [--json FILE] [--markdown]
+
+Every check is one line: what it found, or that it did not run and why. Without a GPU the script says so and exits with
+1, with --allow-none with 0: then what needs no GPU still runs on the device, which shows that the script works.
+
+pinning    Can sealed memory of a pool be pinned for CUDA, and a mapping that may only be read? Copies, pinned and not.
+launch     ADD of 4 floats: a bare CUDA launch and its wait, and the same through a burst.
+models     MobileNetV1, a transformer's encoder and each .onnx file of --models: the same ONNX Runtime session in this
+           process and the burst, in turns, on the same input. The limit: 20 us more.
+depth      A model whose copies take as long as its products: its rate with 4 requests in flight beside 1 (limit 1.8).
+clients    GPU memory that 16 client processes on one device occupy, beside 1 (limit 1.1).
+recovery   The engine is killed under 16 client processes: the longest time until each is served again (limit 2 s).
+
+Runs on a machine without a network: it downloads nothing (docs/howto/gpu.md lists the wheels to carry).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from measure import NotMeasured, conditions, scratch
+from own_device import own_device
+
+import driver
+from burst import Memory
+from driver.cli.timing import count_for, estimate, in_words, order_of_round, seconds_of, time_calls
+from driver.errors import DriverError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from driver import Model, RemoteDevice
+
+BLOCK = 0.3  # seconds of a block
+MOST_ADDED, LEAST_OVERLAP, MOST_MEMORY, MOST_SECONDS = 20e-6, 1.8, 1.1, 2.0
+CLIENTS, DEPTH = 16, 4
+PINNED = 64 << 20  # bytes
+_PTX = b"""
+.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry add_scalar(.param .u64 from, .param .u64 to, .param .f32 value, .param .u32 n)
+{
+    .reg .pred %out; .reg .u64 %a<4>; .reg .u32 %r<3>; .reg .f32 %f<3>;
+    ld.param.u32 %r1, [n]; mov.u32 %r2, %tid.x; setp.ge.u32 %out, %r2, %r1; @%out ret;
+    ld.param.u64 %a1, [from]; ld.param.u64 %a2, [to]; ld.param.f32 %f1, [value];
+    mul.wide.u32 %a3, %r2, 4; add.u64 %a1, %a1, %a3; add.u64 %a2, %a2, %a3;
+    ld.global.f32 %f2, [%a1]; add.f32 %f2, %f2, %f1; st.global.f32 [%a2], %f2;
+    ret;
+}
+"""
+
+
+class Row(NamedTuple):
+    """A line of the report. is_kept: whether it is within its limit; None: it has none."""
+
+    check: str
+    subject: str
+    words: str
+    is_kept: bool | None = None
+    figures: dict[str, float] | None = None
+
+    def line(self) -> str:
+        """For people."""
+        kept = {None: "", True: " -> met", False: " -> missed"}[self.is_kept]
+        return f"{self.check:9} {self.subject}: {self.words}{kept}"
+
+
+class Bench:
+    """The options, and where models are written."""
+
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        self.device, self.models, self.folder = args.device, args.models, folder
+        self.rounds, self.is_quick = (2, True) if args.quick else (args.rounds, False)
+        self.block, self.clients = (0.01, 3) if args.quick else (BLOCK, CLIENTS)
+
+    def session_files(self) -> Iterator[Path]:
+        """The models of the check `models`."""
+        models = _onnx_models()
+        yield models.mobilenet(self.folder / "mobilenet_v1.onnx", 64 if self.is_quick else 224)
+        yield models.encoder(self.folder / "encoder.onnx")
+        yield from sorted(self.models.glob("*.onnx")) if self.models else ()
+
+    def median(self, call: Callable[[], object]) -> float:
+        """Seconds of one call, over a block."""
+        return float(np.median(time_calls(call, count_for(seconds_of(call, self.block / 4), self.block)))) / 1e9
+
+
+def _onnx_models() -> Any:
+    try:
+        import gpu_models
+    except ModuleNotFoundError as error:
+        raise NotMeasured(f"it writes its models with the module {error.name}, which is not installed") from error
+    return gpu_models
+
+
+def fed(model: Model, seed: int = 7) -> list[NDArray[Any]]:
+    """Noise for each input; dimensions that the file leaves open are 1."""
+    random = np.random.default_rng(seed)
+    shapes = [(tensor.dtype, tuple(size or 1 for size in tensor.shape or ())) for tensor in model.inputs]
+    return [
+        random.random(shape).astype(dtype) if dtype.kind == "f" else random.integers(0, 20, shape).astype(dtype)
+        for dtype, shape in shapes
+    ]
+
+
+def loaded(path: Path) -> Model:
+    """The file as it is."""
+    return driver.load(path, form="file")
+
+
+@contextmanager
+def connected(name: str) -> Iterator[RemoteDevice]:
+    """A device of this check's own. Raises NotMeasured where this machine has none."""
+    try:
+        with own_device(name) as device:
+            yield device
+    except DriverError as error:
+        raise NotMeasured(str(error)) from error
+
+
+# ---- CUDA, without ONNX Runtime
+
+
+def cuda() -> Any:
+    """The context. Raises NotMeasured."""
+    from driver.devices.cuda.context import cuda_context
+    from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
+
+    try:
+        return cuda_context(0)
+    except (LibraryFailed, LibraryMissing) as error:
+        raise NotMeasured(str(error)) from error
+
+
+def pinning(_: Bench) -> Iterator[Row]:
+    """Which mappings can be pinned, and what that gains."""
+    context = cuda()
+    nbytes = PINNED
+    sealed = Memory.create(nbytes)
+    frozen = Memory.frozen(np.arange(nbytes // 4, dtype=np.uint32))
+    plain = np.arange(nbytes // 4, dtype=np.uint32)
+    sealed.asarray()[:] = plain.view(np.uint8)
+    subjects = ("sealed pool", sealed.asarray(), False), ("read-only sealed pool", frozen.asarray(), True)
+    for name, array, is_read_only in subjects:
+        try:
+            pinned = context.register(array.ctypes.data, nbytes, is_read_only=is_read_only)
+        except Exception as error:  # noqa: BLE001 (the answer to the question)
+            yield Row("pinning", name, f"cannot be pinned: {error}", False)
+            continue
+        with pinned:
+            yield _copied(context, f"{name}, pinned", array)
+    yield _copied(context, "pageable memory", plain.view(np.uint8))
+
+
+def _copied(context: Any, name: str, array: NDArray[np.uint8]) -> Row:
+    """The rate of copies to the GPU; the bytes that come back are compared."""
+    back = np.zeros_like(array)
+    with context.allocate(array.nbytes) as there, context.stream() as stream:
+
+        def copy() -> None:
+            stream.copy_in(there.address, array.ctypes.data, array.nbytes)
+            stream.synchronize()
+
+        seconds = float(np.median(time_calls(copy, 5))) / 1e9
+        context.copy_out(back.ctypes.data, there.address, back.nbytes)
+    if not np.array_equal(array, back):
+        return Row("pinning", name, "the GPU has other bytes", False)
+    rate = array.nbytes / seconds / 1e9
+    return Row("pinning", name, f"copied in at {rate:.1f} GB/s", figures={"gb_per_s": rate})
+
+
+def launch(bench: Bench) -> Iterator[Row]:
+    """The least that an execution on the GPU can cost, and what a burst makes of it."""
+    rows: dict[str, float] = {}
+    try:
+        rows["a bare launch and wait"] = _bare_launch(bench)
+    except NotMeasured as why:
+        yield Row("launch", "a bare launch and wait", f"did not run: {why}")
+    with connected(bench.device) as device:
+        model = loaded(_onnx_models().addition(bench.folder / "addition.onnx"))
+        with device.prepare(model) as prepared, prepared.burst() as burst:
+            found = burst.run(*(feed := fed(model))).outputs[0]
+            if not np.allclose(found, feed[0] + 1):
+                yield Row("launch", "ADD of 4 floats", f"is wrong: {found}", False)
+            rows["ADD of 4 floats through a burst"] = bench.median(burst.run)
+    for name, seconds in rows.items():
+        yield Row("launch", name, f"{1e6 * seconds:.1f} us", figures={"us": 1e6 * seconds})
+
+
+def _bare_launch(bench: Bench) -> float:
+    from driver.devices.cuda.driver_api import ffi
+
+    context = cuda()
+    kernel = context.kernel(_PTX, "add_scalar")
+    source, found = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+    with context.allocate(32) as there, context.stream() as stream:
+        context.copy_in(there.address, source.ctypes.data, 16)
+        values = (
+            ("CUdeviceptr *", there.address),
+            ("CUdeviceptr *", there.address + 16),
+            ("float *", 1),
+            ("unsigned *", 4),
+        )
+        arguments = [ffi.new(type_, value) for type_, value in values]
+
+        def run() -> None:
+            stream.launch(kernel, (1,), (4,), arguments)
+            stream.synchronize()
+
+        seconds = bench.median(run)
+        context.copy_out(found.ctypes.data, there.address + 16, 16)
+    if not np.array_equal(found, source + 1):
+        raise NotMeasured(f"the kernel computes {found.tolist()}")
+    return seconds
+
+
+# ---- models
+
+
+def models(bench: Bench) -> Iterator[Row]:
+    """The same session in this process and through a burst."""
+    files = list(bench.session_files())
+    with connected(bench.device) as device:
+        for path in files:
+            try:
+                yield _beside_own(bench, device, path)
+            except NotMeasured as why:
+                yield Row("models", path.name, f"did not run: {why}")
+
+
+def _beside_own(bench: Bench, device: RemoteDevice, path: Path) -> Row:
+    model = loaded(path)
+    feeds = fed(model)
+    own = own_session(bench.device, path, feeds)
+    with device.prepare(model) as prepared, prepared.burst() as burst:
+        for place, feed in zip(burst.inputs, feeds, strict=True):
+            place[...] = feed
+        found, wanted = burst.run().outputs, own()
+        worst = max(float(np.abs(a - b).max() / (np.ptp(b) or 1)) for a, b in zip(found, wanted, strict=True))
+        if not worst <= 1e-3:
+            return Row("models", path.name, f"differs from the session in process by {worst:.1e} of its range", False)
+        took = np.array([_round(bench, (own, burst.run), number) for number in range(bench.rounds)])
+    added = estimate(took[:, 1] - took[:, 0])
+    here, there = np.median(took, axis=0)
+    words = (
+        f"in process {1e6 * here:.1f} us, burst {1e6 * there:.1f} us, "
+        f"{1e6 * added.median:+.1f} us [{1e6 * added.low:+.1f} .. {1e6 * added.high:+.1f}]"
+    )
+    figures = {"in_process_us": 1e6 * here, "burst_us": 1e6 * there, "added_us": 1e6 * added.median}
+    return Row("models", path.name, words, added.median <= MOST_ADDED, figures)
+
+
+def _round(bench: Bench, calls: Sequence[Callable[[], object]], number: int) -> list[float]:
+    took = [0.0] * len(calls)
+    for side in order_of_round(range(len(calls)), number):
+        took[side] = bench.median(calls[side])
+    return took
+
+
+def own_session(device: str, path: Path, feeds: list[NDArray[Any]]) -> Callable[[], Sequence[NDArray[Any]]]:
+    """The file in this process as a program would run it fastest, inputs copied in and outputs copied out: with CUDA
+    graphs on memory that is bound once, where the device is CUDA's. Raises NotMeasured.
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    kinds = {"onnxruntime": "CPUExecutionProvider", "onnxruntime-cuda": "CUDAExecutionProvider"}
+    if device not in kinds:
+        raise NotMeasured(f"what {device} runs has no session in process here; {' and '.join(kinds)} have")
+    if kinds[device] not in ort.get_available_providers():
+        raise NotMeasured(f"onnxruntime {ort.__version__} has no {kinds[device]}; install onnxruntime-gpu")
+    names = {"CUDAExecutionProvider": [("CUDAExecutionProvider", {"enable_cuda_graph": "1"})]}
+    try:
+        session = ort.InferenceSession(path, options, providers=names.get(kinds[device], [kinds[device]]))
+    except Exception as error:
+        raise NotMeasured(f"ONNX Runtime in process: {error}") from error
+    inputs = dict(zip((its.name for its in session.get_inputs()), feeds, strict=True))
+    if kinds[device] == "CPUExecutionProvider":
+        return partial(session.run, None, inputs)
+    return _bound(ort, session, inputs)
+
+
+def _bound(ort: Any, session: Any, inputs: dict[str, NDArray[Any]]) -> Callable[[], Sequence[NDArray[Any]]]:
+    binding = session.io_binding()
+    there = {name: ort.OrtValue.ortvalue_from_numpy(array, "cuda", 0) for name, array in inputs.items()}
+    shapes = {its.name: its.shape for its in session.get_outputs()}
+    if any(type(size) is not int for shape in shapes.values() for size in shape):
+        raise NotMeasured("its outputs have open shapes, for which there are no CUDA graphs")
+    results = [ort.OrtValue.ortvalue_from_shape_and_type(shape, np.float32, "cuda", 0) for shape in shapes.values()]
+    for name, value in there.items():
+        binding.bind_ortvalue_input(name, value)
+    for name, value in zip(shapes, results, strict=True):
+        binding.bind_ortvalue_output(name, value)
+
+    def run() -> list[NDArray[Any]]:
+        for name, array in inputs.items():
+            there[name].update_inplace(array)
+        session.run_with_iobinding(binding)
+        return [value.numpy() for value in results]
+
+    run()
+    return run
+
+
+def depth(bench: Bench) -> Iterator[Row]:
+    """Copies of one request beside the products of another."""
+    make, rows = partial(_onnx_models().chain, rows=256 if bench.is_quick else 8192), {}
+    with connected(bench.device) as device:
+
+        def seconds(links: int, depth: int) -> float:
+            model = loaded(make(bench.folder / f"chain{links}.onnx", links))
+            with device.prepare(model) as prepared, prepared.burst(depth=depth) as burst:
+                return _each(bench, burst, fed(model), depth)
+
+        one, nine = seconds(1, 1), seconds(9, 1)
+        product = max(1e-9, (nine - one) / 8)
+        links = int(np.clip(round((one - product) / product), 1, 64))
+        for number in (1, DEPTH):
+            rows[number] = seconds(links, number)
+    gain = rows[1] / rows[DEPTH]
+    words = f"{1e3 * rows[1]:.2f} ms each, with {DEPTH} in flight {1e3 * rows[DEPTH]:.2f} ms: {gain:.2f} x"
+    figures = {"alone_ms": 1e3 * rows[1], "in_flight_ms": 1e3 * rows[DEPTH], "gain": gain, "links": links}
+    yield Row("depth", f"{links} products", words, gain >= LEAST_OVERLAP, figures)
+
+
+def _each(bench: Bench, burst: Any, feeds: list[NDArray[Any]], depth: int) -> float:
+    """Seconds that each request adds while `depth` are in flight, the input in place."""
+    burst.run(*feeds)
+    count = max(2 * depth, count_for(seconds_of(burst.run, bench.block / 4), bench.block))
+    found = []
+    for _ in range(bench.rounds):
+        begin, futures = time.perf_counter(), []
+        for _ in range(count):
+            futures.append(burst.submit())
+            if len(futures) == depth:
+                futures.pop(0).result()
+        for future in futures:
+            future.result()
+        found.append((time.perf_counter() - begin) / count)
+    return float(np.median(found))
+
+
+# ---- many clients
+
+
+def client(name: str, path: str) -> None:
+    """A client process: a line when it is served, then executions until its input ends; it prints the longest pause
+    between two results, and how many results came.
+    """
+    import threading
+
+    ended = threading.Event()
+    model = loaded(Path(path))
+    with driver.connect(name) as device, device.prepare(model) as prepared, prepared.burst() as burst:
+        burst.run(*fed(model))
+        print(json.dumps({"engine": device.engine_pid}), flush=True)
+        threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+        longest, count, before = 0.0, 0, time.monotonic()
+        while not ended.is_set():
+            try:
+                burst.run()
+            except Exception:  # noqa: BLE001 (it runs again; the pause counts)
+                continue
+            count, now = count + 1, time.monotonic()
+            longest, before = max(longest, now - before), now
+        longest = max(longest, time.monotonic() - before)
+    print(json.dumps({"longest": longest, "results": count}), flush=True)
+
+
+@contextmanager
+def clients(bench: Bench, path: Path, count: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """So many, all served. Raises NotMeasured when one is not."""
+    command = [sys.executable, __file__, "--client", bench.device, str(path)]
+    with ExitStack() as stack:
+        started = []
+        for _ in range(count):
+            process = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            stack.callback(process.kill)
+            started.append(process)
+        for process in started:
+            assert process.stdout
+            if not process.stdout.readline():
+                raise NotMeasured("a client was not served; its error is above")
+        yield started
+
+
+def gpu_bytes() -> int:
+    """Of all programs, on GPU 0. Raises NotMeasured."""
+    from driver.watching import GpuReader
+
+    reader = GpuReader()
+    found = reader.read()
+    if not found or found[0].memory_used is None:
+        raise NotMeasured(reader.absence or "NVML does not tell how much memory of the GPU is in use")
+    return found[0].memory_used
+
+
+def clients_memory(bench: Bench) -> Iterator[Row]:
+    """What more clients of one model occupy on the GPU."""
+    path = next(bench.session_files())
+    before = gpu_bytes()
+    with connected(bench.device):
+        occupied = {}
+        for count in (1, bench.clients):
+            with clients(bench, path, count):
+                occupied[count] = gpu_bytes() - before
+    ratio = occupied[bench.clients] / max(1, occupied[1])
+    words = (
+        f"{occupied[1] / 1e6:.0f} MB, of {bench.clients} clients {occupied[bench.clients] / 1e6:.0f} MB: {ratio:.2f} x"
+    )
+    figures = {"one_mb": occupied[1] / 1e6, "all_mb": occupied[bench.clients] / 1e6, "ratio": ratio}
+    yield Row("clients", "GPU memory of one client", words, ratio <= MOST_MEMORY, figures)
+
+
+def recovery(bench: Bench) -> Iterator[Row]:
+    """A kill -9 of the engine while all clients execute."""
+    path = next(bench.session_files())
+    with connected(bench.device) as device, clients(bench, path, bench.clients) as all_clients:
+        time.sleep(bench.block)  # every client is executing
+        os.kill(device.engine_pid, signal.SIGKILL)
+        time.sleep(3 * MOST_SECONDS)
+        pauses = [_ended(process) for process in all_clients]
+    longest = max(pauses)
+    words = f"{len(pauses)} of {bench.clients} were served again, the last after {longest:.2f} s"
+    yield Row("recovery", "engine killed", words, longest <= MOST_SECONDS, {"longest_s": longest})
+
+
+def _ended(process: subprocess.Popen[str]) -> float:
+    """The longest pause that the client has seen. Raises NotMeasured for one that has failed."""
+    said, _ = process.communicate(timeout=60)
+    if not said:
+        raise NotMeasured("a client was not served again; its error is above")
+    return float(json.loads(said)["longest"])
+
+
+CHECKS: dict[str, Callable[[Bench], Iterator[Row]]] = {
+    "pinning": pinning,
+    "launch": launch,
+    "models": models,
+    "depth": depth,
+    "clients": clients_memory,
+    "recovery": recovery,
+}
+
+
+def rows_of(bench: Bench, name: str) -> Iterator[Row]:
+    """Of one check, whatever happens in it."""
+    try:
+        yield from CHECKS[name](bench)
+    except NotMeasured as why:
+        yield Row(name, "did not run", str(why))
+    except Exception as error:  # noqa: BLE001 (the other checks still run)
+        traceback.print_exc()
+        yield Row(name, "failed", f"{type(error).__name__}: {error}", False)
+
+
+def no_gpu(device: str) -> str:
+    """Why this machine has no GPU for that device; "": it has one."""
+    found = next((info for info in driver.devices() if info.name == device), None)
+    if found is None:
+        return f"no device {device!r} is installed"
+    if found.type != "GPU":
+        return f"the device {device} is of type {found.type}"
+    return found.missing
+
+
+def main() -> None:
+    """Runs the checks, prints a line for each row, and exits with 1 if one failed or there is no GPU."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="onnxruntime-cuda", help="default %(default)s")
+    parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS), metavar="CHECK")
+    parser.add_argument("--models", type=Path, metavar="FOLDER", help="more .onnx files, such as yolov8n.onnx")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--quick", action="store_true", help="tiny blocks: shows that it works, measures nothing")
+    parser.add_argument("--allow-none", action="store_true", help="run what needs no GPU, and exit with 0")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--markdown", action="store_true", help="print the rows for README.md")
+    parser.add_argument("--client", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.client:
+        client(*args.client)
+        return
+    why = no_gpu(args.device)
+    print(f"no GPU: {why}" if why else f"GPU: {args.device}", flush=True)
+    if why and not args.allow_none:
+        sys.exit(1)
+    rows: list[Row] = []
+    with scratch() as folder:
+        bench = Bench(args, folder)
+        for name in args.only:
+            for row in rows_of(bench, name):
+                print(row.line(), flush=True)
+                rows.append(row)
+    report(args, rows)
+    sys.exit(any(row.is_kept is False for row in rows) and not (why or args.quick))
+
+
+def report(args: argparse.Namespace, rows: list[Row]) -> None:
+    """Writes the files that were asked for."""
+    found = conditions()
+    if args.json:
+        args.json.write_text(json.dumps({"conditions": found, "rows": [row._asdict() for row in rows]}, indent=1))
+    if args.markdown:
+        print(f"`gpu.py {' '.join(sys.argv[1:])}`\n\n{in_words(found)}\n\n| check | subject | found |\n|---|---|---|")
+        print("\n".join(f"| {row.check} | {row.subject} | {row.line().partition(': ')[2]} |" for row in rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""bench/gpu.py says what ran and what did not, with a GPU and without one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_cuda import FakeCuda
+
+SCRIPT = Path(__file__).parents[2] / "bench/gpu.py"
+CHECKS = ["pinning", "launch", "models", "depth", "clients", "recovery"]
+
+
+def ran(*words, ends):
+    """The lines of a run."""
+    command = [sys.executable, SCRIPT, "--quick", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == ends, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def no_library(tmp_path, monkeypatch):
+    """A home whose options name a libcuda.so.1 that is not there, whatever the machine has."""
+    options = tmp_path / "home/.config/burst/cuda.toml"
+    options.parent.mkdir(parents=True)
+    options.write_text(f'library = "{tmp_path}/libcuda.so.1"\n')
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+def test_without_a_gpu_it_fails(no_library):
+    """It says that there is none, and why, and runs nothing."""
+    (line,) = ran("--device", "onnxruntime", ends=1)
+    assert line == "no GPU: the device onnxruntime is of type CPU"
+    (line,) = ran("--device", "no-such-device", ends=1)
+    assert line == "no GPU: no device 'no-such-device' is installed"
+
+
+def test_without_a_gpu_every_check_says_why(no_library, tmp_path):
+    """With --allow-none it ends well, with a line for each check that did not run."""
+    pytest.importorskip("onnx")
+    out = tmp_path / "rows.json"
+    lines = ran("--device", "no-such-device", "--allow-none", "--json", out, ends=0)
+    assert [line.split()[0] for line in lines[1:]] == ["pinning", "launch", *CHECKS[1:]]
+    assert all("did not run: " in line for line in lines[1:])
+    assert "libcuda.so.1" in lines[1]
+    assert [row["check"] for row in json.loads(out.read_text())["rows"]] == ["pinning", "launch", *CHECKS[1:]]
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """A libcuda.so.1 without a GPU."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    found = FakeCuda(tmp_path)
+    found.configure()
+    return found
+
+
+def test_pinning_and_a_launch_on_the_fake(fake):
+    """Both mappings of a pool are pinned, their bytes arrive, and a kernel of the script's runs and is waited for."""
+    lines = ran("--device", "no-such-device", "--allow-none", "--only", "pinning", "launch", ends=0)
+    assert [line.split(": ")[0].split(maxsplit=1)[1] for line in lines[1:-1]] == [
+        "sealed pool, pinned",
+        "read-only sealed pool, pinned",
+        "pageable memory",
+        "a bare launch and wait",
+    ][: len(lines) - 2]
+    assert all("copied in at" in line for line in lines[1:4])
+    assert fake.used == fake.registered == 0
+
+
+@pytest.mark.integration
+def test_the_checks_of_a_device_run_on_any(no_library):
+    """On the CPU's device: the same session in process, requests in flight, clients that live through a kill."""
+    lines = ran("--device", "onnxruntime", "--allow-none", "--only", "launch", "models", "depth", "recovery", ends=0)
+    found = {line.split(": ")[0].split(maxsplit=1)[1]: line for line in lines[1:]}
+    assert "burst" in found["mobilenet_v1.onnx"]
+    assert "burst" in found["encoder.onnx"]
+    assert "3 of 3 were served again" in found["engine killed"]
+    assert "with 4 in flight" in next(line for line in lines if line.startswith("depth"))
+    assert not any("failed" in line for line in lines)
