@@ -238,6 +238,8 @@ class Writer(Graph):
         if name not in self._codes:
             self._codes.append(name)
         ends = {"Inputs": self._numbers(inputs, "i4"), "Outputs": self._numbers(outputs, "i4")}
+        if "custom" in options:  # the bytes of a custom operator's options
+            ends["CustomOptions"] = self._bytes(options.pop("custom"))
         kind = options.pop("options", options_class(name))
         if hasattr(tflite, f"{kind}Start"):
             vectors = {k: self._numbers(v, "i4") for k, v in options.items() if isinstance(v, list)}

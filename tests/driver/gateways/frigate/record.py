@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from frigate_models import SIZE, frame_of, frigate_source, serving, write_detector  # noqa: E402
+from frigate_ssd import SIDE, frame_of_bytes, write_ssd  # noqa: E402
 from frigate_stand_ins import plug_in, with_contexts, zmq_config  # noqa: E402
 
 MODULE = "frigate/detectors/plugins/zmq_ipc.py"
@@ -67,21 +68,30 @@ class RecordingSocket:
         return parts
 
 
-def record(module, folder, name, model_type, dtype, layout, frames):
-    """One recording: a detector that begins, and looks at the frames."""
+def record(module, served, model, size, frames):
+    """One recording: a detector that begins, and looks at the frames. served: device, address, model type."""
     exchanges, read = [], []
     context = RecordingContext(exchanges)
     with_contexts(module, lambda: context)
-    model = write_detector(folder / f"{name}.onnx", model_type, dtype, layout)
-    address = f"ipc://{folder}/{name}"
-    with serving("onnxruntime", address, model, model_type):
-        detector = module.ZmqIpcDetector(zmq_config(address, model, model_type, SIZE))
-        for kind, its_layout, pixel in frames:
-            rows = detector.detect_raw(frame_of(pixel, kind, its_layout))
-            read.append({"pixel": pixel, "shape": list(rows.shape)})
+    device, address, model_type = served
+    with serving(device, address, model, model_type):
+        detector = module.ZmqIpcDetector(zmq_config(address, model, model_type, size))
+        for pixel, frame in frames:
+            read.append({"pixel": pixel, "shape": list(detector.detect_raw(frame).shape)})
         context.end()
-    its = {"model": model.name, "model_type": model_type, "dtype": dtype, "layout": layout}
-    return {**its, "exchanges": exchanges, "read": read}
+    return {"device": device, "model": model.name, "model_type": model_type, "exchanges": exchanges, "read": read}
+
+
+def record_each(module, folder):
+    """The recordings by name."""
+    for name, model_type, dtype, layout, frames in RECORDINGS:
+        model = write_detector(folder / f"{name}.onnx", model_type, dtype, layout)
+        its = [(pixel, frame_of(pixel, kind, its_layout)) for kind, its_layout, pixel in frames]
+        served = "onnxruntime", f"ipc://{folder}/{name}", model_type
+        yield name, record(module, served, model, SIZE, its) | {"dtype": dtype, "layout": layout}
+    served = "litert", f"ipc://{folder}/litert", "ssd"
+    frames = [(pixel, frame_of_bytes(pixel)) for pixel in (0.2, 1.0)]
+    yield "ssd-litert", record(module, served, write_ssd(folder / "ssd.tflite"), SIDE, frames)
 
 
 def main():
@@ -90,7 +100,7 @@ def main():
         raise SystemExit("set FRIGATE_SOURCE to a checkout of https://github.com/blakeblackshear/frigate")
     module = plug_in(Path(source) / MODULE, "zmq_ipc")
     with tempfile.TemporaryDirectory() as folder:
-        found = {each[0]: record(module, Path(folder), *each) for each in RECORDINGS}
+        found = dict(record_each(module, Path(folder)))
     (HERE / "recorded.json").write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import zmq
 from frigate_models import Asker, frame_of, rows_for, serving, write_detector
+from frigate_ssd import write_ssd
 
 import driver
 
@@ -47,8 +48,12 @@ def assert_seen(asker, pixel=0.5):
 def test_recorded_exchanges(name, tmp_path):
     """What Frigate's own module sent gets, byte for byte, what was answered when it was recorded."""
     its = EXCHANGES[name]
-    model = write_detector(tmp_path / its["model"], its["model_type"], its["dtype"], its["layout"])
-    with serving("onnxruntime", f"ipc://{tmp_path}/s", model, its["model_type"]), Asker(f"ipc://{tmp_path}/s") as asker:
+    if its["device"] == "litert":
+        model = write_ssd(tmp_path / its["model"])
+    else:
+        model = write_detector(tmp_path / its["model"], its["model_type"], its["dtype"], its["layout"])
+    address = f"ipc://{tmp_path}/s"
+    with serving(its["device"], address, model, its["model_type"]), Asker(address) as asker:
         for exchange in its["exchanges"]:
             sent, answered = ([zlib.decompress(base64.b64decode(p)) for p in exchange[way]] for way in ("sent", "got"))
             assert asker.ask(*sent) == answered
