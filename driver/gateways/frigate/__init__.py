@@ -2,8 +2,7 @@
 
 process.py   `burst serve DEVICE --frigate ADDRESS --model FILE --model-type TYPE`: everything below, until SIGTERM
 door.py   the ZeroMQ socket: which message gets which answer; exchange.py   the messages
-frame_detector.py   one model of one type: which frames it takes, and twenty rows from what it finds
-model_types.py   what the outputs of each type mean; boxes.py   boxes become rows
+frame_detector.py   one model of one type: which frames it takes, and twenty rows from what `detection` finds
 counts.py   what was asked and answered, for /metrics
 """
 

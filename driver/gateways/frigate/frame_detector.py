@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from driver.errors import DeviceFailed
-from driver.gateways.frigate.model_types import TYPES, FrameSize
+from driver.gateways.detection import DetectionDecoder
+from driver.gateways.detection.model_types import END2END, TYPES
 from driver.importers import load
 
 if TYPE_CHECKING:
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+TYPES_OF_FRIGATE = {name: its for name, its in TYPES.items() if name != END2END}
+THRESHOLD = 0.4  #: Frigate asks for no less: it keeps no box below it
+ROWS = 20
 _USUAL = 320  # pixels: Frigate's default, where the model leaves the size open
 _CONFIGURED = {"float32": "float", "uint8": "int"}  # Frigate's input_dtype
 
@@ -29,28 +33,29 @@ class FrameDetector:
 
     def __init__(self, path: str | Path, model_type: str) -> None:
         """Loads the file. Raises what `driver.load` raises, and DeviceFailed."""
-        if model_type not in TYPES:
-            raise DeviceFailed(f"model type {model_type!r}: there are {', '.join(TYPES)}")
-        self.path, self.model_type, self._type = Path(path), model_type, TYPES[model_type]
+        self.path, self.model_type = Path(path), model_type
+        if model_type not in TYPES_OF_FRIGATE:
+            raise DeviceFailed(f"model type {model_type!r}: there are {', '.join(TYPES_OF_FRIGATE)}")
         if not self.path.is_file():
             raise DeviceFailed(f"model {path}: there is no such file")
         self.model = load(self.path)
+        self._decoder = DetectionDecoder(self.model, self.path, model_type, TYPES_OF_FRIGATE, "--model-type ")
         self._place, self._is_nhwc = self._frame_input()
         tensor = self.model.inputs[self._place]
         self._shape, self.dtype = tensor.shape, np.dtype(tensor.dtype)
 
     def _frame_input(self) -> tuple[int, bool]:
         """Which input takes the frame, and whether its colours are the last dimension. Raises DeviceFailed."""
-        shapes = [tensor.shape for tensor in self.model.inputs]
+        shapes, inputs = [tensor.shape for tensor in self.model.inputs], TYPES[self.model_type].inputs
         for place, shape in enumerate(shapes):
-            if len(shapes) == self._type.inputs and shape and len(shape) == 4 and shape[0] in (1, None):
+            if len(shapes) == inputs and shape and len(shape) == 4 and shape[0] in (1, None):
                 if shape[3] == 3:
                     return place, True
                 if shape[1] == 3:
                     return place, False
         raise DeviceFailed(
             f"model {self.path} has inputs {shapes}; a model of type {self.model_type} takes "
-            f"{self._type.inputs}, one of which is a frame (1, height, width, 3) or (1, 3, height, width)"
+            f"{inputs}, one of which is a frame (1, height, width, 3) or (1, 3, height, width)"
         )
 
     # ---- inputs
@@ -89,9 +94,9 @@ class FrameDetector:
             f"{width}, model.height to {height} and model.input_tensor to {layout} in Frigate's configuration"
         )
 
-    def size(self, shape: Sequence[int]) -> FrameSize:
-        """Of a frame of this shape."""
-        return FrameSize(shape[2], shape[1]) if self._is_nhwc else FrameSize(shape[3], shape[2])
+    def size(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Width and height of a frame of this shape."""
+        return (shape[2], shape[1]) if self._is_nhwc else (shape[3], shape[2])
 
     def other_inputs(self, shape: Sequence[int]) -> dict[int, NDArray[Any]]:
         """What the model takes beside a frame of this shape, by its place among the inputs: its size, if anything."""
@@ -108,11 +113,15 @@ class FrameDetector:
     # ---- outputs
 
     def rows(self, outputs: Sequence[NDArray[Any]], shape: Sequence[int]) -> NDArray[np.float32]:
-        """What it found in a frame of this shape: (20, 6). Raises ValueError where the outputs are not of the type."""
-        size = self.size(shape)
-        if not self._type.fits(outputs, size):
-            raise ValueError(f"{self.path.name} answered {_forms(outputs)}, which is no {self.model_type}")
-        return self._type.found(outputs, size).rows()
+        """What it found in a frame of this shape: (20, 6) of class, score, y1, x1, y2, x2, the surest first.
+
+        Raises ValueError where the outputs are not of the type.
+        """
+        boxes = self._decoder(outputs, *self.size(shape), THRESHOLD).best(ROWS, THRESHOLD, by_class=False)
+        count, found = boxes.scores.size, np.zeros((ROWS, 6), np.float32)
+        found[:count, 0], found[:count, 1] = boxes.classes, boxes.scores
+        found[:count, 2:] = boxes.corners[:, [1, 0, 3, 2]]
+        return found
 
     def blank(self) -> tuple[NDArray[Any], ...]:
         """The inputs of an empty frame, to try the model with: `approve` takes what comes of it."""
@@ -120,16 +129,7 @@ class FrameDetector:
 
     def approve(self, outputs: Sequence[NDArray[Any]]) -> None:
         """Looks at the outputs for the empty frame. Raises DeviceFailed for a model that is not of the type."""
-        size = self.size(self.frame_shape)
-        if self._type.fits(outputs, size):
-            return
-        alike = [name for name, its in TYPES.items() if its.inputs == self._type.inputs and its.fits(outputs, size)]
-        remedy = f"say --model-type {' or '.join(alike)}" if alike else "export it as Frigate's documentation describes"
-        raise DeviceFailed(
-            f"model {self.path} is no {self.model_type}: its outputs are {_forms(outputs)}, and those of "
-            f"{self.model_type} are {self._type.form}; {remedy}"
-        )
-
-
-def _forms(outputs: Sequence[NDArray[Any]]) -> str:
-    return ", ".join(f"{output.dtype} {output.shape}" for output in outputs) or "none"
+        try:
+            self._decoder.approve(outputs, *self.size(self.frame_shape))
+        except ValueError as error:
+            raise DeviceFailed(f"model {self.path} is no {self.model_type}: {error}") from None

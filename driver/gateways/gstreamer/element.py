@@ -18,8 +18,8 @@ from gi.repository import GObject, Gst, GstBase, GstVideo  # noqa: E402 (after t
 
 from burst import BurstError  # noqa: E402
 from driver.errors import DriverError  # noqa: E402
-from driver.gateways.gstreamer.detections import Detection, label_of  # noqa: E402
-from driver.gateways.gstreamer.frame_model import FrameModel, FrameOptions  # noqa: E402
+from driver.gateways.detection.class_names import label_of  # noqa: E402
+from driver.gateways.gstreamer.frame_model import TYPES_OF_ONE, FrameModel, FrameOptions  # noqa: E402
 from driver.gateways.gstreamer.frame_pool import descriptor_of, offer  # noqa: E402
 from fmq import FmqError  # noqa: E402
 
@@ -62,7 +62,7 @@ class BurstInfer(GstBase.BaseTransform):
     model = _text("Path of an .onnx or .tflite file")
     device = _text("Device that runs the model; empty: the runtime that the file was made for")
     labels = _text("Path of a file with the names of classes; empty: those in the model file")
-    model_type = _text("auto, ssd, yolo or yolo-end2end: what the outputs mean", "auto")
+    model_type = _text(f"What the outputs mean: auto, {', '.join(TYPES_OF_ONE)}", "auto")
     application = _text("Name under which the device counts this element's requests; empty: the element's name")
     threshold = _number("Least score of a detection", 0.5, 0.0, 1.0)
     scale = _number("A float input is (byte - mean) * scale", 1 / 255, -1e6, 1e6)
@@ -184,8 +184,8 @@ class BurstInfer(GstBase.BaseTransform):
             return self._without_answer(error)
         self._done += 1
         self._failed_last = 0
-        for number, detection in enumerate(found):
-            _attach(buffer, number, detection, frames)
+        for number, (edges, score, label_id) in enumerate(zip(*(each.tolist() for each in found[:3]), strict=True)):
+            _attach(buffer, number, frames, label_id, score, edges)
         return Gst.FlowReturn.OK
 
     def _without_answer(self, error: Exception) -> Gst.FlowReturn:
@@ -209,22 +209,24 @@ class BurstInfer(GstBase.BaseTransform):
         self.message_full(kind, type(code).quark(), int(code), text, debug, __file__, "", 0)
 
 
-def _attach(buffer: Gst.Buffer, number: int, detection: Detection, frames: FrameModel) -> None:
+def _attach(
+    buffer: Gst.Buffer, number: int, frames: FrameModel, label_id: int, score: float, edges: list[float]
+) -> None:
     """A region of interest, in pixels, with the detection's figures as DL Streamer's elements name them.
 
     Its id is `number`: by it, `buffer_get_video_region_of_interest_meta_id` finds each, in Python too.
     """
-    left, right = (round(side * frames.width) for side in (detection.left, detection.right))
-    top, bottom = (round(side * frames.height) for side in (detection.top, detection.bottom))
-    label = label_of(frames.labels, detection.label_id)
+    left, right = (round(side * frames.width) for side in edges[::2])
+    top, bottom = (round(side * frames.height) for side in edges[1::2])
+    label = label_of(frames.labels, label_id)
     region = GstVideo.buffer_add_video_region_of_interest_meta(
         buffer, label, left, top, max(0, right - left), max(0, bottom - top)
     )
     region.id = number
     figures = Gst.Structure.new_empty("detection")
     figures.set_value("label", label)
-    figures.set_value("label_id", detection.label_id)
-    figures.set_value("confidence", detection.score)
-    for name, value in zip(("x_min", "y_min", "x_max", "y_max"), detection[2:], strict=True):
+    figures.set_value("label_id", label_id)
+    figures.set_value("confidence", score)
+    for name, value in zip(("x_min", "y_min", "x_max", "y_max"), edges, strict=True):
         figures.set_value(name, value)
     region.add_param(figures)

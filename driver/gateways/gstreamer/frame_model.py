@@ -12,10 +12,12 @@ import numpy as np
 from burst import ErrorStatus, Memory, Request, RequestArgument
 from burst.memory import Usage
 from driver.devices.files import RUNTIMES
-from driver.gateways.gstreamer.detections import DetectionDecoder, labels_of
+from driver.gateways.detection import DetectionDecoder
+from driver.gateways.detection.class_names import labels_of
+from driver.gateways.detection.model_types import TYPES
 from driver.gateways.gstreamer.frame_layout import layout_of
 from driver.importers import load
-from driver.nn.file_form import file_of
+from driver.importers.files import kind_of
 from driver.runtime.compilation import compile as compile_model
 
 if TYPE_CHECKING:
@@ -25,8 +27,12 @@ if TYPE_CHECKING:
 
     from burst import Result
     from driver.client.surface import AnyBurst
-    from driver.gateways.gstreamer.detections import Detection
+    from driver.gateways.detection import FoundBoxes
 
+TYPES_OF_ONE = {name: its for name, its in TYPES.items() if its.inputs == 1}
+"""The types of models that take a picture and nothing else."""
+
+_MOST_BOXES = 100
 _MOST_MEMORIES = 64
 """Of frames, that the device keeps mapped: more than a pool of GStreamer's usually has."""
 
@@ -53,16 +59,12 @@ class FrameModel:
         if not options.model:
             raise ValueError("model is not set; give the path of an .onnx or .tflite file")
         model = load(options.model)
-        file = file_of(model)
         self.layout = layout_of(model)
-        kind = file.kind if file else Path(options.model).suffix.lstrip(".").lower()
-        self._decode = DetectionDecoder(
-            options.model_type, model.outputs, options.threshold, in_pixels=kind == "onnx"
-        )  # ultralytics' .tflite files give fractions
+        self._decoder = DetectionDecoder(model, options.model, options.model_type, TYPES_OF_ONE, "model-type=")
         named = next((info.labels for info in model.outputs if info.labels), ())
         self.labels = labels_of(Path(options.labels).read_text(encoding="utf-8")) if options.labels else list(named)
         self._options, self._model = options, model
-        device = options.device or RUNTIMES.get(kind, "reference")
+        device = options.device or RUNTIMES.get(kind_of(options.model), "reference")
         self.compiled = compile_model(model, device=device, progress=False, application=options.application)
         self.burst: AnyBurst | None = None
         self.width = self.height = 0
@@ -85,7 +87,7 @@ class FrameModel:
         self.burst = self._life.enter_context(self.compiled.burst(recover=True, input_shapes=shapes))
         first = self.burst.run(timeout=max(self._options.timeout, 60.0))
         first.raise_for_status()
-        self._decode(first.outputs, width, height)
+        self._decoder.approve(first.outputs, width, height)
         self._make_room([np.asarray(output).nbytes for output in first.outputs])
 
     def _make_room(self, sizes: list[int]) -> None:
@@ -99,7 +101,7 @@ class FrameModel:
             RequestArgument(pool=1, offset=begin, length=size) for begin, size in zip(begins, sizes, strict=False)
         )
 
-    def detect_in_place(self, fd: int, offset: int, nbytes: int) -> list[Detection]:
+    def detect_in_place(self, fd: int, offset: int, nbytes: int) -> FoundBoxes:
         """Of a frame in shared memory or a DMA-BUF. `nbytes`: from the descriptor's beginning to the frame's end.
 
         Raises what an execution raises, and OSError or ValueError for memory that cannot be mapped.
@@ -116,7 +118,7 @@ class FrameModel:
         except BaseException:  # a device that is late may still write there, into the next frame's answer
             self._make_room(self._sizes)
             raise
-        return self._decode(result.outputs, self.width, self.height)
+        return self._found(result)
 
     def _executed(self, request: Request) -> Result:
         assert self.burst is not None
@@ -139,14 +141,18 @@ class FrameModel:
         self._requests[which, offset] = request
         return request
 
-    def detect_in_copy(self, data: Any) -> list[Detection]:
+    def detect_in_copy(self, data: Any) -> FoundBoxes:
         """Of a frame that lies elsewhere: its bytes are copied. Raises what an execution raises, and ValueError."""
         assert self.burst is not None
         frame = self.layout.view(data, self.width, self.height, self._strides, self._offsets)
         self._fill(self.burst.inputs[0], frame)  # type: ignore[arg-type]  # it is not omitted
         result = self.burst.run(timeout=self._options.timeout)
         result.raise_for_status()
-        return self._decode(result.outputs, self.width, self.height)
+        return self._found(result)
+
+    def _found(self, result: Result) -> FoundBoxes:
+        threshold = self._options.threshold
+        return self._decoder(result.outputs, self.width, self.height, threshold).best(_MOST_BOXES, threshold)
 
     def _fill(self, target: NDArray[Any], frame: NDArray[np.uint8]) -> None:
         if target.dtype == np.uint8:

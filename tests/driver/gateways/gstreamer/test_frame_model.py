@@ -32,9 +32,8 @@ def snow(*shape, seed=0):
 
 
 def score(found):
-    ((_label, value, *edges),) = found
-    assert edges == [0.125, 0.25, 0.5, 0.75]
-    return value
+    assert found.corners.tolist() == [[0.125, 0.25, 0.5, 0.75]]
+    return found.scores.item()
 
 
 def test_in_place(frames):

@@ -235,7 +235,7 @@ def test_another_size_before_videoscale(gst, place, models):
 @pytest.mark.parametrize(("properties", "why"), [
     ("model=/nowhere/net.onnx", "No such file"),
     ("", "model is not set"),
-    ("model={models}/bytes.onnx model-type=yolo", "the model's outputs are not of that type"),
+    ("model={models}/bytes.onnx model-type=yolox", "say model-type=ssd"),
     ("model={models}/bytes.onnx device=none-such", "none-such"),
     ("model={models}/bytes.onnx labels=/nowhere/labels.txt", "/nowhere/labels.txt"),
 ])  # fmt: skip
