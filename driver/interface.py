@@ -219,6 +219,14 @@ class DriverBuffer(ABC):
     nbytes: int
     """Bytes of memory that it occupies. They are charged to the client."""
 
+    gpu_nbytes: int = 0
+    """Bytes of a GPU's memory that it occupies besides. They are charged to the client, too, as `gpu_bytes`."""
+
+    is_linear: bool = False
+    """True: the value lies in the HAL's layout in memory that the CPU cannot use. Where `map_memory` has made such a
+    buffer, an argument may lie at any offset in it.
+    """
+
     def array(self) -> NDArray[np.uint8] | None:
         """The bytes of the value in the HAL's layout (row-major, without gaps), where the CPU can use them as they lie.
 
@@ -234,6 +242,14 @@ class DriverBuffer(ABC):
     def copy_to(self, target: NDArray[np.uint8]) -> None:
         """Writes the value to all of `target`, in the HAL's layout. May raise anything."""
 
+    def copy_across(self, source: DriverBuffer) -> bool:
+        """Makes the value of another buffer of this driver its own; both have one type and the same dimensions.
+
+        False, as by default: the engine copies by `copy_to` and `copy_from`, through its own memory. May raise
+        anything; then this buffer has no value.
+        """
+        return False
+
     def close(self) -> None:  # noqa: B027 (memory that Python frees needs nothing)
         """Frees the memory. Called exactly once, from any thread, when the client has released the buffer or is gone
         and what was bound to it is dropped.
@@ -245,6 +261,8 @@ class BufferArgument(NamedTuple):
 
     buffer: DriverBuffer
     dimensions: tuple[int, ...]  #: of an input all are known; of an output what model and client say, 0: not known
+    offset: int = 0  #: above 0 only in a linear buffer
+    nbytes: int | None = None  #: how many bytes from there on are the argument's; None: the buffer's
 
 
 class BufferUse(NamedTuple):

@@ -81,6 +81,8 @@ class PoolAccess:
     def hold(self, where: str, argument: RequestArgument, operand: Operand, pool: DriverPool | ManagedBuffer) -> Any:
         """What `bind` gets for a driver's buffer, in the place of an array. Raises InvalidArgument."""
         assert pool.held
+        if isinstance(pool, DriverPool) and pool.held.buffer.is_linear:
+            return self._part(where, argument, operand, pool)
         if argument.offset or argument.length not in {0, pool.nbytes}:
             raise InvalidArgument(
                 f"{where}: {argument.length} bytes at offset {argument.offset} of a buffer of the driver; it is used "
@@ -88,6 +90,20 @@ class PoolAccess:
             )
         self.held.append(pool.held)
         return BufferArgument(pool.held.buffer, _dimensions(where, argument, operand))
+
+    def _part(self, where: str, argument: RequestArgument, operand: Operand, pool: DriverPool) -> BufferArgument:
+        """An argument at an offset of linear memory that the CPU cannot use. Raises InvalidArgument."""
+        assert pool.held
+        dimensions, size = _dimensions(where, argument, operand), operand.type.element_size
+        nbytes = argument.length or pool.nbytes - argument.offset
+        if not 0 <= argument.offset < pool.nbytes or nbytes > pool.nbytes - argument.offset:
+            raise InvalidArgument(f"{where}: {nbytes} bytes at {argument.offset} exceed the pool's {pool.nbytes}")
+        if argument.offset % size:
+            raise InvalidArgument(f"{where}: offset {argument.offset} is not a multiple of the element's {size} bytes")
+        if 0 not in dimensions and (needed := math.prod(dimensions) * size) > nbytes and where.startswith("input"):
+            raise InvalidArgument(f"{where}: {nbytes} bytes are too few for {list(dimensions)}, which take {needed}")
+        self.held.append(pool.held)
+        return BufferArgument(pool.held.buffer, dimensions, argument.offset, nbytes)
 
     def input(self, where: str, argument: RequestArgument, operand: Operand, image: HardwareBuffer) -> Array:
         """The image as an input array. Raises InvalidArgument."""

@@ -338,7 +338,8 @@ class ManagedBuffer:
             found = self._fixed_by(source.known)
             nbytes = self.size(found)
             self.grow(nbytes)
-            self._write(source._read(nbytes))
+            if not (self.held and source.held and self.held.copy_across(source.held)):
+                self._write(source._read(nbytes))
         except Exception:
             self.is_fresh = True
             raise

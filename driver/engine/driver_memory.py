@@ -91,15 +91,18 @@ class HeldBuffer:
     def charge(self, quota: Quota) -> None:
         """Charges what the driver says that it occupies. Raises StatusError."""
         try:
-            nbytes = self.buffer.nbytes
+            said = {"nbytes": self.buffer.nbytes, "gpu_nbytes": self.buffer.gpu_nbytes}
         except Exception as error:
             raise self._calls.failed("nbytes", error) from error
-        if type(nbytes) is not int or not 0 <= nbytes < 2**63:
-            raise self._calls.lied(f"says nbytes={nbytes!r:.40} of a buffer: it is a whole number from 0 on")
+        for name, value in said.items():
+            if type(value) is not int or not 0 <= value < 2**63:
+                raise self._calls.lied(f"says {name}={value!r:.40} of a buffer: it is a whole number from 0 on")
+        figures = {"gpu_bytes": said["gpu_nbytes"]} if said["gpu_nbytes"] else {}
         try:
-            self._give_back = quota.charge(nbytes).give_back
+            self._give_back = quota.charge(said["nbytes"], **figures).give_back
         except StatusError as error:
-            raise type(error)(f"of a buffer the driver {self._calls.driver} says nbytes={nbytes}: {error}") from error
+            words = ", ".join(f"{name}={value}" for name, value in said.items() if value)
+            raise type(error)(f"of a buffer the driver {self._calls.driver} says {words}: {error}") from error
 
     def copy_from(self, source: NDArray[np.uint8]) -> None:
         """Makes `source` its value. Raises StatusError."""
@@ -108,6 +111,12 @@ class HeldBuffer:
     def copy_to(self, target: NDArray[np.uint8]) -> None:
         """Writes its value to all of `target`. Raises StatusError."""
         self._copy("copy_to", lambda: self.buffer.copy_to(target))
+
+    def copy_across(self, source: HeldBuffer) -> bool:
+        """Makes the value of another one its own, where the driver can do so by itself. Raises StatusError."""
+        found: list[bool] = []
+        self._copy("copy_across", lambda: found.append(self.buffer.copy_across(source.buffer)))
+        return bool(found and found[0])
 
     def in_place(self, nbytes: int) -> NDArray[np.uint8] | None:
         """The value where it lies; None for a native layout. Raises StatusError."""

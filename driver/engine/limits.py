@@ -68,6 +68,7 @@ class Limits:
     account_bytes: int = 2**62
     account_pools: int = 8192
     account_pool_bytes: int = 2**62
+    account_gpu_bytes: int = 2**62
     account_descriptors: int = 8192
     account_mappings: int = 24_000
     account_threads: int = 2048
@@ -79,6 +80,7 @@ class Limits:
     account_fences: int = 4096
     device_pools: int = 16_384
     device_pool_bytes: int = 2**62
+    device_gpu_bytes: int = 2**62
     device_descriptors: int = 16_384
     device_mappings: int = 48_000
     device_threads: int = 4096
