@@ -19,8 +19,9 @@ test: $(VENV)/test
 
 # What takes seconds each, or needs more: the core in C raced, killed and model-checked; kills at random moments; attacks, fairness and
 # leaks over many rounds; drivers in C, among them examples/device-c on XNNPACK, built, held to the conformance tests and killed; every
-# broken device; every program in the documentation; the wheel; Ray on four nodes; kserve's clients. A tool that is missing is a failure.
-integration: $(VENV)/integration $(VENV)/kserve/installed
+# broken device; every program in the documentation; the wheel; Ray on four nodes; kserve's clients; a GPU's provider on SwiftShader. A
+# tool that is missing is a failure.
+integration: $(VENV)/integration $(VENV)/kserve/installed $(VENV)/swiftshader/installed
 	BURST_INTEGRATION=1 $(RUN_TESTS) -o faulthandler_timeout=300 -m "integration and not stress"
 
 check: $(VENV)/check
@@ -100,6 +101,14 @@ $(VENV)/%: pyproject.toml $(CORE) | $(BIN)/python
 $(VENV)/kserve/installed: | $(BIN)/python
 	$(BIN)/python -m venv $(VENV)/kserve
 	$(VENV)/kserve/bin/python -m pip install --quiet 'kserve>=0.19'
+	@touch $@
+
+# A GPU in software, for the provider webgpu: three files of Debian's package of a browser's, which is not installed (32 MB).
+$(VENV)/swiftshader/installed: | $(BIN)/python
+	rm -rf $(VENV)/swiftshader && mkdir -p $(VENV)/swiftshader
+	cd $(VENV)/swiftshader && { apt-get -qq download chromium-common || { apt-get -qq update && apt-get -qq download chromium-common; }; }
+	cd $(VENV)/swiftshader && dpkg-deb --fsys-tarfile chromium-common_*.deb | tar -x ./usr/lib/chromium/libvk_swiftshader.so \
+		./usr/lib/chromium/vk_swiftshader_icd.json && rm chromium-common_*.deb
 	@touch $@
 
 $(BIN)/python:

@@ -462,6 +462,11 @@ class Device(ABC):
         """
         return None if cls.library is None or _is_there(cls.library) else f"the module {cls.library} is not installed"
 
+    @classmethod
+    def remedy(cls) -> str | None:
+        """What a user does about what `missing` says; None: install the extra of the device's name."""
+        return None
+
     @abstractmethod
     def supported_operations(self, model: Model) -> list[bool]:
         """For each operation of the main subgraph of a valid model: True is a promise."""

@@ -50,10 +50,11 @@ class Missing(NamedTuple):
 def missing(name: str) -> Missing | None:
     """What an installed device lacks: its extra was left out. None: nothing, or its class cannot be loaded."""
     try:
-        what = device_class(name).missing()
+        kind = device_class(name)
     except DeviceNotFound:
         return None
-    return Missing(what, _remedy(name)) if what else None
+    what = kind.missing()
+    return Missing(what, kind.remedy() or _remedy(name)) if what else None
 
 
 def usable_class(name: str) -> type[Device]:

@@ -136,6 +136,9 @@ def typed(kind: str, dtype: str, target: Target) -> None:
     _require(kind, target)
     for name, shape in _SHAPES.items():
         network, x = _negation(dtype, shape), _numbers(dtype, shape)
+        (reason,) = target.device.explain(network.model(kind))
+        if reason is not None:
+            skip(f"{dtype}: {reason}")
         if kind == "tflite" and name == "empty":
             continue  # TFLite has no such tensors
         with target.prepared(network.model(kind)) as model, model.burst() as burst:

@@ -1,5 +1,6 @@
-"""The onnxruntime device: models become ONNX graphs that ONNX Runtime runs, on the CPU or by CUDA."""
+"""The devices of ONNX Runtime: models become ONNX graphs, which run on the CPU or by an execution provider on a GPU."""
 
 from .device import OnnxRuntimeDevice
+from .provider_device import OrtCudaDevice, OrtTensorRtRtxDevice, OrtWebGpuDevice
 
-__all__ = ["OnnxRuntimeDevice"]
+__all__ = ["OnnxRuntimeDevice", "OrtCudaDevice", "OrtTensorRtRtxDevice", "OrtWebGpuDevice"]

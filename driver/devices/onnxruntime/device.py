@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,14 +15,7 @@ from driver.deadlines import check
 from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.lowering.model import LoweredModel, LoweringDevice
 from driver.devices.onnxruntime.file_model import OnnxFileModel, optimised
-from driver.devices.onnxruntime.library import (
-    PROVIDERS,
-    Session,
-    library,
-    missing,
-    require_provider,
-    version,
-)
+from driver.devices.onnxruntime.library import Session, library, missing, version
 from driver.devices.onnxruntime.onnx_file import taken_apart
 from driver.devices.onnxruntime.program import OrtPort, OrtProgram, lowered, obstacles, restored_program
 from driver.devices.onnxruntime.writer import OrtWriter, model
@@ -36,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.devices.lowering.placing import Tensors
+    from driver.devices.onnxruntime.providers import ExecutionProvider
     from driver.interface import BindOptions, Preparation, Saved
     from driver.nn import Model
     from driver.nn.file_form import ModelFile
@@ -52,7 +47,6 @@ class OrtOptions(NamedTuple):
     """The options of the configuration file."""
 
     threads: int | None = None
-    provider: str = "cpu"
     staged: bool = False
 
 
@@ -64,61 +58,32 @@ def configuration() -> Path:
 def options() -> OrtOptions:
     """Reads the configuration file. Raises ValueError."""
     found = configured(configuration())
-    threads, provider, staged = found.get("threads"), found.get("provider", "cpu"), found.get("staged", False)
+    threads, staged = found.get("threads"), found.get("staged", False)
     if threads is not None and (type(threads) is not int or threads < 1):
         raise ValueError(f"{configuration()}: threads = {threads!r} must be a positive integer")
-    if provider not in PROVIDERS:
-        raise ValueError(f"{configuration()}: provider = {provider!r} must be one of {', '.join(PROVIDERS)}")
+    if "provider" in found:
+        raise ValueError(
+            f"{configuration()}: provider = {found['provider']!r} is no option: CUDA is a device of its own, "
+            "onnxruntime-cuda; remove the line"
+        )
     if type(staged) is not bool:
         raise ValueError(f"{configuration()}: staged = {staged!r} must be true or false")
-    return OrtOptions(threads, provider, staged)
+    return OrtOptions(threads, staged)
 
 
 _HARDWARE = "/sys/devices/system/cpu", "/sys/bus/pci/devices", "/sys/class/drm", "/sys/class/accel", "/proc/cpuinfo"
-_ON_CPU = Needs(read_paths=("~/.config/burst/onnxruntime.toml", *_HARDWARE))
-_CUDA = "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia0", "~/.nv"
-_WITH_CUDA = Needs((*_ON_CPU.read_paths, "/sys/module", "/dev/nvidia-caps"), _CUDA, ("ioctl",))
 
 
-def _needs() -> Needs:
-    try:
-        return _WITH_CUDA if options().provider == "cuda" else _ON_CPU
-    except ValueError:  # each instance raises it
-        return _ON_CPU
+class OrtDevice(LoweringDevice[OrtProgram]):
+    """Runs models with ONNX Runtime, by a provider of its own or on the CPU."""
 
-
-class OnnxRuntimeDevice(LoweringDevice[OrtProgram]):
-    """Runs models with ONNX Runtime, on the CPU or with CUDA."""
-
-    name = "onnxruntime"
-    version = f"1 (ONNX Runtime {version()})"
-    type = "CPU"
-    needs = _needs()
     cache_files = CacheFiles(1, 1)  #: graphs, and weights that are not laid out as in the model
     extensions = (FILE,)
     file_kind = "onnx"
+    provider: ExecutionProvider | None = None  #: None: the CPU
 
-    def __init__(self, threads: int | None = None, provider: str | None = None, staged: bool | None = None) -> None:
-        """`threads`: of each execution; None: as configured, else one for small models and several for large ones.
-
-        `provider`: "cpu" or "cuda"; None: as configured, else the CPU. `staged`: a model is first
-        prepared quickly, and made faster while it serves; None: as configured, else False.
-
-        Raises LibraryMissing, LibraryFailed; ValueError for invalid options.
-        """
-        found = options()
-        self._threads = found.threads if threads is None else threads
-        self._provider = found.provider if provider is None else provider
-        self._staged = found.staged if staged is None else staged
-        library()
-        require_provider(self._provider)
-        if self._provider == "cuda":
-            self.type, self.needs = "GPU", _WITH_CUDA
-        self_test(self._provider)
-
-    @classmethod
-    def missing(cls) -> str | None:
-        return missing()
+    @abstractmethod
+    def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int: ...
 
     def obstacles(self, model: Model) -> list[str | None]:
         """None for what ONNX Runtime computes as the HAL says, with these types, layouts and constant parameters."""
@@ -134,18 +99,52 @@ class OnnxRuntimeDevice(LoweringDevice[OrtProgram]):
         root: NDArray[np.uint8] | None = None,
     ) -> OnnxFileModel:
         if saved is not None and root is not None:
-            return OnnxFileModel(model, optimised(saved, root), threads, self._provider, is_optimised=True)
+            return OnnxFileModel(model, optimised(saved, root), threads, self.provider, is_optimised=True)
         found = taken_apart(file.data, file.external, pace)
-        return OnnxFileModel(model, found, threads, self._provider, file.external)
+        return OnnxFileModel(model, found, threads, self.provider, file.external)
+
+    def lowered(
+        self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], program: OrtProgram | None = None
+    ) -> OnnxRuntimeModel:
+        return OnnxRuntimeModel(model, pace, threads, self.provider, program)
+
+    def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> OrtProgram:
+        return OrtProgram(*restored_program(saved, root), threads, self.provider)
+
+
+class OnnxRuntimeDevice(OrtDevice):
+    """Runs models with ONNX Runtime on the CPU."""
+
+    name = "onnxruntime"
+    version = f"1 (ONNX Runtime {version()})"
+    type = "CPU"
+    needs = Needs(read_paths=("~/.config/burst/onnxruntime.toml", *_HARDWARE))
+
+    def __init__(self, threads: int | None = None, staged: bool | None = None) -> None:
+        """`threads`: of each execution; None: as configured, else one for small models and several for large ones.
+
+        `staged`: a model is first prepared quickly, and made faster while it serves; None: as configured, else False.
+
+        Raises LibraryMissing, LibraryFailed; ValueError for invalid options.
+        """
+        found = options()
+        self._threads = found.threads if threads is None else threads
+        self._staged = found.staged if staged is None else staged
+        library()
+        self_test()
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return missing()
 
     def lowered(
         self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], program: OrtProgram | None = None
     ) -> OnnxRuntimeModel:
         kind = StagedModel if self._staged else OnnxRuntimeModel
-        return kind(model, pace, threads, self._provider, program)
+        return kind(model, pace, threads, None, program)
 
     def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> OrtProgram:
-        return OrtProgram(*restored_program(saved, root), threads, self._provider, is_quick=self._staged)
+        return OrtProgram(*restored_program(saved, root), threads, None, is_quick=self._staged)
 
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
         """How many threads an execution of `work` products gets. Clients need processors, too.
@@ -173,7 +172,7 @@ class OnnxRuntimeModel(LoweredModel[OrtProgram]):
         model: Model,
         pace: Callable[[], object],
         threads: Callable[[int], int],
-        provider: str = "cpu",
+        provider: ExecutionProvider | None = None,
         program: OrtProgram | None = None,
     ) -> None:
         """Raises LibraryFailed."""
@@ -275,14 +274,14 @@ def _moved(memory: NDArray[np.uint8], port: OrtPort) -> tuple[NDArray[np.uint8],
 
 
 @cache
-def self_test(provider: str = "cpu") -> None:
+def self_test() -> None:
     """Adds up products of the largest bytes: the sums are too small where 16-bit intermediates saturate. This detects,
     once, an unexpected library, or a processor on which it computes wrong results.
 
     Raises LibraryMissing, LibraryFailed.
     """
     for dtype in (np.uint8, np.int8):
-        fault, found = _extreme_products(np.iinfo(dtype), provider)
+        fault, found = _extreme_products(np.iinfo(dtype))
         if fault or not (found == _STEPS).all():
             raise LibraryFailed(f"self test: sums of {dtype.__name__} gave {fault or found} instead of {_STEPS}")
 
@@ -290,7 +289,7 @@ def self_test(provider: str = "cpu") -> None:
 _STEPS = 100
 
 
-def _extreme_products(info: np.iinfo[Any], provider: str) -> tuple[str | None, NDArray[Any]]:
+def _extreme_products(info: np.iinfo[Any]) -> tuple[str | None, NDArray[Any]]:
     channels, writer, dtype = 64, OrtWriter(), info.dtype
     shape, type_ = (1, channels, 4, 4), info.dtype.name.upper()
     source, one, zero = (
@@ -302,7 +301,7 @@ def _extreme_products(info: np.iinfo[Any], provider: str) -> tuple[str | None, N
     step = writer.constant(np.array(channels * int(info.max) ** 2 / _STEPS, np.float32))
     (result,) = writer.node("QLinearConv", [source, one, zero, weights, one, zero, step, zero])
     written = writer.graph([(source, type_, shape)], [(result, type_)])
-    session = Session(model(written), writer.weights, 1, provider)
+    session = Session(model(written), writer.weights, 1)
     data, found = (np.full(channels * 16, value, dtype) for value in (info.max, 0))
     places = [(name, type_, shape, array.view(np.uint8)) for name, array in ((source, data), (result, found))]
     return session.binding(places[:1], places[1:]).run(), found

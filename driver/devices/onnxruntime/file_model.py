@@ -22,6 +22,7 @@ from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.onnxruntime.library import Session, library, session_options
 from driver.devices.onnxruntime.onnx_file import OnnxFile, taken_apart
 from driver.devices.onnxruntime.program import restored, saved
+from driver.devices.onnxruntime.providers import INDEX_OPERATORS
 from driver.devices.onnxruntime.writer import TYPES
 from driver.devices.stoppable import StoppableRuns
 from driver.errors import ExecutionFailed, OutputInsufficientSize
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.devices.onnxruntime.library import Place
+    from driver.devices.onnxruntime.providers import ExecutionProvider
     from driver.interface import BindOptions, Saved
     from driver.nn import Model, Operand
 
@@ -83,7 +85,7 @@ class OnnxFileModel(PreparedModel):
         model: Model,
         file: OnnxFile,
         threads: Callable[[int], int],
-        provider: str = "cpu",
+        provider: ExecutionProvider | None = None,
         external: Mapping[str, NDArray[np.uint8]] = MappingProxyType({}),
         *,
         is_optimised: bool = False,
@@ -97,6 +99,8 @@ class OnnxFileModel(PreparedModel):
         if is_optimised:
             options.graph_optimization_level = library().GraphOptimizationLevel.ORT_DISABLE_ALL
         self.session = Session(file.graph, file.weights, provider=provider, options=options)
+        if provider is not None:
+            provider.check(self.session.on_cpu, INDEX_OPERATORS)
         graph = model.main
         self.inputs = _ports("input", self.session.inputs, [graph.operands[i] for i in graph.inputs])
         self.outputs = _ports("output", self.session.outputs, [graph.operands[i] for i in graph.outputs])
@@ -109,6 +113,12 @@ class OnnxFileModel(PreparedModel):
         self._learned: dict[tuple[Shape, ...], tuple[Shape, ...]] = {}
         self._varying: set[int] = set()
         self._slowest = _LONG  # seconds; of the first run nothing is known
+
+    @property
+    def has_half(self) -> bool:
+        """Whether an input, an output or a large weight is of float16."""
+        kinds = [port.type for port in (*self.inputs, *self.outputs)]
+        return "FLOAT16" in kinds or any(array.dtype == np.float16 for _, array in self._file.weights)
 
     def bind(
         self,
@@ -163,7 +173,7 @@ class OnnxFileModel(PreparedModel):
 
     def saved(self, root: NDArray[np.uint8]) -> Saved | None:
         """The optimised graph, and its weights."""
-        if self._provider != "cpu":
+        if self._provider is not None:
             return None
         options, fd = self._options(), os.memfd_create("graph")
         options.optimized_model_filepath = f"/proc/self/fd/{fd}"

@@ -18,13 +18,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from driver.devices.onnxruntime.providers import ExecutionProvider
+
 OLDEST = (1, 20)
 
 _REMEDY = "pip install 'burst-engine[onnxruntime]'"
 _FATAL = 4  # of the log's severities: errors are raised, and a client could have megabytes of them logged
-_PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
-PROVIDERS = tuple(_PROVIDERS)
-"""What runs the kernels, by its name in the options. What has no CUDA kernel runs on the CPU."""
 
 
 def version() -> str:
@@ -55,16 +54,6 @@ def library() -> Any:
         return import_module("onnxruntime")
     except ImportError as error:
         raise LibraryMissing(f"onnxruntime {version()} cannot be loaded: {error}; {_REMEDY}") from error
-
-
-def require_provider(provider: str) -> None:
-    """Raises LibraryMissing unless ONNX Runtime was built with it."""
-    wanted, available = _PROVIDERS[provider][0], library().get_available_providers()
-    if wanted not in available:
-        raise LibraryMissing(
-            f"provider {provider!r}: onnxruntime {version()} has {', '.join(available)}, not {wanted}; "
-            "pip install onnxruntime-gpu instead, or remove the option"
-        )
 
 
 def session_options(threads: int) -> Any:
@@ -98,12 +87,12 @@ class Session:
         model: bytes,
         weights: Sequence[tuple[str, NDArray[Any]]] = (),
         threads: int = 1,
-        provider: str = "cpu",
+        provider: ExecutionProvider | None = None,
         *,
         options: Any = None,
     ) -> None:
-        """`weights`: constants that are no part of the model's bytes, by their names. `options`: as `session_options`
-        makes them; None: `exact_options`. Raises LibraryFailed.
+        """`weights`: constants that are no part of the model's bytes, by their names. `provider`: None is the CPU.
+        `options`: as `session_options` makes them; None: `exact_options`. Raises LibraryFailed.
         """
         ort = library()
         if options is None:
@@ -112,12 +101,19 @@ class Session:
         self._kept = weights, values  # which the session goes on reading
         if weights:
             options.add_external_initializers([name for name, _ in weights], values)  # which optimisers read
-            for (name, _), value in zip(weights, values, strict=True) if provider == "cpu" else ():
+            for (name, _), value in zip(weights, values, strict=True) if provider is None else ():
                 options.add_initializer(name, value)  # which kernels read in place: the session keeps no copy
+        if provider is not None:
+            provider.add_to(options)
+        own = ["CPUExecutionProvider"] if provider is None else None
         try:
-            self._session = ort.InferenceSession(model, options, providers=_PROVIDERS[provider])
+            self._session = ort.InferenceSession(model, options, providers=own)
         except Exception as error:  # its errors share no other class
             raise LibraryFailed(f"ONNX Runtime rejected the model: {error}") from error
+
+        self._is_copied = provider is not None
+        #: the operators that the provider has left to the CPU, one for each node
+        self.on_cpu = [] if provider is None else provider.nodes_elsewhere(self._session)
 
     @property
     def inputs(self) -> list[Any]:
@@ -131,7 +127,7 @@ class Session:
 
     def binding(self, inputs: Sequence[Place], outputs: Sequence[Place | str]) -> Binding:
         """Binds inputs and outputs to memory. An output that is only a name gets memory of ONNX Runtime's own."""
-        return Binding(self._session, inputs, outputs)
+        return Binding(self._session, inputs, outputs, is_copied=self._is_copied)
 
 
 Place = tuple[str, str, tuple[int, ...], "NDArray[np.uint8]"]
@@ -141,26 +137,34 @@ Place = tuple[str, str, tuple[int, ...], "NDArray[np.uint8]"]
 class Binding:
     """A session and the memory that it reads and writes. One thread runs it at a time."""
 
-    def __init__(self, session: Any, inputs: Sequence[Place], outputs: Sequence[Place | str]) -> None:
+    def __init__(
+        self, session: Any, inputs: Sequence[Place], outputs: Sequence[Place | str], *, is_copied: bool = False
+    ) -> None:
+        """`is_copied`: ONNX Runtime copies inputs to memory of the provider's when they are bound."""
         binding = session.io_binding()
         self._kept = session, binding, inputs, outputs
-        self._unbound: list[Callable[[], object]] = []
+        self._before: list[Callable[[], object]] = []
         for places, bind in ((inputs, binding.bind_input), (outputs, binding.bind_output)):
             for place in places:
                 if isinstance(place, str):
-                    self._unbound.append(partial(bind, place, "cpu"))
-                    self._unbound[-1]()  # outputs keep the order in which they were bound first
+                    # A run would put its results into those of the last one.
+                    self._before.append(partial(bind, place, "cpu"))
+                    self._before[-1]()  # outputs keep the order in which they were bound first
                 else:
                     name, type_, shape, memory = place
-                    bind(name, "cpu", 0, TYPES[type_], shape, memory.ctypes.data)
+                    bound = partial(bind, name, "cpu", 0, TYPES[type_], shape, memory.ctypes.data)
+                    if is_copied and places is inputs:
+                        self._before.append(bound)
+                    else:
+                        bound()
         # What the two classes wrap: their `run_with_iobinding` takes 40 us to look into the options.
         self._session, self._binding = session._sess, binding._iobinding
 
     def run(self, options: Any = None) -> str | None:
         """Executes once, without the GIL. Returns the error message, or None; `options`: a RunOptions."""
-        for forget in self._unbound:  # the results of the last run, in which ONNX Runtime would put those of this one
-            forget()
         try:
+            for bind in self._before:
+                bind()
             self._session.run_with_iobinding(self._binding, options)
         except Exception as error:  # noqa: BLE001 - its errors share no other class
             return str(error)

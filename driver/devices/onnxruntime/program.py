@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +11,7 @@ import msgpack
 import numpy as np
 
 from driver.devices.lowering import placing
+from driver.devices.lowering.errors import require
 from driver.devices.lowering.model import ALIGNMENT, aligned, offset_in
 from driver.devices.lowering.node import draft, naming
 from driver.devices.onnxruntime.library import Session, exact_options
@@ -21,24 +23,55 @@ from driver.interface import Saved
 from driver.nn.types import byte_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from driver.devices.lowering.placing import Tensors
-    from driver.nn import Model, Subgraph
+    from driver.devices.onnxruntime.providers import ExecutionProvider
+    from driver.nn import Model, Operation, Subgraph
     from driver.nn.operation import Call, Tensor
     from driver.nn.plan import Prepared
 
 
-def obstacles(model: Model) -> list[str | None]:
-    """For each operation of the main subgraph why it cannot be lowered; for every size of dimensions left open."""
-    return placing.obstacles(model, partial(_draft, model.referenced), partial(placed, referenced=model.referenced))
+Trial = Callable[[bytes, "Weights"], str | None]
+"""Why a graph of one operation cannot be run; None: it can."""
 
 
-def _draft(referenced: Sequence[Subgraph], operation: Prepared, call: Call, graph: Subgraph, tensors: Tensors) -> None:
+def obstacles(model: Model, trial: Trial | None = None) -> list[str | None]:
+    """For each operation of the main subgraph why it cannot be lowered; for every size of dimensions left open.
+
+    `trial`: is asked about each operation that can be.
+    """
+    draft_it = partial(_draft, model.referenced, trial)
+    return placing.obstacles(model, draft_it, partial(placed, referenced=model.referenced))
+
+
+def _draft(
+    referenced: Sequence[Subgraph],
+    trial: Trial | None,
+    operation: Prepared,
+    call: Call,
+    graph: Subgraph,
+    tensors: Tensors,
+) -> None:
     found = OrtGraph(graph, tensors, referenced, is_draft=True)
     draft(found, partial(OrtNode, found, operation.operation, call), operation.operation, LOWERINGS)
+    if trial is not None:
+        reason = trial(*_alone(referenced, operation.operation, call, graph, tensors))
+        require(reason is None, reason or "")
+
+
+def _alone(
+    referenced: Sequence[Subgraph], operation: Operation, call: Call, graph: Subgraph, tensors: Tensors
+) -> tuple[bytes, Weights]:
+    """A graph of one operation, whose inputs are those of its operands that are no constants."""
+    found = OrtGraph(graph, tensors, referenced)
+    given = [i for i in dict.fromkeys(operation.inputs) if (tensor := tensors.get(i)) is not None and not tensor.fixed]
+    inputs = [(found.input(i), stored_type(found.tensor(i)), found.tensor(i).shape) for i in given]
+    LOWERINGS[operation.type](OrtNode(found, operation, call))
+    outputs = [found.output(i) for i in operation.outputs]
+    return model_bytes(found.writer.graph(inputs, outputs)), found.writer.weights
 
 
 class OrtPort(NamedTuple):
@@ -95,7 +128,7 @@ class OrtProgram:
         description: OrtDescription,
         weights: Weights,
         threads: Callable[[int], int],
-        provider: str,
+        provider: ExecutionProvider | None,
         *,
         is_quick: bool = False,
     ) -> None:
@@ -107,6 +140,8 @@ class OrtProgram:
         self.threads = threads(description.work)
         options = exact_options(self.threads, is_quick=is_quick)
         self.session = Session(description.graph, weights, provider=provider, options=options)
+        if provider is not None:
+            provider.check(self.session.on_cpu)
 
     def improved(self) -> OrtProgram:
         """The same program, made thoroughly and faster to run. Raises LibraryFailed."""

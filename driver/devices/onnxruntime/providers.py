@@ -1,0 +1,313 @@
+"""The execution providers of ONNX Runtime that are devices of their own: one table.
+
+A provider is a plug-in, a shared library in a package of its own (`onnxruntime-ep-…`) or in ONNX Runtime's wheel for
+it. It is found by the names of the files that the package has installed, so nothing of the package is imported. To add
+a provider: an entry in `PROVIDERS`, its class in `provider_device.py`, a name in pyproject.toml, a test.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from driver.config import configured
+from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
+from driver.devices.onnxruntime.library import library
+from driver.devices.onnxruntime.library import version as runtime_version
+from driver.interface import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+Value = bool | int | str
+
+OLDEST_RUNTIME = (1, 24)
+"""The first ONNX Runtime that tells which provider runs which node."""
+
+ERRORS = 3
+"""Of the severities of ONNX Runtime's log."""
+
+SHADER_CACHE = "~/.local/state/burst/shaders"
+"""The drivers' cache of compiled shaders: a folder that only devices write to, not the one of the user's desktop."""
+
+
+class ProviderOption(NamedTuple):
+    """An option of a device's configuration file.
+
+    key: ONNX Runtime's name for it; "": it is Burst's own. choices: the values that are allowed, or their type.
+    """
+
+    key: str
+    choices: tuple[Value, ...] | type
+    default: Value | None = None
+
+    def allows(self, value: object) -> bool:
+        """Whether it may have this value."""
+        if isinstance(self.choices, tuple):
+            return value in self.choices and type(value) is type(self.choices[0])
+        return type(value) is self.choices and (self.choices is not int or value >= 0)  # type: ignore[operator]
+
+    def __str__(self) -> str:
+        if isinstance(self.choices, tuple):
+            return " or ".join(map(repr, self.choices))
+        return {bool: "true or false", int: "a number from 0", str: "a text"}[self.choices]
+
+
+class OrtProvider(NamedTuple):
+    """What is known of a provider. packages: any of these has its library, which matches `file`."""
+
+    device: str
+    title: str
+    extra: str
+    packages: tuple[str, ...]
+    file: str
+    options: Mapping[str, ProviderOption]
+    nodes: tuple[str, ...]  #: of devices, one of which is there if the hardware is
+    needs: Needs
+    slots: int  #: executions at once
+    uses_vulkan: bool = False
+    lacks: frozenset[str] = frozenset()  #: types that it computes on no hardware
+    inexact: Mapping[str, str] = MappingProxyType({})  #: operations of the HAL that it computes worse than that allows
+
+    @property
+    def configuration(self) -> Path:
+        """The file with the device's options."""
+        return Path(f"~/.config/burst/{self.device}.toml").expanduser()
+
+    def chosen(self, given: Mapping[str, object]) -> dict[str, Value]:
+        """The options: `given` ones, else those of the configuration file, else the defaults. Raises ValueError."""
+        found: dict[str, Value] = {n: o.default for n, o in self.options.items() if o.default is not None}
+        where = str(self.configuration)
+        for source, values in ((where, configured(self.configuration)), (self.device, given)):
+            for name, value in dict[str, Any](values).items():
+                if name not in self.options:
+                    known = ", ".join(sorted(self.options))
+                    raise ValueError(f"{source}: {name} = {value!r} is no option of {self.device}; it has {known}")
+                if not self.options[name].allows(value):
+                    raise ValueError(f"{source}: {name} = {value!r} must be {self.options[name]}")
+                found[name] = value
+        return found
+
+    @property
+    def package(self) -> Distribution | None:
+        """The installed package with its library."""
+        for name in self.packages:
+            try:
+                return distribution(name)
+            except PackageNotFoundError:
+                continue
+        return None
+
+    def missing(self) -> tuple[str, str] | None:
+        """What the device lacks, and the remedy; None: nothing. Looks at files alone."""
+        install = f"pip install 'burst-engine[{self.extra}]'"
+        found = runtime_version()
+        if found == "none" or tuple(int(part) for part in found.split(".")[:2]) < OLDEST_RUNTIME:
+            oldest = ".".join(map(str, OLDEST_RUNTIME))
+            return f"the device needs onnxruntime {oldest} or later, and {found} is installed", install
+        if self.package is None:
+            return f"the package {self.packages[0]} is not installed", install
+        if not any(place.exists() for place in map(Path, self.nodes)) and not self.driver:
+            software = f", or name a software driver: driver = … in {self.configuration}" if self.uses_vulkan else ""
+            seen = ", ".join(self.nodes)
+            return f"there is no GPU: none of {seen} exists", f"install the GPU's kernel driver{software}"
+        return None
+
+    @property
+    def driver(self) -> Path | None:
+        """The Vulkan driver that the options name."""
+        try:
+            found = self.chosen({}).get("driver")
+        except ValueError:  # each instance raises it
+            return None
+        return Path(str(found)).expanduser() if found else None
+
+    @property
+    def all_needs(self) -> Needs:
+        """With the folder of the driver that the options name."""
+        found = self.needs
+        folder = (str(self.driver.parent),) if self.driver and self.driver.is_absolute() else ()
+        return found._replace(read_paths=(*found.read_paths, str(self.configuration), *folder))
+
+    @property
+    def version(self) -> str:
+        """Of ONNX Runtime, and of the provider."""
+        package = self.package
+        plugin = package.version if package else "none"
+        return f"1 (ONNX Runtime {runtime_version()}, {self.title} {plugin})"
+
+
+_HARDWARE = ("/sys/devices/system/cpu", "/sys/bus/pci/devices", "/sys/class/drm", "/sys/dev/char", "/proc/cpuinfo")
+_NVIDIA = (
+    *("/dev/nvidiactl", "/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-caps"),
+    *(f"/dev/nvidia{n}" for n in range(8)),
+)
+_NVIDIA_NODES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/dxg")
+_VULKAN_NODES = (*(f"/dev/dri/renderD{n}" for n in range(128, 136)), *_NVIDIA_NODES, "/dev/mali0", "/dev/kgsl-3d0")
+_CPU_NODES = ProviderOption("", bool, default=False)
+_CUDA_NEEDS = Needs((*_HARDWARE, "/sys/module", "/etc/nvidia"), (*_NVIDIA, "/dev/dxg"), ("ioctl",))
+
+PROVIDERS = {
+    provider.device: provider
+    for provider in (
+        OrtProvider(
+            device="onnxruntime-webgpu",
+            title="WebGPU",
+            extra="webgpu",
+            packages=("onnxruntime-ep-webgpu",),
+            file="libonnxruntime_providers_webgpu.so",
+            options={
+                "driver": ProviderOption("", str),
+                "power_preference": ProviderOption("powerPreference", ("high-performance", "low-power")),
+                "layout": ProviderOption("preferredLayout", ("NCHW", "NHWC")),
+                "validation": ProviderOption("validationMode", ("disabled", "wgpuOnly", "basic", "full")),
+                "int64": ProviderOption("enableInt64", bool),
+                "cpu_nodes": _CPU_NODES,
+            },
+            nodes=_VULKAN_NODES,
+            needs=Needs(
+                (*_HARDWARE, "/etc/vulkan", "/etc/drirc", "~/.local/share/vulkan", "/sys/module", "/etc/nvidia"),
+                ("/dev/dri", *_NVIDIA, "/dev/dxg", "/dev/mali0", "/dev/kgsl-3d0"),
+                ("ioctl",),
+            ),
+            slots=1,
+            uses_vulkan=True,
+            lacks=frozenset({"float64"}),
+            inexact={"SIN": "to 2^-11, as WGSL says"},
+        ),
+        OrtProvider(
+            device="onnxruntime-cuda",
+            title="CUDA",
+            extra="cuda",
+            packages=("onnxruntime-gpu",),
+            file="libonnxruntime_providers_cuda.so",
+            options={
+                "device": ProviderOption("", int, default=0),
+                "tf32": ProviderOption("use_tf32", bool, default=False),
+                "memory_limit": ProviderOption("gpu_mem_limit", int),
+                "convolution_search": ProviderOption(
+                    "cudnn_conv_algo_search", ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"), default="HEURISTIC"
+                ),
+                "nhwc": ProviderOption("prefer_nhwc", bool),
+                "cpu_nodes": _CPU_NODES,
+            },
+            nodes=_NVIDIA_NODES,
+            needs=_CUDA_NEEDS,
+            slots=os.cpu_count() or 1,
+        ),
+        OrtProvider(
+            device="onnxruntime-tensorrt-rtx",
+            title="TensorRT RTX",
+            extra="tensorrt-rtx",
+            packages=("onnxruntime-ep-nv-tensorrt-rtx-cu13", "onnxruntime-ep-nv-tensorrt-rtx-cu12"),
+            file="libonnxruntime_providers_nv_tensorrt_rtx*.so",
+            options={"device": ProviderOption("", int, default=0), "cpu_nodes": _CPU_NODES},
+            nodes=_NVIDIA_NODES,
+            needs=_CUDA_NEEDS,
+            slots=1,
+        ),
+    )
+}
+"""By the name of its device."""
+
+
+INDEX_OPERATORS = frozenset(
+    {
+        *("Shape", "Size", "Gather", "GatherElements", "Slice", "Concat", "Split", "Squeeze", "Unsqueeze", "Reshape"),
+        *("Transpose", "Expand", "Tile", "Range", "ConstantOfShape", "Identity", "Cast", "Where", "Equal", "Less"),
+        *("Greater", "Not", "And", "Or", "NonZero", "Add", "Sub", "Mul", "Div", "Mod", "Neg", "Min", "Max"),
+        *("ReduceProd", "ReduceMax", "ReduceMin", "ReduceSum"),
+    }
+)
+"""What computes shapes and indices. Every provider has kernels of these for floats, so that those which it leaves to
+the CPU work on whole numbers, of which files have few.
+"""
+
+
+class ExecutionProvider:
+    """A provider with its options, for the sessions of this process."""
+
+    def __init__(self, provider: OrtProvider, options: Mapping[str, Value]) -> None:
+        self.kind, self._options = provider, options
+        self.may_use_cpu = bool(options["cpu_nodes"])
+
+    def set_environment(self) -> None:
+        """Sets the variables by which the drivers of GPUs are configured. Before anything of theirs is loaded."""
+        if not self.kind.uses_vulkan:
+            return
+        os.environ["MESA_SHADER_CACHE_DIR"] = str(Path(SHADER_CACHE).expanduser())
+        os.environ["__GL_SHADER_DISK_CACHE_PATH"] = str(Path(SHADER_CACHE).expanduser())
+        # ONNX Runtime finds GPUs on the PCI bus alone; the provider chooses its adapter itself, from Vulkan's.
+        os.environ["ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER"] = "1"
+        # Layers that put themselves before every program: overlays, recorders, choosers of a desktop's GPU.
+        os.environ["VK_LOADER_LAYERS_DISABLE"] = "~implicit~"
+        os.environ["NODEVICE_SELECT"] = "1"  # Mesa's, for loaders that do not know that
+        if driver := self._options.get("driver"):
+            for variable in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):  # of newer loaders, and of older ones
+                os.environ[variable] = str(Path(str(driver)).expanduser())
+
+    def devices(self) -> list[Any]:
+        """ONNX Runtime's devices of this provider. Loads its library. Raises LibraryMissing, LibraryFailed."""
+        self.set_environment()
+        name = _registered(self.kind.device)
+        return [device for device in library().get_ep_devices() if device.ep_name == name]
+
+    def add_to(self, options: Any) -> None:
+        """Lets a session with these options use it. Raises LibraryMissing, LibraryFailed."""
+        devices, number = self.devices(), int(self._options.get("device", 0))
+        if number >= len(devices):
+            raise LibraryFailed(f"{self.kind.title} has {len(devices)} devices here: device = {number} is none of them")
+        texts = {
+            self.kind.options[name].key: str(int(value) if isinstance(value, bool) else value)
+            for name, value in self._options.items()
+            if self.kind.options[name].key
+        }
+        options.add_provider_for_devices([devices[number]], texts)
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+
+    def __repr__(self) -> str:
+        return f"{self.kind.device}: {self._options}"
+
+    def check(self, on_cpu: Sequence[str], spared: Collection[str] = ()) -> None:
+        """Raises LibraryFailed if it leaves these operators to the CPU, `spared` ones apart, and may not."""
+        found = [name for name in on_cpu if name not in spared]
+        if found and not self.may_use_cpu:
+            raise LibraryFailed(
+                f"{self.kind.title} has no kernel for {', '.join(sorted(set(found)))} with these types, so that "
+                f"{len(found)} nodes would run on the CPU; cpu_nodes = true in {self.kind.configuration} allows it"
+            )
+
+    def nodes_elsewhere(self, session: Any) -> list[str]:
+        """The operators that a session runs on the CPU: one for each node."""
+        name = _registered(self.kind.device)
+        parts = [part for part in session.get_provider_graph_assignment_info() if part.ep_name != name]
+        return [node.op_type for part in parts for node in part.get_nodes()]
+
+
+@cache
+def _registered(device: str) -> str:
+    """ONNX Runtime's name of a provider, whose library it has loaded. Raises LibraryMissing, LibraryFailed."""
+    kind, ort = PROVIDERS[device], library()
+    ort.set_default_logger_severity(ERRORS)
+    before = {found.ep_name for found in ort.get_ep_devices()}
+    try:
+        ort.register_execution_provider_library(device, str(_library_of(kind)))
+    except Exception as error:  # its errors share no other class
+        raise LibraryFailed(f"ONNX Runtime cannot load {kind.title}: {error}") from error
+    names = {found.ep_name for found in ort.get_ep_devices()} - before
+    if not names:
+        raise LibraryFailed(f"ONNX Runtime finds no device for {kind.title}")
+    return str(names.pop())
+
+
+def _library_of(kind: OrtProvider) -> Path:
+    """Raises LibraryMissing."""
+    package = kind.package
+    for file in (package.files or ()) if package else ():
+        if file.match(kind.file):
+            return Path(str(file.locate()))
+    raise LibraryMissing(f"no installed file is {kind.file}; pip install 'burst-engine[{kind.extra}]'")
