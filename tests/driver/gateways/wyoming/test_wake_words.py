@@ -379,7 +379,7 @@ class TestWrong:
             (lambda path: write_features(path.parent) or path.write_bytes(b"no model"), "--wake-word"),
             (lambda path: write_word(path, window=50), "expected one of float32 [1, 16, 96]"),
             (lambda path: save(path, [], (1, 2), (1, 2)), "no wake word's model"),
-            (lambda path: None, "No such file"),
+            (lambda path: None, "no such file"),
         ],
     )
     def test_no_wake_word(self, tmp_path, write, told):
@@ -400,6 +400,21 @@ class TestWrong:
             read_models([word], tmp_path)
         with pytest.raises(DeviceFailed, match="given twice"):
             read_models([word, word])
+
+    def test_a_folder(self, word, tmp_path):
+        """It stands for the wake words in it, beside which the two models of all lie."""
+        write_models(tmp_path)
+        write_word(tmp_path / "other.onnx")
+        (tmp_path / "README.txt").touch()
+        assert [each.name for each in read_models([tmp_path]).words] == ["other", WORD]
+        (tmp_path / "more.tflite").touch()
+        with pytest.raises(DeviceFailed, match=r"\.onnx and \.tflite files are given"):
+            read_models([tmp_path])
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(DeviceFailed, match="the folder has no wake word"):
+            read_models([word, tmp_path / "empty"])
+        with pytest.raises(DeviceFailed, match=r"expected a \.tflite or \.onnx file"):
+            read_models([tmp_path / "README.txt"])
 
     @pytest.mark.parametrize("text", ["nonsense", "tcp://x", "tcp://h:70000", "unix:///x", ":10400", "tcp://[::1:5"])
     def test_wrong_addresses(self, text):
@@ -498,7 +513,7 @@ class TestCommand:
             (["--wyoming", "tcp://:0"], "--wyoming and --wake-word"),
             (["--wake-word", "x"], "--wyoming and --wake-word"),
             (["--wyoming", "nonsense", "--wake-word", "x"], "--wyoming nonsense"),
-            (["--wyoming", "tcp://:0", "--wake-word", "x"], "no melspectrogram.onnx"),
+            (["--wyoming", "tcp://:0", "--wake-word", "x"], "no such file"),
             (["--wyoming", "tcp://:0", "--wake-word", "x", "--group", "y"], "--group"),
         ],
     )
