@@ -527,13 +527,15 @@ class TestInTheMidst:
         operand = model.main.operands[model.main.inputs[0]]
         data = np.zeros(operand.dimensions, np.float32)
         request, _ = kit.request([data], data.nbytes)
+        with connect(name).prepare(LARGE[name]()) as another:
+            usual = min(timed(lambda: another.execute(request))[0] for _ in range(3))
         with (
             connect(name).prepare(model) as prepared,
             prepared.burst() as burst,
             plain_answers(prepared, request) as answer,
         ):
             path = prepared if way == "plain" else burst
-            usual, result = min((timed(lambda: path.execute(request)) for _ in range(3)), key=lambda found: found[0])
+            result = path.execute(request)  # once: after that the device knows how long it takes, and refuses
             assert result.status is ErrorStatus.NONE
             wanted = result.outputs[0].copy()
             late = []
