@@ -39,6 +39,7 @@ class Format(NamedTuple):
 
     dtype: np.dtype[Any]
     parts: tuple[PlaneFormat, ...]
+    is_in_pairs: bool = False  #: whether two pixels of a row share values in one plane
 
     def shape(self, width: int, height: int) -> tuple[int, ...]:
         """The shape of the operand that such an image is."""
@@ -56,13 +57,16 @@ FORMATS: dict[str, Format] = {
     "rgb": _format("u1", 3),
     "gray": _format("u1", 1),
     "nv12": _format("u1", 1, 2),
+    "yuyv": _format("u1", 2)._replace(is_in_pairs=True),
     "yuv420": _format("u1", 1, 1, 1),
     "rgba_float16": _format("f2", 4),
     "rgba_float32": _format("f4", 4),
     "rgb_float32": _format("f4", 3),
     "gray_float32": _format("f4", 1),
 }
-"""By the name that travels. "nv12": Y, and U and V by turns for each 2 x 2 pixels; "yuv420": Y, U, V."""
+"""By the name that travels. "nv12": Y, and U and V by turns for each 2 x 2 pixels; "yuv420": Y, U, V; "yuyv": Y and
+U of even columns, Y and V of odd ones.
+"""
 
 
 def packed_planes(name: str, width: int, height: int) -> list[Plane]:
@@ -79,8 +83,9 @@ def checked_format(name: object, width: object, height: object) -> Format:
     found = FORMATS.get(name) if isinstance(name, str) else None
     if found is None:
         raise InvalidDescriptor(f"format={name!r:.40}: one of {', '.join(FORMATS)}")
-    for what, pixels in (("width", width), ("height", height)):
-        if type(pixels) is not int or not 1 <= pixels <= _MOST_PIXELS or pixels % found.parts[-1].step:
+    step = found.parts[-1].step
+    for what, pixels, whole in (("width", width, 2 if found.is_in_pairs else step), ("height", height, step)):
+        if type(pixels) is not int or not 1 <= pixels <= _MOST_PIXELS or pixels % whole:
             raise InvalidDescriptor(f"{what}={pixels!r:.40}: 1 to {_MOST_PIXELS} pixels; even ones for {name}")
     return found
 

@@ -10,6 +10,7 @@ from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
+from dma_bufs import udmabuf
 
 from burst import (
     GeneralFailure,
@@ -249,6 +250,11 @@ class TestImages:
         assert image.read().shape == (1, 3, 4, 1)
         assert image.read().ravel().tolist() == [*range(8), 100, 200, 101, 201]
 
+    def test_yuyv(self):
+        """Two values for each pixel: Y, and U or V by turns; any number of rows."""
+        image = HardwareBuffer.allocate("yuyv", 4, 3)
+        assert (image.shape, image.plane(0).shape) == ((1, 3, 4, 2), (3, 4, 2))
+
     def test_planes_of_a_larger_stride(self):
         """A camera's rows that are aligned to 64 bytes, with the second plane behind 8 rows for 6."""
         image = HardwareBuffer.allocate("nv12", 10, 6, [(0, 64), (512, 64)])
@@ -260,6 +266,7 @@ class TestImages:
         [
             (("bgr", 4, 4), "format='bgr': one of rgba, rgb"),
             (("nv12", 5, 4), "width=5: .*; even ones for nv12"),
+            (("yuyv", 5, 4), "width=5: .*; even ones for yuyv"),
             (("rgba", 4, 4, [(0, 8)]), "rows of 16 bytes; a stride is no less"),
             (("nv12", 4, 4, [(0, 4), (8, 4)]), "overlap"),
         ],
@@ -307,17 +314,6 @@ class TestImages:
         pool.end(writes=True)
         arrived = Memory.from_wire(pool.to_wire(), os.dup(pool.fd))
         assert (arrived.read() == 3).all()
-
-
-def udmabuf(nbytes):
-    """A DMA-BUF of the kernel's own, on a memfd."""
-    memfd = os.memfd_create("udmabuf", os.MFD_ALLOW_SEALING)
-    os.ftruncate(memfd, nbytes)
-    fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    asked = np.array([memfd, 1, 0, 0, 0, 0], np.uint32)  # UDMABUF_FLAGS_CLOEXEC; offset and size of 64 bits each
-    asked[2:].view(np.uint64)[:] = 0, nbytes
-    with open("/dev/udmabuf", "r+b", buffering=0) as maker:
-        return fcntl.ioctl(maker, 0x40187542, asked.tobytes())
 
 
 class TestRoom:

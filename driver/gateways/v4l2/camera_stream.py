@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 
     from driver.gateways.v4l2.video_device import CameraFormat, FilledBuffer, Ioctl
 
-FOURCC = {"nv12": "NV12", "rgb": "RGB3", "yuv420": "YU12", "gray": "GREY"}
+SOURCES = {
+    "nv12": ("NV12", "NM12"),
+    "yuyv": ("YUYV",),
+    "rgb": ("RGB3", "MJPG", "JPEG"),
+    "yuv420": ("YU12", "YM12"),
+    "gray": ("GREY", "MJPG", "JPEG"),
+}
+"""What a frame of each format is made of, in the order of preference; those that are copied come last."""
+_RAW = ("BA81", "GBRG", "GRBG", "RGGB", "BG1", "GB1", "BA1", "RG1", "pB", "pG", "pg", "pR")  # a sensor's own values
 _NUMBERS = 2**32  # after which a camera's count of frames begins again
 
 
@@ -49,6 +57,7 @@ class CameraFrame:
 class Camera:
     """A V4L2 camera. Its buffers are memory that requests name as they are, so no byte of a frame is copied.
 
+    Where the camera has only JPEG pictures, or planes in memory of their own each, frames are copied once, and counted.
     One thread takes frames; any thread may release them. The stream begins with the first frame that is asked for.
     """
 
@@ -66,18 +75,21 @@ class Camera:
     ) -> None:
         """Has the camera make its buffers, and exports each once.
 
-        `format`: "nv12", "rgb", "yuv420" or "gray". `width`, `height`: None: as the camera is set. `newest`: frames
-        that wait are given back unseen when a newer one is there. `ioctl`: calls the kernel; tests pass another.
-        Raises CameraFailed, and ValueError for an argument that no camera takes.
+        `format`: "nv12", "yuyv", "rgb", "yuv420" or "gray". `width`, `height`: None: as the camera is set. `fps`: None:
+        its own rate. `newest`: frames that wait are given back unseen when a newer one is there. `ioctl`: calls the
+        kernel; tests pass another. Raises CameraFailed, and ValueError for an argument that no camera takes.
         """
+        from driver.gateways.v4l2.frame_copies import FrameCopies, are_copied
         from driver.gateways.v4l2.video_device import VideoDevice  # here: `import driver` need not wait for its records
 
-        if format not in FOURCC:
-            raise ValueError(f"format={format!r}: one of {', '.join(FOURCC)}")
+        if format not in SOURCES:
+            raise ValueError(f"format={format!r}: one of {', '.join(SOURCES)}")
+        if fps is not None and not 0 < fps < 1e5:
+            raise ValueError(f"fps={fps!r}: frames a second, more than 0; None leaves the camera's own rate")
         if not 2 <= buffers <= 32:
             raise ValueError(f"buffers={buffers!r}: 2 to 32; the camera fills one while the device reads another")
         self.path, self.format, self.newest = path, format, newest
-        self._counts = dict.fromkeys(("frames", "missed", "skipped", "damaged"), 0)
+        self._counts = dict.fromkeys(("frames", "missed", "skipped", "damaged", "copied_bytes"), 0)
         self._held: dict[int, CameraFrame] = {}
         self._giving = threading.Lock()
         self._last: int | None = None
@@ -87,9 +99,15 @@ class Camera:
         try:
             self.layout = self._agreed(width, height)
             if fps:
-                self._device.set_rate(fps)
-            planes, count = planes_of(format, self.layout), self._device.reserve(buffers)
-            self.buffers = tuple(self._exported(index, planes) for index in range(count))
+                self._device.set_rate(fps, self.layout)
+            count = self._device.reserve(buffers)
+            self._copies: FrameCopies | None = None
+            if are_copied(self.layout.fourcc):
+                self._copies = FrameCopies(self._device, format, self.layout, count)
+                self.buffers = self._copies.images
+            else:
+                planes = planes_of(format, self.layout)
+                self.buffers = tuple(self._exported(index, planes) for index in range(count))
         except BaseException:
             self.close()
             raise
@@ -111,8 +129,12 @@ class Camera:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether frames have no gaps between rows or planes. Others are copied for the device, and counted."""
-        return self.buffers[0].view() is not None
+        """Whether the device reads frames where the camera wrote them.
+
+        Not those that are decoded or put together, which `stats` counts, nor those with gaps between rows or planes,
+        which the burst copies and counts.
+        """
+        return self._copies is None and self.buffers[0].view() is not None
 
     def next_frame(self, timeout: float | None = 5.0) -> CameraFrame:
         """The next frame, or with `newest` the newest; release it when its result is there.
@@ -151,7 +173,8 @@ class Camera:
 
     def stats(self) -> dict[str, int]:
         """frames: taken; missed: lost in the camera, which had no free buffer; skipped: for a newer one; damaged: given
-        back, because the camera said so or left them incomplete; held: not released yet.
+        back, because the camera said so or left them incomplete; held: not released yet; copied_bytes: what was written
+        to decode frames or to put their planes together.
         """
         return {**self._counts, "held": len(self._held)}
 
@@ -188,14 +211,19 @@ class Camera:
 
     def _taken(self) -> FilledBuffer | None:
         """What there is now, without waiting."""
-        found = self._whole()
-        while found and self.newest and (newer := self._whole()):
-            self._device.queue(found.buffer)
-            self._counts["skipped"] += 1
-            found = newer
-        if found:
-            self._counts["frames"] += 1
-        return found
+        while found := self._whole():
+            for _ in self.buffers if self.newest else ():
+                if not (newer := self._whole()):
+                    break
+                self._device.queue(found.buffer)
+                self._counts["skipped"] += 1
+                found = newer
+            if self._copies is None or self._copies.make(found):
+                self._counts["frames"] += 1
+                self._counts["copied_bytes"] += self.buffers[0].nbytes if self._copies else 0
+                return found
+            self._reject(found)
+        return None
 
     def _whole(self) -> FilledBuffer | None:
         """The oldest finished frame that is not damaged."""
@@ -203,30 +231,37 @@ class Camera:
             if self._last is not None:
                 self._counts["missed"] += (found.number - self._last - 1) % _NUMBERS
             self._last = found.number
-            if not found.is_damaged and found.nbytes >= self.buffers[0].nbytes:
+            if not found.is_damaged and (self._copies or self._is_in_its_place(found)):
                 return found
-            self._counts["damaged"] += 1
-            self._device.queue(found.buffer)
+            self._reject(found)
         return None
 
+    def _is_in_its_place(self, found: FilledBuffer) -> bool:
+        return found.pieces[0].offset == 0 and found.pieces[0].end >= self.buffers[0].nbytes
+
+    def _reject(self, found: FilledBuffer) -> None:
+        self._counts["damaged"] += 1
+        self._device.queue(found.buffer)
+
     def _agreed(self, width: int | None, height: int | None) -> CameraFormat:
-        wanted, there = FOURCC[self.format], self._device.formats()
-        ours = [name for name, letters in FOURCC.items() if letters in there]
-        if wanted not in there:
-            remedy = f"pass format={ours[0]!r}" if ours else "read it by FFmpeg, which converts and copies each frame"
-            raise CameraFailed(
-                f"{self.path}: format={self.format!r} ({wanted}) is not one that the camera has: "
-                f"{', '.join(there) or 'none'}; {remedy}"
-            )
-        found = self._device.configure(wanted, width, height)
-        asked = width or found.width, height or found.height
-        if found.fourcc != wanted or (found.width, found.height) != asked:
-            raise CameraFailed(
-                f"{self.path}: the camera gives {found.fourcc} {found.width}x{found.height} and not {wanted} "
-                f"{asked[0]}x{asked[1]}; pass width={found.width}, height={found.height}, or one that "
-                f"`v4l2-ctl -d {self.path} --list-formats-ext` names"
-            )
-        return found
+        there, failures = self._device.formats(), []
+        for wanted in SOURCES[self.format]:
+            if wanted in there:
+                found = self._device.configure(wanted, width, height)
+                asked = width or found.width, height or found.height
+                if found.fourcc == wanted and (found.width, found.height) == asked:
+                    return found
+                sizes = self._device.sizes(wanted) or f"{found.width}x{found.height}"
+                failures.append(
+                    f"{self.path}: the camera gives {found.fourcc} {found.width}x{found.height} and not {wanted} "
+                    f"{asked[0]}x{asked[1]}; pass another width and height: it has {sizes}"
+                )
+        if failures:
+            raise CameraFailed("; ".join(failures))
+        raise CameraFailed(
+            f"{self.path}: format={self.format!r} ({' or '.join(SOURCES[self.format])}) is not one that the camera "
+            f"has: {', '.join(there) or 'none'}; {remedy_for(there)}"
+        )
 
     def _exported(self, index: int, planes: list[tuple[int, int]]) -> HardwareBuffer:
         fd, usage = self._device.export(index), Usage.CPU_READ | Usage.CAMERA_WRITE
@@ -242,8 +277,8 @@ class Camera:
 
 def planes_of(format: str, layout: CameraFormat) -> list[tuple[int, int]]:  # noqa: A002
     """Offset and stride of each plane, as V4L2 lays a frame out in one piece of memory."""
-    pixel = 3 if format == "rgb" else 1
-    stride, rows = layout.stride or layout.width * pixel, layout.height
+    pixel = {"rgb": 3, "yuyv": 2}.get(format, 1)
+    stride, rows = layout.pieces[0].stride or layout.width * pixel, layout.height
     match format:
         case "nv12":
             return [(0, stride), (stride * rows, stride)]
@@ -251,6 +286,19 @@ def planes_of(format: str, layout: CameraFormat) -> list[tuple[int, int]]:  # no
             half = stride // 2
             return [(0, stride), (stride * rows, half), (stride * rows + half * (rows // 2), half)]
     return [(0, stride)]
+
+
+def remedy_for(there: list[str]) -> str:
+    """What to do about a camera that has those formats, of four letters each."""
+    ours = {name: [letters for letters in sources if letters in there] for name, sources in SOURCES.items()}
+    if found := [f"{name!r} ({letters[0]})" for name, letters in ours.items() if letters]:
+        return f"pass format={' or '.join(found)}"
+    if any(letters.startswith(_RAW) for letters in there):
+        return (
+            "these are a sensor's raw values: read the camera through libcamera (Picamera2), and pass its buffers to "
+            "Memory.from_hardware_buffer"
+        )
+    return "read it by FFmpeg, which converts and copies each frame"
 
 
 __all__ = ["Camera", "CameraFrame"]

@@ -15,22 +15,37 @@ from driver.errors import CameraFailed, CameraLost
 from driver.gateways.v4l2 import video_ioctls as v4l2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Ioctl = Callable[[int, int, Any], object]
 
+PIECES = {"NM12": 2, "YM12": 3}  #: formats whose planes lie in memory of their own each
 _GONE = {errno.ENODEV, errno.ENXIO}
+_SAME_RATE = 0.02  # 29.97 and 30 frames a second are one rate
 _READ_ONLY = os.O_RDONLY | os.O_CLOEXEC
 
 
+class Piece(NamedTuple):
+    """Memory of a frame. `stride`: bytes from one row of its first plane to the next; 0 where there are no rows."""
+
+    stride: int
+    nbytes: int
+
+
 class CameraFormat(NamedTuple):
-    """What the camera has agreed to. `stride`: bytes from one row of the first plane to the next."""
+    """What the camera has agreed to."""
 
     fourcc: str
     width: int
     height: int
-    stride: int
-    nbytes: int
+    pieces: tuple[Piece, ...]
+
+
+class FilledPiece(NamedTuple):
+    """What of a piece is filled: up to `end`, after bytes that are no picture."""
+
+    end: int
+    offset: int = 0
 
 
 class FilledBuffer(NamedTuple):
@@ -39,7 +54,7 @@ class FilledBuffer(NamedTuple):
     buffer: int
     number: int
     seconds: float
-    nbytes: int
+    pieces: tuple[FilledPiece, ...]
     is_damaged: bool
 
 
@@ -71,20 +86,33 @@ class VideoDevice:
             self.close()
             raise
         self._planes = (v4l2.BufferPlane * v4l2.MOST_PLANES)()
+        self._pieces = 1
 
     def formats(self) -> list[str]:
         """What the camera can deliver, by four letters each."""
-        found: list[str] = []
-        while len(found) < 256:
-            record = v4l2.FormatDescription(index=len(found), type=self._type)
-            try:
-                self._ioctl(self.fd, v4l2.ENUM_FMT, record)
-            except OSError as error:
-                if error.errno in _GONE:
-                    self._fail(error, "asking for its formats")
-                break
-            found.append(v4l2.letters(record.pixelformat))
-        return found
+        records = self._listed(v4l2.ENUM_FMT, lambda n: v4l2.FormatDescription(index=n, type=self._type))
+        return [v4l2.letters(record.pixelformat) for record in records]
+
+    def sizes(self, fourcc: str) -> str:
+        """Sizes of a format, in words; empty where the camera does not list them."""
+        number, found = v4l2.fourcc(fourcc), []
+        for record in self._listed(v4l2.ENUM_FRAMESIZES, lambda n: v4l2.FrameSize(index=n, pixel_format=number)):
+            at = record.numbers
+            if record.type != v4l2.DISCRETE:
+                return f"{at[0]}x{at[3]} to {at[1]}x{at[4]}"
+            found.append((at[0], at[1]))
+        return ", ".join(f"{width}x{height}" for width, height in sorted(set(found)))
+
+    def rates(self, layout: CameraFormat) -> str:
+        """Frames a second, in words; empty where the camera does not list them."""
+        how = {"pixel_format": v4l2.fourcc(layout.fourcc), "width": layout.width, "height": layout.height}
+        found = set()
+        for record in self._listed(v4l2.ENUM_FRAMEINTERVALS, lambda n: v4l2.FrameInterval(index=n, **how)):
+            rates = [each.denominator / max(1, each.numerator) for each in record.seconds]
+            if record.type != v4l2.DISCRETE:
+                return f"{rates[1]:.4g} to {rates[0]:.4g}"
+            found.add(rates[0])
+        return ", ".join(f"{rate:.4g}" for rate in sorted(found))
 
     def configure(self, fourcc: str, width: int | None, height: int | None) -> CameraFormat:
         """Asks for frames of this kind; None: the size that the camera has now. What it will deliver."""
@@ -93,22 +121,43 @@ class VideoDevice:
         pix = record.fmt.pix_mp if self._type == v4l2.CAPTURE_PLANES else record.fmt.pix
         pix.width, pix.height = width or pix.width, height or pix.height
         pix.pixelformat, pix.field = v4l2.fourcc(fourcc), v4l2.PROGRESSIVE
+        pieces = PIECES.get(fourcc, 1)
         if self._type == v4l2.CAPTURE_PLANES:
-            pix.num_planes = 1
-        for plane in pix.plane_fmt if self._type == v4l2.CAPTURE_PLANES else [pix]:
+            pix.num_planes = pieces
+        planes = pix.plane_fmt if self._type == v4l2.CAPTURE_PLANES else [pix]
+        for plane in planes:
             plane.bytesperline = plane.sizeimage = 0  # the camera's choice
         self._call(v4l2.S_FMT, record, f"setting {fourcc} {pix.width}x{pix.height}")
-        if self._type == v4l2.CAPTURE_PLANES and pix.num_planes != 1:
-            raise CameraFailed(f"{self.path}: {pix.num_planes} planes in memory of their own each; one is needed")
-        plane = pix.plane_fmt[0] if self._type == v4l2.CAPTURE_PLANES else pix
         found = v4l2.letters(pix.pixelformat)
-        return CameraFormat(found, pix.width, pix.height, plane.bytesperline, plane.sizeimage)
+        there = int(pix.num_planes) if self._type == v4l2.CAPTURE_PLANES else 1
+        if found == fourcc and there != pieces:
+            raise CameraFailed(
+                f"{self.path}: its driver lays {fourcc} out in {there} pieces of memory, where V4L2 has {pieces}; read "
+                "it by FFmpeg or GStreamer, which copy each frame"
+            )
+        self._pieces = pieces
+        parts = tuple(Piece(plane.bytesperline, plane.sizeimage) for plane in planes[:pieces])
+        return CameraFormat(found, pix.width, pix.height, parts)
 
-    def set_rate(self, fps: float) -> None:
-        """Asks for so many frames a second; a camera that cannot be asked goes on at its own rate."""
+    def set_rate(self, fps: float, layout: CameraFormat) -> None:
+        """Asks for so many frames a second; a camera that cannot be asked goes on at its own rate.
+
+        Raises CameraFailed where it chooses another rate.
+        """
         record = v4l2.StreamParameters(type=self._type, numerator=1000, denominator=round(1000 * fps))
-        with contextlib.suppress(OSError):
+        try:
             self._ioctl(self.fd, v4l2.S_PARM, record)
+        except OSError as error:
+            if error.errno in _GONE | {errno.EBUSY}:
+                self._fail(error, f"setting {fps:g} frames a second")
+            return
+        found = record.denominator / max(1, record.numerator)
+        if record.capability & v4l2.CAN_SET_RATE and abs(found - fps) > _SAME_RATE * fps:
+            rates = self.rates(layout) or f"{found:.4g}"
+            raise CameraFailed(
+                f"{self.path}: fps={fps:g}: {layout.fourcc} {layout.width}x{layout.height} comes at {rates} frames a "
+                "second; pass one of these, another format or size, or fps=None"
+            )
 
     def reserve(self, count: int) -> int:
         """Has the camera make buffers; how many it has made."""
@@ -116,9 +165,9 @@ class VideoDevice:
         self._call(v4l2.REQBUFS, record, f"making {count} buffers")
         return int(record.count)
 
-    def export(self, index: int) -> int:
+    def export(self, index: int, piece: int = 0) -> int:
         """A descriptor of a buffer's memory, for reading; the caller closes it."""
-        record = v4l2.ExportedBuffer(type=self._type, index=index, flags=_READ_ONLY)
+        record = v4l2.ExportedBuffer(type=self._type, index=index, plane=piece, flags=_READ_ONLY)
         try:
             self._ioctl(self.fd, v4l2.EXPBUF, record)
         except OSError as error:
@@ -143,13 +192,14 @@ class VideoDevice:
             return None
         except OSError as error:
             self._fail(error, "waiting for a frame")
-        nbytes, offset = int(record.bytesused), 0
+        pieces: tuple[FilledPiece, ...] = (FilledPiece(int(record.bytesused)),)
         if self._type == v4l2.CAPTURE_PLANES:
-            nbytes, offset = int(self._planes[0].bytesused), int(self._planes[0].data_offset)
+            filled = self._planes[: self._pieces]
+            pieces = tuple(FilledPiece(int(plane.bytesused), int(plane.data_offset)) for plane in filled)
         is_monotonic = record.flags & v4l2.FLAG_MONOTONIC
         seconds = record.timestamp.seconds + record.timestamp.microseconds / 1e6 if is_monotonic else time.monotonic()
-        is_damaged = bool(record.flags & v4l2.FLAG_ERROR) or offset != 0
-        return FilledBuffer(int(record.index), int(record.sequence), seconds, nbytes, is_damaged)
+        is_damaged = bool(record.flags & v4l2.FLAG_ERROR)
+        return FilledBuffer(int(record.index), int(record.sequence), seconds, pieces, is_damaged)
 
     def wait(self, seconds: float) -> bool:
         """Whether `dequeue` has something to say within that time: a frame or an error."""
@@ -175,8 +225,20 @@ class VideoDevice:
     def _buffer(self, index: int) -> v4l2.VideoBuffer:
         record = v4l2.VideoBuffer(index=index, type=self._type, memory=v4l2.MMAP)
         if self._type == v4l2.CAPTURE_PLANES:
-            record.m, record.length = ctypes.addressof(self._planes), 1
+            record.m, record.length = ctypes.addressof(self._planes), self._pieces
         return record
+
+    def _listed(self, request: int, record_of: Callable[[int], Any]) -> Iterator[Any]:
+        """What the camera enumerates."""
+        for n in range(256):
+            record = record_of(n)
+            try:
+                self._ioctl(self.fd, request, record)
+            except OSError as error:
+                if error.errno in _GONE:
+                    self._fail(error, "asking for what it has")
+                return
+            yield record
 
     def _checked_type(self) -> int:
         record = v4l2.Capability()
@@ -208,6 +270,11 @@ class VideoDevice:
             ) from error
         if error.errno == errno.EBUSY:
             raise CameraFailed(busy(self.path, what)) from error
+        if error.errno == errno.ENOSPC:
+            raise CameraFailed(
+                f"{self.path}: {what} failed (ENOSPC): its USB bus has no room for that many bytes a second; use a "
+                "smaller size, fewer frames a second or a format that is decoded from MJPG, or another USB port"
+            ) from error
         raise CameraFailed(f"{self.path}: {what} failed: {error.strerror} ({name}); dmesg may say why") from error
 
 

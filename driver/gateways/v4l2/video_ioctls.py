@@ -11,6 +11,8 @@ CAP_CAPTURE, CAP_CAPTURE_PLANES, CAP_STREAMING, CAP_DEVICE_CAPS = 0x1, 0x1000, 0
 FLAG_ERROR, FLAG_MONOTONIC = 0x40, 0x2000  # of a buffer
 ANY_FIELD, PROGRESSIVE = 0, 1
 MOST_PLANES = 8
+DISCRETE = 1  # of sizes and intervals: each is listed
+CAN_SET_RATE = 0x1000  # V4L2_CAP_TIMEPERFRAME
 
 u32 = c_uint32
 
@@ -150,6 +152,30 @@ class StreamParameters(ctypes.Structure):
     )
 
 
+class _Fraction(ctypes.Structure):
+    _fields_ = (("numerator", u32), ("denominator", u32))
+
+
+class FrameSize(ctypes.Structure):
+    """struct v4l2_frmsizeenum. `numbers`: width, height; or of either the least, the most and the step."""
+
+    _fields_ = (
+        *((name, u32) for name in ("index", "pixel_format", "type")),
+        ("numbers", u32 * 6),
+        ("reserved", u32 * 2),
+    )
+
+
+class FrameInterval(ctypes.Structure):
+    """struct v4l2_frmivalenum. `seconds`: of a frame; or the least, the most and the step."""
+
+    _fields_ = (
+        *((name, u32) for name in ("index", "pixel_format", "width", "height", "type")),
+        ("seconds", _Fraction * 3),
+        ("reserved", u32 * 2),
+    )
+
+
 _WRITE, _READ = 1, 2
 
 
@@ -168,6 +194,8 @@ DQBUF = _number(_READ | _WRITE, 17, VideoBuffer)
 STREAMON = _number(_WRITE, 18, ctypes.c_int)
 STREAMOFF = _number(_WRITE, 19, ctypes.c_int)
 S_PARM = _number(_READ | _WRITE, 22, StreamParameters)
+ENUM_FRAMESIZES = _number(_READ | _WRITE, 74, FrameSize)
+ENUM_FRAMEINTERVALS = _number(_READ | _WRITE, 75, FrameInterval)
 
 
 def fourcc(name: str) -> int:

@@ -1,7 +1,6 @@
 """Pools of every kind as arguments of executions: on both paths, on two devices, from clients that mean harm."""
 
 import contextlib
-import fcntl
 import mmap
 import os
 import threading
@@ -9,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from dma_bufs import udmabuf
 
 import driver
 from burst import ErrorStatus, Memory, Request, RequestArgument, Usage
@@ -185,7 +185,9 @@ class TestImages:
         return found, whole
 
     @pytest.mark.parametrize("gaps", [False, True], ids=["packed", "padded"])
-    @pytest.mark.parametrize("format_", ["rgba", "rgb", "gray", "nv12", "yuv420", "rgb_float32", "rgba_float16"])
+    @pytest.mark.parametrize(
+        "format_", ["rgba", "rgb", "gray", "nv12", "yuyv", "yuv420", "rgb_float32", "rgba_float16"]
+    )
     def test_in_and_out(self, connect, name, format_, gaps):
         """Each format, on both ways, packed and with gaps: packed nothing is copied; gaps are, and are counted."""
         image, whole = self.frame(format_, gaps=gaps)
@@ -524,17 +526,6 @@ class TestAround:
             assert execute(Request((RequestArgument(),), (RequestArgument(pool=1),), (source, target))).status == NONE
             assert target.read().tobytes() == X.transpose(0, 2, 1, 3).tobytes()
         assert bulk(burst) == 0
-
-
-def udmabuf(nbytes):
-    """A DMA-BUF of the kernel's own, on a memfd."""
-    fd = os.memfd_create("udmabuf", os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, nbytes)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    asked = np.array([fd, 1, 0, 0, 0, 0], np.uint32)
-    asked[2:].view(np.uint64)[:] = 0, nbytes
-    with open("/dev/udmabuf", "r+b", buffering=0) as maker:
-        return fcntl.ioctl(maker, 0x40187542, asked.tobytes())
 
 
 class TestOtherLibraries:

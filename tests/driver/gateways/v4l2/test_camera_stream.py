@@ -12,6 +12,7 @@ import burst
 import driver
 from driver.gateways.v4l2 import video_device
 from driver.gateways.v4l2 import video_ioctls as v4l2
+from driver.gateways.v4l2.camera_stream import SOURCES
 
 
 def opened(fake, **how):
@@ -21,6 +22,10 @@ def opened(fake, **how):
 def shoot(fake, times=1, **how):
     for _ in range(times):
         assert fake.shoot(**how)
+
+
+def counts(**others):
+    return dict.fromkeys(("frames", "missed", "skipped", "damaged", "copied_bytes", "held"), 0) | others
 
 
 def values(frames):
@@ -34,13 +39,16 @@ class TestFrames:
         [
             ("nv12", (1, 720, 640, 1)),
             ("rgb", (1, 480, 640, 3)),
+            ("yuyv", (1, 480, 640, 2)),
             ("yuv420", (1, 720, 640, 1)),
             ("gray", (1, 480, 640, 1)),
         ],
     )
     def test_a_frame_is_an_operand_in_place(self, fake, pixels, shape, planes):
         """Each format, by both of V4L2's interfaces, is an image of its shape in the camera's memory, read-only."""
-        with opened(source := fake(formats=("NV12", "RGB3", "YU12", "GREY"), planes=planes), format=pixels) as camera:
+        with opened(
+            source := fake(formats=("NV12", "RGB3", "YU12", "GREY", "YUYV"), planes=planes), format=pixels
+        ) as camera:
             assert (camera.shape, camera.is_in_place, len(camera.buffers)) == (shape, True, 4)
             assert source.queued == source.done  # nothing runs before a frame is asked for
             feeder = threading.Thread(target=_feed, args=(source, 1))
@@ -69,7 +77,7 @@ class TestFrames:
                 break
             shoot(source)
         assert seen == [(n, n) for n in range(11)]
-        assert camera.stats() == {"frames": 11, "missed": 0, "skipped": 0, "damaged": 0, "held": 0}
+        assert camera.stats() == counts(frames=11)
 
     def test_a_held_frame_is_not_overwritten(self, started):
         """The camera has only the other buffers until a frame is released; a second release does nothing."""
@@ -83,7 +91,7 @@ class TestFrames:
         newer = camera.next_frame()
         assert (newer.index, newer.number) == (frames[1].index, 5)
         frames[1].release()  # of the frame before: the buffer is another frame's by now
-        assert camera.stats() == {"frames": 5, "missed": 1, "skipped": 0, "damaged": 0, "held": 4}
+        assert camera.stats() == counts(frames=5, missed=1, held=4)
 
     def test_all_frames_held(self, started):
         """Without a buffer no frame can come: that is said at once, and a release mends it."""
@@ -99,7 +107,7 @@ class TestFrames:
         """With `newest`, frames that waited go back unseen, and are counted."""
         source, camera = started(first=3, newest=True)
         assert camera.next_frame().number == 2
-        assert camera.stats() == {"frames": 1, "missed": 0, "skipped": 2, "damaged": 0, "held": 1}
+        assert camera.stats() == counts(frames=1, skipped=2, held=1)
         shoot(source, 3)
         assert camera.next_frame().number == 5
 
@@ -142,6 +150,18 @@ class TestFrames:
         with opened(source := fake(most=3), fps=25, buffers=8) as camera:
             assert source.rate == 25
             assert len(camera.buffers) == 3
+
+    @pytest.mark.parametrize("fps", [29.97, 15])
+    def test_a_rate_that_the_camera_has(self, fake, fps):
+        """Rates that differ by the television's thousandth are one."""
+        with opened(source := fake(rates=(30, 15)), fps=fps):
+            assert source.rate == round(fps)
+
+    def test_a_size_of_several(self, fake):
+        """The size that is asked for, and without one the camera's own."""
+        with opened(source := fake(sizes=((640, 480), (1280, 720))), width=1280, height=720) as camera:
+            assert camera.shape == (1, 1080, 1280, 1)
+        assert source.size == (1280, 720)
 
     def test_closing(self, started):
         """The stream stops, no descriptor is left, held frames can still be read, and the camera is closed."""
@@ -192,17 +212,45 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("how", "asked", "words"),
         [
-            ({"formats": ("YUYV", "MJPG")}, {}, r"format='nv12' \(NV12\) .* has: YUYV, MJPG; read it by FFmpeg"),
-            ({"formats": ("RGB3", "YUYV")}, {}, r"has: RGB3, YUYV; pass format='rgb'"),
-            ({"formats": ("NV12",)}, {"format": "rgb"}, r"format='rgb' \(RGB3\) .* has: NV12; pass format='nv12'"),
+            (
+                {"formats": ("YUYV", "MJPG")},
+                {},
+                r"format='nv12' \(NV12 or NM12\) .*: YUYV, MJPG; pass format='yuyv' \(YUYV\) or 'rgb' \(MJPG\)",
+            ),
+            ({"formats": ("RGB3", "H264")}, {}, r"has: RGB3, H264; pass format='rgb' \(RGB3\)$"),
+            (
+                {"formats": ("NV12",)},
+                {"format": "rgb"},
+                r"format='rgb' \(RGB3 or MJPG or JPEG\) .* has: NV12; pass format='nv12'",
+            ),
+            ({"formats": ("GREY",)}, {"format": "yuyv"}, r"format='yuyv' \(YUYV\) .* has: GREY; pass format='gray'"),
+            ({"formats": ("H264",)}, {}, r"has: H264; read it by FFmpeg, which converts and copies each frame"),
+            ({"formats": ("RG10", "pRAA")}, {}, r"these are a sensor's raw values: read the camera through libcamera"),
             ({"exports": False}, {}, r"does not export buffers \(VIDIOC_EXPBUF\); read it by FFmpeg"),
-            ({"busy": True}, {}, r"is busy: setting NV12 640x480 was refused \(EBUSY\); end the program"),
+            *(
+                ({"refuses": {request: errno.EBUSY}}, {"fps": 30}, rf"is busy: {what} was refused \(EBUSY\); end the")
+                for request, what in (
+                    (v4l2.S_FMT, "setting NV12 640x480"),
+                    (v4l2.S_PARM, "setting 30 frames a second"),
+                    (v4l2.REQBUFS, "making 4 buffers"),
+                )
+            ),
             ({"caps": v4l2.CAP_STREAMING}, {}, r"a fake camera captures no video"),
             ({"caps": v4l2.CAP_CAPTURE}, {}, r"has no buffers, only read\(\)"),
             (
                 {},
                 {"width": 1920, "height": 1080},
-                r"gives NV12 640x480 and not NV12 1920x1080; pass width=640, height=480",
+                r"gives NV12 640x480 and not NV12 1920x1080; pass another width and height: it has 640x480$",
+            ),
+            (
+                {"sizes": ((1280, 720), (640, 480), (320, 240))},
+                {"width": 641, "height": 480},
+                r"gives NV12 1280x720 and not NV12 641x480; .* it has 320x240, 640x480, 1280x720$",
+            ),
+            (
+                {"rates": (30, 15)},
+                {"fps": 25},
+                r"fps=25: NV12 640x480 comes at 15, 30 frames a second; pass one of these",
             ),
         ],
     )
@@ -215,7 +263,28 @@ class TestWhatIsRefused:
         assert source.path in str(caught.value)
         assert len(os.listdir("/proc/self/fd")) <= before + 2 * len(source.buffers)
 
-    @pytest.mark.parametrize("asked", [{"format": "mjpeg"}, {"buffers": 1}, {"buffers": 33}])
+    @pytest.mark.parametrize(
+        ("code", "words"),
+        [
+            (errno.EBUSY, r"is busy: starting the stream was refused \(EBUSY\); end the program that uses it"),
+            (errno.ENOSPC, r"starting the stream failed \(ENOSPC\): its USB bus has no room .* or another USB port"),
+        ],
+    )
+    def test_a_stream_that_does_not_start(self, fake, code, words):
+        """Another program's stream, and a bus that is full, are known only when frames are asked for."""
+        with (
+            opened(fake(refuses={v4l2.STREAMON: code})) as camera,
+            pytest.raises(driver.CameraFailed, match=words),
+        ):
+            camera.next_frame()
+
+    def test_a_camera_that_cannot_be_asked_for_its_rate(self, fake):
+        """It goes on at its own."""
+        with opened(source := fake(refuses={v4l2.S_PARM: errno.ENOTTY}, free_running=True), fps=25) as camera:
+            assert camera.next_frame().number == 0
+        assert source.rate is None
+
+    @pytest.mark.parametrize("asked", [{"format": "mjpeg"}, {"buffers": 1}, {"buffers": 33}, {"fps": 0}])
     def test_arguments_that_no_camera_takes(self, fake, asked):
         """They are named, before the camera is opened."""
         ((name, value),) = asked.items()
@@ -273,7 +342,7 @@ class TestUnplugged:
 
 
 def first_byte(camera):
-    """A model that says the largest byte of a frame."""
+    """A model that says the largest byte of each channel of a frame."""
     m = driver.ModelBuilder()
     x = m.input("quant8_asymm", camera.shape, scale=1.0, zero_point=0)
     rows, columns = camera.shape[1:3]
@@ -282,10 +351,11 @@ def first_byte(camera):
 
 
 def requests_for(camera):
-    results = driver.Memory.create(len(camera.buffers))
+    size = camera.shape[3]
+    results = driver.Memory.create(size * len(camera.buffers))
     return [
         burst.Request(
-            (burst.RequestArgument(),), (burst.RequestArgument(pool=1, offset=n, length=1),), (frame, results)
+            (burst.RequestArgument(),), (burst.RequestArgument(pool=1, offset=n * size, length=size),), (frame, results)
         )
         for n, frame in enumerate(camera.buffers)
     ]
@@ -338,7 +408,8 @@ class TestOnADevice:
                 if len(seen) == 20:
                     break
             assert seen == [(n, n) for n in range(20)]
-            assert camera.stats()["missed"] == 0
+            assert camera.stats() == counts(frames=20)
+            assert source.waiting == len(camera.buffers)  # none was lost to the camera
 
 
 def _without_the_gaps(number, room):
@@ -347,18 +418,44 @@ def _without_the_gaps(number, room):
     rows[:, :640], rows[:, 640:] = number + 1, 200
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/udmabuf"), reason="no /dev/udmabuf: CONFIG_UDMABUF of the kernel")
+@pytest.mark.parametrize("gap", [0, 64])
+def test_frames_in_dma_bufs_of_the_kernel(connect, fake, gap):
+    """Buffers that are real DMA-BUFs, by udmabuf: each answer is its frame's, and only gaps are copied."""
+    source = fake(dma=True, gap=gap, free_running=True, fill=_without_the_gaps if gap else None)
+    with opened(source) as camera, connect().prepare(first_byte(camera)) as model, model.burst() as fast:
+        assert camera.buffers[0].needs_sync
+        requests = requests_for(camera)
+        for frame in camera:
+            answer = fast.execute(requests[frame.index], timeout=20).outputs[0].item()
+            assert answer == frame.number + bool(gap)
+            if frame.number == 9:
+                break
+        assert fast.stats()["copied_bytes"]["bulk"] == (10 * 640 * 720 if gap else 0)
+
+
 @pytest.mark.skipif(not video_device.cameras(), reason="no /dev/video*: load vivid (modprobe vivid) or v4l2loopback")
-def test_a_real_node():
-    """A camera of this machine: ten frames of a format that it has, without gaps in time; or the reason why not."""
+@pytest.mark.parametrize("pixels", SOURCES)
+def test_a_real_node(connect, pixels):
+    """A camera of this machine: ten frames of the format go through a device in order, or the reason why not."""
     failures = []
     for path in video_device.cameras():
-        for pixels in ("nv12", "rgb", "yuv420", "gray"):
-            try:
-                with driver.Camera(path, pixels) as camera:
-                    frames = [frame.number for frame, _ in zip(camera, range(10), strict=False)]
-                    assert np.all(np.diff(frames) > 0)
-                    assert camera.stats()["frames"] >= 10
-                    return
-            except (driver.CameraFailed, burst.Timeout) as error:
-                failures.append(str(error))
+        try:
+            with (
+                driver.Camera(path, pixels) as camera,
+                connect().prepare(first_byte(camera)) as model,
+                model.burst() as fast,
+            ):
+                requests, numbers = requests_for(camera), []
+                for frame in camera:
+                    answer = fast.execute(requests[frame.index], timeout=20).outputs[0]
+                    assert (answer.reshape(-1) == frame.memory.read().max(axis=(0, 1, 2))).all()
+                    numbers.append(frame.number)
+                    if len(numbers) == 10:
+                        break
+                assert np.all(np.diff(numbers) > 0)
+                assert (fast.stats()["copied_bytes"]["bulk"] == 0) == (camera.buffers[0].view() is not None)
+                return
+        except (driver.CameraFailed, burst.Timeout) as error:
+            failures.append(str(error))
     pytest.skip("; ".join(failures))
