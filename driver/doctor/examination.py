@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from driver.doctor import (
     camera_nodes,
     frigate_socket,
+    graphics_adapters,
     gstreamer_loader,
     installation,
     machine,
@@ -37,6 +38,7 @@ CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
     "folders": machine.kept,
     "devices": installation.installed,
     "running devices": running.devices,
+    "graphics adapters": graphics_adapters.adapters,
     "wake words": satellite_doors.wake_words,
     "GStreamer": gstreamer_loader.element,
     "cameras": camera_nodes.nodes,

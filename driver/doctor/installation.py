@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from burst import BurstError
 from driver.client.device import connect
 from driver.devices import device_class, missing, names
-from driver.doctor.finding import Finding
+from driver.doctor.finding import Finding, State
 from driver.errors import DriverError
 
 if TYPE_CHECKING:
@@ -80,9 +80,13 @@ def started() -> Iterator[Finding]:
             with connect(name) as device:
                 device.call("free", 0)
                 found = f"pids {device.connection.service_pid}, {device.connection.engine_pid}"
+                status = device.status()
         except (BurstError, DriverError, OSError) as error:
             yield Finding(
                 f"start of {name}", "warning", str(error), _NEEDS, "read its log, and install what the log names"
             )
         else:
-            yield Finding(f"start of {name}", "ok", f"connected in {time.monotonic() - begin:.2f} s, {found}")
+            state: State = "ok" if status.takes_work else "warning"
+            words = f"connected in {time.monotonic() - begin:.2f} s, {found}; {status}"
+            remedy = "" if status.takes_work else "do what the reason says, and end the device's processes"
+            yield Finding(f"start of {name}", state, words, "" if status.takes_work else _NEEDS, remedy)

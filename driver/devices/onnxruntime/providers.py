@@ -235,20 +235,27 @@ class ExecutionProvider:
         self.kind, self._options = provider, options
         self.may_use_cpu = bool(options["cpu_nodes"])
 
-    def set_environment(self) -> None:
-        """Sets the variables by which the drivers of GPUs are configured. Before anything of theirs is loaded."""
+    def environment(self) -> dict[str, str]:
+        """The variables by which the drivers of GPUs are configured."""
         if not self.kind.uses_vulkan:
-            return
-        os.environ["MESA_SHADER_CACHE_DIR"] = str(Path(SHADER_CACHE).expanduser())
-        os.environ["__GL_SHADER_DISK_CACHE_PATH"] = str(Path(SHADER_CACHE).expanduser())
-        # ONNX Runtime finds GPUs on the PCI bus alone; the provider chooses its adapter itself, from Vulkan's.
-        os.environ["ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER"] = "1"
-        # Layers that put themselves before every program: overlays, recorders, choosers of a desktop's GPU.
-        os.environ["VK_LOADER_LAYERS_DISABLE"] = "~implicit~"
-        os.environ["NODEVICE_SELECT"] = "1"  # Mesa's, for loaders that do not know that
-        if driver := self._options.get("driver"):
-            for variable in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):  # of newer loaders, and of older ones
-                os.environ[variable] = str(Path(str(driver)).expanduser())
+            return {}
+        cache = str(Path(SHADER_CACHE).expanduser())
+        driver = str(Path(str(self._options.get("driver", ""))).expanduser()) if self._options.get("driver") else ""
+        return {
+            "MESA_SHADER_CACHE_DIR": cache,
+            "__GL_SHADER_DISK_CACHE_PATH": cache,
+            # ONNX Runtime finds GPUs on the PCI bus alone; the provider chooses its adapter itself, from Vulkan's.
+            "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER": "1",
+            # Layers that put themselves before every program: overlays, recorders, choosers of a desktop's GPU.
+            "VK_LOADER_LAYERS_DISABLE": "~implicit~",
+            "NODEVICE_SELECT": "1",  # Mesa's, for loaders that do not know that
+            # Of newer loaders, and of older ones.
+            **(dict.fromkeys(("VK_DRIVER_FILES", "VK_ICD_FILENAMES"), driver) if driver else {}),
+        }
+
+    def set_environment(self) -> None:
+        """Sets these variables in this process. Before anything of the drivers is loaded."""
+        os.environ.update(self.environment())
 
     def devices(self) -> list[Any]:
         """ONNX Runtime's devices of this provider. Loads its library. Raises LibraryMissing, LibraryFailed."""
