@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from driver.devices.cuda.context import CudaContext, DeviceMemory
     from driver.interface import BufferRequest, MemoryHandle
 
-CUDA_FD = "burst.cuda_fd"
+CUDA_FD = "nvidia.cuda_fd"
 """The kind of pools in memory of a GPU: a descriptor that CUDA's virtual memory management has exported. Its two fields
 are the GPU's UUID.
 """
