@@ -1,4 +1,4 @@
-"""One connection of a satellite, or of Home Assistant for one: its messages, and when a word counts as spoken.
+"""One connection of a satellite, or of Home Assistant for one: what its messages do, and when a word counts as spoken.
 
 The next message is read when the one before is done, so a satellite that sends faster than its sound can be listened
 to waits in its own socket, and what it can have in memory here is one message.
@@ -10,18 +10,19 @@ import asyncio
 import json
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from wyoming.audio import AudioChunk, AudioChunkConverter, AudioStart, AudioStop
 from wyoming.error import Error
-from wyoming.event import async_read_event
 from wyoming.info import Attribution, Describe, Info, WakeModel, WakeProgram
 from wyoming.ping import Ping, Pong
 from wyoming.server import AsyncEventHandler
 from wyoming.wake import Detect, Detection, NotDetected
 
 from burst import BurstError
+from driver.gateways.wyoming import message_reader
+from driver.gateways.wyoming.message_reader import MessageReader, RefusedMessage
 from driver.gateways.wyoming.wake_stream import WakeStream
 
 if TYPE_CHECKING:
@@ -34,11 +35,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 RATE = 16000
-MOST_BYTES = 1 << 20
-"""Of the sound of one message, half a minute; a satellite sends 2 KiB."""
-_MOST_DATA = 1 << 16
-COMPLETE_WITHIN = 30.0
-"""Seconds for the rest of a message that has begun, and for an answer to be taken."""
 _MOST_LOGGED = 100  # errors of one satellite
 _RATES = 4000, 192000
 _MALFORMED = (AttributeError, KeyError, TypeError, ValueError, RecursionError, ArithmeticError)
@@ -79,35 +75,6 @@ class WakeTrigger:
         return True
 
 
-class RefusedMessage(Exception):
-    """What a satellite sent is no message that it may send. The text is for the satellite."""
-
-
-class BoundedReader:
-    """A stream of messages, none of which makes this process keep more than it should."""
-
-    def __init__(self, reader: asyncio.StreamReader) -> None:
-        self._reader = reader
-
-    async def readline(self) -> bytes:
-        """A message's first line; it may be a long time until it begins."""
-        try:
-            return await self._reader.readline()
-        except ValueError:
-            raise RefusedMessage("the first line of a message is longer than 64 KiB") from None
-
-    async def readexactly(self, count: int) -> bytes:
-        """The rest of a message that has begun. Raises RefusedMessage, IncompleteReadError."""
-        if not isinstance(count, int) or not 0 < count <= MOST_BYTES:
-            raise RefusedMessage(f"a part of a message has {count!r:.40} bytes; at most {MOST_BYTES} are taken")
-        async with asyncio.timeout(COMPLETE_WITHIN):
-            return await self._reader.readexactly(count)
-
-    def at_eof(self) -> bool:
-        """Whether the satellite has ended the connection."""
-        return self._reader.at_eof()
-
-
 class SatelliteHandler(AsyncEventHandler):
     """Answers one connection until it ends."""
 
@@ -121,9 +88,9 @@ class SatelliteHandler(AsyncEventHandler):
     ) -> None:
         super().__init__(reader, writer)
         self._models, self._options, self._figures = models, trigger, figures
-        self._bounded = BoundedReader(reader)
+        self._messages = MessageReader(reader)
         peer = writer.get_extra_info("peername")
-        self.name = str(peer[0]) if peer else "unknown"
+        self.name = figures.enter(str(peer[0]) if peer else "unix", models.words)
         self._wanted = tuple(models.words)
         self._format: tuple[int, int, int] | None = None
         self._begin()
@@ -137,13 +104,9 @@ class SatelliteHandler(AsyncEventHandler):
 
     async def run(self) -> None:
         """Reads messages until the connection ends, or is ended because of one of them."""
-        self._figures.note(self.name, "connections")
         try:
-            reader: Any = self._bounded
-            while (event := await async_read_event(reader)) is not None:
+            while (event := await self._messages.read()) is not None:
                 await self.handle_event(event)
-            if not self._bounded.at_eof():
-                await self._end("this is no message of Wyoming", "bad-message")
         except RefusedMessage as error:
             await self._end(str(error), "bad-message")
         except _MALFORMED as error:
@@ -156,13 +119,16 @@ class SatelliteHandler(AsyncEventHandler):
             self.writer.transport.abort()
             raise
         finally:
-            await self._close()
+            try:
+                await self._close()
+            finally:
+                self._figures.leave(self.name)
 
     async def _close(self) -> None:
         """A transport that is closed still waits for the satellite to take the last answer."""
         self.writer.close()
         try:
-            async with asyncio.timeout(COMPLETE_WITHIN):
+            async with asyncio.timeout(message_reader.COMPLETE_WITHIN):
                 await self.writer.wait_closed()
         except OSError:
             self.writer.transport.abort()
@@ -175,13 +141,11 @@ class SatelliteHandler(AsyncEventHandler):
 
     async def write_event(self, event: Event) -> None:
         """Raises TimeoutError, an OSError, when the satellite does not take it."""
-        async with asyncio.timeout(COMPLETE_WITHIN):
+        async with asyncio.timeout(message_reader.COMPLETE_WITHIN):
             await super().write_event(event)
 
     async def handle_event(self, event: Event) -> bool:
         """Raises RefusedMessage, and BurstError when the device fails for good."""
-        if not isinstance(event.type, str) or not isinstance(event.data, dict):
-            raise RefusedMessage("a message has a type, and data that is an object")
         if AudioChunk.is_type(event.type):
             await self._listen(AudioChunk.from_event(event))
         elif AudioStart.is_type(event.type):
@@ -200,13 +164,15 @@ class SatelliteHandler(AsyncEventHandler):
 
     def _want(self, names: Iterable[str] | None) -> None:
         """Those that it names; all if it names none."""
-        known = {
-            key: name for name, word in self._models.words.items() for key in (word.phrase.replace(" ", "_"), name)
-        }
+        known = {_plain(key): name for name, word in self._models.words.items() for key in (word.phrase, name)}
         asked = list(names or self._models.words)
-        if unknown := [str(name) for name in asked if name not in known]:
-            raise RefusedMessage(f"detect: there is no wake word {unknown[0]!r:.60}; there are {', '.join(known)}")
-        self._wanted = tuple(dict.fromkeys(known[name] for name in asked))
+        if not all(isinstance(name, str) for name in asked):
+            raise RefusedMessage("detect: names are strings")
+        if unknown := [name for name in asked if _plain(name) not in known]:
+            there = ", ".join(self._models.words)
+            raise RefusedMessage(f"detect: there is no wake word {unknown[0]!r:.60}; there are {there}")
+        self._wanted = tuple(dict.fromkeys(known[_plain(name)] for name in asked))
+        self._figures.wants(self.name, self._wanted)
 
     def _check(self, sound: AudioStart | AudioChunk) -> None:
         """The form of the sound, which wyoming converts from."""
@@ -240,6 +206,11 @@ class SatelliteHandler(AsyncEventHandler):
                     self._figures.note(self.name, f"detections {name}")
                     _LOG.info("satellite %s: %s, %.2f", self.name, name, activation)
                     await self.write_event(Detection(name=name, timestamp=begin).event())
+
+
+def _plain(name: str) -> str:
+    """As wyoming-openwakeword compares names: "Hey Jarvis" is hey_jarvis."""
+    return name.lower().replace("_", " ").strip()
 
 
 def service_info(models: WakeModels) -> Info:
@@ -276,4 +247,4 @@ async def refuse(writer: asyncio.StreamWriter, text: str) -> None:
     writer.close()
 
 
-__all__ = ["RefusedMessage", "SatelliteHandler", "TriggerOptions", "WakeTrigger", "refuse", "service_info"]
+__all__ = ["SatelliteHandler", "TriggerOptions", "WakeTrigger", "refuse", "service_info"]

@@ -1,16 +1,18 @@
 """What each satellite has sent and was told: counts, and their form for Prometheus.
 
-A satellite is the host that it connects from: each pipeline of Home Assistant is a connection of its own.
+Wyoming does not tell who connects. A satellite is named by the address of its connection, with a number from the second
+on that is connected from there at a time: Home Assistant makes all connections of its satellites itself.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _MOST = 256
 """Satellites that are remembered; the one that was silent for longest is forgotten first."""
@@ -22,17 +24,47 @@ class SatelliteFigures:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._of: OrderedDict[str, Counter[str]] = OrderedDict()
-        self.connected = self.refused = 0
+        self._wanted: dict[str, tuple[str, ...]] = {}
+        self.refused = 0
 
-    def note(self, satellite: str, what: str, count: float = 1) -> float:
+    @property
+    def connected(self) -> int:
+        """How many there are now."""
+        return len(self._wanted)
+
+    def enter(self, address: str, words: Iterable[str]) -> str:
+        """The name of a connection from there, until it has left. words: that it listens for."""
+        with self._lock:
+            names = (f"{address}#{number}" if number > 1 else address for number in itertools.count(1))
+            name = next(name for name in names if name not in self._wanted)
+            self._wanted[name] = tuple(words)
+        self.note(name, "connections")
+        return name
+
+    def wants(self, satellite: str, words: Iterable[str]) -> None:
+        """It listens for other words."""
+        with self._lock:
+            self._wanted[satellite] = tuple(words)
+
+    def leave(self, satellite: str) -> None:
+        """Its connection has ended, and its name is free."""
+        with self._lock:
+            del self._wanted[satellite]
+
+    def note(self, satellite: str, what: str, more: float = 1) -> float:
         """Returns the sum. what: "seconds" of sound, "connections", "errors", or "detections " and a word's name."""
         with self._lock:
             counts = self._of.setdefault(satellite, Counter())
             self._of.move_to_end(satellite)
-            counts[what] += count  # type: ignore[assignment] # seconds are fractions
+            counts[what] += more  # type: ignore[assignment] # seconds are fractions
             if len(self._of) > _MOST:
                 self._of.popitem(last=False)
             return counts[what]
+
+    def wanted(self) -> dict[str, tuple[str, ...]]:
+        """The words that each connected satellite listens for."""
+        with self._lock:
+            return dict(self._wanted)
 
     def counts(self) -> dict[str, dict[str, float]]:
         """By satellite, then by what was counted."""
@@ -67,7 +99,13 @@ def metrics_collector(figures: SatelliteFigures, models: Callable[[], list[dict[
                         words.add_metric([satellite, word], count)
                     else:
                         of[kind].add_metric([satellite], count)
-            yield from (*of.values(), words)
+            listens = GaugeMetricFamily(
+                "burst_satellite_listens", "1 while it listens for a word.", labels=["satellite", "word"]
+            )
+            for satellite, names in figures.wanted().items():
+                for name in names:
+                    listens.add_metric([satellite, name], 1)
+            yield from (*of.values(), words, listens)
             yield from _of_models(models(), CounterMetricFamily)
 
         def describe(self) -> list[Any]:

@@ -101,14 +101,13 @@ class WakeServer:
             return
         self._keep_alive(writer)
         handler = SatelliteHandler(reader, writer, self.models, self._options.trigger, self.figures)
-        self.figures.connected += 1
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         try:
-            await handler.run()
+            with suppress(asyncio.CancelledError):  # by _hang_up, and asyncio's callback would log it
+                await handler.run()
         finally:
-            self.figures.connected -= 1
             self._tasks.discard(task)
 
     @staticmethod

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import urllib.request
 from contextlib import suppress
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from wake_nets import RATE, STEP, activations, save, silence, speech, tone, write_features, write_models, write_word
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.client import AsyncClient
@@ -23,7 +25,9 @@ from wyoming.wake import Detect, Detection, NotDetected
 import driver
 from burst import DeviceUnavailable
 from driver.errors import DeviceFailed
-from driver.gateways.wyoming.satellite import MOST_BYTES, TriggerOptions, WakeTrigger
+from driver.gateways.wyoming.message_reader import MOST_DATA, MOST_SOUND
+from driver.gateways.wyoming.satellite import TriggerOptions, WakeTrigger
+from driver.gateways.wyoming.satellite_figures import metrics_collector
 from driver.gateways.wyoming.wake_models import WakeModels, read_models
 from driver.gateways.wyoming.wake_server import WakeOptions, WakeServer, wyoming_address
 from driver.gateways.wyoming.wake_stream import WakeStream
@@ -94,6 +98,12 @@ def one_satellite(word, work, **options):
             return await work(satellite)
 
     return served(word, with_server, **options)
+
+
+def metrics_registry(server):
+    registry = CollectorRegistry()
+    registry.register(metrics_collector(server.figures, server.models.stats))
+    return registry
 
 
 def times(events):
@@ -215,7 +225,58 @@ class TestProtocol:
                 expected = int(np.argmax(activations(speech(1 + n * 0.16, 1.2, 1)) > 0.5)) * 80
                 assert each == [] if n % 2 == 0 else abs(each[0] - expected) <= 80
             assert len(server.models.stats()) == 3  # one of each model
-            assert server.figures.counts()["127.0.0.1"][f"detections {WORD}"] == 8
+            counts = server.figures.counts()
+            assert len(counts) == 16
+            assert sum(each[f"detections {WORD}"] for each in counts.values() if f"detections {WORD}" in each) == 8
+
+        served(word, work)
+
+    def test_satellites_behind_one_address(self, word, tmp_path):
+        """Home Assistant connects for all of its satellites: each connection has a name of its own while it is there,
+        and figures of its own; the metrics tell which word it listens for.
+        """
+        write_models(tmp_path)
+        write_word(tmp_path / "other_v2.onnx", bias=1000)
+
+        async def work(server):
+            async with Satellite(server.address) as second_of_all:
+                async with Satellite(server.address) as first:
+                    for satellite in (first, second_of_all):  # in this order
+                        await satellite.send(Detect(names=["Tone" if satellite is first else "other"]), Ping())
+                        await satellite.receive()
+                    names = {words: name for name, words in server.figures.wanted().items()}
+                    assert set(names) == {(WORD,), ("other_v2",)}
+                    assert set(names.values()) == {"127.0.0.1", "127.0.0.1#2"}
+                    assert len(times(await first.hear(SPOKEN))) == 1
+                    assert times(await second_of_all.hear(SPOKEN)) == []
+                counts = server.figures.counts()
+                assert counts[names[WORD,]][f"detections {WORD}"] == 1
+                assert [round(each["seconds"], 3) for each in counts.values()] == [3.2, 3.2]
+                assert not any(key.startswith("detections") for key in counts[names["other_v2",]])
+                while server.figures.connected > 1:
+                    await asyncio.sleep(0)
+                async with Satellite(server.address) as third:
+                    await third.send(Ping())
+                    await third.receive()
+                    assert server.figures.wanted() == {
+                        names["other_v2",]: ("other_v2",),
+                        names[WORD,]: tuple(server.models.words),
+                    }
+            text = generate_latest(metrics_registry(server)).decode()
+            assert f'burst_satellite_detections_total{{satellite="{names[WORD,]}",word="{WORD}"}} 1.0' in text
+
+        served(tmp_path, work)
+
+    def test_metrics_of_a_word(self, word):
+        """A satellite that is connected says by the metrics what it listens for."""
+
+        async def work(server):
+            async with Satellite(server.address) as satellite:
+                await satellite.send(Detect(names=["tone"]), Ping())
+                await satellite.receive()
+                text = generate_latest(metrics_registry(server)).decode()
+                assert f'burst_satellite_listens{{satellite="127.0.0.1",word="{WORD}"}} 1.0' in text
+                assert "burst_satellites 1.0" in text
 
         served(word, work)
 
@@ -231,11 +292,11 @@ class TestWrong:
             (AudioStart("16000", 2, 1), "integers"),
             (AudioChunk(16000, 2, 1, b"abc"), "no whole number of samples"),
             (AudioChunk(10**9, 2, 1, b"ab"), "cannot be converted"),
-            (AudioChunk(16000, 2, 1, bytes(MOST_BYTES + 2)), "at most"),
+            (AudioChunk(16000, 2, 1, bytes(MOST_SOUND + 2)), "at most"),
             (Event("audio-chunk"), "KeyError"),
             (Event("detect", {"names": 5}), "TypeError"),
-            (Event("detect", {"names": [["x"]]}), "TypeError"),
-            (Event("describe", {"x": "y" * 2**21}), "at most"),
+            (Event("detect", {"names": [["x"]]}), "names are strings"),
+            (Event("describe", {"x": "y" * MOST_DATA}), "at most"),
         ],
     )
     def test_each_mistake_is_told(self, word, message, told):
@@ -274,13 +335,13 @@ class TestWrong:
         ],
     )
     def test_no_messages(self, word, sent):
-        """What is not Wyoming is refused, and no other satellite feels it."""
+        """What is not Wyoming is answered with an error, and no other satellite feels it."""
 
         async def work(server):
             reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
             writer.write(sent)
             with suppress(OSError):
-                await asyncio.wait_for(reader.read(), 60)
+                assert b'"type": "error"' in await asyncio.wait_for(reader.read(), 60)
             writer.close()
             async with Satellite(server.address) as satellite:
                 await satellite.send(Ping("x"))
@@ -350,10 +411,23 @@ class TestWrong:
 
         served(word, work)
 
-    @pytest.mark.parametrize("sent", [b'{"type": "audio-chunk", "payload_length": 2048}\n' + bytes(9), b"answers"])
-    def test_a_satellite_that_stands_still(self, word, monkeypatch, sent):
-        """In the middle of a message, or by not reading its answers: its connection is ended, and its place is free."""
-        monkeypatch.setattr("driver.gateways.wyoming.satellite.COMPLETE_WITHIN", 0.3)
+    @pytest.mark.parametrize(
+        ("sent", "told"),
+        [
+            (b"", "nothing was sent within 0.3 s"),
+            (b'{"type": "pi', "a message was not complete within 0.3 s"),
+            (b'{"type": "ping", "data_length": 9}\n', "a message was not complete within 0.3 s"),
+            (b'{"type": "ping"}\n{', "a message was not complete within 0.3 s"),
+            (
+                b'{"type": "audio-chunk", "payload_length": 2048}\n' + bytes(9),
+                "a message was not complete within 0.3 s",
+            ),
+            (b"answers", None),
+        ],
+    )
+    def test_a_satellite_that_stands_still(self, word, monkeypatch, sent, told):
+        """Before its first message, within one, or by not reading its answers: it is told, and its place is free."""
+        monkeypatch.setattr("driver.gateways.wyoming.message_reader.COMPLETE_WITHIN", 0.3)
 
         async def work(server):
             reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
@@ -365,7 +439,7 @@ class TestWrong:
                         await writer.drain()
             else:
                 writer.write(sent)
-                assert await asyncio.wait_for(reader.read(), 60) == b""
+                assert told in (await asyncio.wait_for(reader.read(), 60)).decode()
             while server.figures.connected:
                 await asyncio.sleep(0)
             writer.transport.abort()
@@ -439,25 +513,38 @@ class TestWrong:
 
 
 class TestDeath:
-    def test_the_device_dies(self, word):
-        """kill -9 of the device amid streams: they go on, with the detections of an undisturbed one and no others."""
+    @pytest.mark.parametrize("which", ["engine_pid", "service_pid"])
+    def test_the_device_dies(self, word, which):
+        """kill -9 of a process of the device, three times while sound is listened to: streams go on, with the
+        detections of undisturbed ones at the same times, and no others.
+        """
+        cuts = [round(seconds * RATE) for seconds in (0, 1.1, 1.9, 2.4, 3.2)]  # the word is from 1.0 to 2.2
 
-        async def talk(server, samples, device=None):
+        def kill():
+            with driver.connect("onnxruntime") as device:
+                os.kill(getattr(device, which), signal.SIGKILL)
+
+        async def talk(server, samples, kills=False):
             async with Satellite(server.address) as satellite:
-                await satellite.say(samples[:RATE])
-                if device:
-                    os.kill(device.engine_pid, signal.SIGKILL)
-                await satellite.send(AudioChunk(RATE, 2, 1, samples[RATE:].tobytes()), AudioStop(), Ping("end"))
+                await satellite.send(AudioStart(RATE, 2, 1))
                 found = []
-                while (event := await satellite.receive()).type != "pong":
-                    found.append(event)
+                for begin, end in pairwise(cuts):  # a kill amid each part but the first, while it is listened to
+                    killing = asyncio.create_task(asyncio.to_thread(kill)) if kills and begin else None
+                    for at in range(begin, end, 1024):
+                        await satellite.send(AudioChunk(RATE, 2, 1, samples[at : min(end, at + 1024)].tobytes()))
+                    await satellite.send(Ping())
+                    while (event := await satellite.receive()).type != "pong":
+                        found.append(event)
+                    if killing:
+                        await killing
                 return times(found)
 
         async def work(server):
-            with driver.connect("onnxruntime") as device:
-                quiet = [talk(server, speech(2.5, 0.1, 1)) for _ in range(3)]
-                found = await asyncio.gather(talk(server, SPOKEN, device), talk(server, SPOKEN), *quiet)
-                assert [len(each) for each in found] == [1, 1, 0, 0, 0]
+            expected = await talk(server, SPOKEN)
+            assert len(expected) == 1
+            quiet = [talk(server, speech(2.5, 0.1, 0.6)) for _ in range(3)]
+            found = await asyncio.gather(talk(server, SPOKEN, kills=True), talk(server, SPOKEN), *quiet)
+            assert found == [expected, expected, [], [], []]
             assert server.models.trouble == ""
 
         served(word, work)
