@@ -1,10 +1,10 @@
-# demo · test · integration · check · stress · stress-long · bench · gpu · docs. Each makes its own .venv when there is none, or when pyproject.toml changed.
+# demo · test · integration · check · stress · stress-long · bench · gpu · docs · install (the client library in C). Each makes its own .venv when there is none, or when pyproject.toml changed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test integration check stress stress-long fuzzers bench gpu docs clean
+.PHONY: demo test integration check stress stress-long fuzzers bench gpu docs install clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/demo
@@ -86,6 +86,12 @@ gpu:
 docs: $(VENV)/docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/doctrees . site
 	@echo "open site/index.html"
+
+# libburst, burst.h, burst.hpp and a pkg-config file: a client in C needs no Python, but for starting a device.
+PREFIX ?= /usr/local
+LIBBURST_BUILD ?= $(CURDIR)/build/libburst
+install:
+	$(MAKE) --directory csrc/libburst install PREFIX='$(PREFIX)' BUILD='$(LIBBURST_BUILD)'
 
 # Tests and benches connect to devices that do odd things on purpose. Device processes ignore PYTHONPATH, so they are installed.
 $(VENV)/test $(VENV)/bench $(VENV)/integration: DEVICES := --editable tests/devices

@@ -177,7 +177,7 @@ def decode_result(packet: bytes | memoryview, version: int) -> ResultPacket:
     """
     raw = bytes(packet)
     shapes = ffi.new("uint32_t[]", 2 * (len(raw) // DATUM))
-    result, why = ffi.new("burst_result *"), ffi.new("burst_complaint *")
+    result, why = ffi.new("burst_result_packet *"), ffi.new("burst_complaint *")
     if lib.burst_decode(raw, len(raw), version, result, shapes, why):
         raise _complaint(why)
     timing = Timing(_known(result.on_device), _known(result.in_driver))
@@ -197,7 +197,7 @@ def _complaint(why: Any) -> Malformed:
 
 
 def _for_c(packet: RequestPacket) -> tuple[Any, list[Any]]:
-    """A burst_request, and the memory that it refers to. Raises OverflowError, TypeError."""
+    """A burst_request_packet, and the memory that it refers to. Raises OverflowError, TypeError."""
     alive = []
 
     def arguments(side: Sequence[RequestArgument]) -> Any:
@@ -212,7 +212,7 @@ def _for_c(packet: RequestPacket) -> tuple[Any, list[Any]]:
     alive.append(places)
     lists, counts = packet[:3], (arguments(packet.inputs), arguments(packet.outputs), places)
     times = _or_none(packet.loop_timeout), packet.id, _or_none(packet.deadline)
-    return ffi.new("burst_request *", (*counts, *map(len, lists), bool(packet.measure), *times)), alive
+    return ffi.new("burst_request_packet *", (*counts, *map(len, lists), bool(packet.measure), *times)), alive
 
 
 def _or_none(value: int | None) -> int:

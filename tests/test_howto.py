@@ -20,8 +20,8 @@ OF_A_BURST = re.compile(r"burst\.(inputs|run|run_async|submit|stream|stats|execu
 
 
 def found(name):
-    """Whether such a module, class, function or attribute is there. In `burst.run` burst is one that was opened."""
-    if name == GROUP:
+    """Whether such a module, class, function, attribute or header is there. In `burst.run` burst is an open one."""
+    if name == GROUP or (ROOT / "csrc/libburst" / name).is_file():
         return True
     if OF_A_BURST.match(name):
         return hasattr(importlib.import_module("driver").Burst, name.split(".")[1])

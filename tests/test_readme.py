@@ -76,6 +76,7 @@ EXPECTED = {  # of each block, in order: lines of its output
 }
 ELSEWHERE = {  # pages whose blocks need more than a program, and the tests that give it
     "docs/conformance.md": "tests/driver/vts/test_conformance_page.py",
+    "docs/howto/c.md": "tests/libburst/test_page.py",
     "docs/howto/device-c.md": "tests/test_howto.py",
     "docs/howto/gpu.md": "tests/driver/devices/test_provider_device.py",
     "docs/howto/newcomer.md": "tests/test_howto.py",

@@ -79,14 +79,14 @@ typedef struct {
     const burst_place *places;
     uint32_t n_inputs, n_outputs, n_places, measure;
     uint64_t loop_timeout, id, deadline; /* ns; 2^64 - 1: none */
-} burst_request;
-typedef struct { uint64_t on_device, in_driver, id; int32_t status; uint32_t n_shapes; } burst_result; /* us; 2^64 - 1: not measured */
+} burst_request_packet;
+typedef struct { uint64_t on_device, in_driver, id; int32_t status; uint32_t n_shapes; } burst_result_packet; /* us; 2^64 - 1: not measured */
 typedef struct { uint64_t element; char text[120]; } burst_complaint; /* what is wrong, and at which element; may be NULL */
 /* Returns the bytes of the packet; `packet` NULL: which it would have. -EMSGSIZE: more than `bytes`; -EINVAL: it cannot be said. */
-int64_t burst_encode(const burst_request *request, int version, void *packet, uint64_t bytes, burst_complaint *why);
+int64_t burst_encode(const burst_request_packet *request, int version, void *packet, uint64_t bytes, burst_complaint *why);
 /* 0, or -EBADMSG: no device may answer that. `shapes`, for each of n_shapes: is it sufficient, rank, dimensions; there is room for
  * two numbers for each element. */
-int burst_decode(const void *packet, uint64_t bytes, int version, burst_result *result, uint32_t *shapes, burst_complaint *why);
+int burst_decode(const void *packet, uint64_t bytes, int version, burst_result_packet *result, uint32_t *shapes, burst_complaint *why);
 
 /* deadlines, absolute CLOCK_MONOTONIC nanoseconds; UINT64_MAX: none. Any thread may judge by an estimate, and add to it. */
 typedef struct {

@@ -100,7 +100,7 @@ static int put_place(writer *w, const burst_place *place, int version) {
     return 0;
 }
 
-static int put_end(writer *w, const burst_request *r, int version) {
+static int put_end(writer *w, const burst_request_packet *r, int version) {
     put(w, MEASURE)[4] = r->measure != 0;
     if (version > 1) {
         store_u64(put(w, LOOP_TIMEOUT) + 8, r->loop_timeout);
@@ -112,14 +112,14 @@ static int put_end(writer *w, const burst_request *r, int version) {
     return 0;
 }
 
-static uint64_t elements_of(const burst_request *r, int version) {
+static uint64_t elements_of(const burst_request_packet *r, int version) {
     uint64_t n = (version > 1 ? 4u : 2u) + (uint64_t)r->n_inputs + r->n_outputs + r->n_places;
     for (uint32_t i = 0; i < r->n_inputs; i++) n += r->inputs[i].rank;
     for (uint32_t i = 0; i < r->n_outputs; i++) n += r->outputs[i].rank;
     return n;
 }
 
-int64_t burst_encode(const burst_request *r, int version, void *packet, uint64_t bytes, burst_complaint *why) {
+int64_t burst_encode(const burst_request_packet *r, int version, void *packet, uint64_t bytes, burst_complaint *why) {
     uint64_t n = elements_of(r, version);
     if (!packet) return (int64_t)(n * DATUM);
     if (n > UINT32_MAX || n * DATUM > bytes) return -EMSGSIZE;
@@ -172,7 +172,7 @@ static const unsigned char *take(reader *r, unsigned kind) {
     return at;
 }
 
-static int check_head(reader *r, const burst_result *result, uint32_t announced, int version) {
+static int check_head(reader *r, const burst_result_packet *result, uint32_t announced, int version) {
     uint64_t least = (version > 1 ? 3u : 2u) + (uint64_t)result->n_shapes;
     int32_t status = result->status, last = version > 1 ? LAST_STATUS : INVALID_ARGUMENT;
     if (announced != r->size)
@@ -202,7 +202,7 @@ static uint32_t *take_shape(reader *r, uint32_t *shapes) {
     return shapes;
 }
 
-static int take_timing(reader *r, burst_result *result) {
+static int take_timing(reader *r, burst_result_packet *result) {
     uint64_t element = r->element;
     const unsigned char *at = take(r, EXECUTION_TIMING);
     if (!at) return -EBADMSG;
@@ -217,20 +217,20 @@ static int take_timing(reader *r, burst_result *result) {
     return 0;
 }
 
-static int take_identifier(reader *r, burst_result *result) {
+static int take_identifier(reader *r, burst_result_packet *result) {
     const unsigned char *at = take(r, RESULT_IDENTIFIER);
     if (!at) return -EBADMSG;
     result->id = load_u64(at + 8);
     return 0;
 }
 
-int burst_decode(const void *packet, uint64_t bytes, int version, burst_result *result, uint32_t *shapes, burst_complaint *why) {
+int burst_decode(const void *packet, uint64_t bytes, int version, burst_result_packet *result, uint32_t *shapes, burst_complaint *why) {
     reader r = {packet, bytes / DATUM, 0, why};
     if (!bytes || bytes % DATUM)
         return complain(why, -EBADMSG, r.size, "%" PRIu64 " bytes are not one or more elements of %d", bytes, DATUM);
     const unsigned char *at = take(&r, PACKET_INFORMATION);
     if (!at) return -EBADMSG;
-    *result = (burst_result){.status = (int32_t)load_u32(at + RESULT_STATUS_AT), .n_shapes = load_u32(at + 16)};
+    *result = (burst_result_packet){.status = (int32_t)load_u32(at + RESULT_STATUS_AT), .n_shapes = load_u32(at + 16)};
     int error = check_head(&r, result, load_u32(at + RESULT_SIZE_AT), version);
     for (uint32_t i = 0; i < result->n_shapes && !error; i++) error = (shapes = take_shape(&r, shapes)) ? 0 : -EBADMSG;
     if (!error) error = take_timing(&r, result);

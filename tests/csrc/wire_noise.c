@@ -43,7 +43,7 @@ static int decode(const unsigned char *from, uint32_t bytes, int version) {
     uint32_t n = 2 * (bytes / ELEMENT), at = 0;
     unsigned char *packet = malloc(bytes);
     uint32_t *shapes = malloc(n * sizeof *shapes);
-    burst_result result;
+    burst_result_packet result;
     burst_complaint why = {.text = ""};
     memcpy(packet, from, bytes);
     int r = burst_decode(packet, bytes, version, &result, shapes, &why);

@@ -1,0 +1,489 @@
+/* Controllers: requests in flight on a lane, their results in the same order, and the lane that comes after the device's death.
+ *
+ * One thread at a time sends, and one receives. Both look at the list of requests in flight under `lock`, for a few instructions.
+ * The lane is read under `living`, which a thread takes for writing to put the next lane in its place: then no thread is inside.
+ */
+#define _GNU_SOURCE
+#include "libburst/controller.h"
+
+#include "fmq/api.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { USUAL_DEPTH = 8, TRACE_VERSION = 2, MOST_REVIVALS = 10 };
+static const uint64_t LIFE_NS = UINT64_C(60000000000); /* that a device may take to begin one */
+static const uint64_t USUAL_SPIN_NS = 50000, MOST_SPIN_NS = UINT64_C(10000000000), TRACE_MAGIC = 0x4543415254535242;
+
+/* ---- opening and closing ----------------------------------------------------------------------------------------- */
+
+static int new_trace(controller *c) {
+    c->trace_memory = sealed_memory("burst-trace", sizeof *c->trace);
+    if (c->trace_memory < 0) return c->trace_memory;
+    void *at;
+    int r = fmq_map(c->trace_memory, sizeof *c->trace, 1, &at);
+    if (r) return fail(r, "mapping a trace: %s", strerror(-r));
+    c->trace = at;
+    c->trace->version = TRACE_VERSION, c->trace->records = BURST_RECORDS, c->trace->magic = TRACE_MAGIC;
+    c->trace->client.pid = (uint64_t)getpid(), c->trace->client.depth = c->options.depth;
+    return 0;
+}
+
+static void free_trace(controller *c) {
+    if (c->trace) fmq_unmap(c->trace, sizeof *c->trace);
+    if (c->trace_memory >= 0) close(c->trace_memory);
+    c->trace = NULL, c->trace_memory = -1;
+}
+
+static int open_lane(controller *c) {
+    int r = new_trace(c);
+    if (!r) r = lane_open(c->compiled, &c->slots, c->options.spin, c->trace, c->trace_memory, &c->lane);
+    if (r) free_trace(c);
+    return r;
+}
+
+static void close_lane(controller *c) {
+    if (!c->lane) return;
+    c->counts.asleep_ns += c->trace->client.asleep_ns, c->counts.total_ns += c->trace->client.total_ns;
+    lane_free(c->lane);
+    free_trace(c);
+    c->lane = NULL;
+}
+
+/* Requests hold their controller, so it must not hold them any more. Its own reference is not the last one. */
+static void drop_flights(controller *c) {
+    request *dropped[MOST_IN_FLIGHT];
+    pthread_mutex_lock(&c->lock);
+    uint32_t n = c->count;
+    for (uint32_t i = 0; i < n; i++) dropped[i] = c->flights[(c->first + i) % MOST_IN_FLIGHT].request;
+    c->count = 0;
+    pthread_mutex_unlock(&c->lock);
+    for (uint32_t i = 0; i < n; i++) {
+        atomic_store(&dropped[i]->in_flight, 0);
+        object_put(dropped[i]);
+    }
+}
+
+static void destroy(object *o) {
+    controller *c = (controller *)o;
+    close_lane(c);
+    for (uint32_t i = 0; i < c->slots.count; i++) object_put(c->slots.entries[i].pool);
+    free(c->slots.entries);
+    object_put(c->compiled);
+    pthread_mutex_destroy(&c->slots.lock);
+    pthread_mutex_destroy(&c->lock);
+    pthread_rwlock_destroy(&c->living);
+    free(c);
+}
+
+static int read_options(const burst_options *given, burst_options *o) {
+    *o = (burst_options){.size = sizeof *o};
+    if (given && given->size < 8) return fail(-EINVAL, "burst_options.size is %u: set it to sizeof(burst_options)", given->size);
+    if (given) memcpy(o, given, given->size < sizeof *o ? given->size : sizeof *o);
+    if (o->depth > MOST_IN_FLIGHT) return fail(-EINVAL, "depth %u: at most %d requests are in flight", o->depth, MOST_IN_FLIGHT);
+    if (o->spin > MOST_SPIN_NS) return fail(-EINVAL, "spin %llu ns: at most 10 s", (unsigned long long)o->spin);
+    if (!o->depth) o->depth = USUAL_DEPTH;
+    if (!o->spin) o->spin = USUAL_SPIN_NS;
+    return 0;
+}
+
+static controller *new_controller(compiled *p, const burst_options *options) {
+    controller *c = calloc(1, sizeof *c);
+    if (!c) return fail(-ENOMEM, "no memory for a controller"), NULL;
+    c->compiled = p, c->options = *options, c->trace_memory = -1;
+    pthread_rwlock_init(&c->living, NULL);
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_mutex_init(&c->slots.lock, NULL);
+    return c;
+}
+
+static int revive_compiled(controller *c, uint64_t epoch);
+
+/* The device may have died since the model was prepared: a controller that recovers begins on its next life. */
+static int open_first(controller *c) {
+    uint64_t epoch = compiled_epoch(c->compiled);
+    int r = compiled_prepare(c->compiled, burst_now() + LIFE_NS); /* another controller may have begun that life */
+    if (!r) r = open_lane(c);
+    if (r != -EPIPE || !c->options.recover) return r;
+    r = revive_compiled(c, epoch);
+    return r ? r : open_lane(c);
+}
+
+int burst_open(burst_compiled *handle, const burst_options *given, burst_controller **out) {
+    burst_options options;
+    int r = out ? read_options(given, &options) : fail(-EINVAL, "NULL where room for a controller is due");
+    if (r) return r;
+    compiled *p = handle_take(handle, COMPILED, &r);
+    if (!p) return r;
+    controller *c = new_controller(p, &options); /* owns p */
+    if (!c) return object_put(p), -ENOMEM;
+    r = open_first(c);
+    if (!r && !(r = handle_new(&c->head, CONTROLLER, destroy, out))) return 0;
+    destroy(&c->head);
+    return r;
+}
+
+int burst_close(burst_controller *handle) {
+    void *closed;
+    int r = handle_close(handle, CONTROLLER, &closed);
+    if (r) return r;
+    controller *c = closed;
+    atomic_store(&c->is_closed, 1);
+    pthread_rwlock_rdlock(&c->living);
+    if (c->lane) lane_stop(c->lane);
+    pthread_rwlock_unlock(&c->living);
+    pthread_rwlock_wrlock(&c->living); /* now no thread is inside, and none comes in */
+    drop_flights(c);
+    close_lane(c);
+    pthread_rwlock_unlock(&c->living);
+    object_put(c);
+    return 0;
+}
+
+/* ---- the next life ----------------------------------------------------------------------------------------------- */
+
+static int revive_compiled(controller *c, uint64_t epoch) {
+    compiled *p = c->compiled;
+    int r = client_revive(p->client, epoch);
+    return r ? r : compiled_prepare(p, burst_now() + LIFE_NS);
+}
+
+/* What is in flight goes out again, in the same order; what is not wanted is forgotten. Nobody else is inside. */
+static int send_again(controller *c) {
+    uint32_t n = c->count;
+    c->count = 0;
+    int r = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        flight f = c->flights[(c->first + i) % MOST_IN_FLIGHT];
+        if (!f.is_wanted || r) {
+            atomic_store(&f.request->in_flight, 0);
+            object_put(f.request);
+            continue;
+        }
+        c->lane->caller.deadline = f.deadline;
+        r = burst_send(&c->lane->caller, f.request->packet, f.request->bytes);
+        f.id = c->lane->caller.id;
+        c->flights[(c->first + c->count++) % MOST_IN_FLIGHT] = f;
+    }
+    return r;
+}
+
+static int next_life(controller *c) {
+    uint64_t epoch = c->lane ? c->lane->epoch : compiled_epoch(c->compiled);
+    int version = c->lane ? c->lane->version : 2, r = -EPIPE;
+    close_lane(c);
+    for (int tries = MOST_REVIVALS; r == -EPIPE && tries; tries--) {
+        r = revive_compiled(c, epoch);
+        if (r) break; /* bounded there */
+        epoch = compiled_epoch(c->compiled);
+        r = open_lane(c);
+        if (r) continue;
+        if (c->lane->version != version) return fail(-EPROTO, "the device's next life speaks another wire version");
+        pthread_mutex_lock(&c->lock);
+        r = send_again(c);
+        pthread_mutex_unlock(&c->lock);
+        if (r == -EPIPE) close_lane(c);
+    }
+    return r;
+}
+
+/* After -EPIPE on the lane of that generation: 0, and another lane is there. No lock is held. */
+static int recover(controller *c, uint64_t generation) {
+    if (!c->options.recover) {
+        atomic_store(&c->broken, -EPIPE);
+        return fail(-EPIPE, "the device died; a controller with `recover` starts it again");
+    }
+    pthread_rwlock_wrlock(&c->living);
+    int r = atomic_load(&c->broken);
+    if (!r && c->generation == generation && !atomic_load(&c->is_closed)) {
+        r = next_life(c);
+        c->generation++;
+        c->counts.revivals += !r;
+        if (r) atomic_store(&c->broken, r > 0 ? -EPIPE : r);
+    }
+    pthread_rwlock_unlock(&c->living);
+    return r;
+}
+
+int controller_enter(controller *c, uint64_t *generation) {
+    pthread_rwlock_rdlock(&c->living);
+    int r = atomic_load(&c->broken);
+    if (r) r = fail(r, "this burst is of no more use since an earlier call failed; open another one");
+    if (!r && atomic_load(&c->is_closed)) r = fail(-ECANCELED, "this controller was closed");
+    *generation = c->generation;
+    if (r) pthread_rwlock_unlock(&c->living);
+    return r;
+}
+
+void controller_leave(controller *c) { pthread_rwlock_unlock(&c->living); }
+
+/* What a lane says, in words. */
+static int explain(controller *c, int r) {
+    switch (r) {
+    case -EPIPE: return fail(r, "the device died");
+    case -ESHUTDOWN: atomic_store(&c->broken, r); return fail(r, "the device ended this burst");
+    case -EPROTO: atomic_store(&c->broken, r); return fail(r, "the device broke the protocol of the queues");
+    case -ECANCELED: return fail(r, "this controller was closed, or is a forked parent's");
+    case -ETIMEDOUT: return fail(r, "the deadline passed while the device had the request");
+    case -EBUSY: return fail(r, "another thread is inside a call on this controller");
+    default: return fail(r, "the queue of requests: %s", strerror(-r));
+    }
+}
+
+/* ---- sending ----------------------------------------------------------------------------------------------------- */
+
+/* As many as have room for their results, which are as long as requests or shorter. */
+static uint32_t depth_of(const controller *c, const request *q) {
+    uint64_t fitting = LENGTH * ELEMENT / q->bytes;
+    if (c->lane->version == 1) return 1;
+    return fitting < c->options.depth ? (uint32_t)fitting : c->options.depth;
+}
+
+static void note_flight(controller *c, request *q, uint64_t deadline, uint64_t *number) {
+    c->flights[(c->first + c->count++) % MOST_IN_FLIGHT] =
+        (flight){.request = object_hold(q), .number = ++c->number, .id = c->lane->caller.id, .deadline = deadline, .is_wanted = true};
+    c->counts.requests++;
+    *number = c->number;
+}
+
+/* Inside. The flight is noted under the same lock that it is sent under, so that the receiver finds it. */
+static int send(controller *c, request *q, uint64_t deadline, uint64_t *number) {
+    uint32_t no = 0;
+    if (!atomic_compare_exchange_strong(&q->in_flight, &no, 1)) return fail(-EBUSY, "this request is in flight; await its result first");
+    pthread_mutex_lock(&c->lock);
+    int r = c->count < depth_of(c, q) ? 0 : -EAGAIN;
+    if (!r) {
+        c->lane->caller.deadline = deadline;
+        r = burst_send(&c->lane->caller, q->packet, q->bytes);
+        if (!r) note_flight(c, q, deadline, number);
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (!r) return 0;
+    atomic_store(&q->in_flight, 0);
+    return r == -EAGAIN ? fail(r, "%u requests are in flight; await a result first", c->count) : explain(c, r);
+}
+
+static int send_or_recover(controller *c, request *q, uint64_t deadline, uint64_t *number) {
+    for (;;) {
+        uint64_t generation;
+        int r = controller_enter(c, &generation);
+        if (r) return r;
+        r = send(c, q, deadline, number);
+        controller_leave(c);
+        if (r != -EPIPE || (r = recover(c, generation))) return r;
+    }
+}
+
+/* ---- receiving --------------------------------------------------------------------------------------------------- */
+
+/* The result that came, if it differs from the one before. */
+static int decode(controller *c, int64_t code) {
+    burst_complaint why = {.text = ""};
+    burst_caller *k = &c->lane->caller;
+    if (code && burst_decode(k->result, (uint64_t)code, c->lane->version, &c->last, c->shapes, &why)) {
+        atomic_store(&c->broken, -EBADMSG);
+        return fail(-EBADMSG, "the device's answer is malformed: element %llu: %s", (unsigned long long)why.element, why.text);
+    }
+    c->last.on_device = k->on_device, c->last.in_driver = k->in_driver;
+    return 0;
+}
+
+/* Takes the oldest flight out. True: its result is wanted. */
+static bool land(controller *c, burst_outcome *o) {
+    pthread_mutex_lock(&c->lock);
+    flight f = c->flights[c->first++ % MOST_IN_FLIGHT]; /* only the receiver takes one out, or a thread that is alone inside */
+    c->count--;
+    c->counts.results++;
+    if (!f.is_wanted) c->trace->abandoned &= ~(UINT64_C(1) << f.id % 64);
+    pthread_mutex_unlock(&c->lock);
+    atomic_store(&f.request->in_flight, 0);
+    object_put(f.request);
+    *o = (burst_outcome){.number = f.number, .on_device = c->last.on_device, .in_driver = c->last.in_driver, .status = c->last.status,
+                         .n_shapes = c->last.n_shapes};
+    return f.is_wanted;
+}
+
+/* The device's own words, which it may change while we look: copied first. */
+static int told(controller *c, const burst_outcome *o) {
+    burst_failure f;
+    memcpy(&f, &c->trace->failures[c->lane->caller.results % BURST_FAILURES], sizeof f);
+    f.text[sizeof f.text - 1] = 0;
+    for (char *at = f.text; *at; at++)
+        if ((unsigned char)*at < ' ') *at = ' ';
+    bool is_of_this = f.id == c->lane->caller.results && f.status == (uint64_t)o->status;
+    return fail(o->status, "the device answers with status %d%s%s", o->status, is_of_this && *f.text ? ": " : "", is_of_this ? f.text : "");
+}
+
+static int note_miss(controller *c, int r) {
+    pthread_mutex_lock(&c->lock);
+    c->counts.timeouts += r == -ETIMEDOUT;
+    pthread_mutex_unlock(&c->lock);
+    return explain(c, r);
+}
+
+/* Inside: one result that is wanted. */
+static int receive(controller *c, uint64_t deadline, burst_outcome *o) {
+    for (;;) {
+        pthread_mutex_lock(&c->lock);
+        bool is_empty = !c->count;
+        pthread_mutex_unlock(&c->lock);
+        if (is_empty) return fail(-ENOMSG, "no request is in flight");
+        int64_t code;
+        while ((code = burst_receive(&c->lane->caller, deadline)) == -EINTR) {}
+        if (code < 0) return note_miss(c, (int)code);
+        int r = decode(c, code);
+        if (r) return r;
+        if (land(c, o)) return o->status ? told(c, o) : 0;
+    }
+}
+
+static int receive_or_recover(controller *c, uint64_t deadline, burst_outcome *o) {
+    for (;;) {
+        uint64_t generation;
+        int r = controller_enter(c, &generation);
+        if (r) return r;
+        r = receive(c, deadline, o);
+        controller_leave(c);
+        if (r != -EPIPE || (r = recover(c, generation))) return r;
+    }
+}
+
+/* ---- both -------------------------------------------------------------------------------------------------------- */
+
+static bool begin(_Atomic uint32_t *word) { return !atomic_exchange(word, 1); }
+
+static int busy(const char *what) { return fail(-EBUSY, "another thread %s on this controller", what); }
+
+int burst_submit(burst_controller *handle, burst_request *wanted, uint64_t deadline, uint64_t *number) {
+    int r;
+    uint64_t ignored;
+    controller *c = handle_take(handle, CONTROLLER, &r);
+    if (!c) return r;
+    request *q = handle_take(wanted, REQUEST, &r);
+    if (!q) return object_put(c), r;
+    if (q->controller != c) r = fail(-EINVAL, "this request was made for another controller");
+    else if (!begin(&c->sending)) r = busy("sends");
+    else {
+        r = send_or_recover(c, q, deadline, number ? number : &ignored);
+        atomic_store(&c->sending, 0);
+    }
+    object_put(q);
+    object_put(c);
+    return r;
+}
+
+int burst_await(burst_controller *handle, uint64_t deadline, burst_outcome *outcome) {
+    int r;
+    burst_outcome ignored;
+    controller *c = handle_take(handle, CONTROLLER, &r);
+    if (!c) return r;
+    if (!begin(&c->receiving)) r = busy("receives");
+    else {
+        r = receive_or_recover(c, deadline, outcome ? outcome : &ignored);
+        atomic_store(&c->receiving, 0);
+    }
+    object_put(c);
+    return r;
+}
+
+static int forsake(controller *c, uint64_t number) {
+    int r = -ENOENT;
+    pthread_mutex_lock(&c->lock);
+    for (uint32_t i = 0; i < c->count; i++) {
+        flight *f = &c->flights[(c->first + i) % MOST_IN_FLIGHT];
+        if (f->number != number || !f->is_wanted) continue;
+        f->is_wanted = false;
+        if (c->trace) c->trace->abandoned |= UINT64_C(1) << f->id % 64;
+        r = 0;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return r;
+}
+
+static bool is_any_wanted(controller *c) {
+    bool found = false;
+    pthread_mutex_lock(&c->lock);
+    for (uint32_t i = 0; i < c->count; i++) found |= c->flights[(c->first + i) % MOST_IN_FLIGHT].is_wanted;
+    pthread_mutex_unlock(&c->lock);
+    return found;
+}
+
+/* Results of requests that timed out are taken on the way: they come first. */
+static int run(controller *c, request *q, uint64_t deadline, burst_outcome *o) {
+    uint64_t number = 0;
+    if (!atomic_load(&c->broken) && is_any_wanted(c)) return fail(-EBUSY, "requests are in flight; await their results first");
+    int r = c->count ? receive_or_recover(c, deadline, o) : -ENOMSG;
+    if (r != -ENOMSG) return r == -ETIMEDOUT ? fail(r, "the result of an earlier request did not come by the deadline; nothing was sent") : r;
+    r = send_or_recover(c, q, deadline, &number);
+    if (!r) r = receive_or_recover(c, deadline, o);
+    if (r == -ETIMEDOUT) forsake(c, number);
+    return r;
+}
+
+int burst_run(burst_controller *handle, burst_request *wanted, uint64_t deadline, burst_outcome *outcome) {
+    int r;
+    burst_outcome ignored;
+    controller *c = handle_take(handle, CONTROLLER, &r);
+    if (!c) return r;
+    request *q = handle_take(wanted, REQUEST, &r);
+    if (!q) return object_put(c), r;
+    if (q->controller != c) r = fail(-EINVAL, "this request was made for another controller");
+    else if (!begin(&c->sending)) r = busy("sends");
+    else if (!begin(&c->receiving)) atomic_store(&c->sending, 0), r = busy("receives");
+    else {
+        r = run(c, q, deadline, outcome ? outcome : &ignored);
+        atomic_store(&c->receiving, 0);
+        atomic_store(&c->sending, 0);
+    }
+    object_put(q);
+    object_put(c);
+    return r;
+}
+
+int burst_cancel(burst_controller *handle, uint64_t number) {
+    int r;
+    controller *c = handle_take(handle, CONTROLLER, &r);
+    if (!c) return r;
+    pthread_rwlock_rdlock(&c->living);
+    r = forsake(c, number);
+    pthread_rwlock_unlock(&c->living);
+    object_put(c);
+    return r ? fail(r, "request %llu is not in flight", (unsigned long long)number) : 0;
+}
+
+int burst_output_shape(burst_controller *handle, uint32_t output, uint32_t *shape, uint32_t room) {
+    int r;
+    controller *c = handle_take(handle, CONTROLLER, &r);
+    if (!c) return r;
+    if (!begin(&c->receiving)) return object_put(c), busy("receives");
+    uint32_t *at = c->shapes;
+    for (uint32_t i = 0; i < output && i < c->last.n_shapes; i++) at += 2 + at[1];
+    if (output >= c->last.n_shapes) r = fail(-EINVAL, "the device told the shapes of %u outputs", c->last.n_shapes);
+    else r = (int)at[1];
+    for (int i = 0; i < r && shape && i < (int)room; i++) shape[i] = at[2 + i];
+    atomic_store(&c->receiving, 0);
+    object_put(c);
+    return r;
+}
+
+int burst_count(burst_controller *handle, burst_statistics *statistics) {
+    int r;
+    if (!statistics) return fail(-EINVAL, "NULL where room for statistics is due");
+    controller *c = handle_take(handle, CONTROLLER, &r);
+    if (!c) return r;
+    pthread_rwlock_rdlock(&c->living);
+    pthread_mutex_lock(&c->lock);
+    *statistics = c->counts;
+    statistics->in_flight = c->count;
+    if (c->lane) statistics->total_ns += c->trace->client.total_ns, statistics->asleep_ns += c->trace->client.asleep_ns;
+    pthread_mutex_unlock(&c->lock);
+    pthread_rwlock_unlock(&c->living);
+    pthread_mutex_lock(&c->slots.lock);
+    statistics->memories_sent = c->slots.sent;
+    pthread_mutex_unlock(&c->slots.lock);
+    object_put(c);
+    return 0;
+}

@@ -1,0 +1,28 @@
+/* Handles that can be closed twice, used after that, or be of another kind, and say so. Not exported. */
+#ifndef LIBBURST_HANDLES_H
+#define LIBBURST_HANDLES_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+enum kind { CLIENT = 1, BUILDER, COMPILED, CONTROLLER, POOL, REQUEST };
+
+/* The beginning of everything that a handle stands for. */
+typedef struct object {
+    enum kind kind;
+    uint32_t slot, generation; /* of the table; of the process, counted in forks */
+    void (*destroy)(struct object *object); /* by the thread that lets go of it last */
+} object;
+
+uint32_t handle_generation(void); /* counts forks */
+int handle_new(object *o, enum kind kind, void (*destroy)(object *), void *out); /* *out: the handle; the caller has a reference */
+/* The object, held until `object_put`; else NULL, and why in *error. */
+void *handle_take(const void *handle, enum kind kind, int *error);
+int handle_close(void *handle, enum kind kind, void **out); /* as handle_take, and nobody can take it from now on */
+void *object_hold(void *o);
+void object_put(void *o);
+
+int fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+int fail_kernel(const char *what); /* of errno */
+
+#endif

@@ -1,0 +1,17 @@
+/* Memory that both sides map. Not exported. */
+#ifndef LIBBURST_POOLS_H
+#define LIBBURST_POOLS_H
+
+#include "libburst/handles.h"
+
+typedef struct {
+    object head;
+    int fd;
+    uint64_t bytes;
+    void *base;
+} pool;
+
+/* A descriptor of new memory that is sealed against shrinking; all of its pages exist. */
+int sealed_memory(const char *name, uint64_t bytes);
+
+#endif

@@ -1,0 +1,49 @@
+"""Processes that are not our children, for tests that stop and kill them."""
+
+import contextlib
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+LONG = 20.0  # seconds after which what never comes is an error
+
+
+class HeldProcess:
+    """One that is held, so that its number cannot come to mean another."""
+
+    def __init__(self, pid):
+        self.pid, self.fd = pid, os.pidfd_open(pid)
+
+    def signal(self, number):
+        """And for SIGSTOP, waits until it has stopped."""
+        signal.pidfd_send_signal(self.fd, number)
+        if number == signal.SIGSTOP:
+            until(lambda: state(self.pid) == "T")
+
+    def has_ended(self, seconds=LONG):
+        """Now, or within that time."""
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        return bool(poll.poll(seconds * 1e3))
+
+    def end(self):
+        with contextlib.suppress(ProcessLookupError):
+            self.signal(signal.SIGKILL)
+            assert self.has_ended()
+        os.close(self.fd)
+
+
+def until(condition):
+    """Looks until `condition` holds, without sleeping."""
+    end = time.monotonic() + LONG
+    while not (found := condition()):
+        assert time.monotonic() < end, f"it never came true: {condition}"
+        os.sched_yield()
+    return found
+
+
+def state(pid, thread=None):
+    """A thread's state, R, S or T, as the kernel tells it."""
+    return Path(f"/proc/{pid}/task/{thread or pid}/stat").read_text().rpartition(")")[2].split()[0]
