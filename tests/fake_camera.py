@@ -12,6 +12,7 @@ import errno
 import mmap
 import os
 from collections import deque
+from contextlib import suppress
 from typing import ClassVar
 
 import numpy as np
@@ -81,6 +82,16 @@ class FakeCamera:
         """From now on every call fails."""
         self.gone = code
         os.write(self._bell, b"!")
+
+    def plug_in(self):
+        """It is there again."""
+        self.gone = 0
+        self._hush()
+
+    def _hush(self):
+        with suppress(BlockingIOError):
+            while os.read(self._bell, 1 << 16):
+                pass
 
     def ioctl(self, fd, request, record):
         """As `fcntl.ioctl` of the camera's descriptor."""
@@ -154,6 +165,10 @@ class FakeCamera:
         if record.memory != v4l2.MMAP:
             self._refuse(errno.EINVAL)
         record.count = min(record.count, self.most)
+        for fd in (fd for pieces in self.buffers for fd in pieces):  # of a program before this one
+            os.close(fd)
+        self.buffers.clear()
+        self.rooms.clear()
         for _ in range(record.count):
             rooms, fds = [], []
             for _, nbytes in self.pieces:
@@ -209,6 +224,7 @@ class FakeCamera:
         self.streaming = False
         self.queued.clear()
         self.done.clear()
+        self._hush()
 
     _NAMES: ClassVar = {
         v4l2.QUERYCAP: _querycap, v4l2.ENUM_FMT: _enum_fmt, v4l2.G_FMT: _g_fmt, v4l2.S_FMT: _s_fmt,

@@ -131,58 +131,30 @@ def camera(
 
             _show(CameraShow(source, seed, fps, device, out), **web)
         return
+    from driver.demos.camera import connected
     from driver.demos.camera_report import CameraReport
-    from driver.demos.camera_sources import HEIGHT, WIDTH
+    from driver.demos.camera_sources import HEIGHT, WIDTH, clock_of, open_source
     from driver.demos.drawing import Film
 
     console = Console(stderr=as_json)
     if not no_video and (out / Film.NAME).resolve() == Path(source).resolve():
         raise click.UsageError(f"--source {source}: this run would overwrite it; pass another --out, or --no-video")
     with _complaints(), ExitStack() as stack:
-        name, watch = _watched(source, seed, fps, console, stack)
+        opened = stack.enter_context(closing(open_source(source, seed, fps)))
         _make(out)
         film = None if no_video else stack.enter_context(Film(out, WIDTH, HEIGHT, fps))
-        _tell(console, name, device)
-        how: dict[str, Any] = {} if spin is None else {"spin": spin}
-        steps, stats_of = watch(device, **how)
+        _tell(console, opened.name, device)
+        how: dict[str, Any] = {"recover": opened.is_live} | ({} if spin is None else {"spin": spin})
+        detector = stack.enter_context(connected(device, opened.size, buffers=opened.buffers, **how))
+        steps = detector.watch(opened, clock_of(opened, fps))
         with CameraReport(frames, out, film, console) as report, suppress(KeyboardInterrupt):
             try:
                 for step in islice(steps, frames):
                     report.add(step)
             except driver.CameraLost as error:
                 console.print(Text(str(error)))
-        stats = stats_of()
-    _close(report, report.seen < frames, console, as_json, source=name, device=device, stats=stats)
-
-
-def _watched(
-    source: str, seed: int, fps: float, console: Console, stack: ExitStack
-) -> tuple[str, Callable[..., tuple[Iterator[Any], Callable[[], dict[str, Any]]]]]:
-    """What `--source` names: its name, and what connects it to a device; it ends with the stack."""
-    from driver.demos.camera import connected
-    from driver.demos.camera_buffers import connected_camera, open_camera
-    from driver.demos.camera_sources import HEIGHT, WIDTH, Clock, open_source
-
-    try:
-        camera = open_camera(source, fps, (WIDTH, HEIGHT))
-    except driver.CameraFailed as error:
-        console.print(Text(f"not without a copy: {error}"))
-        camera = None
-    if camera is not None:
-        found = stack.enter_context(camera)
-
-        def in_place(device: str, **how: Any) -> Any:
-            detector = stack.enter_context(connected_camera(found, device, **how))
-            return detector.watch(), detector.stats
-
-        return f"{source}, in the camera's buffers", in_place
-    opened = stack.enter_context(closing(open_source(source, seed, fps)))
-
-    def copied(device: str, **how: Any) -> Any:
-        reader = stack.enter_context(connected(device, **how))
-        return reader.watch(opened, Clock(fps)), reader.stats
-
-    return opened.name, copied
+        stats = detector.stats()
+    _close(report, report.seen < frames, console, as_json, source=opened.name, device=device, stats=stats)
 
 
 @demo.command(context_settings={"show_default": True})

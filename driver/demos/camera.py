@@ -1,8 +1,9 @@
 """Find moving objects in a camera's frames, with the network in another process: `burst demo camera`.
 
-Every frame is written straight into the burst's input, which the device process sees too: nothing is copied on the way.
-The same frame then goes to the same device over the plain RPC path. This is all that the demo does with the API; where
-frames come from is in `camera_sources`, the network in `detector`, and what becomes of the results in `camera_report`.
+Every frame is written straight into the burst's input, which the device process sees too, or it lies in a buffer of
+the camera, which requests name: nothing is copied on the way. The same frame then goes to the same device over the
+plain RPC path. This is all that the demo does with the API; where frames come from is in `camera_sources`, the network
+in `detector`, and what becomes of the results in `camera_report`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,13 +20,14 @@ import numpy as np
 import burst
 import driver
 from driver.demos.detector import build_model, decode, outputs_of
+from driver.demos.drawing import picture
 from driver.demos.latencies import TimedCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from driver.demos.boxes import Box
-    from driver.demos.camera_sources import Clock, FrameSource
+    from driver.demos.camera_sources import FrameClock, FrameSource
 
 TIMEOUT = 5.0  # seconds for one execution
 WARM_UP = 20  # calls on each path before anything is measured
@@ -32,7 +35,7 @@ WARM_UP = 20  # calls on each path before anything is measured
 
 @dataclass(frozen=True, slots=True)
 class FrameResult:
-    """One frame, and what came of it. `frame` is the burst's own memory until the next step: copy what you keep."""
+    """One frame, and what came of it. `frame` may be the burst's own memory until the next step: copy what you keep."""
 
     index: int
     frame: np.ndarray
@@ -44,71 +47,81 @@ class FrameResult:
 
 @contextmanager
 def connected(
-    device: str, size: tuple[int, int] = (640, 480), priority: Literal["low", "medium", "high"] = "medium", **how: Any
+    device: str,
+    size: tuple[int, int] = (640, 480),
+    priority: Literal["low", "medium", "high"] = "medium",
+    buffers: Sequence[driver.HardwareBuffer] = (),
+    **how: Any,
 ) -> Iterator[Detector]:
     """The network on a device, whose process starts if it is not running. `how`: options of `burst`, such as `spin`.
 
-    `size`: columns and rows of the frames, both in whole cells of 16.
+    `size`: columns and rows of the frames, both in whole cells of 16. `buffers`: those of a camera, where frames lie.
     """
+    pixels: Any = buffers[0].format if buffers else "rgb"
     with (
         driver.connect(device) as remote,
-        remote.prepare(build_model(*size), priority=priority) as prepared,
+        remote.prepare(build_model(*size, pixels=pixels), priority=priority) as prepared,
         prepared.burst(measure=True, **how) as fast,
     ):
-        yield Detector(prepared, fast)
+        yield Detector(prepared, fast, buffers)
 
 
 class Detector:
     """Both ways to the network: a frame goes in, boxes come out."""
 
-    def __init__(self, prepared: driver.RemotePreparedModel, fast: driver.Burst) -> None:
+    def __init__(
+        self, prepared: driver.RemotePreparedModel, fast: driver.Burst, buffers: Sequence[driver.HardwareBuffer] = ()
+    ) -> None:
         """Lay both executions out in shared memory, once; then let both paths map it and fill their caches."""
-        self.prepared, self.fast = prepared, fast
+        self.prepared, self.fast, self.buffers = prepared, fast, buffers
         (frames,) = fast.inputs
         assert frames is not None  # no input is omitted
-        self.frame = frames[0]  # uint8 [rows, columns, 3], to be written in place
-        request = _plain_request(*self.frame.shape[1::-1])
-        self.plain_frame = request.pools[0].asarray(np.uint8, self.frame.shape)
-        self.paths: dict[str, Callable[[], burst.Result]] = {
-            "burst": lambda: fast.run(timeout=TIMEOUT),
-            "plain RPC": lambda: prepared.execute(request, measure=True, timeout=TIMEOUT),
+        self.frame = frames[0]  # uint8 [rows, columns, 3], to be written in place unless frames lie in buffers
+        width, height = (buffers[0].width, buffers[0].height) if buffers else self.frame.shape[1::-1]
+        requests = _requests(width, height, buffers or [driver.HardwareBuffer.allocate("rgb", width, height)])
+        self.plain_frame = None if buffers else requests[0].pools[0].asarray(np.uint8, self.frame.shape)
+        self.paths: dict[str, Callable[[int], burst.Result]] = {
+            "burst": lambda _: fast.run(timeout=TIMEOUT),
+            "plain RPC": lambda n: prepared.execute(requests[n], measure=True, timeout=TIMEOUT),
         }
+        if buffers:
+            self.paths["burst"] = lambda n: fast.execute(requests[n], measure=True, timeout=TIMEOUT)
         for run in self.paths.values():
-            for _ in range(WARM_UP):
-                run().raise_for_status()
+            for n in range(WARM_UP):
+                run(n % len(requests)).raise_for_status()
 
-    def detect(self, *, last: bool = False) -> tuple[list[Box], dict[str, TimedCall]]:
-        """Run the frame on both paths, the burst first or last; what the burst found, and how long each took."""
-        self.plain_frame[...] = self.frame
+    def detect(self, n: int = 0, *, last: bool = False) -> tuple[list[Box], dict[str, TimedCall]]:
+        """Run the frame, or buffer `n`, on both paths, the burst first or last; what it found, how long each took."""
+        if self.plain_frame is not None:
+            self.plain_frame[...] = self.frame
         found: list[Box] = []
         calls = {}
         for path in sorted(self.paths, reverse=last):
             start = time.perf_counter()
-            result = self.paths[path]()
+            result = self.paths[path](n)
             calls[path] = TimedCall(time.perf_counter() - start, result.timing.time_on_device)
             result.raise_for_status()
             if path == "burst":
                 found = decode(result.outputs)  # before the next run: the outputs are views of shared memory
         return found, calls
 
-    def watch(self, source: FrameSource, clock: Clock) -> Iterator[FrameResult]:
+    def watch(self, source: FrameSource, clock: FrameClock) -> Iterator[FrameResult]:
         """Take frame after frame from the source, whenever the clock says so."""
-        index = 0
-        while True:
+        for index in count():
             source.skip(clock.tick())
             truth = source.read(self.frame)
-            found, calls = self.detect(last=index % 2 == 1)  # in turns: neither path always comes second
-            yield FrameResult(index, self.frame, found, truth, calls, clock.dropped)
-            index += 1
+            found, calls = self.detect(source.index, last=index % 2 == 1)  # in turns: neither path always comes second
+            frame = picture(self.buffers[source.index]) if self.buffers else self.frame
+            yield FrameResult(index, frame, found, truth, calls, clock.dropped)
 
     def stats(self) -> dict[str, Any]:
         """What the burst counted."""
         return self.fast.stats()
 
 
-def _plain_request(width: int, height: int) -> burst.Request:
-    """The same execution for the plain path, in shared memory as well: the frame, then both outputs."""
-    sizes = [3 * width * height, *(4 * math.prod(shape) for shape in outputs_of(width, height))]
-    memory = driver.Memory.create(sum(sizes))
-    frame, *outputs = (burst.RequestArgument(offset=sum(sizes[:i]), length=size) for i, size in enumerate(sizes))
-    return burst.Request((frame,), tuple(outputs), (memory,))
+def _requests(width: int, height: int, frames: Sequence[driver.HardwareBuffer]) -> list[burst.Request]:
+    """An execution for each buffer with a frame; the outputs lie in shared memory as well."""
+    sizes = [4 * math.prod(shape) for shape in outputs_of(width, height)]
+    results = driver.Memory.create(sum(sizes))
+    outputs = tuple(burst.RequestArgument(pool=1, offset=sum(sizes[:i]), length=size) for i, size in enumerate(sizes))
+    return [burst.Request((burst.RequestArgument(),), outputs, (frame, results)) for frame in frames]

@@ -45,12 +45,12 @@ def build_model(
     width: int = FRAME[2],
     height: int = FRAME[1],
     weights: Traversable = WEIGHTS,
-    pixels: Literal["rgb", "nv12"] = "rgb",
+    pixels: Literal["rgb", "nv12", "yuyv"] = "rgb",
 ) -> driver.Model:
     """Spell the network out for a driver, for frames of that size: all of it is convolution, so any size will do.
 
-    It was trained on objects of 50 to 120 pixels, and finds those of that size best. Frames of "nv12" are converted in
-    the network; what they have beyond whole cells, on the right and below, is not looked at.
+    It was trained on objects of 50 to 120 pixels, and finds those of that size best. Frames of "nv12" and "yuyv"
+    are converted in the network; what they have beyond whole cells, on the right and below, is not looked at.
     """
     if width <= 0 or height <= 0 or (pixels == "rgb" and (width % CELL or height % CELL)):
         raise ValueError(
@@ -64,7 +64,7 @@ def build_model(
         kernel, bias = layers[name + ".filter"], layers[name + ".bias"]
         return m.operation("CONV_2D", x, kernel, bias, SAME, stride, stride, activation)
 
-    entrance = {"rgb": _rgb_entrance, "nv12": _nv12_entrance}[pixels]
+    entrance = {"rgb": _rgb_entrance, "nv12": _nv12_entrance, "yuyv": _yuyv_entrance}[pixels]
     fine = conv(conv(conv(entrance(m, width, height), "stem", 2), "down", 2), "fine")
     coarse = conv(fine, "coarse", 2)
     coarse = m.operation("ADD", coarse, conv(conv(coarse, "wide1"), "wide2", activation=NONE), RELU)
@@ -89,14 +89,28 @@ def _rgb_entrance(m: driver.ModelBuilder, width: int, height: int) -> Any:
 
 
 def _nv12_entrance(m: driver.ModelBuilder, width: int, height: int) -> Any:
-    """The same pixels of an image in YUV of limited range (BT.601): only those that are looked at are converted."""
+    """The same pixels of an image in YUV: only those that are looked at are converted."""
     across, down, half = width // CELL * CELL, height // CELL * CELL, STRIDE // 2
     frame = m.input("quant8_asymm", (1, height * 3 // 2, width, 1), scale=1 / 255, zero_point=0)
     luma = _every(m, frame, (0, 0, 0, 0), (1, down, across, 1), (1, STRIDE, STRIDE, 1))
     rows = _every(m, frame, (0, height, 0, 0), (1, height + down // 2, width, 1), (1, half, 1, 1))
     pairs = m.operation("RESHAPE", rows, np.array((1, down // STRIDE, width // 2, 2), np.int32))
     chroma = _every(m, pairs, (0, 0, 0, 0), (1, down // STRIDE, across // 2, 2), (1, 1, half, 1))
-    yuv = m.operation("DEQUANTIZE", m.operation("CONCATENATION", luma, chroma, 3, scale=1 / 255, zero_point=0))
+    return _converted(m, luma, chroma)
+
+
+def _yuyv_entrance(m: driver.ModelBuilder, width: int, height: int) -> Any:
+    """The same of pairs of pixels: Y and U of the even ones that are looked at, and V of their neighbours."""
+    end = height // CELL * CELL, width // CELL * CELL
+    frame = m.input("quant8_asymm", (1, height, width, 2), scale=1 / 255, zero_point=0)
+    first = _every(m, frame, (0, 0, 0, 0), (1, *end, 2), (1, STRIDE, STRIDE, 1))
+    second = _every(m, frame, (0, 0, 1, 1), (1, *end, 2), (1, STRIDE, STRIDE, 1))
+    return _converted(m, first, second)
+
+
+def _converted(m: driver.ModelBuilder, *parts: Any) -> Any:
+    """RGB of Y, U and V in limited range (BT.601)."""
+    yuv = m.operation("DEQUANTIZE", m.operation("CONCATENATION", *parts, 3, scale=1 / 255, zero_point=0))
     bias = -FROM_YUV @ np.array((16, 128, 128), np.float32) / 255
     rgb = m.operation("CONV_2D", yuv, FROM_YUV.reshape(3, 1, 1, 3), bias.astype(np.float32), SAME, 1, 1, RELU)
     return m.operation("MINIMUM", rgb, np.ones((1, 1, 1, 1), np.float32))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    import driver
     from driver.demos.boxes import Box
 
 # Okabe and Ito's colours, which colour-blind people can tell apart.
@@ -61,6 +62,15 @@ def annotate(frame: np.ndarray, found: Sequence[Box], caption: str) -> np.ndarra
         write(picture, f"{box.name} {box.score:.0%}", (box.x0, box.y0 - 19), DARK, COLOURS[box.name])
     write(picture, caption, (0, picture.shape[0]), WHITE, DARK)
     return picture
+
+
+def picture(image: driver.HardwareBuffer) -> np.ndarray:
+    """A copy in RGB of what a camera wrote."""
+    if image.format == "rgb":
+        return image.read()[0].copy()
+    planes = image.read()[0]
+    name, planes = ("nv12", planes[:, :, 0]) if image.format == "nv12" else ("yuyv422", planes)
+    return np.asarray(av.VideoFrame.from_ndarray(planes, format=name).to_ndarray(format="rgb24"))
 
 
 class Film:

@@ -13,8 +13,9 @@ import av
 from PIL import Image
 
 import burst
+import driver
 from driver.demos.camera import TIMEOUT, Detector, FrameResult, connected
-from driver.demos.camera_sources import Clock, FrameSource, open_source
+from driver.demos.camera_sources import clock_of, open_source
 from driver.demos.detector import decode
 from driver.demos.drawing import PALETTE, Film, annotate
 from driver.demos.latencies import TimedCall
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from driver.demos.boxes import Box
+    from driver.demos.camera_sources import FrameClock, FrameSource
     from driver.demos.web.stream import Stage
 
 SIZES = {"320x240": (320, 240), "640x480": (640, 480), "1280x720": (1280, 720)}
@@ -47,14 +49,15 @@ class CameraShow:
         self._spec, self._seed, self._out, self._dropped = source, seed, out, 0
         self._source: FrameSource | None = None
         self._opened: tuple[str, float] | None = None
-        self.settings = (
+        with closing(open_source(source, seed, fps)) as opened:
+            self.name, is_in_place = opened.name, bool(opened.buffers)
+        self.settings: tuple[Setting, ...] = (
             *common(device),
             Setting("size", "Frame size", "640x480", "the size of the network's input", choices=tuple(SIZES)),
             Setting("fps", "Frames per second", fps, limits=(1, MOST_FPS)),
-            Setting("depth", "Depth", "1", "frames in flight at once", choices=("1", "2", "4", "8")),
         )
-        with closing(open_source(source, seed, fps)) as opened:
-            self.name = opened.name
+        if not is_in_place:
+            self.settings += (Setting("depth", "Depth", "1", "frames in flight at once", choices=("1", "2", "4", "8")),)
 
     def about(self) -> dict[str, Any]:
         """The source, and the colours of what is found."""
@@ -63,15 +66,18 @@ class CameraShow:
     def play(self, values: Held, stage: Stage) -> Generator[Update, None, None]:
         """A frame, what was found in it, and where everything stands."""
         source = self._source_for(values["size"], values["fps"])
-        depth, dropped, size = int(values["depth"]), self._dropped, SIZES[values["size"]]
+        depth = int(values["depth"]) if "depth" in values.settings and not source.buffers else 1
+        dropped, size = self._dropped, SIZES[values["size"]]
         how: dict[str, Any] = {"spin": SPINS[values["spin"]], "depth": depth, "recover": True}
         with (
             self._source_is_whole(),
-            connected(values["device"], size, values["priority"], **how) as detector,
+            connected(values["device"], size, values["priority"], source.buffers, **how) as detector,
             self._film(size, values, stage) as film,
         ):
             stage.placed(detector.prepared)
-            clock = Clock(values["fps"], stage.wait)
+            if source.name != self.name:
+                stage.reads_from(source.name)
+            clock = clock_of(source, values["fps"], stage.wait)
             several = watch_several(detector, source, clock, depth)
             for step in detector.watch(source, clock) if depth == 1 else several:
                 self._dropped = dropped + step.dropped
@@ -103,6 +109,9 @@ class CameraShow:
         """What cannot be read any more is opened again the next time."""
         try:
             yield
+        except driver.CameraFailed:
+            self._close()
+            raise
         except (ValueError, av.FFmpegError) as error:
             self._close()
             raise ValueError(f"{self.name}: {error}") from error
@@ -145,7 +154,7 @@ class Flight(NamedTuple):
     start: float
 
 
-def watch_several(detector: Detector, source: FrameSource, clock: Clock, depth: int) -> Iterator[FrameResult]:
+def watch_several(detector: Detector, source: FrameSource, clock: FrameClock, depth: int) -> Iterator[FrameResult]:
     """As `detector.watch`, but the next frame is taken while up to `depth` of them are with the device.
 
     The plain path gets a frame when nothing else is in flight, so that neither path waits for the other one.
@@ -180,9 +189,10 @@ def _landed(
     calls = {"burst": TimedCall(time.perf_counter() - flight.start, result.timing.time_on_device)}
     found = decode(result.outputs)
     if is_last:
+        assert detector.plain_frame is not None
         detector.plain_frame[...] = flight.frame
         start = time.perf_counter()
-        plain = detector.paths["plain RPC"]()
+        plain = detector.paths["plain RPC"](0)
         calls["plain RPC"] = TimedCall(time.perf_counter() - start, plain.timing.time_on_device)
         plain.raise_for_status()
     return FrameResult(index, flight.frame, found, flight.truth, calls, dropped)

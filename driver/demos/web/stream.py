@@ -70,6 +70,10 @@ class Stage:
             },
         )
 
+    def reads_from(self, name: str) -> None:
+        """Where frames come from, if another way than at first."""
+        self._say(notice=f"Frames come from {name}.")
+
     def noticed(self, prepared: driver.RemotePreparedModel, seconds: float) -> None:
         """After each execution, which took so long: it may have seen the device die and come back."""
         if prepared.device.engine_pid != self._engine:

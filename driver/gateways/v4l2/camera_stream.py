@@ -14,7 +14,7 @@ from burst.memory import HardwareBuffer, Memory, Usage
 from driver.errors import CameraFailed, CameraLost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from types import TracebackType
 
     from driver.gateways.v4l2.video_device import CameraFormat, FilledBuffer, Ioctl
@@ -64,7 +64,7 @@ class Camera:
     def __init__(
         self,
         path: str = "/dev/video0",
-        format: str = "nv12",  # noqa: A002 (what `Memory.from_hardware_buffer` calls it)
+        format: str | Sequence[str] = "nv12",  # noqa: A002 (what `Memory.from_hardware_buffer` calls it)
         width: int | None = None,
         height: int | None = None,
         *,
@@ -75,20 +75,22 @@ class Camera:
     ) -> None:
         """Has the camera make its buffers, and exports each once.
 
-        `format`: "nv12", "yuyv", "rgb", "yuv420" or "gray". `width`, `height`: None: as the camera is set. `fps`: None:
-        its own rate. `newest`: frames that wait are given back unseen when a newer one is there. `ioctl`: calls the
-        kernel; tests pass another. Raises CameraFailed, and ValueError for an argument that no camera takes.
+        `format`: "nv12", "yuyv", "rgb", "yuv420" or "gray"; or several, of which the first is taken that the camera
+        has at that size and rate. `width`, `height`: None: as the camera is set. `fps`: None: its own rate. `newest`:
+        frames that wait are given back unseen when a newer one is there. `ioctl`: calls the kernel; tests pass another.
+        Raises CameraFailed, and ValueError for an argument that no camera takes.
         """
         from driver.gateways.v4l2.frame_copies import FrameCopies, are_copied
         from driver.gateways.v4l2.video_device import VideoDevice  # here: `import driver` need not wait for its records
 
-        if format not in SOURCES:
-            raise ValueError(f"format={format!r}: one of {', '.join(SOURCES)}")
+        formats = (format,) if isinstance(format, str) else tuple(format)
+        if not formats or not set(formats) <= set(SOURCES):
+            raise ValueError(f"format={format!r}: one of {', '.join(SOURCES)}, or several of them")
         if fps is not None and not 0 < fps < 1e5:
             raise ValueError(f"fps={fps!r}: frames a second, more than 0; None leaves the camera's own rate")
         if not 2 <= buffers <= 32:
             raise ValueError(f"buffers={buffers!r}: 2 to 32; the camera fills one while the device reads another")
-        self.path, self.format, self.newest = path, format, newest
+        self.path, self.newest = path, newest
         self._counts = dict.fromkeys(("frames", "missed", "skipped", "damaged", "copied_bytes"), 0)
         self._held: dict[int, CameraFrame] = {}
         self._giving = threading.Lock()
@@ -97,16 +99,14 @@ class Camera:
         self.buffers: tuple[HardwareBuffer, ...] = ()  #: the memory; a frame's `index` says in which it lies
         self._device = VideoDevice(path, ioctl)
         try:
-            self.layout = self._agreed(width, height)
-            if fps:
-                self._device.set_rate(fps, self.layout)
+            self.format, self.layout = self._agreed(formats, width, height, fps)
             count = self._device.reserve(buffers)
             self._copies: FrameCopies | None = None
             if are_copied(self.layout.fourcc):
-                self._copies = FrameCopies(self._device, format, self.layout, count)
+                self._copies = FrameCopies(self._device, self.format, self.layout, count)
                 self.buffers = self._copies.images
             else:
-                planes = planes_of(format, self.layout)
+                planes = planes_of(self.format, self.layout)
                 self.buffers = tuple(self._exported(index, planes) for index in range(count))
         except BaseException:
             self.close()
@@ -243,25 +243,41 @@ class Camera:
         self._counts["damaged"] += 1
         self._device.queue(found.buffer)
 
-    def _agreed(self, width: int | None, height: int | None) -> CameraFormat:
+    def _agreed(
+        self, formats: Sequence[str], width: int | None, height: int | None, fps: float | None
+    ) -> tuple[str, CameraFormat]:
+        """The first of the formats that the camera has, at that size and rate."""
         there, failures = self._device.formats(), []
-        for wanted in SOURCES[self.format]:
-            if wanted in there:
-                found = self._device.configure(wanted, width, height)
-                asked = width or found.width, height or found.height
-                if found.fourcc == wanted and (found.width, found.height) == asked:
-                    return found
-                sizes = self._device.sizes(wanted) or f"{found.width}x{found.height}"
-                failures.append(
-                    f"{self.path}: the camera gives {found.fourcc} {found.width}x{found.height} and not {wanted} "
-                    f"{asked[0]}x{asked[1]}; pass another width and height: it has {sizes}"
-                )
+        wanted = [(name, fourcc) for name in formats for fourcc in SOURCES[name] if fourcc in there]
+        for name, fourcc in wanted:
+            try:
+                found = self._device.configure(fourcc, width, height)
+                self._check_size(found, fourcc, width, height)
+                if fps:
+                    self._device.set_rate(fps, found)
+            except CameraLost:
+                raise
+            except CameraFailed as error:
+                failures.append(error)
+            else:
+                return name, found
         if failures:
-            raise CameraFailed("; ".join(failures))
+            words = [str(error).removeprefix(f"{self.path}: ") for error in failures]
+            raise CameraFailed(f"{self.path}: {'; '.join(words)}") from failures[0]
+        asked = ", ".join(f"{name!r} ({' or '.join(SOURCES[name])})" for name in formats)
         raise CameraFailed(
-            f"{self.path}: format={self.format!r} ({' or '.join(SOURCES[self.format])}) is not one that the camera "
-            f"has: {', '.join(there) or 'none'}; {remedy_for(there)}"
+            f"{self.path}: format={asked} is not one that the camera has: {', '.join(there) or 'none'}; "
+            f"{remedy_for(there)}"
         )
+
+    def _check_size(self, found: CameraFormat, fourcc: str, width: int | None, height: int | None) -> None:
+        asked = width or found.width, height or found.height
+        if found.fourcc != fourcc or (found.width, found.height) != asked:
+            sizes = self._device.sizes(fourcc) or f"{found.width}x{found.height}"
+            raise CameraFailed(
+                f"{self.path}: the camera gives {found.fourcc} {found.width}x{found.height} and not {fourcc} "
+                f"{asked[0]}x{asked[1]}; pass another width and height: it has {sizes}"
+            )
 
     def _exported(self, index: int, planes: list[tuple[int, int]]) -> HardwareBuffer:
         fd, usage = self._device.export(index), Usage.CPU_READ | Usage.CAMERA_WRITE

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -163,6 +164,36 @@ class TestFrames:
             assert camera.shape == (1, 1080, 1280, 1)
         assert source.size == (1280, 720)
 
+    @pytest.mark.parametrize(
+        ("how", "asked", "taken"),
+        [
+            ({"formats": ("MJPG", "YUYV")}, ("nv12", "yuyv", "rgb"), "yuyv"),
+            ({"formats": ("YUYV", "NV12")}, ("nv12", "yuyv"), "nv12"),
+            ({"formats": ("GREY",)}, ["rgb", "gray"], "gray"),
+        ],
+    )
+    def test_the_first_of_several_formats(self, fake, how, asked, taken):
+        """What the camera has, in the order of the program."""
+        with opened(fake(**how), format=asked) as camera:
+            assert camera.format == taken
+
+    def test_a_format_that_has_the_rate(self, fake):
+        """A webcam has 30 frames a second only as JPEG: then these are taken."""
+
+        class Webcam:
+            def __init__(self, fake):
+                self.fake = fake
+
+            def ioctl(self, fd, request, record):
+                self.fake.rates = (30,) if self.fake.fourcc == "MJPG" else (5,)
+                return self.fake.ioctl(fd, request, record)
+
+        source = fake(formats=("YUYV", "MJPG"))
+        with driver.Camera(source.path, ("yuyv", "rgb"), fps=30, ioctl=Webcam(source).ioctl) as camera:
+            assert (camera.format, camera.layout.fourcc) == ("rgb", "MJPG")
+        with pytest.raises(driver.CameraFailed, match=r"fps=25: YUYV .* comes at 5 .*; fps=25: MJPG .* comes at 30"):
+            driver.Camera(source.path, ("yuyv", "rgb"), fps=25, ioctl=Webcam(source).ioctl)
+
     def test_closing(self, started):
         """The stream stops, no descriptor is left, held frames can still be read, and the camera is closed."""
         source, camera = started()
@@ -284,12 +315,22 @@ class TestWhatIsRefused:
             assert camera.next_frame().number == 0
         assert source.rate is None
 
-    @pytest.mark.parametrize("asked", [{"format": "mjpeg"}, {"buffers": 1}, {"buffers": 33}, {"fps": 0}])
+    @pytest.mark.parametrize(
+        "asked",
+        [
+            {"format": "mjpeg"},
+            {"format": ()},
+            {"format": ("rgb", "mjpeg")},
+            {"buffers": 1},
+            {"buffers": 33},
+            {"fps": 0},
+        ],
+    )
     def test_arguments_that_no_camera_takes(self, fake, asked):
         """They are named, before the camera is opened."""
         ((name, value),) = asked.items()
         source = fake()
-        with pytest.raises(ValueError, match=f"{name}={value!r}: "):
+        with pytest.raises(ValueError, match=re.escape(f"{name}={value!r}: ")):
             opened(source, **asked)
         assert not source.calls
 
