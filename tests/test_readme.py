@@ -53,7 +53,11 @@ EXPECTED = {  # of each block, in order: lines of its output
         ["[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]\n1.0 2.0 3.0 \n[1. 1. 1. 1.]\n[8. 8. 8. 8.]"],
     ],
     "docs/howto/audio.md": [["0 0.040\n10 0.084\n20 0.088\n30 0.088\n40 0.088"]],
-    "docs/howto/camera.md": [["0 bytes copied by the burst"], ["[89 89 89] True True"]],
+    "docs/howto/camera.md": [
+        ["0 bytes copied by the burst"],
+        ["[89 89 89] True True"],
+        ["['burst_camera_frames', 'burst_camera_copied_bytes', 'burst_camera_held', 'burst_camera_buffers',"],
+    ],
     "docs/howto/device.md": [["[True, True, True]\n[-0. -1. -2. -3.]"]],
     "docs/howto/multiprocessing.md": [["[[0. 0. 0. 0.]]\n[[0. 0. 0. 0.]]\n[[2. 2. 2. 2.]]"]] * 4,
     "docs/howto/ndk.md": [["[1. 2. 3. 4.]"]],

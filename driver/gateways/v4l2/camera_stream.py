@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakSet
 
 from burst.errors import Timeout
 from burst.memory import HardwareBuffer, Memory, Usage
@@ -16,6 +17,8 @@ from driver.errors import CameraFailed, CameraLost
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import TracebackType
+
+    from prometheus_client.registry import Collector
 
     from driver.gateways.v4l2.video_device import CameraFormat, FilledBuffer, Ioctl
 
@@ -29,6 +32,9 @@ SOURCES = {
 """What a frame of each format is made of, in the order of preference; those that are copied come last."""
 _RAW = ("BA81", "GBRG", "GRBG", "RGGB", "BG1", "GB1", "BA1", "RG1", "pB", "pG", "pg", "pR")  # a sensor's own values
 _NUMBERS = 2**32  # after which a camera's count of frames begins again
+
+
+_opening, _cameras = threading.Lock(), WeakSet["Camera"]()
 
 
 class CameraFrame:
@@ -95,6 +101,7 @@ class Camera:
         self._held: dict[int, CameraFrame] = {}
         self._giving = threading.Lock()
         self._last: int | None = None
+        self._newest_at: float | None = None
         self._is_streaming = False
         self.buffers: tuple[HardwareBuffer, ...] = ()  #: the memory; a frame's `index` says in which it lies
         self._device = VideoDevice(path, ioctl)
@@ -111,6 +118,8 @@ class Camera:
         except BaseException:
             self.close()
             raise
+        with _opening:
+            _cameras.add(self)
 
     @property
     def width(self) -> int:
@@ -178,14 +187,22 @@ class Camera:
         """
         return {**self._counts, "held": len(self._held)}
 
-    def metrics(self) -> str:
-        """`stats` as Prometheus reads them, labelled with the camera's path."""
-        label = self.path.replace("\\", r"\\").replace('"', r"\"")
-        lines = [f'burst_camera_{name}_total{{camera="{label}"}} {count}' for name, count in self._counts.items()]
-        return "\n".join([*lines, f'burst_camera_held{{camera="{label}"}} {len(self._held)}', ""])
+    @property
+    def age(self) -> float | None:
+        """Seconds since the last frame was taken by the camera; None before the first. It grows while none comes."""
+        return None if self._newest_at is None else time.monotonic() - self._newest_at
+
+    @staticmethod
+    def collector() -> Collector:
+        """`stats` and `age` of all cameras that are open in this process, for a registry of prometheus_client."""
+        from driver.gateways.v4l2.camera_metrics import CameraCollector
+
+        return CameraCollector(_open_cameras)
 
     def close(self) -> None:
         """Stops the stream and gives the camera back. Frames that are held stay readable, and are not overwritten."""
+        with _opening:
+            _cameras.discard(self)
         with self._giving:
             if self._is_streaming:
                 self._is_streaming = False
@@ -230,7 +247,7 @@ class Camera:
         while found := self._device.dequeue():
             if self._last is not None:
                 self._counts["missed"] += (found.number - self._last - 1) % _NUMBERS
-            self._last = found.number
+            self._last, self._newest_at = found.number, found.seconds
             if not found.is_damaged and (self._copies or self._is_in_its_place(found)):
                 return found
             self._reject(found)
@@ -289,6 +306,11 @@ class Camera:
             os.close(fd)
         assert isinstance(image, HardwareBuffer)
         return image
+
+
+def _open_cameras() -> list[Camera]:
+    with _opening:
+        return list(_cameras)
 
 
 def planes_of(format: str, layout: CameraFormat) -> list[tuple[int, int]]:  # noqa: A002

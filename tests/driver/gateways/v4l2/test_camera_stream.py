@@ -205,15 +205,6 @@ class TestFrames:
         with pytest.raises(driver.CameraFailed, match="closed; open it again"):
             camera.next_frame()
 
-    def test_metrics_by_camera(self, started):
-        """Each count is a line that Prometheus reads, with the camera's path."""
-        source, camera = started(first=2)
-        camera.next_frame()
-        lines = camera.metrics().splitlines()
-        assert f'burst_camera_frames_total{{camera="{source.path}"}} 1' in lines
-        assert f'burst_camera_held{{camera="{source.path}"}} 1' in lines
-        assert len(lines) == len(camera.stats())
-
 
 @pytest.fixture
 def started(fake):
