@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+COMPLETED = int(ffi.cast("uintptr_t", ffi.addressof(lib, "burst_landed")))
+"""The address of the C function that ends what `Execution.launch` has begun."""
+
+
 class Execution(Protocol):
     """One request, bound to its memory, to be run any number of times.
 
@@ -55,6 +59,12 @@ class Execution(Protocol):
     Python and without the GIL, one call at a time. It returns an ErrorStatus and lives as long as the execution. None
     is the same as no attribute. An attribute `failure` is a function from that status to the error that `run` would
     have raised; without one the error says the status alone.
+
+    It may have an attribute `launch`, a function of an address, the flight's: it begins what `run` does, and returns at
+    once. When the outputs are written, `COMPLETED` has to be called with the flight, once, in any thread: a C function
+    `void f(void *flight)`, which neither waits nor takes the GIL. Then a burst's listener calls `launch` instead of
+    `run` or `native`, but for the first time, and takes the next request; answers keep the order of the requests. It
+    raises before it has begun anything, or not at all. None is the same as no attribute.
 
     It may have an attribute `cancel`, which any thread may call when the client is gone: the run in progress ends as
     soon as it can, and later runs end at once. None is the same as no attribute.

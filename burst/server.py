@@ -16,6 +16,7 @@ import errno
 import logging
 import os
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from burst._core import ffi, lib
@@ -86,12 +87,12 @@ class ExecutionBurstServer(ExecutionBurst):
         self._listener = self._new_listener(max(offer.requests.capacity, offer.results.capacity) * DATUM)
         self._plans: list[Plan | None] = [None] * MAX_PLANS
         self._runs: list[Callable[[], object] | None] = [None] * MAX_PLANS  #: of plans whose success is always the same
-        self._next, self._stale, self._held = 0, set[int](), set[int]()
+        self._next, self._stale = 0, dict[int, frozenset[int]]()  # stale: freed while they ran, and what is freed then
         version = offer.version
         codec = RequestCodec(lambda raw: job(decode_request(raw, version)), self._encode, self._fetch)
         self._executor = CachedExecutor(codec, self._forget, memories)
         self._starting, self._is_stopped = threading.Lock(), False
-        self._is_ending = False
+        self._is_ending = self._is_over = False
         self._thread = ServingThread(self._listen, name="burst-listener")
 
     @classmethod
@@ -145,6 +146,9 @@ class ExecutionBurstServer(ExecutionBurst):
                 plan.cancel()
         if self._ticket:
             self._ticket.close()
+        with self._starting:
+            if not self._is_over:
+                lib.burst_ground(self._listener)
         self._callback.shutdown()
         self._writer.close()  # first: the listener may be waiting for room in it
         self._reader.close()
@@ -190,7 +194,10 @@ class ExecutionBurstServer(ExecutionBurst):
             self._end()
 
     def _end(self) -> None:
-        """Frees everything. The listener calls it last; `stop` calls it when no listener has started."""
+        """Frees everything, once nothing of it runs. The listener calls it last; `stop` does when none has started."""
+        lib.burst_land(self._listener)
+        with self._starting:
+            self._is_over = True
         self._writer.close()
         self._reader.close()
         self._life.close()
@@ -291,11 +298,20 @@ class ExecutionBurstServer(ExecutionBurst):
         if plan.estimate is not None:
             lib.burst_expect(self._listener, i, plan.estimate)
         lib.burst_writes(self._listener, i, plan.written if len(plan.written) else ffi.NULL, len(plan.written))
-        self._stale.discard(i)
+        self._stale.pop(i, None)
         self._plans[i] = plan
         self._runs[i] = plan.run if success else None
+        if launch := getattr(plan.execution, "launch", None) if success else None:
+            self._runs[i] = self._launching(i, launch)
         if self._is_ending:
             plan.cancel()
+
+    def _launching(self, index: int, launch: Callable[[int], object]) -> Callable[[], object]:
+        """What is called for runs that go on outside of the listener's thread. The first one has ended here."""
+        flight = lib.burst_flies(self._listener, index)
+        if flight == ffi.NULL:
+            raise MemoryError("no memory for a burst's plans")
+        return partial(launch, int(ffi.cast("uintptr_t", flight)))
 
     def _forget(self, slots: frozenset[int] | None) -> frozenset[int]:
         """Drops the plans that use one of these slots, or all. One that runs is dropped after its run, and its slots,
@@ -306,12 +322,19 @@ class ExecutionBurstServer(ExecutionBurst):
             if plan is None or not (slots is None or plan.slots & slots):
                 continue
             if lib.burst_forget(self._listener, i):
-                self._stale.add(i)
-                held |= plan.slots & (slots or frozenset())
+                self._stale[i] = self._stale.get(i, frozenset()) | (plan.slots & (slots or frozenset()))
+                held |= self._stale[i]
             else:
                 self._drop(i)
-        self._held |= held
         return frozenset(held)
+
+    def _drop_stale(self) -> set[int]:
+        """Drops the plans that were freed while they ran and have ended. Returns the slots that can be freed now."""
+        ended = [i for i in self._stale if not lib.burst_runs(self._listener, i)]
+        freed = set[int]().union(*(self._stale.pop(i) for i in ended))
+        for i in ended:
+            self._drop(i)
+        return freed.difference(*self._stale.values())
 
     def _drop(self, index: int) -> None:
         self._plans[index] = self._runs[index] = None
@@ -320,10 +343,8 @@ class ExecutionBurstServer(ExecutionBurst):
         """Handles a return of `burst_listen` that is no request. Raises when the burst is over."""
         if code == -errno.ESTALE:
             with self._executor.lock:
-                while self._stale:
-                    self._drop(self._stale.pop())
-                held, self._held = self._held, set()
-            self._executor.free_memory(held) if held else self._executor.free_when_idle()
+                freed = self._drop_stale()
+            self._executor.free_memory(freed) if freed else self._executor.free_when_idle()
         elif code == -errno.ETIMEDOUT:
             raise GeneralFailure("the client does not read its results")
         elif code == -errno.EMSGSIZE:

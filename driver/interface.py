@@ -84,6 +84,18 @@ class BoundExecution:
     live as long as this object.
     """
 
+    launch: Callable[[int], object] | None = None
+    """For devices that work by themselves once they were told what to do: begins what `run` does, and returns at once.
+
+    Its argument is an address. When the outputs are written, call `burst.executor.COMPLETED` with it: the address of a
+    C function `void f(void *)`, to be called exactly once, in any thread, also one that must not wait: a host function
+    of a GPU's stream, say. A burst's listener then calls `launch` in the place of `run` and goes on with the next
+    request, which may be begun before this one has ended: memory that executions share is the device's concern.
+    Answers go out in the order of the requests, deadlines are judged when they do, and each that goes on has one of
+    `Device.slots`. It raises what `run` raises, and then has begun nothing. An execution that goes on a second longer
+    than its deadline, or than its client lives, ends the engine.
+    """
+
     copied_bytes: int = 0
     """Bytes of arguments that each run copies."""
 
@@ -411,6 +423,11 @@ class Device(ABC):
 
     watched: Callable[[str], AbstractContextManager[object]] = nullcontext
     """Within it a function of that name runs, in code of others. The engine sets it, to end if one never returns."""
+
+    give_up: Callable[[str], object] | None = None
+    """Call it, with the reason, when nothing but a new process helps: the context of a GPU is lost, say. It ends the
+    engine; clients are told, and the next request starts a new one. The engine sets it.
+    """
 
     needs: Needs = Needs()
     """What it needs of the system. The service looks at the class, before it makes an instance."""

@@ -6,7 +6,9 @@ A test sees the same words as every process that has loaded the library: `FakeCu
 import mmap
 import os
 import subprocess
+import tempfile
 from enum import IntEnum
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -62,12 +64,21 @@ class Call(IntEnum):
     QUERY = 17
 
 
+@cache
+def compiled() -> bytes:
+    """The library."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "libcuda.so"
+        subprocess.run(["cc", *STRICT, "-shared", SOURCE, "-lpthread", "-o", path], check=True)
+        return path.read_bytes()
+
+
 class FakeCuda:
     """The library at `path`."""
 
     def __init__(self, folder: Path, total: int = 1 << 30, devices: int = 1) -> None:
         self.path = folder / "libcuda.so.1"
-        subprocess.run(["cc", *STRICT, "-shared", SOURCE, "-lpthread", "-o", self.path], check=True)
+        self.path.write_bytes(compiled())
         control = Path(f"{self.path}.control")
         control.write_bytes(bytes(8 * _WORDS))
         with control.open("r+b") as file:
@@ -103,12 +114,26 @@ class FakeCuda:
         """Living processes with a context."""
         return self._sum(3)
 
+    @property
+    def pids(self) -> set[int]:
+        """Of the living processes that have loaded it."""
+        rows = self._words[_ROWS_AT : _ROWS_AT + _ROW * _ROWS].reshape(_ROWS, _ROW)
+        return {int(row[0]) for row in rows if row[0] and _is_alive(int(row[0]))}
+
     def _sum(self, column: int) -> int:
         rows = self._words[_ROWS_AT : _ROWS_AT + _ROW * _ROWS].reshape(_ROWS, _ROW)
-        return sum(int(row[column]) for row in rows if row[0] and Path(f"/proc/{int(row[0])}").exists())
+        return sum(int(row[column]) for row in rows if row[0] and _is_alive(int(row[0])))
 
     def configure(self) -> None:
         """Writes the option that has Burst load it, into the home of this process and of those that it starts."""
         options = Path(os.environ["HOME"]) / ".config/burst/cuda.toml"
         options.parent.mkdir(parents=True, exist_ok=True)
         options.write_text(f'library = "{self.path}"\n')
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether it runs: one that was killed has nothing any more, also while its parent has not looked."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

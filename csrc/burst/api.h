@@ -127,6 +127,9 @@ typedef struct {
     int is_refused; /* Python did not begin it */
     uint32_t pauses; /* requests in a row that came long after polling for them would have ended */
     int32_t failed; /* what a plan's C function returned, which Python explains and answers */
+    struct burst_air *air; /* executions that have begun and go on elsewhere */
+    int took_off;          /* the request in hand is one of these */
+    int may_not_wait;      /* for room for an answer */
 } burst_listener;
 
 /* Answers the last request (answer NULL: with the success that its plan has learnt), and serves until Python is needed.
@@ -146,6 +149,27 @@ int burst_expect(burst_listener *listener, uint32_t i, burst_estimate *estimate)
 uint64_t burst_could_begin(const burst_listener *listener);
 int burst_writes(burst_listener *listener, uint32_t i, uint32_t **writes, uint64_t n); /* words to set to 1 when plan i fails */
 int burst_forget(burst_listener *listener, uint32_t i); /* from any thread; true: it runs, and -ESTALE comes after it */
+/* flights: executions that only begin in the listener's thread, and land in another one, in any order: work for a GPU, say.
+ * Meanwhile the listener takes the next request; answers go out in the order of the requests. README.md, "Flights". */
+typedef struct {
+    void *to;
+    const void *from;
+    uint64_t bytes;
+} burst_copy;
+typedef struct {
+    void *flight;
+    burst_copy *copies;
+    uint64_t n;
+} burst_landing;
+typedef int32_t burst_beginning(void *context, void *flight); /* 0: burst_landed(flight) follows; else an error status */
+/* As burst_learn: from now on the function of plan i (a burst_beginning), or what Python calls for it, only begins. Returns the
+ * flight, which is the plan's for good; NULL: no memory. burst_timed_overdue watches it. */
+void *burst_flies(burst_listener *listener, uint32_t i);
+void burst_landed(void *flight); /* once for each execution that has begun; any thread, without waiting for any other */
+void burst_landed_after(void *landing); /* the same, once copies are made: a burst_landing, which lives as long as the flight */
+void burst_land(burst_listener *listener); /* waits until none goes on */
+void burst_ground(burst_listener *listener); /* the client is gone: none begins any more, and those that go on have to end now; any thread */
+_Bool burst_runs(const burst_listener *listener, uint32_t i); /* whether plan i goes on; any thread */
 /* foreign: a library's calls as a burst_function. Contexts that share a turn run one after the other. */
 typedef int foreign_function(void *object, uint64_t number, uint64_t n_inputs, void *inputs, uint64_t n_outputs, void *outputs);
 typedef struct {
@@ -154,11 +178,6 @@ typedef struct {
     uint64_t until; /* when the loop that runs has taken too long; 0: whenever */
     uint64_t due;   /* burst_due of the thread that runs */
 } burst_turn;
-typedef struct {
-    void *to;
-    const void *from;
-    uint64_t bytes;
-} burst_copy;
 typedef struct {
     uint64_t number, n_inputs, n_outputs;
     void *inputs, *outputs;

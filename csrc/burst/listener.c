@@ -10,6 +10,7 @@
 #include "burst/api.h"
 
 #include "burst/blame.h"
+#include "burst/listener.h"
 #include "fmq/futex.h"
 #include "burst/packet.h"
 #include "burst/runqueue.h"
@@ -25,30 +26,16 @@ enum { HABIT = 3 };                       /* so many pauses in a row make a stre
 
 static _Atomic uint32_t polling; /* listeners of this process */
 
-struct burst_plan {
-    unsigned char *packet, *answer; /* the request up to its volatile end; the result of a success, or NULL */
-    uint64_t packet_bytes, answer_bytes;
-    burst_function *function; /* or NULL: Python runs it */
-    void *context;
-    uint64_t copied, checked; /* bytes, in each run */
-    burst_estimate *estimate;  /* of its runs, or NULL */
-    uint32_t **writes; /* words of the buffers that it writes: 1, no value, after a failure; Python keeps them */
-    uint64_t n_writes;
-    bool measure;
-    _Atomic uint32_t state; /* of the two bits below; README.md, "Plans" */
-};
-
-enum { VALID = 1, RUNS = 2 };
-
 /* ---- plans ------------------------------------------------------------------------------------------------------- */
 
 int burst_plans(burst_listener *l, uint32_t n) {
     l->plans = calloc(n, sizeof *l->plans);
     l->count = l->plans ? n : 0;
-    return l->plans ? 0 : -ENOMEM;
+    return l->plans ? flights_new(l) : -ENOMEM;
 }
 
 static void drop(struct burst_plan *p) {
+    flights_drop(p);
     free(p->packet);
     free(p->answer);
     *p = (struct burst_plan){0};
@@ -57,6 +44,7 @@ static void drop(struct burst_plan *p) {
 void burst_drop_plans(burst_listener *l) {
     for (uint32_t i = 0; i < l->count; i++) drop(&l->plans[i]);
     free(l->plans);
+    flights_free(l);
     l->plans = NULL;
     l->count = l->used = 0;
 }
@@ -72,6 +60,7 @@ int burst_learn(burst_listener *l, uint32_t i, const void *answer, uint64_t answ
                 int measure, uint64_t copied, uint64_t checked) {
     if (i >= l->count || (function && !answer)) return -EINVAL;
     struct burst_plan *p = &l->plans[i];
+    flights_await(l, p);
     drop(p);
     p->packet_bytes = l->bytes - (l->framed ? DATUM : 0);
     p->answer_bytes = answer_bytes;
@@ -130,6 +119,7 @@ static bool recognise(burst_listener *l, uint64_t bytes) {
         const struct burst_plan *p = &l->plans[i];
         if (p->packet_bytes != bytes || !bytes || memcmp(p->packet, l->buffer, bytes)) continue;
         l->last = i;
+        flights_await(l, p);
         if (begin(l, i)) return true;
     }
     return false;
@@ -141,7 +131,7 @@ static int put_answer(burst_listener *l, unsigned char *packet, uint64_t bytes) 
     if (l->framed) store_u64(packet + bytes - 16, l->id);
     int r = end_enter_free(l->out);
     if (r) return r;
-    if ((r = packet_put(l->out, packet, bytes)) == -EAGAIN) {
+    if ((r = packet_put(l->out, packet, bytes)) == -EAGAIN && !l->may_not_wait) {
         uint64_t deadline = futex_now() + PATIENCE;
         while ((r = sleep_until(l->out, bytes / DATUM, 0, deadline)) == -EINTR) {} /* signals are for when we return */
         if (!r) r = packet_put(l->out, packet, bytes);
@@ -186,9 +176,9 @@ static void note_done(burst_listener *l, bool is_refused) {
     note(&record->started, l->started);
     note(&record->done, l->done);
     note(&record->id, l->id);
+    uint64_t landed = flights_landed_at(l);
     count(&l->trace->device.answered, 1);
-    count(&l->trace->device.busy_ns, l->done - l->taken);
-    note(&l->trace->device.asleep_ns, l->request->asleep_ns);
+    count(&l->trace->device.busy_ns, l->done - (landed > l->taken ? landed : l->taken));
     note(&l->trace->device.running, 0);
 }
 
@@ -247,9 +237,19 @@ static uint32_t final_status(const burst_listener *l, const struct burst_plan *p
     return (uint32_t)burst_missed(e, l->known - queued, l->deadline, took, l->is_first || others || queued);
 }
 
+/* The request in hand is answered by this thread, after those that came before it. */
+static int answer_here(burst_listener *l) {
+    if (l->took_off) flights_abort(l, current(l));
+    l->took_off = 0;
+    return flights_are_up(l) ? flights_land(l) : 0;
+}
+
 static int answer_python(burst_listener *l, const void *answer, uint64_t bytes) {
     if (!l->in_python) return 0;
     l->in_python = 0;
+    if (l->took_off && !answer) return l->took_off = 0, l->current = -1, 0; /* Python has begun it */
+    int over = answer_here(l);
+    if (over) return over;
     leave_slot(l);
     note_done(l, l->is_refused);
     const struct burst_plan *p = current(l);
@@ -266,11 +266,27 @@ static int answer_python(burst_listener *l, const void *answer, uint64_t bytes) 
 /* Whether an answer goes out by plain stores: there is room, the client looks, and no ticket waits for the slot. */
 static bool is_plain(const burst_listener *l, const struct burst_plan *p) {
     const struct fmq_end *e = l->out;
-    bool fits = p && p->answer && ring_known(e) >= p->answer_bytes / DATUM;
+    bool fits = p && p->answer && !flights_are_up(l) && ring_known(e) >= p->answer_bytes / DATUM;
     return fits && !sleep_wakes(e) && !runqueue_has_waiters();
 }
 
-int64_t burst_answer(burst_listener *l) { return is_plain(l, current(l)) ? answer_python(l, NULL, 0) : -EAGAIN; }
+int64_t burst_answer(burst_listener *l) {
+    return l->took_off || is_plain(l, current(l)) ? answer_python(l, NULL, 0) : -EAGAIN;
+}
+
+uint32_t listener_judge(burst_listener *view, bool *is_stale) {
+    const struct burst_plan *p = current(view);
+    note_done(view, false);
+    uint32_t status = final_status(view, p, 0);
+    note_copies(view, p);
+    if (status) spoil(p);
+    *is_stale = leave_plan(view);
+    return status;
+}
+
+int listener_put(burst_listener *view, const struct burst_plan *p, uint32_t status) {
+    return status ? put_status(view, status) : put_success(view, p->answer, p->answer_bytes, p->measure);
+}
 
 /* A failure goes to Python, which knows the words for it. */
 static int run_native(burst_listener *l) {
@@ -281,13 +297,30 @@ static int run_native(burst_listener *l) {
         return -EREMOTEIO;
     }
     leave_slot(l);
-    note_done(l, false);
-    uint32_t status = final_status(l, p, 0);
-    note_copies(l, p);
-    if (status) spoil(p);
-    int stale = leave_plan(l);
-    int r = status ? put_status(l, status) : put_success(l, p->answer, p->answer_bytes, p->measure);
-    return r ? r : stale;
+    int r = answer_here(l);
+    if (r) return r;
+    bool is_stale;
+    uint32_t status = listener_judge(l, &is_stale);
+    r = listener_put(l, p, status);
+    return r ? r : is_stale ? -ESTALE : 0;
+}
+
+/* The same, of one that ends elsewhere; or Python begins it. */
+static int64_t begin_flight(burst_listener *l) {
+    struct burst_plan *p = &l->plans[l->current];
+    flights_take_off(l, p);
+    if (!p->function) {
+        l->in_python = 1;
+        return l->current + 1;
+    }
+    l->failed = ((burst_beginning *)(void *)p->function)(p->context, p->flight);
+    if (l->failed) {
+        l->in_python = 1;
+        return -EREMOTEIO;
+    }
+    l->took_off = 0;
+    l->current = -1;
+    return 0;
 }
 
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
@@ -339,13 +372,15 @@ static int wait_for_request(burst_listener *l) {
 static int take_request(burst_listener *l) {
     int r = end_enter_free(l->request);
     if (r) return r;
-    l->before = l->done;
+    uint64_t landed = flights_landed_at(l);
+    l->before = landed > l->done ? landed : l->done;
     r = wait_for_request(l);
     int64_t bytes = r ? r : packet_take(l->request, l->buffer, l->buffer_bytes, l->framed ? REQUEST_SIZE_AT : 0);
     end_leave(l->request);
     if (bytes < 0) return (int)bytes;
     l->bytes = (uint64_t)bytes;
     l->taken = futex_now();
+    note(&l->trace->device.asleep_ns, l->request->asleep_ns);
     note_pause(l);
     return 0;
 }
@@ -376,12 +411,13 @@ static int admitted(burst_listener *l) {
     l->is_first = 0;
     if (is_abandoned(l)) return GENERAL_FAILURE;
     int32_t status = l->deadline == UINT64_MAX ? 0 : may_begin(l, p ? p->estimate : NULL);
-    if (status || !p || !l->ticket) return status;
-    int r = burst_enter(l->ticket, p->estimate, l->deadline, l->started);
-    if (!r && l->ticket->number) {
+    burst_ticket *t = p && p->flight ? flights_ticket(p->flight) : l->ticket;
+    if (status || !p || !t) return status;
+    int r = burst_enter(t, p->estimate, l->deadline, l->started);
+    if (!r && t->number) {
         note_wait(l);
         if (!is_abandoned(l)) return 0;
-        leave_slot(l);
+        burst_leave(t);
         return GENERAL_FAILURE;
     }
     if (r != -ETIMEDOUT) return r;
@@ -398,6 +434,8 @@ static int64_t serve(burst_listener *l) {
     note(&l->trace->device.running, l->id);
     r = admitted(l);
     if (r) {
+        int over = answer_here(l);
+        if (over) return over;
         note_done(l, true);
         if (is_known) spoil(current(l));
         int stale = leave_plan(l);
@@ -405,6 +443,7 @@ static int64_t serve(burst_listener *l) {
         return r ? r : stale;
     }
     note(&l->trace->device.begun, l->id);
+    if (is_known && l->plans[l->current].flight) return begin_flight(l);
     if (is_known && l->plans[l->current].function) return run_native(l);
     l->in_python = 1;
     return is_known ? l->current + 1 : -ENOENT;
@@ -413,6 +452,6 @@ static int64_t serve(burst_listener *l) {
 int64_t burst_listen(burst_listener *l, const void *answer, uint64_t bytes) {
     blame_on(&l->trace->device.signal);
     int64_t r = answer_python(l, answer, bytes);
-    while (!r) r = serve(l);
+    while (!r && !(r = flights_tend(l))) r = serve(l);
     return r;
 }

@@ -124,6 +124,9 @@ void runqueue_serve(burst_runqueue *q); /* hands free slots on. In turns.c */
 
 uint64_t burst_policy_outranking(const burst_ticket *t); /* waiting tickets of its application with a higher priority */
 
+/* What has the ticket's slot goes on outside of this thread: checkpoints here are not for it, and another thread leaves. */
+void runqueue_detach(const burst_ticket *t);
+
 bool runqueue_has_waiters(void); /* Hint: any ticket queued in this process? Relaxed load. In turns.c */
 
 #endif

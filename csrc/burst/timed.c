@@ -9,6 +9,7 @@
 
 #include "burst/api.h"
 #include "burst/packet.h"
+#include "burst/timed.h"
 #include "fmq/futex.h"
 
 #include <errno.h>
@@ -68,19 +69,25 @@ void burst_timed_cancel(burst_timed *t) {
     ring();
 }
 
-int32_t burst_timed_run(void *context) {
-    burst_timed *t = context;
-    uint64_t due = burst_due();
+void timed_begin(burst_timed *t, uint64_t due) {
     atomic_store_explicit(&t->due, due, memory_order_relaxed); /* relaxed, because the next store publishes it */
     atomic_store(&t->is_running, 1); /* pairs: BELL */
     if (due != UINT64_MAX) ring();
+}
+
+void timed_end(burst_timed *t) { atomic_store(&t->is_running, 0); }
+
+int32_t burst_timed_run(void *context) {
+    burst_timed *t = context;
+    uint64_t due = burst_due();
+    timed_begin(t, due);
     t->status = BURST_TIMED_CANCELLED;
     if (!is_cancelled(t)) {
         current = t;
         t->status = t->function(t->object, due);
         current = NULL;
     }
-    atomic_store(&t->is_running, 0);
+    timed_end(t);
     return t->status >= 0 && t->status <= LAST_STATUS ? t->status : GENERAL_FAILURE;
 }
 

@@ -240,6 +240,10 @@ static void give_up_slot(burst_ticket *t) {
     wake(q, NULL, next);
 }
 
+void runqueue_detach(const burst_ticket *t) {
+    if (running == t) running = NULL;
+}
+
 uint64_t burst_leave(burst_ticket *t) {
     uint64_t waited = t->waited;
     if (!t->holds) return waited;

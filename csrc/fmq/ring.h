@@ -53,6 +53,7 @@ struct fmq_end {
     uint64_t usual_wait; /* ns: what a wait has lately taken, for FMQ_SPIN_ADAPTIVE */
 
     _Atomic uint32_t busy;    /* a thread is inside a call */
+    _Atomic uint32_t called;  /* sleep_call: the next sleep, or the one that goes on, ends with -EINTR */
     _Atomic uint32_t ended;   /* END_STOPPED, END_LOST; 0 while both sides go on */
     _Atomic uint32_t lost_life; /* END_LOST is of this life; a successor has another one */
 };

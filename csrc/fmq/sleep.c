@@ -59,6 +59,11 @@ static void tell_own_threads(fmq_end *e, uint32_t why) {
 
 void sleep_look_again(fmq_end *e) { tell_own_threads(e, 0); }
 
+void sleep_call(fmq_end *e) {
+    atomic_store(&e->called, 1); /* before the change of `ended`, so a sleeper that misses this is woken */
+    tell_own_threads(e, 0);
+}
+
 /* Returns when no thread is inside a call any more: from then on this end changes nothing, and another end may take the
  * role. A thread may sleep on its wait word alone (old kernels), so that is woken too, again and again, whatever it
  * says. The word keeps its value: other readers may sleep on it too, and if we were killed after a change, they would sleep on. */
@@ -146,7 +151,8 @@ static int announce(fmq_end *e, uint64_t n, sight *saw) {
     sleep_ask(e, e->rung ? 0 : e->position + n - e->capacity);
     saw->announced = sleep_announce(e->my_wait);
     int r = ring_need(e, n);
-    return r == -EAGAIN ? sleep_ended(e, saw->life, saw->ended) : r;
+    if (r == -EAGAIN) r = sleep_ended(e, saw->life, saw->ended);
+    return r == -EAGAIN && atomic_load(&e->called) && atomic_exchange(&e->called, 0) ? -EINTR : r;
 }
 
 /* The kernel wakes one sleeper of a dead process's word; that one, whatever else it finds, wakes the others. */

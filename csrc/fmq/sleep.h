@@ -40,6 +40,9 @@ void sleep_greet_peer(struct fmq_end *e);
 /* Makes this process's threads that wait on this end look again. */
 void sleep_look_again(struct fmq_end *e);
 
+/* Has a call that waits on this end return -EINTR, now or when it is about to sleep. Any thread of this process. */
+void sleep_call(struct fmq_end *e);
+
 /* Before a broadcast writer announces a sleep until `need`: readers that do not come past it wake no process. */
 static inline void sleep_ask(struct fmq_end *e, uint64_t need) {
     if (e->records) atomic_store(&e->mine->need, need); /* pairs: SLEEP */

@@ -241,6 +241,8 @@ class BoundRequest:
             _check_shapes(request, self._bound)
         is_fit = self.is_static and all(enough for _, enough in self._bound.shapes)
         self.native = self._bound.native if is_fit and not access else None
+        launch = self._bound.launch if is_fit and not access else None
+        self.launch = launch and partial(_launch, launch)
         self.cancel = self._bound.cancel
         is_bare = is_fit and self._bound.is_infallible
         run = partial(_run_static, self._bound.run) if self.is_static else partial(_run, request, self._bound)
@@ -261,6 +263,13 @@ class BoundRequest:
 
 def _loop_timeout(request: Request) -> float:
     return LOOP_TIMEOUT if request.loop_timeout is None else min(request.loop_timeout / 1e9, LONGEST_LOOP_TIMEOUT)
+
+
+def _launch(launch: Callable[[int], object], flight: int) -> None:
+    try:
+        launch(flight)
+    except DriverError as error:
+        raise _as_answer(error) from error
 
 
 def _run_static(run: Callable[[], object]) -> None:

@@ -224,6 +224,7 @@ class HoldingExecution(BoundExecution):
     def __init__(self, inner: BoundExecution, held: Sequence[HeldBuffer]) -> None:
         self._inner, self._held = inner, held
         self.native, self.is_static, self.is_infallible = inner.native, inner.is_static, inner.is_infallible
+        self.launch = inner.launch
         self.copied_bytes, self.checked_bytes = inner.copied_bytes, inner.checked_bytes
 
     @property

@@ -167,6 +167,7 @@ class Engine:
         self.device = device
         self.device.on_report = self.forget_plans  # a request that is bound anew meets `check_available`
         self._service, self.limits = service, limits(is_shared=is_shared)
+        self.device.give_up = running.end_with
         if self.device.asked_apart:
             self.device.watched = partial(self._calling, running)
             running.watch_executions(self.device.name)

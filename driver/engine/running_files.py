@@ -19,6 +19,7 @@ import os
 import threading
 import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
@@ -70,6 +71,7 @@ class RunningFiles:
         self._watch = OverdueWatch(self._end)
         self._calls = OverdueWatch(self.end_with)
         self._cancelled: OverdueWatch[BoundExecution] = OverdueWatch(self._end_cancelled)
+        self._starting, self._is_watching = threading.Lock(), False
 
     def ends(self) -> list[FileEnd]:
         """The files that were running, or whose thread got a signal."""
@@ -107,14 +109,33 @@ class RunningFiles:
                 slot.note_function(before)
             self._calls.remove(call)
 
+    @contextmanager
+    def bounded_run(self, run: object, end: int) -> Iterator[None]:
+        """Within, an execution runs that nothing can stop; it ends by `end`, or the engine does GRACE seconds later."""
+        self._calls.add(run, f"an execution went on {GRACE:g} s after its deadline", end)
+        try:
+            yield
+        finally:
+            self._calls.remove(run)
+
     def watch_executions(self, driver: str) -> None:
         """Ends the engine when an execution of that driver goes on too long after its deadline or cancellation."""
 
+        self._watch_runs(f"driver {driver!r}: execute went on {GRACE:g} s after its deadline or cancellation")
+
+    def watch_flights(self) -> None:
+        """The same, for executions that go on outside of the threads that begin them (`BoundExecution.launch`)."""
+        self._watch_runs(f"an execution went on {GRACE:g} s after its deadline, or after its client was gone")
+
+    def _watch_runs(self, words: str) -> None:
         def watch() -> None:
             lib.burst_timed_overdue(int(GRACE * 1e9))
-            self.end_with(f"driver {driver!r}: execute went on {GRACE:g} s after its deadline or cancellation")
+            self.end_with(words)
 
-        ServingThread(watch, name="overdue executions").start()
+        with self._starting:
+            if not self._is_watching:
+                ServingThread(watch, name="overdue executions").start()
+                self._is_watching = True
 
     def guarded(self, prepared: PreparedModel, digest: bytes) -> PreparedModel:
         """The model of a file with that digest; its runs are noted."""
@@ -231,13 +252,17 @@ class OverdueWatch(Generic[T]):
         while True:
             self._some.wait()
             time.sleep(_LOOK)
-            latest = time.monotonic_ns() - int(GRACE * 1e9)
-            for run, (end, what) in list(self._runs.items()):
-                if end < latest and run in self._runs:
-                    self._end(what)
+            self._end_overdue()
             self._some.clear()  # before looking: a run that is added meanwhile sets it again
             if self._runs:
                 self._some.set()
+
+    def _end_overdue(self) -> None:
+        """Its frame goes, and with it what it refers to: while this thread sleeps, it must keep no execution alive."""
+        latest = time.monotonic_ns() - int(GRACE * 1e9)
+        for run, (end, what) in list(self._runs.items()):
+            if end < latest and run in self._runs:
+                self._end(what)
 
 
 class GuardedModel(PreparedModel):
@@ -289,6 +314,9 @@ class GuardedExecution(BoundExecution):
         self._slot: Slot | None = None  # while it runs
         self._cancelled = FOREVER  # since when
         self.native, self.is_infallible, self.is_static = inner.native, inner.is_infallible, inner.is_static
+        if inner.launch is not None:
+            self.launch = partial(_launch, inner.launch, digest, running)  # no cycle: no garbage is collected
+            running.watch_flights()
 
     @property
     def shapes(self) -> Sequence[tuple[tuple[int, ...], bool]]:  # type: ignore[override]
@@ -341,7 +369,9 @@ class BoundedModel(GuardedModel):
         options: BindOptions,
     ) -> BoundExecution:
         bound = self.inner.bind(inputs, outputs, options)
-        can_tell = type(bound).is_running is not BoundExecution.is_running
+        if bound.launch is not None:
+            self._running.watch_flights()
+        can_tell = bound.launch is not None or type(bound).is_running is not BoundExecution.is_running
         return BoundedExecution(bound, self._running) if can_tell else bound
 
     def improved(self, preparation: Preparation) -> PreparedModel | None:
@@ -356,7 +386,9 @@ class BoundedExecution(BoundExecution):
         self._inner, self._running = inner, running
         self.run, self.failure, self.is_running = inner.run, inner.failure, inner.is_running  # type: ignore[method-assign]
         self.native, self.is_infallible, self.is_static = inner.native, inner.is_infallible, inner.is_static
-        self.copied_bytes, self.checked_bytes = inner.copied_bytes, inner.checked_bytes
+        self.copied_bytes, self.checked_bytes, self.launch = inner.copied_bytes, inner.checked_bytes, inner.launch
+        if inner.launch is not None:
+            self.run = partial(_run_in_time, inner, running)
 
     @property
     def shapes(self) -> Sequence[tuple[tuple[int, ...], bool]]:  # type: ignore[override]
@@ -365,3 +397,24 @@ class BoundedExecution(BoundExecution):
     def cancel(self) -> None:
         self._inner.cancel()
         self._running.watch_cancelled(self._inner)
+
+
+def _launch(launch: Callable[[int], object], digest: bytes, running: RunningFiles, flight: int) -> None:
+    """Begins an execution of that file, which is noted until it has begun."""
+    slot = running.slot()
+    if slot is not None:
+        slot.begin(digest)
+    try:
+        launch(flight)
+    finally:
+        if slot is not None:
+            slot.end()
+
+
+def _run_in_time(bound: BoundExecution, running: RunningFiles) -> object:
+    """A run of work that nothing stops: it ends by its deadline and GRACE, or the engine does."""
+    end = lib.burst_due()
+    if end == FOREVER:
+        return bound.run()
+    with running.bounded_run(bound, end):
+        return bound.run()

@@ -94,4 +94,4 @@ def test_what_a_device_remembers(host, burst, memory, increment):
     server = device.server
     assert list(server._executor._mappings._memories) == [2000]
     assert [plan.slots for plan in server._plans if plan] == [{2000}]
-    assert (server._executor._freed, server._stale) == ([], set())
+    assert (server._executor._freed, server._stale) == ([], {})

@@ -1,4 +1,4 @@
-"""Real threads under the sanitizers: ring_race.c, plan_race.c, foreign_race.c, run_queue_race.c and hostile.c."""
+"""Real threads under the sanitizers: ring_race.c, hostile.c, and the races of plans, flights, cancels and turns."""
 
 import random
 import re
@@ -13,7 +13,8 @@ THREAD = ("-fsanitize=thread", "-Wno-tsan")  # it cannot see fences; what they o
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
 WITH_BRIDGE = (*CORE, "fmq/bridge.c")
 TURNS = ("burst/deadline.c", "burst/runqueue.c", "burst/flows.c", "burst/turns.c")
-BURST = (*WITH_BRIDGE, *TURNS, "burst/packet.c", "burst/caller.c", "burst/listener.c", "burst/blame.c")
+SERVING = ("burst/listener.c", "burst/flights.c", "burst/timed.c", "burst/blame.c")
+BURST = (*WITH_BRIDGE, *TURNS, "burst/packet.c", "burst/caller.c", *SERVING)
 FLAVOURS = {"synchronized": 1, "unsynchronized": 2, "broadcast": 3}
 
 
@@ -29,6 +30,11 @@ def race(build, flags, milliseconds, seed):
 def race_of_plans(build, flags, milliseconds, seed):
     names = {"answered", "learnt", "runs", "caught"}
     return counted(build("plan_race.c", *BURST, flags=flags), milliseconds, seed, names)
+
+
+def race_of_flights(build, flags, milliseconds, seed):
+    names = {"answered", "learnt", "flown", "together", "failed", "caught"}
+    return counted(build("flight_race.c", *BURST, flags=flags), milliseconds, seed, names)
 
 
 def race_of_cancels(build, flags, milliseconds, seed):
@@ -75,6 +81,14 @@ def test_plans_are_forgotten_while_they_run(build, flags):
 
 
 @pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
+def test_flights_land_in_any_order(build, flags):
+    """Runs that end in other threads are answered once and in order, also where the client leaves no room for answers;
+    plans that are forgotten meanwhile keep their memory until then.
+    """
+    race_of_flights(build, flags, 300, 1)
+
+
+@pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
 def test_runs_are_cancelled(build, flags):
     """Runs of one turn are cancelled before they begin, between two calls and within one, and no call follows; who is
     not cancelled makes all calls, alone.
@@ -110,6 +124,14 @@ def test_runs_are_cancelled_for_long(build, flags):
     """The same for half a minute, from a printed seed."""
     seed = random.randrange(2**32)
     print(f"seed {seed}, 30 s:", race_of_cancels(build, flags, stress.times(30_000), seed))
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
+def test_flights_land_for_long(build, flags):
+    """The same for half a minute, from a printed seed."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}, 30 s:", race_of_flights(build, flags, stress.times(30_000), seed))
 
 
 @pytest.mark.stress

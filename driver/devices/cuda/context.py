@@ -189,13 +189,11 @@ class CudaStream(Owned):
         sizes = (*grid, 1, 1)[:3] + (*block, 1, 1)[:3]
         self.context.call("cuLaunchKernel", kernel.handle, *sizes, 0, self.handle, pointers, ffi.NULL)
 
-    def record(self, *, is_timed: bool = False) -> CudaEvent:
-        """An event after the work so far. Raises CudaFailed."""
-        made = ffi.new("CUevent *")
-        self.context.call("cuEventCreate", made, 0 if is_timed else _NO_TIMING)
-        event = CudaEvent(self.context, made[0])
-        self.context.call("cuEventRecord", event.handle, self.handle)
-        return event
+    def record(self, event: CudaEvent | None = None) -> CudaEvent:
+        """The event comes after the work so far; None: a new one. Raises CudaFailed."""
+        found = self.context.event() if event is None else event
+        self.context.call("cuEventRecord", found.handle, self.handle)
+        return found
 
     def wait(self, event: CudaEvent) -> None:
         """The work that follows waits for the event, which may be another stream's. Raises CudaFailed."""
@@ -364,6 +362,12 @@ class CudaContext:
         made = ffi.new("CUstream *")
         self.call("cuStreamCreateWithPriority", made, _NON_BLOCKING, priority)
         return CudaStream(self, made[0])
+
+    def event(self, *, is_timed: bool = False) -> CudaEvent:
+        """A new one, which counts as done until a stream records it. Raises CudaFailed."""
+        made = ffi.new("CUevent *")
+        self.call("cuEventCreate", made, 0 if is_timed else _NO_TIMING)
+        return CudaEvent(self, made[0])
 
     def kernel(self, image: bytes, name: str) -> CudaKernel:
         """A function of a module in PTX, which the driver compiles for this GPU, or a cubin. Raises CudaFailed."""

@@ -22,6 +22,7 @@ from cffi import FFI
 
 from driver.config import configured
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
+from driver.interface import Needs
 
 ffi = FFI()
 ffi.cdef("""
@@ -104,6 +105,8 @@ LIBRARY = "libcuda.so.1"
 OLDEST = 11040
 """Of cuDriverGetVersion: 11.4."""
 
+_READ = "/sys/devices/system/cpu", "/sys/bus/pci/devices", "/proc/cpuinfo", "/sys/module", "/dev/nvidia-caps"
+_WRITTEN = "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", *(f"/dev/nvidia{n}" for n in range(8)), "~/.nv"
 _OUT_OF_MEMORY, _NOT_READY, _UNKNOWN = 2, 600, 999
 _REMEDIES = {
     2: "free memory of the GPU, or use fewer or smaller models and pools",
@@ -160,6 +163,16 @@ def library_path() -> str:
     if type(found) is not str or not found:
         raise ValueError(f"{configuration()}: library = {found!r} must be the path of {LIBRARY}")
     return found
+
+
+def cuda_needs() -> Needs:
+    """What a device on CUDA needs of the system: the library where the options say, and NVIDIA's device files."""
+    try:
+        path = Path(library_path())
+    except ValueError:  # told when the library is loaded
+        path = Path(LIBRARY)
+    folder = (str(path.parent),) if path.is_absolute() else ()
+    return Needs((str(configuration()), *_READ, *folder), _WRITTEN, ("ioctl",))
 
 
 class CudaLibrary:

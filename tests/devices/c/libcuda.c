@@ -373,8 +373,8 @@ static void do_work(work *w) {
     case RECORD: finish_event(w); break;
     case WAIT: await_event(w); break;
     case HOST:
-        w->function(w->host);
         atomic_fetch_add(&words[HOST_FUNCTIONS], 1);
+        w->function(w->host);
         break;
     default: break;
     }

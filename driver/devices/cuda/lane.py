@@ -1,0 +1,256 @@
+"""Executions on a GPU: copies in, work and copies out, in three streams, so that successive requests overlap.
+
+An execution has memory of the GPU of its own for each argument, so the next request may be copied in while this one
+computes. Within a lane executions compute one after the other. When the last copy is out, a host function of the stream
+publishes the answer (`burst_landed`): no thread of Python waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from burst._core import ffi as burst_ffi
+from burst._core import lib as burst_lib
+from burst.executor import COMPLETED
+from burst.serving_thread import ServingThread
+from driver.devices.cuda.driver_api import CudaFailed
+from driver.devices.cuda.pools import PinnedPools, Staging
+from driver.errors import ExecutionFailed
+from driver.interface import BoundExecution, BufferArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from driver.devices.cuda.context import CudaContext, CudaEvent, CudaStream, DeviceMemory, PinnedMemory
+
+_COMPLETED_AFTER = int(burst_ffi.cast("uintptr_t", burst_ffi.addressof(burst_lib, "burst_landed_after")))
+_LOOK = 0.05
+"""Seconds between two looks at whether the context is lost, while executions go on."""
+
+
+class CudaGpu:
+    """What all executions of an engine share on one GPU: the context, clients' pools, and the context's watch."""
+
+    def __init__(self, context: CudaContext, give_up: Callable[[str], object]) -> None:
+        """`give_up`: ends the engine; called with the reason when the context is lost."""
+        self.context, self._give_up = context, give_up
+        self.pools, self.staging = PinnedPools(context), Staging(context)
+        self._lanes: weakref.WeakSet[CudaLane] = weakref.WeakSet()
+        self._busy, self._starting = threading.Event(), threading.Lock()
+        self._thread = ServingThread(self._watch, name="cuda-watch")
+
+    def lane(self, priority: int = 0) -> CudaLane:
+        """A new lane. Raises CudaFailed."""
+        lane = CudaLane(self, priority)
+        with self._starting:
+            self._lanes.add(lane)
+            if not self._thread.has_started:
+                self._thread.start()
+        return lane
+
+    def begins(self) -> None:
+        """An execution begins. CUDA calls no host function once the context is lost, so that is looked for."""
+        if not self._busy.is_set():
+            self._busy.set()
+
+    def check(self, error: CudaFailed) -> None:
+        """Ends the engine if the context is lost."""
+        if error.is_lost:
+            self._give_up(str(error))
+
+    def _watch(self) -> None:
+        while True:
+            self._busy.wait()
+            time.sleep(_LOOK)
+            self._busy.clear()  # before the looks: an execution that begins meanwhile sets it again
+            with self._starting:
+                lanes = list(self._lanes)
+            try:
+                if not all(lane.is_idle() for lane in lanes):
+                    self._busy.set()
+            except CudaFailed as error:
+                self.check(error)
+
+
+class GpuArgument:
+    """An argument of a request: where it lies in the client's memory, and in the GPU's.
+
+    A driver's buffer that is in the GPU's memory (it has an `address`) is used where it lies.
+    """
+
+    def __init__(self, gpu: CudaGpu, given: NDArray[Any] | BufferArgument, nbytes: int, *, is_input: bool) -> None:
+        """Raises CudaFailed."""
+        self._gpu, self.nbytes = gpu, nbytes
+        self.memory: DeviceMemory | None = None
+        self._block: PinnedMemory | None = None
+        self._given = given
+        if isinstance(given, BufferArgument):
+            self.address: int = given.buffer.address + given.offset  # type: ignore[attr-defined]
+            return
+        if nbytes and not gpu.pools.pin(given):
+            self._block = gpu.staging.take(nbytes)
+        self.host = self._block.address if self._block else given.ctypes.data
+        self.memory = gpu.context.allocate(max(1, nbytes))
+        self.address = self.memory.address
+        self._staged: NDArray[np.uint8] | None = None
+        if self._block:
+            self._staged = np.frombuffer(self._block.view(), np.uint8)[:nbytes]
+            self._bytes = given.reshape(-1).view(np.uint8)[:nbytes] if is_input else given[:nbytes]
+
+    @property
+    def staged_bytes(self) -> int:
+        """What the CPU copies in each run."""
+        return self.nbytes if self._block else 0
+
+    def copy_in(self, stream: CudaStream) -> None:
+        """Raises CudaFailed."""
+        if self.memory is None or not self.nbytes:
+            return
+        if self._staged is not None:
+            np.copyto(self._staged, self._bytes)
+        stream.copy_in(self.address, self.host, self.nbytes)
+
+    def copy_out(self, stream: CudaStream) -> None:
+        """To the client's memory, or to the block. Raises CudaFailed."""
+        if self.memory is not None and self.nbytes:
+            stream.copy_out(self.host, self.address, self.nbytes)
+
+    def last_copy(self) -> tuple[int, int, int] | None:
+        """From the block to the client's memory: to, from, bytes. None: there is no block."""
+        return (self._bytes.ctypes.data, self.host, self.nbytes) if self._block else None
+
+    def close(self) -> None:
+        """Frees its memory. Nothing runs on it any more."""
+        if self.memory is not None:
+            self.memory.close()
+        if self._block is not None:
+            self._gpu.staging.give_back(self._block)
+            self._block = None
+
+
+class GpuExecution(BoundExecution):
+    """An execution on a GPU. `work` adds what it computes to a stream, reading and writing the arguments' addresses."""
+
+    def __init__(
+        self,
+        lane: CudaLane,
+        inputs: Sequence[tuple[NDArray[Any] | BufferArgument, int]],
+        outputs: Sequence[tuple[NDArray[Any] | BufferArgument, int]],
+    ) -> None:
+        """Inputs and outputs with the bytes that they have. Raises CudaFailed."""
+        self._lane, self._is_cancelled = lane, False
+        self.inputs = [GpuArgument(lane.gpu, given, nbytes, is_input=True) for given, nbytes in inputs]
+        self.outputs = [GpuArgument(lane.gpu, given, nbytes, is_input=False) for given, nbytes in outputs]
+        arguments = (*self.inputs, *self.outputs)
+        weakref.finalize(self, _close, arguments).atexit = False
+        self.copied_bytes = sum(argument.staged_bytes for argument in arguments)
+        self._events = [lane.gpu.context.event() for _ in range(3)]
+        copies = [copy for output in self.outputs if (copy := output.last_copy())]
+        self._copies = burst_ffi.new("burst_copy[]", [tuple(_pointers(copy)) for copy in copies])
+        self._landing = burst_ffi.new("burst_landing *", (burst_ffi.NULL, self._copies, len(copies)))
+
+    def work(self, stream: CudaStream) -> None:
+        """Adds the computation to the stream. Raises CudaFailed, ExecutionFailed."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """Executes, and waits. Raises CudaFailed, and what `work` raises."""
+        if self._is_cancelled:
+            raise ExecutionFailed(0, "the model", "it was cancelled")
+        done = self._lane.add(self, self._events)
+        try:
+            done.synchronize()
+        except CudaFailed as error:
+            self._lane.gpu.check(error)
+            raise
+        for copy in self._copies:
+            burst_ffi.memmove(copy.to, getattr(copy, "from"), copy.bytes)
+
+    def launch(self, flight: int) -> None:
+        """Executes, and lets the stream answer. Raises as `run`."""
+        if self._is_cancelled:
+            raise ExecutionFailed(0, "the model", "it was cancelled")
+        function, argument = COMPLETED, flight
+        if len(self._copies):
+            self._landing.flight = burst_ffi.cast("void *", flight)
+            function, argument = _COMPLETED_AFTER, int(burst_ffi.cast("uintptr_t", self._landing))
+        self._lane.add(self, self._events, (function, argument))
+
+    def cancel(self) -> None:
+        """Later runs fail. Nothing stops what the GPU does: the engine ends when that goes on."""
+        self._is_cancelled = True
+
+    def is_running(self) -> bool:
+        """Whether the GPU is still busy with it."""
+        try:
+            return not self._events[-1].is_done()
+        except CudaFailed:
+            return True
+
+
+class CudaLane:
+    """Three streams: in, compute, out. Any thread."""
+
+    def __init__(self, gpu: CudaGpu, priority: int = 0) -> None:
+        """Raises CudaFailed."""
+        self.gpu, self._lock = gpu, threading.Lock()
+        self.incoming, self.compute, self.outgoing = (gpu.context.stream(priority) for _ in range(3))
+
+    def add(
+        self, execution: GpuExecution, events: Sequence[CudaEvent], then: tuple[int, int] | None = None
+    ) -> CudaEvent:
+        """Adds an execution; `then`: a host function and its argument, called when its outputs are written.
+
+        Returns the event of its end. Raises CudaFailed, ExecutionFailed; then nothing of it goes on.
+        """
+        copied, computed, done = events
+        with self._lock:
+            self.gpu.begins()
+            try:
+                for argument in execution.inputs:
+                    argument.copy_in(self.incoming)
+                self.incoming.record(copied)
+                self.compute.wait(copied)
+                execution.work(self.compute)
+                self.compute.record(computed)
+                self.outgoing.wait(computed)
+                for argument in execution.outputs:
+                    argument.copy_out(self.outgoing)
+                self.outgoing.record(done)
+                if then:
+                    self.outgoing.host_function(*then)
+            except Exception as error:
+                self._settle(error)
+                raise
+        return done
+
+    def _settle(self, error: Exception) -> None:
+        """Something could not be added. What was added before must not outlive the request."""
+        try:
+            for stream in (self.incoming, self.compute, self.outgoing):
+                stream.synchronize()
+        except CudaFailed as worse:
+            error = worse
+        if isinstance(error, CudaFailed):
+            self.gpu.check(error)
+
+    def is_idle(self) -> bool:
+        """Whether all work is done. Raises CudaFailed when the context is lost."""
+        return all(stream.is_done() for stream in (self.incoming, self.compute, self.outgoing))
+
+
+def _close(arguments: Sequence[GpuArgument]) -> None:
+    for argument in arguments:
+        argument.close()
+
+
+def _pointers(copy: tuple[int, int, int]) -> tuple[Any, Any, int]:
+    to, source, nbytes = copy
+    return burst_ffi.cast("void *", to), burst_ffi.cast("void *", source), nbytes
