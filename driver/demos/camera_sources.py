@@ -102,6 +102,13 @@ class CameraSource:
         self._last, self.index = self._frame.number, self._frame.index
         return None
 
+    @property
+    def figures(self) -> str:
+        """What the camera has counted, in words."""
+        counts = self.camera.stats()
+        words = [f"{counts[name]} {name}" for name in ("missed", "skipped", "damaged")]
+        return f"{counts['frames']} taken, {', '.join(words)}, the last {1e3 * (self.camera.age or 0):.0f} ms ago"
+
     def forget(self) -> None:
         """Count the frames that are not read from the next one on."""
         self.lost, self._last = 0, None

@@ -15,7 +15,7 @@ from PIL import Image
 import burst
 import driver
 from driver.demos.camera import TIMEOUT, Detector, FrameResult, connected
-from driver.demos.camera_sources import clock_of, open_source
+from driver.demos.camera_sources import CameraSource, clock_of, open_source
 from driver.demos.detector import decode
 from driver.demos.drawing import PALETTE, Film, annotate
 from driver.demos.latencies import TimedCall
@@ -90,6 +90,8 @@ class CameraShow:
                     "fps": stage.rate(),
                     "dropped": self._dropped,
                 }
+                if isinstance(source, CameraSource):
+                    facts["camera"] = source.figures
                 yield Update(stage.point(step.calls), facts, jpeg(step.frame))
 
     @contextmanager

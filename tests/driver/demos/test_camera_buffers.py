@@ -5,6 +5,7 @@ what is there.
 import asyncio
 import json
 import os
+import re
 import signal
 
 import aiohttp
@@ -254,6 +255,7 @@ class TestPage:
                 assert update["size"] == [640, 480]
                 assert set(update["points"][-1]["calls"]) == {"burst", "plain RPC"}
             assert update["found"]
+            assert re.fullmatch(r"\d+ taken, 0 missed, \d+ skipped, 0 damaged, the last \d+ ms ago", update["camera"])
 
         self.shown(film, tmp_path, check)
 

@@ -13,6 +13,7 @@ class TestCameras:
     @pytest.fixture
     def folder(self, tmp_path, monkeypatch):
         monkeypatch.setattr(camera_nodes, "FOLDER", tmp_path)
+        monkeypatch.setattr(camera_nodes, "CLASS", tmp_path / "class")
         return tmp_path
 
     def test_a_machine_without_cameras(self, folder):
@@ -36,3 +37,32 @@ class TestCameras:
             first, second = camera_nodes.nodes()
         assert f"{os.getpid()} (" in first.found
         assert (first.state, second.state, second.subject) == ("note", "ok", str(folder / "video10"))
+
+    def described(self, folder, node, name, driver, index=0):
+        """As sysfs describes a node."""
+        (folder / node).touch()
+        (folder / "class" / node / "device").mkdir(parents=True)
+        (folder / "class" / node / "name").write_text(f"{name}\n")
+        (folder / "class" / node / "index").write_text(f"{index}\n")
+        (folder / "drivers" / driver).mkdir(parents=True, exist_ok=True)
+        (folder / "class" / node / "device" / "driver").symlink_to(folder / "drivers" / driver)
+
+    def test_what_a_node_is(self, folder):
+        """A webcam by its name; its second node, a sensor that only libcamera reads, and a codec are none to open."""
+        self.described(folder, "video0", "HD Webcam: C1", "uvcvideo")
+        self.described(folder, "video1", "HD Webcam: C1", "uvcvideo", index=1)
+        self.described(folder, "video2", "unicam-image", "unicam")
+        self.described(folder, "video3", "bcm2835-codec-decode", "bcm2835-codec")
+        webcam, metadata, sensor, codec = camera_nodes.nodes()
+        assert webcam.found == "HD Webcam: C1 (uvcvideo): can be opened, and no process of this account has it open"
+        assert (metadata.state, "a further node of a camera" in metadata.found) == ("ok", True)
+        assert (sensor.state, "libcamera" in sensor.remedy) == ("note", True)
+        assert (codec.state, "no camera" in codec.found) == ("ok", True)
+
+    def test_cameras_without_the_library_for_jpeg(self, folder, monkeypatch):
+        """It is missed where there are cameras, and only there."""
+        monkeypatch.setattr(camera_nodes, "find_spec", lambda _: None)
+        assert [finding.state for finding in camera_nodes.nodes()] == ["ok"]
+        (folder / "video0").touch()
+        _, finding = camera_nodes.nodes()
+        assert (finding.state, "burst-engine[camera]" in finding.remedy) == ("note", True)

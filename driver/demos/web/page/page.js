@@ -96,6 +96,8 @@ function facts() {
   $("costs").textContent = costs === undefined ? "–" : `${costs.toPrecision(3)} ms a call`;
   $("dropped").textContent = words.dropped;
   $("dropped-here").textContent = words.dropped_here;
+  $("camera-figures").hidden = !words.camera;
+  $("camera").textContent = words.camera ?? "";
 }
 
 // ---- controls
