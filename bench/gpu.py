@@ -279,27 +279,38 @@ def own_session(device: str, path: Path, feeds: list[NDArray[Any]]) -> Callable[
     """The file in this process as a program would run it fastest, inputs copied in and outputs copied out: with CUDA
     graphs on memory that is bound once, where the device is CUDA's. Raises NotMeasured.
     """
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    kinds = {"onnxruntime": "CPUExecutionProvider", "onnxruntime-cuda": "CUDAExecutionProvider"}
-    if device not in kinds:
-        raise NotMeasured(f"what {device} runs has no session in process here; {' and '.join(kinds)} have")
-    if kinds[device] not in ort.get_available_providers():
-        raise NotMeasured(f"onnxruntime {ort.__version__} has no {kinds[device]}; install onnxruntime-gpu")
-    names = {"CUDAExecutionProvider": [("CUDAExecutionProvider", {"enable_cuda_graph": "1"})]}
     try:
-        session = ort.InferenceSession(path, options, providers=names.get(kinds[device], [kinds[device]]))
+        session = _session(device, path)
+    except NotMeasured:
+        raise
     except Exception as error:
         raise NotMeasured(f"ONNX Runtime in process: {error}") from error
     inputs = dict(zip((its.name for its in session.get_inputs()), feeds, strict=True))
-    if kinds[device] == "CPUExecutionProvider":
-        return partial(session.run, None, inputs)
-    return _bound(ort, session, inputs)
+    return _bound(session, inputs) if device == "onnxruntime-cuda" else partial(session.run, None, inputs)
 
 
-def _bound(ort: Any, session: Any, inputs: dict[str, NDArray[Any]]) -> Callable[[], Sequence[NDArray[Any]]]:
+def _session(device: str, path: Path) -> Any:
+    import onnxruntime as ort
+
+    from driver.devices.onnxruntime.providers import PROVIDERS, ExecutionProvider
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    if device == "onnxruntime":
+        return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    if device == "onnxruntime-cuda":
+        graphs = "CUDAExecutionProvider", {"enable_cuda_graph": "1", "use_tf32": "0"}
+        return ort.InferenceSession(path, options, providers=[graphs])
+    if device not in PROVIDERS:
+        raise NotMeasured(f"what {device} runs is no session of ONNX Runtime")
+    kind = PROVIDERS[device]
+    ExecutionProvider(kind, kind.chosen({})).add_to(options)
+    return ort.InferenceSession(path, options)
+
+
+def _bound(session: Any, inputs: dict[str, NDArray[Any]]) -> Callable[[], Sequence[NDArray[Any]]]:
+    import onnxruntime as ort
+
     binding = session.io_binding()
     there = {name: ort.OrtValue.ortvalue_from_numpy(array, "cuda", 0) for name, array in inputs.items()}
     shapes = {its.name: its.shape for its in session.get_outputs()}

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import swiftshader
 from fake_cuda import FakeCuda
 
 SCRIPT = Path(__file__).parents[2] / "bench/gpu.py"
@@ -80,3 +81,12 @@ def test_the_checks_of_a_device_run_on_any(no_library):
     assert "3 of 3 were served again" in found["engine killed"]
     assert "with 4 in flight" in next(line for line in lines if line.startswith("depth"))
     assert not any("failed" in line for line in lines)
+
+
+@pytest.mark.integration
+def test_a_provider_in_software(no_library, monkeypatch, tmp_path):
+    """On SwiftShader an ADD goes through a burst; that is no GPU, which the script says."""
+    swiftshader.configure(tmp_path / "home")
+    lines = ran("--device", "onnxruntime-webgpu", "--allow-none", "--only", "launch", ends=0)
+    assert lines[0] == "no GPU: the device onnxruntime-webgpu is of type CPU"
+    assert " us" in next(line for line in lines if "ADD of 4 floats" in line)
