@@ -37,8 +37,19 @@ class GpuBuffer(DriverBuffer):
     def __init__(self, memory: DeviceMemory, gpu_nbytes: int) -> None:
         self._memory, self.address, self.gpu_nbytes = memory, memory.address, gpu_nbytes
 
-    def copy_from(self, source: NDArray[np.uint8]) -> None:
-        self._memory.context.copy_in(self.address, source.ctypes.data, source.nbytes)
+    @property
+    def room(self) -> int:
+        """Bytes that can be addressed."""
+        return self._memory.nbytes
+
+    @property
+    def ordinal(self) -> int:
+        """The number of its GPU."""
+        return self._memory.context.ordinal
+
+    def copy_from(self, source: NDArray[np.uint8], offset: int = 0) -> None:
+        """As of `DriverBuffer`, from byte `offset` on."""
+        self._memory.context.copy_in(self.address + offset, source.ctypes.data, source.nbytes)
 
     def copy_to(self, target: NDArray[np.uint8]) -> None:
         self._memory.context.copy_out(target.ctypes.data, self.address, target.nbytes)

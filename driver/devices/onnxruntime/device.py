@@ -21,7 +21,7 @@ from driver.devices.onnxruntime.program import OrtPort, OrtProgram, lowered, obs
 from driver.devices.onnxruntime.writer import OrtWriter, model
 from driver.devices.stoppable import StoppableRuns
 from driver.errors import ExecutionFailed, OutputInsufficientSize
-from driver.interface import BoundExecution, CacheFiles, Needs
+from driver.interface import BoundExecution, BufferArgument, CacheFiles, Needs
 from driver.nn.file_form import FILE
 
 if TYPE_CHECKING:
@@ -189,6 +189,10 @@ class OnnxRuntimeModel(LoweredModel[OrtProgram]):
         outputs: Sequence[NDArray[Any]],
         options: BindOptions,
     ) -> OnnxRuntimeExecution:
+        if any(isinstance(each, BufferArgument) for each in (*inputs, *outputs)):
+            raise ValueError(
+                "arguments of a model of operations lie in the CPU's memory: load the file with form='file'"
+            )
         return OnnxRuntimeExecution(self.program_for(inputs, options.pace), inputs, outputs, options.loop_timeout)
 
 

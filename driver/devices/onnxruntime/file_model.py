@@ -19,6 +19,7 @@ from burst._core import ffi
 from driver.deadlines import check
 from driver.devices.files import CHOOSING, checked_input, source_of
 from driver.devices.lowering.errors import LibraryFailed
+from driver.devices.onnxruntime.gpu_place import GpuPlace, address_of, checked_gpu_input, may_overlap, places_of
 from driver.devices.onnxruntime.library import Session, library, session_options
 from driver.devices.onnxruntime.onnx_file import OnnxFile, taken_apart
 from driver.devices.onnxruntime.program import restored, saved
@@ -26,7 +27,7 @@ from driver.devices.onnxruntime.providers import INDEX_OPERATORS
 from driver.devices.onnxruntime.writer import TYPES
 from driver.devices.stoppable import StoppableRuns
 from driver.errors import ExecutionFailed, OutputInsufficientSize
-from driver.interface import BoundExecution, PreparedModel
+from driver.interface import BoundExecution, BufferArgument, PreparedModel
 from driver.nn import InvalidModel
 from driver.nn.file_form import tensor_type
 
@@ -126,11 +127,15 @@ class OnnxFileModel(PreparedModel):
         outputs: Sequence[NDArray[Any]],
         options: BindOptions,
     ) -> OnnxFileExecution:
-        given = [
-            checked_input(f"input {number} ({port.name})", "an .onnx file", array, port.stored)
-            for number, (port, array) in enumerate(zip(self.inputs, inputs, strict=True))
-        ]
-        return OnnxFileExecution(self, given, outputs, options.loop_timeout)
+        given = [self._given(*each) for each in zip(range(len(self.inputs)), self.inputs, inputs, strict=True)]
+        return OnnxFileExecution(self, given, places_of(outputs), options.loop_timeout)
+
+    def _given(self, number: int, port: FilePort, given: Any) -> NDArray[Any] | GpuPlace:
+        """An input as a session can read it. Raises ValueError."""
+        where = f"input {number} ({port.name})"
+        if isinstance(given, BufferArgument):
+            return checked_gpu_input(where, given, port.size, chooses=port.chooses)
+        return checked_input(where, "an .onnx file", given, port.stored)
 
     def expected(self, given: tuple[Shape, ...]) -> list[Shape | None]:
         """The shapes of the outputs for inputs of these shapes; None: of any shape."""
@@ -253,8 +258,8 @@ class OnnxFileExecution(BoundExecution):
     def __init__(
         self,
         owner: OnnxFileModel,
-        inputs: Sequence[NDArray[Any]],
-        outputs: Sequence[NDArray[Any]],
+        inputs: Sequence[NDArray[Any] | GpuPlace],
+        outputs: Sequence[NDArray[Any] | GpuPlace],
         loop_timeout: float,
     ) -> None:
         self._owner, self._outputs, self._is_static = owner, outputs, owner.is_static
@@ -263,7 +268,7 @@ class OnnxFileExecution(BoundExecution):
         self._before: list[Callable[[], object]] = []
         self._sources = [self._source(*pair) for pair in zip(owner.inputs, inputs, strict=True)]
         sources = [memory for *_, memory in self._sources]
-        self._is_apart = not any(np.may_share_memory(a, b) for a in sources for b in outputs)
+        self._is_apart = not any(may_overlap(a, b) for a in sources for b in outputs)
         self._bind(owner.expected(self._given))
         rows = list(zip(owner.outputs, outputs, self._expected, strict=True))
         self.shapes = tuple(
@@ -274,8 +279,10 @@ class OnnxFileExecution(BoundExecution):
             if shape is not None:
                 self._count(port, port.nbytes(shape))
 
-    def _source(self, port: FilePort, array: NDArray[Any]) -> Place:
+    def _source(self, port: FilePort, array: NDArray[Any] | GpuPlace) -> Place:
         """What ONNX Runtime reads: the memory itself if possible, else a copy."""
+        if isinstance(array, GpuPlace):
+            return port.name, port.type, array.shape, array
         place, fill = source_of(array, port.dtype)
         if fill is not None:
             self._before.append(fill)
@@ -291,15 +298,17 @@ class OnnxFileExecution(BoundExecution):
         targets: list[Place | str] = []
         for n, (port, memory, shape) in enumerate(zip(self._owner.outputs, self._outputs, expected, strict=True)):
             if shape is not None and self._is_usable(port, memory, shape):
-                targets.append((port.name, port.type, shape, memory[: port.nbytes(shape)]))
+                nbytes = port.nbytes(shape)
+                place = memory.first(nbytes) if isinstance(memory, GpuPlace) else memory[:nbytes]
+                targets.append((port.name, port.type, shape, place))
             else:
                 targets.append(port.name)
                 self._copied.append(n)
         self._binding = self._owner.session.binding(self._sources, targets)
 
-    def _is_usable(self, port: FilePort, memory: NDArray[np.uint8], shape: Shape) -> bool:
+    def _is_usable(self, port: FilePort, memory: NDArray[np.uint8] | GpuPlace, shape: Shape) -> bool:
         """Whether ONNX Runtime can write the output to its memory."""
-        is_aligned = memory.ctypes.data % port.size == 0
+        is_aligned = address_of(memory) % port.size == 0
         return self._is_apart and is_aligned and not port.chooses and port.nbytes(shape) <= memory.nbytes
 
     def run(self) -> None:
@@ -344,7 +353,7 @@ class OnnxFileExecution(BoundExecution):
                 nbytes = port.nbytes(shape)
                 is_sufficient = nbytes <= memory.nbytes
                 if nbytes and is_sufficient:
-                    np.copyto(memory[:nbytes], _contents(values[n], nbytes))
+                    _store(memory, _contents(values[n], nbytes))
             assert shape is not None
             shapes.append((shape, is_sufficient))
         self._settle(tuple(shapes))
@@ -367,6 +376,13 @@ class OnnxFileExecution(BoundExecution):
     def cancel(self) -> None:
         """The run in progress ends before its next operation, with ExecutionFailed. From any thread."""
         self._runs.cancel()
+
+
+def _store(memory: NDArray[np.uint8] | GpuPlace, contents: NDArray[np.uint8]) -> None:
+    if isinstance(memory, GpuPlace):
+        memory.write(contents)
+    else:
+        np.copyto(memory[: contents.nbytes], contents)
 
 
 def _contents(value: Any, nbytes: int) -> NDArray[np.uint8]:

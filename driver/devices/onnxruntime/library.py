@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
+from driver.devices.onnxruntime.gpu_place import GpuPlace, address_of
 from driver.devices.onnxruntime.writer import TYPES
 from driver.devices.stoppable import Attempt
 
@@ -130,7 +131,7 @@ class Session:
         return Binding(self._session, inputs, outputs, is_copied=self._is_copied)
 
 
-Place = tuple[str, str, tuple[int, ...], "NDArray[np.uint8]"]
+Place = tuple[str, str, tuple[int, ...], "NDArray[np.uint8] | GpuPlace"]
 """Name, ONNX type, dimensions and memory of an input or output."""
 
 
@@ -152,8 +153,10 @@ class Binding:
                     self._before[-1]()  # outputs keep the order in which they were bound first
                 else:
                     name, type_, shape, memory = place
-                    bound = partial(bind, name, "cpu", 0, TYPES[type_], shape, memory.ctypes.data)
-                    if is_copied and places is inputs:
+                    is_there = isinstance(memory, GpuPlace)
+                    where = ("cuda", memory.ordinal) if isinstance(memory, GpuPlace) else ("cpu", 0)
+                    bound = partial(bind, name, *where, TYPES[type_], shape, address_of(memory))
+                    if is_copied and places is inputs and not is_there:
                         self._before.append(bound)
                     else:
                         bound()

@@ -12,13 +12,16 @@ import os
 import select
 import signal
 import warnings
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from driver.devices.files import CHOOSING
 from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.onnxruntime import vulkan
 from driver.devices.onnxruntime.device import OrtDevice
+from driver.devices.onnxruntime.file_model import OnnxFileModel
 from driver.devices.onnxruntime.library import Session, library
 from driver.devices.onnxruntime.program import obstacles
 from driver.devices.onnxruntime.providers import PROVIDERS, ExecutionProvider, OrtProvider
@@ -30,10 +33,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from driver.devices.onnxruntime.file_model import OnnxFileModel
+    from driver.devices.cuda.device_buffers import GpuMemory
     from driver.devices.onnxruntime.program import Weights
     from driver.devices.onnxruntime.providers import Value
-    from driver.interface import Saved
+    from driver.interface import BufferRequest, DriverBuffer, MemoryHandle, Saved
     from driver.nn import Model, Operation
     from driver.nn.file_form import ModelFile
     from driver.options import Preference
@@ -144,7 +147,29 @@ class OrtWebGpuDevice(OrtProviderDevice, device="onnxruntime-webgpu"):
 
 
 class OrtCudaDevice(OrtProviderDevice, device="onnxruntime-cuda"):
-    """NVIDIA's GPUs."""
+    """NVIDIA's GPUs. Buffers and pools of clients may lie in their memory, for models that are files."""
+
+    own_memory_kinds = frozenset({"nvidia.cuda_fd"})
+
+    @cached_property
+    def memory(self) -> GpuMemory:
+        """Of the GPU that the provider runs on. Raises LibraryMissing, LibraryFailed."""
+        from driver.devices.cuda.context import cuda_context
+        from driver.devices.cuda.device_buffers import GpuMemory
+
+        return GpuMemory(cuda_context(self.provider.ordinal))
+
+    def allocate(self, request: BufferRequest) -> DriverBuffer | None:
+        """Memory of the GPU for values that only kernels read; None for indices, sizes and conditions, and for models
+        of operations, whose arguments ONNX Runtime copies.
+        """
+        is_of_files = all(isinstance(use.prepared, OnnxFileModel) for use in request.roles)
+        if not is_of_files or request.type.dtype.name in CHOOSING:
+            return None
+        return self.memory.allocate(request)
+
+    def map_memory(self, handle: MemoryHandle) -> DriverBuffer:
+        return self.memory.map_memory(handle)
 
 
 class OrtTensorRtRtxDevice(OrtProviderDevice, device="onnxruntime-tensorrt-rtx"):

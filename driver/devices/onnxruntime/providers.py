@@ -149,7 +149,9 @@ _NVIDIA = (
 _NVIDIA_NODES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/dxg")
 _VULKAN_NODES = (*(f"/dev/dri/renderD{n}" for n in range(128, 136)), *_NVIDIA_NODES, "/dev/mali0", "/dev/kgsl-3d0")
 _CPU_NODES = ProviderOption("", bool, default=False)
-_CUDA_NEEDS = Needs((*_HARDWARE, "/sys/module", "/etc/nvidia"), (*_NVIDIA, "/dev/dxg"), ("ioctl",))
+_CUDA_NEEDS = Needs(
+    (*_HARDWARE, "/sys/module", "/etc/nvidia", "~/.config/burst/cuda.toml"), (*_NVIDIA, "/dev/dxg"), ("ioctl",)
+)
 
 PROVIDERS = {
     provider.device: provider
@@ -263,9 +265,14 @@ class ExecutionProvider:
         name = _registered(self.kind.device)
         return [device for device in library().get_ep_devices() if device.ep_name == name]
 
+    @property
+    def ordinal(self) -> int:
+        """The number of its GPU, from 0."""
+        return int(self._options.get("device", 0))
+
     def add_to(self, options: Any) -> None:
         """Lets a session with these options use it. Raises LibraryMissing, LibraryFailed."""
-        devices, number = self.devices(), int(self._options.get("device", 0))
+        devices, number = self.devices(), self.ordinal
         if number >= len(devices):
             raise LibraryFailed(f"{self.kind.title} has {len(devices)} devices here: device = {number} is none of them")
         texts = {

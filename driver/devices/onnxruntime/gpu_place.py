@@ -1,0 +1,70 @@
+"""An argument that lies in memory of an NVIDIA GPU, as a session of ONNX Runtime binds it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, TypeAlias, Union, cast
+
+import numpy as np
+
+from driver.interface import BufferArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    Room: TypeAlias = Union[NDArray[np.uint8], "GpuPlace"]  # noqa: UP007 (a name that comes later)
+
+
+class GpuPlace:
+    """A part of a `GpuBuffer`. Its values are the GPU's: kernels read and write them where they lie."""
+
+    def __init__(self, argument: BufferArgument, nbytes: int | None = None) -> None:
+        """`nbytes`: of it; None: all that the argument has."""
+        self.buffer = cast("Any", argument.buffer)
+        self.argument, self.shape = argument, argument.dimensions
+        self.address: int = self.buffer.address + argument.offset
+        self.ordinal: int = self.buffer.ordinal
+        room = self.buffer.room - argument.offset if argument.nbytes is None else argument.nbytes
+        self.nbytes: int = room if nbytes is None else nbytes
+
+    def first(self, nbytes: int) -> GpuPlace:
+        """The first `nbytes`."""
+        return GpuPlace(self.argument, nbytes)
+
+    def write(self, values: NDArray[np.uint8]) -> None:
+        """Copies values of the CPU to its beginning. Raises LibraryFailed."""
+        self.buffer.copy_from(values, self.argument.offset)
+
+
+def address_of(place: Room) -> int:
+    """Where its first byte lies, on the CPU or on the GPU."""
+    return place.address if isinstance(place, GpuPlace) else place.ctypes.data
+
+
+def may_overlap(a: Room, b: Room) -> bool:
+    """Whether both may have a byte in common."""
+    if isinstance(a, GpuPlace) and isinstance(b, GpuPlace):
+        return a.address < b.address + b.nbytes and b.address < a.address + a.nbytes
+    if isinstance(a, GpuPlace) or isinstance(b, GpuPlace):
+        return False
+    return np.may_share_memory(a, b)
+
+
+def checked_gpu_input(where: str, argument: BufferArgument, size: int, *, chooses: bool) -> GpuPlace:
+    """The input, if it can be read there. `size`: of an element; `chooses`: its values are indices, sizes, conditions.
+
+    Raises ValueError.
+    """
+    if chooses:
+        raise ValueError(
+            f"{where}: its values may choose addresses, and memory of the GPU can change while they do; put it into "
+            "memory of the CPU"
+        )
+    return GpuPlace(argument, size * math.prod(argument.dimensions))
+
+
+def places_of(outputs: Sequence[Any]) -> list[Room]:
+    """The memory of each output."""
+    return [GpuPlace(output) if isinstance(output, BufferArgument) else output for output in outputs]
