@@ -16,7 +16,7 @@ WAKE_WORD_OPTIONS = (
     click.option(
         "--wyoming",
         metavar="ADDRESS",
-        help="Serve wake words to Home Assistant at tcp://HOST:PORT, or at tcp://:PORT (this machine only).",
+        help="Serve wake words to Home Assistant at tcp://HOST:PORT, tcp://:PORT (this machine only), or unix:///PATH.",
     ),
     click.option(
         "--wake-word",
@@ -48,6 +48,7 @@ WAKE_WORD_OPTIONS = (
     click.option(
         "--satellites", type=int, default=64, show_default=True, help="With --wyoming: connections at a time, at most."
     ),
+    click.option("--zeroconf", is_flag=True, help="With --wyoming: Home Assistant finds the server by multicast DNS."),
 )
 
 
@@ -71,11 +72,10 @@ def serve_wyoming(device: str, given: Mapping[str, Any], others: object, metrics
         from driver.gateways.wyoming.wake_server import WakeOptions, WakeServer
 
         def tell(server: WakeServer) -> None:
-            where = f"tcp://{server.address.place}"
-            fields = {"device": device, "wyoming": where, "metrics": server.metrics.where}
-            tell_where(as_json, fields, f"{', '.join(server.models.words)} at {where}")
+            fields = {"device": device, "wyoming": server.uri, "metrics": server.metrics.where}
+            tell_where(as_json, fields, f"{', '.join(server.models.words)} at {server.uri}")
 
         trigger = TriggerOptions(given["threshold"], given["trigger_level"], given["refractory_seconds"])
-        options = WakeOptions(given["features"], trigger, given["satellites"], metrics)
+        options = WakeOptions(given["features"], trigger, given["satellites"], metrics, given["zeroconf"])
         serve_in_foreground(WakeServer(device, words, address, options), tell)
     return True

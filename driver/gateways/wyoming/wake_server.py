@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -33,6 +34,7 @@ class WakeOptions(NamedTuple):
     trigger: TriggerOptions = TriggerOptions()
     satellites: int = 64
     metrics: str | None = None
+    zeroconf: bool = False
 
     def checked(self) -> WakeOptions:
         """Raises DeviceFailed naming what is wrong."""
@@ -51,9 +53,13 @@ class WakeOptions(NamedTuple):
 def wyoming_address(text: str) -> DoorAddress:
     """What an address says. Raises DeviceFailed."""
     said = f"--wyoming {text}"
+    if text.startswith("unix://"):
+        return DoorAddress.of_path(said, text.removeprefix("unix://"), os.getuid())
     door = DoorAddress.of_tcp(said, text.removeprefix("tcp://")) if text.startswith("tcp://") else None
     if not door:
-        raise DeviceFailed(f"{said}: give tcp://HOST:PORT, or tcp://:PORT for this machine alone")
+        raise DeviceFailed(
+            f"{said}: give tcp://HOST:PORT, tcp://:PORT for this machine alone, or unix:///PATH for this account alone"
+        )
     return door
 
 
@@ -65,22 +71,34 @@ class WakeServer:
         self._options = options.checked()
         self.figures = SatelliteFigures()
         wanted = wyoming_address(address)
+        if options.zeroconf and not wanted.is_open:
+            raise DeviceFailed(f"{wanted.said}: --zeroconf tells other machines; give tcp://0.0.0.0:10400")
         files = read_models(words, options.features)
         self.models = WakeModels(files, device, self._options.satellites)
         self._listener = wanted.listen()
-        self.address = wanted._replace(port=self._listener.getsockname()[1])
+        self.address = wanted if wanted.path else wanted._replace(port=self._listener.getsockname()[1])
         self.metrics = MetricsPage(options.metrics)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stack = AsyncExitStack()
 
+    @property
+    def uri(self) -> str:
+        """Where satellites connect, as Wyoming's programs write it."""
+        return f"unix://{self.address.path}" if self.address.path else f"tcp://{self.address.place}"
+
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
+            stack.callback(self.address.remove)
             stack.callback(self._listener.close)
             await stack.enter_async_context(self.models)
             self.metrics.begin(lambda: metrics_collector(self.figures, self.models.stats), lambda: self.models.trouble)
             stack.push_async_callback(self._hang_up)
             server = await asyncio.start_server(self._connected, sock=self._listener)
             stack.callback(server.close)
+            if self._options.zeroconf:
+                from driver.gateways.wyoming.announcement import Announcement
+
+                await stack.enter_async_context(Announcement(self.address))
             self._stack = stack.pop_all()
         if self.address.is_open:
             _LOG.warning(

@@ -124,8 +124,8 @@ def test_the_activations_of_openwakeword(models, kind, word, voice):
 def test_spoken_to_the_server(models, kind):
     """wyoming's own client hears of each spoken word once, by its name, and of nothing where none is spoken."""
 
-    async def hear(address, words, clip):
-        async with AsyncClient.from_uri(f"tcp://{address.place}") as client:
+    async def hear(uri, words, clip):
+        async with AsyncClient.from_uri(uri) as client:
             await client.write_event(Detect(names=words).event())
             await client.write_event(AudioStart(16000, 2, 1).event())
             for begin in range(0, len(clip), 1024):
@@ -136,11 +136,11 @@ def test_spoken_to_the_server(models, kind):
     async def main():
         async with WakeServer(KINDS[kind], words_of(models, kind), "tcp://127.0.0.1:0") as server:
             for word in WORDS:
-                event = await hear(server.address, None, said(SPOKEN[word], "en-us"))
+                event = await hear(server.uri, None, said(SPOKEN[word], "en-us"))
                 assert Detection.from_event(event).name == word
-            event = await hear(server.address, ["alexa"], said("good morning everyone", "en-us"))
+            event = await hear(server.uri, ["alexa"], said("good morning everyone", "en-us"))
             assert NotDetected.is_type(event.type)
-            event = await hear(server.address, ["alexa"], said("hey jarvis", "en-us"))
+            event = await hear(server.uri, ["alexa"], said("hey jarvis", "en-us"))
             assert NotDetected.is_type(event.type)
 
     asyncio.run(main())

@@ -21,6 +21,8 @@ from wyoming.event import Event
 from wyoming.info import Describe, Info
 from wyoming.ping import Ping, Pong
 from wyoming.wake import Detect, Detection, NotDetected
+from zeroconf import ServiceStateChange
+from zeroconf.asyncio import AsyncServiceBrowser, AsyncZeroconf
 
 import driver
 from burst import DeviceUnavailable
@@ -46,8 +48,8 @@ def word(tmp_path_factory):
 class Satellite:
     """wyoming's own client, and what a satellite does with it."""
 
-    def __init__(self, address):
-        self._client = AsyncClient.from_uri(address if isinstance(address, str) else f"tcp://{address.place}")
+    def __init__(self, uri):
+        self._client = AsyncClient.from_uri(uri)
 
     async def __aenter__(self):
         await self._client.connect()
@@ -80,11 +82,11 @@ class Satellite:
         return found
 
 
-def served(word, work, **options):
+def served(word, work, uri=ANYWHERE, **options):
     """Runs `work(server)` beside a server."""
 
     async def main():
-        async with WakeServer("onnxruntime", [word], ANYWHERE, WakeOptions(**options)) as server:
+        async with WakeServer("onnxruntime", [word], uri, WakeOptions(**options)) as server:
             return await asyncio.wait_for(work(server), 120)
 
     return asyncio.run(main())
@@ -94,7 +96,7 @@ def one_satellite(word, work, **options):
     """Runs `work(satellite)` beside a server."""
 
     async def with_server(server):
-        async with Satellite(server.address) as satellite:
+        async with Satellite(server.uri) as satellite:
             return await work(satellite)
 
     return served(word, with_server, **options)
@@ -216,7 +218,7 @@ class TestProtocol:
 
         async def one(server, n):
             samples = speech(1 + n * 0.16, 1.2, 1) if n % 2 else silence(3)
-            async with Satellite(server.address) as satellite:
+            async with Satellite(server.uri) as satellite:
                 return times(await satellite.hear(samples))
 
         async def work(server):
@@ -239,8 +241,8 @@ class TestProtocol:
         write_word(tmp_path / "other_v2.onnx", bias=1000)
 
         async def work(server):
-            async with Satellite(server.address) as second_of_all:
-                async with Satellite(server.address) as first:
+            async with Satellite(server.uri) as second_of_all:
+                async with Satellite(server.uri) as first:
                     for satellite in (first, second_of_all):  # in this order
                         await satellite.send(Detect(names=["Tone" if satellite is first else "other"]), Ping())
                         await satellite.receive()
@@ -255,7 +257,7 @@ class TestProtocol:
                 assert not any(key.startswith("detections") for key in counts[names["other_v2",]])
                 while server.figures.connected > 1:
                     await asyncio.sleep(0)
-                async with Satellite(server.address) as third:
+                async with Satellite(server.uri) as third:
                     await third.send(Ping())
                     await third.receive()
                     assert server.figures.wanted() == {
@@ -271,7 +273,7 @@ class TestProtocol:
         """A satellite that is connected says by the metrics what it listens for."""
 
         async def work(server):
-            async with Satellite(server.address) as satellite:
+            async with Satellite(server.uri) as satellite:
                 await satellite.send(Detect(names=["tone"]), Ping())
                 await satellite.receive()
                 text = generate_latest(metrics_registry(server)).decode()
@@ -279,6 +281,63 @@ class TestProtocol:
                 assert "burst_satellites 1.0" in text
 
         served(word, work)
+
+
+class TestAddresses:
+    def test_a_unix_socket(self, word, tmp_path):
+        """Satellites of this account may connect at a path, others not; it is gone when the server is."""
+        uri = f"unix://{tmp_path}/wake.sock"
+
+        async def main():
+            async with WakeServer("onnxruntime", [word], uri) as server:
+                assert server.uri == uri
+                assert (tmp_path / "wake.sock").stat().st_mode & 0o777 == 0o700
+                async with Satellite(uri) as satellite, Satellite(uri) as other:
+                    assert len(times(await satellite.hear(SPOKEN))) == 1
+                    assert times(await other.hear(silence(1))) == []
+                    assert set(server.figures.wanted()) == {"unix", "unix#2"}
+                with pytest.raises(DeviceFailed, match="something is there already"):
+                    WakeServer("onnxruntime", [word], uri)
+            assert not (tmp_path / "wake.sock").exists()
+
+        asyncio.run(main())
+
+    @pytest.mark.integration
+    def test_home_assistant_finds_it(self, word):
+        """With --zeroconf a browser of the kind of service that Home Assistant looks for is told its address and port,
+        and when it has gone.
+        """
+
+        async def main():
+            events = asyncio.Queue()
+
+            def tell(zeroconf, service_type, name, state_change):
+                events.put_nowait((name, state_change))
+
+            async with AsyncZeroconf(interfaces=["127.0.0.2"]) as network:
+                browser = AsyncServiceBrowser(network.zeroconf, "_wyoming._tcp.local.", handlers=[tell])
+                async with WakeServer("onnxruntime", [word], "tcp://127.0.0.2:0", WakeOptions(zeroconf=True)) as server:
+                    name, change = await asyncio.wait_for(events.get(), 60)
+                    assert change is ServiceStateChange.Added
+                    assert str(server.address.port) in name
+                    info = await network.async_get_service_info("_wyoming._tcp.local.", name)
+                    assert info.parsed_addresses() == ["127.0.0.2"]
+                    async with Satellite(f"tcp://{info.parsed_addresses()[0]}:{info.port}") as satellite:
+                        await satellite.send(Describe())
+                        assert Info.from_event(await satellite.receive()).wake[0].name == "burst"
+                while (await asyncio.wait_for(events.get(), 60))[1] is not ServiceStateChange.Removed:
+                    pass
+                await browser.async_cancel()
+
+        asyncio.run(main())
+
+    def test_what_other_machines_cannot_reach_is_not_announced(self, word):
+        """It is refused before anything is served."""
+        for uri in (ANYWHERE, "unix:///tmp/x"):
+            with pytest.raises(DeviceFailed, match="--zeroconf tells other machines"):
+                WakeServer("onnxruntime", [word], uri, WakeOptions(zeroconf=True))
+        with pytest.raises(DeviceFailed, match="no IPv4 address"):
+            served(word, None, uri="tcp://[::]:0", zeroconf=True)
 
 
 class TestWrong:
@@ -303,7 +362,7 @@ class TestWrong:
         """An error says what is wrong, the connection ends, and the next satellite is served."""
 
         async def work(server):
-            async with Satellite(server.address) as satellite:
+            async with Satellite(server.uri) as satellite:
                 try:
                     await satellite.send(message)
                 except OSError:  # the rest of it was not taken
@@ -314,7 +373,7 @@ class TestWrong:
                     assert await satellite.receive() is None
                 except OSError:
                     assert told == "at most"
-            async with Satellite(server.address) as satellite:
+            async with Satellite(server.uri) as satellite:
                 assert len(times(await satellite.hear(SPOKEN))) == 1
             assert server.figures.counts()["127.0.0.1"]["errors"] == 1
 
@@ -343,7 +402,7 @@ class TestWrong:
             with suppress(OSError):
                 assert b'"type": "error"' in await asyncio.wait_for(reader.read(), 60)
             writer.close()
-            async with Satellite(server.address) as satellite:
+            async with Satellite(server.uri) as satellite:
                 await satellite.send(Ping("x"))
                 assert Pong.is_type((await satellite.receive()).type)
 
@@ -353,7 +412,7 @@ class TestWrong:
         """In the middle of a stream, and of a message: its place is free, and the others' streams go on."""
 
         async def work(server):
-            async with Satellite(server.address) as other:
+            async with Satellite(server.uri) as other:
                 await other.say(SPOKEN[: 2 * RATE])
                 for _ in range(5):
                     _, writer = await asyncio.open_connection(server.address.host, server.address.port)
@@ -361,7 +420,7 @@ class TestWrong:
                     writer.write(json.dumps(head).encode() + b"\n{}" + bytes(100))
                     await writer.drain()
                     writer.transport.abort()
-                async with Satellite(server.address) as third:  # there is room again
+                async with Satellite(server.uri) as third:  # there is room again
                     await third.send(Ping("x"))
                     await third.receive()
                 await other.send(AudioChunk(RATE, 2, 1, SPOKEN[2 * RATE :].tobytes()), AudioStop(), Ping("end"))
@@ -378,15 +437,15 @@ class TestWrong:
         """One more than may be is told so; when one leaves, there is room."""
 
         async def work(server):
-            async with Satellite(server.address) as first:
+            async with Satellite(server.uri) as first:
                 await first.send(Ping("x"))
                 await first.receive()
-                async with Satellite(server.address) as second:
+                async with Satellite(server.uri) as second:
                     assert "--satellites" in Error.from_event(await second.receive()).text
             assert server.figures.refused == 1
             while server.figures.connected:
                 await asyncio.sleep(0)
-            async with Satellite(server.address) as third:
+            async with Satellite(server.uri) as third:
                 await third.send(Ping("x"))
                 assert Pong.is_type((await third.receive()).type)
 
@@ -397,7 +456,7 @@ class TestWrong:
 
         async def work(server):
             flood = AudioChunk(RATE, 2, 1, silence(15).tobytes()).event()
-            async with Satellite(server.address) as loud, Satellite(server.address) as other:
+            async with Satellite(server.uri) as loud, Satellite(server.uri) as other:
 
                 async def send():
                     while True:
@@ -490,10 +549,12 @@ class TestWrong:
         with pytest.raises(DeviceFailed, match=r"expected a \.tflite or \.onnx file"):
             read_models([tmp_path / "README.txt"])
 
-    @pytest.mark.parametrize("text", ["nonsense", "tcp://x", "tcp://h:70000", "unix:///x", ":10400", "tcp://[::1:5"])
+    @pytest.mark.parametrize(
+        "text", ["nonsense", "tcp://x", "tcp://h:70000", "unix:x", "unix://x", ":10400", "tcp://[::1:5"]
+    )
     def test_wrong_addresses(self, text):
-        """What is no TCP address is refused, with its form."""
-        with pytest.raises(DeviceFailed, match="tcp://HOST:PORT"):
+        """What is no address is refused, with the forms that there are."""
+        with pytest.raises(DeviceFailed, match=r"tcp://HOST:PORT|path of a socket is absolute"):
             wyoming_address(text)
 
     @pytest.mark.parametrize(
@@ -525,7 +586,7 @@ class TestDeath:
                 os.kill(getattr(device, which), signal.SIGKILL)
 
         async def talk(server, samples, kills=False):
-            async with Satellite(server.address) as satellite:
+            async with Satellite(server.uri) as satellite:
                 await satellite.send(AudioStart(RATE, 2, 1))
                 found = []
                 for begin, end in pairwise(cuts):  # a kill amid each part but the first, while it is listened to
@@ -557,7 +618,7 @@ class TestDeath:
                 raise DeviceUnavailable("it is gone")
 
             server.models.embedding = fails
-            async with Satellite(server.address) as satellite:
+            async with Satellite(server.uri) as satellite:
                 await satellite.say(SPOKEN[: 2 * STEP])
                 assert "it is gone" in Error.from_event(await satellite.receive()).text
                 assert await satellite.receive() is None
