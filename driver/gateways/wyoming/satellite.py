@@ -37,6 +37,8 @@ _LOG = logging.getLogger(__name__)
 RATE = 16000
 _MOST_LOGGED = 100  # errors of one satellite
 _RATES = 4000, 192000
+MOST_SECONDS = 30
+"""Of sound in one message. It is listened to before the next one is read, even if the satellite has vanished."""
 _MALFORMED = (AttributeError, KeyError, TypeError, ValueError, RecursionError, ArithmeticError)
 
 
@@ -195,6 +197,8 @@ class SatelliteHandler(AsyncEventHandler):
                 f"{len(chunk.audio)} bytes are no whole number of samples of {chunk.width} bytes "
                 f"and {chunk.channels} channels"
             )
+        if chunk.seconds > MOST_SECONDS:
+            raise RefusedMessage(f"a message has {chunk.seconds:.0f} s of sound; at most {MOST_SECONDS} are taken")
         begin = chunk.timestamp if type(chunk.timestamp) is int else round(self._milliseconds)
         self._milliseconds += 1000 * chunk.seconds
         self._figures.note(self.name, "seconds", chunk.seconds)

@@ -352,6 +352,7 @@ class TestWrong:
             (AudioChunk(16000, 2, 1, b"abc"), "no whole number of samples"),
             (AudioChunk(10**9, 2, 1, b"ab"), "cannot be converted"),
             (AudioChunk(16000, 2, 1, bytes(MOST_SOUND + 2)), "at most"),
+            (AudioChunk(4000, 1, 1, bytes(4000 * 31)), "31 s of sound; at most 30"),
             (Event("audio-chunk"), "KeyError"),
             (Event("detect", {"names": 5}), "TypeError"),
             (Event("detect", {"names": [["x"]]}), "names are strings"),
