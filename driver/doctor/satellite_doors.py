@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ PORT = 10400
 _WITHIN = 2.0  # seconds for an answer
 _MOST = 1 << 20  # bytes of one
 _LISTENS = "0A"
-_LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
+_LOOPBACK = {"127.0.0.1", "::1"}
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (where to reach what listens everywhere)
 
 
 def wake_words() -> Iterator[Finding]:
@@ -39,36 +41,53 @@ def wake_words() -> Iterator[Finding]:
         yield Finding(subject, "note", "only this machine may connect", why, "--wyoming tcp://0.0.0.0:10400")
     else:
         yield Finding(subject, "ok", "other machines may connect")
-    yield _described()
+    yield _described(min(hosts, key=lambda host: (host not in _ANY, host)))
 
 
 def _listeners() -> set[str]:
-    """Addresses at which a process listens at the port, as the kernel writes them."""
+    """Addresses at which a process listens at the port."""
     found = set()
     for name in ("tcp", "tcp6"):
         for line in text_of(machine.ROOT / "proc/net" / name).splitlines()[1:]:
             fields = line.split()
             host, _, port = fields[1].partition(":")
             if fields[3] == _LISTENS and int(port, 16) == PORT:
-                found.add(host)
+                found.add(_address(host))
     return found
 
 
-def _described() -> Finding:
+def _address(host: str) -> str:
+    """Of what the kernel writes: words of four bytes, each as a number of this machine."""
+    words = [int(host[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(host), 8)]
+    return socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, b"".join(words))
+
+
+def _described(host: str) -> Finding:
     """What it says of itself."""
     subject, why = "wake words, answer", "Home Assistant finds no wake word there"
     remedy = f"another program may have the port: ss -ltnp 'sport = :{PORT}'"
     try:
-        with socket.create_connection(("127.0.0.1", PORT), _WITHIN) as client:
-            client.settimeout(_WITHIN)
-            client.sendall(b'{"type": "describe"}\n')
-            with client.makefile("rb") as answer:
-                head = json.loads(answer.readline(_MOST))
-                info = head.get("data") or json.loads(answer.read(min(head["data_length"], _MOST)))
-        names = [model["name"] for program in info["wake"] for model in program["models"]]
+        kind, data = _asked(_ANY.get(host, host))
+        if kind == "error":
+            why = "Home Assistant is told the same"
+            return Finding(
+                subject, "warning", repr(data["text"])[1:121], why, "--satellites; burst_satellites of --metrics"
+            )
+        names = [model["name"] for program in data["wake"] for model in program["models"]]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         return Finding(subject, "warning", f"no answer of a wake word server ({type(error).__name__})", why, remedy)
     return Finding(subject, "ok", ", ".join(map(_shown, names)) or "it has no wake words")
+
+
+def _asked(host: str) -> tuple[str, Any]:
+    """Type and data of the answer."""
+    with socket.create_connection((host, PORT), _WITHIN) as client:
+        client.settimeout(_WITHIN)
+        client.sendall(b'{"type": "describe"}\n')
+        with client.makefile("rb") as answer:
+            head = json.loads(answer.readline(_MOST))
+            data = head.get("data") or json.loads(answer.read(min(head["data_length"], _MOST)))
+    return head["type"], data
 
 
 def _shown(name: Any) -> str:

@@ -270,6 +270,7 @@ class TestWakeWords:
         root("proc/net/tcp6", self.HEAD + f"   0: {'0' * 32}:28A0 {'0' * 32}:0000 0A\n")
         assert found(satellite_doors.wake_words)["wake words, port 10400"].state == "ok"
 
+    @pytest.mark.parametrize(("host", "written"), [("127.0.0.1", "00000000"), ("127.0.0.3", "0300007F")])
     @pytest.mark.parametrize(
         ("answer", "state"),
         [
@@ -278,15 +279,16 @@ class TestWakeWords:
             (b"HTTP/1.1 400 Bad Request\r\n", "warning"),
             (b"", "warning"),
             (b"[]\n", "warning"),
+            (b'{"type": "error", "data": {"text": "64 satellites are connected"}}\n', "warning"),
         ],
     )
-    def test_what_answers(self, root, monkeypatch, answer, state):
-        """A server of wake words says which it has; another program at the port is told."""
-        with socket.create_server(("127.0.0.1", 0)) as listener:
+    def test_what_answers(self, root, monkeypatch, answer, state, host, written):
+        """A server of wake words says which it has, where it listens; another program at the port is told."""
+        with socket.create_server((host, 0)) as listener:
             listener.settimeout(20)  # for a finding that never connects
             port = listener.getsockname()[1]
             monkeypatch.setattr(satellite_doors, "PORT", port)
-            root("proc/net/tcp", f"{self.HEAD}   0: 00000000:{port:04X} 00000000:0000 0A\n")
+            root("proc/net/tcp", f"{self.HEAD}   0: {written}:{port:04X} 00000000:0000 0A\n")
 
             def serve():
                 client, _ = listener.accept()
@@ -300,3 +302,4 @@ class TestWakeWords:
             thread.join()
         assert finding.state == state
         assert ("alexa" in finding.found) == (state == "ok")
+        assert ("64 satellites" in finding.found) == (b"64" in answer)
