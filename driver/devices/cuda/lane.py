@@ -20,7 +20,7 @@ from burst.executor import COMPLETED
 from burst.serving_thread import ServingThread
 from driver.devices.cuda.driver_api import CudaFailed
 from driver.devices.cuda.pools import PinnedPools, Staging
-from driver.errors import ExecutionFailed
+from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.interface import BoundExecution, BufferArgument
 
 if TYPE_CHECKING:
@@ -162,8 +162,7 @@ class GpuExecution(BoundExecution):
 
     def run(self) -> None:
         """Executes, and waits. Raises CudaFailed, and what `work` raises."""
-        if self._is_cancelled:
-            raise ExecutionFailed(0, "the model", "it was cancelled")
+        self._check_begin()
         done = self._lane.add(self, self._events)
         try:
             done.synchronize()
@@ -173,10 +172,16 @@ class GpuExecution(BoundExecution):
         for copy in self._copies:
             burst_ffi.memmove(copy.to, getattr(copy, "from"), copy.bytes)
 
-    def launch(self, flight: int) -> None:
-        """Executes, and lets the stream answer. Raises as `run`."""
+    def _check_begin(self) -> None:
+        """Raises ExecutionFailed once it was cancelled; OutputInsufficientSize for an output that does not fit."""
         if self._is_cancelled:
             raise ExecutionFailed(0, "the model", "it was cancelled")
+        if not all(is_sufficient for _, is_sufficient in self.shapes):
+            raise OutputInsufficientSize(tuple(self.shapes))
+
+    def launch(self, flight: int) -> None:
+        """Executes, and lets the stream answer. Raises as `run`."""
+        self._check_begin()
         function, argument = COMPLETED, flight
         if len(self._copies):
             self._landing.flight = burst_ffi.cast("void *", flight)

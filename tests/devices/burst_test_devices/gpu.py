@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from driver.devices.cuda.context import cuda_context
+from driver.devices.cuda.device_buffers import GPU_KINDS, GpuMemory
 from driver.devices.cuda.driver_api import cuda_needs, ffi, library_path, missing_cuda
 from driver.devices.cuda.lane import CudaGpu, GpuExecution
 from driver.devices.reference import ReferenceDevice
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from driver.devices.cuda.context import CudaKernel, CudaStream
     from driver.devices.cuda.lane import CudaLane
-    from driver.interface import BindOptions, Preparation
+    from driver.interface import BindOptions, BufferRequest, DriverBuffer, MemoryHandle, Preparation
     from driver.nn import Model
 
 PTX = b"""
@@ -75,10 +77,17 @@ class CudaAdd(ReferenceDevice):
     name, version, type = "CudaAdd", "1", "GPU"
     slots = 2
     needs = _needs()
+    own_memory_kinds = GPU_KINDS
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._gpu: CudaGpu | None = None
+    @cached_property
+    def gpu(self) -> CudaGpu:
+        """Of the engine, once it is needed. Raises CudaMissing, CudaFailed."""
+        return CudaGpu(cuda_context(), lambda words: self.give_up and self.give_up(words))
+
+    @cached_property
+    def memory(self) -> GpuMemory:
+        """For buffers and pools of clients."""
+        return GpuMemory(self.gpu.context)
 
     @classmethod
     def missing(cls) -> str | None:
@@ -95,9 +104,13 @@ class CudaAdd(ReferenceDevice):
 
     def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Raises CudaMissing, CudaFailed."""
-        if self._gpu is None:
-            self._gpu = CudaGpu(cuda_context(), lambda words: self.give_up and self.give_up(words))
-        return CudaAddModel(self._gpu, model)
+        return CudaAddModel(self.gpu, model)
+
+    def allocate(self, request: BufferRequest) -> DriverBuffer | None:
+        return self.memory.allocate(request)
+
+    def map_memory(self, handle: MemoryHandle) -> DriverBuffer:
+        return self.memory.map_memory(handle)
 
 
 class CudaAddModel(PreparedModel):

@@ -1,4 +1,4 @@
-"""Buffers of a device in memory of a GPU: the device is burst_test_devices.gpu_adder, on the tests' libcuda.so.1."""
+"""Buffers of a device in memory of a GPU: the device is burst_test_devices.gpu, on the tests' libcuda.so.1."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from driver import BufferDesc, BufferRole
 from driver.devices.cuda.device_buffers import uuid_fields
 from driver.watching import Watcher
 
-GPU = "burst_test_devices.gpu_adder:GpuAdder"
+GPU = "burst_test_devices.gpu:CudaAdd"
 X = np.arange(1, 5, dtype=np.float32).reshape(1, 4)
 STATE = [BufferRole(0, 0)], [BufferRole(0, 0)]
 
@@ -30,7 +30,9 @@ def adding(value=1.0, shape=(1, 4)):
 @pytest.fixture
 def gpu(place):
     """The library that the device loads, and the counters of its GPU."""
-    return FakeCuda(Path(place.path))
+    found = FakeCuda(Path(place.path))
+    found.configure()
+    return found
 
 
 @pytest.fixture
@@ -130,8 +132,9 @@ class TestQuota:
     def test_an_account_has_a_limit(self, gpu, place, monkeypatch, tmp_path):
         """Beyond it a client is refused, with the figure and the file to raise it in."""
         monkeypatch.setenv("HOME", str(tmp_path))
+        gpu.configure()
         options = tmp_path / ".config/burst/limits.toml"
-        options.parent.mkdir(parents=True)
+        options.parent.mkdir(parents=True, exist_ok=True)
         options.write_text("account_gpu_bytes = 100\napplication_percent = 100\n")
         with driver.connect(GPU) as device, device.prepare(adding(shape=(1, 20))) as prepared:
             first = state_of(prepared, None)

@@ -57,6 +57,24 @@ def test_the_plain_path_computes_there_too(prepared):
     assert (found == 4).all()
 
 
+@pytest.mark.parametrize("way", ["plain", "burst"])
+def test_nothing_is_written_beyond_an_output(prepared, fake, way):
+    """An output that is too small is refused with the shape that it needs, before anything is copied."""
+    pool = driver.Memory.create(16 * N)
+    pool.asarray()[:] = 7
+    request = burst.Request(
+        (burst.RequestArgument(length=4 * N),), (burst.RequestArgument(offset=8 * N, length=2 * N),), (pool,)
+    )
+    kernels = fake[Word.KERNELS]
+    with prepared.burst() as b:
+        for _ in range(3):
+            result = (prepared if way == "plain" else b).execute(request)
+            assert result.status == burst.ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+            assert result.output_shapes[0].dimensions == (N,)
+    assert (pool.asarray() == 7).all()
+    assert fake[Word.KERNELS] == kernels
+
+
 def test_successive_requests_overlap(prepared, fake, kit):
     """While the kernel of one request goes on, the next one is copied in; both answers come, in order."""
     copies, arrays = fake[Word.COPIES_IN], [np.full(N, n, np.float32) for n in range(4)]

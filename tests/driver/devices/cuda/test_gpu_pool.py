@@ -31,7 +31,7 @@ from driver.devices.cuda.driver_api import CudaLibrary
 from driver.devices.cuda.gpu_pool import GpuPool
 from driver.devices.cuda.gpu_tensor import GpuTensor, borrowed, lent_tensors
 
-GPU = "burst_test_devices.gpu_adder:GpuAdder"
+GPU = "burst_test_devices.gpu:CudaAdd"
 X = np.arange(1, 5, dtype=np.float32).reshape(1, 4)
 GRANULE = 2 << 20
 CPU = (1, 0)
@@ -49,6 +49,7 @@ def gpu(place, monkeypatch):
         return contexts[ordinal]
 
     monkeypatch.setattr(gpu_pool, "cuda_context", context)
+    fake.configure()
     return fake
 
 
