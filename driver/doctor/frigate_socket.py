@@ -22,7 +22,7 @@ _WHY = "Frigate's detector cannot connect, and takes that for frames in which no
 def frigate(folder: Path = FOLDER) -> Iterator[Finding]:
     """Nothing is found where neither the extra nor a socket is there: then this machine has no Frigate."""
     path = folder / _NAME
-    has_socket, has_extra = os.path.lexists(path), find_spec("zmq") is not None and find_spec("cv2") is not None
+    has_socket, has_extra = os.path.lexists(path), find_spec("cv2") is not None
     if has_socket:
         yield _of_socket(path)
     elif has_extra and not folder.is_dir():

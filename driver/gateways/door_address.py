@@ -73,7 +73,8 @@ class DoorAddress(NamedTuple):
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
             return socket.create_server((self.host, self.port), family=family, backlog=_BACKLOG)
         except OSError as error:
-            raise DeviceFailed(f"{self.said}: cannot listen there ({error.strerror or error})") from error
+            words = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # of getaddrinfo
+            raise DeviceFailed(f"{self.said}: cannot listen there ({words}); use another address") from error
 
     def prepare_path(self) -> None:
         """Removes a socket at which no process listens any more. Raises DeviceFailed, OSError."""

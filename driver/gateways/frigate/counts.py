@@ -1,8 +1,9 @@
-"""What Frigate's detectors asked and were answered, for /metrics. They do not say of which camera a frame is."""
+"""What Frigate's detectors asked and were answered, by detector: no message names a camera."""
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,7 +11,9 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-_BOUNDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_BOUNDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, float("inf"))
+_OUTCOMES = ("answered", "wrong_message", "wrong_frame", "wrong_model", "failed")
+_MOST = 64  # detectors
 
 
 class DetectorCounts:
@@ -18,40 +21,52 @@ class DetectorCounts:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self.frames: Counter[str] = Counter()
-        self.questions = 0
-        self._seconds: Counter[float] = Counter()
-        self._sum = 0.0
+        self.frames: Counter[tuple[str, str]] = Counter()  #: by detector and outcome
+        self.questions: Counter[str] = Counter()
+        self.connected = self.refused = 0  #: connections
+        self._took: dict[str, Counter[float]] = {}  # answers by bound
+        self._seconds: dict[str, float] = {}
 
-    def note_answer(self, seconds: float) -> None:
-        """A frame was answered."""
-        self.frames["answered"] += 1
-        self._sum += seconds
-        self._seconds[next((bound for bound in _BOUNDS if seconds <= bound), float("inf"))] += 1
+    def known(self, detector: str) -> str:
+        """The name under which it is counted: addresses come and go, and each name is kept."""
+        if detector in self._took or len(self._took) < _MOST:
+            self._add(detector)
+            return detector
+        self._add("others")
+        return "others"
+
+    def _add(self, detector: str) -> None:
+        self._seconds.setdefault(detector, 0.0)
+        self._took.setdefault(detector, Counter())
+
+    def note_answer(self, detector: str, seconds: float) -> None:
+        """A frame was answered. detector: as `known` has it."""
+        self.frames[detector, "answered"] += 1
+        self._seconds[detector] += seconds
+        self._took[detector][next(bound for bound in _BOUNDS if seconds <= bound)] += 1
 
     def collect(self) -> Iterator[Metric]:
         """As prometheus_client asks for it."""
-        from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+        yield GaugeMetricFamily("burst_frigate_connections", "Detectors that are connected.", self.connected)
+        yield CounterMetricFamily("burst_frigate_connections_refused", "Connections beyond the limit.", self.refused)
+        labels = ["model", "detector"]
         frames = CounterMetricFamily(
-            "burst_frigate_frames", "Frames by what became of them.", labels=["model", "outcome"]
+            "burst_frigate_frames", "Frames by what became of them.", labels=[*labels, "outcome"]
         )
-        for outcome in ("answered", "wrong_message", "wrong_frame", "wrong_model", "failed"):
-            frames.add_metric([self._model, outcome], self.frames[outcome])
-        yield frames
-        asked = CounterMetricFamily(
-            "burst_frigate_model_questions", "Detectors that asked for the model.", labels=["model"]
-        )
-        asked.add_metric([self._model], self.questions)
-        yield asked
+        asked = CounterMetricFamily("burst_frigate_model_questions", "Questions for the model.", labels=labels)
         seconds = HistogramMetricFamily(
             "burst_frigate_seconds",
             "From a frame to its answer. Frigate's detector reads nothing from answers after its request_timeout_ms.",
-            labels=["model"],
+            labels=labels,
         )
-        total, buckets = 0, []
-        for bound in (*_BOUNDS, float("inf")):
-            total += self._seconds[bound]
-            buckets.append(("+Inf" if bound == float("inf") else str(bound), total))
-        seconds.add_metric([self._model], buckets, self._sum)
-        yield seconds
+        for detector, took in list(self._took.items()):
+            its = [self._model, detector]
+            for outcome in _OUTCOMES:
+                frames.add_metric([*its, outcome], self.frames[detector, outcome])
+            asked.add_metric(its, self.questions[detector])
+            names = [*map(str, _BOUNDS[:-1]), "+Inf"]
+            totals = accumulate(took[bound] for bound in _BOUNDS)
+            seconds.add_metric(its, list(zip(names, totals, strict=True)), self._seconds[detector])
+        yield from (frames, asked, seconds)

@@ -1,21 +1,25 @@
-"""The ZeroMQ socket at which Frigate's detectors ask, each for one frame at a time."""
+"""The socket at which Frigate's detectors ask, each for one frame at a time.
+
+A connection has one message read and answered at a time, in one buffer of the size of the model's frame; what does not
+belong there is skipped as it comes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import socket
 import time
-from collections import OrderedDict
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import zmq
-import zmq.asyncio
 
 from burst import BurstError
 from driver.errors import DriverError
 from driver.gateways.frigate.exchange import (
-    FrameCall,
+    LONGEST_HEADER,
     ModelQuestion,
     WrongMessage,
     found,
@@ -24,19 +28,19 @@ from driver.gateways.frigate.exchange import (
     refusal,
 )
 from driver.gateways.frigate.frame_detector import WrongFrame
+from driver.gateways.frigate.peer_name import peer_name
+from driver.gateways.frigate.zmtp import BrokenConnection, ZmtpConnection
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from driver.gateways.frigate.counts import DetectorCounts
+    from driver.gateways.frigate.exchange import FrameCall
     from driver.gateways.frigate.frame_detector import FrameDetector
     from driver.serving import ModelServer
 
-_AT_ONCE = 32  # messages that are answered; further ones wait in their sockets
-_LARGEST = 64 << 20  # bytes of a message's part: a frame of a wrong type has to arrive, so that it can be refused
-_WAITING = 16  # messages of a connection
 _PATIENCE = 8.0  # seconds: after ten, Frigate believes that its detector is stuck
-_REMEMBERED = 1024  # connections
+_MOST_ENVELOPE, _LONGEST_LABEL = 2, 255
+_LARGEST_FRAME = 64 << 20
+_MOST_LINES = 100  # in the log, of one detector
 
 _log = logging.getLogger(__name__)
 
@@ -45,116 +49,245 @@ class WrongModel(ValueError):
     """A detector is configured for another model than the one that is served."""
 
 
+_OUTCOMES: dict[type, str] = {WrongMessage: "wrong_message", WrongFrame: "wrong_frame", WrongModel: "wrong_model"}
+
+
+class DoorBounds(NamedTuple):
+    """connections: at a time. Seconds: complete, for a message that has begun, a greeting, and for taking an answer;
+    idle, after which a connection may have to make room for a new one.
+    """
+
+    connections: int = 64
+    complete: float = 10.0
+    idle: float = 60.0
+
+
 class DetectorDoor:
-    """Answers what comes to a ROUTER socket that is bound. Of one event loop."""
+    """Answers what comes to a listening socket, in one event loop."""
 
     def __init__(
-        self, socket: zmq.asyncio.Socket, detector: FrameDetector, server: ModelServer, counts: DetectorCounts
+        self,
+        detector: FrameDetector,
+        server: ModelServer,
+        counts: DetectorCounts,
+        bounds: DoorBounds = DoorBounds(),  # noqa: B008 (it is immutable)
     ) -> None:
-        self._socket, self._detector, self._server, self._counts = socket, detector, server, counts
-        self._strangers: OrderedDict[bytes, str] = OrderedDict()
-        self._turns = asyncio.Semaphore(_AT_ONCE)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._told = ""
+        self.detector, self.server, self.counts, self.bounds = detector, server, counts, bounds
+        self._connections: dict[asyncio.Task[None], DetectorConnection] = {}
+        self._told, self._lines = "", Counter[str]()
 
-    async def serve(self) -> None:
-        """Until it is cancelled; then finishes what it has begun."""
+    async def serve(self, listener: socket.socket) -> None:
+        """Until it is cancelled; then finishes what it has begun. `listener` does not block."""
+        loop = asyncio.get_running_loop()
         try:
             while True:
-                await self._turns.acquire()
-                parts = await self._socket.recv_multipart(copy=False)
-                task = asyncio.create_task(self._serve_one(parts))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                try:
+                    peer, _ = await loop.sock_accept(listener)
+                except OSError as error:
+                    self.tell("all", f"a connection is not accepted: {error}")
+                    await asyncio.sleep(0.1)
+                    continue
+                await self._admit(peer)
         finally:
-            if self._tasks:
-                await asyncio.wait(self._tasks, timeout=_PATIENCE)
+            await self._end()
 
-    async def _serve_one(self, parts: Sequence[zmq.Frame]) -> None:
+    async def _admit(self, peer: socket.socket) -> None:
+        name = self.counts.known(peer_name(peer))
+        if len(self._connections) >= self.bounds.connections and not await self._made_room():
+            self.counts.refused += 1
+            self.tell(name, f"{self.bounds.connections} connections are open, and all of them are in use")
+            peer.close()
+            return
+        connection = DetectorConnection(self, peer, name)
+        task = asyncio.create_task(connection.run())
+        self._connections[task] = connection
+        task.add_done_callback(self._forget)
+        self.counts.connected = len(self._connections)
+
+    async def _made_room(self) -> bool:
+        """Ends the connection that has been silent for longest: a detector that is still there connects again."""
+        task, its = min(self._connections.items(), key=lambda each: each[1].silent_since)
+        if time.monotonic() - its.silent_since < self.bounds.idle or its.has_begun():
+            return False
+        task.cancel()
+        await asyncio.wait([task])
+        return True
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._connections.pop(task, None)
+        self.counts.connected = len(self._connections)
+
+    async def _end(self) -> None:
+        tasks = dict(self._connections)
+        for task, connection in tasks.items():
+            if connection.is_silent:
+                task.cancel()
+            else:
+                connection.is_last = True
+        if tasks:
+            await asyncio.wait(tasks, timeout=_PATIENCE)
+
+    def tell(self, name: str, words: str) -> None:
+        """Once, however often it happens in a row; /metrics counts all."""
+        if words == self._told or self._lines[name] > _MOST_LINES:
+            return
+        self._told = words
+        self._lines[name] += 1
+        more = "; no more is told of this detector" if self._lines[name] > _MOST_LINES else ""
+        _log.warning("refused: %s: %s%s", name, words, more)
+
+
+class DetectorConnection:
+    """One detector's connection, from its greeting to its end."""
+
+    def __init__(self, door: DetectorDoor, peer: socket.socket, name: str) -> None:
+        peer.setblocking(False)
+        self._door, self._socket, self._name = door, peer, name
+        self._zmtp = ZmtpConnection(peer)
+        self._frame = np.empty(0, np.uint8)
+        self._stranger = ""  # why this detector gets no boxes of this model
+        self.silent_since = math.inf  #: monotonic seconds; while a message is read or answered: never
+        self.is_last = False  #: ends after the message that is being answered
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it is between two messages."""
+        return self.silent_since != math.inf
+
+    def has_begun(self) -> bool:
+        """Whether bytes of a message have come that were not read yet."""
         try:
-            sender, *rest = parts
-            if len(rest) < 2 or len(rest[0]):
-                self._note("wrong_message", f"a message of {len(parts) - 1} parts that comes from no REQ socket")
-                return  # it has no place for an answer
-            answer = await self._answer(sender.bytes, rest[1:])
-            await self._socket.send_multipart([sender.bytes, b"", *answer])
+            return bool(self._socket.recv(1, socket.MSG_PEEK))
+        except OSError:  # there are none
+            return False
+
+    async def run(self) -> None:
+        """Until the detector leaves, or does what no detector does."""
+        complete = self._door.bounds.complete
+        try:
+            async with asyncio.timeout(complete):
+                await self._zmtp.greet()
+            while not self.is_last:
+                self.silent_since = time.monotonic()
+                size = await self._zmtp.begin_message(complete)
+                begin, self.silent_since = time.monotonic(), math.inf
+                async with asyncio.timeout(complete):
+                    envelope, said = await self._message(size)
+                answer = await self._answer(said, begin)
+                if envelope:
+                    async with asyncio.timeout(complete):
+                        await self._zmtp.send([*envelope, *answer])
+        except BrokenConnection as error:
+            if error.is_wrong:
+                self._door.tell(self._name, str(error))
+        except TimeoutError:
+            self._door.tell(self._name, "it stands still in the middle of a message, or takes no answer")
         finally:
-            self._turns.release()
+            self._socket.close()
 
-    async def _answer(self, sender: bytes, parts: Sequence[zmq.Frame]) -> list[bytes]:
-        begin = time.monotonic()
+    # ---- a message
+
+    async def _message(self, size: int) -> tuple[list[bytes], FrameCall | ModelQuestion | ValueError]:
+        """What an answer begins with, and what is asked, or what is wrong with it. `size`: of the first part.
+
+        All of the message has been read then, or skipped. Where there is no place for an answer, nothing begins it.
+        """
+        envelope = list[bytes]()
+        said: FrameCall | ModelQuestion | ValueError
         try:
-            said = read_header(parts[0].bytes)
-            if isinstance(said, ModelQuestion):
-                return self._about_model(sender, said)
-            rows = await self._look_at(sender, said, parts)
-        except WrongMessage as error:
-            return self._refused("wrong_message", error)
-        except WrongFrame as error:
-            return self._refused("wrong_frame", error)
-        except WrongModel as error:
-            return self._refused("wrong_model", error)
-        except (BurstError, DriverError, ValueError, OSError) as error:
-            return self._refused("failed", error)
-        self._counts.note_answer(time.monotonic() - begin)
-        return found(rows)
+            envelope = await self._envelope(size)
+            said = await self._header()
+            if not isinstance(said, ModelQuestion):
+                await self._take_frame(said)
+        except (WrongMessage, WrongFrame, WrongModel) as error:
+            said = error
+        await self._zmtp.skip_message()
+        return envelope, said
 
-    def _about_model(self, sender: bytes, question: ModelQuestion) -> list[bytes]:
-        self._counts.questions += 1
-        mine, trouble = self._detector.path.name, ""
-        self._strangers.pop(sender, None)
-        if question.name != mine:
-            trouble = (
-                f"Frigate is configured for the model {question.name!r:.100}, and this is {mine!r}: give Frigate's "
-                "model.path the same file name"
-            )
-            self._strangers[sender] = trouble
-            if len(self._strangers) > _REMEMBERED:
-                self._strangers.popitem(last=False)
-            self._note("wrong_model", trouble)
-        elif question.has_file:
-            trouble = "this server takes no model files; its model is the one of --model"
-            self._note("wrong_model", trouble)
-        return model_answer(question, trouble)
+    async def _envelope(self, size: int) -> list[bytes]:
+        """The parts up to the empty one, which an answer has to begin with. Raises WrongMessage."""
+        envelope = list[bytes]()
+        while True:
+            if size > _LONGEST_LABEL or len(envelope) == _MOST_ENVELOPE or not self._zmtp.has_more:
+                raise WrongMessage("a message that comes from no REQ socket")
+            envelope.append(await self._zmtp.read())
+            if not size:
+                return envelope
+            size = await self._zmtp.begin_part()
 
-    async def _look_at(self, sender: bytes, call: FrameCall, parts: Sequence[zmq.Frame]) -> np.ndarray:
-        detector = self._detector
-        if sender in self._strangers:
-            raise WrongModel(self._strangers[sender])
+    async def _header(self) -> FrameCall | ModelQuestion:
+        size = await self._zmtp.begin_part()
+        if size > LONGEST_HEADER:
+            raise WrongMessage(f"a header of {size} bytes; {LONGEST_HEADER} at most")
+        return read_header(await self._zmtp.read())
+
+    async def _take_frame(self, call: FrameCall) -> None:
+        """The frame is in the buffer then. Raises WrongMessage, WrongFrame and WrongModel."""
+        detector = self._door.detector
+        if self._stranger:
+            raise WrongModel(self._stranger)
         if call.model_type and _plain(call.model_type) != _plain(detector.model_type):
             raise WrongModel(
                 f"Frigate is configured for the model type {call.model_type!r:.40}, and this model is served as "
                 f"{detector.model_type}: set model.model_type to {detector.model_type} in Frigate's configuration"
             )
-        if len(parts) != 2:
-            raise WrongMessage(f"a message of {len(parts)} parts; a frame has a header and its bytes")
         detector.check(call.shape, call.dtype)
-        nbytes = int(np.prod(call.shape)) * detector.dtype.itemsize
-        if len(parts[1]) != nbytes:
-            raise WrongMessage(f"a frame of {len(parts[1])} bytes; {call.dtype} {list(call.shape)} has {nbytes}")
-        frame = np.frombuffer(parts[1].buffer, detector.dtype).reshape(call.shape)
-        outputs = await self._server.run(*detector.inputs(frame), timeout=_PATIENCE)
+        nbytes = math.prod(call.shape) * detector.dtype.itemsize
+        if nbytes > _LARGEST_FRAME:
+            raise WrongFrame(f"a frame of shape {list(call.shape)}: {_LARGEST_FRAME >> 20} MiB at most")
+        if not self._zmtp.has_more:
+            raise WrongMessage("a frame's header without its bytes")
+        if (came := await self._zmtp.begin_part()) != nbytes:
+            raise WrongMessage(f"a frame of {came} bytes; {call.dtype} {list(call.shape)} has {nbytes}")
+        if self._frame.nbytes != nbytes:
+            self._frame = np.empty(nbytes, np.uint8)
+        await self._zmtp.read_into(self._frame.data)
+        if self._zmtp.has_more:
+            raise WrongMessage("a message of more parts than a frame's header and its bytes")
+
+    # ---- its answer
+
+    async def _answer(self, said: FrameCall | ModelQuestion | ValueError, begin: float) -> list[bytes]:
+        if isinstance(said, ModelQuestion):
+            return self._about_model(said)
+        try:
+            if isinstance(said, ValueError):
+                raise said
+            rows = await self._look_at(said)
+        except (BurstError, DriverError, ValueError, OSError) as error:
+            self._frame = np.empty(0, np.uint8)  # a request that was given up may still be read
+            words = str(error) or type(error).__name__
+            self._note(_OUTCOMES.get(type(error), "failed"), words)
+            return refusal(words)
+        self._door.counts.note_answer(self._name, time.monotonic() - begin)
+        return found(rows)
+
+    def _about_model(self, question: ModelQuestion) -> list[bytes]:
+        self._door.counts.questions[self._name] += 1
+        mine, trouble = self._door.detector.path.name, ""
+        self._stranger = ""
+        if question.name != mine:
+            trouble = self._stranger = (
+                f"Frigate is configured for the model {question.name!r:.100}, and this is {mine!r}: give Frigate's "
+                "model.path the same file name"
+            )
+        elif question.has_file:
+            trouble = "this server takes no model files; its model is the one of --model"
+        if trouble:
+            self._note("wrong_model", trouble)
+        return model_answer(question, trouble)
+
+    async def _look_at(self, call: FrameCall) -> np.ndarray[Any, Any]:
+        detector = self._door.detector
+        frame = self._frame.view(detector.dtype).reshape(call.shape)
+        outputs = await self._door.server.run(*detector.inputs(frame), timeout=_PATIENCE)
         return detector.rows(outputs, call.shape)
 
-    def _refused(self, outcome: str, error: Exception) -> list[bytes]:
-        self._note(outcome, str(error) or type(error).__name__)
-        return refusal(str(error) or type(error).__name__)
-
     def _note(self, outcome: str, words: str) -> None:
-        self._counts.frames[outcome] += 1
-        if words != self._told:
-            self._told = words
-            _log.warning("refused: %s", words)
+        self._door.counts.frames[self._name, outcome] += 1
+        self._door.tell(self._name, words)
 
 
 def _plain(model_type: str) -> str:
     """Frigate says "yologeneric" in messages, and "yolo-generic" in configurations."""
     return model_type.replace("-", "")
-
-
-def limit_socket(socket: zmq.asyncio.Socket) -> None:
-    """What one connection may make this process keep."""
-    socket.setsockopt(zmq.MAXMSGSIZE, _LARGEST)
-    socket.setsockopt(zmq.RCVHWM, _WAITING)
-    socket.setsockopt(zmq.SNDHWM, _WAITING)
-    socket.setsockopt(zmq.LINGER, 1000)

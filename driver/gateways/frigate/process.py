@@ -6,42 +6,61 @@ The process is a client of the device, as any other. A device that dies is start
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import re
 from contextlib import AsyncExitStack, ExitStack, suppress
 from typing import TYPE_CHECKING, Self
-
-import zmq
-import zmq.asyncio
 
 from driver.errors import DeviceFailed
 from driver.gateways.door_address import DoorAddress
 from driver.gateways.foreground import MetricsPage
 from driver.gateways.frigate.counts import DetectorCounts
-from driver.gateways.frigate.door import DetectorDoor, limit_socket
+from driver.gateways.frigate.door import DetectorDoor, DoorBounds
 from driver.gateways.frigate.frame_detector import FrameDetector
 from driver.runtime.compilation import compile as compile_model
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from driver.serving import ModelServer
+_log = logging.getLogger(__name__)
 
-_TCP = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[0-9.]+|\*|localhost):(\d{1,5}|\*)")
+
+def frigate_address(text: str) -> DoorAddress:
+    """What an address says, in ZeroMQ's words: * for all. Raises DeviceFailed."""
+    said, (scheme, _, rest) = f"--frigate {text}", text.partition("://")
+    if scheme == "ipc":
+        return DoorAddress.of_path(said, rest, os.getuid())
+    if rest.startswith("*:"):
+        rest = "0.0.0.0" + rest[1:]  # noqa: S104 (asked for)
+    door = DoorAddress.of_tcp(said, rest.removesuffix("*") + "0" * rest.endswith(":*")) if scheme == "tcp" else None
+    if not door:
+        raise DeviceFailed(f"{said}: give ipc:///PATH, tcp://HOST:PORT, or tcp://:PORT for this machine alone")
+    return door
 
 
 class DetectorServer:
     """One model at one address, in one event loop: `async with` it."""
 
-    def __init__(self, device: str, model: Path, model_type: str, address: str, metrics: str | None = None) -> None:
+    def __init__(
+        self,
+        device: str,
+        model: Path,
+        model_type: str,
+        address: str,
+        metrics: str | None = None,
+        bounds: DoorBounds = DoorBounds(),  # noqa: B008 (it is immutable)
+    ) -> None:
         """Reads the model, and binds the addresses. Raises what `driver.load` raises, and DeviceFailed."""
-        self._device = device
-        self._detector, self._counts = FrameDetector(model, model_type), DetectorCounts(model.name)
+        self._device, self._bounds = device, bounds
+        self._detector, self.counts = FrameDetector(model, model_type), DetectorCounts(model.name)
         with ExitStack() as stack:
-            context = stack.enter_context(zmq.asyncio.Context())
-            self._socket = stack.enter_context(context.socket(zmq.ROUTER))
-            limit_socket(self._socket)
-            self.address = _bind(self._socket, address, stack)  #: as clients use it
+            door = frigate_address(address)
+            self._listener = stack.enter_context(door.listen())
+            self._listener.setblocking(False)
+            stack.callback(door.remove)
+            if not door.path:
+                door = door._replace(port=self._listener.getsockname()[1])
+            self.door = door
             self.metrics = MetricsPage(metrics)
             stack.callback(self.metrics.close)
             self._bound = stack.pop_all()
@@ -56,14 +75,19 @@ class DetectorServer:
             serving = compiled.serve(shapes=self._detector.shapes, name=self._detector.path.name)
             server = await stack.enter_async_context(serving)
             self._detector.approve(await server.run(*self._detector.blank()))
-            self.metrics.begin(lambda: self._counts, lambda: "")
-            task = asyncio.create_task(self._open(server).serve())
+            self.metrics.begin(lambda: self.counts, lambda: "")
+            door = DetectorDoor(self._detector, server, self.counts, self._bounds)
+            task = asyncio.create_task(door.serve(self._listener))
             stack.push_async_callback(_end, task)
             self._stack = stack.pop_all()
+        if self.door.is_open:
+            _log.warning("%s: every machine that reaches this address may use the model", self.door.said)
         return self
 
-    def _open(self, server: ModelServer) -> DetectorDoor:
-        return DetectorDoor(self._socket, self._detector, server, self._counts)
+    @property
+    def address(self) -> str:
+        """As clients use it."""
+        return f"ipc://{self.door.path}" if self.door.path else f"tcp://{self.door.place}"
 
     async def __aexit__(self, *reason: object) -> None:
         await self._stack.aclose()
@@ -75,23 +99,4 @@ async def _end(task: asyncio.Task[None]) -> None:
         await task
 
 
-def _bind(socket: zmq.asyncio.Socket, address: str, stack: ExitStack) -> str:
-    """The address as clients use it. ZeroMQ itself would take a socket's path away from the server that has it."""
-    said = f"--frigate {address}"
-    if address.startswith("ipc://"):
-        door = DoorAddress.of_path(said, address.removeprefix("ipc://"), os.getuid())
-        listener = door.listen()
-        stack.callback(door.remove)
-        socket.setsockopt(zmq.USE_FD, listener.detach())  # ZeroMQ closes it
-        socket.bind(address)
-        return address
-    if not _TCP.fullmatch(address):
-        raise DeviceFailed(f"{said}: give ipc:///PATH, or tcp://HOST:PORT such as tcp://127.0.0.1:5555")
-    try:
-        socket.bind(address)
-    except zmq.ZMQError as error:
-        raise DeviceFailed(f"{said}: cannot listen there ({error}); use another address") from error
-    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
-
-
-__all__ = ["DetectorServer"]
+__all__ = ["DetectorServer", "frigate_address"]

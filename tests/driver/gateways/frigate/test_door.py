@@ -88,8 +88,10 @@ class TestRefused:
         [
             ([b"\xff"], "no JSON"),
             ([b"{}"], "shape None"),
-            ([{"shape": [1, 3, 64, 64], "dtype": "float32"}], "1 parts"),
-            ([{"shape": [1, 3, 64, 64], "dtype": "float32"}, b"12", b""], "3 parts"),
+            ([b" " * 5000], "a header of 5000 bytes"),
+            ([{"shape": [1, 3, 64, 64], "dtype": "float32"}], "without its bytes"),
+            ([{"shape": [1, 3, 64, 64], "dtype": "float32"}, bytes(4 * 3 * 64 * 64), b""], "of more parts"),
+            ([{"shape": [1, 3, 64, 64], "dtype": "float32"}, b"12", b""], "a frame of 2 bytes"),
             ([{"shape": [1, 3, 64, 64], "dtype": "float32"}, b"1234"], "a frame of 4 bytes"),
         ],
     )
@@ -132,10 +134,12 @@ class TestRefused:
             assert json.loads(dealer.recv_multipart()[1])["shape"] == [0, 6]
         assert_seen(asker)
 
-    def test_too_large(self, asker, server):
-        """A part of more than 64 MiB ends its connection, before the server has it all."""
-        with Asker(server.address, timeout=2) as other, pytest.raises(zmq.Again):
-            other.ask(b"{}", bytes((64 << 20) + 1))
+    def test_too_large(self, asker):
+        """However large it is, what is refused is told, and the next frame is seen."""
+        large = bytes(80 << 20)
+        assert json.loads(asker.ask({"model_data": True, "model_name": "yolo.onnx"}, large)[0])["model_saved"] is False
+        head, _ = asker.ask({"shape": [1, 3, 64, 64], "dtype": "float32"}, large)
+        assert "a frame of 83886080 bytes" in json.loads(head)["error"]
         assert_seen(asker)
 
 
@@ -186,15 +190,25 @@ def test_the_device_dies(asker):
 
 
 def test_metrics(asker, server):
-    """Frames by what became of them, and how long their answers took."""
+    """Frames by what became of them, and how long their answers took, by the detector's name in Frigate."""
     import urllib.request
 
-    assert_seen(asker)
+    program = "import sys; from frigate_models import *\nwith Asker(sys.argv[1]) as a: print(len(a.look(frame_of(0))))"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    command = ["frigate.detector:garden", "-c", program, server.address]  # as Frigate calls its process
+    done = subprocess.run(command, executable=sys.executable, env=environment, capture_output=True, check=True)
+    assert done.stdout == b"20\n"
     asker.look(frame_of(0, "uint8"))
     with urllib.request.urlopen(server.metrics, timeout=20) as answer:
         text = answer.read().decode()
     figures = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert float(figures['burst_frigate_frames_total{model="yolo.onnx",outcome="answered"}']) >= 1
-    assert float(figures['burst_frigate_frames_total{model="yolo.onnx",outcome="wrong_frame"}']) >= 1
-    answered = figures['burst_frigate_frames_total{model="yolo.onnx",outcome="answered"}']
-    assert figures['burst_frigate_seconds_bucket{le="+Inf",model="yolo.onnx"}'] == answered
+
+    def figure(name, detector, more=""):
+        return figures[f'{name}{{detector="{detector}",{more}model="yolo.onnx"}}']
+
+    assert figures['burst_frigate_frames_total{detector="garden",model="yolo.onnx",outcome="answered"}'] == "1.0"
+    assert float(figures['burst_frigate_frames_total{detector="local",model="yolo.onnx",outcome="wrong_frame"}']) >= 1
+    assert figure("burst_frigate_seconds_bucket", "garden", 'le="+Inf",') == "1.0"
+    assert float(figure("burst_frigate_seconds_sum", "garden")) > 0
+    assert float(figures["burst_frigate_connections"]) >= 1
+    assert figures["burst_frigate_connections_refused_total"] == "0.0"

@@ -111,7 +111,9 @@ def test_outputs_mean_what_they_mean_to_frigate(tmp_path):
     for grid, values in zip(grids, anchors, strict=True):
         values[4:6] = 0.9
         grid[0, :85, 0, 0] = values
-    detector = FrameDetector(tmp_path / "yolo-generic.onnx", "yolo-generic")
+    outputs = {f"grid{n}": (grid, 0) for n, grid in enumerate(grids)}
+    write_detector(tmp_path / "grids.onnx", "yolo-generic", outputs=outputs)
+    detector = FrameDetector(tmp_path / "grids.onnx", "yolo-generic")
     ours, its = detector.rows(grids, shape), theirs.post_process_yolo(grids, SIZE, SIZE)
     assert np.count_nonzero(ours[:, 1]) == np.count_nonzero(its[:, 1]) > 0
     np.testing.assert_allclose(np.clip(ours, 0, 1), np.clip(its, 0, 1), atol=1e-5)
