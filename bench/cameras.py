@@ -6,7 +6,8 @@ Frames of 1920 x 1080 in nv12 lie in buffers that a camera has exported, and the
 the network itself converts the pixels that it looks at. The camera is a fake (tests/fake_camera.py) that answers the
 ioctls in this process and has the next frame at once, so its row holds all that `driver.Camera` does for a frame:
 waiting, taking, giving back. No camera: the same burst on the same buffers; frames with and without a camera take turns
-one by one. Without a model is a frame that is taken and given back. At the end the burst says how much it copied.
+one by one. Without a model is a frame that is taken and given back, also one of a webcam's, which is decoded from JPEG.
+At the end the burst says how much it copied.
 Memory: what the device's two processes keep for themselves with one such camera and with eight, each in a thread of its
 own, on one prepared model; buffers of cameras belong to the cameras.
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import simplejpeg
 from measure import HERE, Runs, conditions, percentiles, pin_client, scratch
 from own_device import own_device, pin
 from verdict import Budget, Report, arguments, parse, progress, publish, spell
@@ -30,6 +32,7 @@ import driver
 from burst import Request, RequestArgument
 from driver.cli.timing import Estimate, estimate, time_calls
 from driver.demos.detector import build_model, outputs_of
+from driver.demos.scene import Scene
 
 if TYPE_CHECKING:
     import argparse
@@ -44,6 +47,7 @@ QUESTION = "What does a camera's frame cost on its way to a result, beside the s
 HEAD = ("", "us per frame", "x without a camera")
 CAMERA, ALONE = "camera to result, 1080p nv12", "the same buffers, no camera"
 TAKEN = "a frame taken and given back, no model"
+DECODED = "the same of MJPG, which is decoded"
 WIDTH, HEIGHT, CAMERAS = 1920, 1080, 8
 MOST, MOST_MEMORY = 1.05, 1.1
 
@@ -58,6 +62,19 @@ def opened(folder: Path, number: int, stack: ExitStack) -> Camera:
     return camera
 
 
+def webcam(folder: Path, stack: ExitStack) -> Camera:
+    """A fake camera that always has the next JPEG of the demo's scene, which stays in its buffers."""
+    picture = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    Scene(0, WIDTH, HEIGHT).render(picture)
+    data = np.frombuffer(simplejpeg.encode_jpeg(picture, 85, colorsubsampling="422"), np.uint8)
+    fake = FakeCamera(folder / "webcam", ("MJPG",), (WIDTH, HEIGHT), free_running=True, fill=lambda *_: len(data))
+    stack.callback(fake.close)
+    camera = stack.enter_context(driver.Camera(fake.path, "rgb", WIDTH, HEIGHT, ioctl=fake.ioctl))
+    for room in fake.rooms:
+        room[: len(data)] = data
+    return camera
+
+
 def requests_of(camera: Camera) -> list[Request]:
     """One for each of its buffers."""
     sizes = [4 * math.prod(shape) for shape in outputs_of(WIDTH, HEIGHT)]
@@ -67,7 +84,7 @@ def requests_of(camera: Camera) -> list[Request]:
 
 
 def ways(camera: Camera, burst: Burst) -> dict[str, Callable[[], object]]:
-    """A frame of the camera, and the same execution without it."""
+    """A frame of the camera, and the same execution without it; and a frame without a model."""
     requests, turn = requests_of(camera), [0]
 
     def filmed() -> object:
@@ -125,7 +142,7 @@ def run(args: argparse.Namespace) -> tuple[Runs, int]:
         device = stack.enter_context(own_device(args.device))
         prepared = stack.enter_context(device.prepare(build_model(WIDTH, HEIGHT, pixels="nv12")))
         burst = stack.enter_context(prepared.burst())
-        calls = ways(opened(folder, 0, stack), burst)
+        calls, jpegs = ways(opened(folder, 0, stack), burst), webcam(folder, stack)
         for number in range(args.pairs):
             progress(f"round {number + 1} of {args.pairs}", CAMERA)
             pin(device)
@@ -133,6 +150,8 @@ def run(args: argparse.Namespace) -> tuple[Runs, int]:
             for _ in range(args.count):
                 for name, call in calls.items():
                     times[name].append(time_calls(call, 1))
+            # By itself: a picture that is decoded leaves nothing of other frames in the caches.
+            times[DECODED] = [time_calls(lambda: jpegs.next_frame().release(), args.count)]
             for name, blocks in times.items():
                 runs.blocks.setdefault(name, []).append(percentiles(np.concatenate(blocks)))
         return runs, int(burst.stats()["copied_bytes"]["bulk"])

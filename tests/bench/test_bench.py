@@ -162,7 +162,7 @@ def test_the_script_of_cameras_measures_both_ways(tmp_path):
     found, text = run("cameras.py", tmp_path)
     names = [row["name"] for row in found["rows"]]
     assert names[:2] == ["camera to result, 1080p nv12", "the same buffers, no camera"]
-    assert names[2:] == ["a frame taken and given back, no model"]
+    assert names[2:] == ["a frame taken and given back, no model", "the same of MJPG, which is decoded"]
     assert found["copied_bytes"] == 0
     assert all(megabytes > 0 for megabytes in found["memory_mb"])
     assert len(found["budgets"]) == 3
