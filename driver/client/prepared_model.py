@@ -381,11 +381,14 @@ class RemotePreparedModel(AnyPreparedModel):
         self.device.free_memory(memory)
 
     def close(self) -> None:
-        """Frees the model on the device; bursts on it go on until they are closed."""
+        """Frees the model on the device; bursts on it go on until they are closed.
+
+        A device that does not answer, because it is stopped, say, is not waited for long: it frees the model later.
+        """
         self._workspaces.clear()
         self.device.check_process()
         if self.home.connection is self.device.connection:  # else its device died, and the model with it
-            self.home.connection.call("free", self.home.number)
+            self.home.connection.free("free", self.home.number)
             self._is_freed = True
 
     def __del__(self) -> None:

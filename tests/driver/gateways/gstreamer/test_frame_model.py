@@ -1,12 +1,14 @@
 """A model on frames, in place and copied, without GStreamer."""
 
 import os
+import signal
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 from brightness_model import write_brightness
 
-from burst import BurstError, Memory
+from burst import BurstError, Memory, Timeout
 from driver.gateways.gstreamer.frame_layout import FrameLayout, layout_of
 from driver.gateways.gstreamer.frame_model import FrameModel, FrameOptions
 from driver.importers import load
@@ -102,6 +104,23 @@ def test_a_device_that_is_killed(frames, place):
                 process.kill()
         found = score(model.detect_in_place(memory.fd, 0, 9216))
         assert found == pytest.approx(memory.asarray().mean() / 255, abs=1e-4)
+
+
+def test_a_device_that_is_stopped(frames, place):
+    """A frame has no answer then, and the end is not held up; the device serves others when it goes on."""
+    model = frames(timeout=0.2)
+    model.configure(64, 48, [192], [0])
+    with ExitStack() as stack:
+        for process in place.held():
+            stack.enter_context(process)
+            process.kill(signal.SIGSTOP)
+            stack.callback(process.kill, signal.SIGCONT)
+        with pytest.raises(Timeout, match=r"within 0\.2 s"):
+            model.detect_in_copy(bytes(9216))
+        model.close()
+    other = frames()
+    other.configure(64, 48, [192], [0])
+    assert score(other.detect_in_copy(b"\xff" * 9216)) == pytest.approx(1)
 
 
 def test_another_size(frames):

@@ -187,6 +187,26 @@ def test_a_device_that_hangs(gst, place, models):
         assert_right(frame)
 
 
+def test_a_device_that_hangs_does_not_hold_up_the_end(gst, place, models):
+    """A pipeline comes to its end, and its program to its own, while the device is still stopped."""
+    pipeline = (
+        f"{LIVE.format(30)} burstinfer name=i threshold=0 timeout=0.1 model={models}/bytes.onnx ! fakesink sync=false"
+    )
+    seen = []
+    with ExitStack() as stack, playing(gst, pipeline) as lines:
+        for line in lines:
+            seen.append(line)
+            if line.get("frame") == 20:
+                for process in place.held():
+                    stack.enter_context(process)
+                    process.kill(signal.SIGSTOP)
+                    stack.callback(process.kill, signal.SIGCONT)
+    told = Told(seen)
+    assert not told.errors
+    assert told.end["dropped"] >= 1
+    assert told.end["frames"] + told.end["dropped"] <= 30
+
+
 def test_too_many_failures_end_the_stream(gst, place, models):
     """As an error of the element, after as many frames without an answer as were allowed."""
     pipeline = f"{LIVE.format(300)} burstinfer name=i timeout=0.1 max-failures=3 model={models}/bytes.onnx ! fakesink"
