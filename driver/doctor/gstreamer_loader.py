@@ -49,6 +49,14 @@ def _obstacle(*, is_wanted: bool) -> tuple[str, str] | None:
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if versions and own not in versions:
         return f"its loader runs Python {', '.join(sorted(versions))}, and Burst is in Python {own}", _VENV
+    wanted = re.search(rb"\0(libpython3\.\d+\.so)\0", loaders[0].read_bytes())  # Debian 13: the name for linking
+    if wanted and not (loaders[0].parents[1] / wanted[1].decode()).exists():
+        return f"its loader looks for {wanted[1].decode()}, which is not installed", "apt install libpython3-dev"
+    return _obstacle_around(is_wanted=is_wanted)
+
+
+def _obstacle_around(*, is_wanted: bool) -> tuple[str, str] | None:
+    """The same, beside the loader."""
     if find_spec("gi") is None:
         return f"{sys.executable} does not see python3-gi", f"apt install python3-gst-1.0; {_VENV}"
     first = shutil.which("python3")
@@ -67,7 +75,8 @@ def _looked_up(inspect: str) -> Finding:
     if asked.returncode == 0:
         return Finding("GStreamer", "ok", f"finds the element {ELEMENT}")
     remedy = (
-        f"python3 -c 'import driver.gateways.gstreamer.element' says why; GStreamer remembers what it could not load: "
-        f"remove {os.environ.get('GST_REGISTRY', '~/.cache/gstreamer-1.0/registry.*.bin')}"
+        'python3 -c "from gi.repository import Gst; Gst.init(None); import driver.gateways.gstreamer.element" says '
+        "why; GStreamer remembers what it could not load: remove "
+        f"{os.environ.get('GST_REGISTRY', '~/.cache/gstreamer-1.0/registry.*.bin')}"
     )
     return Finding("GStreamer", "warning", f"does not load {FOLDER}/python/{ELEMENT}.py", _WHY, remedy)

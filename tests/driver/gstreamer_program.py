@@ -10,7 +10,13 @@ import sys
 import gi
 
 gi.require_version("GstVideo", "1.0")
-from gi.repository import Gst, GstVideo  # noqa: E402 (after its version)
+from gi.repository import GLib, Gst, GstVideo  # noqa: E402 (after its version)
+
+try:
+    gi.require_version("GstAnalytics", "1.0")
+    from gi.repository import GstAnalytics
+except ValueError:
+    GstAnalytics = None
 
 
 def tell(**fields):
@@ -34,6 +40,20 @@ def metas(buffer):
         number += 1
 
 
+def objects(buffer):
+    """[label, left, top, width, height, score] of each object detection of GstAnalytics; None: it is not installed."""
+    if GstAnalytics is None:
+        return None
+    relations = GstAnalytics.buffer_get_analytics_relation_meta(buffer)
+    found = []
+    for number in range(GstAnalytics.relation_get_length(relations)):
+        is_object, detection = relations.get_od_mtd(number)
+        assert is_object
+        _, *place, score = detection.get_location()
+        found.append([GLib.quark_to_string(detection.get_obj_type()), *place, score])
+    return found
+
+
 def main(pipeline, *changes):
     Gst.init(None)
     player = Gst.parse_launch(pipeline)
@@ -47,7 +67,7 @@ def main(pipeline, *changes):
         with buffer.map(Gst.MapFlags.READ) as mapped:
             mean = sum(mapped.data) / len(mapped.data)
         size = [caps.get_value("width"), caps.get_value("height")]
-        tell(frame=seen, mean=mean, regions=regions(buffer), size=size, pts=buffer.pts)
+        tell(frame=seen, mean=mean, regions=regions(buffer), objects=objects(buffer), size=size, pts=buffer.pts)
         seen += 1
         if seen in later:
             player.get_by_name("c").set_property("caps", Gst.Caps.from_string(later[seen]))

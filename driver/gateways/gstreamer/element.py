@@ -18,7 +18,7 @@ from gi.repository import GObject, Gst, GstBase, GstVideo  # noqa: E402 (after t
 
 from burst import BurstError  # noqa: E402
 from driver.errors import DriverError  # noqa: E402
-from driver.gateways.detection.class_names import label_of  # noqa: E402
+from driver.gateways.gstreamer.frame_metadata import attach  # noqa: E402
 from driver.gateways.gstreamer.frame_model import TYPES_OF_ONE, FrameModel, FrameOptions  # noqa: E402
 from driver.gateways.gstreamer.frame_pool import descriptor_of, offer  # noqa: E402
 from fmq import FmqError  # noqa: E402
@@ -59,15 +59,17 @@ class BurstInfer(GstBase.BaseTransform):
     )
     __gsttemplates__: ClassVar = (_pad("sink", Gst.PadDirection.SINK), _pad("src", Gst.PadDirection.SRC))
 
-    model = _text("Path of an .onnx or .tflite file")
-    device = _text("Device that runs the model; empty: the runtime that the file was made for")
-    labels = _text("Path of a file with the names of classes; empty: those in the model file")
+    model = _text("Path of an .onnx or .tflite file that finds objects; it has to be set")
+    device = _text("Name of a device, or path of the socket where one is served; empty: the file's own runtime")
+    labels = _text("Path of a file with the names of classes, one per line; empty: those in the model file")
     model_type = _text(f"What the outputs mean: auto, {', '.join(TYPES_OF_ONE)}", "auto")
-    application = _text("Name under which the device counts this element's requests; empty: the element's name")
+    application = _text("Name of the camera in burst top and in metrics; empty: the element's name")
     threshold = _number("Least score of a detection", 0.5, 0.0, 1.0)
-    scale = _number("A float input is (byte - mean) * scale", 1 / 255, -1e6, 1e6)
-    mean = _number("A float input is (byte - mean) * scale", 0.0, -1e6, 1e6)
-    timeout = _number("Seconds for one frame", 5.0, 0.001, 3600.0)
+    scale = _number(
+        "A model of floats gets (byte - mean) * scale; the default makes 0 to 1 of bytes", 1 / 255, -1e6, 1e6
+    )
+    mean = _number("A model of floats gets (byte - mean) * scale; in steps of bytes, 0 to 255", 0.0, -1e6, 1e6)
+    timeout = _number("Seconds after which a frame without an answer is dropped", 5.0, 0.001, 3600.0)
     max_failures = GObject.Property(
         type=int,
         default=90,
@@ -184,8 +186,7 @@ class BurstInfer(GstBase.BaseTransform):
             return self._without_answer(error)
         self._done += 1
         self._failed_last = 0
-        for number, (edges, score, label_id) in enumerate(zip(*(each.tolist() for each in found[:3]), strict=True)):
-            _attach(buffer, number, frames, label_id, score, edges)
+        attach(buffer, found, frames.labels, frames.width, frames.height)
         return Gst.FlowReturn.OK
 
     def _without_answer(self, error: Exception) -> Gst.FlowReturn:
@@ -207,26 +208,3 @@ class BurstInfer(GstBase.BaseTransform):
     def _say(self, kind: Gst.MessageType, code: Any, text: str, error: BaseException) -> None:
         debug = f"{type(error).__name__}: {error}"
         self.message_full(kind, type(code).quark(), int(code), text, debug, __file__, "", 0)
-
-
-def _attach(
-    buffer: Gst.Buffer, number: int, frames: FrameModel, label_id: int, score: float, edges: list[float]
-) -> None:
-    """A region of interest, in pixels, with the detection's figures as DL Streamer's elements name them.
-
-    Its id is `number`: by it, `buffer_get_video_region_of_interest_meta_id` finds each, in Python too.
-    """
-    left, right = (round(side * frames.width) for side in edges[::2])
-    top, bottom = (round(side * frames.height) for side in edges[1::2])
-    label = label_of(frames.labels, label_id)
-    region = GstVideo.buffer_add_video_region_of_interest_meta(
-        buffer, label, left, top, max(0, right - left), max(0, bottom - top)
-    )
-    region.id = number
-    figures = Gst.Structure.new_empty("detection")
-    figures.set_value("label", label)
-    figures.set_value("label_id", label_id)
-    figures.set_value("confidence", score)
-    for name, value in zip(("x_min", "y_min", "x_max", "y_max"), edges, strict=True):
-        figures.set_value(name, value)
-    region.add_param(figures)

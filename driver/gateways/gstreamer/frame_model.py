@@ -12,6 +12,7 @@ import numpy as np
 from burst import ErrorStatus, Memory, Request, RequestArgument
 from burst.memory import Usage
 from driver.devices.files import RUNTIMES
+from driver.errors import DeviceNotFound
 from driver.gateways.detection import DetectionDecoder
 from driver.gateways.detection.class_names import labels_of
 from driver.gateways.detection.model_types import TYPES
@@ -58,14 +59,20 @@ class FrameModel:
         """Raises ValueError, OSError, and what `driver.load` and `driver.compile` raise."""
         if not options.model:
             raise ValueError("model is not set; give the path of an .onnx or .tflite file")
+        for name, path in (("model", options.model), ("labels", options.labels)):
+            if path and not Path(path).is_file():
+                raise ValueError(f"{name}={path}: there is no such file; give its path from / on")
         model = load(options.model)
         self.layout = layout_of(model)
         self._decoder = DetectionDecoder(model, options.model, options.model_type, TYPES_OF_ONE, "model-type=")
         named = next((info.labels for info in model.outputs if info.labels), ())
-        self.labels = labels_of(Path(options.labels).read_text(encoding="utf-8")) if options.labels else list(named)
+        self.labels = _labels_in(options.labels) if options.labels else list(named)
         self._options, self._model = options, model
         device = options.device or RUNTIMES.get(kind_of(options.model), "reference")
-        self.compiled = compile_model(model, device=device, progress=False, application=options.application)
+        try:
+            self.compiled = compile_model(model, device=device, progress=False, application=options.application)
+        except DeviceNotFound as error:
+            raise ValueError(f"device={device}: {error}") from None
         self.burst: AnyBurst | None = None
         self.width = self.height = 0
         self._memories: dict[tuple[int, int], Memory] = {}
@@ -87,7 +94,10 @@ class FrameModel:
         self.burst = self._life.enter_context(self.compiled.burst(recover=True, input_shapes=shapes))
         first = self.burst.run(timeout=max(self._options.timeout, 60.0))
         first.raise_for_status()
-        self._decoder.approve(first.outputs, width, height)
+        try:
+            self._decoder.approve(first.outputs, width, height)
+        except ValueError as error:
+            raise ValueError(f"model={self._options.model}: {error}") from None
         self._make_room([np.asarray(output).nbytes for output in first.outputs])
 
     def _make_room(self, sizes: list[int]) -> None:
@@ -178,3 +188,10 @@ class FrameModel:
         """Ends the burst, and forgets all frames."""
         self._end_burst()
         self.compiled.close()
+
+
+def _labels_in(path: str) -> list[str]:
+    try:
+        return labels_of(Path(path).read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise ValueError(f"labels={path}: it is no text in UTF-8; give a file of names, one per line") from None

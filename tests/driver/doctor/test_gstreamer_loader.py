@@ -59,6 +59,18 @@ def test_a_loader_of_another_python(installed):
     assert "--system-site-packages" in told().remedy
 
 
+def test_a_loader_that_looks_for_a_library_that_is_for_linking(installed):
+    """Debian 13's does not find what it depends on, until what it looks for is installed."""
+    name = f"libpython3.{sys.version_info[1]}.so"
+    installed.write_bytes(b"...\0" + OWN + b"\0" + name.encode() + b"\0...")
+    assert (told().found, told().remedy) == (
+        f"its loader looks for {name}, which is not installed",
+        "apt install libpython3-dev",
+    )
+    (installed.parents[1] / name).touch()
+    assert told().state == "ok"
+
+
 def test_an_environment_that_does_not_see_gi(installed, monkeypatch):
     """The one made without --system-site-packages."""
     monkeypatch.setattr(gstreamer_loader, "find_spec", lambda _: None)

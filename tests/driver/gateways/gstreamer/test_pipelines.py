@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -93,6 +94,8 @@ def assert_right(frame, width=64, height=48):
     assert figures["confidence"] == pytest.approx(frame["mean"] / 255, abs=1e-4)
     assert figures["label_id"] == 1
     assert (figures["x_min"], figures["y_min"], figures["x_max"], figures["y_max"]) == (0.125, 0.25, 0.5, 0.75)
+    if frame["objects"] is not None:
+        assert frame["objects"] == [[figures["label"], x, y, w, h, pytest.approx(figures["confidence"])]]
 
 
 def test_gst_launch_runs_it(gst, place, models):
@@ -117,6 +120,18 @@ def test_frames_are_used_where_they_lie(gst, place, models, model):
         assert frame["regions"][0][4]["label"] == "cat"
     assert told.end == {"frames": 20, "copies": 0, "dropped": 0}
     assert len({frame["mean"] for frame in told.frames}) > 10  # so an answer of another frame is seen
+
+
+def test_analytics(gst, place, models):
+    """Where GStreamer has GstAnalytics, each region is an object detection of it as well."""
+    end = f"burstinfer name=i threshold=0 model={models}/bytes.onnx labels={models}/labels.txt ! fakesink"
+    told = played(gst, f"videotestsrc pattern=snow num-buffers=5 ! videoconvert ! videoscale ! {end}")
+    assert len(told.frames) == 5
+    if told.frames[0]["objects"] is None:
+        pytest.skip("GstAnalytics came with GStreamer 1.24 (Debian 13: gir1.2-gst-plugins-bad-1.0)")
+    for frame in told.frames:
+        assert [found[0] for found in frame["objects"]] == ["cat"]
+        assert_right(frame)
 
 
 @pytest.mark.parametrize(("model", "before", "size"), [
@@ -253,11 +268,14 @@ def test_another_size_before_videoscale(gst, place, models):
 
 
 @pytest.mark.parametrize(("properties", "why"), [
-    ("model=/nowhere/net.onnx", "No such file"),
-    ("", "model is not set"),
-    ("model={models}/bytes.onnx model-type=yolox", "say model-type=ssd"),
-    ("model={models}/bytes.onnx device=none-such", "none-such"),
-    ("model={models}/bytes.onnx labels=/nowhere/labels.txt", "/nowhere/labels.txt"),
+    ("model=/nowhere/net.onnx", "model=/nowhere/net.onnx: there is no such file; give its path"),
+    ("model={models}/labels.txt", "'labels.txt' has the suffix '.txt'; supported are .tflite, .onnx"),
+    ("", "model is not set; give the path"),
+    ("model={models}/bytes.onnx model-type=yolox", "yolox one of (1, cells, 5 + classes); say model-type=ssd"),
+    ("model={models}/bytes.onnx model-type=yolov1", "model-type=yolov1: there are ssd, yolonas, "),
+    ("model={models}/bytes.onnx device=none-such", "device=none-such: "),
+    ("model={models}/bytes.onnx labels=/nowhere/labels.txt", "labels=/nowhere/labels.txt: there is no such file"),
+    ("model={models}/bytes.onnx labels={models}/bytes.onnx", "bytes.onnx: it is no text in UTF-8"),
 ])  # fmt: skip
 def test_what_is_set_wrongly(gst, place, models, properties, why):
     """Is an error of the element that says what, before the first frame."""
@@ -265,6 +283,27 @@ def test_what_is_set_wrongly(gst, place, models, properties, why):
     told = played(gst, f"videotestsrc num-buffers=5 ! videoconvert ! videoscale ! {end}")
     assert told.frames == []
     assert why in told.errors[0]
+
+
+@pytest.mark.parametrize("wrong", ["threshold=1.5", "timeout=0", "scale=inf", "max-failures=0"])
+def test_a_number_out_of_range(gst, place, models, wrong):
+    """GStreamer names the property and the value, and the pipeline goes on with what it had."""
+    command = f"gst-launch-1.0 videotestsrc num-buffers=1 ! burstinfer model={models}/open.onnx {wrong} ! fakesink"
+    ran = subprocess.run(command.split(), env=os.environ | gst, capture_output=True, text=True, timeout=60, check=False)
+    name, value = wrong.split("=")
+    assert re.search(rf'value "{value}[.0]*" .* out of range for property \'{name}\'', ran.stderr), ran.stderr
+
+
+def test_what_is_known_of_it(gst):
+    """gst-inspect-1.0 says of each property what it is, in which unit, and its default."""
+    ran = subprocess.run(
+        ["gst-inspect-1.0", "burstinfer"], env=os.environ | gst, capture_output=True, text=True, timeout=60, check=True
+    )
+    said = dict(re.findall(r"^  (\S+) +: (.*\n(?: {20,}.*\n)+)", ran.stdout, re.MULTILINE))
+    assert {"model", "device", "model-type", "labels", "application", "frames", "copies", "dropped"} < set(said)
+    assert "Seconds" in said["timeout"]
+    assert re.search(r"Range: +0.001 - +3600 Default: +5 ", said["timeout"])
+    assert re.search(r"Range: +0 - +1 Default: +0.5 ", said["threshold"])
 
 
 def test_two_cameras_share_a_model(gst, place, models):
