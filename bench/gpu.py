@@ -1,7 +1,7 @@
 """Does a GPU behind a burst keep its promises: latency, overlap, memory, recovery, pinned pools?
 
     python bench/gpu.py [--device onnxruntime-cuda] [--only CHECK …] [--models FOLDER] [--rounds 9] [--quick]
-                        [--allow-none] [--json FILE] [--markdown]
+                        [--graphs] [--allow-none] [--json FILE] [--markdown]
 
 Every check is one line: what it found, or that it did not run and why. Without a GPU the script says so and exits with
 1, with --allow-none with 0: then what needs no GPU still runs on the device, which shows that the script works.
@@ -9,7 +9,8 @@ Every check is one line: what it found, or that it did not run and why. Without 
 pinning    Can sealed memory of a pool be pinned for CUDA, and a mapping that may only be read? Copies, pinned and not.
 launch     ADD of 4 floats: a bare CUDA launch and its wait, and the same through a burst.
 models     MobileNetV1, a transformer's encoder and each .onnx file of --models: the same ONNX Runtime session in this
-           process and the burst, in turns, on the same input. The limit: 20 us more.
+           process and the burst, in turns, on the same input. The limit: 20 us more. With --graphs both have CUDA
+           graphs (the option `graphs` of the device), else both have what the device's configuration says.
 depth      A model whose copies take as long as its products: its rate with 4 requests in flight beside 1 (limit 1.8).
 clients    GPU memory that 16 client processes on one device occupy, beside 1 (limit 1.1).
 recovery   The engine is killed under 16 client processes: the longest time until each is served again (limit 2 s).
@@ -22,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -263,6 +265,7 @@ def _beside_own(bench: Bench, device: RemoteDevice, path: Path) -> Row:
     words = (
         f"in process {1e6 * here:.1f} us, burst {1e6 * there:.1f} us, "
         f"{1e6 * added.median:+.1f} us [{1e6 * added.low:+.1f} .. {1e6 * added.high:+.1f}]"
+        f"{', CUDA graphs' if has_graphs(bench.device) else ''}"
     )
     figures = {"in_process_us": 1e6 * here, "burst_us": 1e6 * there, "added_us": 1e6 * added.median}
     return Row("models", path.name, words, added.median <= MOST_ADDED, figures)
@@ -277,7 +280,7 @@ def _round(bench: Bench, calls: Sequence[Callable[[], object]], number: int) -> 
 
 def own_session(device: str, path: Path, feeds: list[NDArray[Any]]) -> Callable[[], Sequence[NDArray[Any]]]:
     """The file in this process as a program would run it fastest, inputs copied in and outputs copied out: with CUDA
-    graphs on memory that is bound once, where the device is CUDA's. Raises NotMeasured.
+    graphs, if the device has them, on memory that is bound once, where the device is CUDA's. Raises NotMeasured.
     """
     try:
         session = _session(device, path)
@@ -287,6 +290,25 @@ def own_session(device: str, path: Path, feeds: list[NDArray[Any]]) -> Callable[
         raise NotMeasured(f"ONNX Runtime in process: {error}") from error
     inputs = dict(zip((its.name for its in session.get_inputs()), feeds, strict=True))
     return _bound(session, inputs) if device == "onnxruntime-cuda" else partial(session.run, None, inputs)
+
+
+def has_graphs(device: str) -> bool:
+    """Whether the device is configured to use CUDA graphs."""
+    from driver.devices.onnxruntime.providers import PROVIDERS
+
+    return device in PROVIDERS and bool(PROVIDERS[device].chosen({}).get("graphs"))
+
+
+def configure_graphs(home: Path, device: str) -> None:
+    """A home with the options of this one, and CUDA graphs, for this process and for what it starts."""
+    folder, before = home / ".config/burst", Path("~/.config/burst").expanduser()
+    if before.is_dir():
+        shutil.copytree(before, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{device}.toml"
+    lines = file.read_text().splitlines() if file.exists() else []
+    file.write_text("\n".join([*(line for line in lines if not line.startswith("graphs")), "graphs = true", ""]))
+    os.environ["HOME"] = str(home)
 
 
 def _session(device: str, path: Path) -> Any:
@@ -299,8 +321,8 @@ def _session(device: str, path: Path) -> Any:
     if device == "onnxruntime":
         return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     if device == "onnxruntime-cuda":
-        graphs = "CUDAExecutionProvider", {"enable_cuda_graph": "1", "use_tf32": "0"}
-        return ort.InferenceSession(path, options, providers=[graphs])
+        cuda_options = {"enable_cuda_graph": str(int(has_graphs(device))), "use_tf32": "0"}
+        return ort.InferenceSession(path, options, providers=[("CUDAExecutionProvider", cuda_options)])
     if device not in PROVIDERS:
         raise NotMeasured(f"what {device} runs is no session of ONNX Runtime")
     kind = PROVIDERS[device]
@@ -507,6 +529,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, metavar="FOLDER", help="more .onnx files, such as yolov8n.onnx")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="tiny blocks: shows that it works, measures nothing")
+    parser.add_argument("--graphs", action="store_true", help="with CUDA graphs, in this process and on the device")
     parser.add_argument("--allow-none", action="store_true", help="run what needs no GPU, and exit with 0")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--markdown", action="store_true", help="print the rows for README.md")
@@ -521,6 +544,8 @@ def main() -> None:
         sys.exit(1)
     rows: list[Row] = []
     with scratch() as folder:
+        if args.graphs:
+            configure_graphs(folder / "home", args.device)
         bench = Bench(args, folder)
         for name in args.only:
             for row in rows_of(bench, name):

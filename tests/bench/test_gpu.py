@@ -71,6 +71,21 @@ def test_pinning_and_a_launch_on_the_fake(fake):
     assert fake.used == fake.registered == 0
 
 
+def test_graphs_are_asked_for_beside_the_options_that_are_there(no_library, monkeypatch, tmp_path):
+    """In a home of the script's own; the user's files stay as they are."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import gpu
+
+    options = Path.home() / ".config/burst/onnxruntime-cuda.toml"
+    options.write_text("device = 1\ngraphs = false\n")
+    monkeypatch.setenv("HOME", str(Path.home()))  # what the script sets is undone after the test
+    gpu.configure_graphs(tmp_path / "other", "onnxruntime-cuda")
+    assert Path.home() == tmp_path / "other"
+    assert (Path.home() / ".config/burst/onnxruntime-cuda.toml").read_text() == "device = 1\ngraphs = true\n"
+    assert (Path.home() / ".config/burst/cuda.toml").exists()
+    assert options.read_text() == "device = 1\ngraphs = false\n"
+
+
 @pytest.mark.integration
 def test_the_checks_of_a_device_run_on_any(no_library):
     """On the CPU's device: the same session in process, requests in flight, clients that live through a kill."""
