@@ -1,7 +1,8 @@
 """What the CUDA driver makes: the context, memory, streams, events, kernels.
 
 A process has one context for each GPU, which CUDA calls primary: ONNX Runtime's is the same one, so pointers and
-streams of one can be used by the other. Objects are closed by their owner, or by Python when nothing refers to them.
+streams of one can be used by the other. Objects are closed by their owner, or by Python when nothing refers to them:
+in any thread, between any two steps, so what frees them takes no lock, not even one of cffi's.
 After CudaFailed with `is_lost` nothing here can be used any more.
 """
 
@@ -73,8 +74,8 @@ class PinnedMemory(Owned):
 class Registration(Owned):
     """A range of this process's memory that is pinned while this is open."""
 
-    def __init__(self, address: int, nbytes: int, free: Any) -> None:
-        super().__init__(free, address)
+    def __init__(self, address: int, nbytes: int, free: Any, *arguments: Any) -> None:
+        super().__init__(free, *arguments)
         self.address, self.nbytes = address, nbytes
 
 
@@ -311,11 +312,9 @@ class CudaContext:
         `is_read_only`: the mapping is. Raises CudaOutOfMemory, CudaFailed.
         """
         flags = _PORTABLE | (_READ_ONLY if is_read_only else 0)
-        self.call("cuMemHostRegister_v2", ffi.cast("void *", address), nbytes, flags)
-        return Registration(address, nbytes, self._unregister)
-
-    def _unregister(self, address: int) -> None:
-        self.call_quietly("cuMemHostUnregister", ffi.cast("void *", address))
+        pointer = ffi.cast("void *", address)
+        self.call("cuMemHostRegister_v2", pointer, nbytes, flags)
+        return Registration(address, nbytes, self.call_quietly, "cuMemHostUnregister", pointer)
 
     def copy_in(self, target: int, source: int, nbytes: int) -> None:
         """From the CPU's memory to the GPU's; waits for it. Raises CudaFailed."""

@@ -188,6 +188,8 @@ class CudaLibrary:
                 f"(nvidia-driver, or the container's --gpus option); {configuration()} may say where it lies: "
                 f'library = "/path/to/{LIBRARY}"'
             ) from error
+        for name in dir(self.lib):  # now: cffi does so under a lock, and what is freed meanwhile calls these
+            getattr(self.lib, name, None)
         number = ffi.new("int *")
         try:
             self.check(self.lib.cuDriverGetVersion(number), "cuDriverGetVersion()")

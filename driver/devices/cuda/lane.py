@@ -205,7 +205,8 @@ class CudaLane:
 
     def __init__(self, gpu: CudaGpu, priority: int = 0) -> None:
         """Raises CudaFailed."""
-        self.gpu, self._lock = gpu, threading.Lock()
+        self.gpu = gpu
+        self.lock = threading.Lock()  #: held while work is added to the streams
         self.incoming, self.compute, self.outgoing = (gpu.context.stream(priority) for _ in range(3))
 
     def add(
@@ -216,7 +217,7 @@ class CudaLane:
         Returns the event of its end. Raises CudaFailed, ExecutionFailed; then nothing of it goes on.
         """
         copied, computed, done = events
-        with self._lock:
+        with self.lock:
             self.gpu.begins()
             try:
                 for argument in execution.inputs:

@@ -188,12 +188,28 @@ class OnnxRuntimeModel(LoweredModel[OrtProgram]):
         inputs: Sequence[NDArray[Any] | None],
         outputs: Sequence[NDArray[Any]],
         options: BindOptions,
-    ) -> OnnxRuntimeExecution:
+    ) -> BoundExecution:
         if any(isinstance(each, BufferArgument) for each in (*inputs, *outputs)):
             raise ValueError(
                 "arguments of a model of operations lie in the CPU's memory: load the file with form='file'"
             )
-        return OnnxRuntimeExecution(self.program_for(inputs, options.pace), inputs, outputs, options.loop_timeout)
+        program = self.program_for(inputs, options.pace)
+        return _on_cuda(program, inputs, outputs) or OnnxRuntimeExecution(
+            program, inputs, outputs, options.loop_timeout
+        )
+
+
+def _on_cuda(
+    program: OrtProgram, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]]
+) -> BoundExecution | None:
+    """In the GPU's memory, if the session has a lane there and the outputs fit."""
+    if not program.session.lane or any(p.nbytes > outputs[p.number].nbytes for p in program.outputs):
+        return None
+    from driver.devices.onnxruntime.on_cuda import cuda_execution  # takes a while
+
+    sources = [(port.name, port.type, port.shape, _bytes(inputs[port.number])) for port in program.inputs]
+    targets = [(port.name, port.type, port.shape, outputs[port.number][: port.nbytes]) for port in program.outputs]
+    return cuda_execution(program.session, sources, targets)
 
 
 class StagedModel(OnnxRuntimeModel):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from contextlib import nullcontext
 from functools import cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
 from driver.devices.onnxruntime.gpu_place import GpuPlace, address_of
@@ -15,6 +16,7 @@ from driver.devices.stoppable import Attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     import numpy as np
     from numpy.typing import NDArray
@@ -80,6 +82,17 @@ def exact_options(threads: int, *, is_quick: bool = False) -> Any:
     return options
 
 
+class SessionLane(Protocol):
+    """What a session has on a GPU of its own provider (`OrtLane`)."""
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Held during runs."""
+
+    def provider_options(self) -> dict[str, str]:
+        """For the provider."""
+
+
 class Session:
     """A model made ready to run, in any number of threads at once."""
 
@@ -91,9 +104,11 @@ class Session:
         provider: ExecutionProvider | None = None,
         *,
         options: Any = None,
+        lane: SessionLane | None = None,
     ) -> None:
         """`weights`: constants that are no part of the model's bytes, by their names. `provider`: None is the CPU.
-        `options`: as `session_options` makes them; None: `exact_options`. Raises LibraryFailed.
+        `options`: as `session_options` makes them; None: `exact_options`. `lane`: of `provider.lane`.
+        Raises LibraryFailed.
         """
         ort = library()
         if options is None:
@@ -105,30 +120,31 @@ class Session:
             for (name, _), value in zip(weights, values, strict=True) if provider is None else ():
                 options.add_initializer(name, value)  # which kernels read in place: the session keeps no copy
         if provider is not None:
-            provider.add_to(options)
+            provider.add_to(options, lane.provider_options() if lane else {})
         own = ["CPUExecutionProvider"] if provider is None else None
         try:
-            self._session = ort.InferenceSession(model, options, providers=own)
+            self.session = ort.InferenceSession(model, options, providers=own)
         except Exception as error:  # its errors share no other class
             raise LibraryFailed(f"ONNX Runtime rejected the model: {error}") from error
 
-        self._is_copied = provider is not None
+        self._is_copied, self.lane = provider is not None, lane
         #: the operators that the provider has left to the CPU, one for each node
-        self.on_cpu = [] if provider is None else provider.nodes_elsewhere(self._session)
+        self.on_cpu = [] if provider is None else provider.nodes_elsewhere(self.session)
 
     @property
     def inputs(self) -> list[Any]:
         """What the model says of its inputs: `name`, `type`, `shape`."""
-        return list(self._session.get_inputs())
+        return list(self.session.get_inputs())
 
     @property
     def outputs(self) -> list[Any]:
         """What it says of its outputs."""
-        return list(self._session.get_outputs())
+        return list(self.session.get_outputs())
 
     def binding(self, inputs: Sequence[Place], outputs: Sequence[Place | str]) -> Binding:
         """Binds inputs and outputs to memory. An output that is only a name gets memory of ONNX Runtime's own."""
-        return Binding(self._session, inputs, outputs, is_copied=self._is_copied)
+        lock = self.lane.lock if self.lane else None  # its runs share the lane's stream
+        return Binding(self.session, inputs, outputs, is_copied=self._is_copied, lock=lock)
 
 
 Place = tuple[str, str, tuple[int, ...], "NDArray[np.uint8] | GpuPlace"]
@@ -139,9 +155,18 @@ class Binding:
     """A session and the memory that it reads and writes. One thread runs it at a time."""
 
     def __init__(
-        self, session: Any, inputs: Sequence[Place], outputs: Sequence[Place | str], *, is_copied: bool = False
+        self,
+        session: Any,
+        inputs: Sequence[Place],
+        outputs: Sequence[Place | str],
+        *,
+        is_copied: bool = False,
+        lock: AbstractContextManager[object] | None = None,
     ) -> None:
-        """`is_copied`: ONNX Runtime copies inputs to memory of the provider's when they are bound."""
+        """`is_copied`: ONNX Runtime copies inputs to memory of the provider's when they are bound. `lock`: that runs
+        take.
+        """
+        self._lock = lock or nullcontext()
         binding = session.io_binding()
         self._kept = session, binding, inputs, outputs
         self._before: list[Callable[[], object]] = []
@@ -166,9 +191,10 @@ class Binding:
     def run(self, options: Any = None) -> str | None:
         """Executes once, without the GIL. Returns the error message, or None; `options`: a RunOptions."""
         try:
-            for bind in self._before:
-                bind()
-            self._session.run_with_iobinding(self._binding, options)
+            with self._lock:
+                for bind in self._before:
+                    bind()
+                self._session.run_with_iobinding(self._binding, options)
         except Exception as error:  # noqa: BLE001 - its errors share no other class
             return str(error)
         return None

@@ -139,7 +139,8 @@ class OrtProgram:
         self.operations, self.work, self.loops = list(description.operations), description.work, description.loops
         self.threads = threads(description.work)
         options = exact_options(self.threads, is_quick=is_quick)
-        self.session = Session(description.graph, weights, provider=provider, options=options)
+        lane = None if provider is None or self.loops else provider.lane()
+        self.session = Session(description.graph, weights, provider=provider, options=options, lane=lane)
         if provider is not None:
             provider.check(self.session.on_cpu)
 

@@ -171,6 +171,14 @@ class OrtCudaDevice(OrtProviderDevice, device="onnxruntime-cuda"):
     def map_memory(self, handle: MemoryHandle) -> DriverBuffer:
         return self.memory.map_memory(handle)
 
+    def __init__(self, **options: Value) -> None:
+        super().__init__(**options)
+        self.provider.give_up = self._lose
+
+    def _lose(self, words: str) -> None:
+        if self.give_up is not None:
+            self.give_up(words)
+
 
 class OrtTensorRtRtxDevice(OrtProviderDevice, device="onnxruntime-tensorrt-rtx"):
     """NVIDIA's GPUs from Turing on, by kernels that are compiled for each model."""

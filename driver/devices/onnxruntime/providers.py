@@ -21,7 +21,9 @@ from driver.devices.onnxruntime.library import version as runtime_version
 from driver.interface import Needs
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from driver.devices.onnxruntime.on_cuda import OrtLane, OrtLanes
 
 Value = bool | int | str
 
@@ -195,6 +197,7 @@ PROVIDERS = {
                     "cudnn_conv_algo_search", ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"), default="HEURISTIC"
                 ),
                 "nhwc": ProviderOption("prefer_nhwc", bool),
+                "graphs": ProviderOption("", bool, default=False),
                 "cpu_nodes": _CPU_NODES,
             },
             nodes=_NVIDIA_NODES,
@@ -236,6 +239,8 @@ class ExecutionProvider:
     def __init__(self, provider: OrtProvider, options: Mapping[str, Value]) -> None:
         self.kind, self._options = provider, options
         self.may_use_cpu = bool(options["cpu_nodes"])
+        self.give_up: Callable[[str], object] | None = None  #: ends the engine when the GPU is lost
+        self._lanes: OrtLanes | None = None
 
     def environment(self) -> dict[str, str]:
         """The variables by which the drivers of GPUs are configured."""
@@ -270,8 +275,26 @@ class ExecutionProvider:
         """The number of its GPU, from 0."""
         return int(self._options.get("device", 0))
 
-    def add_to(self, options: Any) -> None:
-        """Lets a session with these options use it. Raises LibraryMissing, LibraryFailed."""
+    def lane(self) -> OrtLane | None:
+        """What a session gets to run in the GPU's memory; None: the provider does not run there.
+
+        Raises CudaMissing, CudaFailed.
+        """
+        if self.kind.device != "onnxruntime-cuda":
+            return None
+        if self._lanes is None:
+            from driver.devices.onnxruntime.on_cuda import OrtLanes
+
+            graphs = bool(self._options.get("graphs", False))
+            self._lanes = OrtLanes(self.ordinal, self._lose, has_graphs=graphs)
+        return self._lanes.lane()
+
+    def _lose(self, words: str) -> None:
+        if self.give_up is not None:
+            self.give_up(words)
+
+    def add_to(self, options: Any, more: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Lets a session with these options use it; `more`: of the provider. Raises LibraryMissing, LibraryFailed."""
         devices, number = self.devices(), self.ordinal
         if number >= len(devices):
             raise LibraryFailed(f"{self.kind.title} has {len(devices)} devices here: device = {number} is none of them")
@@ -280,7 +303,7 @@ class ExecutionProvider:
             for name, value in self._options.items()
             if self.kind.options[name].key
         }
-        options.add_provider_for_devices([devices[number]], texts)
+        options.add_provider_for_devices([devices[number]], {**texts, **more})
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
 
     def __repr__(self) -> str:

@@ -94,6 +94,14 @@ def test_memory_is_counted_and_freed_once(context, fake):
     assert not things[0].is_open
 
 
+def test_freeing_needs_no_lock(library_of_fake):
+    """All functions are found when the library is loaded: later, cffi would look for them under a lock that the thread
+    in which Python frees something may have.
+    """
+    library = library_of_fake[1].lib
+    assert {name for name in dir(library) if name.startswith("cu")} <= set(vars(library))
+
+
 def test_running_out_is_a_memory_error(context, fake):
     """CudaOutOfMemory names the call and its size, and clients get a status that says that something has run out."""
     with pytest.raises(
