@@ -88,9 +88,9 @@ def demo(film, tmp_path, *more):
 @pytest.mark.parametrize(
     ("formats", "how"),
     [
-        (("MJPG", "YUYV", "NV12"), "nv12, in the camera's buffers"),
+        pytest.param(("MJPG", "YUYV", "NV12"), "nv12, in the camera's buffers", marks=pytest.mark.integration),
         (("MJPG", "YUYV"), "yuyv, in the camera's buffers"),
-        (("MJPG",), "rgb, made of MJPG, one copy"),
+        pytest.param(("MJPG",), "rgb, made of MJPG, one copy", marks=pytest.mark.integration),
     ],
 )
 def test_the_demo_runs_on_the_cameras_buffers(filming, tmp_path, formats, how):
@@ -240,7 +240,14 @@ class TestPage:
             if message["type"] == kind:
                 return message, shot
 
-    @pytest.mark.parametrize("formats", [("NV12",), ("YUYV", "MJPG"), ("MJPG",)])
+    @pytest.mark.parametrize(
+        "formats",
+        [
+            pytest.param(("NV12",), marks=pytest.mark.integration),
+            ("YUYV", "MJPG"),
+            pytest.param(("MJPG",), marks=pytest.mark.integration),
+        ],
+    )
     def test_frames_come_from_the_cameras_buffers(self, home, filming, tmp_path, formats):
         """The page names the way, shows pictures and boxes on both paths, and offers no depth: one frame at a time."""
         film = filming(*formats)
@@ -276,6 +283,7 @@ class TestPage:
         assert film.camera.waiting == 0  # the stream was stopped, which gives all buffers back to the program
         assert not film.camera.streaming
 
+    @pytest.mark.integration
     def test_a_camera_that_is_unplugged_and_plugged_in(self, home, film, tmp_path):
         """The page says that it is gone, and goes on when it is back."""
 
