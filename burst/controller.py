@@ -348,11 +348,11 @@ class Controller(Closing):
 
     def abandon(self, number: int) -> None:
         """The device need not begin that request any more. Its result comes all the same; call `settle` then."""
-        self.trace.page.abandoned |= 1 << number % 64
+        lib.burst_abandon(self._caller, number)
 
     def settle(self, number: int) -> None:
         """The result of a request that was abandoned has come."""
-        self.trace.page.abandoned &= ~(1 << number % 64)
+        lib.burst_settle(self._caller, number)
 
     def receive(self, timeout: float | None = None, *, measure: bool = False) -> ResultPacket:
         """The next result, in the order of the requests. Raises Timeout, PeerDied, Busy."""

@@ -61,6 +61,8 @@ int64_t burst_receive(burst_caller *caller, uint64_t deadline);     /* 0: like t
 int64_t burst_call(burst_caller *caller, void *packet, uint64_t bytes); /* both. -ETIMEDOUT: it was sent, and `calling` is
                                                                         * burst_finish's to clear, or Python's */
 int64_t burst_finish(burst_caller *caller, uint64_t deadline); /* the rest of that; -ETIMEDOUT again: Python's. `calling` stays */
+void burst_abandon(burst_caller *caller, uint64_t id); /* the device need not begin that request any more; its result comes all the same */
+void burst_settle(burst_caller *caller, uint64_t id);  /* that has come */
 void burst_over(burst_caller *caller);       /* `calling` goes */
 void burst_await_call(burst_caller *caller); /* waits for that, 1 ms at most */
 

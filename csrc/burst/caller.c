@@ -18,21 +18,29 @@ static const uint64_t MOST_EARLY = 2000000;
 static const uint64_t PAUSE = 1000000; /* ns between a result and the next request: a stream's, and no call back to back */
 enum { HABIT = 3 }; /* so many in a row */
 
+/* One thread sends while another one receives: words of the caller that both look at are stored and loaded like those of the trace
+ * (`note`, `look`). What a result is compared with was stored before its request was published. */
+
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
 
-static void add_up(uint32_t *in_a_row, bool is_another) {
-    if (!is_another) *in_a_row = 0;
-    else if (*in_a_row < HABIT) ++*in_a_row;
+/* Relaxed, because it decides nothing but whether to poll. */
+static uint32_t in_a_row(const uint32_t *word) {
+    return atomic_load_explicit((const _Atomic uint32_t *)word, memory_order_relaxed);
+}
+
+static void add_up(uint32_t *word, bool is_another) {
+    uint32_t n = in_a_row(word), next = is_another ? n + (n < HABIT) : 0;
+    if (next != n) atomic_store_explicit((_Atomic uint32_t *)word, next, memory_order_relaxed); /* relaxed, because of the same */
 }
 
 static void note_sent(burst_caller *c) {
     uint64_t sent = futex_now();
-    add_up(&c->pauses, sent - c->received > PAUSE);
+    add_up(&c->pauses, sent - look(&c->received) > PAUSE);
     burst_sent *record = &c->trace->sent[c->id % BURST_RECORDS];
     note(&record->id, 0);
     note(&record->begin, c->begin ? c->begin : sent);
     note(&record->sent, sent);
-    c->sent = sent;
+    note(&c->sent, sent);
     note(&record->received, 0);
     note(&record->id, c->id);
     note(&c->trace->client.requests, c->id);
@@ -44,7 +52,7 @@ static int put_request(burst_caller *c, unsigned char *packet, uint64_t bytes) {
     if (!bytes || bytes % DATUM) return -EINVAL;
     int r = ring_need(c->out, bytes / DATUM);
     if (r) return r;
-    c->id++;
+    note(&c->id, c->id + 1);
     if (c->framed) {
         store_u64(packet + bytes - 16, c->id);
         store_u64(packet + bytes - 8, c->deadline);
@@ -104,9 +112,9 @@ static void learn(burst_caller *c, uint64_t took) {
     const burst_sent *sent = &c->trace->sent[c->results % BURST_RECORDS];
     const burst_served *served = &c->trace->served[c->results % BURST_RECORDS];
     bool is_known = took > SOON && served->id == c->results; /* not after a short one: the line is in the device's cache */
-    if (is_known && served->done - sent->sent < took) took = served->done - sent->sent;
+    if (is_known && served->done - look(&sent->sent) < took) took = served->done - look(&sent->sent);
     c->queued_ns = is_known ? served->started - served->taken : 0;
-    if (c->id == c->results) expect(c, took);
+    if (look(&c->id) == c->results) expect(c, took);
     add_up(&c->long_answers, took > 4 * SOON);
     if (took > 4 * SOON) took = 4 * SOON; /* one long pause does not change the habit */
     c->usual_ns += took / 8 - c->usual_ns / 8;
@@ -117,10 +125,10 @@ static void note_received(burst_caller *c, uint64_t since) {
     uint64_t now = futex_now();
     burst_sent *record = &c->trace->sent[c->results % BURST_RECORDS];
     note(&record->received, now);
-    c->received = now;
-    count(&c->trace->client.total_ns, now - record->begin);
+    note(&c->received, now);
+    count(&c->trace->client.total_ns, now - look(&record->begin));
     count(&c->trace->client.busy_ns, now - since);
-    learn(c, now - record->sent);
+    learn(c, now - look(&record->sent));
     note(&c->trace->client.results, c->results);
     note(&c->trace->client.asleep_ns, c->back->asleep_ns);
 }
@@ -130,7 +138,7 @@ static int64_t take_result(burst_caller *c, uint64_t since) {
     unsigned char *fresh = c->spare, *last = c->result;
     int64_t bytes = packet_take(c->back, fresh, c->buffer_bytes, c->framed ? RESULT_SIZE_AT : 0);
     if (bytes < 0) return bytes;
-    if (c->results == c->id) return ring_broken(c->back); /* a result without a request */
+    if (c->results == look(&c->id)) return ring_broken(c->back); /* a result without a request */
     c->results++;
     uint64_t tail = read_tail(c, fresh, (uint64_t)bytes);
     if (tail && c->result_id != c->results) return ring_broken(c->back); /* results come in the order of requests */
@@ -147,7 +155,7 @@ static int64_t take_result(burst_caller *c, uint64_t since) {
  * leaves to it by sleeping (README.md, "Streams"). An answer that takes long is not polled for at first, either. A window that is
  * longer than a sleep and a wake-up take is what the program wants, whatever the requests are. */
 static uint64_t first_window(const burst_caller *c) {
-    bool is_given_up = c->spin_ns <= SLEEP_COSTS && (c->pauses >= HABIT || c->long_answers >= HABIT);
+    bool is_given_up = c->spin_ns <= SLEEP_COSTS && (in_a_row(&c->pauses) >= HABIT || c->long_answers >= HABIT);
     return is_given_up ? 0 : c->spin_ns;
 }
 
@@ -155,9 +163,9 @@ static uint64_t first_window(const burst_caller *c) {
  * still polls when the next request comes. Not in a stream, whose next request is far away; not when the time is irregular; and
  * not while requests of other clients are served before ours: they need the processors. */
 static int await_result(burst_caller *c, uint64_t deadline) {
-    uint64_t margin = EARLY + 2 * c->deviation_ns, due = c->sent + c->expected_ns;
+    uint64_t margin = EARLY + 2 * c->deviation_ns, due = look(&c->sent) + c->expected_ns;
     bool is_regular = margin <= MOST_EARLY && margin <= c->expected_ns / 8 && c->queued_ns < SOON;
-    bool is_foreseen = is_regular && c->spin_ns && c->pauses < HABIT && c->id == c->results + 1 && due - margin < deadline;
+    bool is_foreseen = is_regular && c->spin_ns && in_a_row(&c->pauses) < HABIT && look(&c->id) == c->results + 1 && due - margin < deadline;
     if (!is_foreseen) return sleep_until(c->back, 1, first_window(c), deadline);
     int r = sleep_until(c->back, 1, first_window(c), due - margin);
     return r == -ETIMEDOUT ? sleep_until(c->back, 1, margin + EARLY, deadline) : r;
@@ -172,6 +180,13 @@ int64_t burst_receive(burst_caller *c, uint64_t deadline) {
     end_leave(c->back);
     return r;
 }
+
+/* At most 64 requests are in flight, so each has a bit of its own. Any thread: another one may settle an earlier one meanwhile. */
+static _Atomic uint64_t *abandoned(burst_caller *c) { return (_Atomic uint64_t *)&c->trace->abandoned; }
+
+void burst_abandon(burst_caller *c, uint64_t id) { atomic_fetch_or(abandoned(c), UINT64_C(1) << id % 64); }
+
+void burst_settle(burst_caller *c, uint64_t id) { atomic_fetch_and(abandoned(c), ~(UINT64_C(1) << id % 64)); }
 
 /* ---- both -------------------------------------------------------------------------------------------------------- */
 

@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "libburst/controller.h"
 
+#include "burst/trace.h"
 #include "fmq/api.h"
 
 #include <errno.h>
@@ -297,7 +298,7 @@ static bool land(controller *c, burst_outcome *o) {
     flight f = c->flights[c->first++ % MOST_IN_FLIGHT]; /* only the receiver takes one out, or a thread that is alone inside */
     c->count--;
     c->counts.results++;
-    if (!f.is_wanted) c->trace->abandoned &= ~(UINT64_C(1) << f.id % 64);
+    if (!f.is_wanted) burst_settle(&c->lane->caller, f.id);
     pthread_mutex_unlock(&c->lock);
     atomic_store(&f.request->in_flight, 0);
     object_put(f.request);
@@ -396,7 +397,7 @@ static int forsake(controller *c, uint64_t number) {
         flight *f = &c->flights[(c->first + i) % MOST_IN_FLIGHT];
         if (f->number != number || !f->is_wanted) continue;
         f->is_wanted = false;
-        if (c->trace) c->trace->abandoned |= UINT64_C(1) << f->id % 64;
+        if (c->lane) burst_abandon(&c->lane->caller, f->id);
         r = 0;
     }
     pthread_mutex_unlock(&c->lock);
@@ -478,7 +479,7 @@ int burst_count(burst_controller *handle, burst_statistics *statistics) {
     pthread_mutex_lock(&c->lock);
     *statistics = c->counts;
     statistics->in_flight = c->count;
-    if (c->lane) statistics->total_ns += c->trace->client.total_ns, statistics->asleep_ns += c->trace->client.asleep_ns;
+    if (c->lane) statistics->total_ns += look(&c->trace->client.total_ns), statistics->asleep_ns += look(&c->trace->client.asleep_ns);
     pthread_mutex_unlock(&c->lock);
     pthread_rwlock_unlock(&c->living);
     pthread_mutex_lock(&c->slots.lock);
