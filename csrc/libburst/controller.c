@@ -244,8 +244,9 @@ static uint32_t depth_of(const controller *c, const request *q) {
 }
 
 static void note_flight(controller *c, request *q, uint64_t deadline, uint64_t *number) {
-    c->flights[(c->first + c->count++) % MOST_IN_FLIGHT] =
+    c->flights[(c->first + c->count) % MOST_IN_FLIGHT] =
         (flight){.request = object_hold(q), .number = ++c->number, .id = c->lane->caller.id, .deadline = deadline, .is_wanted = true};
+    atomic_store_explicit(&c->count, c->count + 1, memory_order_release);
     c->counts.requests++;
     *number = c->number;
 }
@@ -282,8 +283,8 @@ static int send_or_recover(controller *c, request *q, uint64_t deadline, uint64_
 
 /* The result that came, if it differs from the one before. */
 static int decode(controller *c, int64_t code) {
-    burst_complaint why = {.text = ""};
     burst_caller *k = &c->lane->caller;
+    burst_complaint why;
     if (code && burst_decode(k->result, (uint64_t)code, c->lane->version, &c->last, c->shapes, &why)) {
         atomic_store(&c->broken, -EBADMSG);
         return fail(-EBADMSG, "the device's answer is malformed: element %llu: %s", (unsigned long long)why.element, why.text);
@@ -296,11 +297,11 @@ static int decode(controller *c, int64_t code) {
 static bool land(controller *c, burst_outcome *o) {
     pthread_mutex_lock(&c->lock);
     flight f = c->flights[c->first++ % MOST_IN_FLIGHT]; /* only the receiver takes one out, or a thread that is alone inside */
-    c->count--;
+    atomic_store_explicit(&c->count, c->count - 1, memory_order_release);
     c->counts.results++;
     if (!f.is_wanted) burst_settle(&c->lane->caller, f.id);
     pthread_mutex_unlock(&c->lock);
-    atomic_store(&f.request->in_flight, 0);
+    atomic_store_explicit(&f.request->in_flight, 0, memory_order_release);
     object_put(f.request);
     *o = (burst_outcome){.number = f.number, .on_device = c->last.on_device, .in_driver = c->last.in_driver, .status = c->last.status,
                          .n_shapes = c->last.n_shapes};
@@ -328,10 +329,7 @@ static int note_miss(controller *c, int r) {
 /* Inside: one result that is wanted. */
 static int receive(controller *c, uint64_t deadline, burst_outcome *o) {
     for (;;) {
-        pthread_mutex_lock(&c->lock);
-        bool is_empty = !c->count;
-        pthread_mutex_unlock(&c->lock);
-        if (is_empty) return fail(-ENOMSG, "no request is in flight");
+        if (!c->count) return fail(-ENOMSG, "no request is in flight"); /* only this thread takes them out */
         int64_t code;
         while ((code = burst_receive(&c->lane->caller, deadline)) == -EINTR) {}
         if (code < 0) return note_miss(c, (int)code);
@@ -356,6 +354,8 @@ static int receive_or_recover(controller *c, uint64_t deadline, burst_outcome *o
 
 static bool begin(_Atomic uint32_t *word) { return !atomic_exchange(word, 1); }
 
+static void end(_Atomic uint32_t *word) { atomic_store_explicit(word, 0, memory_order_release); }
+
 static int busy(const char *what) { return fail(-EBUSY, "another thread %s on this controller", what); }
 
 int burst_submit(burst_controller *handle, burst_request *wanted, uint64_t deadline, uint64_t *number) {
@@ -369,7 +369,7 @@ int burst_submit(burst_controller *handle, burst_request *wanted, uint64_t deadl
     else if (!begin(&c->sending)) r = busy("sends");
     else {
         r = send_or_recover(c, q, deadline, number ? number : &ignored);
-        atomic_store(&c->sending, 0);
+        end(&c->sending);
     }
     object_put(q);
     object_put(c);
@@ -384,7 +384,7 @@ int burst_await(burst_controller *handle, uint64_t deadline, burst_outcome *outc
     if (!begin(&c->receiving)) r = busy("receives");
     else {
         r = receive_or_recover(c, deadline, outcome ? outcome : &ignored);
-        atomic_store(&c->receiving, 0);
+        end(&c->receiving);
     }
     object_put(c);
     return r;
@@ -412,14 +412,30 @@ static bool is_any_wanted(controller *c) {
     return found;
 }
 
-/* Results of requests that timed out are taken on the way: they come first. */
+/* Both, and if the device dies meanwhile, on its next life: there the request is sent again by whoever puts that in place. */
+static int exchange(controller *c, request *q, uint64_t deadline, uint64_t *number, burst_outcome *o) {
+    uint64_t generation;
+    int r = controller_enter(c, &generation);
+    if (r) return r;
+    r = send(c, q, deadline, number);
+    bool is_sent = !r;
+    if (is_sent) r = receive(c, deadline, o);
+    controller_leave(c);
+    if (r != -EPIPE || (r = recover(c, generation))) return r;
+    if (!is_sent) r = send_or_recover(c, q, deadline, number);
+    return r ? r : receive_or_recover(c, deadline, o);
+}
+
+/* Results of requests that timed out are taken first, as they come. This thread alone sends and receives. */
 static int run(controller *c, request *q, uint64_t deadline, burst_outcome *o) {
     uint64_t number = 0;
-    if (!atomic_load(&c->broken) && is_any_wanted(c)) return fail(-EBUSY, "requests are in flight; await their results first");
-    int r = c->count ? receive_or_recover(c, deadline, o) : -ENOMSG;
-    if (r != -ENOMSG) return r == -ETIMEDOUT ? fail(r, "the result of an earlier request did not come by the deadline; nothing was sent") : r;
-    r = send_or_recover(c, q, deadline, &number);
-    if (!r) r = receive_or_recover(c, deadline, o);
+    if (c->count && !atomic_load(&c->broken)) {
+        if (is_any_wanted(c)) return fail(-EBUSY, "requests are in flight; await their results first");
+        int r = receive_or_recover(c, deadline, o);
+        if (r == -ETIMEDOUT) return fail(r, "the result of an earlier request did not come by the deadline; nothing was sent");
+        if (r != -ENOMSG) return r;
+    }
+    int r = exchange(c, q, deadline, &number, o);
     if (r == -ETIMEDOUT) forsake(c, number);
     return r;
 }
@@ -433,11 +449,11 @@ int burst_run(burst_controller *handle, burst_request *wanted, uint64_t deadline
     if (!q) return object_put(c), r;
     if (q->controller != c) r = fail(-EINVAL, "this request was made for another controller");
     else if (!begin(&c->sending)) r = busy("sends");
-    else if (!begin(&c->receiving)) atomic_store(&c->sending, 0), r = busy("receives");
+    else if (!begin(&c->receiving)) end(&c->sending), r = busy("receives");
     else {
         r = run(c, q, deadline, outcome ? outcome : &ignored);
-        atomic_store(&c->receiving, 0);
-        atomic_store(&c->sending, 0);
+        end(&c->receiving);
+        end(&c->sending);
     }
     object_put(q);
     object_put(c);
@@ -465,7 +481,7 @@ int burst_output_shape(burst_controller *handle, uint32_t output, uint32_t *shap
     if (output >= c->last.n_shapes) r = fail(-EINVAL, "the device told the shapes of %u outputs", c->last.n_shapes);
     else r = (int)at[1];
     for (int i = 0; i < r && shape && i < (int)room; i++) shape[i] = at[2 + i];
-    atomic_store(&c->receiving, 0);
+    end(&c->receiving);
     object_put(c);
     return r;
 }

@@ -29,7 +29,8 @@ typedef struct {
     _Atomic int broken;   /* why no lane comes any more, -errno; or 0 */
     pthread_mutex_t lock; /* of the flights and what is counted */
     flight flights[MOST_IN_FLIGHT];
-    uint32_t first, count;
+    uint32_t first;
+    _Atomic uint32_t count; /* changed under the lock */
     uint64_t number;
     burst_statistics counts;
     burst_result_packet last; /* the receiver's */

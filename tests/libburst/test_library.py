@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import random
 import re
 import signal
 import subprocess
@@ -12,7 +13,8 @@ from ctypes import byref, c_uint64, c_void_p
 from pathlib import Path
 
 import pytest
-from held_processes import until
+import stress
+from held_processes import HeldProcess, until
 from libburst_by_ctypes import FOREVER, ROOT, Adder, FileTensor, Tensor, checked, handle_of, shape, why
 
 import driver
@@ -158,6 +160,43 @@ def test_what_is_in_flight_survives_a_death(adders, device):
         assert (result, outcome.number) == (0, number)
         assert values[8:] == [i + values[4] for i in range(4)]
     assert burst.count()["revivals"] == 1
+
+
+def test_a_device_of_wire_version_1(library, place):
+    """It speaks only what the HAL 1.2 has: one request at a time, and the same sums."""
+    burst = Adder(library, device=b"burst_test_devices.own_bursts:OldFirmware", depth=8)
+    assert all(burst.adds() for _ in range(20))
+    other = burst.new_request(burst.pool)
+    assert burst.submit()[0] == 0
+    assert burst.submit(other)[0] == -errno.EAGAIN
+    assert burst.wait()[0] == 0
+    library.burst_request_free(other)
+    burst.close()
+
+
+KILLS = [5, pytest.param(stress.times(600), marks=pytest.mark.stress)]
+
+
+@pytest.mark.parametrize("kills", KILLS)
+def test_the_device_is_killed_at_any_moment(library, place, tally, kills):
+    """While a burst runs requests, again and again: each burst goes on by itself, and no sum is wrong or missing."""
+    rng, done = random.Random(kills), 0
+    while done < kills:
+        burst = Adder(library, recover=1, depth=1 + rng.randrange(8))
+        assert burst.adds()
+        with driver.connect("reference") as connection:
+            victim = HeldProcess(rng.choice([connection.service_pid, connection.engine_pid]))
+        moment = rng.randrange(2000)  # requests
+        for number in range(moment + 200):
+            if number == moment:
+                victim.signal(signal.SIGKILL)
+            assert burst.adds()
+        victim.end()
+        assert burst.count()["revivals"] <= 1
+        until(lambda burst=burst: burst.adds() and burst.count()["revivals"])
+        burst.close()
+        done += 1
+    tally("kills of a device under a client in C", kills)
 
 
 def test_memory_that_no_request_names_is_let_go(adders, device, library):
