@@ -50,7 +50,7 @@ def _gateway_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--dir",
     "folder",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),  # it may be another account's, and gateways do not use it
     default=service.DEFAULT_DIR,
     show_default=True,
     help="Folder of the socket, owned by this account. Created if its parent exists.",

@@ -71,10 +71,18 @@ class DoorAddress(NamedTuple):
                 listener.listen(_BACKLOG)
                 return listener
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-            return socket.create_server((self.host, self.port), family=family, backlog=_BACKLOG)
+            return self._tcp_listener(family)
         except OSError as error:
             words = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # of getaddrinfo
             raise DeviceFailed(f"{self.said}: cannot listen there ({words}); use another address") from error
+
+    def _tcp_listener(self, family: socket.AddressFamily) -> socket.socket:
+        """Connections inherit that answers are not held back. asyncio says so too, but not to connections of a listener
+        that names no protocol, as this one: the second part of an answer waited 40 ms for an acknowledgement.
+        """
+        listener = socket.create_server((self.host, self.port), family=family, backlog=_BACKLOG)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
 
     def prepare_path(self) -> None:
         """Removes a socket at which no process listens any more. Raises DeviceFailed, OSError."""

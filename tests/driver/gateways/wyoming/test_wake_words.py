@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -12,6 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, generate_latest
 from wake_nets import RATE, STEP, activations, save, silence, speech, tone, write_features, write_models, write_word
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
@@ -26,6 +28,7 @@ from zeroconf.asyncio import AsyncServiceBrowser, AsyncZeroconf
 
 import driver
 from burst import DeviceUnavailable
+from driver.cli.serve import serve
 from driver.errors import DeviceFailed
 from driver.gateways.wyoming.message_reader import MOST_DATA, MOST_SOUND
 from driver.gateways.wyoming.satellite import TriggerOptions, WakeTrigger
@@ -284,6 +287,15 @@ class TestProtocol:
 
 
 class TestAddresses:
+    def test_answers_are_not_held_back(self):
+        """The kernel sends the parts of an answer at once on each connection of an address, in place of waiting for an
+        acknowledgement between them.
+        """
+        with wyoming_address(ANYWHERE).listen() as listener, socket.create_connection(listener.getsockname()):
+            connection, _ = listener.accept()
+            with connection:
+                assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
     def test_a_unix_socket(self, word, tmp_path):
         """Satellites of this account may connect at a path, others not; it is gone when the server is."""
         uri = f"unix://{tmp_path}/wake.sock"
@@ -671,3 +683,9 @@ class TestCommand:
         done = subprocess.run([*COMMAND, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert told in " ".join(done.stderr.split())
+
+    def test_a_folder_of_another_account(self, tmp_path, monkeypatch):
+        """The folder of devices' sockets may be another account's, unreadable: wake words do not use it."""
+        monkeypatch.setattr(os, "access", lambda *_, **__: False)
+        words = ["onnxruntime", "--dir", str(tmp_path), "--wyoming", "nonsense", "--wake-word", "x"]
+        assert "--wyoming nonsense" in CliRunner().invoke(serve, words).output
