@@ -119,7 +119,7 @@ _REMEDIES = {
     803: "the library and the kernel's driver differ in version; restart the machine after the update",
     999: "the kernel's log may say more (dmesg | grep -i -e nvrm -e xid)",
 }
-_LOST = frozenset({4, 46, 214, 219, 220, 226, 700, 702, *range(714, 721), 999})
+_LOST = frozenset({4, 214, 220, 226, 700, 702, 710, *range(714, 720), 721, 999})
 """Codes after which a context cannot be used any more, or which say that the GPU is gone."""
 _LOST_REMEDY = "the context is lost: the engine has to start again; the kernel's log may say more (dmesg | grep -i xid)"
 

@@ -204,6 +204,13 @@ def test_a_lost_context_says_so(context, fake):
     assert caught.value.is_lost
 
 
+def test_which_codes_mean_that_the_context_is_lost():
+    """Those of which cuda.h says that the process has to end: faults of kernels and hardware, not wrong arguments."""
+    lost = {code for code in range(1000) if CudaFailed(code, "CUDA_ERROR", "cuLaunchKernel()").is_lost}
+    assert {214, 220, 226, 700, 702, 710, 715, 716, 719, 721, 999} <= lost
+    assert not lost & {1, 2, 46, 100, 200, 201, 219, 222, 500, 600, 701, 712, 713, 720, 801}
+
+
 def test_an_address_that_is_none_ends_the_context(context):
     """A copy to memory that was freed is found, as the GPU finds it: the context is lost."""
     memory, stream, source = context.allocate(64), context.stream(), np.zeros(64, np.uint8)
