@@ -63,11 +63,11 @@ def main(pipeline, *changes):
 
     def look(pad, info):
         nonlocal seen
-        buffer, caps = info.get_buffer(), pad.get_current_caps().get_structure(0)
+        buffer, form = info.get_buffer(), GstVideo.VideoInfo.new_from_caps(pad.get_current_caps())
         with buffer.map(Gst.MapFlags.READ) as mapped:
             mean = sum(mapped.data) / len(mapped.data)
-        size = [caps.get_value("width"), caps.get_value("height")]
-        tell(frame=seen, mean=mean, regions=regions(buffer), objects=objects(buffer), size=size, pts=buffer.pts)
+        size, both = [form.width, form.height], {"regions": regions(buffer), "objects": objects(buffer)}
+        tell(frame=seen, mean=mean, **both, size=size, pts=buffer.pts)
         seen += 1
         if seen in later:
             player.get_by_name("c").set_property("caps", Gst.Caps.from_string(later[seen]))

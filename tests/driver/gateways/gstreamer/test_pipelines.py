@@ -318,6 +318,21 @@ def test_two_cameras_share_a_model(gst, place, models):
     assert np.mean([frame["mean"] for frame in told.frames]) > 50
 
 
+def test_burst_top_knows_the_cameras(gst, place, models):
+    """Elements are told apart by their names, or by what they say: the name of each camera is at its burst."""
+    source = "videotestsrc is-live=true ! videoconvert ! videoscale !"
+    element = f"burstinfer threshold=0 model={models}/bytes.onnx"
+    pipelines = f"{source} {element} name=i ! fakesink {source} {element} application=door ! fakesink"
+    top = [sys.executable, "-m", "driver.cli", "top", "--json", "--count", "1", "--every", "0.1"]
+    with playing(gst, pipelines) as lines:
+        for line in lines:
+            assert "error" not in line
+            found = json.loads(subprocess.run(top, capture_output=True, timeout=60, check=True).stdout)["bursts"]
+            if len(found) == 2:
+                break
+    assert {burst["application"] for burst in found} == {"i", "door"}
+
+
 def test_the_bench_runs(gst):
     """bench/gstreamer.py gets to its end, and says what it found."""
     bench = Path(__file__).parents[4] / "bench/gstreamer.py"
