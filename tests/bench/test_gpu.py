@@ -38,6 +38,7 @@ def test_without_a_gpu_it_fails(no_library):
     assert line == "no GPU: no device 'no-such-device' is installed"
 
 
+@pytest.mark.integration
 def test_without_a_gpu_every_check_says_why(no_library, tmp_path):
     """With --allow-none it ends well, with a line for each check that did not run."""
     pytest.importorskip("onnx")
@@ -58,6 +59,7 @@ def fake(tmp_path, monkeypatch):
     return found
 
 
+@pytest.mark.integration
 def test_pinning_and_a_launch_on_the_fake(fake):
     """Both mappings of a pool are pinned, their bytes arrive, and a kernel of the script's runs and is waited for."""
     lines = ran("--device", "no-such-device", "--allow-none", "--only", "pinning", "launch", ends=0)

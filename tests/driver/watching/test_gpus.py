@@ -56,6 +56,7 @@ def test_top_shows_what_the_device_occupies(place, kit, nvml):
     assert "GPU 1  Fake GPU 1, memory 1500 MB of 8000 MB, utilisation - %" in lines
 
 
+@pytest.mark.integration
 def test_a_device_without_a_gpu_says_nothing_of_one(place, kit, nvml):
     """Processes that the GPU does not know, as of another container, have no figure rather than 0."""
     with driver.connect("reference"):
@@ -64,7 +65,10 @@ def test_a_device_without_a_gpu_says_nothing_of_one(place, kit, nvml):
     assert len(sample["gpus"]) == 2
 
 
-@pytest.mark.parametrize("state", ["no library", "no driver", "no module"])
+@pytest.mark.parametrize(
+    "state",
+    ["no driver", *(pytest.param(state, marks=pytest.mark.integration) for state in ("no library", "no module"))],
+)
 def test_where_nvml_is_missing_nothing_is_shown(place, nvml, state, tmp_path):
     """Neither a line nor an error."""
     folder, more = nvml, {"FAKE_NVML_ERROR": "9"}
