@@ -166,7 +166,6 @@ def measured(args: argparse.Namespace) -> Report:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="burst-frigate-")))
         os.environ["BURST_RUNTIME_DIR"] = str(folder)  # a device of the script's own
-        os.environ["BURST_RUNTIME_DIR"] = str(folder)  # a device of the script's own
         model = folder / "model.onnx"
         write_model(model)
         served = {kind: stack.enter_context(server(kind, folder)) for kind in (ZMQ, EMPTY)}

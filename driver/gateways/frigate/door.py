@@ -1,6 +1,6 @@
 """The socket at which Frigate's detectors ask, each for one frame at a time.
 
-A connection has one message read and answered at a time, in one buffer of the size of the model's frame; what does not
+A connection has one message read and answered at a time, in memory of the size of the model's frame; what does not
 belong there is skipped as it comes.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import mmap
 import socket
 import time
 from collections import Counter
@@ -32,6 +33,8 @@ from driver.gateways.frigate.peer_name import peer_name
 from driver.gateways.frigate.zmtp import BrokenConnection, ZmtpConnection
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from driver.gateways.frigate.counts import DetectorCounts
     from driver.gateways.frigate.exchange import FrameCall
     from driver.gateways.frigate.frame_detector import FrameDetector
@@ -41,6 +44,8 @@ _PATIENCE = 8.0  # seconds: after ten, Frigate believes that its detector is stu
 _MOST_ENVELOPE, _LONGEST_LABEL = 2, 255
 _LARGEST_FRAME = 64 << 20
 _MOST_LINES = 100  # in the log, of one detector
+_SPARE = 2  # frames whose memory is kept for the next ones
+_NONE = np.empty(0, np.uint8)
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +80,7 @@ class DetectorDoor:
         self.detector, self.server, self.counts, self.bounds = detector, server, counts, bounds
         self._connections: dict[asyncio.Task[None], DetectorConnection] = {}
         self._told, self._lines = "", Counter[str]()
+        self._spare: list[NDArray[np.uint8]] = []
 
     async def serve(self, listener: socket.socket) -> None:
         """Until it is cancelled; then finishes what it has begun. `listener` does not block."""
@@ -90,6 +96,18 @@ class DetectorDoor:
                 await self._admit(peer)
         finally:
             await self._end()
+
+    def lend(self, nbytes: int) -> NDArray[np.uint8]:
+        """Memory for a frame."""
+        while self._spare:
+            if (spare := self._spare.pop()).nbytes == nbytes:
+                return spare
+        return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)  # so that what is not kept is the system's again
+
+    def take_back(self, memory: NDArray[np.uint8]) -> None:
+        """A frame that nothing reads any more."""
+        if memory.nbytes and len(self._spare) < _SPARE:
+            self._spare.append(memory)
 
     async def _admit(self, peer: socket.socket) -> None:
         name = self.counts.known(peer_name(peer))
@@ -144,7 +162,7 @@ class DetectorConnection:
         peer.setblocking(False)
         self._door, self._socket, self._name = door, peer, name
         self._zmtp = ZmtpConnection(peer)
-        self._frame = np.empty(0, np.uint8)
+        self._frame = _NONE
         self._stranger = ""  # why this detector gets no boxes of this model
         self.silent_since = math.inf  #: monotonic seconds; while a message is read or answered: never
         self.is_last = False  #: ends after the message that is being answered
@@ -239,8 +257,7 @@ class DetectorConnection:
             raise WrongMessage("a frame's header without its bytes")
         if (came := await self._zmtp.begin_part()) != nbytes:
             raise WrongMessage(f"a frame of {came} bytes; {call.dtype} {list(call.shape)} has {nbytes}")
-        if self._frame.nbytes != nbytes:
-            self._frame = np.empty(nbytes, np.uint8)
+        self._frame = self._door.lend(nbytes)
         await self._zmtp.read_into(self._frame.data)
         if self._zmtp.has_more:
             raise WrongMessage("a message of more parts than a frame's header and its bytes")
@@ -255,10 +272,12 @@ class DetectorConnection:
                 raise said
             rows = await self._look_at(said)
         except (BurstError, DriverError, ValueError, OSError) as error:
-            self._frame = np.empty(0, np.uint8)  # a request that was given up may still be read
+            self._frame = _NONE  # a request that was given up may still be read
             words = str(error) or type(error).__name__
             self._note(_OUTCOMES.get(type(error), "failed"), words)
             return refusal(words)
+        self._door.take_back(self._frame)
+        self._frame = _NONE
         self._door.counts.note_answer(self._name, time.monotonic() - begin)
         return found(rows)
 
