@@ -151,6 +151,7 @@ def test_an_engine_killed_in_the_midst_of_a_copy(b, fake, kit, place):
     assert fake.contexts == 1
 
 
+@pytest.mark.integration
 def test_a_client_killed_in_the_midst_of_a_copy(b, fake, kit):
     """Its memory stays pinned until the copy has ended; then all that it had is free, and others are served on."""
     used, registered = fake.used, fake.registered
@@ -171,6 +172,7 @@ def test_a_client_killed_in_the_midst_of_a_copy(b, fake, kit):
     assert serves(b)
 
 
+@pytest.mark.integration
 def test_a_copy_of_a_dead_client_that_never_ends(b, fake, kit):
     """The engine ends a second after the client: only so is the memory free again. Others get a new one."""
     first = fake.pids
