@@ -429,6 +429,11 @@ class Device(ABC):
     engine; clients are told, and the next request starts a new one. The engine sets it.
     """
 
+    looks_again_after: float | None = None
+    """Seconds after which the engine of a device that was offline from its beginning ends, so that the next one looks
+    at the hardware again; None: the device itself reports when it is available.
+    """
+
     needs: Needs = Needs()
     """What it needs of the system. The service looks at the class, before it makes an instance."""
 

@@ -168,6 +168,9 @@ class Engine:
         self.device.on_report = self.forget_plans  # a request that is bound anew meets `check_available`
         self._service, self.limits = service, limits(is_shared=is_shared)
         self.device.give_up = running.end_with
+        if (seconds := device.looks_again_after) is not None and not device.status.takes_work:
+            words = f"device {name!r} was {device.status}; another engine looks again"
+            ServingThread(self._end_later, seconds, words, name="looks again").start()
         if self.device.asked_apart:
             self.device.watched = partial(self._calling, running)
             running.watch_executions(self.device.name)
@@ -188,6 +191,10 @@ class Engine:
         self._censuses: dict[int | None, Census] = {}
         self._totals = Totals()
         self._counting, self._collect_from = threading.Lock(), 0.0
+
+    def _end_later(self, seconds: float, words: str) -> None:
+        time.sleep(seconds)
+        self._running.end_with(words)
 
     def _calling(self, running: RunningFiles, function: str) -> AbstractContextManager[None]:
         """Within, this thread calls a function of the driver."""

@@ -72,6 +72,7 @@ class RunningFiles:
         self._calls = OverdueWatch(self.end_with)
         self._cancelled: OverdueWatch[BoundExecution] = OverdueWatch(self._end_cancelled)
         self._starting, self._is_watching = threading.Lock(), False
+        self.may_hang = False  #: whether runs of operations are watched that have a deadline, as those of files are
 
     def ends(self) -> list[FileEnd]:
         """The files that were running, or whose thread got a signal."""
@@ -121,6 +122,7 @@ class RunningFiles:
     def watch_executions(self, driver: str) -> None:
         """Ends the engine when an execution of that driver goes on too long after its deadline or cancellation."""
 
+        self.may_hang = True
         self._watch_runs(f"driver {driver!r}: execute went on {GRACE:g} s after its deadline or cancellation")
 
     def watch_flights(self) -> None:
@@ -387,7 +389,7 @@ class BoundedExecution(BoundExecution):
         self.run, self.failure, self.is_running = inner.run, inner.failure, inner.is_running  # type: ignore[method-assign]
         self.native, self.is_infallible, self.is_static = inner.native, inner.is_infallible, inner.is_static
         self.copied_bytes, self.checked_bytes, self.launch = inner.copied_bytes, inner.checked_bytes, inner.launch
-        if inner.launch is not None:
+        if inner.launch is not None or (running.may_hang and not inner.native):
             self.run = partial(_run_in_time, inner, running)
 
     @property

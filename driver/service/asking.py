@@ -178,7 +178,7 @@ def _answer_all(device: Device, during: mmap.mmap, channel: Channel) -> None:
         during[start : start + _MOST_NAME] = name + bytes(_MOST_NAME - len(name))
         yield
 
-    device.watched = noted
+    device.watched, device.give_up = noted, _end_without
     with suppress(PeerDied):
         while True:
             message = channel.receive()
@@ -189,6 +189,12 @@ def _answer_all(device: Device, during: mmap.mmap, channel: Channel) -> None:
             except Exception as error:  # noqa: BLE001 (whatever it is, it is the answer)
                 reply, status = failure(error)
                 channel.send(["refused", int(status), *reply.values])
+
+
+def _end_without(reason: str) -> NoReturn:
+    """The hardware is lost to this process; the next question gets another one."""
+    os.write(2, reason.encode())
+    os._exit(1)
 
 
 def _answer(device: Device, channel: Channel, where: Any, extensions: list[str], fds: list[int]) -> None:

@@ -241,6 +241,7 @@ class OnnxRuntimeExecution(BoundExecution):
         self._binding: Any = None
         self._runs = StoppableRuns(program.loops, loop_timeout)
         self._is_long = bool(program.loops) or program.work >= LARGE
+        self._provider = program.provider
         if all(is_sufficient for _, is_sufficient in self.shapes):
             sources = [_bytes(inputs[port.number]) for port in program.inputs]
             targets = [outputs[port.number][: port.nbytes] for port in program.outputs]
@@ -270,6 +271,8 @@ class OnnxRuntimeExecution(BoundExecution):
             np.copyto(place, memory)
         check("queued")
         if fault := self._runs.run(self._binding.attempt, is_long=self._is_long, may_repeat=not self._is_in_place):
+            if self._provider is not None:
+                self._provider.examine(fault)
             raise ExecutionFailed(0, "the model", fault)
         for memory, place in self._after:
             np.copyto(memory, place)

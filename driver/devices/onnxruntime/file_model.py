@@ -95,7 +95,7 @@ class OnnxFileModel(PreparedModel):
 
         Raises InvalidModel, LibraryFailed.
         """
-        self._file, self._external, self._threads, self._provider = file, external, threads(file.work), provider
+        self._file, self._external, self._threads, self.provider = file, external, threads(file.work), provider
         self.loops, options = file.loops, self._options()
         if is_optimised:
             options.graph_optimization_level = library().GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -198,7 +198,7 @@ class OnnxFileModel(PreparedModel):
 
     def saved(self, root: NDArray[np.uint8]) -> Saved | None:
         """The optimised graph, and its weights."""
-        if self._provider is not None:
+        if self.provider is not None:
             return None
         options, fd = self._options(), os.memfd_create("graph")
         options.optimized_model_filepath = f"/proc/self/fd/{fd}"
@@ -342,6 +342,8 @@ class OnnxFileExecution(BoundExecution):
         check("queued")
         began = time.perf_counter()
         fault = self._runs.run(self._binding.attempt, is_long=self._owner.is_long)
+        if fault and self._owner.provider is not None:
+            self._owner.provider.examine(fault)
         if fault and not self._runs.is_cancelled and len(self._copied) < len(self._outputs):
             fault = self._run_unbound()
         if fault:

@@ -125,6 +125,8 @@ class Session:
         try:
             self.session = ort.InferenceSession(model, options, providers=own)
         except Exception as error:  # its errors share no other class
+            if provider is not None:
+                provider.examine(str(error))
             raise LibraryFailed(f"ONNX Runtime rejected the model: {error}") from error
 
         self._is_copied, self.lane = provider is not None, lane

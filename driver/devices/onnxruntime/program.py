@@ -134,7 +134,7 @@ class OrtProgram:
     ) -> None:
         """`is_quick`: as `exact_options` has it. Raises LibraryFailed."""
         self.description, self._weights = description, weights
-        self._threads, self._provider = threads, provider
+        self._threads, self.provider = threads, provider
         self.inputs, self.outputs = description.inputs, description.outputs
         self.operations, self.work, self.loops = list(description.operations), description.work, description.loops
         self.threads = threads(description.work)
@@ -146,7 +146,7 @@ class OrtProgram:
 
     def improved(self) -> OrtProgram:
         """The same program, made thoroughly and faster to run. Raises LibraryFailed."""
-        return OrtProgram(self.description, self._weights, self._threads, self._provider)
+        return OrtProgram(self.description, self._weights, self._threads, self.provider)
 
     def saved(self, root: NDArray[np.uint8]) -> Saved:
         """For `restored`."""

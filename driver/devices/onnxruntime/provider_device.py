@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from burst import DeviceUnavailable
 from driver.devices.files import CHOOSING
 from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.onnxruntime import vulkan
@@ -49,6 +50,7 @@ class OrtProviderDevice(OrtDevice):
     """Runs models with one of `PROVIDERS`."""
 
     kind: OrtProvider
+    looks_again_after = 5.0
     asked_apart = True  # whether an operation has a kernel is found out by the provider, which takes a GPU for that
 
     def __init_subclass__(cls, device: str, **more: Any) -> None:
@@ -64,6 +66,7 @@ class OrtProviderDevice(OrtDevice):
         Takes no GPU: a service has an instance, too. Raises LibraryMissing; ValueError for invalid options.
         """
         self.provider: ExecutionProvider = ExecutionProvider(self.kind, self.kind.chosen(options))
+        self.provider.give_up = self._lose
         library()
         self._trials: dict[object, str | None] = {}
         found = self._look = _looked(self.provider)
@@ -72,6 +75,10 @@ class OrtProviderDevice(OrtDevice):
             self.report("offline", found.fault)
         else:
             self.report("available", found.words)
+
+    def _lose(self, words: str) -> None:
+        if self.give_up is not None:
+            self.give_up(words)
 
     @classmethod
     def missing(cls) -> str | None:
@@ -89,10 +96,13 @@ class OrtProviderDevice(OrtDevice):
 
     def obstacles(self, model: Model) -> list[str | None]:
         """None for what ONNX Runtime computes as the HAL says, and the provider has kernels for."""
-        if not self.status.takes_work:
-            return [self.status.reason] * len(model.main.operations)
+        self._check_available()
         found = obstacles(model, self._trial)
         return [why or self._inexact(model, op) for why, op in zip(found, model.main.operations, strict=True)]
+
+    def _check_available(self) -> None:
+        if not self.status.takes_work:
+            raise DeviceUnavailable(f"device {self.name!r} is {self.status}")
 
     def _inexact(self, model: Model, operation: Operation) -> str | None:
         """Why the provider computes it worse than the HAL allows, or its hardware not at all."""
@@ -104,8 +114,7 @@ class OrtProviderDevice(OrtDevice):
         return f"{self.kind.title} computes it {bound}; a model that is relaxed allows that"
 
     def file_obstacle(self, model: Model, file: ModelFile) -> str | None:
-        if not self.status.takes_work:
-            return self.status.reason
+        self._check_available()
         return self._lacking(model, (*model.main.inputs, *model.main.outputs))
 
     def _lacking(self, model: Model, operands: Iterable[int]) -> str | None:
@@ -170,14 +179,6 @@ class OrtCudaDevice(OrtProviderDevice, device="onnxruntime-cuda"):
 
     def map_memory(self, handle: MemoryHandle) -> DriverBuffer:
         return self.memory.map_memory(handle)
-
-    def __init__(self, **options: Value) -> None:
-        super().__init__(**options)
-        self.provider.give_up = self._lose
-
-    def _lose(self, words: str) -> None:
-        if self.give_up is not None:
-            self.give_up(words)
 
 
 class OrtTensorRtRtxDevice(OrtProviderDevice, device="onnxruntime-tensorrt-rtx"):

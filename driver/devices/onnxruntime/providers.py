@@ -8,12 +8,14 @@ a provider: an entry in `PROVIDERS`, its class in `provider_device.py`, a name i
 from __future__ import annotations
 
 import os
+import re
 from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from burst import DeviceUnavailable, ResourceExhaustedTransient
 from driver.config import configured
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
 from driver.devices.onnxruntime.library import library
@@ -70,6 +72,7 @@ class OrtProvider(NamedTuple):
     options: Mapping[str, ProviderOption]
     nodes: tuple[str, ...]  #: of devices, one of which is there if the hardware is
     needs: Needs
+    lost: str  #: matches errors after which this process cannot use the GPU any more
     slots: int  #: executions at once
     uses_vulkan: bool = False
     lacks: frozenset[str] = frozenset()  #: types that it computes on no hardware
@@ -154,6 +157,8 @@ _CPU_NODES = ProviderOption("", bool, default=False)
 _CUDA_NEEDS = Needs(
     (*_HARDWARE, "/sys/module", "/etc/nvidia", "~/.config/burst/cuda.toml"), (*_NVIDIA, "/dev/dxg"), ("ioctl",)
 )
+_CUDA_LOST = r"CUDA (failure|error) (46|214|700|702|709|71[0-9]|719|721|999)\b|device-side assert|illegal memory access"
+_NO_MEMORY = r"[Ff]ailed to allocate memory|[Oo]ut of memory|OUT_OF_(DEVICE|HOST)_MEMORY|CUDA (failure|error) 2\b"
 
 PROVIDERS = {
     provider.device: provider
@@ -178,6 +183,8 @@ PROVIDERS = {
                 ("/dev/dri", *_NVIDIA, "/dev/dxg", "/dev/mali0", "/dev/kgsl-3d0"),
                 ("ioctl",),
             ),
+            # Where memory was short, ONNX Runtime keeps an invalid buffer, and gives it to later runs.
+            lost=r"\[Device\] is lost|[Dd]evice (was|is) lost|DEVICE_LOST|\[Invalid Buffer",
             slots=1,
             uses_vulkan=True,
             lacks=frozenset({"float64"}),
@@ -202,6 +209,7 @@ PROVIDERS = {
             },
             nodes=_NVIDIA_NODES,
             needs=_CUDA_NEEDS,
+            lost=_CUDA_LOST,
             slots=os.cpu_count() or 1,
         ),
         OrtProvider(
@@ -213,6 +221,7 @@ PROVIDERS = {
             options={"device": ProviderOption("", int, default=0), "cpu_nodes": _CPU_NODES},
             nodes=_NVIDIA_NODES,
             needs=_CUDA_NEEDS,
+            lost=_CUDA_LOST,
             slots=1,
         ),
     )
@@ -317,6 +326,19 @@ class ExecutionProvider:
                 f"{self.kind.title} has no kernel for {', '.join(sorted(set(found)))} with these types, so that "
                 f"{len(found)} nodes would run on the CPU; cpu_nodes = true in {self.kind.configuration} allows it"
             )
+
+    def examine(self, fault: str) -> None:
+        """Looks at an error of ONNX Runtime's. Raises DeviceUnavailable if this process can use the GPU no more,
+        ResourceExhaustedTransient if another request may fit into its memory.
+        """
+        if re.search(self.kind.lost, fault):
+            said = fault[-300:]  # first come names of functions
+            reason = f"{self.kind.title} can use the GPU no more, which is lost or has no memory left: {said}"
+            if self.give_up is not None:
+                self.give_up(reason)
+            raise DeviceUnavailable(reason)
+        if re.search(_NO_MEMORY, fault):
+            raise ResourceExhaustedTransient(f"{self.kind.title}: the GPU has no memory left: {fault:.300}")
 
     def nodes_elsewhere(self, session: Any) -> list[str]:
         """The operators that a session runs on the CPU: one for each node."""
