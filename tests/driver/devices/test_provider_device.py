@@ -136,10 +136,9 @@ def test_an_engine_that_is_killed_in_a_run_comes_back(home, process, kit):
 
 
 def test_the_page_is_right(home, tmp_path):
-    """The program on the page about GPUs runs, on whatever adapter there is."""
-    (block,) = re.findall(
-        r"^```python\n(.*?)^```", Path(ROOT, "docs/howto/gpu.md").read_text(), re.DOTALL | re.MULTILINE
-    )
+    """The first program on the page about GPUs runs, on whatever adapter there is."""
+    page = Path(ROOT, "docs/howto/gpu.md").read_text()
+    block, *_ = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)  # the others need CUDA
     nodes = [make_node("Relu", ["x"], ["y"])]
     data = onnx_files.written(nodes, [("x", "float32", (4,))], [("y", "float32", (4,))])
     (tmp_path / "net.onnx").write_bytes(data)
