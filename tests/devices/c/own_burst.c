@@ -4,13 +4,15 @@
 #include "toy.c"
 #undef burst_device_get
 
-#include "client_messages.h"
 #include "fmq/api.h"
+#include "libburst/messages.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -127,14 +129,13 @@ static void be_busy(burst_session *s, int is_busy) {
 
 /* ["ashmem", bytes, sealed], and the next descriptor. */
 static int add_pool(burst_session *s, int32_t slot, message *m, int fd) {
-    int64_t fields, length, bytes;
+    int64_t fields, bytes;
     struct stat status;
-    if (take(m, &fields) != 'a' || fields != 3 || take(m, &length) != 's') return BURST_GENERAL_FAILURE;
-    int is_ashmem = length == 6 && !memcmp(m->bytes + m->at, "ashmem", 6);
-    m->at += (size_t)length;
-    if (!is_ashmem) return BURST_INVALID_ARGUMENT;
-    if (take(m, &bytes) != 'i' || fstat(fd, &status) || bytes < 1 || bytes > status.st_size) return BURST_GENERAL_FAILURE;
-    m->at++; /* whether it is sealed */
+    char kind[8];
+    if (!take_as(m, ARRAY, &fields) || fields != 3 || !take_text(m, kind, sizeof kind)) return BURST_GENERAL_FAILURE;
+    if (strcmp(kind, "ashmem") != 0) return BURST_INVALID_ARGUMENT;
+    if (!take_as(m, INTEGER, &bytes) || fstat(fd, &status) || bytes < 1 || bytes > status.st_size) return BURST_GENERAL_FAILURE;
+    if (!skip_objects(m, 1)) return BURST_GENERAL_FAILURE; /* whether it is sealed */
     pool *p = find(s, -1);
     if (!p) return BURST_RESOURCE_EXHAUSTED_TRANSIENT;
     void *memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -145,20 +146,21 @@ static int add_pool(burst_session *s, int32_t slot, message *m, int fd) {
 
 /* The memory of these slots, all or none. */
 static int ask(burst_session *s, const int32_t *slots, int n) {
-    static _Thread_local message m;
+    message m = {0};
     int64_t values, status, memories;
-    m.length = 0, m.n_fds = 0;
-    put(&m, "2s", "get_memories");
-    put_big_endian(&m, 0xdc, (uint64_t)n, 2);
-    for (int i = 0; i < n; i++) put(&m, "i", slots[i]);
-    if (send_message(s->callback, &m) || !receive_message(s->callback, &m)) return BURST_GENERAL_FAILURE;
+    put_array(&m, 2);
+    put_text(&m, "get_memories");
+    put_array(&m, (uint32_t)n);
+    for (int i = 0; i < n; i++) put_int(&m, slots[i]);
     int r = BURST_GENERAL_FAILURE, added = 0;
-    if (take(&m, &values) == 'a' && take(&m, &status) == 'i') {
+    if (!message_send(s->callback, &m) && !message_receive(s->callback, &m, NONE) && take_as(&m, ARRAY, &values) &&
+        take_as(&m, INTEGER, &status)) {
         if (status) r = BURST_INVALID_ARGUMENT;
-        else if (take(&m, &memories) == 'a' && memories == n && m.n_fds == n)
+        else if (take_as(&m, ARRAY, &memories) && memories == n && m.n_fds == n)
             for (r = 0; !r && added < n; added += !r) r = add_pool(s, slots[added], &m, m.fds[added]);
     }
-    for (int i = 0; i < m.n_fds; i++) close(m.fds[i]);
+    message_close_fds(&m);
+    message_free(&m);
     while (r && added) drop(find(s, slots[--added]));
     return r;
 }
@@ -393,7 +395,6 @@ __attribute__((visibility("default"))) const burst_device_table *burst_device_ge
     static burst_device_table own;
     const burst_device_table *toy = toy_device_get(abi);
     if (!toy) return NULL;
-    (void)take_the; /* of client_messages.h, for programs */
     own = *toy;
     own.name = "own-burst";
 #ifdef NEWEST

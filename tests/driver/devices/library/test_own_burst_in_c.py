@@ -22,8 +22,9 @@ from burst import (
 )
 from driver.vts import SMOKE, Target, catalogue, run
 
-QUEUES = sorted((ROOT / "csrc/fmq").glob("*.c"))
-FLAGS = (f"-I{ROOT}/csrc", f"-I{ROOT}/examples", "-fvisibility=hidden", "-pthread")
+LIBBURST = [path for part in ("fmq", "libburst") for path in (ROOT / "csrc" / part).glob("*.c")]
+LIBBURST += [ROOT / "csrc/burst" / name for name in ("packet.c", "wire.c", "caller.c")]
+FLAGS = (f"-I{ROOT}/csrc", "-fvisibility=hidden", "-pthread")
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +33,7 @@ def build(tmp_path_factory):
 
     def build(*flags):
         path = tmp_path_factory.mktemp("own") / "libown.so"
-        return str(compiled(path, "own_burst.c", *QUEUES, flags=(*FLAGS, *flags)))
+        return str(compiled(path, "own_burst.c", *LIBBURST, flags=(*FLAGS, *flags)))
 
     return build
 
