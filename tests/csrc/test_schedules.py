@@ -26,8 +26,8 @@ MUTANTS = {
     ),
     "looks at life after data": (
         "fmq/sleep.c",
-        "return r == -EAGAIN ? sleep_ended(e, saw->life, saw->ended) : r;",
-        "return r == -EAGAIN ? sleep_ended(e, saw->life = atomic_load(e->their_life), saw->ended) : r;",
+        "if (r == -EAGAIN) r = sleep_ended(e, saw->life, saw->ended);",
+        "if (r == -EAGAIN) r = sleep_ended(e, saw->life = atomic_load(e->their_life), saw->ended);",
     ),
     "stop does not wait for the call inside": ("fmq/sleep.c", "} while (atomic_load(&e->busy));", "} while (0);"),
     "stop does not wake": (
@@ -37,8 +37,8 @@ MUTANTS = {
     ),
     "a dead peer is told before its last words": (
         "fmq/sleep.c",
-        f"{LOOK}    return r == -EAGAIN ? sleep_ended(e, saw->life, saw->ended) : r;",
-        "    int r = sleep_ended(e, saw->life, saw->ended);\n    return r == -EAGAIN ? ring_need(e, n) : r;",
+        f"{LOOK}    if (r == -EAGAIN) r = sleep_ended(e, saw->life, saw->ended);",
+        "    int r = sleep_ended(e, saw->life, saw->ended);\n    if (r == -EAGAIN) r = ring_need(e, n);",
     ),
     "a loss wakes no thread": ("fmq/sleep.c", "    futex_wake_private(&e->ended);\n", ""),
     "a loss is not noted": (
