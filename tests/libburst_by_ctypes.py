@@ -18,6 +18,14 @@ class Options(ctypes.Structure):
         ("spin", c_uint64),
         ("recover", c_uint32),
         ("measure", c_uint32),
+        ("loop_timeout", c_uint64),
+    )
+
+
+class Execution(ctypes.Structure):
+    _fields_ = (
+        *((name, c_uint32) for name in ("size", "measure", "recover", "room")),
+        *(("shapes", POINTER(c_uint32)), ("loop_timeout", c_uint64)),
     )
 
 

@@ -46,6 +46,9 @@ enum burst_operand_type { /* the HAL's numbers */
     BURST_QUANT8_ASYMM_SIGNED_TENSOR = 14
 };
 
+enum burst_priority { BURST_PRIORITY_LOW = 90, BURST_PRIORITY_MEDIUM = 100, BURST_PRIORITY_HIGH = 110 }; /* the NDK's numbers */
+enum burst_preference { BURST_FAST_SINGLE_ANSWER = 0, BURST_LOW_POWER = 1, BURST_SUSTAINED_SPEED = 2 };
+
 typedef struct burst_client burst_client;         /* a connection to a device */
 typedef struct burst_builder burst_builder;       /* a model that is being put together */
 typedef struct burst_compiled burst_compiled;     /* a model that the device has prepared */
@@ -65,6 +68,10 @@ uint64_t burst_now(void);
 int burst_connect(const char *name, burst_client **client);
 /* The same, to the socket of a device that runs already (`burst serve`). Starts nothing. */
 int burst_connect_path(const char *path, burst_client **client);
+/* How models are prepared by calls after this one; at first with medium priority, for fast single answers. A priority orders the
+ * executions of a model among those of all others that wait for the device; high ones come first. Waits for other calls on this
+ * client. After an error all is as before. */
+int burst_prefer(burst_client *client, int priority, int preference);
 /* The connection ends when no model, and no controller, needs it any more. Blocks for 1 s at most. */
 int burst_disconnect(burst_client *client);
 
@@ -117,6 +124,7 @@ typedef struct {
     uint64_t spin;   /* ns to poll for a result, or a request, before sleeping; 0: 50 us; 10 s at most */
     uint32_t recover; /* start the device again when it dies, ten times within ten seconds at most, and send again what is in flight */
     uint32_t measure; /* ask for the device's times */
+    uint64_t loop_timeout; /* ns that a WHILE may take, 2^63 - 1 at most; 0: what the device chooses */
 } burst_options;
 /* Opens a burst; options NULL: all 0. Blocks until the device has answered. Starts a thread, which hands over memory. */
 int burst_open(burst_compiled *compiled, const burst_options *options, burst_controller **controller);
@@ -159,6 +167,25 @@ typedef struct {
 } burst_statistics;
 /* Any thread, at any time. Does not block. */
 int burst_count(burst_controller *controller, burst_statistics *statistics);
+
+/* ---- without a burst ------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    uint32_t size;         /* sizeof(burst_execution) */
+    uint32_t measure;      /* ask for the device's times */
+    uint32_t recover;      /* start the device again when it dies, ten times within ten seconds at most, and execute again */
+    uint32_t room;         /* words at `shapes` */
+    uint32_t *shapes;      /* written for `n_shapes` outputs, one after another: whether its memory sufficed, rank, dimensions */
+    uint64_t loop_timeout; /* ns that a WHILE may take, 2^63 - 1 at most; 0: what the device chooses */
+} burst_execution;
+/* Executes once, by a call to the device instead of a burst: slower, but nothing has to be opened, and a request may be of any
+ * length up to 64 KB. `how` NULL: all 0. `outcome` may be NULL; its `number` is 0. Any thread: executions on one client wait for each
+ * other. Blocks until the device has answered, or the deadline. After -ETIMEDOUT the memory is the device's until a later
+ * execution on this client has been answered. After -EPIPE everything on the client is of no more use, but with `recover` or in a
+ * controller that has it; after any other error all goes on. The device lets go of a pool that was freed before the client's
+ * next execution, or with its connection. */
+int burst_execute(burst_compiled *compiled, uint32_t n_inputs, const burst_tensor *inputs, uint32_t n_outputs, const burst_tensor *outputs,
+                  const burst_execution *how, uint64_t deadline, burst_outcome *outcome);
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,8 @@
 /* burst.h for C++17, header only. Everything is freed with its last owner; objects may go in any order.
  *
  * Each function that can fail throws burst::error, or, without exceptions (-fno-exceptions), ends the program with the reason. To
- * go on after an answer that is no success, use `try_run`, `try_submit` and `try_await`, which return burst.h's results.
+ * go on after a failure, use `try_connect`, `try_prepare`, `try_open`, `try_execute`, `try_run`, `try_submit` and `try_await`, which
+ * return burst.h's results. Threads, blocking, and what is of use after an error: as burst.h says of the function of that name.
  */
 #ifndef BURST_HPP
 #define BURST_HPP
@@ -83,7 +84,21 @@ private:
 };
 
 class compiled : public handle<burst_compiled, burst_compiled_free> {
+public:
     using handle::handle;
+    /* Executes once, without a burst. */
+    burst_outcome execute(const std::vector<burst_tensor> &inputs, const std::vector<burst_tensor> &outputs,
+                          std::uint64_t deadline = BURST_FOREVER, burst_execution how = {}) const {
+        burst_outcome outcome;
+        checked(try_execute(inputs, outputs, deadline, how, &outcome));
+        return outcome;
+    }
+    int try_execute(const std::vector<burst_tensor> &inputs, const std::vector<burst_tensor> &outputs, std::uint64_t deadline,
+                    burst_execution how = {}, burst_outcome *outcome = nullptr) const {
+        how.size = sizeof how;
+        return burst_execute(get(), std::uint32_t(inputs.size()), inputs.data(), std::uint32_t(outputs.size()), outputs.data(), &how,
+                             deadline, outcome);
+    }
 };
 
 class model : public handle<burst_builder, burst_builder_free> {
@@ -122,12 +137,37 @@ class client : public handle<burst_client, burst_disconnect> {
 public:
     /* The device of that name, started if need be. */
     explicit client(const std::string &name) : handle(make(burst_connect, name)) {}
+    /* The device of that name into *out, or burst_connect's result. */
+    static int try_connect(const std::string &name, client *out) {
+        burst_client *made = nullptr;
+        int result = burst_connect(name.c_str(), &made);
+        if (!result) *out = client(made);
+        return result;
+    }
+    client() = default; /* none */
     /* The device at that socket. */
     static client at(const std::string &path) { return client(make(burst_connect_path, path)); }
     compiled prepare(const model &m, std::uint64_t deadline = BURST_FOREVER) {
         burst_compiled *made = nullptr;
         checked(burst_prepare(get(), m.get(), deadline, &made));
         return compiled(made);
+    }
+    /* The same, as burst_prepare's result. */
+    int try_prepare(const model &m, compiled *out, std::uint64_t deadline = BURST_FOREVER) {
+        burst_compiled *made = nullptr;
+        int result = burst_prepare(get(), m.get(), deadline, &made);
+        if (!result) *out = compiled(made);
+        return result;
+    }
+    /* A model in sealed memory, as burst_prepare_encoded wants it; the descriptor stays yours. */
+    compiled prepare_encoded(int memory, std::uint64_t offset, std::uint64_t bytes, std::uint64_t deadline = BURST_FOREVER) {
+        burst_compiled *made = nullptr;
+        checked(burst_prepare_encoded(get(), memory, offset, bytes, deadline, &made));
+        return compiled(made);
+    }
+    /* Of models that are prepared from now on. */
+    void prefer(burst_priority priority, burst_preference preference = BURST_FAST_SINGLE_ANSWER) {
+        checked(burst_prefer(get(), priority, preference));
     }
     compiled prepare_file(const std::string &path, const std::vector<burst_file_tensor> &inputs,
                           const std::vector<burst_file_tensor> &outputs, std::uint64_t deadline = BURST_FOREVER) {
@@ -177,6 +217,15 @@ public:
         checked(burst_open(model.get(), &options, &made));
         static_cast<handle &>(*this) = handle(made);
     }
+    controller() = default; /* none */
+    /* A burst into *out, or burst_open's result. */
+    static int try_open(const compiled &model, burst_options options, controller *out) {
+        options.size = sizeof options;
+        burst_controller *made = nullptr;
+        int result = burst_open(model.get(), &options, &made);
+        if (!result) static_cast<handle &>(*out) = handle(made);
+        return result;
+    }
     burst::request request(const std::vector<burst_tensor> &inputs, const std::vector<burst_tensor> &outputs) {
         burst_request *made = nullptr;
         checked(burst_request_new(get(), std::uint32_t(inputs.size()), inputs.data(), std::uint32_t(outputs.size()), outputs.data(), &made));
@@ -205,6 +254,15 @@ public:
     }
     int try_await(std::uint64_t deadline, burst_outcome *outcome = nullptr) { return burst_await(get(), deadline, outcome); }
     void cancel(std::uint64_t number) { checked(burst_cancel(get(), number)); }
+    /* The dimensions of an output of the last outcome. */
+    std::vector<std::uint32_t> output_shape(std::uint32_t output) const {
+        std::vector<std::uint32_t> found(32);
+        int rank = burst_output_shape(get(), output, found.data(), 32);
+        if (rank < 0) raise(rank);
+        if (rank > 32) found.resize(std::size_t(rank)), burst_output_shape(get(), output, found.data(), std::uint32_t(rank));
+        found.resize(std::size_t(rank));
+        return found;
+    }
     burst_statistics count() const {
         burst_statistics found;
         checked(burst_count(get(), &found));

@@ -1,6 +1,6 @@
 /* Finding a device, or having it started; calls to it. docs/protocol.md, sections 1 to 4. */
 #define _GNU_SOURCE
-#include "libburst/client.h"
+#include "libburst/plain.h"
 
 #include "fmq/api.h"
 
@@ -20,7 +20,8 @@
 
 extern char **environ;
 static const uint64_t SECOND = 1000000000;
-enum { START_S = 60, WITHIN_S = 10, TRIES = 3 };
+static const char FAST[] = "fast_single_answer";
+enum { MEDIUM = 1, START_S = 60, WITHIN_S = 10, TRIES = 3 };
 
 uint64_t burst_now(void) { return fmq_now(); }
 
@@ -245,9 +246,10 @@ int client_revive(client *c, uint64_t epoch) {
 
 static void destroy(object *o) {
     client *c = (client *)o;
-    if (o->generation == handle_generation()) let_go(c);
+    if (o->generation == handle_generation()) plain_free(c->plain), let_go(c);
     message_free(&c->m);
     pthread_mutex_destroy(&c->lock);
+    pthread_mutex_destroy(&c->executing);
     free(c);
 }
 
@@ -255,8 +257,9 @@ static int new_client(const char *place, bool is_named, burst_client **out) {
     if (!place || !out) return fail(-EINVAL, "NULL where a device, and room for a client, are due");
     client *c = calloc(1, sizeof *c);
     if (!c) return fail(-ENOMEM, "no memory for a client");
-    c->socket = -1, c->is_named = is_named;
+    c->socket = -1, c->is_named = is_named, c->priority = MEDIUM, c->preference = FAST;
     pthread_mutex_init(&c->lock, NULL);
+    pthread_mutex_init(&c->executing, NULL);
     int r = snprintf(c->place, is_named ? sizeof c->place : MOST_PATH, "%s", place);
     r = r >= (is_named ? 64 : MOST_PATH) ? fail(-ENAMETOOLONG, "%.40s...: a name has at most 63 bytes, a path %d", place, MOST_PATH - 1) : begin(c);
     if (!r && !(r = handle_new(&c->head, CLIENT, destroy, out))) return 0;
@@ -269,6 +272,22 @@ static int new_client(const char *place, bool is_named, burst_client **out) {
 int burst_connect(const char *name, burst_client **client) { return new_client(name, true, client); }
 
 int burst_connect_path(const char *path, burst_client **client) { return new_client(path, false, client); }
+
+int burst_prefer(burst_client *handle, int priority, int preference) {
+    static const char *const words[] = {FAST, "low_power", "sustained_speed"};
+    int r;
+    if (priority < BURST_PRIORITY_LOW || priority > BURST_PRIORITY_HIGH || priority % 10)
+        return fail(-EINVAL, "priority %d: %d, %d and %d are low, medium and high", priority, BURST_PRIORITY_LOW, BURST_PRIORITY_MEDIUM,
+                    BURST_PRIORITY_HIGH);
+    if (preference < 0 || preference > BURST_SUSTAINED_SPEED) return fail(-EINVAL, "preference %d: 0 to %d", preference, BURST_SUSTAINED_SPEED);
+    client *c = handle_take(handle, CLIENT, &r);
+    if (!c) return r;
+    pthread_mutex_lock(&c->lock);
+    c->priority = (priority - BURST_PRIORITY_LOW) / 10, c->preference = words[preference];
+    pthread_mutex_unlock(&c->lock);
+    object_put(c);
+    return 0;
+}
 
 int burst_disconnect(burst_client *handle) {
     void *c;

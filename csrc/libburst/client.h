@@ -10,8 +10,12 @@
 
 enum { PROTOCOL = 4, PAGE = 4096, MOST_PATH = 108, MOST_LIVES = 10 };
 
+struct plain;
+
 typedef struct {
     object head;
+    pthread_mutex_t executing; /* held by the thread that uses the plain path; taken before `lock` */
+    struct plain *plain;       /* changed under both locks */
     pthread_mutex_t lock; /* of all that follows */
     char place[256];      /* a name, or a path */
     bool is_named;
@@ -20,6 +24,8 @@ typedef struct {
     int64_t watch, number; /* number: of the last call */
     uint64_t epoch;        /* counts the connections that there were */
     uint64_t lives[MOST_LIVES]; /* when the device was started again, modulo */
+    int32_t priority; /* of models that are prepared from now on */
+    const char *preference;
     message m;
 } client;
 
@@ -28,6 +34,8 @@ typedef struct {
     client *client; /* held; its lock is this one's, too */
     int memory;
     uint64_t offset, bytes;
+    int32_t priority; /* as the wire has it */
+    const char *preference;
     uint64_t epoch; /* of the connection on which it has its number */
     int64_t number;
 } compiled;

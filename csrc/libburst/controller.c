@@ -86,6 +86,7 @@ static int read_options(const burst_options *given, burst_options *o) {
     if (given) memcpy(o, given, given->size < sizeof *o ? given->size : sizeof *o);
     if (o->depth > MOST_IN_FLIGHT) return fail(-EINVAL, "depth %u: at most %d requests are in flight", o->depth, MOST_IN_FLIGHT);
     if (o->spin > MOST_SPIN_NS) return fail(-EINVAL, "spin %llu ns: at most 10 s", (unsigned long long)o->spin);
+    if (o->loop_timeout > INT64_MAX) return fail(-EINVAL, "loop_timeout %llu ns", (unsigned long long)o->loop_timeout);
     if (!o->depth) o->depth = USUAL_DEPTH;
     if (!o->spin) o->spin = USUAL_SPIN_NS;
     return 0;

@@ -134,6 +134,11 @@ void *object_hold(void *held) {
     return o;
 }
 
+bool object_is_open(const void *held) {
+    const object *o = held;
+    return atomic_load(&table.slots[o->slot].state) & OPEN;
+}
+
 void object_put(void *held) {
     object *o = held;
     uint32_t slot = o->slot;

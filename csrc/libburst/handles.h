@@ -3,6 +3,7 @@
 #define LIBBURST_HANDLES_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 enum kind { CLIENT = 1, BUILDER, COMPILED, CONTROLLER, POOL, REQUEST };
@@ -20,6 +21,7 @@ int handle_new(object *o, enum kind kind, void (*destroy)(object *), void *out);
 void *handle_take(const void *handle, enum kind kind, int *error);
 int handle_close(void *handle, enum kind kind, void **out); /* as handle_take, and nobody can take it from now on */
 void *object_hold(void *o);
+bool object_is_open(const void *o); /* of an object that is held: nobody has closed its handle */
 void object_put(void *o);
 
 int fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 enum { TEMPORARY = 0, INPUT = 1, OUTPUT = 2, CONSTANT = 3 };
-enum { ALIGN = 64, MOST_OPERANDS = 1 << 18, MOST_RANK = 32, MEDIUM = 1, MOST_MESSAGE = 32 << 20 };
+enum { ALIGN = 64, MOST_OPERANDS = 1 << 18, MOST_RANK = 32, MOST_MESSAGE = 32 << 20 };
 enum { FILE_PREFIX = 1 << 16, FILE_BYTES = FILE_PREFIX | 0x300, FILE_TENSORS = FILE_PREFIX | 0x100 };
 
 typedef struct {
@@ -281,9 +281,9 @@ int compiled_prepare(compiled *p, uint64_t deadline) {
         put_array(m, 2);
         put_uint(m, p->offset), put_uint(m, p->bytes);
         put_nil(m), put_nil(m);
-        put_text(m, "fast_single_answer");
+        put_text(m, p->preference);
         put_uint(m, deadline);
-        put_int(m, MEDIUM);
+        put_int(m, p->priority);
         m->fds[m->n_fds++] = p->memory;
         r = client_call(c, deadline, &values);
         if (!r) message_close_fds(&c->m);
@@ -323,6 +323,9 @@ static int prepare(burst_client *handle, int memory, uint64_t offset, uint64_t b
         return close(memory), r;
     }
     *p = (compiled){.client = c, .memory = memory, .offset = offset, .bytes = bytes};
+    pthread_mutex_lock(&c->lock);
+    p->priority = c->priority, p->preference = c->preference;
+    pthread_mutex_unlock(&c->lock);
     r = compiled_prepare(p, deadline);
     if (!r && !(r = handle_new(&p->head, COMPILED, destroy_compiled, out))) return 0;
     p->head.generation = handle_generation();

@@ -62,6 +62,8 @@ static int encode(request *q, const burst_request_packet *said, int version) {
     return 0;
 }
 
+static uint64_t loop_of(const controller *c) { return c->options.loop_timeout ? c->options.loop_timeout : BURST_FOREVER; }
+
 static int fill(request *q, int version, uint32_t n_inputs, const burst_tensor *inputs, uint32_t n_outputs, const burst_tensor *outputs) {
     uint32_t n = n_inputs + n_outputs, ranks = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -79,7 +81,7 @@ static int fill(request *q, int version, uint32_t n_inputs, const burst_tensor *
     }
     const burst_request_packet said = {.inputs = arguments, .outputs = arguments ? arguments + n_inputs : NULL, .places = places,
                                        .n_inputs = n_inputs, .n_outputs = n_outputs, .n_places = q->n_slots,
-                                       .measure = q->controller->options.measure, .loop_timeout = BURST_FOREVER, .deadline = BURST_FOREVER};
+                                       .measure = q->controller->options.measure, .loop_timeout = loop_of(q->controller), .deadline = BURST_FOREVER};
     if (!r) r = encode(q, &said, version);
     free(arguments), free(places), free(dimensions);
     return r;
