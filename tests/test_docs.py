@@ -21,7 +21,12 @@ from driver.cli.command import burst as command
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "bench/README.md", *(ROOT / "csrc").rglob("*.md")]
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / f"{page}.md" for page in ("CHANGELOG", "CONTRIBUTING", "SECURITY")),
+    ROOT / "bench/README.md",
+    *(ROOT / "csrc").rglob("*.md"),
+]
 PAGES += [ROOT / "tests/README.md"]
 PAGES += sorted(DOCS.rglob("*.md"))
 FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
