@@ -1,10 +1,10 @@
-# demo · test · integration · check · stress · stress-long · bench · gpu · docs · install (the client library in C). Each makes its own .venv when there is none, or when pyproject.toml changed.
+# demo · test · integration · check · stress · stress-long · bench · gpu · docs · wheels · install (the client library in C). Each makes its own .venv when there is none, or when pyproject.toml changed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test integration check stress stress-long fuzzers bench gpu docs install clean
+.PHONY: demo test integration check stress stress-long fuzzers bench gpu docs wheels install clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/demo
@@ -19,7 +19,7 @@ test: $(VENV)/test
 
 # What takes seconds each, or needs more: the core in C raced, killed and model-checked; kills at random moments; attacks, fairness and
 # leaks over many rounds; drivers in C, among them examples/device-c on XNNPACK, built, held to the conformance tests and killed; every
-# broken device; every program in the documentation; the wheel; Ray on four nodes; kserve's clients; a GPU's provider on SwiftShader. A
+# broken device; every program in the documentation; the wheels; Ray on four nodes; kserve's clients; a GPU's provider on SwiftShader. A
 # tool that is missing is a failure.
 integration: $(VENV)/integration $(VENV)/kserve/installed $(VENV)/swiftshader/installed
 	BURST_INTEGRATION=1 $(RUN_TESTS) -o faulthandler_timeout=300 -m "integration and not stress"
@@ -87,6 +87,10 @@ docs: $(VENV)/docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/doctrees . site
 	@echo "open site/index.html"
 
+# An sdist and a wheel for each processor, in dist/: no Docker, no compiler of the system.
+wheels: $(VENV)/wheels
+	$(BIN)/python csrc/wheels.py
+
 # libburst, burst.h, burst.hpp and a pkg-config file: a client in C needs no Python, but for starting a device.
 PREFIX ?= /usr/local
 LIBBURST_BUILD ?= $(CURDIR)/build/libburst
@@ -124,4 +128,4 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 clean:
-	rm -rf $(VENV) build site examples/out bench/out
+	rm -rf $(VENV) build dist site examples/out bench/out
