@@ -235,8 +235,9 @@ int message_receive(int socket, message *m, uint64_t deadline) {
             rest();
             continue;
         }
+        if (n >= 0) take_fds(m, &whole);
+        if (n <= 0) message_close_fds(m); /* a packet of no bytes may carry some, and is taken for the end */
         if (n <= 0) return fail(-EPIPE, "the device died, or ended the connection");
-        take_fds(m, &whole);
         m->length = (size_t)n;
         if (!(whole.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) return 0;
         message_close_fds(m);
