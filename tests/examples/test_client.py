@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import re
 import shlex
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import libburst_by_ctypes
 import pytest
+import stress
 from held_processes import LONG, HeldProcess, state, until
 
 import driver
@@ -111,6 +113,35 @@ def test_clients_leave_nothing_behind(client, start, device, is_killed):
         else:
             run(client, 10)
     until(is_no_more)
+
+
+@pytest.mark.parametrize("kills", [30, pytest.param(stress.times(6000), marks=pytest.mark.stress)])
+def test_the_client_is_killed_at_any_moment(client, start, device, tally, kills):
+    """While it connects, prepares, opens a burst or runs requests: others are served between the kills, by the engine
+    that was there, which holds no more at the end than before.
+    """
+    engine, rng = Path(f"/proc/{device['engine'].pid}"), random.Random(kills)
+
+    def held():
+        return len(os.listdir(engine / "fd")), (engine / "maps").read_text().count("memfd:burst-pool")
+
+    run(client, 10)
+    before = held()
+    for number in range(kills):
+        victim = start(MANY)
+        if number % 2:
+            assert victim.stdout.readline() == "1: 11 22 33 44\n"
+        for _ in range(rng.randrange(500)):  # some milliseconds
+            state(victim.pid)
+        victim.kill()
+        victim.communicate()
+        if number % 10 == 0:
+            assert "10 requests, median" in run(client, 10)
+    assert "10 requests, median" in run(client, 10)
+    until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
+    with driver.connect("reference") as connection:
+        assert connection.engine_pid == device["engine"].pid
+    tally("kills of a client in C", kills)
 
 
 def test_a_device_that_the_page_starts_is_found(client, place):

@@ -1,4 +1,4 @@
-"""What a device may answer, as noise: calls, questions on the callback, results, notes, the plain path; under sanitizers."""
+"""What a device may answer, as noise: to calls, in questions, in results, on the plain path; under sanitizers."""
 
 import os
 import random

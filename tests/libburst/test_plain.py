@@ -15,7 +15,6 @@ import pytest
 from held_processes import LONG, until
 from libburst_by_ctypes import (
     FOREVER,
-    ROOT,
     Adder,
     Execution,
     Options,
@@ -28,6 +27,7 @@ from libburst_by_ctypes import (
     why,
 )
 from lying_device import LyingDevice
+from protocol_page import messages
 
 import driver
 from driver.protocol.model_codec import encode
@@ -237,21 +237,9 @@ def answered(library, recorder, compiled, pool, answers, deadline=FOREVER):
 GOOD = b"\x94\x00\x91\x92\x92\x01\x04\xc3\x92\xc0\xc0\xa0"
 
 
-def page_messages():
-    """The hex block of docs/protocol.md, message by message."""
-    text = (ROOT / "docs/protocol.md").read_text().partition("```hex plain\n")[2].partition("```")[0]
-    raw = bytes.fromhex("".join(line.partition("#")[0] for line in text.splitlines()))
-    unpacker, found, start = msgpack.Unpacker(), [], 0
-    unpacker.feed(raw)
-    for _ in unpacker:
-        found.append(raw[start : unpacker.tell()])
-        start = unpacker.tell()
-    return found
-
-
 def test_the_bytes_are_the_pages(library, recorder):
     """Of memory, of an execution without a deadline and of one with the last one that there is."""
-    memory, without, answer, with_deadline = page_messages()
+    memory, without, answer, with_deadline = messages("plain")
     assert answer == GOOD
     client, compiled, pool = plain_on(library, recorder.path)
     assert answered(library, recorder, compiled, pool, [answer]) == (0, [memory, without])

@@ -10,7 +10,7 @@ from burst.channel import pack
 from burst.datum import DATUM
 from burst.wire import RequestPacket, ResultPacket
 
-PAGE = (Path(__file__).parents[2] / "docs/protocol.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs/protocol.md").read_text()
 PROSE = " ".join(PAGE.split())
 X, Y, SUM = RequestArgument(length=16), RequestArgument(offset=64, length=16), RequestArgument(offset=128, length=16)
 EXAMPLE = RequestPacket((X, Y), (SUM,), (0,), measure=False, id=1)
