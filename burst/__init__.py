@@ -1,5 +1,8 @@
 """burst moves one execution: a request through a message queue to a listener thread, and its result back."""
 
+from burst import foundation  # noqa: F401 (it looks at what the next lines need)
+
+# isort: split
 from burst.controller import Accepted, Controller, NotSent, Offer
 from burst.errors import (
     BuffersLost,

@@ -1,5 +1,8 @@
 """driver knows what an execution means and who runs it: models, devices, and the way to them."""
 
+from driver import foundations  # noqa: F401 (it looks at what the next lines need)
+
+# isort: split
 from burst.errors import (
     DeviceUnavailable,
     GeneralFailure,

@@ -32,7 +32,12 @@ def test_the_wheel_holds_the_packages_and_their_extensions(built):
     """One abi3 wheel with the three packages, their type marks and the extensions; and no device of the tests."""
     (wheel,) = built.glob("*-cp311-abi3-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"fmq", "burst", "driver"}
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {
+        "burst_engine",
+        "fmq",
+        "burst",
+        "driver",
+    }
     assert sorted(name for name in names if name.endswith(".so")) == EXTENSIONS
     assert {"driver/demos/detector.npz", "driver/demos/audio_net.npz"} <= set(names)
     assert {f"driver/demos/web/page/page.{kind}" for kind in ("html", "css", "js")} <= set(names)

@@ -9,6 +9,7 @@ from driver.doctor import (
     frigate_socket,
     graphics_adapters,
     gstreamer_loader,
+    import_names,
     installation,
     machine,
     nvidia_gpus,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
     "installation": installation.packages,
+    "names of packages": import_names.names,
     "kernel": machine.kernel,
     "system calls": machine.tried,
     "container": machine.container,

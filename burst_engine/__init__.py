@@ -1,0 +1,5 @@
+"""burst_engine has the one name that no other project has: it says what stands in the place of fmq, burst or driver."""
+
+from burst_engine.names import Namesake, expect, namesakes
+
+__all__ = ["Namesake", "expect", "namesakes"]

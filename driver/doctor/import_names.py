@@ -1,0 +1,28 @@
+"""Checks that nothing else is called `fmq`, `burst` or `driver`, where a program would look for ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from burst_engine import namesakes
+from driver.doctor.finding import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from driver.doctor.finding import State
+
+_SHADOWED = "a program that lies there imports it instead of ours: AttributeError or ImportError"
+_HIDDEN = "programs that want it get ours"
+
+
+def names() -> Iterator[Finding]:
+    """What a program in the current folder would import, and what else has these names on the path."""
+    found = list(namesakes([Path.cwd()]))
+    for namesake in found:
+        state: State = "warning" if namesake.shadows else "note"
+        why = _SHADOWED if namesake.shadows else _HIDDEN
+        yield Finding(f"the name {namesake.name}", state, str(namesake), why, namesake.remedy)
+    if not found:
+        yield Finding("names of packages", "ok", "nothing else is called fmq, burst or driver, here or on the path")
