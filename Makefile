@@ -1,4 +1,4 @@
-# demo · test · integration · check · stress · stress-long · bench · gpu · docs · wheels · install (the client library in C). Each makes its own .venv when there is none, or when pyproject.toml changed.
+# demo · test · integration · check · stress · stress-long · bench · gpu · docs · wheels · install (the libraries in C). Each makes its own .venv when there is none, or when pyproject.toml changed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -91,11 +91,14 @@ docs: $(VENV)/docs
 wheels: $(VENV)/wheels
 	$(BIN)/python csrc/wheels.py
 
-# libburst, burst.h, burst.hpp and a pkg-config file: a client in C needs no Python, but for starting a device.
+# libburst and libfmq, each shared and static, with headers for C and C++, and what pkg-config and CMake find them by. A client in C
+# needs no Python, but for starting a device. LIBRARIES=libfmq: that one alone.
 PREFIX ?= /usr/local
-LIBBURST_BUILD ?= $(CURDIR)/build/libburst
-install:
-	$(MAKE) --directory csrc/libburst install PREFIX='$(PREFIX)' BUILD='$(LIBBURST_BUILD)'
+LIBRARIES ?= libburst libfmq
+LIBRARIES_BUILD ?= $(CURDIR)/build
+install: $(addprefix install-,$(LIBRARIES))
+install-%:
+	$(MAKE) --directory csrc/$* install PREFIX='$(PREFIX)' BUILD='$(LIBRARIES_BUILD)/$*'
 
 # Tests and benches connect to devices that do odd things on purpose. Device processes ignore PYTHONPATH, so they are installed.
 $(VENV)/test $(VENV)/bench $(VENV)/integration: DEVICES := --editable tests/devices

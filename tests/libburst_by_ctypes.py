@@ -56,7 +56,12 @@ class FileTensor(ctypes.Structure):
 
 def install(folder, *arguments):
     """Runs `make install` into a folder, which it returns."""
-    command = ["make", "--silent", "-j2", "install", f"PREFIX={folder}", f"LIBBURST_BUILD={folder}/build", *arguments]
+    return install_libraries(folder, "LIBRARIES=libburst", *arguments)
+
+
+def install_libraries(folder, *arguments):
+    """Both of them."""
+    command = ["make", "--silent", "-j2", "install", f"PREFIX={folder}", f"LIBRARIES_BUILD={folder}/build", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return folder

@@ -21,7 +21,7 @@ OF_A_BURST = re.compile(r"burst\.(inputs|run|run_async|submit|stream|stats|execu
 
 def found(name):
     """Whether such a module, class, function, attribute or header is there. In `burst.run` burst is an open one."""
-    if name == GROUP or (ROOT / "csrc/libburst" / name).is_file():
+    if name == GROUP or any((ROOT / "csrc" / library / name).is_file() for library in ("libburst", "libfmq")):
         return True
     if OF_A_BURST.match(name):
         return hasattr(importlib.import_module("driver").Burst, name.split(".")[1])

@@ -23,6 +23,7 @@ static const uint64_t SECOND = 1000000000;
 static const char FAST[] = "fast_single_answer";
 enum { MEDIUM = 1, START_S = 60, WITHIN_S = 10, TRIES = 3 };
 
+const char *burst_why(void) { return last_failure(); }
 uint64_t burst_now(void) { return fmq_now(); }
 
 /* ---- where a device is ------------------------------------------------------------------------------------------- */

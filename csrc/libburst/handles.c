@@ -4,8 +4,6 @@
 #define _GNU_SOURCE
 #include "libburst/handles.h"
 
-#include "libburst/burst.h"
-
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
@@ -33,7 +31,7 @@ static struct {
 
 static _Thread_local char why[512];
 
-const char *burst_why(void) { return why; }
+const char *last_failure(void) { return why; }
 
 int fail(int code, const char *format, ...) {
     va_list values;
@@ -77,10 +75,10 @@ int handle_new(object *o, enum kind kind, void (*destroy)(object *), void *out) 
         memcpy(out, &handle, sizeof handle);
     }
     pthread_mutex_unlock(&table.lock);
-    return slot < SLOTS ? 0 : fail(-EMFILE, "this process has %d handles of libburst; free some", SLOTS);
+    return slot < SLOTS ? 0 : fail(-EMFILE, "this process has %d handles of this library; free some", SLOTS);
 }
 
-static const char *const names[] = {"", "client", "builder", "compiled model", "controller", "pool", "request"};
+static const char *const names[] = {"", "client", "builder", "compiled model", "controller", "pool", "request", "queue", "end"};
 
 /* Takes a reference, and with `closes` the open bit. */
 static object *take(const void *handle, bool closes, int *error) {

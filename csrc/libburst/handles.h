@@ -1,4 +1,4 @@
-/* Handles that can be closed twice, used after that, or be of another kind, and say so. Not exported. */
+/* Handles that can be closed twice, used after that, or be of another kind, and say so: of libburst and of libfmq. Not exported. */
 #ifndef LIBBURST_HANDLES_H
 #define LIBBURST_HANDLES_H
 
@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum kind { CLIENT = 1, BUILDER, COMPILED, CONTROLLER, POOL, REQUEST };
+enum kind { CLIENT = 1, BUILDER, COMPILED, CONTROLLER, POOL, REQUEST, QUEUE, END };
 
 /* The beginning of everything that a handle stands for. */
 typedef struct object {
@@ -26,5 +26,6 @@ void object_put(void *o);
 
 int fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 int fail_kernel(const char *what); /* of errno */
+const char *last_failure(void); /* of this thread; "": none */
 
 #endif

@@ -1,0 +1,319 @@
+"""libfmq against Python's fmq, against itself, and against what cannot be."""
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from ctypes import byref, c_uint64, c_void_p
+from pathlib import Path
+
+import libfmq_by_ctypes
+import numpy as np
+import pytest
+from held_processes import until
+from libburst_by_ctypes import ROOT
+from libfmq_by_ctypes import BROADCAST, FOREVER, UNSYNCHRONIZED, Shape, Spans
+
+import fmq
+
+pytestmark = pytest.mark.integration
+STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+
+
+def test_what_is_exported_is_what_the_header_declares(prefix):
+    """And nothing else, in the shared library, where each has a version, and in the static one."""
+    text = re.sub(r"/\*.*?\*/", "", (ROOT / "csrc/libfmq/fmq.h").read_text(), flags=re.DOTALL)
+    declared = sorted(re.findall(r"\b(fmq_\w+)\(", text))
+
+    def names(*command):
+        out = subprocess.run(["nm", *command], capture_output=True, text=True, check=True).stdout
+        return sorted(re.findall(r" T (\S+)", out))
+
+    assert len(declared) > 20
+    versions = names("--dynamic", "--defined-only", "--with-symbol-versions", prefix / "lib/libfmq.so")
+    assert versions == [f"{each}@@LIBFMQ_0.1" for each in declared]
+    assert names("--extern-only", "--defined-only", prefix / "lib/libfmq.a") == declared
+
+
+def test_every_function_is_documented():
+    """Each says when it blocks, or belongs to one that does; the head of the file says the rest."""
+    text = (ROOT / "csrc/libfmq/fmq.h").read_text()
+    for comment, declarations in re.findall(r"(/\*(?:(?!\*/).)*\*/)\n((?:(?!/\*).)*)", text, re.DOTALL):
+        if re.search(r"\bfmq_\w+\(", declarations):
+            assert re.search(r"[Bb]lock|Wait-free|The same|[Ss]leeps|waits for", comment), declarations
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [(b"<f4", 4), (b"|u1", 1), (b"<i8", 8), (b"<c16", 16), (b"|V24", 24), (b"|b1", 1), (b"|S7", 7), (None, 12)],
+)
+def test_python_opens_what_c_made(c, name, dtype, size):
+    """By its name and by its descriptor, with the same type; what one writes the other one reads."""
+    named, nameless = c.create(name, dtype, size), c.create(None, dtype, size)
+    elements = np.frombuffer(os.urandom(3 * size), np.dtype((dtype or b"V12").decode()))
+    if dtype == b"|b1":
+        elements = np.array([True, False, True])
+    fd = c.checked(c.c.fmq_queue_fd(nameless))
+    for queue, opened in (
+        (named, fmq.MessageQueue.open(name.decode())),
+        (
+            nameless,
+            fmq.MessageQueue.open(fmq.Region.from_fd(fd)),
+        ),
+    ):
+        assert (opened.dtype, opened.capacity) == (elements.dtype, 8)
+        end, reader = c.writer(queue), opened.reader()
+        c.checked(c.c.fmq_queue_write(end, elements.tobytes(), c_uint64(3), c_uint64(0)))
+        assert reader.read(3, timeout=0).tobytes() == elements.tobytes()
+        reader.close()
+        c.checked(c.c.fmq_queue_leave(end))
+
+
+def test_c_opens_what_python_made(c, name):
+    """By its name and by its descriptor, and refuses another type."""
+    for queue in (fmq.MessageQueue.create("<i8", 8, name=name.decode()), fmq.MessageQueue.create("<i8", 8)):
+        with queue, queue.writer() as writer:
+            fds = queue.descriptor.fds
+            opens = ["fmq_queue_open_fd", fds[0]] if fds else ["fmq_queue_open", name]
+            with pytest.raises(OSError, match="of another type, of 8 bytes") as failed:
+                c.made(*opens, b"<f8")
+            assert failed.value.errno == errno.EPROTO
+            opened = c.made(*opens, b"<i8")
+            shape = Shape()
+            assert c.c.fmq_queue_get_shape(opened, byref(shape)) == 0
+            assert (shape.capacity, shape.element_bytes, shape.flavour) == (8, 8, 1)
+            end = c.reader(opened)
+            writer.write(np.array([5, -6]))
+            assert c.read(end, 2) == [5, -6]
+            assert c.c.fmq_queue_close(opened) == c.c.fmq_queue_leave(end) == 0
+
+
+@contextlib.contextmanager
+def program(fmq_path, name, forks="stays"):
+    """Another process that has written 1, 2, 3; its child's id, and itself."""
+    command = [sys.executable, libfmq_by_ctypes.__file__, fmq_path, name.decode(), forks]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            yield int(running.stdout.readline()), running
+        finally:
+            running.kill()
+
+
+def test_a_death_ends_the_wait(c, fmq_path, name):
+    """A reader whose writer is killed gets what was written, then -EPIPE, and goes on with the next writer."""
+    queue = c.create(name)
+    reader = c.reader(queue)
+    with program(fmq_path, name) as (_, running):
+        assert c.read(reader, 3) == [1, 2, 3]
+        assert c.c.fmq_queue_get_peer(reader) == 1
+        results = []
+        waiting = threading.Thread(target=lambda: results.append(c.read(reader, 1, FOREVER)))
+        waiting.start()
+        until(lambda: c.c.fmq_queue_available(reader) == -errno.EBUSY)
+        running.send_signal(signal.SIGKILL)
+        waiting.join(20)
+        assert results == [-errno.EPIPE]
+    assert c.c.fmq_queue_get_peer(reader) == 3
+    writer = c.writer(queue)
+    assert c.write(writer, 7) == 0
+    assert c.read(reader) == [7]
+    assert c.c.fmq_queue_leave(writer) == 0
+    assert c.read(reader, 1, FOREVER) == -errno.ESHUTDOWN
+
+
+def test_a_forked_child_does_not_keep_the_role(c, fmq_path, name):
+    """Its parent is killed while the child lives: the role is free, and the reader was told."""
+    queue = c.create(name)
+    reader = c.reader(queue)
+    with program(fmq_path, name, "forks") as (child, running):
+        with pytest.raises(OSError, match="a writer already") as failed:
+            c.writer(queue)
+        assert failed.value.errno == errno.EADDRINUSE
+        running.kill()
+        assert running.wait() == -signal.SIGKILL
+        os.kill(child, 0)  # it lives
+        assert c.read(reader, 4, FOREVER) == -errno.EPIPE
+        assert c.write(c.writer(queue), 9) == 0
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_broadcast_reaches_every_reader(c):
+    """Each from where it took its seat; the writer waits for the slowest."""
+    queue = c.create(capacity=2, flavour=BROADCAST)
+    writer, first, second = c.writer(queue), c.reader(queue), c.reader(queue)
+    assert c.write(writer, 1, 2) == 0
+    assert c.read(first, 2) == [1, 2]
+    assert c.write(writer, 3) == -errno.EAGAIN
+    assert c.c.fmq_queue_leave(second) == 0
+    assert c.write(writer, 3) == 0
+    assert c.read(first) == [3]
+
+
+def test_a_reader_is_overtaken(c):
+    """It is told by how much, once, and goes on; or it skips to the newest."""
+    queue = c.create(capacity=4, flavour=UNSYNCHRONIZED)
+    writer, reader, other = c.writer(queue), c.reader(queue), c.reader(queue)
+    for i in range(10):
+        assert c.write(writer, i) == 0
+    assert c.read(reader) == -errno.EOVERFLOW
+    assert c.c.fmq_queue_lost(reader) >= 6
+    assert c.c.fmq_queue_keep_latest(other, c_uint64(1)) == 0
+    assert c.read(other) == [9]
+
+
+def test_a_reservation_wraps(c):
+    """Elements are written where they lie; meanwhile the end takes no other call."""
+    queue = c.create(capacity=4)
+    writer, reader = c.writer(queue), c.reader(queue)
+    assert c.write(writer, 0, 0, 0) == 0
+    assert c.read(reader, 3) == [0, 0, 0]
+    spans = Spans()
+    assert c.c.fmq_queue_reserve(writer, c_uint64(3), byref(spans), c_uint64(0)) == 0
+    assert (spans.n_first, spans.n_second) == (1, 2)
+    ctypes.c_int64.from_address(spans.first).value = 1
+    (ctypes.c_int64 * 2).from_address(spans.second)[:] = [2, 3]
+    assert c.write(writer, 4) == -errno.EBUSY
+    assert c.c.fmq_queue_commit(writer, c_uint64(3)) == 0
+    assert c.read(reader, 3) == [1, 2, 3]
+
+
+def test_waiting_for_several(c):
+    """The one that has an element is marked."""
+    queues = [c.create() for _ in range(2)]
+    ends = (c_void_p * 2)(*[c.reader(queue) for queue in queues])
+    writers = [c.writer(queue) for queue in queues]
+    ready = (ctypes.c_uint8 * 2)()
+    assert c.c.fmq_queue_wait_any(ends, 2, ready, c_uint64(c.within(0.001))) == -errno.ETIMEDOUT
+    assert c.write(writers[1], 1) == 0
+    assert c.c.fmq_queue_wait_any(ends, 2, ready, c_uint64(FOREVER)) == 1
+    assert list(ready) == [0, 1]
+
+
+def test_leaving_ends_a_wait(c):
+    """Of another thread, with -ECANCELED; the handle is closed from then on."""
+    queue = c.create()
+    reader, results = c.reader(queue), []
+    waiting = threading.Thread(target=lambda: results.append(c.read(reader, 1, FOREVER)))
+    waiting.start()
+    until(lambda: c.c.fmq_queue_available(reader) == -errno.EBUSY)
+    assert c.c.fmq_queue_leave(reader) == 0
+    waiting.join(20)
+    assert results == [-errno.ECANCELED]
+    assert c.read(reader) == c.c.fmq_queue_leave(reader) == -errno.EBADF
+
+
+NO_TYPES = [
+    *((b"<f4", 8), (b"f4", 4), (b"<f3", 3), (b"|f4", 4), (b"<u1", 1), (b"", 0), (b"<f04", 4), (b"O", 8), (None, 0)),
+]
+NO_NAMES = [None, b"", b"/", b"no-slash", b"/a/b", b"/..", b"/" + b"x" * 300]
+
+
+def test_what_cannot_be_is_an_error(c, name):
+    """NULL, numbers that are no handles, handles of another kind, and arguments out of their ranges."""
+    queue = c.create()
+    reader, place, spans = c.reader(queue), c_void_p(), byref(Spans())
+    for wrong in (None, c_void_p(1), c_void_p(2**63), queue):
+        assert c.read(wrong) == c.c.fmq_queue_leave(wrong) == c.c.fmq_queue_get_peer(wrong) == -errno.EINVAL
+    for wrong in (None, c_void_p(1), reader):
+        assert c.c.fmq_queue_close(wrong) == c.c.fmq_queue_fd(wrong) == -errno.EINVAL
+        assert c.c.fmq_queue_reader(wrong, byref(place)) == -errno.EINVAL
+    for function, arguments in [
+        *(("create", [None, dtype, size, c_uint64(8), 1, byref(place)]) for dtype, size in NO_TYPES),
+        ("create", [None, None, 8, c_uint64(0), 1, byref(place)]),
+        ("create", [None, None, 8, c_uint64(2**62), 1, byref(place)]),
+        ("create", [None, None, 8, c_uint64(8), 4, byref(place)]),
+        ("create", [None, None, 8, c_uint64(8), 1, None]),
+        *(("open", [wrong, None, byref(place)]) for wrong in NO_NAMES),
+        ("read", [reader, None, c_uint64(1), c_uint64(0)]),
+        ("write", [reader, (ctypes.c_int64 * 1)(), c_uint64(1), c_uint64(0)]),
+        ("reserve", [reader, c_uint64(1), None, c_uint64(0)]),
+        ("commit", [reader, c_uint64(1)]),
+        ("keep_latest", [reader, c_uint64(1)]),
+        ("spin", [reader, c_uint64(2**40)]),
+        ("wait_any", [None, 1, None, c_uint64(0)]),
+    ]:  # fmt: skip
+        assert getattr(c.c, f"fmq_queue_{function}")(*arguments) == -errno.EINVAL, (function, arguments)
+    assert c.c.fmq_queue_reserve(reader, c_uint64(9), spans, c_uint64(0)) == -errno.EMSGSIZE
+    assert c.c.fmq_queue_open(name, None, byref(place)) == c.c.fmq_queue_unlink(name) == -errno.ENOENT
+    assert c.c.fmq_queue_open_fd(-1, None, byref(place)) == -errno.EBADF
+
+
+def test_memory_that_is_no_queue_is_refused(c, name):
+    """Without a seal, without a queue, and smaller than the queue that it says it holds; and a taken name."""
+    place = c_void_p()
+    made = os.memfd_create("not-sealed")
+    os.truncate(made, 8192)
+    assert c.c.fmq_queue_open_fd(made, None, byref(place)) == -errno.EACCES
+    assert c.c.fmq_queue_open_fd(fmq.Region.create(8192).fd, None, byref(place)) == -errno.EPROTO
+    c.create(name, capacity=1000)
+    with pytest.raises(OSError, match="is taken") as failed:
+        c.create(name)
+    assert failed.value.errno == errno.EEXIST
+    os.truncate(Path("/dev/shm" + name.decode()), 8192)
+    assert c.c.fmq_queue_open(name, None, byref(place)) == -errno.EPROTO
+
+
+THROWS = """try { fmq::queue<int>::open("/none"); assert(false); }
+    catch (const fmq::error &e) { assert(e.code == -ENOENT); }"""
+PROGRAM = r"""
+#include <fmq.hpp>
+#include <cassert>
+#include <thread>
+struct pose { double x, y; };
+int main() {
+    fmq::queue<pose> poses(2);
+    auto opened = fmq::queue<pose>::open_fd(poses.fd());
+    auto writer = poses.writer();
+    auto reader = opened.reader();
+    std::thread other([&] { for (int i = 0; i < 1000; i++) writer.write({double(i), 0}); });
+    for (int i = 0; i < 1000; i++) assert(reader.read(fmq::after_ms(10000)).x == i);
+    other.join();
+    auto room = writer.reserve(1);
+    room.first[0] = {7, 8};
+    writer.commit(1);
+    assert(reader.available() == 1 && reader.reserve(1).first[0].y == 8);
+    reader.commit(1);
+    pose none;
+    assert(reader.try_read(&none, 1, 0) == -EAGAIN && poses.capacity() == 2);
+    assert(fmq::dtype_of<float>() == "<f4" && fmq::dtype_of<unsigned char>() == "|u1");
+    assert(fmq::dtype_of<pose>() == "|V16");
+    THROWS
+    std::puts("done");
+}
+"""
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+@pytest.mark.parametrize("how", ["shared", "static", "without exceptions"])
+def test_a_program_in_cpp(prefix, tmp_path, compiler, how):
+    """With each compiler, shared and static, with and without exceptions; warnings are errors."""
+    text = PROGRAM.replace("THROWS", "" if how == "without exceptions" else THROWS)
+    (tmp_path / "program.cpp").write_text("#include <cerrno>\n" + text)
+    environment = os.environ | {"PKG_CONFIG_PATH": f"{prefix}/lib/pkgconfig", "LD_LIBRARY_PATH": f"{prefix}/lib"}
+    flags = subprocess.check_output(["pkg-config", "--cflags", "libfmq"], env=environment, text=True).split()
+    link = [prefix / "lib/libfmq.a"] if how == "static" else [f"-L{prefix}/lib", "-lfmq"]
+    more = ["-fno-exceptions"] if how == "without exceptions" else []
+    build = [compiler, "-std=c++17", *STRICT, *more, *flags, "program.cpp", *link, "-pthread", "-o", "program"]
+    done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert subprocess.check_output(["./program"], cwd=tmp_path, env=environment, text=True, timeout=60) == "done\n"
+
+
+def test_the_program_on_the_page(prefix, tmp_path):
+    """It reads what Python writes."""
+    (text,) = re.findall(r"^```c\+\+\n(.*?)^```", (ROOT / "docs/howto/c.md").read_text(), re.DOTALL | re.MULTILINE)
+    name = f"/fmq-page-{os.getpid()}"
+    (tmp_path / "program.cpp").write_text(text.replace("/samples", name))
+    build = ["c++", "-std=c++17", *STRICT, f"-I{prefix}/include", "program.cpp", prefix / "lib/libfmq.a", "-pthread"]
+    subprocess.run(build, cwd=tmp_path, check=True)
+    with fmq.MessageQueue.create("<f4", 1024, name=name) as queue, queue.writer() as writer:
+        try:
+            writer.write(np.array([1, 2.5, 4], "<f4"))
+            assert subprocess.check_output(["./a.out"], cwd=tmp_path, text=True, timeout=60) == "1 2.5 4\n"
+        finally:
+            fmq.unlink(name)
