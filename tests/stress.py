@@ -5,8 +5,8 @@
 
 `BURST_STRESS` scales them: 1, the default, is the full length, of hours; `make stress` takes a tenth, sized for 75
 minutes on two cores. `make stress-long` runs such parts until the totals are reached, and writes each into
-tests/stress-ledger.json, with the commit that it ran on, and into README. It can be stopped and started again at any
-time.
+tests/stress-ledger.json, with the commit that it ran on, and into tests/README.md. It can be stopped and started
+again at any time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-LEDGER, README = ROOT / "tests/stress-ledger.json", ROOT / "README.md"
+LEDGER, README = ROOT / "tests/stress-ledger.json", ROOT / "tests/README.md"
 BUDGET = float(os.environ.get("BURST_STRESS", "1"))
 PART = 0.1
 """The budget of one run of a part."""
@@ -95,19 +95,19 @@ def commits(runs: list[dict[str, Any]], *names: str) -> list[str]:
 
 
 def sentence(runs: list[dict[str, Any]]) -> str:
-    """What README says: only what was really run."""
+    """What tests/README.md says: only what was really run."""
     totals = done(runs)
     found = [f"{totals[name]:,} {name} (of {GOALS[name].total:,})" for name in GOALS if totals[name]]
     if not found:
         return "`make stress-long` has not run yet."
     known = commits(runs, *GOALS)
     on = f"commit {known[0]}" if len(known) == 1 else f"commits {known[0]} to {known[-1]}"
-    text = f"So far `make stress-long` has come to {', '.join(found)}: [ledger](tests/stress-ledger.json), {on}."
+    text = f"So far `make stress-long` has come to {', '.join(found)}: [ledger](stress-ledger.json), {on}."
     return "\n".join(textwrap.wrap(text, 130, break_long_words=False, break_on_hyphens=False))
 
 
 def quote(text: str, runs: list[dict[str, Any]]) -> str:
-    """README with that sentence between its marks."""
+    """tests/README.md with that sentence between its marks."""
     return re.sub(
         r"(?<=<!-- from stress-ledger\.json -->\n).*?(?=\n<!-- end -->)",
         lambda _: sentence(runs),

@@ -112,5 +112,58 @@ def test_a_row_that_is_gone_is_missed():
         part("burst_roundtrip.py; rows: burst, by carrier pigeon")
 
 
+def measured(anchor):
+    """Every number in the section of bench/README.md that has this anchor."""
+    parts = re.split(r"^#+ (.*)$", SOURCE, flags=re.MULTILINE)
+    for title, text in zip(parts[1::2], parts[2::2], strict=True):
+        if re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") == anchor:
+            return [float(number) for number in re.findall(r"\d+(?:\.\d+)?(?:e[+-]\d+)?", text)]
+    raise AssertionError(f"bench/README.md has no heading for #{anchor}")
+
+
+def unmeasured(cells, anchor):
+    """The cells that no number of that section rounds to."""
+    known = measured(anchor)
+    return [
+        cell
+        for cell in cells
+        for number in re.findall(r"\d+(?:\.\d+)?", cell)
+        if float(number) not in {round(value, len(number.partition(".")[2])) for value in known}
+    ]
+
+
+COMPARISONS = ROOT / "docs/is-it-for-me.md"
+
+
+def test_each_comparison_links_to_its_figures():
+    """Every row with a figure names the section of the bench, and each of its cells is a number there, rounded."""
+    rows = [
+        (cells(line)[1:], line)
+        for line in COMPARISONS.read_text().split("\n")
+        if line.startswith("|") and re.search(r"\|\s*\d", line)
+    ]
+    assert len(rows) >= 12
+    for those, line in rows:
+        found = re.search(r"\(\.\./bench/README\.md#([\w-]+)\)", line)
+        assert found, f"no link to the bench: {line}"
+        assert unmeasured(those, found[1]) == [], line
+
+
+def test_the_table_of_the_readme_is_measured():
+    """Each figure of the README's one table is in the section of the bench that it links to."""
+    text = (ROOT / "README.md").read_text()
+    (anchor,) = re.findall(r"bench/README\.md#([\w-]+)\)", text)
+    (table,) = tables(text.split("\n"))
+    assert unmeasured([cell for row in table[1] for cell in row[1:]], anchor) == []
+
+
+def test_a_figure_that_was_not_measured_is_found():
+    """So that silence above means something."""
+    anchor = "what-do-the-parts-of-a-service-on-many-nodes-cost"
+    assert unmeasured(["3.76", "3.77 or 791"], anchor) == ["3.77 or 791"]
+    with pytest.raises(AssertionError, match="no heading"):
+        measured("what-does-the-moon-cost")
+
+
 if __name__ == "__main__":
     PAGE.write_text(written(PAGE.read_text()))

@@ -1,4 +1,4 @@
-"""The ledger of long tests adds up what was run, and README says that and no more."""
+"""The ledger of long tests adds up what was run, and tests/README.md says that and no more."""
 
 import subprocess
 from pathlib import Path
@@ -16,7 +16,7 @@ RUNS = [
 
 def test_readme_says_what_the_ledger_says():
     """No figure of long tests is there that no run has come to."""
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "tests/README.md").read_text()
     assert stress.quote(text, stress.ledger()) == text
     assert stress.sentence(stress.ledger()) in text
 
