@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test integration check stress stress-long fuzzers bench gpu docs wheels install clean
+.PHONY: demo test integration check stress stress-long fuzzers bench gpu docs wheels install abi clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/demo
@@ -99,6 +99,11 @@ LIBRARIES_BUILD ?= $(CURDIR)/build
 install: $(addprefix install-,$(LIBRARIES))
 install-%:
 	$(MAKE) --directory csrc/$* install PREFIX='$(PREFIX)' BUILD='$(LIBRARIES_BUILD)/$*'
+
+# What a compiled program relies on, as text, on x86-64 (Debian: apt install abigail-tools): after a change that is meant.
+abi: $(addprefix abi-,$(LIBRARIES))
+abi-%:
+	$(MAKE) --directory csrc/$* abi BUILD='$(LIBRARIES_BUILD)/$*'
 
 # Tests and benches connect to devices that do odd things on purpose. Device processes ignore PYTHONPATH, so they are installed.
 $(VENV)/test $(VENV)/bench $(VENV)/integration: DEVICES := --editable tests/devices
