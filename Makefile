@@ -43,33 +43,9 @@ stress-long: $(VENV)/test fuzzers
 fuzzers: $(VENV)/test
 	@$(MAKE) --no-print-directory $(VENV)/fuzz || echo "make: no atheris for this Python; fuzzing that needs it is skipped"
 
+# Goes on where it was stopped; BENCH="--budget 10" and other options: `bench/run.py --help`.
 bench: $(VENV)/bench
-	$(BIN)/python bench/queue_roundtrip.py --sizes
-	$(BIN)/python bench/queue_throughput.py
-	$(BIN)/python bench/queue_idle.py
-	$(BIN)/python bench/broadcast.py
-	$(BIN)/python bench/queue_cost.py
-	$(BIN)/python bench/run_queue.py
-	$(BIN)/python bench/burst_roundtrip.py
-	$(BIN)/python bench/burst_frame.py
-	$(BIN)/python bench/burst_payload.py
-	$(BIN)/python bench/burst_depth.py
-	$(BIN)/python bench/burst_many.py
-	$(BIN)/python bench/top.py
-	$(BIN)/python bench/burst_interference.py
-	$(BIN)/python bench/prepare_interference.py
-	$(BIN)/python bench/ops.py
-	$(BIN)/python bench/memory.py
-	$(BIN)/python bench/mobilenet.py
-	$(BIN)/python bench/mobilenet.py --threads 2
-	$(BIN)/python bench/thread_count.py
-	$(BIN)/python bench/cold_start.py
-	$(BIN)/python bench/cache.py
-	$(BIN)/python bench/constants.py
-	$(BIN)/python bench/qos.py
-	$(BIN)/python bench/fenced.py
-	$(BIN)/python bench/goodput.py
-	$(BIN)/python bench/idle_cost.py
+	$(BIN)/python bench/run.py $(BENCH)
 
 # What only a GPU can show; fails without one (GPU=--allow-none: says so and goes on). On a machine without a network, WHEELS is a folder
 # with the wheels that it lacks (docs/howto/gpu.md lists them); what the machine's own Python has is used.

@@ -1,6 +1,6 @@
 """How long until the last reader of a broadcast has a message, and what do readers that wait cost?
 
-    python bench/broadcast.py [--pairs 9] [--seconds 0.5] [--json FILE] [--markdown]
+    python bench/broadcast.py [--pairs 9] [--seconds 0.5] [--json FILE]
 
 One writer process and 1 or 8 reader processes, none of them pinned; records on a broadcast queue beside
 peers/chunks.py, which is the algorithm of vLLM's shm_broadcast: in turns, block by block. The writer sends at a rate;

@@ -1,6 +1,6 @@
 """Does depth keep producer and device busy at the same time?
 
-    python bench/burst_depth.py [--depth 4] [--json FILE] [--plot FILE] [--markdown]
+    python bench/burst_depth.py [--depth 4] [--json FILE] [--plot FILE]
 
 The device takes 1 ms for a frame, asleep (burst_test_devices.odd:Slow), and the client 1 ms to produce the next one. At
 depth 1 the client runs each frame before it produces the next (`run`); at depth 4 it submits frames and takes the

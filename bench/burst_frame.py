@@ -1,6 +1,6 @@
 """Does the size of a frame matter to a burst when the frame lies in place; and what does writing it cost?
 
-    python bench/burst_frame.py [--peers all|none|pipe …] [--json FILE] [--plot FILE] [--markdown]
+    python bench/burst_frame.py [--peers all|none|pipe …] [--json FILE] [--plot FILE]
 
 The model takes four values out of a uint8 frame (STRIDED_SLICE) and adds (ADD). The same model on a frame of 4x4 pixels
 stands beside it. In place: the frame is in the burst's input already, as a camera or a decoder would have put it there,

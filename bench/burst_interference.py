@@ -1,6 +1,6 @@
 """What does a burst feel of another burst on its device, and of a busy thread in its own client?
 
-    python bench/burst_interference.py [--other-cpu N] [--json FILE] [--plot FILE] [--markdown]
+    python bench/burst_interference.py [--other-cpu N] [--json FILE] [--plot FILE]
 
 The burst runs ADD on four floats, client on CPU 0 and device on CPU 1: back to back; and once a millisecond, where each
 call finds both sides asleep and competes with the thread that has the CPU or an interpreter. In each round: nothing

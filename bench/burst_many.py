@@ -1,6 +1,6 @@
 """What do 64 bursts on one device get, and what do they cost?
 
-    python bench/burst_many.py [--processes 16] [--bursts 4] [--json FILE] [--plot FILE] [--markdown]
+    python bench/burst_many.py [--processes 16] [--bursts 4] [--json FILE] [--plot FILE]
 
 Sixteen client processes have four bursts each, on a connection and a prepared model of their own, and run each burst in
 a thread of its own, ADD on four floats back to back. Every block begins and ends at the same moment for all. Least to

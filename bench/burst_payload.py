@@ -1,6 +1,6 @@
 """How does a round trip grow with the payload, from 64 bytes to 32 MB?
 
-    python bench/burst_payload.py [--peers all|none|pipe …] [--sizes BYTES …] [--json FILE] [--plot FILE] [--markdown]
+    python bench/burst_payload.py [--peers all|none|pipe …] [--sizes BYTES …] [--json FILE] [--plot FILE]
 
 Before each execution the client copies the payload from memory of its own: into the burst's input, into iceoryx2's
 loan, or it sends it. The other side looks at it as little as its transport allows, and answers: the burst's model takes

@@ -1,6 +1,6 @@
 """What does a camera's frame cost on its way to a result, beside the same model on the same buffer without a camera?
 
-    python bench/cameras.py [--device litert] [--pairs 9] [--json FILE] [--markdown]
+    python bench/cameras.py [--device litert] [--pairs 9] [--json FILE]
 
 Frames of 1920 x 1080 in nv12 lie in buffers that a camera has exported, and the camera demo's detector runs on them:
 the network itself converts the pixels that it looks at. The camera is a fake (tests/fake_camera.py) that answers the

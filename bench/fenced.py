@@ -1,6 +1,6 @@
 """What does a chain of 100 executions cost when it is launched with fences, and when each is awaited?
 
-    python bench/fenced.py [--length 100] [--pairs 9] [--json FILE] [--markdown]
+    python bench/fenced.py [--length 100] [--pairs 9] [--json FILE]
 
 ADD of 4 floats, each on the output of the one before it, in one pool. Awaited: the client sends a request when the
 result of the one before has come, on the plain path (`execute`) and in a burst (`burst.execute`). Fenced: it launches

@@ -23,7 +23,7 @@ def main() -> None:
     import driver
 
     done("import")
-    model = driver.load(path)
+    model = driver.load(path, form="file" if name == "litert" else "operations")
     done("load")
     device = driver.connect(name)
     done("connect")

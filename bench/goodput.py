@@ -1,6 +1,6 @@
 """Do clients that wait for a saturated burst only so long get as much of it as clients that it turns away at once?
 
-    python bench/goodput.py [--pairs 9] [--seconds 2] [--clients 32] [--patience 0.05] [--json FILE] [--markdown]
+    python bench/goodput.py [--pairs 9] [--seconds 2] [--clients 32] [--patience 0.05] [--json FILE]
 
 Tasks of one event loop ask one burst again and again, each for an answer within `--patience`, and together for more
 than the device can do. An answer is good when it comes in that time. The clients tell the burst by `submit(deadline=)`
@@ -10,16 +10,14 @@ all, and give up by `asyncio.timeout`. `free` is one client that waits as long a
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from measure import conditions
+from verdict import Budget, Report, arguments, parse, progress, publish, spell
 
 import driver
 from burst import Busy
@@ -30,6 +28,8 @@ if TYPE_CHECKING:
 
     Ask = Callable[[float], Awaitable[object]]
 
+QUESTION = "Do clients that wait for a saturated burst only so long get as much as those that it turns away at once?"
+HEAD = ("", "good a second", "missed a second", "to submit")
 ELEMENTS, LAYERS = 200_000, 100
 REST = 5e-3  # seconds until a client comes again that was turned away
 WAYS = ("submit", "run_async", "asyncio.timeout")
@@ -93,17 +93,30 @@ def alone(burst: driver.Burst, seconds: float) -> float:
     return n / (time.monotonic() - begin)
 
 
+def rows(good: dict[str, list[float]], missed: dict[str, list[float]]) -> list[tuple[str, ...]]:
+    """A line for each way; `free` is what the device can do."""
+    lines = [("one that waits", f"{np.median(good['free']):.0f}", "", "")]
+    for way in WAYS:
+        ratio = spell(estimate(np.divide(good[way], good["submit"])))
+        lines.append((way, f"{np.median(good[way]):.0f}", f"{np.median(missed[way]):.0f}", ratio))
+    return lines
+
+
+def budgets(good: dict[str, list[float]]) -> list[Budget]:
+    """Waiting must not cost a client its answers."""
+    against = {way: estimate(np.divide(good[way], good["submit"])) for way in WAYS[1:]}
+    return [Budget(f"{way} >= 0.9 x submit", found, 0.9, at_least=True) for way, found in against.items()]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=2.0)
+    """Measures, prints, writes."""
+    parser = arguments(__doc__)
+    parser.add_argument("--seconds", type=float, default=2)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--patience", type=float, default=0.05)
-    parser.add_argument("--quick", action="store_true", help="show that it works, measure nothing")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", action="store_true")
-    args = parser.parse_args()
-    pairs, seconds = (1, 0.2) if args.quick else (args.pairs, args.seconds)
+    args = parse(parser)
+    seconds = 0.2 if args.quick else args.seconds
+    found = conditions()
     good: dict[str, list[float]] = {way: [] for way in ("free", *WAYS)}
     missed: dict[str, list[float]] = {way: [] for way in WAYS}
     with ExitStack() as stack:
@@ -114,26 +127,16 @@ def main() -> None:
         }
         single = stack.enter_context(prepared.burst())
         alone(single, 0.2)
-        for n in range(pairs):
+        for n in range(args.pairs):
+            progress(f"round {n + 1} of {args.pairs}")
             good["free"].append(alone(single, seconds))
             for way in WAYS if n % 2 else reversed(WAYS):
                 ask = asking(way, bursts[way], args.patience)
                 came, not_there = asyncio.run(good_answers(ask, args.clients, seconds))
                 good[way].append(came / seconds)
                 missed[way].append(not_there / seconds)
-    ratios = {way: estimate(np.divide(good[way], good["submit"])) for way in WAYS}
-    print(f"{args.clients} clients, {args.patience * 1e3:.0f} ms each; one that waits: {np.median(good['free']):.0f}/s")
-    for way in WAYS:
-        row = (
-            f"{np.median(good[way]):.0f}",
-            f"{np.median(missed[way]):.0f}",
-            "{:.2f} ({:.2f}-{:.2f})".format(*ratios[way][:3]),
-        )
-        print(
-            "| " + " | ".join((way, *row)) + " |" if args.markdown else f"{way:16}" + "".join(f"{c:>22}" for c in row)
-        )
-    if args.json:
-        args.json.write_text(json.dumps({"good": good, "missed": missed, "conditions": conditions()}, indent=1))
+        progress("")
+    publish(args, Report(QUESTION, found, rows(good, missed), budgets(good), {"good": good, "missed": missed}, HEAD))
 
 
 if __name__ == "__main__":

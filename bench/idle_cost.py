@@ -1,6 +1,6 @@
 """What does a burst give back when it rests, and what does its first request after that cost?
 
-    python bench/idle_cost.py [--pairs N] [--json FILE] [--plot FILE] [--markdown]
+    python bench/idle_cost.py [--pairs N] [--json FILE] [--plot FILE]
 
 Two devices of each kind have the same model: one rests after a quarter of a second without a request, the other never.
 In each round both bursts run back to back, pause for so long that the one has let go, and then take one request: the

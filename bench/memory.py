@@ -1,6 +1,6 @@
 """What does memory cost: state that stays on the device, mapping, and the weights of many clients?
 
-    python bench/memory.py [--peers all|none|zmq …] [--clients N …] [--json FILE] [--plot FILE] [--markdown]
+    python bench/memory.py [--peers all|none|zmq …] [--clients N …] [--json FILE] [--plot FILE]
 
 State: a network that reads what it wrote the last time, executed step by step. Its state stays in two buffers of the
 device that take turns (domain); or lies in the client's pools, where the client copies each new state to where the next

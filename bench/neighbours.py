@@ -1,6 +1,6 @@
 """What does an honest client feel of a hostile account on the device that it is served with?
 
-    python bench/neighbours.py [--only ATTACK ...] [--pairs 3] [--json FILE] [--markdown]
+    python bench/neighbours.py [--only ATTACK ...] [--pairs 3] [--json FILE]
 
 A device is served to a group (`burst serve reference --group`), under an account of its own. The honest client has
 another account: ADD on four floats through a burst, back to back, and models of 200 operations that it prepares. In

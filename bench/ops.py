@@ -1,6 +1,6 @@
 """How fast is the reference device's arithmetic: single operations, a whole network, and what stands around them?
 
-    OPENBLAS_NUM_THREADS=1 python bench/ops.py [--pairs 9] [--only CONV_2D ...] [--json FILE] [--plot FILE] [--markdown]
+    OPENBLAS_NUM_THREADS=1 python bench/ops.py [--pairs 9] [--only CONV_2D ...] [--json FILE] [--plot FILE]
 
 Every operation at a size that networks give it, and MobileNetV1 1.0 for images of 224 x 224, in this process and in one
 thread: the interpreter of the reference device (numpy) beside LiteRT with XNNPACK, its default. Inputs and outputs are

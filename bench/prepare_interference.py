@@ -1,6 +1,6 @@
 """Does another client's prepare of a 1,000-operation model disturb a burst?
 
-    python bench/prepare_interference.py [--pairs 9] [--other-cpu N] [--json FILE] [--plot FILE] [--markdown]
+    python bench/prepare_interference.py [--pairs 9] [--other-cpu N] [--json FILE] [--plot FILE]
 
 The burst runs ADD on four floats, back to back, client on CPU 0 and device on CPU 1. A second process has a connection
 of its own to the same device. Each round has three blocks: it is idle; it computes in Python without touching the

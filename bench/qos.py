@@ -1,7 +1,7 @@
 """Does an important stream stay on time beside programs that saturate the same device?
 
     python bench/qos.py [--pairs 9] [--seconds 10] [--only stream grpc fairness applications uids behind cost]
-                        [--others 1 4 16] [--json FILE] [--plot FILE] [--markdown]
+                        [--others 1 4 16] [--json FILE] [--plot FILE]
 
 A stream of 30 frames a second with 5 ms of work each, of high priority, alone and beside clients of low priority that
 ask for 20 ms of work again and again, on one litert device, all of one account. A frame is late that is not done 15 ms

@@ -1,6 +1,6 @@
 """What does an idle queue cost as their number grows?
 
-    python bench/queue_cost.py [--pairs 9] [--counts 1 10 100 1000] [--json FILE] [--plot FILE] [--markdown]
+    python bench/queue_cost.py [--pairs 9] [--counts 1 10 100 1000] [--json FILE] [--plot FILE]
 
 One process makes that many queues of 64 elements of 64 bytes and takes the writer of each; another attaches them and
 takes the readers; then neither does anything. Both say what they have more than before: resident memory, and how much

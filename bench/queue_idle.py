@@ -1,6 +1,6 @@
 """What does a waiting reader cost?
 
-    python bench/queue_idle.py [--pairs 9] [--seconds 5] [--json FILE] [--plot FILE] [--markdown]
+    python bench/queue_idle.py [--pairs 9] [--seconds 5] [--json FILE] [--plot FILE]
 
 One process per way of waiting, all of them waiting at the same time, for a message that does not come: in the main
 thread, where Python runs signal handlers, and in another one. Wake-ups are the context switches of all of a process's

@@ -1,6 +1,6 @@
 """Is the queue as fast as the floor?
 
-    python bench/queue_roundtrip.py [--sizes] [--peers all|none|posix_mq …] [--json FILE] [--plot FILE] [--markdown]
+    python bench/queue_roundtrip.py [--sizes] [--peers all|none|posix_mq …] [--json FILE] [--plot FILE]
 
 64 bytes each way between two processes on CPUs 0 and 1: in C (queue_roundtrip.c) and from Python, by fmq.Exchange and
 by `write` and `read(out=)`, polling and sleeping, each right after a block of the same exchange through two bare

@@ -1,6 +1,6 @@
 """How many elements and bytes per second does the queue carry, single and batched?
 
-    python bench/queue_throughput.py [--pairs 9] [--peers all|none|pipe zmq …] [--json FILE] [--plot FILE] [--markdown]
+    python bench/queue_throughput.py [--pairs 9] [--peers all|none|pipe zmq …] [--json FILE] [--plot FILE]
 
 A producer on CPU 0 and a consumer on CPU 1 that do nothing else. In C (queue_throughput.c), for every size and batch:
 by copying, in place, and the writer that overwrites; each right after a block of the smallest ring there is

@@ -1,6 +1,6 @@
 """What does the run queue of a device cost when no execution waits?
 
-    python bench/run_queue.py [--pairs 9] [--json FILE] [--plot FILE] [--markdown]
+    python bench/run_queue.py [--pairs 9] [--json FILE] [--plot FILE]
 
 Entering and leaving it, in C (run_queue.c): alone; with a deadline and a checkpoint; while another thread does the
 same on the other CPU and each finds a slot; and while another account has a client. A sample is a 64th of a block,

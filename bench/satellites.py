@@ -1,6 +1,6 @@
 """What do sixteen satellites on one wake word's model cost, beside one?
 
-    python bench/satellites.py FOLDER [--word hey_jarvis_v0.1.onnx] [--seconds 8] [--pairs 3] [--json FILE] [--markdown]
+    python bench/satellites.py FOLDER [--word hey_jarvis_v0.1.onnx] [--seconds 8] [--pairs 3] [--json FILE]
 
 FOLDER has openWakeWord's melspectrogram.onnx, embedding_model.onnx and the wake word's model. `burst serve onnxruntime
 --wyoming` and its device are started anew for each measurement; satellites, wyoming's own clients in this process, send

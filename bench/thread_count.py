@@ -1,6 +1,6 @@
 """How many threads should the litert device give a model?
 
-    python bench/thread_count.py [--threads 1 2] [--json FILE] [--plot FILE] [--markdown]
+    python bench/thread_count.py [--threads 1 2] [--json FILE] [--plot FILE]
 
 Bursts of the litert device on as many threads as --threads says and on as many as the device chooses by itself, one
 right after the other in each round: ADD of 4 floats, where there is nothing to share, and MobileNetV1 from its smallest

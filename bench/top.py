@@ -1,6 +1,6 @@
 """Does `burst top` cost the bursts that it shows anything?
 
-    python bench/top.py [--processes 8] [--bursts 8] [--rate 50] [--json FILE] [--plot FILE] [--markdown]
+    python bench/top.py [--processes 8] [--bursts 8] [--rate 50] [--json FILE] [--plot FILE]
 
 Eight client processes have eight bursts each on one device, in a thread of its own each: ADD on four floats.
 *paced*: each burst has a request every 20 ms, as a control loop would have; *full*: each sends its next request

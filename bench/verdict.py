@@ -1,4 +1,4 @@
-"""What the scripts print and write: a table, budgets, rows for README.md, JSON."""
+"""What the scripts print and write: a table, budgets, JSON."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ def arguments(doc: str | None, pairs: int = 9) -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="tiny blocks: shows that it works, measures nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all percentiles of all blocks, and the conditions")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture (.png, .svg, .pdf); needs matplotlib")
-    parser.add_argument("--markdown", action="store_true", help="print the rows for README.md")
     return parser
 
 
@@ -133,7 +132,7 @@ def table(lines: Sequence[Sequence[str]], head: Sequence[str] = _HEAD) -> str:
 
 
 def markdown(lines: Sequence[Sequence[str]], head: Sequence[str] = _HEAD) -> str:
-    """The same to paste."""
+    """The same for a page."""
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
 
 
@@ -158,10 +157,6 @@ def publish(args: argparse.Namespace, report: Report) -> None:
     print("\n".join(budget.line() for budget in report.budgets))
     if args.quick:
         print("\n--quick: these figures measure nothing.")
-    if args.markdown:
-        told = "\n".join(f"- {budget.line()}" for budget in report.budgets)
-        rows = "\n\n".join(markdown(*one) for one in tables)
-        print(f"\n{machine}; {args.pairs} rounds\n\n{rows}\n\n{told}")
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(_plain(report, args.pairs), indent=1) + "\n")
@@ -175,6 +170,7 @@ def _plain(report: Report, pairs: int) -> dict[str, Any]:
         "question": report.question,
         "conditions": report.conditions,
         "pairs": pairs,
+        "tables": [{"head": head, "rows": lines} for lines, head in ((report.lines, report.head), *report.more)],
         "budgets": budgets,
         **report.body,
     }

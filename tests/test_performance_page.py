@@ -1,29 +1,157 @@
-"""docs/performance.md says what was measured; run this file as a program to write its figures from bench/README.md."""
+"""docs/performance.md and bench/README.md say what was measured: their figures are out of bench/measured.json."""
 
+import copy
+import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+
+import measured_pages
+import run as bench
+from measured_pages import NotThere, part, written
+
 ROOT = Path(__file__).parents[1]
-PAGE, SOURCE = ROOT / "docs/performance.md", (ROOT / "bench/README.md").read_text()
-PART = re.compile(r"(<!-- from (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+PAGE = ROOT / "docs/performance.md"
+README = (ROOT / "bench/README.md").read_text()
+KEPT = json.loads(measured_pages.KEPT.read_text())
 
 
-def scripts(name):
-    """The lines of each mark that a script's `--markdown` left in bench/README.md, whatever else it was told."""
-    blocks = re.findall(r"<!-- (.*?) --markdown: begin -->\n\n(.*?)\n\n<!--", SOURCE, re.DOTALL)
-    found = [text for mark, text in blocks if mark == name] or [text for mark, text in blocks if of(mark) == name]
-    return [text.split("\n") for text in found]
+@pytest.mark.parametrize("page", measured_pages.PAGES, ids=lambda page: page.name)
+def test_the_figures_are_those_of_the_bench(page):
+    """Each with its command, its machine and its commit, as the scripts gave them."""
+    assert written(page.read_text(), KEPT) == page.read_text(), "run bench/run.py --keep"
 
 
-def of(mark):
-    return mark.partition(" ")[0]
+def test_there_are_no_figures_beside_them():
+    """What is written by hand has none, so it cannot be wrong after the next measurement."""
+    by_hand = measured_pages.PART.sub("", PAGE.read_text())
+    assert re.findall(r"\d[\d.,]*\s*(?:ns|us|ms|s|%|x|times|[kKMG]i?B)\b", by_hand) == []
 
 
-def section(title):
-    """A part that no script prints, as it stands there."""
-    return re.search(rf"^### {re.escape(title)}\n\n(.*?)\n\n(?:###|<!--)", SOURCE, re.DOTALL | re.MULTILINE)[1]
+def test_every_result_has_a_place():
+    """What was measured is in bench/README.md in full, and on the page or it is said here why not."""
+    elsewhere = {
+        "queue_roundtrip.py --sizes",  # the picture says it
+        "queue_throughput.py",  # so does its picture
+        "mobilenet.py --threads 2",  # for who asks for threads: the whole list
+        "thread_count.py",
+        "ops.py",
+        "goodput.py",
+        "oip.py",  # gateways are for those who look for them: the whole list
+        "gstreamer.py",
+        "satellites.py",
+        "frigate.py",  # needs a checkout of Frigate
+        "cameras.py",  # measured with a fake camera so far
+        "serving.py",  # needs a model file
+        "neighbours.py",  # measured on a machine that was busy so far
+    }
+    shown = {
+        page: {
+            key
+            for match in measured_pages.PART.finditer(page.read_text())
+            for key in measured_pages.of_script(match[2].split(";")[0], KEPT["results"])
+        }
+        for page in measured_pages.PAGES
+    }
+    assert set(KEPT["results"]) - shown[ROOT / "bench/README.md"] == set()
+    assert set(KEPT["results"]) - shown[PAGE] - elsewhere == set()
+
+
+def test_a_row_that_is_gone_is_missed():
+    """A page that asks for what is not measured any more cannot be written."""
+    with pytest.raises(NotThere, match="has no row"):
+        part("burst_roundtrip.py; rows: burst, by carrier pigeon", KEPT)
+    with pytest.raises(NotThere, match=r"bench/run.py --only pigeon.py"):
+        part("pigeon.py", KEPT)
+
+
+def test_rows_of_another_machine_stand_below_ours():
+    """With its conditions; a table with other columns is left out, and so is a result that it lacks."""
+    other = copy.deepcopy({name: KEPT["results"][name] for name in ("burst_depth.py", "fenced.py")})
+    other["burst_depth.py"]["conditions"]["processor"] = "Cortex-A76"
+    other["fenced.py"]["tables"][0]["head"] = ["", "something else"]
+    measured = {**KEPT, "others": [{"results": other}]}
+    lines = part("burst_depth.py", measured).split("\n")
+    ours = [number for number, line in enumerate(lines) if line.startswith("| sleeping producer, depth 1 |")]
+    assert lines[ours[0] + 1].startswith("| *machine 2*, sleeping producer, depth 1 |")
+    assert any(line.startswith("*machine 2*: Cortex-A76, ") for line in lines)
+    assert "| *machine 2*" not in part("fenced.py", measured)
+    assert part("idle_cost.py", measured) == part("idle_cost.py", KEPT)
+
+
+def test_the_whole_bench_takes_less_than_45_minutes():
+    """By what each script takes on two cores; each is there."""
+    assert sum(seconds for seconds, _ in bench.PLAN.values()) < 45 * 60
+    assert [name for name in bench.PLAN if not (ROOT / "bench" / name.split()[0]).is_file()] == []
+
+
+@pytest.fixture
+def plan(monkeypatch, tmp_path):
+    """A bench of two scripts that count how often they ran; the second fails while there is no file `mended`."""
+    program = """
+import json, pathlib, sys
+target, name = pathlib.Path(sys.argv[sys.argv.index("--json") + 1]), {name!r}
+place = target.parent
+with open(place / "ran", "a") as ran: print(name, file=ran)
+if name == "two" and not (place / "mended").exists(): sys.exit("no")
+table = {{"head": ["", "us"], "rows": [[name, "1.00"]]}}
+found = {{"pairs": 9, "question": "?", "conditions": {{}}, "tables": [table], "budgets": [],
+          "subjects": [{{"name": name, "rounds": [1, 2]}}]}}
+target.write_text(json.dumps(found))
+"""
+    folder = tmp_path / "bench"
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / f"{name}.py").write_text(program.format(name=name))
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    monkeypatch.setattr(bench, "PLAN", {"one.py": (10, ""), "two.py": (10, "")})
+    return folder
+
+
+def ran(folder):
+    return (folder / "ran").read_text().split()
+
+
+def called(monkeypatch, folder, *options):
+    monkeypatch.setattr(sys, "argv", ["run.py", "--json", str(folder / "all.json"), *options])
+    code = bench.main()
+    return code, json.loads((folder / "all.json").read_text())["results"]
+
+
+def test_the_bench_goes_on_where_it_was(monkeypatch, plan, capsys):
+    """What failed runs again, what is there does not, unless it is asked for; figures of every round are dropped."""
+    code, results = called(monkeypatch, plan)
+    assert (code, ran(plan)) == (1, ["one", "two"])
+    assert "exit status 1" in results["two.py"]["failed"]
+    assert results["one.py"]["subjects"] == [{"name": "one"}]
+    assert {"command", "commit", "seconds", "rounds", "tables"} <= results["one.py"].keys()
+    assert "missing: two.py: exit status 1" in capsys.readouterr().out
+    (plan / "mended").touch()
+    code, results = called(monkeypatch, plan)
+    assert (code, ran(plan)) == (0, ["one", "two", "two"])
+    assert called(monkeypatch, plan)[0] == 0
+    assert ran(plan) == ["one", "two", "two"]
+    called(monkeypatch, plan, "--again", "--only", "one.py")
+    assert ran(plan) == ["one", "two", "two", "one"]
+
+
+def test_a_budget_ends_it_before_a_script_that_takes_longer(monkeypatch, plan, capsys):
+    """Its name is told; the next run has it."""
+    code, results = called(monkeypatch, plan, "--budget", "0.1")
+    assert (code, results) == (0, {})
+    assert "missing: one.py: there was no time; run this again" in capsys.readouterr().out
+
+
+def test_a_quick_run_is_not_kept(monkeypatch, plan):
+    """It measures nothing."""
+    (plan / "mended").touch()
+    called(monkeypatch, plan, "--quick")
+    with pytest.raises(SystemExit, match="--quick measures nothing"):
+        called(monkeypatch, plan, "--keep")
 
 
 def cells(line):
@@ -38,95 +166,21 @@ def tables(lines):
         yield cells(header), [cells(row) for row in rows]
 
 
-def cut(header, rows, columns, wanted):
-    """A table with these columns and rows alone, and everything where none are named."""
-    places = [0] + [header.index(column) for column in columns] if columns else list(range(len(header)))
-    kept = [row for row in rows if not wanted or row[0] in wanted]
-    lines = [[header[n] for n in places], ["---"] * len(places), *([row[n] for n in places] for row in kept)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def part(order):
-    """What belongs between the marks: command, machine, the tables with those columns, what came of the budgets."""
-    name, *options = order.split("; ")
-    if name.startswith("section: "):
-        return section(name.removeprefix("section: "))
-    asked = dict(option.split(": ", 1) for option in options)
-    columns, rows = (asked[key].split(" | ") if key in asked else [] for key in ("columns", "rows"))
-    found = scripts(name)
-    assert found, f"{name} has no figures in bench/README.md"
-    there = {row[0] for lines in found for _, those in tables(lines) for row in those}
-    assert set(rows) <= there, f"{name} has no row {set(rows) - there}"
-    return "\n\n".join(shown(lines, columns, rows, asked.get("budgets") == "all") for lines in found)
-
-
-def shown(lines, columns, rows, with_budgets):
-    blocks = [f"`bench/{lines[0].strip('`')}`", lines[2]]
-    blocks += [cut(*table, columns, rows) for table in tables(lines) if set(columns) <= set(table[0])]
-    budgets = "\n".join(line for line in lines if line.startswith("- "))
-    return "\n\n".join([*blocks, budgets] if with_budgets and budgets else blocks)
-
-
-def written(page):
-    return PART.sub(lambda match: f"{match[1]}\n{part(match[2])}\n\n{match[4]}", page)
-
-
-def test_the_figures_are_those_of_the_bench():
-    """Each with its command and its machine, as bench/README.md has them, which the scripts print."""
-    assert written(PAGE.read_text()) == PAGE.read_text(), f"run {Path(__file__).name} as a program"
-
-
-def test_there_are_no_figures_beside_them():
-    """What is written by hand has none, so it cannot be wrong after the next measurement."""
-    by_hand = PART.sub("", PAGE.read_text())
-    assert re.findall(r"\d[\d.,]*\s*(?:ns|us|ms|s|%|x|times|[kKMG]i?B)\b", by_hand) == []
-
-
-def test_every_script_of_the_bench_has_a_place():
-    """What bench/README.md measured is on the page, or it is said here why not."""
-    elsewhere = {
-        "queue_roundtrip.py --sizes",  # the picture says it
-        "queue_throughput.py",  # so does its picture
-        "mobilenet.py --threads 2",  # for who asks for threads: the whole list
-        "thread_count.py",
-        "ops.py",
-        "oip.py",  # gateways are for those who look for them: the whole list
-        "gstreamer.py",
-        "satellites.py MODELS",
-        "frigate.py",  # needs a checkout of Frigate
-        "cameras.py",  # measured with a fake camera so far
-        "serving.py MODEL.onnx --shape 1,1,64,160",  # needs a model file
-        "neighbours.py",  # measured on a machine that was busy so far
-    }
-    measured = set(re.findall(r"<!-- (.*?) --markdown: begin -->", SOURCE))
-    here = {match[2].split(";")[0] for match in PART.finditer(PAGE.read_text())}
-    left = {
-        mark for mark in measured - here if mark not in elsewhere and (of(mark) not in here or of(mark) in measured)
-    }
-    assert left == set()
-
-
-def test_a_row_that_is_gone_is_missed():
-    """A page that asks for what is not measured any more cannot be written."""
-    with pytest.raises(AssertionError, match="has no row"):
-        part("burst_roundtrip.py; rows: burst, by carrier pigeon")
-
-
-def measured(anchor):
+def numbers_under(anchor):
     """Every number in the section of bench/README.md that has this anchor."""
-    parts = re.split(r"^#+ (.*)$", SOURCE, flags=re.MULTILINE)
+    parts = re.split(r"^#+ (.*)$", README, flags=re.MULTILINE)
     for title, text in zip(parts[1::2], parts[2::2], strict=True):
         if re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") == anchor:
             return [float(number) for number in re.findall(r"\d+(?:\.\d+)?(?:e[+-]\d+)?", text)]
     raise AssertionError(f"bench/README.md has no heading for #{anchor}")
 
 
-def unmeasured(cells, anchor):
+def unmeasured(wanted, anchor):
     """The cells that no number of that section rounds to."""
-    known = measured(anchor)
+    known = numbers_under(anchor)
     return [
         cell
-        for cell in cells
+        for cell in wanted
         for number in re.findall(r"\d+(?:\.\d+)?", cell)
         if float(number) not in {round(value, len(number.partition(".")[2])) for value in known}
     ]
@@ -162,8 +216,4 @@ def test_a_figure_that_was_not_measured_is_found():
     anchor = "what-do-the-parts-of-a-service-on-many-nodes-cost"
     assert unmeasured(["3.76", "3.77 or 791"], anchor) == ["3.77 or 791"]
     with pytest.raises(AssertionError, match="no heading"):
-        measured("what-does-the-moon-cost")
-
-
-if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))
+        numbers_under("what-does-the-moon-cost")

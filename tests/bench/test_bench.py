@@ -83,15 +83,17 @@ def verdict(measure):
 
 
 def run(script, tmp_path, *options):
-    """Its JSON and what it prints. Where matplotlib is installed, its picture is drawn, too."""
+    """Its JSON, and what it prints with the JSON's tables. Where matplotlib is installed, its picture is drawn, too."""
     target, picture = tmp_path / "out.json", tmp_path / "picture.png"
-    command = [sys.executable, str(BENCH / script), "--quick", "--markdown", "--json", str(target), *options]
+    command = [sys.executable, str(BENCH / script), "--quick", "--json", str(target), *options]
     if draws := find_spec("matplotlib") is not None:
         command += ["--plot", str(picture)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert not draws or picture.read_bytes().startswith(b"\x89PNG")
-    return json.loads(target.read_text()), done.stdout
+    found = json.loads(target.read_text())
+    lines = [line for table in found["tables"] for line in (table["head"], *table["rows"])]
+    return found, done.stdout + "".join(f"\n| {' | '.join(line)} |" for line in lines)
 
 
 @needs_two_cpus
@@ -115,7 +117,7 @@ def run(script, tmp_path, *options):
     ],
 )
 def test_a_script_measures_every_row_it_promises(tmp_path, script, options, rows, budgets):
-    """Quick runs print every row twice (for people and for README.md) and write all blocks of all rounds."""
+    """Quick runs print every row and have it in the tables of their JSON, and write all blocks of all rounds."""
     found, text = run(script, tmp_path, *options)
     assert [row["name"] for row in found["subjects"]] == rows
     for row in found["subjects"]:
