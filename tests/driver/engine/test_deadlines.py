@@ -539,14 +539,17 @@ class TestInTheMidst:
             assert result.status is ErrorStatus.NONE
             wanted = result.outputs[0].copy()
             late = []
-            for _ in range(3):  # of which one may meet with a busy machine; none was ever done in that time
+            for _ in range(20):  # on a busy machine some do not begin in that time; none was ever done in it
                 if way == "plain":
                     result = answer(after(usual / 4))
                     status, cause = result.status, result.cause
                 else:
                     status, cause = asked_of_burst(burst, request, after(usual / 4))
-                assert (status, cause.phase) == (PERSISTENT, "executing")
-                late.append(cause.late_by)
+                assert status is PERSISTENT
+                if cause.phase == "executing":
+                    late.append(cause.late_by)
+                if len(late) == 3:
+                    break
             assert 0 < min(late) < usual / 2
             result = path.execute(request)
             assert result.status is ErrorStatus.NONE
