@@ -4,6 +4,7 @@ import ctypes
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -94,6 +95,21 @@ def run(script, tmp_path, *options):
     found = json.loads(target.read_text())
     lines = [line for table in found["tables"] for line in (table["head"], *table["rows"])]
     return found, done.stdout + "".join(f"\n| {' | '.join(line)} |" for line in lines)
+
+
+@needs_two_cpus
+@pytest.mark.integration
+def test_a_client_in_c_is_measured(tmp_path):
+    """On both devices, beside Python's client, with what of it is the device's."""
+    target = tmp_path / "out.json"
+    command = [sys.executable, str(BENCH / "burst_from_c.py"), "--quick", "--json", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(target.read_text())
+    names = [row["name"] for row in found["subjects"]]
+    assert [name for name in names if name.startswith("from C")] == ["from C, native device", "from C, reference"]
+    assert len(found["budgets"]) == 2
+    assert re.search(r"^execute +\d", done.stdout, re.MULTILINE)
 
 
 @needs_two_cpus
