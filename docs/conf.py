@@ -1,5 +1,8 @@
 """How Sphinx makes the site: `make docs`. Its root is the repository, so that links to any file in it are checked."""
 
+import re
+from pathlib import Path
+
 from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 
@@ -53,8 +56,46 @@ def docstring(_app: Sphinx, what: str, name: str, obj: object, options: object, 
         lines.clear()
 
 
+# What Sphinx and the theme leave out for people who read with a keyboard or a screen reader: each replacement changes a
+# page once. Without `tabindex`, a keyboard cannot scroll what is wider than the window.
+ACCESSIBLE = {
+    '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
+    '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="All pages">',
+    '<aside class="toc-drawer">': '<aside class="toc-drawer" aria-label="Sections of this page">',
+    '<aside class="toc-drawer no-toc">': '<aside class="toc-drawer no-toc" aria-label="Sections of this page">',
+    '<div class="table-wrapper colwidths-auto docutils container">': (
+        '<div class="table-wrapper colwidths-auto docutils container" tabindex="0">'
+    ),
+    "<pre>": '<pre tabindex="0">',
+    '<th class="head"><p></p></th>': '<td class="head"></td>',
+}
+SIGNATURE = re.compile(r'<dt class="sig .*?</dt>', re.DOTALL)
+PARAMETERS = {
+    "<dl>": '<span class="sig-lines">',
+    "</dl>": "</span>",
+    "<dd>": '<span class="sig-line">',
+    "</dd>": "</span>",
+}
+
+
+def replaced(text: str, words: dict[str, str]) -> str:
+    """The text with each key's value in its place."""
+    for old, new in words.items():
+        text = text.replace(old, new)
+    return text
+
+
+def make_accessible(app: Sphinx, error: Exception | None) -> None:
+    """Mends the pages that were written. A list of parameters is no list of definitions: it becomes plain lines."""
+    if error is None and app.builder.format == "html":
+        for page in Path(app.outdir).rglob("*.html"):
+            text = replaced(page.read_text(), ACCESSIBLE)
+            page.write_text(SIGNATURE.sub(lambda found: replaced(found[0], PARAMETERS), text))
+
+
 def setup(app: Sphinx) -> None:
     """The blocks of the protocol's page are in no language that a lexer knows."""
+    app.connect("build-finished", make_accessible)
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", docstring)
     for name in ("hex", "order"):

@@ -2,35 +2,23 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from chromium import chromium, violations
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome"))), None
-)
-FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-]
+pytestmark = pytest.mark.integration
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 PATIENCE = 20e3  # milliseconds
 
 
 @pytest.fixture(scope="module")
 def browser():
-    """A Chromium without a window."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
-    if not CHROMIUM:
-        pytest.skip("no Chromium: install one (Debian: apt install chromium)")
-    with playwright.sync_playwright() as leading:
-        chromium = leading.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
+    with chromium() as started:
+        yield started
 
 
 @contextmanager
@@ -174,13 +162,16 @@ class TestCamera:
         ("viewport", "scheme"), [(WIDE, "light"), (NARROW, "dark")], ids=["1280, light", "390, dark"]
     )
     def test_it_fits_and_can_be_read(self, camera, look, viewport, scheme):
-        """Nothing is wider than the window; every control has a label; text stands out from its paper by 4.5 to 1."""
+        """Nothing is wider than the window; every control has a label; text stands out from its paper by 4.5 to 1;
+        axe finds nothing.
+        """
         page = look(camera, viewport, color_scheme=scheme)
         assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
         assert page.evaluate(
             "[...document.querySelectorAll('select, input')].every((field) => field.labels.length === 1)"
         )
         assert min(page.evaluate(CONTRASTS)) >= 4.5
+        assert violations(page) == []
 
     @pytest.mark.stress
     def test_those_who_like_it_calm_see_it_once_a_second(self, camera, look):
