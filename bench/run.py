@@ -37,6 +37,7 @@ PLAN = {
     "queue_cost.py": (60, ""),
     "run_queue.py": (10, ""),
     "burst_roundtrip.py": (90, ""),
+    "burst_from_c.py": (45, ""),
     "burst_frame.py": (45, ""),
     "burst_payload.py": (90, ""),
     "burst_depth.py": (35, ""),

@@ -40,6 +40,7 @@ def test_every_result_has_a_place():
         "mobilenet.py --threads 2",  # for who asks for threads: the whole list
         "thread_count.py",
         "ops.py",
+        "burst_from_c.py",  # for who writes clients in C: the whole list
         "goodput.py",
         "oip.py",  # gateways are for those who look for them: the whole list
         "gstreamer.py",
