@@ -1,16 +1,19 @@
 """Does a GPU behind a burst keep its promises: latency, overlap, memory, recovery, pinned pools?
 
-    python bench/gpu.py [--device onnxruntime-cuda] [--only CHECK …] [--models FOLDER] [--rounds 9] [--quick]
-                        [--graphs] [--allow-none] [--json FILE] [--markdown]
+    python bench/gpu.py [--device onnxruntime-cuda] [--only CHECK …] [--models FILE …] [--rounds 9] [--quick]
+                        [--graphs] [--allow-none] [--limit 240] [--json FILE] [--markdown]
 
-Every check is one line: what it found, or that it did not run and why. Without a GPU the script says so and exits with
-1, with --allow-none with 0: then what needs no GPU still runs on the device, which shows that the script works.
+Every check is one line: what it found, or that it did not run and why. A check or a model that fails does not stop the
+others. FILE of --json is written again after each line, so a run that is cut short has left what it found. Without a
+GPU the script says so and exits with 1, with --allow-none with 0: then what needs no GPU still runs on the device,
+which shows that the script works.
 
 pinning    Can sealed memory of a pool be pinned for CUDA, and a mapping that may only be read? Copies, pinned and not.
 launch     ADD of 4 floats: a bare CUDA launch and its wait, and the same through a burst.
-models     MobileNetV1, a transformer's encoder and each .onnx file of --models: the same ONNX Runtime session in this
-           process and the burst, in turns, on the same input. The limit: 20 us more. With --graphs both have CUDA
-           graphs (the option `graphs` of the device), else both have what the device's configuration says.
+models     MobileNetV1, a transformer's encoder and each .onnx file of --models (files, or folders of them; yolov8n.onnx
+           has to be given): the same ONNX Runtime session in this process and the burst, in turns, on the same input.
+           The limit: 20 us more. With --graphs both have CUDA graphs (the option `graphs` of the device), else both
+           have what the device's configuration says.
 depth      A model whose copies take as long as its products: its rate with 4 requests in flight beside 1 (limit 1.8).
 clients    GPU memory that 16 client processes on one device occupy, beside 1 (limit 1.1).
 recovery   The engine is killed under 16 client processes: the longest time until each is served again (limit 2 s).
@@ -23,10 +26,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from contextlib import ExitStack, contextmanager
@@ -35,12 +38,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from gpu_session import configure_graphs, has_graphs, own_session
 from measure import NotMeasured, conditions, scratch
 from own_device import own_device
 
 import driver
 from burst import Memory
 from driver.cli.timing import count_for, estimate, in_words, order_of_round, seconds_of, time_calls
+from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
 from driver.errors import DriverError
 
 if TYPE_CHECKING:
@@ -54,6 +59,7 @@ BLOCK = 0.3  # seconds of a block
 MOST_ADDED, LEAST_OVERLAP, MOST_MEMORY, MOST_SECONDS = 20e-6, 1.8, 1.1, 2.0
 CLIENTS, DEPTH = 16, 4
 PINNED = 64 << 20  # bytes
+_ROW = "a row of gpu.py: "
 _PTX = b"""
 .version 6.0
 .target sm_50
@@ -93,16 +99,47 @@ class Bench:
         self.rounds, self.is_quick = (2, True) if args.quick else (args.rounds, False)
         self.block, self.clients = (0.01, 3) if args.quick else (BLOCK, CLIENTS)
 
-    def session_files(self) -> Iterator[Path]:
-        """The models of the check `models`."""
-        models = _onnx_models()
-        yield models.mobilenet(self.folder / "mobilenet_v1.onnx", 64 if self.is_quick else 224)
-        yield models.encoder(self.folder / "encoder.onnx")
-        yield from sorted(self.models.glob("*.onnx")) if self.models else ()
+    def session_files(self) -> Iterator[tuple[str, Callable[[], Path]]]:
+        """The models of the check `models`: names, and what finds the file, or raises NotMeasured."""
+        given = [
+            path for place in self.models for path in (sorted(place.glob("*.onnx")) if place.is_dir() else [place])
+        ]
+        names = {path.name for path in given}
+        pixels = 64 if self.is_quick else 224
+        made: dict[str, Callable[[Path], Path]] = {
+            "mobilenet_v1.onnx": lambda path: _onnx_models().mobilenet(path, pixels),
+            "encoder.onnx": lambda path: _onnx_models().encoder(path),
+            "yolov8n.onnx": _not_given,
+        }
+        for name, make in made.items():
+            if name not in names:
+                yield name, partial(make, self.folder / name)
+        for path in given:
+            yield path.name, partial(_given, path)
+
+    def any_file(self) -> Path:
+        """The first of these models that there is. Raises NotMeasured."""
+        absent = []
+        for _, find in self.session_files():
+            try:
+                return find()
+            except NotMeasured as why:
+                absent.append(str(why))
+        raise NotMeasured("; ".join(absent))
 
     def median(self, call: Callable[[], object]) -> float:
         """Seconds of one call, over a block."""
         return float(np.median(time_calls(call, count_for(seconds_of(call, self.block / 4), self.block)))) / 1e9
+
+
+def _given(path: Path) -> Path:
+    if not path.is_file():
+        raise NotMeasured(f"--models: {path} is no file")
+    return path
+
+
+def _not_given(path: Path) -> Path:
+    raise NotMeasured(f"there is no {path.name}; name the file after --models")
 
 
 def _onnx_models() -> Any:
@@ -144,7 +181,6 @@ def connected(name: str) -> Iterator[RemoteDevice]:
 def cuda() -> Any:
     """The context. Raises NotMeasured."""
     from driver.devices.cuda.context import cuda_context
-    from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
 
     try:
         return cuda_context(0)
@@ -191,20 +227,22 @@ def _copied(context: Any, name: str, array: NDArray[np.uint8]) -> Row:
 
 def launch(bench: Bench) -> Iterator[Row]:
     """The least that an execution on the GPU can cost, and what a burst makes of it."""
-    rows: dict[str, float] = {}
+    bare = "a bare launch and wait"
     try:
-        rows["a bare launch and wait"] = _bare_launch(bench)
-    except NotMeasured as why:
-        yield Row("launch", "a bare launch and wait", f"did not run: {why}")
+        yield _in_us(bare, _bare_launch(bench))
+    except (NotMeasured, LibraryFailed) as why:
+        yield Row("launch", bare, f"did not run: {why}")
     with connected(bench.device) as device:
         model = loaded(_onnx_models().addition(bench.folder / "addition.onnx"))
         with device.prepare(model) as prepared, prepared.burst() as burst:
             found = burst.run(*(feed := fed(model))).outputs[0]
             if not np.allclose(found, feed[0] + 1):
                 yield Row("launch", "ADD of 4 floats", f"is wrong: {found}", False)
-            rows["ADD of 4 floats through a burst"] = bench.median(burst.run)
-    for name, seconds in rows.items():
-        yield Row("launch", name, f"{1e6 * seconds:.1f} us", figures={"us": 1e6 * seconds})
+            yield _in_us("ADD of 4 floats through a burst", bench.median(burst.run))
+
+
+def _in_us(name: str, seconds: float) -> Row:
+    return Row("launch", name, f"{1e6 * seconds:.1f} us", figures={"us": 1e6 * seconds})
 
 
 def _bare_launch(bench: Bench) -> float:
@@ -239,13 +277,15 @@ def _bare_launch(bench: Bench) -> float:
 
 def models(bench: Bench) -> Iterator[Row]:
     """The same session in this process and through a burst."""
-    files = list(bench.session_files())
     with connected(bench.device) as device:
-        for path in files:
+        for name, find in bench.session_files():
             try:
-                yield _beside_own(bench, device, path)
+                yield _beside_own(bench, device, find())
             except NotMeasured as why:
-                yield Row("models", path.name, f"did not run: {why}")
+                yield Row("models", name, f"did not run: {why}")
+            except Exception as error:  # noqa: BLE001 (the other models still run)
+                traceback.print_exc()
+                yield Row("models", name, f"failed: {type(error).__name__}: {error}", False)
 
 
 def _beside_own(bench: Bench, device: RemoteDevice, path: Path) -> Row:
@@ -256,7 +296,7 @@ def _beside_own(bench: Bench, device: RemoteDevice, path: Path) -> Row:
         for place, feed in zip(burst.inputs, feeds, strict=True):
             place[...] = feed
         found, wanted = burst.run().outputs, own()
-        worst = max(float(np.abs(a - b).max() / (np.ptp(b) or 1)) for a, b in zip(found, wanted, strict=True))
+        worst = max(_difference(a, b) for a, b in zip(found, wanted, strict=True))
         if not worst <= 1e-3:
             return Row("models", path.name, f"differs from the session in process by {worst:.1e} of its range", False)
         took = np.array([_round(bench, (own, burst.run), number) for number in range(bench.rounds)])
@@ -271,87 +311,19 @@ def _beside_own(bench: Bench, device: RemoteDevice, path: Path) -> Row:
     return Row("models", path.name, words, added.median <= MOST_ADDED, figures)
 
 
+def _difference(found: NDArray[Any], wanted: NDArray[Any]) -> float:
+    """The largest one, as a part of the range of what is wanted; numbers of any type."""
+    if not wanted.size:
+        return 0.0
+    a, b = found.astype(np.float64), wanted.astype(np.float64)
+    return float(np.abs(a - b).max() / (np.ptp(b) or 1))
+
+
 def _round(bench: Bench, calls: Sequence[Callable[[], object]], number: int) -> list[float]:
     took = [0.0] * len(calls)
     for side in order_of_round(range(len(calls)), number):
         took[side] = bench.median(calls[side])
     return took
-
-
-def own_session(device: str, path: Path, feeds: list[NDArray[Any]]) -> Callable[[], Sequence[NDArray[Any]]]:
-    """The file in this process as a program would run it fastest, inputs copied in and outputs copied out: with CUDA
-    graphs, if the device has them, on memory that is bound once, where the device is CUDA's. Raises NotMeasured.
-    """
-    try:
-        session = _session(device, path)
-    except NotMeasured:
-        raise
-    except Exception as error:
-        raise NotMeasured(f"ONNX Runtime in process: {error}") from error
-    inputs = dict(zip((its.name for its in session.get_inputs()), feeds, strict=True))
-    return _bound(session, inputs) if device == "onnxruntime-cuda" else partial(session.run, None, inputs)
-
-
-def has_graphs(device: str) -> bool:
-    """Whether the device is configured to use CUDA graphs."""
-    from driver.devices.onnxruntime.providers import PROVIDERS
-
-    return device in PROVIDERS and bool(PROVIDERS[device].chosen({}).get("graphs"))
-
-
-def configure_graphs(home: Path, device: str) -> None:
-    """A home with the options of this one, and CUDA graphs, for this process and for what it starts."""
-    folder, before = home / ".config/burst", Path("~/.config/burst").expanduser()
-    if before.is_dir():
-        shutil.copytree(before, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{device}.toml"
-    lines = file.read_text().splitlines() if file.exists() else []
-    file.write_text("\n".join([*(line for line in lines if not line.startswith("graphs")), "graphs = true", ""]))
-    os.environ["HOME"] = str(home)
-
-
-def _session(device: str, path: Path) -> Any:
-    import onnxruntime as ort
-
-    from driver.devices.onnxruntime.providers import PROVIDERS, ExecutionProvider
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    if device == "onnxruntime":
-        return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    if device == "onnxruntime-cuda":
-        cuda_options = {"enable_cuda_graph": str(int(has_graphs(device))), "use_tf32": "0"}
-        return ort.InferenceSession(path, options, providers=[("CUDAExecutionProvider", cuda_options)])
-    if device not in PROVIDERS:
-        raise NotMeasured(f"what {device} runs is no session of ONNX Runtime")
-    kind = PROVIDERS[device]
-    ExecutionProvider(kind, kind.chosen({})).add_to(options)
-    return ort.InferenceSession(path, options)
-
-
-def _bound(session: Any, inputs: dict[str, NDArray[Any]]) -> Callable[[], Sequence[NDArray[Any]]]:
-    import onnxruntime as ort
-
-    binding = session.io_binding()
-    there = {name: ort.OrtValue.ortvalue_from_numpy(array, "cuda", 0) for name, array in inputs.items()}
-    shapes = {its.name: its.shape for its in session.get_outputs()}
-    if any(type(size) is not int for shape in shapes.values() for size in shape):
-        raise NotMeasured("its outputs have open shapes, for which there are no CUDA graphs")
-    results = [ort.OrtValue.ortvalue_from_shape_and_type(shape, np.float32, "cuda", 0) for shape in shapes.values()]
-    for name, value in there.items():
-        binding.bind_ortvalue_input(name, value)
-    for name, value in zip(shapes, results, strict=True):
-        binding.bind_ortvalue_output(name, value)
-
-    def run() -> list[NDArray[Any]]:
-        for name, array in inputs.items():
-            there[name].update_inplace(array)
-        session.run_with_iobinding(binding)
-        return [value.numpy() for value in results]
-
-    run()
-    return run
 
 
 def depth(bench: Bench) -> Iterator[Row]:
@@ -399,8 +371,6 @@ def client(name: str, path: str) -> None:
     """A client process: a line when it is served, then executions until its input ends; it prints the longest pause
     between two results, and whether the last execution had one.
     """
-    import threading
-
     ended = threading.Event()
     model = loaded(Path(path))
     with driver.connect(name) as device, device.prepare(model) as prepared, prepared.burst(recover=True) as burst:
@@ -445,14 +415,18 @@ def gpu_bytes() -> int:
 
     reader = GpuReader()
     found = reader.read()
-    if not found or found[0].memory_used is None:
-        raise NotMeasured(reader.absence or "NVML does not tell how much memory of the GPU is in use")
-    return found[0].memory_used
+    if found and found[0].memory_used is not None:
+        return found[0].memory_used
+    try:
+        free, total = cuda().memory_info()  # with a context of this process, before and after
+    except NotMeasured as why:
+        raise NotMeasured(f"{reader.absence or 'NVML does not tell how much memory is in use'}; {why}") from why
+    return int(total - free)
 
 
 def clients_memory(bench: Bench) -> Iterator[Row]:
     """What more clients of one model occupy on the GPU."""
-    path = next(bench.session_files())
+    path = bench.any_file()
     before = gpu_bytes()
     with connected(bench.device):
         occupied = {}
@@ -469,7 +443,7 @@ def clients_memory(bench: Bench) -> Iterator[Row]:
 
 def recovery(bench: Bench) -> Iterator[Row]:
     """A kill -9 of the engine while all clients execute."""
-    path = next(bench.session_files())
+    path = bench.any_file()
     with connected(bench.device) as device, clients(bench, path, bench.clients) as all_clients:
         time.sleep(bench.block)  # every client is executing
         os.kill(device.engine_pid, signal.SIGKILL)
@@ -501,14 +475,34 @@ CHECKS: dict[str, Callable[[Bench], Iterator[Row]]] = {
 
 
 def rows_of(bench: Bench, name: str) -> Iterator[Row]:
-    """Of one check, whatever happens in it."""
+    """Of one check, whatever it raises."""
     try:
         yield from CHECKS[name](bench)
     except NotMeasured as why:
         yield Row(name, "did not run", str(why))
-    except Exception as error:  # noqa: BLE001 (the other checks still run)
+    except Exception as error:  # noqa: BLE001 (its row says why)
         traceback.print_exc()
         yield Row(name, "failed", f"{type(error).__name__}: {error}", False)
+
+
+def rows_of_process(name: str, limit: float) -> Iterator[Row]:
+    """Of one check in a process of its own, which a crash or a hang of the driver's ends alone."""
+    command = [sys.executable, __file__, *sys.argv[1:], "--only", name, "--alone"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        timer = threading.Timer(limit, process.kill)
+        timer.start()
+        assert process.stdout
+        for line in process.stdout:
+            if line.startswith(_ROW):
+                yield Row(*json.loads(line.removeprefix(_ROW)))
+            else:
+                print(line, end="", file=sys.stderr)
+        ended = process.wait()
+        timer.cancel()
+    if timer.finished.is_set() and ended == -signal.SIGKILL:
+        yield Row(name, "failed", f"it was killed: a limit of {limit:g} s (--limit), or the system", False)
+    elif ended:
+        yield Row(name, "failed", f"its process ended with {ended}; the reason is above", False)
 
 
 def no_gpu(device: str) -> str:
@@ -526,43 +520,67 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="onnxruntime-cuda", help="default %(default)s")
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS), metavar="CHECK")
-    parser.add_argument("--models", type=Path, metavar="FOLDER", help="more .onnx files, such as yolov8n.onnx")
+    parser.add_argument(
+        "--models",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help=".onnx files, such as yolov8n.onnx, or folders",
+    )
+    parser.add_argument(
+        "--limit", type=float, default=240, metavar="S", help="seconds for a check; default %(default)s"
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="tiny blocks: shows that it works, measures nothing")
     parser.add_argument("--graphs", action="store_true", help="with CUDA graphs, in this process and on the device")
     parser.add_argument("--allow-none", action="store_true", help="run what needs no GPU, and exit with 0")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--markdown", action="store_true", help="print the rows for README.md")
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--client", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.client:
         client(*args.client)
+        return
+    if args.alone:
+        alone(args)
         return
     why = no_gpu(args.device)
     print(f"no GPU: {why}" if why else f"GPU: {args.device}", flush=True)
     if why and not args.allow_none:
         sys.exit(1)
     rows: list[Row] = []
+    begin, machine = time.monotonic(), conditions()
     with scratch() as folder:
         if args.graphs:
             configure_graphs(folder / "home", args.device)
-        bench = Bench(args, folder)
         for name in args.only:
-            for row in rows_of(bench, name):
-                print(row.line(), flush=True)
+            print(f"[{time.monotonic() - begin:4.0f} s] {name} …", file=sys.stderr, flush=True)
+            for row in rows_of_process(name, args.limit):
                 rows.append(row)
-    report(args, rows)
+                store(args.json, machine, rows)
+                print(row.line(), flush=True)
+    if args.markdown:
+        print(f"`gpu.py {' '.join(sys.argv[1:])}`\n\n{in_words(machine)}\n\n| check | subject | found |\n|---|---|---|")
+        print("\n".join(f"| {row.check} | {row.subject} | {row.line().partition(': ')[2]} |" for row in rows))
     sys.exit(any(row.is_kept is False for row in rows) and not (why or args.quick))
 
 
-def report(args: argparse.Namespace, rows: list[Row]) -> None:
-    """Writes the files that were asked for."""
-    found = conditions()
-    if args.json:
-        args.json.write_text(json.dumps({"conditions": found, "rows": [row._asdict() for row in rows]}, indent=1))
-    if args.markdown:
-        print(f"`gpu.py {' '.join(sys.argv[1:])}`\n\n{in_words(found)}\n\n| check | subject | found |\n|---|---|---|")
-        print("\n".join(f"| {row.check} | {row.subject} | {row.line().partition(': ')[2]} |" for row in rows))
+def alone(args: argparse.Namespace) -> None:
+    """The check of `rows_of_process`: prints its rows for that."""
+    with scratch() as folder:
+        for name in args.only:
+            for row in rows_of(Bench(args, folder), name):
+                print(f"{_ROW}{json.dumps(row)}", flush=True)
+
+
+def store(path: Path | None, machine: dict[str, Any], rows: list[Row]) -> None:
+    """Writes the rows so far, if that was asked for."""
+    if path:
+        new = path.with_name(f"{path.name}.new")
+        new.write_text(json.dumps({"conditions": machine, "rows": [row._asdict() for row in rows]}, indent=1))
+        new.replace(path)
 
 
 if __name__ == "__main__":

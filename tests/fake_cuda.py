@@ -19,7 +19,10 @@ _CALLS_AT, _ROWS_AT, _ROW, _ROWS, _WORDS = 32, 64, 4, 64, 512
 
 
 class Word(IntEnum):
-    """What a word says, or does. HOLD_*: while it is not 0, such work waits, as a copy or kernel that never ends."""
+    """What a word says, or does.
+
+    HOLD_*: while it is not 0, such work waits, as a copy or kernel that never ends. HELD: how much waits so.
+    """
 
     FAIL_CALL = 0
     FAIL_AFTER = 1
@@ -35,8 +38,7 @@ class Word(IntEnum):
     PAGEABLE = 11
     KERNELS = 12
     HOST_FUNCTIONS = 13
-    BUSY = 14
-    MOST_BUSY = 15
+    HELD = 14
     VERSION = 16
     NO_READ_ONLY = 17
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import swiftshader
-from fake_cuda import FakeCuda
+from fake_cuda import FakeCuda, Word
 
 SCRIPT = Path(__file__).parents[2] / "bench/gpu.py"
 CHECKS = ["pinning", "launch", "models", "depth", "clients", "recovery"]
@@ -63,14 +63,43 @@ def fake(tmp_path, monkeypatch):
 def test_pinning_and_a_launch_on_the_fake(fake):
     """Both mappings of a pool are pinned, their bytes arrive, and a kernel of the script's runs and is waited for."""
     lines = ran("--device", "no-such-device", "--allow-none", "--only", "pinning", "launch", ends=0)
-    assert [line.split(": ")[0].split(maxsplit=1)[1] for line in lines[1:-1]] == [
+    assert [line.split(": ")[0].split(maxsplit=1)[1] for line in lines[1:]] == [
         "sealed pool, pinned",
         "read-only sealed pool, pinned",
         "pageable memory",
         "a bare launch and wait",
-    ][: len(lines) - 2]
+        "did not run",
+    ]
+    assert lines[4].endswith(" us")
     assert all("copied in at" in line for line in lines[1:4])
     assert fake.used == fake.registered == 0
+
+
+@pytest.mark.integration
+def test_a_model_that_fails_stops_no_other(no_library, tmp_path):
+    """A file that is none, one that is not there, and a model that was not given have a row each; the rest runs."""
+    pytest.importorskip("onnx")
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    files = tmp_path / "broken.onnx", tmp_path / "absent.onnx"
+    lines = ran("--device", "onnxruntime", "--allow-none", "--only", "models", "--models", *files, ends=0)
+    found = {line.split(": ")[0].split(maxsplit=1)[1]: line for line in lines[1:]}
+    assert list(found) == ["mobilenet_v1.onnx", "encoder.onnx", "yolov8n.onnx", "broken.onnx", "absent.onnx"]
+    assert "name the file after --models" in found["yolov8n.onnx"]
+    assert "failed: " in found["broken.onnx"]
+    assert "is no file" in found["absent.onnx"]
+    assert all("in process" in found[name] for name in ("mobilenet_v1.onnx", "encoder.onnx"))
+
+
+@pytest.mark.integration
+def test_a_check_that_hangs_is_given_up(fake, tmp_path):
+    """After --limit seconds; the file has what was found before, and the next check runs."""
+    out = tmp_path / "rows.json"
+    fake[Word.HOLD_IN] = 1
+    words = ("--device", "no-such-device", "--allow-none", "--only", "pinning", "models", "--limit", "3")
+    lines = ran(*words, "--json", out, ends=0)
+    assert "limit of 3 s" in lines[1]
+    assert "did not run" in lines[2]
+    assert [row["check"] for row in json.loads(out.read_text())["rows"]] == ["pinning", "models"]
 
 
 def test_graphs_are_asked_for_beside_the_options_that_are_there(no_library, monkeypatch, tmp_path):

@@ -32,7 +32,7 @@ enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVAL
 /* ---- the page of words ------------------------------------------------------------------------------------------- */
 
 enum word { FAIL_CALL, FAIL_AFTER, FAIL_CODE, HOLD_IN, HOLD_KERNELS, HOLD_OUT, LOST, TOTAL, DEVICES, COPIES_IN, COPIES_OUT, PAGEABLE,
-            KERNELS, HOST_FUNCTIONS, BUSY, MOST_BUSY, VERSION, NO_READ_ONLY };
+            KERNELS, HOST_FUNCTIONS, HELD, UNUSED, VERSION, NO_READ_ONLY };
 enum call { ANY = 0, ALLOC, FREE, HOST_ALLOC, REGISTER, UNREGISTER, COPY_IN, COPY_OUT, LAUNCH, HOST_FUNC, STREAM, CONTEXT,
             CREATE, EXPORT, IMPORT, MAP, SYNCHRONIZE, QUERY };
 enum { CALLS_AT = 32, ROWS_AT = 64, ROW = 4, ROWS = 64, WORDS = 512 }; /* a row: pid, bytes, registered ranges, contexts */
@@ -317,7 +317,10 @@ struct event {
 static void nap(void) { nanosleep(&(struct timespec){0, 500000}, NULL); }
 
 static void hold(enum word gate) {
+    if (!words[gate]) return;
+    atomic_fetch_add(&words[HELD], 1);
     while (words[gate] && !words[LOST]) nap();
+    atomic_fetch_sub(&words[HELD], 1);
 }
 
 static void break_context(CUresult code) {
@@ -362,8 +365,6 @@ static void await_event(work *w) {
 
 static void do_work(work *w) {
     if (words[LOST]) return; /* host functions, too, are not called any more */
-    uint64_t busy = w->kind == WAIT ? 0 : atomic_fetch_add(&words[BUSY], 1) + 1, most = words[MOST_BUSY];
-    while (busy > most && !atomic_compare_exchange_weak(&words[MOST_BUSY], &most, busy)) {}
     switch (w->kind) {
     case IN: copy(w, HOLD_IN, COPIES_IN); break;
     case OUT: copy(w, HOLD_OUT, COPIES_OUT); break;
@@ -378,7 +379,6 @@ static void do_work(work *w) {
         break;
     default: break;
     }
-    if (busy) atomic_fetch_sub(&words[BUSY], 1);
 }
 
 static void *serve(void *argument) {

@@ -24,7 +24,6 @@ def fake(library_of_fake):
         Word.HOLD_KERNELS,
         Word.HOLD_OUT,
         Word.LOST,
-        Word.MOST_BUSY,
         Word.NO_READ_ONLY,
     ):
         found[word] = 0

@@ -107,7 +107,7 @@ def test_a_lost_context_ends_the_engine(b, fake, kit):
     first = fake.pids
     fake[Word.HOLD_KERNELS] = 1
     future = b.submit(np.zeros(N, np.float32))
-    kit.until(lambda: fake[Word.BUSY])
+    kit.until(lambda: fake[Word.HELD])
     fake[Word.LOST] = 999
     with pytest.raises((burst.PeerDied, burst.StatusError)):
         future.result()
