@@ -1,5 +1,7 @@
-"""A Chromium without a window, for tests of pages."""
+"""A Chromium without a window, for tests of pages. What is missing skips them, and fails them in `make integration`."""
 
+import importlib
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +16,24 @@ FLAGS = [
 ]
 
 
+def missing(remedy: str) -> Any:
+    (pytest.fail if os.environ.get("BURST_INTEGRATION") else pytest.skip)(remedy)
+
+
+def module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        return missing(f"{error}: pip install '.[integration]'")
+
+
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Playwright's browser; skips the test where either is missing."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
+    """Playwright's browser."""
+    playwright = module("playwright.sync_api")
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if not path:
-        pytest.skip("no Chromium: install one (Debian: apt install chromium-headless-shell)")
+        missing("no Chromium: install one (Debian: apt install chromium-headless-shell)")
     with playwright.sync_playwright() as leading:
         browser = leading.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
@@ -29,6 +42,5 @@ def chromium() -> Iterator[Any]:
 
 def violations(page: Any) -> list[str]:
     """What axe finds against a page: rule, what it says, and the elements."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python")
-    found = axe.Axe().run(page).response["violations"]
+    found = module("axe_playwright_python.sync_playwright").Axe().run(page).response["violations"]
     return [f"{each['id']}: {each['help']}: {[node['html'] for node in each['nodes']][:3]}" for each in found]
