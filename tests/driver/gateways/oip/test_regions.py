@@ -164,7 +164,7 @@ class TestEnd:
             table.register("next", path.name, 0, PAGE)
             table.close()
 
-    def test_by_many_threads(self, server):
+    def test_by_many_threads(self, server, kit):
         """Registering, using and unregistering by many threads at once leaves nothing mapped or counted."""
         client, errors = server.clients["unix"], []
 
@@ -188,8 +188,7 @@ class TestEnd:
         for thread in threads:
             thread.join(60)
         assert errors == []
-        maps = Path("/proc/self/maps").read_text()
-        assert maps.count("burst-oip-test") == 0
+        kit.until(lambda: "burst-oip-test" not in Path("/proc/self/maps").read_text())  # a thread may still end its call
 
 
 class TestLater:
