@@ -188,7 +188,7 @@ class TestEnd:
         for thread in threads:
             thread.join(60)
         assert errors == []
-        kit.until(lambda: "burst-oip-test" not in Path("/proc/self/maps").read_text())  # a thread may still end its call
+        kit.until(lambda: "burst-oip-test" not in Path("/proc/self/maps").read_text())  # a thread may end its call now
 
 
 class TestLater:
