@@ -30,6 +30,8 @@ check: $(VENV)/check
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest fmq._core fmq._hot burst._core
 	$(BIN)/lint-imports
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --offline --quiet --config .github/zizmor.yml .github/workflows
 
 # A tenth of every long test, sized for 75 minutes on two cores; ends with a table of what was done. BURST_STRESS=1 is the full length.
 stress: export BURST_STRESS ?= 0.1

@@ -1,0 +1,132 @@
+"""Each wheel where it is meant to run: x86-64 in an empty environment of each CPython, aarch64 in an emulator."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+EMULATOR = "qemu-aarch64-static"
+
+# Another process answers a thousand numbers, each plus one.
+EXCHANGE = """
+import os, platform, signal, sys
+import burst, driver, fmq
+there, back = fmq.MessageQueue.create("int64", 8), fmq.MessageQueue.create("int64", 8)
+pid = os.fork()
+if not pid:
+    with there.reader() as reader, back.writer() as writer:
+        for _ in range(1000):
+            writer.write(reader.read(1, timeout=30) + 1, timeout=30)
+    os._exit(0)
+with there.writer() as writer, back.reader() as reader:
+    for number in range(1000):
+        writer.write([number], timeout=30)
+        assert reader.read(1, timeout=30)[0] == number + 1
+assert os.waitpid(pid, 0)[1] == 0
+print("exchanged 1000 on", platform.machine(), platform.python_version())
+"""
+# The process that holds the other end is killed.
+DEATH = """
+queue, (read_end, write_end) = fmq.MessageQueue.create("int64", 8), os.pipe()
+pid = os.fork()
+if not pid:
+    with queue.writer() as writer:
+        os.write(write_end, b"!")
+        signal.pause()
+os.read(read_end, 1)
+os.kill(pid, signal.SIGKILL)
+with queue.reader() as reader:
+    try:
+        reader.read(1, timeout=30)
+    except fmq.PeerDied:
+        print("saw the death of its peer")
+os.waitpid(pid, 0)
+"""
+
+
+def told(*command, **how):
+    """What a program printed; its complaints are the test's failure."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, **how)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def interpreter(version):
+    """A CPython of that version that starts: on PATH, of pyenv, or of uv."""
+    home = Path.home()
+    folders = [
+        *home.glob(f".pyenv/versions/{version}.*/bin"),
+        *home.glob(f".local/share/uv/python/cpython-{version}.*/bin"),
+    ]
+    for program in (shutil.which(f"python{version}"), *(str(folder / f"python{version}") for folder in folders)):
+        if program and not subprocess.run([program, "-c", ""], capture_output=True, check=False).returncode:
+            return program
+    return None
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the x86-64 wheel needs an x86-64 processor")
+@pytest.mark.parametrize("version", PYTHONS)
+def test_the_wheel_works_on_that_python(wheels, tmp_path, version):
+    """In an empty environment, away from the sources: another process answers, a kill -9 ends a wait, a model runs in a
+    device's process, and the command checks the installation."""
+    if not (python := interpreter(version)):
+        pytest.skip(f"no CPython {version} on PATH, of pyenv or of uv: the wheel is untested there")
+    told(python, "-m", "venv", "--without-pip", tmp_path / "empty")
+    (wheel,) = wheels.glob("*x86_64.whl")
+    inside = tmp_path / "empty/bin/python"
+    told(sys.executable, "-m", "pip", "--python", inside, "install", "--quiet", "--no-compile", f"{wheel}[cli]")
+    alone = {"cwd": tmp_path, "env": {"PATH": "/usr/bin:/bin", "BURST_RUNTIME_DIR": str(tmp_path / "run")}}
+    said = told(inside, "-W", "error", "-c", EXCHANGE + DEATH, **alone)
+    assert f"exchanged 1000 on x86_64 {version}." in said
+    assert "saw the death of its peer" in said
+    model = (ROOT / "docs/start.md").read_text().split("```python\n")[1].split("```")[0]
+    assert "[[3. 3. 3. 3.]]" in told(inside, "-W", "error", "-c", model, **alone)
+    assert "burst" in told(tmp_path / "empty/bin/burst", "--version", **alone)
+
+
+@pytest.fixture(scope="session")
+def aarch64(tmp_path_factory):
+    """Debian's Python for aarch64 with what it needs, unpacked beside the system and run by the emulator."""
+    if not (shutil.which(EMULATOR) and shutil.which("apt-get")):
+        pytest.skip(f"no '{EMULATOR}' or no apt-get: the wheel is untested (Debian: apt install qemu-user-static)")
+    place = tmp_path_factory.mktemp("aarch64")
+    for folder in ("state/lists/partial", "cache/archives/partial", "root"):
+        (place / folder).mkdir(parents=True)
+    (place / "status").touch()
+    (place / "apt.conf").write_text(
+        f'APT::Architecture "arm64"; APT::Architectures {{"arm64";}}; APT::Sandbox::User "root";\n'
+        f'Dir::State "{place}/state"; Dir::State::status "{place}/status"; Dir::Cache "{place}/cache";\n'
+    )
+    environment = os.environ | {"APT_CONFIG": str(place / "apt.conf")}
+    packages = ["python3", "libstdc++6", "libgcc-s1"]
+    apt = ["-qq", "--yes", "--download-only", "--no-install-recommends", "install", *packages]
+    for command in (["-qq", "update"], apt):
+        done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"apt-get has no Python for aarch64 (the wheel is untested there): {done.stderr}")
+    for package in place.glob("cache/archives/*.deb"):
+        told("dpkg-deb", "--extract", package, place / "root")
+    (python,) = place.glob("root/usr/bin/python3.[0-9][0-9]")
+    return EMULATOR, "-L", place / "root", python
+
+
+def test_the_aarch64_wheel_exchanges_in_an_emulator(wheels, aarch64, tmp_path):
+    """pip takes the wheel for that processor, its extensions load there, and another process answers. The emulator has
+    no robust lists and no futex_waitv, so no process dies here: deaths on aarch64 stay untested."""
+    (wheel,) = wheels.glob("*aarch64.whl")
+    version = aarch64[-1].name.removeprefix("python")
+    platforms = [word for minor in (17, 27, 28) for word in ("--platform", f"manylinux_2_{minor}_aarch64")]
+    abis = ("--abi", f"cp{version.replace('.', '')}", "--abi", "abi3", "--abi", "none")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--only-binary", ":all:"]
+    wanted = [*platforms, "--python-version", version, "--implementation", "cp", *abis]
+    told(*pip, "--target", tmp_path / "site", *wanted, wheel)
+    said = told(*aarch64, "-c", EXCHANGE, env=os.environ | {"PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path)
+    assert f"exchanged 1000 on aarch64 {version}." in said
