@@ -135,6 +135,7 @@ class RequestQueue:
 
     def take(self, estimate: ExecutionEstimate, *, at_once: bool) -> Ready:
         """The next requests to run. `at_once`: nothing runs, and no request will come any more."""
+        self._waiting = [request for request in self._waiting if not request.done.done()]  # their tasks were cancelled
         self._tell_hopeless(estimate)
         if not self._waiting:
             return Ready([])

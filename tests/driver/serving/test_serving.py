@@ -131,6 +131,24 @@ class TestTasks:
 
         asyncio.run(main())
 
+    def test_all_are_cancelled_at_once(self, slow_compiled):
+        """Tasks that are cancelled in one turn, executing or waiting, leave no place taken: the server drains, and ends."""
+
+        async def main():
+            async with slow_compiled.serve(warm_up=False) as server:
+                tasks = [asyncio.create_task(server.run(frame(0.1, 1))) for _ in range(8)]
+                while not server.stats()["executing"]:
+                    await asyncio.sleep(0)
+                for task in tasks:
+                    task.cancel()
+                found = await asyncio.gather(*tasks, return_exceptions=True)
+                assert all(isinstance(each, asyncio.CancelledError) for each in found)
+                assert await server.drain(20)
+                counts = server.stats()
+                assert (counts["cancelled"], counts["executing"], counts["waiting"]) == (8, 0, 0)
+
+        asyncio.run(asyncio.wait_for(main(), 60))
+
     def test_cancelled_before_it_began(self, compiled):
         """A task that is cancelled at once leaves no place taken: all places are free for others afterwards."""
 
