@@ -132,7 +132,7 @@ class TestTasks:
         asyncio.run(main())
 
     def test_all_are_cancelled_at_once(self, slow_compiled):
-        """Tasks that are cancelled in one turn, executing or waiting, leave no place taken: the server drains, and ends."""
+        """Tasks that are cancelled in one turn, executing or waiting, leave no place taken: the server drains."""
 
         async def main():
             async with slow_compiled.serve(warm_up=False) as server:
