@@ -1,13 +1,12 @@
-"""A Chromium without a window, for tests of pages. What is missing skips them, and fails them in `make integration`."""
+"""A Chromium without a window, for tests of pages."""
 
 import importlib
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
+from needed_tools import give_up
 
 NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
 FLAGS = [
@@ -16,15 +15,11 @@ FLAGS = [
 ]
 
 
-def missing(remedy: str) -> Any:
-    (pytest.fail if os.environ.get("BURST_INTEGRATION") else pytest.skip)(remedy)
-
-
 def module(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        return missing(f"{error}: pip install '.[integration]'")
+        give_up(f"{error}: pip install '.[integration]'")
 
 
 @contextmanager
@@ -33,7 +28,7 @@ def chromium() -> Iterator[Any]:
     playwright = module("playwright.sync_api")
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if not path:
-        missing("no Chromium: install one (Debian: apt install chromium-headless-shell)")
+        give_up("no Chromium: install one (Debian: apt install chromium-headless-shell)")
     with playwright.sync_playwright() as leading:
         browser = leading.chromium.launch(executable_path=path, args=FLAGS)
         yield browser

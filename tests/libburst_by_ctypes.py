@@ -1,8 +1,12 @@
 """libburst from Python by ctypes: what `make install` builds, the functions of burst.h, and a model that adds."""
 
+import contextlib
 import ctypes
 import os
+import re
 import subprocess
+import sys
+import tempfile
 from ctypes import POINTER, byref, c_float, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
@@ -65,6 +69,32 @@ def install_libraries(folder, *arguments):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return folder
+
+
+def declared_functions(header, prefix):
+    """The names of the functions that a header declares, sorted."""
+    text = re.sub(r"/\*.*?\*/", "", (ROOT / "csrc" / header).read_text(), flags=re.DOTALL)
+    return sorted(re.findall(rf"\b({prefix}_\w+)\(", text))
+
+
+def exported_functions(library, *options):
+    """The names of the functions that a library exports, sorted."""
+    command = ["nm", *options, "--defined-only", library]
+    return sorted(re.findall(r" T (\S+)", subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+
+@contextlib.contextmanager
+def own_place(monkeypatch):
+    """A runtime directory for a test, where libburst starts devices with this Python."""
+    monkeypatch.setenv("BURST_PYTHON", sys.executable)
+    with tempfile.TemporaryDirectory(prefix="burst-c-", dir="/tmp") as path:
+        monkeypatch.setenv("BURST_RUNTIME_DIR", path)
+        yield path
+
+
+def mapped_pools(process):
+    """How many pools a process has mapped."""
+    return Path(f"/proc/{process.pid}/maps").read_text().count("memfd:burst-pool")
 
 
 def load(folder):

@@ -1,15 +1,10 @@
-"""A GPU in software, for tests of devices that need one: SwiftShader, which `make integration` fetches.
+"""A GPU in software, for tests of devices that need one: SwiftShader, which `make integration` fetches."""
 
-A machine without it, or without the provider, skips these tests, with the remedy. `make integration` sets
-BURST_INTEGRATION: then they fail there.
-"""
-
-import os
 import sys
 from ctypes import CDLL
 from pathlib import Path
 
-import pytest
+from needed_tools import give_up
 
 from driver.devices.onnxruntime import OrtWebGpuDevice
 
@@ -23,9 +18,9 @@ def driver_file():
 
 
 def configure(home, *lines):
-    """Has devices of this home directory use it. Skips or fails where it is missing."""
+    """Has devices of this home directory use it."""
     if remedy := missing():
-        (pytest.fail if os.environ.get("BURST_INTEGRATION") else pytest.skip)(remedy)
+        give_up(remedy)
     path = Path(home, CONFIGURATION)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join([f'driver = "{driver_file()}"', *lines]))

@@ -1,25 +1,20 @@
-"""The driver of examples/device-c, built once in a run of the tests, as its README says.
+"""The driver of examples/device-c, built once in a run of the tests, as its README says."""
 
-A machine without what it is built of skips its tests, with the remedy. `make integration` sets BURST_INTEGRATION: then
-they fail there.
-"""
-
-import os
 import shutil
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
-import pytest
+from needed_tools import give_up
 
 EXAMPLE = Path(__file__).parents[1] / "examples/device-c"
 
 
 def built(folder, *options, compiler="cc"):
-    """The path of the library, built in this folder. Skips or fails where that cannot be."""
+    """The path of the library, built in this folder."""
     if remedy := missing():
-        (pytest.fail if os.environ.get("BURST_INTEGRATION") else pytest.skip)(remedy)
+        give_up(remedy)
     where = [sys.executable, "-m", "driver.devices.library", "--cmake"]
     found = subprocess.run(where, capture_output=True, text=True, check=True).stdout.strip()
     make("-S", EXAMPLE, "-B", folder, f"-DBurstDevice_DIR={found}", f"-DCMAKE_C_COMPILER={compiler}", *options)

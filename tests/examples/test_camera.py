@@ -1,45 +1,24 @@
 """examples/camera.cpp builds as its own head says, finds what is there, and survives the death of its device."""
 
 import contextlib
-import os
 import re
-import shlex
 import signal
 import subprocess
-import sys
-import tempfile
 
-import libburst_by_ctypes
 import numpy as np
 import pytest
 from held_processes import LONG, HeldProcess, state, until
-from libburst_by_ctypes import ROOT
 
 import driver
 
-SOURCE = (ROOT / "examples/camera.cpp").read_text()
 WIDTH, HEIGHT, SIDE = 160, 120, 40
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def camera(tmp_path_factory):
-    """The program, built by the line in its own head on what `make install` has installed."""
-    (line,) = re.findall(r"^ \*\s+(c\+\+ .*) -o camera$", SOURCE, re.MULTILINE)
-    prefix = libburst_by_ctypes.install(tmp_path_factory.mktemp("camera"))
-    environment = os.environ | {"PKG_CONFIG_PATH": str(prefix / "lib/pkgconfig")}
-    command = f"{line} -Wl,-rpath,{shlex.quote(str(prefix / 'lib'))} -o {shlex.quote(str(prefix / 'camera'))}"
-    subprocess.run(command, shell=True, cwd=ROOT, env=environment, check=True, timeout=120)
-    return prefix / "camera"
-
-
-@pytest.fixture
-def place(monkeypatch):
-    """A runtime directory of our own; the program starts devices with this Python."""
-    monkeypatch.setenv("BURST_PYTHON", sys.executable)
-    with tempfile.TemporaryDirectory(prefix="burst-c-", dir="/tmp") as path:
-        monkeypatch.setenv("BURST_RUNTIME_DIR", path)
-        yield path
+def camera(built):
+    """The program."""
+    return built("camera.cpp")
 
 
 @pytest.fixture(scope="module")

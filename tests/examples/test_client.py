@@ -4,14 +4,11 @@ import contextlib
 import os
 import random
 import re
-import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-import libburst_by_ctypes
 import pytest
 import stress
 from held_processes import LONG, HeldProcess, state, until
@@ -25,23 +22,9 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory):
-    """The program, built by the line in its own head on what `make install` has installed."""
-    (line,) = re.findall(r"^ \*\s+(cc .*) -o client$", SOURCE, re.MULTILINE)
-    prefix = libburst_by_ctypes.install(tmp_path_factory.mktemp("client"))
-    environment = os.environ | {"PKG_CONFIG_PATH": str(prefix / "lib/pkgconfig")}
-    command = f"{line} -Wl,-rpath,{shlex.quote(str(prefix / 'lib'))} -o {shlex.quote(str(prefix / 'client'))}"
-    subprocess.run(command, shell=True, cwd=ROOT, env=environment, check=True, timeout=120)
-    return prefix / "client"
-
-
-@pytest.fixture
-def place(monkeypatch):
-    """A runtime directory of our own; the client starts devices with this Python."""
-    monkeypatch.setenv("BURST_PYTHON", sys.executable)
-    with tempfile.TemporaryDirectory(prefix="burst-c-", dir="/tmp") as path:
-        monkeypatch.setenv("BURST_RUNTIME_DIR", path)
-        yield path
+def client(built):
+    """The program."""
+    return built("client.c")
 
 
 @pytest.fixture

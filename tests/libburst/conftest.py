@@ -1,8 +1,6 @@
 """The library as `make install` leaves it, and a device of the test's own."""
 
 import contextlib
-import sys
-import tempfile
 
 import libburst_by_ctypes
 import pytest
@@ -27,9 +25,7 @@ def library(installed):
 @pytest.fixture(autouse=True)
 def place(monkeypatch):
     """A runtime directory of our own; the library starts devices with this Python."""
-    monkeypatch.setenv("BURST_PYTHON", sys.executable)
-    with tempfile.TemporaryDirectory(prefix="burst-c-", dir="/tmp") as path:
-        monkeypatch.setenv("BURST_RUNTIME_DIR", path)
+    with libburst_by_ctypes.own_place(monkeypatch) as path:
         yield path
 
 

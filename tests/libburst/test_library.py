@@ -5,17 +5,27 @@ import ctypes
 import errno
 import os
 import random
-import re
 import signal
 import subprocess
 import threading
 from ctypes import byref, c_uint64, c_void_p
-from pathlib import Path
 
 import pytest
 import stress
 from held_processes import HeldProcess, until
-from libburst_by_ctypes import FOREVER, ROOT, Adder, FileTensor, Tensor, checked, handle_of, shape, why
+from libburst_by_ctypes import (
+    FOREVER,
+    Adder,
+    FileTensor,
+    Tensor,
+    checked,
+    declared_functions,
+    exported_functions,
+    handle_of,
+    mapped_pools,
+    shape,
+    why,
+)
 
 import driver
 from driver.protocol.model_codec import encode
@@ -28,17 +38,14 @@ def soon(library, milliseconds):
 
 
 def test_what_is_exported_is_what_the_header_declares(installed):
-    """And nothing else that another library could trip over, in the shared library and in the static one."""
-    text = re.sub(r"/\*.*?\*/", "", (ROOT / "csrc/libburst/burst.h").read_text(), flags=re.DOTALL)
-    declared = sorted(re.findall(r"\b(burst_\w+)\(", text))
-
-    def names(*command):
-        out = subprocess.run(["nm", *command], capture_output=True, text=True, check=True).stdout
-        return sorted(re.findall(r" T (\w+)", out))
-
+    """And nothing else that another library could trip over, in the shared library, where each has a version, and in
+    the static one.
+    """
+    declared = declared_functions("libburst/burst.h", "burst")
     assert len(declared) > 20
-    assert names("--dynamic", "--defined-only", installed / "lib/libburst.so") == declared
-    assert names("--extern-only", "--defined-only", installed / "lib/libburst.a") == declared
+    versions = exported_functions(installed / "lib/libburst.so", "--dynamic", "--with-symbol-versions")
+    assert versions == [f"{each}@@LIBBURST_0.1" for each in declared]
+    assert exported_functions(installed / "lib/libburst.a", "--extern-only") == declared
 
 
 def test_the_header_stands_alone(installed, tmp_path):
@@ -203,12 +210,7 @@ def test_memory_that_no_request_names_is_let_go(adders, device, library):
     """By the device: after fifty pools, each in one request, the engine has as many mappings of pools as before."""
     burst = adders()
     assert burst.adds()
-    maps = Path(f"/proc/{device['engine'].pid}/maps")
-
-    def mapped():
-        return maps.read_text().count("memfd:burst-pool")
-
-    before = mapped()
+    before = mapped_pools(device["engine"])
     for _ in range(50):
         pool, values = burst.new_pool()
         request = burst.new_request(pool)
@@ -216,7 +218,7 @@ def test_memory_that_no_request_names_is_let_go(adders, device, library):
         checked(library, library.burst_pool_free(pool))
         checked(library, library.burst_request_free(request))
         del values
-    until(lambda: mapped() <= before)
+    until(lambda: mapped_pools(device["engine"]) <= before)
     assert burst.count()["memories_sent"] == 51
 
 

@@ -23,6 +23,7 @@ from libburst_by_ctypes import (
     adder,
     checked,
     handle_of,
+    mapped_pools,
     shape,
     why,
 )
@@ -160,12 +161,7 @@ def test_a_death_while_an_answer_is_awaited(plain, device):
 def test_memory_that_was_freed_is_let_go(plain, device, library):
     """Fifty pools, each of one execution: the engine maps no more than before."""
     assert plain.adds()
-    maps = Path(f"/proc/{device['engine'].pid}/maps")
-
-    def mapped():
-        return maps.read_text().count("memfd:burst-pool")
-
-    before = mapped()
+    before = mapped_pools(device["engine"])
     for _ in range(50):
         pool, values = plain.new_pool()
         tensors = [Tensor(pool, 16 * i, 16, 0, None) for i in range(3)]
@@ -173,7 +169,7 @@ def test_memory_that_was_freed_is_let_go(plain, device, library):
         checked(library, library.burst_pool_free(pool))
         del values
     assert plain.adds()
-    until(lambda: mapped() <= before)
+    until(lambda: mapped_pools(device["engine"]) <= before)
 
 
 # ---- bytes -----------------------------------------------------------------------------------------------------------

