@@ -56,6 +56,9 @@ typedef struct {
                        * thread waits for that */
 } burst_caller;
 
+burst_caller *burst_caller_new(fmq_end *out, fmq_end *back, burst_trace *trace, uint64_t length, uint64_t spin_ns, uint64_t hold_ns); /* length:
+                                                  * elements of each queue; NULL: no memory */
+void burst_caller_free(burst_caller *caller); /* no thread is inside */
 int burst_send(burst_caller *caller, void *packet, uint64_t bytes); /* patches id and deadline into it; -EAGAIN: no room */
 int64_t burst_receive(burst_caller *caller, uint64_t deadline);     /* 0: like the last result, but for id and times; else its bytes */
 int64_t burst_call(burst_caller *caller, void *packet, uint64_t bytes); /* both. -ETIMEDOUT: it was sent, and `calling` is
@@ -65,6 +68,27 @@ void burst_abandon(burst_caller *caller, uint64_t id); /* the device need not be
 void burst_settle(burst_caller *caller, uint64_t id);  /* that has come */
 void burst_over(burst_caller *caller);       /* `calling` goes */
 void burst_await_call(burst_caller *caller); /* waits for that, 1 ms at most */
+
+/* slots: the numbers by which a client's requests name memory (README.md, "Slots"). Any thread. */
+typedef struct burst_slots burst_slots;
+burst_slots *burst_slots_new(void); /* NULL: no memory */
+void burst_slots_free(burst_slots *slots);
+/* The slot of that owner, used once more; or a new one, of the memory behind `fd`, which is borrowed, and its description on the wire.
+ * owner NULL: always a new one. -EOVERFLOW: they are used up. */
+int64_t burst_slots_use(burst_slots *slots, const void *owner, int fd, const void *description, uint32_t bytes);
+int burst_slots_drop(burst_slots *slots, int64_t slot); /* used once less; 1: it stands for nothing any more */
+uint64_t burst_slots_sent(burst_slots *slots);          /* memories that devices were given */
+void burst_fill_holes(int fd); /* gives memory all its pages, charged to this process; what cannot have them stays as it is */
+
+/* sockets: the callback and the context of a burst, and the process's thread that hands memory over. */
+typedef struct burst_sockets burst_sockets;
+int burst_sockets_open(burst_slots *slots, int far[2], burst_sockets **sockets); /* far: the device's ends, which the caller closes */
+void burst_sockets_fill(burst_sockets *sockets); /* the device is another account's: memory is handed over with all its pages */
+int burst_sockets_context(const burst_sockets *sockets); /* borrowed; -1: closed */
+int burst_sockets_tell(burst_sockets *sockets, const int64_t *slots, uint32_t n); /* the device may let go of the memory of these */
+void burst_sockets_close(burst_sockets *sockets);
+void burst_sockets_free(burst_sockets *sockets); /* and closes them; before `slots` */
+const char *burst_why(void); /* what failed last in this thread, in words */
 
 /* wire: the client's half of a packet, pure and for any thread; burst/wire.py has the table. Numbers that do not fit their field
  * are refused, so they have 64 bits here. */

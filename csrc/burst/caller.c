@@ -11,6 +11,7 @@
 
 #include <limits.h>
 #include <linux/futex.h>
+#include <stdlib.h>
 
 static const uint64_t SOON = 100000; /* ns */
 static const uint64_t EARLY = 150000; /* ns: the slack of a timer, and an idle processor's way back */
@@ -20,6 +21,23 @@ enum { HABIT = 3 }; /* so many in a row */
 
 /* One thread sends while another one receives: words of the caller that both look at are stored and loaded like those of the trace
  * (`note`, `look`). What a result is compared with was stored before its request was published. */
+
+/* Both buffers are behind it. `start`, `finish` and `over` are for modules that are not linked with this one. */
+burst_caller *burst_caller_new(fmq_end *out, fmq_end *back, burst_trace *trace, uint64_t length, uint64_t spin_ns, uint64_t hold_ns) {
+    uint64_t bytes = length * DATUM;
+    burst_caller *c = calloc(1, sizeof *c + 2 * bytes);
+    if (!c) return NULL;
+    unsigned char *buffers = (unsigned char *)(c + 1);
+    int64_t (*start)(burst_caller *, void *, uint64_t) = burst_call, (*finish)(burst_caller *, uint64_t) = burst_finish;
+    *c = (burst_caller){.out = out, .back = back, .trace = trace, .spare = buffers, .result = buffers + bytes, .buffer_bytes = bytes,
+                        .spin_ns = spin_ns, .hold_ns = hold_ns, .deadline = FMQ_FOREVER};
+    memcpy(&c->start, &start, sizeof start), memcpy(&c->finish, &finish, sizeof finish);
+    void (*over)(burst_caller *) = burst_over;
+    memcpy(&c->over, &over, sizeof over);
+    return c;
+}
+
+void burst_caller_free(burst_caller *c) { free(c); }
 
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
 

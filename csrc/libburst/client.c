@@ -23,7 +23,6 @@ static const uint64_t SECOND = 1000000000;
 static const char FAST[] = "fast_single_answer";
 enum { MEDIUM = 1, START_S = 60, WITHIN_S = 10, TRIES = 3 };
 
-const char *burst_why(void) { return last_failure(); }
 uint64_t burst_now(void) { return fmq_now(); }
 
 /* ---- where a device is ------------------------------------------------------------------------------------------- */
@@ -165,6 +164,12 @@ static int read_answer(client *c, int64_t *values, int *result) {
     if (!status) return 0;
     if (n < 3 || !take_text(&c->m, text, sizeof text)) return fail(-EBADMSG, "a refusal without a reason");
     return fail((int)status, "the device refuses: %s", text), 0;
+}
+
+bool client_is_foreign(const client *c) {
+    struct ucred peer;
+    socklen_t size = sizeof peer;
+    return !getsockopt(c->socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) && peer.uid != getuid();
 }
 
 int client_call(client *c, uint64_t deadline, int64_t *values) {

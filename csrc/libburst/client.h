@@ -2,9 +2,9 @@
 #ifndef LIBBURST_CLIENT_H
 #define LIBBURST_CLIENT_H
 
+#include "burst/messages.h"
 #include "libburst/burst.h"
 #include "libburst/handles.h"
-#include "libburst/messages.h"
 
 #include <pthread.h>
 
@@ -44,6 +44,7 @@ typedef struct {
 message *client_begin(client *c, const char *method, uint32_t arguments);
 /* Sends it, and returns 0 with *values objects of the answer to read, else a status or -errno. Descriptors of the answer are in m. */
 int client_call(client *c, uint64_t deadline, int64_t *values);
+bool client_is_foreign(const client *c); /* its device runs under another account, and takes memory with all its pages alone */
 void client_tell(client *c, const char *method, int64_t number); /* without a look at the answer; 1 s at most */
 
 /* `epoch`: of the connection that the caller found dead. Connects again, unless another thread has; bounded. */

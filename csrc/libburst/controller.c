@@ -41,7 +41,7 @@ static void free_trace(controller *c) {
 
 static int open_lane(controller *c) {
     int r = new_trace(c);
-    if (!r) r = lane_open(c->compiled, &c->slots, c->options.spin, c->trace, c->trace_memory, &c->lane);
+    if (!r) r = lane_open(c->compiled, c->slots, c->options.spin, c->trace, c->trace_memory, &c->lane);
     if (r) free_trace(c);
     return r;
 }
@@ -71,10 +71,8 @@ static void drop_flights(controller *c) {
 static void destroy(object *o) {
     controller *c = (controller *)o;
     close_lane(c);
-    for (uint32_t i = 0; i < c->slots.count; i++) object_put(c->slots.entries[i].pool);
-    free(c->slots.entries);
+    burst_slots_free(c->slots);
     object_put(c->compiled);
-    pthread_mutex_destroy(&c->slots.lock);
     pthread_mutex_destroy(&c->lock);
     pthread_rwlock_destroy(&c->living);
     free(c);
@@ -94,11 +92,11 @@ static int read_options(const burst_options *given, burst_options *o) {
 
 static controller *new_controller(compiled *p, const burst_options *options) {
     controller *c = calloc(1, sizeof *c);
-    if (!c) return fail(-ENOMEM, "no memory for a controller"), NULL;
-    c->compiled = p, c->options = *options, c->trace_memory = -1;
+    burst_slots *slots = burst_slots_new();
+    if (!c || !slots) return free(c), burst_slots_free(slots), fail(-ENOMEM, "no memory for a controller"), NULL;
+    c->slots = slots, c->compiled = p, c->options = *options, c->trace_memory = -1;
     pthread_rwlock_init(&c->living, NULL);
     pthread_mutex_init(&c->lock, NULL);
-    pthread_mutex_init(&c->slots.lock, NULL);
     return c;
 }
 
@@ -165,9 +163,9 @@ static int send_again(controller *c) {
             object_put(f.request);
             continue;
         }
-        c->lane->caller.deadline = f.deadline;
-        r = burst_send(&c->lane->caller, f.request->packet, f.request->bytes);
-        f.id = c->lane->caller.id;
+        c->lane->caller->deadline = f.deadline;
+        r = burst_send(c->lane->caller, f.request->packet, f.request->bytes);
+        f.id = c->lane->caller->id;
         c->flights[(c->first + c->count++) % MOST_IN_FLIGHT] = f;
     }
     return r;
@@ -246,7 +244,7 @@ static uint32_t depth_of(const controller *c, const request *q) {
 
 static void note_flight(controller *c, request *q, uint64_t deadline, uint64_t *number) {
     c->flights[(c->first + c->count) % MOST_IN_FLIGHT] =
-        (flight){.request = object_hold(q), .number = ++c->number, .id = c->lane->caller.id, .deadline = deadline, .is_wanted = true};
+        (flight){.request = object_hold(q), .number = ++c->number, .id = c->lane->caller->id, .deadline = deadline, .is_wanted = true};
     atomic_store_explicit(&c->count, c->count + 1, memory_order_release);
     c->counts.requests++;
     *number = c->number;
@@ -259,8 +257,8 @@ static int send(controller *c, request *q, uint64_t deadline, uint64_t *number) 
     pthread_mutex_lock(&c->lock);
     int r = c->count < depth_of(c, q) ? 0 : -EAGAIN;
     if (!r) {
-        c->lane->caller.deadline = deadline;
-        r = burst_send(&c->lane->caller, q->packet, q->bytes);
+        c->lane->caller->deadline = deadline;
+        r = burst_send(c->lane->caller, q->packet, q->bytes);
         if (!r) note_flight(c, q, deadline, number);
     }
     pthread_mutex_unlock(&c->lock);
@@ -284,7 +282,7 @@ static int send_or_recover(controller *c, request *q, uint64_t deadline, uint64_
 
 /* The result that came, if it differs from the one before. */
 static int decode(controller *c, int64_t code) {
-    burst_caller *k = &c->lane->caller;
+    burst_caller *k = c->lane->caller;
     burst_complaint why;
     if (code && burst_decode(k->result, (uint64_t)code, c->lane->version, &c->last, c->shapes, &why)) {
         atomic_store(&c->broken, -EBADMSG);
@@ -300,7 +298,7 @@ static bool land(controller *c, burst_outcome *o) {
     flight f = c->flights[c->first++ % MOST_IN_FLIGHT]; /* only the receiver takes one out, or a thread that is alone inside */
     atomic_store_explicit(&c->count, c->count - 1, memory_order_release);
     c->counts.results++;
-    if (!f.is_wanted) burst_settle(&c->lane->caller, f.id);
+    if (!f.is_wanted) burst_settle(c->lane->caller, f.id);
     pthread_mutex_unlock(&c->lock);
     atomic_store_explicit(&f.request->in_flight, 0, memory_order_release);
     object_put(f.request);
@@ -312,11 +310,11 @@ static bool land(controller *c, burst_outcome *o) {
 /* The device's own words, which it may change while we look: copied first. */
 static int told(controller *c, const burst_outcome *o) {
     burst_failure f;
-    memcpy(&f, &c->trace->failures[c->lane->caller.results % BURST_FAILURES], sizeof f);
+    memcpy(&f, &c->trace->failures[c->lane->caller->results % BURST_FAILURES], sizeof f);
     f.text[sizeof f.text - 1] = 0;
     for (char *at = f.text; *at; at++)
         if ((unsigned char)*at < ' ') *at = ' ';
-    bool is_of_this = f.id == c->lane->caller.results && f.status == (uint64_t)o->status;
+    bool is_of_this = f.id == c->lane->caller->results && f.status == (uint64_t)o->status;
     return fail(o->status, "the device answers with status %d%s%s", o->status, is_of_this && *f.text ? ": " : "", is_of_this ? f.text : "");
 }
 
@@ -332,7 +330,7 @@ static int receive(controller *c, uint64_t deadline, burst_outcome *o) {
     for (;;) {
         if (!c->count) return fail(-ENOMSG, "no request is in flight"); /* only this thread takes them out */
         int64_t code;
-        while ((code = burst_receive(&c->lane->caller, deadline)) == -EINTR) {}
+        while ((code = burst_receive(c->lane->caller, deadline)) == -EINTR) {}
         if (code < 0) return note_miss(c, (int)code);
         int r = decode(c, code);
         if (r) return r;
@@ -398,7 +396,7 @@ static int forsake(controller *c, uint64_t number) {
         flight *f = &c->flights[(c->first + i) % MOST_IN_FLIGHT];
         if (f->number != number || !f->is_wanted) continue;
         f->is_wanted = false;
-        if (c->lane) burst_abandon(&c->lane->caller, f->id);
+        if (c->lane) burst_abandon(c->lane->caller, f->id);
         r = 0;
     }
     pthread_mutex_unlock(&c->lock);
@@ -499,9 +497,7 @@ int burst_count(burst_controller *handle, burst_statistics *statistics) {
     if (c->lane) statistics->total_ns += look(&c->trace->client.total_ns), statistics->asleep_ns += look(&c->trace->client.asleep_ns);
     pthread_mutex_unlock(&c->lock);
     pthread_rwlock_unlock(&c->living);
-    pthread_mutex_lock(&c->slots.lock);
-    statistics->memories_sent = c->slots.sent;
-    pthread_mutex_unlock(&c->slots.lock);
+    statistics->memories_sent = burst_slots_sent(c->slots);
     object_put(c);
     return 0;
 }

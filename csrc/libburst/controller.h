@@ -24,7 +24,7 @@ typedef struct {
     uint64_t generation;  /* of the lane */
     int trace_memory;
     burst_trace *trace;
-    slot_table slots;
+    burst_slots *slots;
     _Atomic uint32_t sending, receiving, is_closed;
     _Atomic int broken;   /* why no lane comes any more, -errno; or 0 */
     pthread_mutex_t lock; /* of the flights and what is counted */
@@ -43,7 +43,8 @@ struct request {
     controller *controller; /* held */
     _Atomic uint32_t in_flight;
     uint32_t n_slots;
-    int32_t *slots;
+    int64_t *slots;
+    pool **pools; /* held; behind the slots */
     uint64_t bytes;
     unsigned char *packet; /* of the lane's version, which its successors have to have, too */
 };

@@ -7,9 +7,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <string.h>
 
 static_assert(sizeof(uintptr_t) == 8, "a handle is 64 bits");
@@ -28,23 +26,6 @@ static struct {
         object *_Atomic object;
     } slots[SLOTS];
 } table = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-static _Thread_local char why[512];
-
-const char *last_failure(void) { return why; }
-
-int fail(int code, const char *format, ...) {
-    va_list values;
-    va_start(values, format);
-    vsnprintf(why, sizeof why, format, values);
-    va_end(values);
-    return code;
-}
-
-int fail_kernel(const char *what) {
-    int error = errno;
-    return fail(-error, "%s: %s", what, strerror(error));
-}
 
 /* In the child of a fork: another thread may have held the lock, and does not exist here. */
 static void forget(void) {

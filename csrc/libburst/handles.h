@@ -2,6 +2,8 @@
 #ifndef LIBBURST_HANDLES_H
 #define LIBBURST_HANDLES_H
 
+#include "burst/failure.h"
+
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,9 +25,5 @@ int handle_close(void *handle, enum kind kind, void **out); /* as handle_take, a
 void *object_hold(void *o);
 bool object_is_open(const void *o); /* of an object that is held: nobody has closed its handle */
 void object_put(void *o);
-
-int fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
-int fail_kernel(const char *what); /* of errno */
-const char *last_failure(void); /* of this thread; "": none */
 
 #endif

@@ -7,6 +7,7 @@
 
 #include "libburst/pools.h"
 
+#include "burst/api.h"
 #include "fmq/api.h"
 
 #include <errno.h>
@@ -26,6 +27,7 @@ typedef struct {
 
 struct plain {
     int socket;
+    bool is_foreign; /* the device is another account's */
     void *life;
     int64_t watch;
     uint64_t epoch; /* of the connection */
@@ -81,7 +83,7 @@ static int open_plain(client *c, uint64_t deadline) {
     if (r) return r;
     plain *p = calloc(1, sizeof *p);
     if (!p) return message_close_fds(&c->m), fail(-ENOMEM, "no memory for a plain path");
-    p->socket = -1, p->watch = -1, p->epoch = c->epoch;
+    p->socket = -1, p->watch = -1, p->epoch = c->epoch, p->is_foreign = client_is_foreign(c);
     r = take_channel(p, &c->m);
     if (r) return plain_free(p), r;
     return c->plain = p, 0;
@@ -128,7 +130,8 @@ static int introduce(plain *p, pool *new) {
     }
     message_reset(&p->m);
     put_array(&p->m, 3), put_text(&p->m, "memory"), put_int(&p->m, p->next);
-    put_array(&p->m, 3), put_text(&p->m, "ashmem"), put_uint(&p->m, new->bytes), put_bool(&p->m, true);
+    put_pool(&p->m, new);
+    if (p->is_foreign) burst_fill_holes(new->fd);
     p->m.fds[p->m.n_fds++] = new->fd;
     int r = message_send(p->socket, &p->m);
     p->m.n_fds = 0; /* borrowed */

@@ -35,6 +35,11 @@ int sealed_memory(const char *name, uint64_t bytes) {
     return fd;
 }
 
+void put_pool(message *m, const pool *p) {
+    put_array(m, 3);
+    put_text(m, "ashmem"), put_uint(m, p->bytes), put_bool(m, true);
+}
+
 static void unmap(pool *p) {
     if (p->base) munmap(p->base, p->bytes);
     p->base = NULL;

@@ -5,19 +5,34 @@
 #include <errno.h>
 #include <stdlib.h>
 
+/* Any thread, and at once: another one may wait inside of the controller. */
+static void drop_slot(controller *c, int64_t slot, pool *p) {
+    if (burst_slots_drop(c->slots, slot)) {
+        pthread_rwlock_rdlock(&c->living);
+        if (c->lane) lane_forget(c->lane, slot);
+        pthread_rwlock_unlock(&c->living);
+    }
+    object_put(p);
+}
+
 static void free_request(object *o) {
     request *q = (request *)o;
     controller *c = q->controller;
-    for (uint32_t i = 0; i < q->n_slots; i++) {
-        if (!slots_drop(&c->slots, q->slots[i])) continue;
-        pthread_rwlock_rdlock(&c->living);
-        if (c->lane) lane_forget(c->lane, q->slots[i]);
-        pthread_rwlock_unlock(&c->living);
-    }
+    for (uint32_t i = 0; i < q->n_slots; i++) drop_slot(c, q->slots[i], q->pools[i]);
     free(q->slots);
+    free(q->pools);
     free(q->packet);
     free(q);
     object_put(c);
+}
+
+static int64_t use_slot(burst_slots *slots, pool *p) {
+    message description = {0};
+    put_pool(&description, p);
+    int64_t slot = description.is_broken ? fail(-ENOMEM, "no memory for a slot")
+                                         : burst_slots_use(slots, p, p->fd, description.bytes, (uint32_t)description.length);
+    message_free(&description);
+    return slot;
 }
 
 /* The place of a pool among those of the request, a new one if need be. */
@@ -25,16 +40,17 @@ static int place_of(request *q, burst_place *places, burst_pool *handle, const b
     int r;
     pool *p = handle_take(handle, POOL, &r);
     if (!p) return r;
-    if (t->length > p->bytes || t->offset > p->bytes - t->length)
+    if (t->length > p->bytes || t->offset > p->bytes - t->length) {
         r = fail(-EINVAL, "bytes %llu to %llu of a pool of %llu", (unsigned long long)t->offset,
                  (unsigned long long)(t->offset + t->length), (unsigned long long)p->bytes);
-    else r = slots_add(&q->controller->slots, p);
-    object_put(p);
-    if (r < 0) return r;
+        return object_put(p), r;
+    }
     for (uint32_t i = 0; i < q->n_slots; i++)
-        if (q->slots[i] == r) return slots_drop(&q->controller->slots, r), (int)i;
-    places[q->n_slots] = (burst_place){.number = r};
-    q->slots[q->n_slots] = r;
+        if (q->pools[i] == p) return object_put(p), (int)i;
+    int64_t slot = use_slot(q->controller->slots, p);
+    if (slot < 0) return object_put(p), (int)slot;
+    places[q->n_slots] = (burst_place){.number = slot};
+    q->slots[q->n_slots] = slot, q->pools[q->n_slots] = p;
     return (int)q->n_slots++;
 }
 
@@ -73,8 +89,8 @@ static int fill(request *q, int version, uint32_t n_inputs, const burst_tensor *
     burst_argument *arguments = calloc(n + 1, sizeof *arguments);
     burst_place *places = calloc(n + 1, sizeof *places);
     int64_t *dimensions = calloc(ranks + 1, sizeof *dimensions), *next = dimensions;
-    q->slots = calloc(n + 1, sizeof *q->slots);
-    int r = arguments && places && dimensions && q->slots ? 0 : fail(-ENOMEM, "no memory for a request");
+    q->slots = calloc(n + 1, sizeof *q->slots), q->pools = calloc(n + 1, sizeof *q->pools);
+    int r = arguments && places && dimensions && q->slots && q->pools ? 0 : fail(-ENOMEM, "no memory for a request");
     for (uint32_t i = 0; i < n && !r; i++) {
         r = read_tensor(q, i < n_inputs ? &inputs[i] : &outputs[i - n_inputs], &arguments[i], places, next);
         next += arguments[i].rank;

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import stress
 from libburst_by_ctypes import ROOT
+from libburst_sources import libburst_sources
 from wire_packets import GOLDEN, RESULTS, random_packet
 
 pytestmark = pytest.mark.integration
@@ -31,10 +32,9 @@ def fuzz(tmp_path):
     """fuzz(cases, seed, file=None, change=None): compiles it, with one of the library's files changed, and runs it."""
 
     def run(cases, seed, file=None, change=None):
-        sources = [*CSRC.glob("fmq/*.c"), *(CSRC / f"burst/{name}.c" for name in ("packet", "wire", "caller"))]
-        sources += [source for source in CSRC.glob("libburst/*.c") if source.name != file]
+        sources = [source for source in libburst_sources() if source.name != file]
         if file:
-            text = (CSRC / "libburst" / file).read_text()
+            text = next(source for source in libburst_sources() if source.name == file).read_text()
             assert text.count(change[0]) == 1
             (tmp_path / file).write_text(text.replace(*change))
             sources.append(tmp_path / file)

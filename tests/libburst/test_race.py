@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import stress
 from libburst_by_ctypes import ROOT
+from libburst_sources import libburst_sources
 
 pytestmark = pytest.mark.integration
 HERE = Path(__file__).parent
@@ -21,13 +22,11 @@ SANITIZERS = {
 @pytest.fixture(params=sorted(SANITIZERS))
 def build(request, tmp_path):
     """Compiles a program with all of the library in it, under one of the sanitizers; returns what runs it."""
-    sources = [*sorted(CSRC.glob("fmq/*.c")), *(CSRC / f"burst/{name}.c" for name in ("packet", "wire", "caller"))]
-    sources += sorted(CSRC.glob("libburst/*.c"))
 
     def make(program):
         flags = ["-std=gnu11", "-O1", "-g", "-w", f"-I{CSRC}", f"-I{CSRC}/libburst", *SANITIZERS[request.param]]
         subprocess.run(
-            ["cc", *flags, program, *sources, "-o", tmp_path / "program", "-pthread"], check=True, timeout=120
+            ["cc", *flags, program, *libburst_sources(), "-o", tmp_path / "program", "-pthread"], check=True, timeout=120
         )
         return lambda *arguments: run(tmp_path / "program", *arguments)
 

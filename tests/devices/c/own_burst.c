@@ -5,7 +5,7 @@
 #undef burst_device_get
 
 #include "fmq/api.h"
-#include "libburst/messages.h"
+#include "burst/messages.h"
 
 #include <errno.h>
 #include <fcntl.h>

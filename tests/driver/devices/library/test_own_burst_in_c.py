@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from c_drivers import ROOT, compiled
 from inside import controller_of
+from libburst_sources import libburst_sources
 
 import driver
 from burst import (
@@ -22,8 +23,6 @@ from burst import (
 )
 from driver.vts import SMOKE, Target, catalogue, run
 
-LIBBURST = [path for part in ("fmq", "libburst") for path in (ROOT / "csrc" / part).glob("*.c")]
-LIBBURST += [ROOT / "csrc/burst" / name for name in ("packet.c", "wire.c", "caller.c")]
 FLAGS = (f"-I{ROOT}/csrc", "-fvisibility=hidden", "-pthread")
 
 
@@ -33,7 +32,7 @@ def build(tmp_path_factory):
 
     def build(*flags):
         path = tmp_path_factory.mktemp("own") / "libown.so"
-        return str(compiled(path, "own_burst.c", *LIBBURST, flags=(*FLAGS, *flags)))
+        return str(compiled(path, "own_burst.c", *libburst_sources(), flags=(*FLAGS, *flags)))
 
     return build
 

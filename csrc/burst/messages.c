@@ -1,9 +1,9 @@
 /* Messages: the few forms of msgpack that docs/protocol.md needs, bounded, and descriptors over a packet socket. */
 #define _GNU_SOURCE
-#include "libburst/messages.h"
+#include "burst/messages.h"
 
-#include "libburst/burst.h"
-#include "libburst/handles.h"
+#include "burst/failure.h"
+#include "fmq/futex.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -177,7 +177,7 @@ static void rest(void) {
     nanosleep(&pause, NULL);
 }
 
-int message_send(int socket, message *m) {
+static int send_message(int socket, message *m, int flags) {
     if (m->is_broken) return fail(-ENOMEM, "no memory for a message");
     if (m->length > MOST_BYTES) return fail(-EMSGSIZE, "a message of %zu bytes; at most %d are allowed", m->length, MOST_BYTES);
     side_data side = {{0}};
@@ -189,7 +189,7 @@ int message_send(int socket, message *m) {
         side.first.cmsg_level = SOL_SOCKET, side.first.cmsg_type = SCM_RIGHTS, side.first.cmsg_len = CMSG_LEN(bytes);
         memcpy(CMSG_DATA(&side.first), m->fds, bytes);
     }
-    for (int tries = TRIES; sendmsg(socket, &whole, MSG_NOSIGNAL) < 0;) {
+    for (int tries = TRIES; sendmsg(socket, &whole, MSG_NOSIGNAL | flags) < 0;) {
         if (errno == EINTR) continue;
         if (errno == EBADF) return fail(-EBADMSG, "one of the descriptors to send is closed");
         if (!is_shortage(errno)) return fail(-EPIPE, "the connection is gone: %s", strerror(errno));
@@ -198,6 +198,9 @@ int message_send(int socket, message *m) {
     }
     return 0;
 }
+
+int message_send(int socket, message *m) { return send_message(socket, m, 0); }
+int message_offer(int socket, message *m) { return send_message(socket, m, MSG_DONTWAIT); }
 
 static void take_fds(message *m, struct msghdr *whole) {
     for (struct cmsghdr *c = CMSG_FIRSTHDR(whole); c; c = CMSG_NXTHDR(whole, c)) {
@@ -211,9 +214,9 @@ static void take_fds(message *m, struct msghdr *whole) {
 static int await_readable(int socket, uint64_t deadline) {
     for (;;) {
         struct pollfd one = {socket, POLLIN, 0};
-        uint64_t now = burst_now(), left = deadline > now ? deadline - now : 0;
+        uint64_t now = futex_now(), left = deadline > now ? deadline - now : 0;
         struct timespec limit = {(time_t)(left / 1000000000), (long)(left % 1000000000)};
-        int n = ppoll(&one, 1, deadline == BURST_FOREVER ? NULL : &limit, NULL);
+        int n = ppoll(&one, 1, deadline == FMQ_FOREVER ? NULL : &limit, NULL);
         if (n > 0) return 0;
         if (!n) return fail(-ETIMEDOUT, "the device did not answer by the deadline");
         if (errno != EINTR) return fail_kernel("poll");

@@ -1,6 +1,6 @@
 /* Messages of msgpack with descriptors over a packet socket: docs/protocol.md, section 2. Not exported. */
-#ifndef LIBBURST_MESSAGES_H
-#define LIBBURST_MESSAGES_H
+#ifndef BURST_MESSAGES_H
+#define BURST_MESSAGES_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -36,7 +36,8 @@ bool take_as(message *m, enum form form, int64_t *value);
 bool take_text(message *m, char *to, size_t room); /* cut to what fits, and without what cannot be printed */
 bool skip_objects(message *m, int64_t n);
 
-int message_send(int socket, message *m);                            /* its descriptors stay open */
-int message_receive(int socket, message *m, uint64_t deadline);      /* -EPIPE at the end */
+int message_send(int socket, message *m);  /* its descriptors stay open */
+int message_offer(int socket, message *m); /* the same; -EPIPE if the peer leaves no room for it */
+int message_receive(int socket, message *m, uint64_t deadline); /* -EPIPE at the end */
 
 #endif

@@ -1,0 +1,12 @@
+/* What the thread that answers devices asks of a table of slots. burst/api.h, which is included before, has the rest. Not exported. */
+#ifndef BURST_SLOTS_H
+#define BURST_SLOTS_H
+
+#include "burst/messages.h"
+
+/* Puts the memory behind n slots into an answer: descriptions, and descriptors that the answer owns. All or nothing: 0, or -ENOENT,
+ * where a slot stands for no memory, or for memory that its owner has closed. */
+int slots_describe(burst_slots *slots, const int64_t *numbers, uint32_t n, message *answer);
+void slots_forget_lock(burst_slots *slots); /* in the child of a fork: another thread may have held it, and does not exist here */
+
+#endif
