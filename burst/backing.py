@@ -8,9 +8,9 @@ side.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from enum import IntEnum
 
+from burst._core import lib as bursts
 from fmq._core import lib
 
 _BLOCK = 512  # bytes, the unit of st_blocks on every file system
@@ -50,6 +50,4 @@ def has_holes(fd: int) -> bool:
 
 def fill_holes(fd: int) -> None:
     """Gives memory all its pages, charged to this process. What cannot have them, the device will refuse."""
-    with suppress(OSError):
-        if backing_of(fd) is Backing.MEMORY and has_holes(fd):
-            os.posix_fallocate(fd, 0, os.fstat(fd).st_size)
+    bursts.burst_fill_holes(fd)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgpack
 
-from burst.errors import DEVICE_GONE, Malformed, PeerDied, ResourceExhaustedTransient, Timeout
+from burst.errors import Malformed, PeerDied, ResourceExhaustedTransient, Timeout, device_gone
 from burst.exhaustion import DescriptorsLost
 from burst.serving_thread import ServingThread
 from fmq import Watch
@@ -191,8 +191,7 @@ class Channel(Closing):
 
     def gone(self) -> PeerDied:
         """The error of a device's end."""
-        words = self.last_words
-        return PeerDied(f"{DEVICE_GONE}: {words}" if words else DEVICE_GONE)
+        return device_gone(self.last_words)
 
     def _gone(self, why: str) -> PeerDied:
         """The end of the connection. Only a device is watched, and it ends none while it lives."""

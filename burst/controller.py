@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import errno
 import os
-import weakref
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import fmq
 from burst._core import ffi, lib
-from burst.backing import fill_holes
-from burst.channel import MAX_FDS, Channel, ChannelLoop, Message
+from burst.channel import Channel
 from burst.datum import DATUM, DATUM_DTYPE
-from burst.dropped import DropList, later
+from burst.dropped import DropList
 from burst.ends import handle_of
-from burst.errors import Busy, GeneralFailure, InvalidArgument, Malformed, Timeout, timed_out
+from burst.errors import Busy, GeneralFailure, Malformed, PeerDied, Timeout, device_gone, timed_out
 from burst.memory import DeviceBuffer, Memory
 from burst.messages import NO_TIMING, ErrorStatus, Request, Timing
 from burst.request_checks import check_request
-from burst.slots import SlotTable, identity_of
+from burst.slots import SlotTable, identity_of, why
 from burst.trace import Trace
 from burst.wire import NOT_MEASURED, VERSIONS, RequestPacket, ResultPacket, Token, decode_result, encode_request
 from fmq import LifePage, clock
@@ -42,16 +39,10 @@ if TYPE_CHECKING:
     from fmq.region import Kind
 
 CHANNEL_LENGTH = 1024  # elements of each queue
-_callbacks = ChannelLoop("burst-callbacks")
-os.register_at_fork(after_in_child=_callbacks.forget)
-
 _MOST_PACKETS = 16  # that `packet` remembers
-_HOLD = 10e-6  # seconds that an execution keeps the GIL at least, so that a busy thread does not delay its result
+_HOLD_NS = 10_000  # that an execution keeps the GIL at least, so that a busy thread does not delay its result
 _NO_DEADLINE = NOT_MEASURED
 _receive = lib.burst_receive
-_START, _FINISH, _OVER = (
-    ffi.cast("void *", ffi.addressof(lib, name)) for name in ("burst_call", "burst_finish", "burst_over")
-)
 
 
 class Offer(NamedTuple):
@@ -117,23 +108,6 @@ class Packet:
         return bytes(ffi.buffer(self.data, self.nbytes))
 
 
-@dataclass(slots=True)
-class ControllerCounts:
-    """What a burst has done so far."""
-
-    memories_sent: int = 0
-
-
-def _ask(hand_over: Callable[[], Callable[[Message], None] | None], message: Message) -> None:
-    if function := hand_over():
-        function(message)
-
-
-def _forget(callback: Channel) -> None:
-    _callbacks.discard(callback)
-    callback.close()
-
-
 class Controller(Closing):
     """The client's end of one burst. One thread at a time may send, and one receive; another one gets Busy."""
 
@@ -149,12 +123,12 @@ class Controller(Closing):
 
         Raises StatusError when the device refuses, PeerDied when it is gone.
         """
-        self.counts, self.trace = ControllerCounts(), Trace.create()
+        self.trace = Trace.create()
         self._dropped = DropList(self._tell)
         self._slots = SlotTable(self._dropped)
         self._packets: dict[tuple[object, ...], tuple[Request, Packet]] = {}
         self._invalid: str | None = None
-        self._is_foreign = False
+        self._last_words: Callable[[], str] = str
         self.last = ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)  #: the result that came last
         with (
             fmq.MessageQueue.create(DATUM_DTYPE, length, memory=memory) as requests,
@@ -162,12 +136,8 @@ class Controller(Closing):
         ):
             self._writer, self._reader = requests.writer(follows=True), results.reader(follows=True)
             self._writer.spin = self._reader.spin = spin
-            self._callback, callback = Channel.pair()
-            self._context, context = Channel.pair()
             self._caller = self._new_caller(length)
-            hand_over = weakref.WeakMethod(self._hand_over)  # weak: a burst ends with its last reference
-            self._finalizer = weakref.finalize(self, later, partial(_forget, self._callback))
-            _callbacks.add(self._callback, lambda message: _ask(hand_over, message), self._callback.close)
+            callback, context = self._open_sockets()
             try:
                 with callback, context:
                     offer = Offer(
@@ -189,22 +159,26 @@ class Controller(Closing):
             raise GeneralFailure(f"the device's life page cannot be used: {error}") from error
         page.close()
         self._writer.follow(page)
-        self._reader.follow(page, self._context.socket)  # of the two, only the reader waits
-        self._is_foreign = accepted.is_foreign
+        self._reader.follow(page, lib.burst_sockets_context(self._sockets))  # of the two, only the reader waits
+        if accepted.is_foreign:
+            lib.burst_sockets_fill(self._sockets)
         return _one_of(versions, accepted.version)
 
     def _new_caller(self, length: int) -> Any:
-        nbytes = length * DATUM
-        self._buffers = [ffi.new("unsigned char[]", nbytes) for _ in range(2)]
-        caller = ffi.new("burst_caller *")
-        caller.start, caller.finish, caller.over = _START, _FINISH, _OVER
-        caller.out, caller.back = handle_of(self._writer), handle_of(self._reader)
-        caller.trace, self.trace.page.client.pid = self.trace.page, os.getpid()
-        caller.spare, caller.result = self._buffers
-        caller.buffer_bytes, caller.spin_ns = nbytes, self._reader.spin_ns
-        caller.hold_ns = int(_HOLD * 1e9)
-        caller.deadline = _NO_DEADLINE
-        return caller
+        self.trace.page.client.pid = os.getpid()
+        ends = handle_of(self._writer), handle_of(self._reader)
+        caller = lib.burst_caller_new(*ends, self.trace.page, length, self._reader.spin_ns, _HOLD_NS)
+        if not caller:
+            raise MemoryError(f"length={length}: no memory for the results of so long a queue")
+        return ffi.gc(caller, lib.burst_caller_free)
+
+    def _open_sockets(self) -> list[Channel]:
+        """The device's ends of callback and context. A thread in C hands over the memory behind our slots."""
+        far, sockets = ffi.new("int[2]"), ffi.new("burst_sockets **")
+        if code := lib.burst_sockets_open(self._slots.handle, far, sockets):
+            raise OSError(-code, why())
+        self._sockets = ffi.gc(sockets[0], lib.burst_sockets_free)
+        return [Channel.from_fd(fd) for fd in far]
 
     def packet(self, request: Request, *, measure: bool = False) -> Packet:
         """As `encode`, but remembers the last few: requests cannot change, so they are not encoded again."""
@@ -393,7 +367,7 @@ class Controller(Closing):
 
     def note_end(self, words: Callable[[], str]) -> None:
         """How to find out why the device has died, for errors. As `Channel.note_end`."""
-        self._context.note_end(words)
+        self._last_words = words
 
     def _refuse(self, code: int, nbytes: int, timeout: float | None) -> NoReturn:
         if code in {-errno.EAGAIN, -errno.EMSGSIZE}:
@@ -407,7 +381,7 @@ class Controller(Closing):
             raise Busy("this burst is executing in another thread; wait for it, or open another burst")
         if code == -errno.EPIPE:
             self._invalidate("the device died")
-            raise self._context.gone()
+            raise device_gone(self._last_words())
         try:
             raise_errno(code, "burst")
         except (fmq.Closed, fmq.Corrupt) as error:
@@ -437,6 +411,11 @@ class Controller(Closing):
         return Timing(*(None if time == NOT_MEASURED else int(time) for time in times))
 
     @property
+    def memories_sent(self) -> int:
+        """How many memories the device was given."""
+        return int(lib.burst_slots_sent(self._slots.handle))
+
+    @property
     def control_bytes(self) -> int:
         """Bytes of packets, written and read."""
         return DATUM * int(self._writer.position + self._reader.position)
@@ -448,30 +427,13 @@ class Controller(Closing):
     def _tell(self, slots: list[int]) -> None:
         self._slots.forget(slots)
         self._packets.clear()
-        self._context.send(["free_memory", *slots])
-
-    def _hand_over(self, message: Message) -> None:
-        """Answers the device, which asks for the memory behind slots: all of it or none."""
-        match message.body:
-            case ["get_memories", list(slots)] if len(slots) <= MAX_FDS:
-                pass
-            case _:
-                raise Malformed("the device sent a callback message that this version does not know")
-        try:
-            memories = self._slots.memories(slots)
-            for memory in memories if self._is_foreign else ():
-                fill_holes(memory.fd)
-            answer, fds = [0, [m.to_wire() for m in memories]], [m.fd for m in memories]
-        except (InvalidArgument, ValueError) as error:  # unknown, or closed by its owner
-            self._callback.send([int(ErrorStatus.INVALID_ARGUMENT), str(error)])
-            return
-        self.counts.memories_sent += len(memories)
-        self._callback.send(answer, fds)
+        if lib.burst_sockets_tell(self._sockets, slots, len(slots)):
+            raise PeerDied(why())
 
     def close(self) -> None:
         """Ends the burst on both sides. A second call does nothing."""
         self.is_ready = False
-        if self._finalizer.detach():
-            _forget(self._callback)
-        for end in (self._writer, self._reader, self._context, self.trace.memory):
-            end.close()  # the trace can still be read
+        self._writer.close()
+        self._reader.close()
+        lib.burst_sockets_close(self._sockets)
+        self.trace.memory.close()  # it can still be read

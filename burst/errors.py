@@ -54,6 +54,11 @@ DEVICE_GONE = "the device's process is gone"
 """What PeerDied says of a device that has died, in a call that waited and in later ones."""
 
 
+def device_gone(words: str) -> PeerDied:
+    """The error of a device's end. `words`: why it has ended, where it has said so; "": it has not."""
+    return PeerDied(f"{DEVICE_GONE}: {words}" if words else DEVICE_GONE)
+
+
 class Malformed(BurstError, ValueError):
     """A packet is not one that the encoder emits, or a request cannot be encoded; the message names the element.
 

@@ -1,19 +1,22 @@
 """Slots: the numbers by which requests name their memory.
 
-The client gives each pool a slot when it first uses it (SlotTable). The device learns the memory behind a slot that it
-does not know, maps it once, and keeps the mapping until the slot is freed (MappingCache). A slot's number is never
-used again, so a late message about a freed slot can only miss, never hit other memory.
+The client gives each pool a slot when it first uses it (SlotTable, on csrc/burst/slots.c). The device learns the memory
+behind a slot that it does not know, maps it once, and keeps the mapping until the slot is freed (MappingCache). A
+slot's number is never used again, so a late message about a freed slot can only miss, never hit other memory.
 
 The client's side refers to memory weakly: a pool that the application drops is freed on the device, too.
 """
 
 from __future__ import annotations
 
+import errno
 import threading
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from burst.errors import InvalidArgument, Malformed
+from burst._core import ffi, lib
+from burst.channel import pack
+from burst.errors import Malformed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -21,8 +24,6 @@ if TYPE_CHECKING:
     from burst.dropped import DropList
     from burst.memory import Memory
     from burst.messages import Request
-
-MAX_SLOT = 2**31 - 1  # i32 on the wire
 
 
 def identity_of(request: Request, *more: object) -> tuple[Any, ...]:
@@ -40,18 +41,23 @@ class _PoolReference(ref["Memory"]):
     slot: int
 
 
+def why() -> str:
+    """What the last call of this thread into C failed for."""
+    return str(ffi.string(lib.burst_why()).decode(errors="replace"))
+
+
 class SlotTable:
     """The client's side: which slot stands for which memory. Any thread."""
 
     def __init__(self, dropped: DropList[int]) -> None:
         """`dropped` gets the slots of memory that is dropped or freed."""
         self._dropped, self._lock = dropped, threading.Lock()
+        self.handle = ffi.gc(lib.burst_slots_new(), lib.burst_slots_free)  #: of the C core
         self._slots: dict[ref[Memory], int] = {}
         self._memories: dict[int, _PoolReference] = {}
-        self._next = 0
 
     def slot_of(self, memory: Memory) -> int:
-        """The memory's slot, a new one at first sight."""
+        """The memory's slot, a new one at first sight. Raises OverflowError after 2**31 of them."""
         slot = self._slots.get(ref(memory))
         return self._add(memory) if slot is None else slot
 
@@ -61,23 +67,18 @@ class SlotTable:
             name = _PoolReference(memory, lambda name: dropped.add(name.slot))  # does not refer to this table
             if (known := self._slots.get(name)) is not None:
                 return known  # another thread was faster
-            if self._next > MAX_SLOT:
-                raise OverflowError("2**31 slots are used up; open another burst or connection")
-            name.slot = slot = self._next
-            self._next += 1
+            name.slot = slot = self._new_slot(memory)
             self._slots[name], self._memories[slot] = slot, name
             return slot
 
-    def memories(self, slots: Iterable[int]) -> list[Memory]:
-        """All of them. Raises InvalidArgument when one is unknown or was freed."""
-        found = []
-        for slot in slots:
-            name = self._memories.get(slot)
-            memory = name() if name else None
-            if memory is None:
-                raise InvalidArgument(f"slot {slot!r:.20} stands for no memory")
-            found.append(memory)
-        return found
+    def _new_slot(self, memory: Memory) -> int:
+        fd, description = (-1, b"") if memory.is_closed else (memory.fd, pack(memory.to_wire()))
+        slot = lib.burst_slots_use(self.handle, ffi.NULL, fd, description, len(description))
+        if slot == -errno.EOVERFLOW:
+            raise OverflowError(why())
+        if slot < 0:
+            raise OSError(-slot, why())
+        return int(slot)
 
     def free_memory(self, memory: Memory) -> None:
         """The device is told to free its slot. Unknown memory is no error."""
@@ -92,6 +93,7 @@ class SlotTable:
             for slot in slots:
                 if name := self._memories.pop(slot, None):
                     self._slots.pop(name, None)
+                    lib.burst_slots_drop(self.handle, slot)
 
 
 def checked_slots(slots: Sequence[object]) -> list[int]:

@@ -165,9 +165,9 @@ class _End(Closing, HotEnd):
         at = LIFE_AT[WRITER if self._which == READER else READER]
         return self._place.control, self._place.control_at + at
 
-    def follow(self, page: Region, sock: socket.socket | None = None) -> None:
-        """The peer tells of its life by a LifePage of its own, and no longer in the queue's memory. `sock` is connected
-        to the peer alone: when that hangs up, the peer is gone even if the kernel did not mark the page.
+    def follow(self, page: Region, sock: int | None = None) -> None:
+        """The peer tells of its life by a LifePage of its own, and no longer in the queue's memory. `sock`: descriptor
+        of a socket to the peer alone. When that hangs up, the peer is gone even if the kernel did not mark the page.
 
         Before any other call. Raises OSError.
         """
@@ -175,7 +175,7 @@ class _End(Closing, HotEnd):
         self.peer_page = page  # keeps it mapped
         if sock is None:
             return
-        if (token := lib.fmq_link(self.handle, sock.fileno())) < 0:
+        if (token := lib.fmq_link(self.handle, sock)) < 0:
             raise OSError(-token, f"cannot watch a peer's socket: {os.strerror(-token)}")
         self._relink(token)
 

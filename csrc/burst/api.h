@@ -33,8 +33,11 @@ typedef struct {
     burst_failure failures[64]; /* by id modulo 64 */
 } burst_trace;
 
-typedef struct {
-    void *start, *finish, *over; /* burst_call, for fmq._hot and burst._hot; burst_finish and burst_over, for burst._hot */
+typedef struct burst_caller burst_caller;
+struct burst_caller {
+    int64_t (*start)(burst_caller *caller, void *packet, uint64_t bytes); /* burst_call, for fmq._hot and burst._hot */
+    int64_t (*finish)(burst_caller *caller, uint64_t deadline); /* the rest of a burst_call that was sent; -ETIMEDOUT again: Python's */
+    void (*over)(burst_caller *caller);                         /* `calling` goes */
     fmq_end *out, *back;
     burst_trace *trace;
     unsigned char *spare, *result; /* buffer_bytes each: `result` holds the last result that was not like the one before */
@@ -54,27 +57,25 @@ typedef struct {
     uint32_t is_ready; /* burst._hot may send what was sent before: no request is in flight, and nothing else has changed */
     uint32_t calling; /* a burst_call is not over: from its beginning until its result is there, or Python gives it up; 2: and a
                        * thread waits for that */
-} burst_caller;
+};
 
 burst_caller *burst_caller_new(fmq_end *out, fmq_end *back, burst_trace *trace, uint64_t length, uint64_t spin_ns, uint64_t hold_ns); /* length:
                                                   * elements of each queue; NULL: no memory */
 void burst_caller_free(burst_caller *caller); /* no thread is inside */
 int burst_send(burst_caller *caller, void *packet, uint64_t bytes); /* patches id and deadline into it; -EAGAIN: no room */
 int64_t burst_receive(burst_caller *caller, uint64_t deadline);     /* 0: like the last result, but for id and times; else its bytes */
-int64_t burst_call(burst_caller *caller, void *packet, uint64_t bytes); /* both. -ETIMEDOUT: it was sent, and `calling` is
-                                                                        * burst_finish's to clear, or Python's */
-int64_t burst_finish(burst_caller *caller, uint64_t deadline); /* the rest of that; -ETIMEDOUT again: Python's. `calling` stays */
+int64_t burst_call(burst_caller *caller, void *packet, uint64_t bytes); /* both. -ETIMEDOUT: it was sent, and `calling` stays
+                                                                        * until `over`, or Python clears it */
 void burst_abandon(burst_caller *caller, uint64_t id); /* the device need not begin that request any more; its result comes all the same */
 void burst_settle(burst_caller *caller, uint64_t id);  /* that has come */
-void burst_over(burst_caller *caller);       /* `calling` goes */
 void burst_await_call(burst_caller *caller); /* waits for that, 1 ms at most */
 
 /* slots: the numbers by which a client's requests name memory (README.md, "Slots"). Any thread. */
 typedef struct burst_slots burst_slots;
 burst_slots *burst_slots_new(void); /* NULL: no memory */
 void burst_slots_free(burst_slots *slots);
-/* The slot of that owner, used once more; or a new one, of the memory behind `fd`, which is borrowed, and its description on the wire.
- * owner NULL: always a new one. -EOVERFLOW: they are used up. */
+/* The slot of that owner, used once more; or a new one, of the memory behind `fd`, which is borrowed, and its description on the wire;
+ * -1: closed already. owner NULL: always a new one. -EOVERFLOW: they are used up. */
 int64_t burst_slots_use(burst_slots *slots, const void *owner, int fd, const void *description, uint32_t bytes);
 int burst_slots_drop(burst_slots *slots, int64_t slot); /* used once less; 1: it stands for nothing any more */
 uint64_t burst_slots_sent(burst_slots *slots);          /* memories that devices were given */
@@ -87,7 +88,7 @@ void burst_sockets_fill(burst_sockets *sockets); /* the device is another accoun
 int burst_sockets_context(const burst_sockets *sockets); /* borrowed; -1: closed */
 int burst_sockets_tell(burst_sockets *sockets, const int64_t *slots, uint32_t n); /* the device may let go of the memory of these */
 void burst_sockets_close(burst_sockets *sockets);
-void burst_sockets_free(burst_sockets *sockets); /* and closes them; before `slots` */
+void burst_sockets_free(burst_sockets *sockets); /* and closes them */
 const char *burst_why(void); /* what failed last in this thread, in words */
 
 /* wire: the client's half of a packet, pure and for any thread; burst/wire.py has the table. Numbers that do not fit their field

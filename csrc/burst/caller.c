@@ -22,23 +22,6 @@ enum { HABIT = 3 }; /* so many in a row */
 /* One thread sends while another one receives: words of the caller that both look at are stored and loaded like those of the trace
  * (`note`, `look`). What a result is compared with was stored before its request was published. */
 
-/* Both buffers are behind it. `start`, `finish` and `over` are for modules that are not linked with this one. */
-burst_caller *burst_caller_new(fmq_end *out, fmq_end *back, burst_trace *trace, uint64_t length, uint64_t spin_ns, uint64_t hold_ns) {
-    uint64_t bytes = length * DATUM;
-    burst_caller *c = calloc(1, sizeof *c + 2 * bytes);
-    if (!c) return NULL;
-    unsigned char *buffers = (unsigned char *)(c + 1);
-    int64_t (*start)(burst_caller *, void *, uint64_t) = burst_call, (*finish)(burst_caller *, uint64_t) = burst_finish;
-    *c = (burst_caller){.out = out, .back = back, .trace = trace, .spare = buffers, .result = buffers + bytes, .buffer_bytes = bytes,
-                        .spin_ns = spin_ns, .hold_ns = hold_ns, .deadline = FMQ_FOREVER};
-    memcpy(&c->start, &start, sizeof start), memcpy(&c->finish, &finish, sizeof finish);
-    void (*over)(burst_caller *) = burst_over;
-    memcpy(&c->over, &over, sizeof over);
-    return c;
-}
-
-void burst_caller_free(burst_caller *c) { free(c); }
-
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
 
 /* Relaxed, because it decides nothing but whether to poll. */
@@ -234,21 +217,21 @@ static int64_t call(burst_caller *c, void *packet, uint64_t bytes) {
     return r;
 }
 
+static void over(burst_caller *c) {
+    if (atomic_exchange(calling(c), 0) == 2) futex_wake(calling(c), INT_MAX, FUTEX_BITSET_MATCH_ANY);
+}
+
 int64_t burst_call(burst_caller *c, void *packet, uint64_t bytes) {
     uint32_t no = 0;
     if (!atomic_compare_exchange_strong(calling(c), &no, 1)) return -EBUSY;
     int64_t r = call(c, packet, bytes);
-    if (r != -ETIMEDOUT) burst_over(c);
+    if (r != -ETIMEDOUT) over(c);
     return r;
 }
 
-int64_t burst_finish(burst_caller *c, uint64_t deadline) {
+static int64_t finish(burst_caller *c, uint64_t deadline) {
     int64_t r = burst_receive(c, deadline);
     return r == -EINTR || r == -EBUSY ? -ETIMEDOUT : r; /* Python runs its handlers; an event loop looks at the results */
-}
-
-void burst_over(burst_caller *c) {
-    if (atomic_exchange(calling(c), 0) == 2) futex_wake(calling(c), INT_MAX, FUTEX_BITSET_MATCH_ANY);
 }
 
 /* 1 ms at most, because Python may clear the word when Ctrl-C comes. */
@@ -257,3 +240,16 @@ void burst_await_call(burst_caller *c) {
     if (!atomic_compare_exchange_strong(calling(c), &yes, 2) && yes != 2) return;
     futex_wait(calling(c), 2, FUTEX_BITSET_MATCH_ANY, futex_now() + PAUSE);
 }
+
+/* Both buffers are behind it. `start`, `finish` and `over` are for modules that are not linked with this one. */
+burst_caller *burst_caller_new(fmq_end *out, fmq_end *back, burst_trace *trace, uint64_t length, uint64_t spin_ns, uint64_t hold_ns) {
+    uint64_t bytes = length * DATUM;
+    burst_caller *c = calloc(1, sizeof *c + 2 * bytes);
+    if (!c) return NULL;
+    unsigned char *buffers = (unsigned char *)(c + 1);
+    *c = (burst_caller){.out = out, .back = back, .trace = trace, .spare = buffers, .result = buffers + bytes, .buffer_bytes = bytes,
+                        .spin_ns = spin_ns, .hold_ns = hold_ns, .deadline = FMQ_FOREVER, .start = burst_call, .finish = finish, .over = over};
+    return c;
+}
+
+void burst_caller_free(burst_caller *c) { free(c); }

@@ -26,15 +26,11 @@
 
 enum { MOST_READY = 4, MOST_INPUTS = 8 };
 
-typedef int64_t exchange(burst_caller *caller, const void *packet, uint64_t bytes);
-typedef int64_t ending(burst_caller *caller, uint64_t deadline);
-typedef void release_others(burst_caller *caller);
-
 typedef struct {
     PyObject *result;        /* of the request, if it succeeds as it did before */
     PyObject *outputs;       /* its arrays; borrowed */
     PyObject *encoded;       /* for `_go_on`; it keeps the packet */
-    const void *packet;
+    void *packet;
     uint64_t bytes;
     uint64_t *number;        /* of the request that used it last */
 } ready;
@@ -42,7 +38,6 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     burst_caller *caller;
-    exchange *start;
     PyObject *keeps;     /* what `caller` belongs to */
     PyObject *locking;   /* of `submitting`: acquire and release */
     ready ready[MOST_READY];
@@ -126,8 +121,6 @@ static uint64_t end_of(uint64_t begin, PyObject *timeout) {
     return seconds > 0 && seconds < 1e6 ? begin + (uint64_t)(seconds * 1e9) : 0;
 }
 
-static void over(burst_caller *caller) { ((release_others *)caller->over)(caller); }
-
 /* Leaves an exception as it is, if there is one. */
 static void release(PyObject *locking) {
     PyObject *type, *value, *trace;
@@ -170,7 +163,7 @@ static PyObject *go_on(late *l) {
     PyObject *result = PyObject_CallMethod((PyObject *)l->h, "_go_on", "OLOK", l->encoded, (long long)l->code, l->timeout,
                                            (unsigned long long)l->end);
     if (!result && caller->calling) { /* Ctrl-C came before Python had begun to clean up */
-        over(caller);
+        caller->over(caller);
         caller->result_bytes = 0;
     }
     return result;
@@ -178,9 +171,8 @@ static PyObject *go_on(late *l) {
 
 /* Whether it ended well. `calling` keeps all others out until we have the global lock again, and have looked at what came. */
 static int receive(late *l) {
-    ending *finish = (ending *)l->caller->finish;
     PyThreadState *state = PyEval_SaveThread();
-    l->code = finish(l->caller, l->end ? l->end : UINT64_MAX);
+    l->code = l->caller->finish(l->caller, l->end ? l->end : UINT64_MAX);
     PyEval_RestoreThread(state);
     return !l->code && !(l->end && now() > l->end);
 }
@@ -190,7 +182,7 @@ static int receive(late *l) {
 static PyObject *under_lock(late *l, int has_ended) {
     PyObject *result = NULL, *locked = PyObject_CallMethod(l->locking, "acquire", NULL);
     if (locked) {
-        if (has_ended) over(l->caller);
+        if (has_ended) l->caller->over(l->caller);
         result = go_on(l);
         release(l->locking);
     }
@@ -203,7 +195,7 @@ static PyObject *end_late(late l) {
     int is_sent = l.code == -ETIMEDOUT;
     if (is_sent && receive(&l)) {
         l.caller->deadline = UINT64_MAX;
-        over(l.caller);
+        l.caller->over(l.caller);
         PyObject *told = l.caller->is_ready ? NULL : PyObject_CallMethod((PyObject *)l.h, "_tell_loops", NULL);
         if (!told && PyErr_Occurred()) return drop_late(&l), NULL;
         Py_XDECREF(told);
@@ -226,7 +218,7 @@ static PyObject *usual(hot *h, PyObject *const *args, Py_ssize_t n, PyObject *ti
     if (n) c->begin = begin;
     if (end) c->deadline = end;
     *r->number = c->id + 1;
-    int64_t code = h->start(c, r->packet, r->bytes);
+    int64_t code = c->start(c, r->packet, r->bytes);
     if (code || (end && now() > end)) return end_late(late_of(h, r, code, timeout, end));
     c->deadline = UINT64_MAX;
     Py_INCREF(r->result);
@@ -292,7 +284,6 @@ static PyObject *begin_ready(PyObject *self, PyObject *args) {
     forget(h);
     burst_caller *found = pointer(caller);
     if (!found) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "a null pointer");
-    h->start = *(exchange **)found;
     Py_INCREF(keeps);
     h->keeps = keeps;
     Py_INCREF(locking);

@@ -1,8 +1,9 @@
 /* Slots: the numbers by which requests name memory, on the client's side.
  *
- * A slot is never used again, so a late question about it can only miss. The table borrows each descriptor and remembers which file
- * it was of: before it is sent, a duplicate is compared with that. So memory that its owner has closed is not there any more, and no
- * other file is sent in its place, whatever else got its number.
+ * A slot is never used again, so a late question about it can only miss. The table borrows each descriptor and remembers which memory
+ * it was of: before it is sent, a duplicate is compared with that. So memory that its owner has closed is not there any more, and
+ * nothing else is sent in its place that got its number. Of files that are no memory it only remembers that: who serves them may
+ * leave any question unanswered.
  */
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -23,17 +24,23 @@
 enum { FEW = 16 };
 
 typedef struct {
+    bool is_memory; /* only that has seals */
+    dev_t device;
+    ino_t file;
+} identity;
+
+typedef struct {
     int64_t slot;
     const void *owner;
     uint32_t uses; /* 0: it stands for nothing any more */
     uint32_t bytes;
     unsigned char *description;
     int fd;
-    dev_t device;
-    ino_t file;
+    identity is_of;
 } slot_entry;
 
 struct burst_slots {
+    _Atomic uint32_t references;
     pthread_mutex_t lock;
     slot_entry *entries; /* by slot, upwards */
     uint32_t count, room, dropped;
@@ -43,12 +50,17 @@ struct burst_slots {
 
 burst_slots *burst_slots_new(void) {
     burst_slots *s = calloc(1, sizeof *s);
-    if (s) pthread_mutex_init(&s->lock, NULL);
+    if (s) pthread_mutex_init(&s->lock, NULL), s->references = 1;
+    return s;
+}
+
+burst_slots *slots_hold(burst_slots *s) {
+    s->references++;
     return s;
 }
 
 void burst_slots_free(burst_slots *s) {
-    if (!s) return;
+    if (!s || --s->references) return;
     for (uint32_t i = 0; i < s->count; i++) free(s->entries[i].description);
     pthread_mutex_destroy(&s->lock);
     free(s->entries);
@@ -92,14 +104,18 @@ static bool make_room(burst_slots *s) {
     return true;
 }
 
-static int64_t add(burst_slots *s, const void *owner, int fd, const void *description, uint32_t bytes) {
+static identity identity_of(int fd) {
     struct stat found;
-    if (fstat(fd, &found)) return fail_kernel("the memory's descriptor");
+    if (fd < 0 || fcntl(fd, F_GET_SEALS) < 0 || fstat(fd, &found)) return (identity){0};
+    return (identity){true, found.st_dev, found.st_ino};
+}
+
+static int64_t add(burst_slots *s, const void *owner, int fd, const void *description, uint32_t bytes) {
     if (s->next > INT32_MAX) return fail(-EOVERFLOW, "2**31 slots are used up; open another burst or connection");
-    unsigned char *kept = malloc(bytes);
+    unsigned char *kept = malloc(bytes + 1);
     if (!kept || !make_room(s)) return free(kept), fail(-ENOMEM, "no memory for a slot");
     memcpy(kept, description, bytes);
-    s->entries[s->count++] = (slot_entry){s->next, owner, 1, bytes, kept, fd, found.st_dev, found.st_ino};
+    s->entries[s->count++] = (slot_entry){s->next, owner, 1, bytes, kept, fd, identity_of(fd)};
     return s->next++;
 }
 
@@ -133,32 +149,31 @@ uint64_t burst_slots_sent(burst_slots *s) {
     return sent;
 }
 
-/* Another descriptor of the same memory, or -1: its owner has closed it. */
-static int duplicate(const slot_entry *e) {
-    struct stat found;
+/* False: its owner has closed it. What was duplicated is the answer's in any case. */
+static bool put_duplicate(const slot_entry *e, message *answer, bool *is_memory) {
     int fd = fcntl(e->fd, F_DUPFD_CLOEXEC, 0);
-    if (fd >= 0 && !fstat(fd, &found) && found.st_dev == e->device && found.st_ino == e->file) return fd;
-    if (fd >= 0) close(fd);
-    return -1;
+    if (fd < 0) return false;
+    identity found = identity_of(fd);
+    answer->fds[answer->n_fds++] = fd;
+    *is_memory &= found.is_memory;
+    return found.is_memory == e->is_of.is_memory && found.device == e->is_of.device && found.file == e->is_of.file;
 }
 
-static int describe(burst_slots *s, const int64_t *numbers, uint32_t n, message *answer) {
+static int describe(burst_slots *s, const int64_t *numbers, uint32_t n, message *answer, bool *is_memory) {
     for (uint32_t i = 0; i < n; i++) {
         const slot_entry *found = find_slot(s, numbers[i]);
-        int fd = found ? duplicate(found) : -1;
-        if (fd < 0) return fail(-ENOENT, "slot %lld stands for no memory", (long long)numbers[i]);
-        answer->fds[answer->n_fds++] = fd;
+        if (!found || !put_duplicate(found, answer, is_memory)) return fail(-ENOENT, "slot %lld stands for no memory", (long long)numbers[i]);
         put_bytes(answer, found->description, found->bytes);
     }
     s->sent += n;
     return 0;
 }
 
-int slots_describe(burst_slots *s, const int64_t *numbers, uint32_t n, message *answer) {
+int slots_describe(burst_slots *s, const int64_t *numbers, uint32_t n, message *answer, bool *is_memory) {
+    *is_memory = true;
     put_array(answer, n);
     pthread_mutex_lock(&s->lock);
-    int r = describe(s, numbers, n, answer);
+    int r = describe(s, numbers, n, answer, is_memory);
     pthread_mutex_unlock(&s->lock);
-    if (r) message_close_fds(answer);
     return r;
 }

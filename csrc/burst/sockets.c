@@ -71,26 +71,6 @@ static bool read_question(message *m, int64_t *slots, uint32_t *n) {
     return true;
 }
 
-/* False: the device gets no answer any more. One that does not read what it asked for is not waited for. */
-static bool answer_device(burst_sockets *b, message *question, message *answer) {
-    int64_t slots[MOST_FDS];
-    uint32_t n;
-    if (!read_question(question, slots, &n)) return false;
-    message_reset(answer);
-    put_array(answer, 2);
-    put_int(answer, 0);
-    if (slots_describe(b->slots, slots, n, answer)) {
-        message_reset(answer);
-        put_array(answer, 2);
-        put_int(answer, INVALID_ARGUMENT);
-        put_text(answer, last_failure());
-    }
-    for (int i = 0; b->is_foreign && i < answer->n_fds; i++) burst_fill_holes(answer->fds[i]);
-    int r = message_offer(b->callback, answer);
-    message_close_fds(answer);
-    return !r;
-}
-
 static void *close_fds(void *argument) {
     message_close_fds(argument);
     free(argument);
@@ -99,7 +79,7 @@ static void *close_fds(void *argument) {
 
 static int start_thread(void *(*function)(void *), void *argument, const char *name);
 
-/* Closing what a device has sent can take as long as it likes, a socket that lingers for instance, and so takes a thread. */
+/* Closing a descriptor can take as long as it pleases who is behind it, a socket that lingers or a file system, and so takes a thread. */
 static void drop_fds(message *m) {
     message *dropped = m->n_fds ? calloc(1, sizeof *dropped) : NULL;
     if (!dropped) {
@@ -109,6 +89,29 @@ static void drop_fds(message *m) {
     memcpy(dropped->fds, m->fds, sizeof m->fds);
     dropped->n_fds = m->n_fds, m->n_fds = 0;
     if (start_thread(close_fds, dropped, "burst-closing")) close_fds(dropped);
+}
+
+/* False: the device gets no answer any more. One that does not read what it asked for is not waited for. */
+static bool answer_device(burst_sockets *b, message *question, message *answer) {
+    int64_t slots[MOST_FDS];
+    uint32_t n;
+    if (!read_question(question, slots, &n)) return false;
+    message_reset(answer);
+    put_array(answer, 2);
+    put_int(answer, 0);
+    bool is_memory, is_there = !slots_describe(b->slots, slots, n, answer, &is_memory);
+    if (!is_there) {
+        drop_fds(answer);
+        message_reset(answer);
+        put_array(answer, 2);
+        put_int(answer, INVALID_ARGUMENT);
+        put_text(answer, last_failure());
+    }
+    for (int i = 0; b->is_foreign && i < answer->n_fds; i++) burst_fill_holes(answer->fds[i]);
+    int r = message_offer(b->callback, answer);
+    if (is_memory) message_close_fds(answer);
+    else drop_fds(answer);
+    return !r;
 }
 
 static bool serve_one(burst_sockets *b, message *question, message *answer) {
@@ -230,7 +233,7 @@ static int make_pair(int *near, int *far) {
 int burst_sockets_open(burst_slots *slots, int far[2], burst_sockets **out) {
     burst_sockets *b = calloc(1, sizeof *b);
     if (!b) return fail(-ENOMEM, "no memory for a burst");
-    b->slots = slots, b->callback = b->context = far[0] = far[1] = -1;
+    b->slots = slots_hold(slots), b->callback = b->context = far[0] = far[1] = -1;
     int r = make_pair(&b->callback, &far[0]);
     if (!r) r = make_pair(&b->context, &far[1]);
     if (!r) r = add(b);
@@ -264,5 +267,6 @@ void burst_sockets_close(burst_sockets *b) {
 void burst_sockets_free(burst_sockets *b) {
     if (!b) return;
     burst_sockets_close(b);
+    burst_slots_free(b->slots);
     free(b);
 }

@@ -138,4 +138,5 @@ void lane_free(lane *l) {
     free(l);
 }
 
-void lane_forget(lane *l, int64_t slot) { burst_sockets_tell(l->sockets, &slot, 1); } /* a device that is gone has forgotten */
+/* A device that is gone has forgotten. */
+void lane_forget(lane *l, int64_t slot) { burst_sockets_tell(l->sockets, &slot, 1); }

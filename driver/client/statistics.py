@@ -87,9 +87,9 @@ def spread(ns: Any) -> dict[str, float] | None:
 
 
 def _totals(controller: Controller) -> Any:
-    (client, device), counts = (controller.trace.page.client, controller.trace.page.device), controller.counts
+    client, device = controller.trace.page.client, controller.trace.page.device
     busy = client.busy_ns - client.asleep_ns
-    shared = [client.results, client.timeouts, counts.memories_sent, controller.control_bytes + device.checked]
+    shared = [client.results, client.timeouts, controller.memories_sent, controller.control_bytes + device.checked]
     return np.array([*shared, device.copied, max(busy, 0), client.total_ns])
 
 

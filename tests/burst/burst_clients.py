@@ -2,11 +2,12 @@
 
 import contextlib
 import threading
+import weakref
 
 import numpy as np
 
 import fmq
-from burst import InvalidArgument, Offer, PeerDied, Request, Trace
+from burst import Offer, PeerDied, Request, Trace
 from burst.channel import Channel
 from burst.datum import DATUM, DATUM_DTYPE
 from burst.dropped import DropList
@@ -86,6 +87,7 @@ class Lender(RawClient):
     def __init__(self, configure, version, **options):
         super().__init__(configure, version, **options)
         self.slots, self.asked, self.answer, self.number = SlotTable(DropList(self._tell)), [], None, 2**32
+        self.lent = weakref.WeakSet()
         self._thread = threading.Thread(target=self._lend)
         self._thread.start()
 
@@ -98,16 +100,17 @@ class Lender(RawClient):
                 (self.answer or Lender._hand_over)(self, slots)
 
     def _hand_over(self, slots):
-        try:
-            memories = self.slots.memories(slots)
-        except InvalidArgument as error:
-            self.callback.send([4, str(error)])
-        else:
+        known = {self.slots.slot_of(memory): memory for memory in self.lent}
+        if set(slots) <= set(known):
+            memories = [known[slot] for slot in slots]
             self.callback.send([0, [m.to_wire() for m in memories]], [m.fd for m in memories])
+        else:
+            self.callback.send([4, "unknown"])
 
     def encode(self, request, measure=False):
         """With the next id."""
         self.number += 1
+        self.lent |= set(request.pools)
         slots = tuple(map(self.slots.slot_of, request.pools))
         packet = RequestPacket(tuple(request.inputs), tuple(request.outputs), slots, measure, id=self.number)
         return encode_request(packet, self.version)
@@ -126,6 +129,7 @@ class Lender(RawClient):
         return results
 
     def free_memory(self, memory):
+        self.lent.discard(memory)
         self.slots.free_memory(memory)
 
     def _tell(self, slots):

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,7 @@ from burst import (
     Result,
     Trace,
 )
-from burst._core import ffi
+from burst._core import ffi, lib
 from burst.channel import Channel, ChannelLoop
 from burst.controller import Packet
 from fmq.region import guard
@@ -197,20 +198,47 @@ def binding(bind):
     return lambda offer: ExecutionBurstServer.create(replace(offer, bind=bind))
 
 
-class Asked(Controller):
-    """A Controller that notes what the device asked its callback for, and may answer something else."""
+def _relay(client, message):
+    client()._hand_over(message)
 
-    def __init__(self, *args, answer=None, **kwargs):
+
+class Asked(Controller):
+    """A Controller that notes what the device asked its callback for, and may answer something else: what the device
+    has is the end of a relay to the callback.
+    """
+
+    def __init__(self, configure, *args, answer=None, **kwargs):
         self.asked, self.answer, self.answered = [], answer, threading.Semaphore(0)
-        super().__init__(*args, **kwargs)
+        self._callback, self._own = None, None
+        super().__init__(partial(self._relayed, configure), *args, **kwargs)
+
+    def _relayed(self, configure, offer):
+        self._callback, far = Channel.pair()
+        self._own = Channel.from_fd(os.dup(offer.callback.fileno()))
+        _contexts.add(self._callback, partial(_relay, weakref.ref(self)), self._callback.close)
+        with far:
+            return configure(offer._replace(callback=far))
 
     def _hand_over(self, message):
         self.asked.append(message.body[1])
         if self.answer is None:
-            super()._hand_over(message)
+            with contextlib.closing(self._own.call(message.body)) as answer:
+                self._callback.send_raw(answer.raw, answer.fds)
         else:
             self.answer(self, message.body[1])
         self.answered.release()
+
+    @property
+    def _context(self):
+        """The client's end of the burst context, once more."""
+        return Channel.from_fd(os.dup(lib.burst_sockets_context(self._sockets)))
+
+    def close(self):
+        super().close()
+        if self._callback:
+            _contexts.discard(self._callback)
+            self._callback.close()
+            self._own.close()
 
     def run(self, memory, n=4, **options):
         """One Increment."""

@@ -65,7 +65,7 @@ def test_truncated_memory_is_still_no_crash(service, burst, increment):
     fd = os.memfd_create("shrinks")
     os.ftruncate(fd, 8192)
     client.answer = lambda self, slots: self._callback.send([0, [["ashmem", 8192, False]]], [fd])
-    pool = type("Somewhere", (), {"nbytes": 8192})()
+    pool = type("Somewhere", (), {"nbytes": 8192, "is_closed": True})()
     assert client.run(pool, timeout=20).status is ErrorStatus.NONE
     os.ftruncate(fd, 0)
     for _ in range(3):

@@ -8,6 +8,7 @@ import time
 from functools import partial
 
 import pytest
+from burst_clients import Lender
 
 import fmq
 from burst import BurstOffer, Controller, ExecutionBurstServer, GeneralFailure, NotSent, OutputShape, PeerDied, Request
@@ -201,6 +202,12 @@ def test_a_client_is_killed(host, child, remote, memory, mappings, increment, wi
     assert statistics.median(times) < PROMPT
 
 
+def sockets_but(one):
+    """The descriptors of all sockets of this process but one."""
+    fds = [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
+    return [fd for fd in fds if fd != one and os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")]
+
+
 def test_a_client_is_killed_whose_sockets_live_on(host, child, remote, wire):
     """An idle listener hears of its client's death itself, also when another process keeps the client's sockets."""
     offer, accept = remote
@@ -209,7 +216,7 @@ def test_a_client_is_killed_whose_sockets_live_on(host, child, remote, wire):
     def client(channel):
         with Controller(partial(offer, channel), spin=0, versions=[wire]) as controller:
             controller.send(controller.encode(Request((), (), ())))
-            channel.send(["ready"], [controller._callback.fileno(), controller._context.fileno()])
+            channel.send(["ready"], sockets_but(channel.fileno()))
             channel.receive()
 
     for _ in range(10):
@@ -229,10 +236,9 @@ def test_a_client_is_killed_before_it_hands_over_its_memory(host, child, remote,
     device, pool = host(), memory()
 
     def client(channel):
-        with Controller(partial(offer, channel), spin=0, versions=[wire]) as controller:
-            packet = controller.encode(increment.request(pool))
-            controller._slots.memories = lambda slots: channel.call(["asked", slots]).close()
-            controller.send(packet)
+        with Lender(partial(offer, channel), wire) as lender:
+            lender.answer = lambda _, slots: channel.call(["asked", slots]).close()
+            lender.exchange(lender.encode(increment.request(pool)))
 
     times = []
     for _ in range(5):

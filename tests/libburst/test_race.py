@@ -25,9 +25,8 @@ def build(request, tmp_path):
 
     def make(program):
         flags = ["-std=gnu11", "-O1", "-g", "-w", f"-I{CSRC}", f"-I{CSRC}/libburst", *SANITIZERS[request.param]]
-        subprocess.run(
-            ["cc", *flags, program, *libburst_sources(), "-o", tmp_path / "program", "-pthread"], check=True, timeout=120
-        )
+        command = ["cc", *flags, program, *libburst_sources(), "-o", tmp_path / "program", "-pthread"]
+        subprocess.run(command, check=True, timeout=120)
         return lambda *arguments: run(tmp_path / "program", *arguments)
 
     return make

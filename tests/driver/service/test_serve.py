@@ -328,18 +328,24 @@ def test_memory_of_another_account_has_all_its_pages(members):
         size = 16 if name == "copies" else 1 << 20
         assert friend.do(start, allocate, make.format(size), whole, use) is None, name
         assert friend.do("out = os.fstat(pool.fd).st_blocks * 512") == max(4096, size), name
-    fill = "; ".join(f"sys.modules[{name!r}].fill_holes = {{}}" for name in FILLERS)
-    skip = fill.replace("{}", "lambda _: None")
+    keep = "; ".join(f"kept_{n} = sys.modules[{m!r}].{name}" for n, (m, name, _) in enumerate(FILLING))
+    skip = "; ".join(f"sys.modules[{m!r}].{name} = {without}" for m, name, without in FILLING)
+    again = "; ".join(f"sys.modules[{m!r}].{name} = kept_{n}" for n, (m, name, _) in enumerate(FILLING))
+    assert other.do(keep) is None
     before = shared_bytes(other)
     for name, use in WAYS_IN.items():
         size = 1 << 20 if name == "copies" else 1 << 31
-        found = other.do(start, allocate, skip, make.format(size), whole, use)
+        found = other.do(skip, start, allocate, make.format(size), whole, use)
         assert "InvalidArgument" in found, (name, found)
     assert shared_bytes(other) - before < 1 << 20
-    assert other.do(fill.replace("{}", "sys.modules['burst.backing'].fill_holes")) is None
+    assert other.do(again) is None
 
 
-FILLERS = "burst.controller", "driver.client.plain", "driver.client.device_buffers"
+FILLING = [
+    ("driver.client.prepared_model", "Accepted", "lambda version, life, _: kept_0(version, life)"),
+    ("driver.client.plain", "fill_holes", "lambda _: None"),
+    ("driver.client.device_buffers", "fill_holes", "lambda _: None"),
+]
 
 
 def shared_bytes(client):
