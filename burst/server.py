@@ -33,6 +33,7 @@ from burst.serving_thread import ServingThread
 from burst.slots import MappingCache
 from burst.turns import give_way
 from burst.wire import ResultPacket, decode_request, encode_result
+from burst.work_notes import flies
 from fmq import Flavour, FmqError, InvalidDescriptor, MessageQueue
 from fmq.errors import raise_errno
 
@@ -311,7 +312,9 @@ class ExecutionBurstServer(ExecutionBurst):
         flight = lib.burst_flies(self._listener, index)
         if flight == ffi.NULL:
             raise MemoryError("no memory for a burst's plans")
-        return partial(launch, int(ffi.cast("uintptr_t", flight)))
+        address = int(ffi.cast("uintptr_t", flight))
+        flies(address, self.trace)
+        return partial(launch, address)
 
     def _forget(self, slots: frozenset[int] | None) -> frozenset[int]:
         """Drops the plans that use one of these slots, or all. One that runs is dropped after its run, and its slots,

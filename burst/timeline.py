@@ -23,6 +23,15 @@ ON_DEVICE: Final = {"wake", "bind", "execute"}
 """The stages that are drawn in the device's process."""
 
 
+LANES: Final = {
+    "GPU copy in": ("in", "in_end"),
+    "GPU kernels": ("work", "work_end"),
+    "GPU copy out": ("out", "out_end"),
+}
+"""The lanes of an accelerator, with the columns of `Trace.works` for each."""
+_NO_THREAD = 1 << 22  # the kernel gives no thread a number from here on
+
+
 class Sides(NamedTuple):
     """Where a burst is drawn."""
 
@@ -47,6 +56,21 @@ def requests(name: str, sides: Sides, records: NDArray[Any], stages: Mapping[str
         for stage, took in parts:
             yield _span(stage, name, at, took[k], on_device if stage in ON_DEVICE else in_client, number)
             at += took[k]  # noqa: PLW2901 (the next stage begins there)
+
+
+def works(name: str, sides: Sides, found: NDArray[Any], first_lane: int = 0) -> Iterator[Event]:
+    """What the accelerator did for requests, as `Trace.works` tells it: a lane in the device's process for each of
+    `LANES` in which there is anything.
+    """
+    for k, (lane, (begin, end)) in enumerate(LANES.items()):
+        spans = found[found[begin] != 0]
+        place, free = (sides.device, _NO_THREAD + first_lane + k), 0
+        if len(spans):
+            yield label("thread_name", *place, f"{name}, {lane}")
+        for number, at, until in zip(*(spans[column].tolist() for column in ("id", begin, end)), strict=True):
+            at = max(at, free)  # noqa: PLW2901 (times are exact to some microseconds; spans in a lane must not overlap)
+            free = max(at, until)
+            yield _span(lane, name, at, free - at, place, number)
 
 
 def counters(name: str, sides: Sides, records: NDArray[Any]) -> Iterator[Event]:

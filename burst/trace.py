@@ -40,6 +40,9 @@ _MAGIC = 0x4543415254535242  # the bytes "BRSTRACE"
 _VERSION = 2
 _FOUR = struct.Struct("=4Q")  # of burst_sent and burst_served
 _SENT, _SERVED = ffi.offsetof("burst_trace", "sent"), ffi.offsetof("burst_trace", "served")
+_LEAST = ffi.offsetof("burst_trace", "worked")
+_ONE, _EIGHT = struct.Struct("=Q"), struct.Struct("=8Q")  # of burst_worked
+_WORKED = np.dtype([(name, "u8") for name in ("id", "in", "in_end", "work", "work_end", "out", "out_end", "reserved")])
 _RECORD = np.dtype([(name, "u8") for name in ("id", "begin", "sent", "taken", "started", "done", "received")])
 
 
@@ -50,8 +53,8 @@ class Trace:
 
     def __init__(self, memory: Memory) -> None:
         """On memory that a peer may have made. Raises Malformed when it is too small."""
-        if memory.nbytes < self.nbytes:
-            raise Malformed(f"a trace of {memory.nbytes} bytes; {self.nbytes} are needed")
+        if memory.nbytes < _LEAST:
+            raise Malformed(f"a trace of {memory.nbytes} bytes; {_LEAST} are needed")
         self.memory = memory
         self.page = ffi.cast("burst_trace *", memory.base)
 
@@ -61,6 +64,11 @@ class Trace:
         trace = cls(Memory.create(cls.nbytes))
         trace.page.version, trace.page.records, trace.page.magic = _VERSION, lib.BURST_RECORDS, _MAGIC
         return trace
+
+    @classmethod
+    def nbytes_in(cls, fd: int) -> int:
+        """How much to map of a trace that a peer may have made, and before it had all of its parts. Raises OSError."""
+        return cls.nbytes if os.fstat(fd).st_size >= cls.nbytes else int(_LEAST)
 
     def describe(self, model: str, depth: int) -> None:
         """Notes what the burst runs, and how many requests may be in flight. The client calls it."""
@@ -90,6 +98,26 @@ class Trace:
         at = _FOUR.size * (number % lib.BURST_RECORDS)
         _FOUR.pack_into(self._bytes, _SENT + at, number, begin, sent, received)
         _FOUR.pack_into(self._bytes, _SERVED + at, number, taken, started, done)
+
+    def note_work(self, number: int, times: Sequence[int]) -> None:
+        """When the accelerator copied in, computed and copied out for that request: from and to for each, ns of
+        CLOCK_MONOTONIC, or twice 0. The device calls it, at any time after the answer too, one thread at a time.
+        """
+        if self.memory.nbytes >= self.nbytes:
+            at = _LEAST + _EIGHT.size * (number % lib.BURST_RECORDS)
+            _EIGHT.pack_into(self._bytes, at, 0, *times, 0)
+            _ONE.pack_into(self._bytes, at, number)
+
+    def works(self) -> NDArray[Any]:
+        """What `note_work` has noted of the last requests, ordered by id; empty where the device notes nothing."""
+        if self.memory.nbytes < self.nbytes:
+            return np.empty(0, _WORKED)
+        there: NDArray[Any] = self.memory.asarray(np.uint64, (lib.BURST_RECORDS, 8), _LEAST)
+        found, again = there.copy(), there.copy()
+        whole = (found[:, 0] != 0) & (found == again).all(axis=1)  # drops those that were being written while we copied
+        for begin in (1, 3, 5):
+            whole &= found[:, begin] <= found[:, begin + 1]
+        return np.sort(found.view(_WORKED)[:, 0][whole], order="id")
 
     @cached_property
     def _bytes(self) -> memoryview:
@@ -151,7 +179,8 @@ class Trace:
         records, sides = self.records(), self.sides(first_lane)
         both = ((sides.client, "client"), (sides.device, "device"))
         labels = [timeline.label("process_name", pid, 0, f"{name}, {side}") for pid, side in both]
-        return [*labels, *timeline.requests(name, sides, records, self.stages(records))]
+        drawn = timeline.requests(name, sides, records, self.stages(records))
+        return [*labels, *drawn, *timeline.works(name, sides, self.works())]
 
 
 def _text(field: Any) -> str:

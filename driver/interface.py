@@ -530,6 +530,12 @@ class Device(ABC):
         Called from any thread, while nothing is prepared. What it raises is logged once, and harms no client.
         """
 
+    def time_work(self, until: float) -> bool:
+        """Notes until that time (time.monotonic()) when its accelerator works on what is launched, for `burst trace`:
+        each launched execution by `burst.work_notes`. False, as by default: it does not. Any thread.
+        """
+        return False
+
     def allocate(self, request: BufferRequest) -> DriverBuffer | None:
         """Memory for a driver-managed buffer, in any layout; None: the engine's own memory is used, as by default.
 

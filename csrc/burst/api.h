@@ -11,6 +11,9 @@ int burst_fits(const void *process); /* 0; -EPROTO: that fmq_this_process() is o
 typedef struct { uint64_t id, begin, sent, received; } burst_sent;   /* by the client; begin: before it encoded */
 typedef struct { uint64_t id, taken, started, done; } burst_served;  /* by the device; started: bound and admitted; if it was
                                                                       * not begun, the same as done */
+/* By the device, when it has looked at its accelerator's clock, which may be after the answer: when that copied in, computed
+ * and copied out, from and to; both 0: it did not. */
+typedef struct { uint64_t id, in, in_end, work, work_end, out, out_end, reserved; } burst_worked;
 /* By the device, before it answers with that status: what a result packet has no room for. phase: 1 + its place in Phase of
  * burst.messages, or 0; times in ns, 2^64 - 1 where not known. */
 typedef struct { uint64_t id, status, phase, late_by, retry_after, nbytes; char text[464]; } burst_failure;
@@ -31,6 +34,7 @@ typedef struct {
     burst_sent sent[256];       /* the last requests, by id modulo 256 */
     burst_served served[256];
     burst_failure failures[64]; /* by id modulo 64 */
+    burst_worked worked[256];   /* by id modulo 256; traces of clients that were built before it have none */
 } burst_trace;
 
 typedef struct burst_caller burst_caller;
@@ -192,6 +196,7 @@ typedef int32_t burst_beginning(void *context, void *flight); /* 0: burst_landed
 /* As burst_learn: from now on the function of plan i (a burst_beginning), or what Python calls for it, only begins. Returns the
  * flight, which is the plan's for good; NULL: no memory. burst_timed_overdue watches it. */
 void *burst_flies(burst_listener *listener, uint32_t i);
+uint64_t burst_flight_id(const void *flight); /* of the request that it is up for; while it is, or begins */
 void burst_landed(void *flight); /* once for each execution that has begun; any thread, without waiting for any other */
 void burst_landed_after(void *landing); /* the same, once copies are made: a burst_landing, which lives as long as the flight */
 void burst_land(burst_listener *listener); /* waits until none goes on */

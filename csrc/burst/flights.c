@@ -101,6 +101,8 @@ void burst_ground(burst_listener *l) {
     pthread_mutex_unlock(&l->air->lock);
 }
 
+uint64_t burst_flight_id(const void *f) { return ((const flight *)f)->view.id; }
+
 burst_ticket *flights_ticket(const flight *f) { return f->ticket; }
 
 /* Relaxed, because it is a figure; and the listener looks at it where what it has to do does not hang on it. */

@@ -189,7 +189,8 @@ def trace_memory(connection: Connection, timeout: float | None = None) -> list[i
 
 def traces_of(connection: Connection, timeout: float | None = None) -> list[Trace]:
     """The traces that this connection may read. Raises as `Connection.call`."""
-    return [Trace(Memory.adopt(fd, Trace.nbytes, writable=False)) for fd in trace_memory(connection, timeout)]
+    fds = trace_memory(connection, timeout)
+    return [Trace(Memory.adopt(fd, Trace.nbytes_in(fd), writable=False)) for fd in fds]
 
 
 def _last_words_of(connection: ref[Connection]) -> str:

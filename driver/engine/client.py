@@ -61,7 +61,8 @@ _log = logging.getLogger(__name__)
 def trace_memory(fds: list[int]) -> Memory | None:
     """Memory for a trace, if the client sent some. Its descriptor stays open, for `traces`. Raises Malformed."""
     try:
-        return Memory.adopt(fds.pop(), Trace.nbytes) if fds else None
+        nbytes = Trace.nbytes_in(fds[-1]) if fds else 0
+        return Memory.adopt(fds.pop(), nbytes) if fds else None
     except (FmqError, OSError) as error:
         raise exhausted(error) or Malformed(f"the trace cannot be used: {error}") from error
 
@@ -128,6 +129,7 @@ class EngineClient:
             "burst": self.burst,
             "traces": self.traces,
             "census": self.census,
+            "time_work": self.time_work,
             "turns": self.turns,
             "ledger": self.ledger,
             "status": self.status,
@@ -533,6 +535,10 @@ class EngineClient:
         """Counts of the clients and bursts that it may see, in shared memory, and a life page of this process."""
         census = self._engine.census(self._sight)
         return Reply([], [to_read(census.memory), os.dup(census.life.fd)])
+
+    def time_work(self, _: Message, seconds: float) -> Reply:
+        """Has the device note for so long when its accelerator works; answers whether it does."""
+        return Reply([self._engine.time_work(seconds)])
 
     def _start(self, burst: OpenBurst, hints: BurstHints, claim: Claim) -> None:
         engine, is_registered = self._engine, False

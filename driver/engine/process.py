@@ -154,6 +154,7 @@ def _trim() -> None:
 _RETRY = 0.1
 """Seconds after a failure to receive a client."""
 
+_LONGEST_TIMING = 60.0  # seconds
 _COLLECTING = 20  # times as long as a collection took, none is made after it
 _PREPARING = {"prepare", "improve", "save"}
 
@@ -363,6 +364,16 @@ class Engine:
     def traces_of(self, uid: int | None) -> list[Memory]:
         """The traces of one account's bursts, or of all."""
         return [memory for owner, memory in list(self.traces.values()) if uid in {None, owner}]
+
+    def time_work(self, seconds: float) -> bool:
+        """Has the device note for so long when its accelerator works. False: it does not. Raises InvalidArgument."""
+        if not 0 <= seconds <= _LONGEST_TIMING:
+            raise InvalidArgument(f"seconds={seconds!r:.40}: 0 to {_LONGEST_TIMING:g}; ask again later for more")
+        try:
+            return bool(self.device.time_work(time.monotonic() + seconds))
+        except Exception:  # noqa: BLE001 (a device may raise anything)
+            _log.exception("device %r failed in time_work", self.device.name)
+            return False
 
     def census(self, uid: int | None) -> Census:
         """The census of one account, or of all; it is kept up to date from now on."""

@@ -51,7 +51,7 @@ class ServiceClient:
             **{method: partial(self.forward, method) for method in ("allocate", "release", "copy_from", "copy_to")},
             **{method: partial(self.forward, method) for method in ("copy", "buffer_state")},
             **{method: partial(self.forward, method) for method in ("stage", "turns", "status", "traces")},
-            **{method: partial(self.forward, method) for method in ("census", "capabilities")},
+            **{method: partial(self.forward, method) for method in ("census", "capabilities", "time_work")},
             "figures": self.figures,
             "cells": self.cells,
             "ledger": self.ledger,

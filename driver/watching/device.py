@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import psutil
 
-from burst import Memory, Trace
+from burst import BurstError, Memory, Trace
 from driver.client import discovery, served
 from driver.client.cells import cells_of
 from driver.client.connection import Connection, trace_memory
 from driver.client.statistics import cpu_of_listener
-from driver.errors import DeviceNotFound
+from driver.errors import DeviceNotFound, DriverError
 from driver.options import PRIORITIES
 from driver.protocol.census import Census, CensusCounts
 from driver.protocol.ledger_report import LedgerReport
 from driver.watching.figures import AccountFigures, BurstFigures, DeviceFigures, Holding, Queue, Spread
 from driver.watching.gpus import gpu_memory_of
-from fmq import LifePage
+from fmq import FmqError, LifePage
 from fmq._core import lib
 from fmq.region import Region
 
@@ -100,6 +100,13 @@ class WatchedDevice:
                 if _pids(connection) != self._pids:
                     raise DeviceNotFound(f"{self.address}: the device was restarted")
                 self._ask(connection)
+
+    def time_work(self, seconds: float) -> None:
+        """Has it note for so long when its accelerator works, if it can. A device that has gone says nothing."""
+        gone = suppress(BurstError, DriverError, FmqError, OSError)
+        with gone, _connected(self.address) as connection, cells_of(connection, _PATIENCE) as cells:
+            for cell in cells.connected:
+                cell.connection.call("time_work", seconds, timeout=_PATIENCE)
 
     @property
     def _has_changed(self) -> bool:
@@ -191,7 +198,7 @@ class WatchedEngine:
             os.close(fd)
             yield number, known
         else:
-            memory = Memory.adopt(fd, Trace.nbytes, writable=False)
+            memory = Memory.adopt(fd, Trace.nbytes_in(fd), writable=False)
             memory.close()  # the mapping stays
             yield number, WatchedBurst(Trace(memory), self._address, number)
 

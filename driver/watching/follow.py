@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _SOONEST, _LATEST = 0.5e-3, 50e-3  # seconds between two looks at a burst
 _FRESH = lib.BURST_RECORDS / 4  # requests that are worth a look
 _FIND_EVERY = 0.5
+_ASK_EVERY = 5.0  # seconds for which devices note their accelerators' work, and a second more
 
 
 @dataclass(slots=True)
@@ -41,11 +42,23 @@ class Followed:
     due: float = 0.0  #: of the next look
     _pause: float = _SOONEST
     _found: list[NDArray[Any]] = field(default_factory=list)
+    _works: list[NDArray[Any]] = field(default_factory=list)
+    _first: int = 0
+    _worked: NDArray[Any] | None = None  #: ids of the works that the last look has found
+
+    def __post_init__(self) -> None:
+        self._first = self.last
 
     @property
     def records(self) -> NDArray[Any]:
         """The records of all requests read, in order."""
         return np.concatenate(self._found) if self._found else self.burst.trace.records()[:0]
+
+    @property
+    def works(self) -> NDArray[Any]:
+        """What the accelerator did for these requests, as far as the device has noted it, in order."""
+        found = np.concatenate(self._works) if self._works else self.burst.trace.works()[:0]
+        return np.sort(found[found["id"] > self._first], order="id")
 
     def look(self, now: float) -> None:
         """Reads new records, and sets the time of the next look."""
@@ -59,6 +72,17 @@ class Followed:
             self._pause *= 1.5
         self._pause = min(_LATEST, max(_SOONEST, self._pause))
         self.due = now + self._pause
+        self._note_works()
+
+    def _note_works(self) -> None:
+        """Takes new ones: they come later than the record of their request, and in any order."""
+        found = self.burst.trace.works()
+        if not len(found):
+            return
+        new = found if self._worked is None else found[~np.isin(found["id"], self._worked)]
+        self._worked = found["id"]
+        if len(new):
+            self._works.append(new)
 
     def _note(self) -> None:
         """Takes the complete records. An incomplete one before a complete one was overwritten: it counts as missed."""
@@ -72,12 +96,19 @@ class Followed:
 
 
 def follow(watcher: Watcher, seconds: float, wanted: Callable[[WatchedBurst], bool]) -> list[Followed]:
-    """Follows all wanted bursts, including those that begin meanwhile. Ctrl-C ends it early and keeps the records."""
+    """Follows all wanted bursts, including those that begin meanwhile. Ctrl-C ends it early and keeps the records.
+
+    Meanwhile devices note when their accelerators work.
+    """
     followed: dict[WatchedBurst, Followed] = {}
     _find(watcher, wanted, followed, is_first=True)
-    end, find_at = time.monotonic() + seconds, time.monotonic() + _FIND_EVERY
+    end, find_at, ask_at = time.monotonic() + seconds, time.monotonic() + _FIND_EVERY, 0.0
     try:
         while (now := time.monotonic()) < end:
+            if now >= ask_at:
+                ask_at = now + _ASK_EVERY
+                for device in watcher.devices:
+                    device.time_work(min(_ASK_EVERY + 1, end - now))
             if now >= find_at:
                 _find(watcher, wanted, followed, is_first=False)
                 find_at = now + _FIND_EVERY
@@ -130,6 +161,7 @@ def events(followed: Sequence[Followed]) -> Iterator[dict[str, Any]]:
         burst, records = one.burst, one.records
         sides, name = burst.trace.sides(first_lane=1 + n * _LANES), f"burst {burst.number}"
         yield from timeline.requests(name, sides, records, burst.trace.stages(records))
+        yield from timeline.works(name, sides, one.works, n * len(timeline.LANES))
         yield from timeline.counters(name, sides, records)
 
 

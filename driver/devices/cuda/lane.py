@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,13 +19,16 @@ from burst._core import ffi as burst_ffi
 from burst._core import lib as burst_lib
 from burst.executor import COMPLETED
 from burst.serving_thread import ServingThread
+from burst.work_notes import work_note
 from driver.devices.cuda.driver_api import CudaFailed
 from driver.devices.cuda.pools import PinnedPools, Staging
+from driver.devices.cuda.work_clock import IN, KERNELS, OUT, WorkClock, WorkTimes
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.interface import BoundExecution, BufferArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
 
@@ -41,7 +45,7 @@ class CudaGpu:
     def __init__(self, context: CudaContext, give_up: Callable[[str], object]) -> None:
         """`give_up`: ends the engine; called with the reason when the context is lost."""
         self.context, self._give_up = context, give_up
-        self.pools, self.staging = PinnedPools(context), Staging(context)
+        self.pools, self.staging, self.clock = PinnedPools(context), Staging(context), WorkClock(context)
         self._lanes: weakref.WeakSet[CudaLane] = weakref.WeakSet()
         self._busy, self._starting = threading.Event(), threading.Lock()
         self._thread = ServingThread(self._watch, name="cuda-watch")
@@ -73,8 +77,9 @@ class CudaGpu:
             with self._starting:
                 lanes = list(self._lanes)
             try:
-                if not all(lane.is_idle() for lane in lanes):
-                    self._busy.set()
+                for lane in lanes:
+                    if not (lane.is_idle() & lane.tell_times()):
+                        self._busy.set()
             except CudaFailed as error:
                 self.check(error)
 
@@ -109,9 +114,14 @@ class GpuArgument:
         """What the CPU copies in each run."""
         return self.nbytes if self._block else 0
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether each run copies it, to or from the client's memory."""
+        return self.memory is not None and self.nbytes > 0
+
     def copy_in(self, stream: CudaStream) -> None:
         """Raises CudaFailed."""
-        if self.memory is None or not self.nbytes:
+        if not self.is_copied:
             return
         if self._staged is not None:
             np.copyto(self._staged, self._bytes)
@@ -119,7 +129,7 @@ class GpuArgument:
 
     def copy_out(self, stream: CudaStream) -> None:
         """To the client's memory, or to the block. Raises CudaFailed."""
-        if self.memory is not None and self.nbytes:
+        if self.is_copied:
             stream.copy_out(self.host, self.address, self.nbytes)
 
     def last_copy(self) -> tuple[int, int, int] | None:
@@ -151,7 +161,8 @@ class GpuExecution(BoundExecution):
         arguments = (*self.inputs, *self.outputs)
         weakref.finalize(self, _close, arguments).atexit = False
         self.copied_bytes = sum(argument.staged_bytes for argument in arguments)
-        self._events = [lane.gpu.context.event() for _ in range(3)]
+        self.events = [lane.gpu.context.event() for _ in range(3)]  #: copied in, computed, copied out
+        self._times: WorkTimes | None = None
         copies = [copy for output in self.outputs if (copy := output.last_copy())]
         self._copies = burst_ffi.new("burst_copy[]", [tuple(_pointers(copy)) for copy in copies])
         self._landing = burst_ffi.new("burst_landing *", (burst_ffi.NULL, self._copies, len(copies)))
@@ -163,7 +174,7 @@ class GpuExecution(BoundExecution):
     def run(self) -> None:
         """Executes, and waits. Raises CudaFailed, and what `work` raises."""
         self._check_begin()
-        done = self._lane.add(self, self._events)
+        done = self._lane.add(self)
         try:
             done.synchronize()
         except CudaFailed as error:
@@ -186,7 +197,18 @@ class GpuExecution(BoundExecution):
         if len(self._copies):
             self._landing.flight = burst_ffi.cast("void *", flight)
             function, argument = _COMPLETED_AFTER, int(burst_ffi.cast("uintptr_t", self._landing))
-        self._lane.add(self, self._events, (function, argument))
+        self._lane.add(self, (function, argument), self._timed(flight))
+
+    def _timed(self, flight: int) -> WorkTimes | None:
+        """What takes the times of the run that begins; None: they are not wanted. Raises CudaFailed."""
+        gpu = self._lane.gpu
+        note = work_note(flight) if gpu.clock.is_wanted else None
+        if note is None:
+            return None
+        if self._times is None:
+            self._times = WorkTimes(gpu.clock, gpu.context)
+        self._times.request = note
+        return self._times
 
     def cancel(self) -> None:
         """Later runs fail. Nothing stops what the GPU does: the engine ends when that goes on."""
@@ -195,7 +217,7 @@ class GpuExecution(BoundExecution):
     def is_running(self) -> bool:
         """Whether the GPU is still busy with it."""
         try:
-            return not self._events[-1].is_done()
+            return not self.events[-1].is_done()
         except CudaFailed:
             return True
 
@@ -208,34 +230,54 @@ class CudaLane:
         self.gpu = gpu
         self.lock = threading.Lock()  #: held while work is added to the streams
         self.incoming, self.compute, self.outgoing = (gpu.context.stream(priority) for _ in range(3))
+        self._untold = list[WorkTimes]()
 
     def add(
-        self, execution: GpuExecution, events: Sequence[CudaEvent], then: tuple[int, int] | None = None
+        self, execution: GpuExecution, then: tuple[int, int] | None = None, times: WorkTimes | None = None
     ) -> CudaEvent:
         """Adds an execution; `then`: a host function and its argument, called when its outputs are written.
 
-        Returns the event of its end. Raises CudaFailed, ExecutionFailed; then nothing of it goes on.
+        `times`: what notes when the GPU works on it. Returns the event of its end. Raises CudaFailed, ExecutionFailed;
+        then nothing of it goes on.
         """
-        copied, computed, done = events
+        copied, computed, done = execution.events
         with self.lock:
             self.gpu.begins()
             try:
-                for argument in execution.inputs:
-                    argument.copy_in(self.incoming)
+                if times:
+                    times.begin()
+                with _part(times, IN, self.incoming, execution.inputs):
+                    for argument in execution.inputs:
+                        argument.copy_in(self.incoming)
                 self.incoming.record(copied)
                 self.compute.wait(copied)
-                execution.work(self.compute)
+                with times.around(KERNELS, self.compute) if times else nullcontext():
+                    execution.work(self.compute)
                 self.compute.record(computed)
                 self.outgoing.wait(computed)
-                for argument in execution.outputs:
-                    argument.copy_out(self.outgoing)
+                with _part(times, OUT, self.outgoing, execution.outputs):
+                    for argument in execution.outputs:
+                        argument.copy_out(self.outgoing)
                 self.outgoing.record(done)
                 if then:
                     self.outgoing.host_function(*then)
             except Exception as error:
                 self._settle(error)
                 raise
+            if times:
+                times.added()
+                self._untold.append(times)
         return done
+
+    def tell_times(self) -> bool:
+        """Notes the times of runs that have ended. False: there are others. Raises CudaFailed."""
+        if not self.lock.acquire(blocking=False):  # whoever has it may wait for the GPU
+            return not self._untold
+        try:
+            self._untold = [times for times in self._untold if not times.is_told()]
+            return not self._untold
+        finally:
+            self.lock.release()
 
     def _settle(self, error: Exception) -> None:
         """Something could not be added. What was added before must not outlive the request."""
@@ -250,6 +292,14 @@ class CudaLane:
     def is_idle(self) -> bool:
         """Whether all work is done. Raises CudaFailed when the context is lost."""
         return all(stream.is_done() for stream in (self.incoming, self.compute, self.outgoing))
+
+
+def _part(
+    times: WorkTimes | None, part: str, stream: CudaStream, arguments: Sequence[GpuArgument]
+) -> AbstractContextManager[None]:
+    """Around copies, if there are any and their times are wanted."""
+    has_copies = times and any(argument.is_copied for argument in arguments)
+    return times.around(part, stream) if times and has_copies else nullcontext()
 
 
 def _close(arguments: Sequence[GpuArgument]) -> None:

@@ -44,6 +44,12 @@ class OrtLanes:
         self._ordinal, self._give_up, self._has_graphs = ordinal, give_up, has_graphs
         self._gpu: CudaGpu | None = None
 
+    def time_work(self, until: float) -> bool:
+        """As of `Device`."""
+        if self._gpu is not None:
+            self._gpu.clock.run_until(until)
+        return self._gpu is not None
+
     def lane(self) -> OrtLane:
         """A lane for one session. Raises CudaMissing, CudaFailed."""
         if self._gpu is None:

@@ -80,6 +80,9 @@ class OrtProviderDevice(OrtDevice):
         if self.give_up is not None:
             self.give_up(words)
 
+    def time_work(self, until: float) -> bool:
+        return self.provider.time_work(until)
+
     @classmethod
     def missing(cls) -> str | None:
         lacks = cls.kind.missing()

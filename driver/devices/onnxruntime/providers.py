@@ -298,6 +298,10 @@ class ExecutionProvider:
             self._lanes = OrtLanes(self.ordinal, self._lose, has_graphs=graphs)
         return self._lanes.lane()
 
+    def time_work(self, until: float) -> bool:
+        """As of `Device`: what runs on CUDA's streams."""
+        return self._lanes is not None and self._lanes.time_work(until)
+
     def _lose(self, words: str) -> None:
         if self.give_up is not None:
             self.give_up(words)

@@ -106,6 +106,10 @@ class CudaAdd(ReferenceDevice):
         """Raises CudaMissing, CudaFailed."""
         return CudaAddModel(self.gpu, model)
 
+    def time_work(self, until: float) -> bool:
+        self.gpu.clock.run_until(until)
+        return True
+
     def allocate(self, request: BufferRequest) -> DriverBuffer | None:
         return self.memory.allocate(request)
 

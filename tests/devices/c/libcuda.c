@@ -26,7 +26,7 @@
 typedef int CUresult;
 typedef uint64_t CUdeviceptr;
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_CONTEXT = 201, INVALID_IMAGE = 200,
-       NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713,
+       INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713,
        LAUNCH_FAILED = 719, UNKNOWN = 999 };
 
 /* ---- the page of words ------------------------------------------------------------------------------------------- */
@@ -311,6 +311,7 @@ typedef struct stream {
 
 struct event {
     _Atomic uint64_t recorded, done; /* how often */
+    bool has_no_time;
     struct timespec when;
 };
 
@@ -502,8 +503,8 @@ CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) {
 /* ---- events ------------------------------------------------------------------------------------------------------ */
 
 CUresult cuEventCreate(event **made, unsigned flags) {
-    (void)flags;
     *made = calloc(1, sizeof **made);
+    (*made)->has_no_time = flags & 2;
     return begin(ANY);
 }
 
@@ -532,6 +533,8 @@ CUresult cuEventSynchronize(event *e) {
 }
 
 CUresult cuEventElapsedTime(float *milliseconds, const event *from, const event *to) {
+    if (from->has_no_time || to->has_no_time || !from->recorded || !to->recorded) return INVALID_HANDLE;
+    if (from->done < from->recorded || to->done < to->recorded) return NOT_READY;
     double seconds = (double)(to->when.tv_sec - from->when.tv_sec), more = (double)(to->when.tv_nsec - from->when.tv_nsec);
     *milliseconds = (float)(seconds * 1e3 + more / 1e6);
     return begin(ANY);
