@@ -1,14 +1,33 @@
 """Devices that answer nonsense, break their queue or leave: the request fails, and the burst is not used again."""
 
+import contextlib
+import ctypes
 import os
 import random
+import select
+import socket
+import struct
+import threading
 
 import numpy as np
 import pytest
 import stress
 
 import fmq
-from burst import Accepted, ErrorStatus, GeneralFailure, NotSent, OutputShape, Timeout, Timing
+from burst import (
+    Accepted,
+    Controller,
+    ErrorStatus,
+    GeneralFailure,
+    Memory,
+    NotSent,
+    OutputShape,
+    PeerDied,
+    Request,
+    RequestArgument,
+    Timeout,
+    Timing,
+)
 from burst.channel import Channel
 from burst.datum import DATUM, DATUM_DTYPE
 from burst.messages import NO_TIMING
@@ -145,3 +164,89 @@ def test_random_answers(closing, clients, increment, memory, wire, attempts):
                     client.send(packet)
         device.close()
     assert attempts / 4 < ended < attempts
+
+
+class Asking(FakeDevice):
+    """It asks for memory on the callback, and does with the answers what a test says."""
+
+    def __call__(self, offer):
+        self.callback = Channel.from_fd(os.dup(offer.callback.fileno()))
+        return super().__call__(offer)
+
+    def close(self):
+        self.callback.close()
+        super().close()
+
+
+@pytest.fixture
+def askers(closing, memory):
+    """Two devices of one client, each with a burst that has a slot 0."""
+    found = []
+    for _ in range(2):
+        device = closing(Asking())
+        client = closing(Controller(device))
+        pool = memory()
+        client.encode(Request((), (RequestArgument(length=4),), (pool,)))
+        found.append((device, client, pool))
+    return found
+
+
+def handed_over(device, slots=(0,)):
+    with contextlib.closing(device.callback.call(["get_memories", list(slots)], timeout=20)) as answer:
+        return answer.body[0], len(answer.fds)
+
+
+def test_a_device_that_does_not_read_what_it_asked_for_holds_no_other_one(askers):
+    """Its callback ends when there is no room for an answer; the thread that serves all devices goes on."""
+    (deaf, *_), (other, *_) = askers
+    deaf.callback.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with contextlib.suppress(PeerDied):
+        while True:
+            deaf.callback.send(["get_memories", [0] * 72])
+            assert handed_over(other) == (0, 1)
+    assert handed_over(other) == (0, 1)
+
+
+def test_a_descriptor_that_takes_long_to_close_holds_no_other_device(askers):
+    """Sent with a question, where none belongs, it ends the callback; the thread that serves all devices goes on."""
+    (slow, *_), (other, *_) = askers
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        lingering = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+    lingering.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+    lingering.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            lingering.send(bytes(2**20))
+    lingering.setblocking(True)
+    slow.callback.send(["get_memories", [0]], [lingering.fileno()])
+    threading.Thread(target=os.close, args=(lingering.detach(),), daemon=True).start()  # this or the other is the last
+    assert handed_over(other) == (0, 1)
+    with pytest.raises(PeerDied):
+        slow.callback.receive(20)
+    accepted.close()
+
+
+def test_memory_is_handed_over_without_the_lock_of_python(askers):
+    """While a thread of the client holds the global lock, its device gets the memory that it asks for."""
+    device, *_ = askers[0]
+    libc = ctypes.PyDLL(None)  # its calls keep the lock
+    device.callback.send(["get_memories", [0]])
+    entry = (ctypes.c_int * 2)(device.callback.fileno(), select.POLLIN)
+    assert libc.poll(entry, 1, 20_000) == 1  # nothing of Python has run since the question
+    with contextlib.closing(device.callback.receive(20)) as answer:
+        assert (answer.body[0], len(answer.fds)) == (0, 1)
+
+
+def test_memory_under_a_number_that_something_else_got(askers):
+    """A pool that its owner closes is not handed over, and neither is what gets its descriptor's number."""
+    device, _, pool = askers[0]
+    fd = pool.fd
+    pool.close()
+    assert handed_over(device) == (4, 0)
+    other = Memory.create(4096)
+    os.dup2(other.fd, fd)
+    try:
+        assert handed_over(device) == (4, 0)
+    finally:
+        os.close(fd)
