@@ -51,6 +51,7 @@ PLAN = {
     "mobilenet.py --threads 2": (75, "--pairs 9"),
     "thread_count.py": (60, ""),
     "cold_start.py": (90, ""),
+    "newcomer.py": (90, ""),
     "cache.py": (230, "--pairs 7"),
     "constants.py": (100, "--pairs 5"),
     "qos.py --only stream grpc": (180, "--pairs 5 --seconds 6"),

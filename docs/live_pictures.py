@@ -3,7 +3,6 @@
 python docs/live_pictures.py     needs the extras `web` and `test`, and a Chromium; a minute
 """
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,9 +12,12 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+
+from browser import FLAGS, REMEDY, program
+
 FILLED = 11e3  # milliseconds after which the plots are full
 VIEWS = {"wide": (1280, 900, "light"), "narrow": (390, 844, "dark")}
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
 @contextmanager
@@ -30,8 +32,10 @@ def demo(kind: str) -> Iterator[str]:
 
 def main() -> None:
     """Look at each page in each way."""
+    if not (path := program()):
+        sys.exit(REMEDY)
     with sync_playwright() as leading:
-        browser = leading.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        browser = leading.chromium.launch(executable_path=path, args=FLAGS)
         for kind in ("camera", "audio"):
             with demo(kind) as url:
                 for name, view in VIEWS.items():

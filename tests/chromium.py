@@ -1,18 +1,17 @@
 """A Chromium without a window, for tests of pages."""
 
 import importlib
-import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from needed_tools import give_up
 
-NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
-FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-]
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+
+from browser import FLAGS, REMEDY, program
 
 
 def module(name: str) -> Any:
@@ -26,9 +25,7 @@ def module(name: str) -> Any:
 def chromium() -> Iterator[Any]:
     """Playwright's browser."""
     playwright = module("playwright.sync_api")
-    path = next(filter(None, map(shutil.which, NAMES)), None)
-    if not path:
-        give_up("no Chromium: install one (Debian: apt install chromium-headless-shell)")
+    path = program() or give_up(REMEDY)
     with playwright.sync_playwright() as leading:
         browser = leading.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
