@@ -64,6 +64,7 @@ class Call(IntEnum):
     MAP = 15
     SYNCHRONIZE = 16
     QUERY = 17
+    EVENT_DESTROY = 18
 
 
 @cache

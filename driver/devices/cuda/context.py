@@ -2,27 +2,34 @@
 
 A process has one context for each GPU, which CUDA calls primary: ONNX Runtime's is the same one, so pointers and
 streams of one can be used by the other. Objects are closed by their owner, or by Python when nothing refers to them:
-in any thread, between any two steps, so what frees them takes no lock, not even one of cffi's.
-After CudaFailed with `is_lost` nothing here can be used any more.
+in any thread, between any two steps, so what frees them takes no lock, not even one of cffi's, and leaves its errors to
+the next call, which logs them. After CudaFailed with `is_lost` nothing here can be used any more.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 import weakref
+from collections import deque
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
-from driver.devices.cuda.driver_api import CudaFailed, CudaMissing, cuda_library, ffi, text
+from driver.devices.cuda.driver_api import LOST, CudaFailed, CudaMissing, cuda_library, ffi, text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from driver.devices.cuda.driver_api import CudaLibrary
 
+_log = logging.getLogger(__name__)
+_CONTEXT = ffi.typeof("CUcontext *")  # looked up now: cffi does so under a lock
+_NOT_INITIALIZED = 3
+_MOST_UNTOLD = 64  # errors of what was freed, until they are logged
 _PORTABLE, _READ_ONLY = 1, 8  # of cuMemHostRegister
 _NON_BLOCKING = 1  # of streams: they do not wait for the default stream
-_NO_TIMING = 2  # of events
+_SLEEPS, _NO_TIMING = 1, 2  # of events; a thread that waits for one does not poll
 _BLOCKING_SYNC = 4  # of contexts: a thread that waits for the GPU sleeps
 _CAN_REGISTER_READ_ONLY, _ASYNC_ENGINES, _MAJOR, _MINOR = 113, 40, 75, 76  # attributes
 _PINNED_ON_DEVICE, _ON_DEVICE, _POSIX_FD, _READ_WRITE = 1, 1, 1, 3  # of the virtual memory management
@@ -210,11 +217,20 @@ class CudaStream(Owned):
 
 
 class CudaContext:
-    """The primary context of a GPU in this process. Any thread. `cuda_context` returns it."""
+    """The primary context of a GPU in this process. Any thread. `cuda_context` returns it.
+
+    A thread's current context is as it was after each call: it may be that of another GPU, or of a library that the
+    program uses.
+    """
+
+    is_at_home = False
+    """Whether threads that have no context keep this one, which saves time: the process is an engine on this GPU."""
 
     def __init__(self, library: CudaLibrary, ordinal: int) -> None:
         """Raises CudaFailed, CudaMissing."""
         self._library, self.ordinal, self._thread = library, ordinal, threading.local()
+        self.on_lost: Callable[[str], object] = lambda _: None  #: called, with the reason, by whatever finds it lost
+        self._pid, self._unfreed = os.getpid(), deque[tuple[str, tuple[Any, ...], int]](maxlen=_MOST_UNTOLD)
         if not 0 <= ordinal < library.devices:
             raise CudaMissing(f"device={ordinal}: CUDA finds {library.devices} GPUs, numbered from 0")
         number, context = ffi.new("CUdevice *"), ffi.new("CUcontext *")
@@ -228,24 +244,54 @@ class CudaContext:
 
     def call(self, name: str, *arguments: Any) -> None:
         """Calls a function of the library, with this context current in this thread. Raises CudaFailed."""
+        if self._unfreed:
+            self._tell_unfreed()
         if code := self._called(name, arguments):
-            raise self._library.failure(code, _worded(name, arguments))
+            raise self._failure(name, arguments, code)
 
     def asked(self, name: str, *arguments: Any) -> bool:
         """The same, of a query: whether what it asks about is done."""
-        return self._library.is_ready(self._called(name, arguments), _worded(name, arguments))
+        code = self._called(name, arguments)
+        if code and not self._library.is_not_ready(code):
+            raise self._failure(name, arguments, code)
+        return not code
 
     def call_quietly(self, name: str, *arguments: Any) -> None:
-        """The same, for what is freed: an error changes nothing any more."""
-        self._called(name, arguments)
+        """The same, for what is freed, which nobody awaits: the next call logs an error, unless the context is lost."""
+        if (code := self._called(name, arguments)) and code not in LOST:
+            self._unfreed.append((name, arguments, code))
+
+    def _failure(self, name: str, arguments: tuple[Any, ...], code: int) -> CudaFailed:
+        error = self._library.failure(code, _worded(name, arguments))
+        if error.is_lost:
+            self.on_lost(str(error))
+        return error
+
+    def _tell_unfreed(self) -> None:
+        while self._unfreed:
+            name, arguments, code = self._unfreed.popleft()
+            error = self._library.failure(code, _worded(name, arguments))
+            _log.warning("what is freed may stay until this process ends: %s", error)
 
     def _called(self, name: str, arguments: tuple[Any, ...]) -> int:
-        if not getattr(self._thread, "has_context", False):
-            code = int(self._library.lib.cuCtxSetCurrent(self._handle))
-            if code:
-                return code
-            self._thread.has_context = True
-        return int(getattr(self._library.lib, name)(*arguments))
+        if os.getpid() != self._pid:
+            return _NOT_INITIALIZED  # as CUDA says of a process that was forked
+        lib, function = self._library.lib, getattr(self._library.lib, name)
+        here = getattr(self._thread, "current", None)
+        if here is None:
+            here = self._thread.current = ffi.new(_CONTEXT)
+        if code := int(lib.cuCtxGetCurrent(here)):
+            return code
+        if here[0] == self._handle:
+            return int(function(*arguments))
+        if self.is_at_home and not here[0]:
+            return int(lib.cuCtxSetCurrent(self._handle)) or int(function(*arguments))
+        if code := int(lib.cuCtxPushCurrent_v2(self._handle)):
+            return code
+        try:
+            return int(function(*arguments))
+        finally:
+            lib.cuCtxPopCurrent_v2(here)
 
     # -- what the GPU is
 
@@ -363,9 +409,12 @@ class CudaContext:
         return CudaStream(self, made[0])
 
     def event(self, *, is_timed: bool = False) -> CudaEvent:
-        """A new one, which counts as done until a stream records it. Raises CudaFailed."""
+        """A new one, which counts as done until a stream records it. Raises CudaFailed.
+
+        `is_timed`: it has a time, and threads that wait for it poll.
+        """
         made = ffi.new("CUevent *")
-        self.call("cuEventCreate", made, 0 if is_timed else _NO_TIMING)
+        self.call("cuEventCreate", made, 0 if is_timed else _NO_TIMING | _SLEEPS)
         return CudaEvent(self, made[0])
 
     def kernel(self, image: bytes, name: str) -> CudaKernel:

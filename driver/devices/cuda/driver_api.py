@@ -53,6 +53,9 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
 CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags);
 CUresult cuCtxSetCurrent(CUcontext context);
+CUresult cuCtxGetCurrent(CUcontext *context);
+CUresult cuCtxPushCurrent_v2(CUcontext context);
+CUresult cuCtxPopCurrent_v2(CUcontext *context);
 CUresult cuCtxSynchronize(void);
 
 CUresult cuMemGetInfo_v2(size_t *free, size_t *total);
@@ -110,7 +113,7 @@ _WRITTEN = "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", *(f"/de
 _OUT_OF_MEMORY, _NOT_READY, _UNKNOWN = 2, 600, 999
 _REMEDIES = {
     2: "free memory of the GPU, or use fewer or smaller models and pools",
-    3: "the driver was unloaded or updated; start the device again",
+    3: 'a process that was forked cannot use the CUDA of its parent: start it by "spawn"; or the driver was updated',
     46: "the GPU is in exclusive use by another process (nvidia-smi -c DEFAULT)",
     100: "nvidia-smi must list a GPU, and this account needs read and write access to /dev/nvidia*",
     222: "install a newer NVIDIA driver",
@@ -119,7 +122,7 @@ _REMEDIES = {
     803: "the library and the kernel's driver differ in version; restart the machine after the update",
     999: "the kernel's log may say more (dmesg | grep -i -e nvrm -e xid)",
 }
-_LOST = frozenset({4, 214, 220, 226, 700, 702, 710, *range(714, 720), 721, 999})
+LOST = frozenset({4, 214, 220, 226, 700, 702, 710, *range(714, 720), 721, 999})
 """Codes after which a context cannot be used any more, or which say that the GPU is gone."""
 _LOST_REMEDY = "the context is lost: the engine has to start again; the kernel's log may say more (dmesg | grep -i xid)"
 
@@ -133,14 +136,14 @@ class CudaFailed(LibraryFailed):
 
     def __init__(self, code: int, name: str, call: str, text: str = "") -> None:
         """`name`: NVIDIA's, such as CUDA_ERROR_INVALID_VALUE. `call`: what was called, and with what."""
-        remedy = _REMEDIES.get(code) or (_LOST_REMEDY if code in _LOST else "")
+        remedy = _REMEDIES.get(code) or (_LOST_REMEDY if code in LOST else "")
         super().__init__(f"{call}: {name} ({code}{f', {text}' if text else ''}){f'; {remedy}' if remedy else ''}")
         self.code, self.name, self.call, self.status = code, name, call, code
 
     @property
     def is_lost(self) -> bool:
         """Whether the context is unusable from now on, in all threads: only a new process helps."""
-        return self.code in _LOST
+        return self.code in LOST
 
 
 class CudaOutOfMemory(CudaFailed, MemoryError):
@@ -207,11 +210,9 @@ class CudaLibrary:
         if code:
             raise self.failure(code, call)
 
-    def is_ready(self, code: int, call: str) -> bool:
-        """What a query says: False for "not yet". Raises as `check`."""
-        if code != _NOT_READY:
-            self.check(code, call)
-        return not code
+    def is_not_ready(self, code: int) -> bool:
+        """Whether a query says "not yet"."""
+        return code == _NOT_READY
 
     def failure(self, code: int, call: str) -> CudaFailed:
         """The error of a call that has returned this code."""

@@ -66,11 +66,13 @@ class GpuPool(VendorMemory):
 
     def tensor(self, dtype: DTypeLike = np.uint8, shape: int | tuple[int, ...] | None = None, offset: int = 0) -> Any:
         """`shape` elements from byte `offset` on, for `torch.from_dlpack` and its kind; None: all that fit."""
-        itemsize = np.dtype(dtype).itemsize
+        itemsize = max(1, np.dtype(dtype).itemsize)
         if not 0 <= offset <= self.nbytes or offset % itemsize:
             raise ValueError(f"offset={offset}: within {self.nbytes} bytes, and a multiple of {itemsize}")
         dims = (self.nbytes - offset) // itemsize if shape is None else shape
         dims = dims if isinstance(dims, tuple) else (dims,)
+        if any(dim < 0 for dim in dims):
+            raise ValueError(f"shape={shape}: give the number of elements along each axis, from 0 on")
         self._check(math.prod(dims) * itemsize, offset)
         return GpuTensor(self, self.address + offset, dtype, dims, self._place)
 

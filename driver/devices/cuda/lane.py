@@ -7,10 +7,11 @@ publishes the answer (`burst_landed`): no thread of Python waits for it.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from driver.devices.cuda.context import CudaContext, CudaEvent, CudaStream, DeviceMemory, PinnedMemory
 
+_log = logging.getLogger(__name__)
 _COMPLETED_AFTER = int(burst_ffi.cast("uintptr_t", burst_ffi.addressof(burst_lib, "burst_landed_after")))
 _LOOK = 0.05
 """Seconds between two looks at whether the context is lost, while executions go on."""
@@ -44,7 +46,8 @@ class CudaGpu:
 
     def __init__(self, context: CudaContext, give_up: Callable[[str], object]) -> None:
         """`give_up`: ends the engine; called with the reason when the context is lost."""
-        self.context, self._give_up = context, give_up
+        self.context = context
+        context.on_lost, context.is_at_home = give_up, True
         self.pools, self.staging, self.clock = PinnedPools(context), Staging(context), WorkClock(context)
         self._lanes: weakref.WeakSet[CudaLane] = weakref.WeakSet()
         self._busy, self._starting = threading.Event(), threading.Lock()
@@ -64,24 +67,23 @@ class CudaGpu:
         if not self._busy.is_set():
             self._busy.set()
 
-    def check(self, error: CudaFailed) -> None:
-        """Ends the engine if the context is lost."""
-        if error.is_lost:
-            self._give_up(str(error))
-
     def _watch(self) -> None:
         while True:
             self._busy.wait()
             time.sleep(_LOOK)
             self._busy.clear()  # before the looks: an execution that begins meanwhile sets it again
-            with self._starting:
-                lanes = list(self._lanes)
             try:
-                for lane in lanes:
-                    if not (lane.is_idle() & lane.tell_times()):
-                        self._busy.set()
-            except CudaFailed as error:
-                self.check(error)
+                self._look()
+            except CudaFailed as error:  # of a lost context the engine has been told
+                _log.warning("a look at the GPU's streams failed: %s", error)
+
+    def _look(self) -> None:
+        """Raises CudaFailed. Lanes live no longer for it."""
+        with self._starting:
+            lanes = list(self._lanes)
+        for lane in lanes:
+            if not (lane.is_idle() & lane.tell_times()):
+                self._busy.set()
 
 
 class GpuArgument:
@@ -99,11 +101,11 @@ class GpuArgument:
         if isinstance(given, BufferArgument):
             self.address: int = given.buffer.address + given.offset  # type: ignore[attr-defined]
             return
-        if nbytes and not gpu.pools.pin(given):
-            self._block = gpu.staging.take(nbytes)
-        self.host = self._block.address if self._block else given.ctypes.data
         self.memory = gpu.context.allocate(max(1, nbytes))
         self.address = self.memory.address
+        if nbytes and not gpu.pools.pin(given):
+            self._block = gpu.staging.take(nbytes)  # last: a block is given back by `close` alone
+        self.host = self._block.address if self._block else given.ctypes.data
         self._staged: NDArray[np.uint8] | None = None
         if self._block:
             self._staged = np.frombuffer(self._block.view(), np.uint8)[:nbytes]
@@ -156,10 +158,13 @@ class GpuExecution(BoundExecution):
     ) -> None:
         """Inputs and outputs with the bytes that they have. Raises CudaFailed."""
         self._lane, self._is_cancelled = lane, False
-        self.inputs = [GpuArgument(lane.gpu, given, nbytes, is_input=True) for given, nbytes in inputs]
-        self.outputs = [GpuArgument(lane.gpu, given, nbytes, is_input=False) for given, nbytes in outputs]
-        arguments = (*self.inputs, *self.outputs)
-        weakref.finalize(self, _close, arguments).atexit = False
+        arguments = list[GpuArgument]()
+        weakref.finalize(self, _close, arguments).atexit = False  # first: there may be no memory for the last of them
+        for given, nbytes in inputs:
+            arguments.append(GpuArgument(lane.gpu, given, nbytes, is_input=True))
+        for given, nbytes in outputs:
+            arguments.append(GpuArgument(lane.gpu, given, nbytes, is_input=False))
+        self.inputs, self.outputs = arguments[: len(inputs)], arguments[len(inputs) :]
         self.copied_bytes = sum(argument.staged_bytes for argument in arguments)
         self.events = [lane.gpu.context.event() for _ in range(3)]  #: copied in, computed, copied out
         self._times: WorkTimes | None = None
@@ -174,12 +179,7 @@ class GpuExecution(BoundExecution):
     def run(self) -> None:
         """Executes, and waits. Raises CudaFailed, and what `work` raises."""
         self._check_begin()
-        done = self._lane.add(self)
-        try:
-            done.synchronize()
-        except CudaFailed as error:
-            self._lane.gpu.check(error)
-            raise
+        self._lane.add(self).synchronize()
         for copy in self._copies:
             burst_ffi.memmove(copy.to, getattr(copy, "from"), copy.bytes)
 
@@ -261,8 +261,8 @@ class CudaLane:
                 self.outgoing.record(done)
                 if then:
                     self.outgoing.host_function(*then)
-            except Exception as error:
-                self._settle(error)
+            except Exception:
+                self._settle()
                 raise
             if times:
                 times.added()
@@ -279,15 +279,11 @@ class CudaLane:
         finally:
             self.lock.release()
 
-    def _settle(self, error: Exception) -> None:
+    def _settle(self) -> None:
         """Something could not be added. What was added before must not outlive the request."""
-        try:
+        with suppress(CudaFailed):
             for stream in (self.incoming, self.compute, self.outgoing):
                 stream.synchronize()
-        except CudaFailed as worse:
-            error = worse
-        if isinstance(error, CudaFailed):
-            self.gpu.check(error)
 
     def is_idle(self) -> bool:
         """Whether all work is done. Raises CudaFailed when the context is lost."""

@@ -13,7 +13,6 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from driver.devices.cuda.context import cuda_context
-from driver.devices.cuda.driver_api import CudaFailed
 from driver.devices.cuda.lane import CudaGpu, GpuExecution
 from driver.devices.onnxruntime.gpu_place import GpuPlace
 from driver.devices.onnxruntime.library import library
@@ -109,16 +108,8 @@ class OrtCudaExecution(GpuExecution):
         try:
             self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:  # its errors share no other class
-            self._check_context(stream)
+            stream.is_done()  # raises CudaFailed of a lost context, of which ONNX Runtime tells in words of its own
             raise ExecutionFailed(0, "the model", str(error)) from error
-
-    def _check_context(self, stream: CudaStream) -> None:
-        """ONNX Runtime tells of a lost context in words of its own. Raises CudaFailed."""
-        try:
-            stream.is_done()
-        except CudaFailed as error:
-            self._lane.gpu.check(error)
-            raise
 
 
 def _given(memory: NDArray[np.uint8] | GpuPlace) -> NDArray[np.uint8] | BufferArgument:

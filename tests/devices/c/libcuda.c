@@ -34,12 +34,15 @@ enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVAL
 enum word { FAIL_CALL, FAIL_AFTER, FAIL_CODE, HOLD_IN, HOLD_KERNELS, HOLD_OUT, LOST, TOTAL, DEVICES, COPIES_IN, COPIES_OUT, PAGEABLE,
             KERNELS, HOST_FUNCTIONS, HELD, UNUSED, VERSION, NO_READ_ONLY };
 enum call { ANY = 0, ALLOC, FREE, HOST_ALLOC, REGISTER, UNREGISTER, COPY_IN, COPY_OUT, LAUNCH, HOST_FUNC, STREAM, CONTEXT,
-            CREATE, EXPORT, IMPORT, MAP, SYNCHRONIZE, QUERY };
+            CREATE, EXPORT, IMPORT, MAP, SYNCHRONIZE, QUERY, EVENT_DESTROY };
 enum { CALLS_AT = 32, ROWS_AT = 64, ROW = 4, ROWS = 64, WORDS = 512 }; /* a row: pid, bytes, registered ranges, contexts */
 
 static _Atomic uint64_t *words, *row;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static _Thread_local bool has_context;
+static _Thread_local uintptr_t contexts[8]; /* of this thread, the current one last; a device's number, and 1 */
+static _Thread_local int n_contexts;
+
+static uintptr_t current(void) { return n_contexts ? contexts[n_contexts - 1] : 0; }
 
 static bool is_alive(uint64_t pid) { return pid && (!kill((pid_t)pid, 0) || errno == EPERM); }
 
@@ -65,7 +68,7 @@ static uint64_t used_by_all(void) {
 static CUresult begin(enum call call) {
     atomic_fetch_add(&words[CALLS_AT + call], 1);
     if (words[LOST]) return (CUresult)words[LOST];
-    if (!row || !has_context) return INVALID_CONTEXT;
+    if (!row || !current()) return INVALID_CONTEXT;
     if (words[FAIL_CALL] != (uint64_t)call || !call) return SUCCESS;
     uint64_t left = words[FAIL_AFTER];
     while (left && !atomic_compare_exchange_weak(&words[FAIL_AFTER], &left, left - 1)) {}
@@ -307,6 +310,7 @@ typedef struct stream {
     pthread_cond_t changed;
     work *first, **last;
     uint64_t added, done;
+    uintptr_t context;
 } stream;
 
 struct event {
@@ -403,6 +407,7 @@ static void *serve(void *argument) {
 }
 
 static CUresult add(stream *s, const work *w) {
+    if (s->context != current()) return INVALID_HANDLE;
     work *made = malloc(sizeof *made);
     *made = *w;
     made->next = NULL;
@@ -431,6 +436,7 @@ CUresult cuStreamCreateWithPriority(stream **made, unsigned flags, int priority)
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
     s->last = &s->first;
+    s->context = current();
     pthread_t thread;
     if (pthread_create(&thread, NULL, serve, s)) return OUT_OF_MEMORY;
     return pthread_detach(thread);
@@ -461,8 +467,8 @@ CUresult cuLaunchHostFunc(stream *s, host_function *function, void *argument) {
 static CUresult add_copy(stream *s, const work *w) {
     bool is_async = is_pinned(w->host, w->bytes);
     if (!is_async) atomic_fetch_add(&words[PAGEABLE], 1);
-    add(s, w);
-    return is_async ? SUCCESS : drain(s);
+    CUresult r = add(s, w);
+    return r || is_async ? r : drain(s);
 }
 
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, stream *s) {
@@ -508,7 +514,7 @@ CUresult cuEventCreate(event **made, unsigned flags) {
     return begin(ANY);
 }
 
-CUresult cuEventDestroy_v2(event *e) { return (void)e, SUCCESS; } /* work may still refer to it: tests do not mind the leak */
+CUresult cuEventDestroy_v2(event *e) { return (void)e, begin(EVENT_DESTROY); } /* work may refer to it: tests do not mind the leak */
 
 CUresult cuEventRecord(event *e, stream *s) {
     CUresult r = begin(ANY);

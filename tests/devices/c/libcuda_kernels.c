@@ -203,7 +203,23 @@ CUresult cuDevicePrimaryCtxRetain(void **context, int device) {
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(int device) { return (void)device, SUCCESS; }
-CUresult cuCtxSetCurrent(const void *context) { return has_context = context, SUCCESS; }
+CUresult cuCtxGetCurrent(uintptr_t *context) { return *context = current(), SUCCESS; }
+
+CUresult cuCtxPushCurrent_v2(uintptr_t context) {
+    if (n_contexts == 8) abort();
+    return contexts[n_contexts++] = context, SUCCESS;
+}
+
+CUresult cuCtxPopCurrent_v2(uintptr_t *context) {
+    if (!n_contexts) return INVALID_CONTEXT;
+    return *context = contexts[--n_contexts], SUCCESS;
+}
+
+CUresult cuCtxSetCurrent(uintptr_t context) {
+    n_contexts -= !!n_contexts;
+    return context ? cuCtxPushCurrent_v2(context) : SUCCESS;
+}
+
 CUresult cuCtxSynchronize(void) { return begin(SYNCHRONIZE); }
 
 CUresult cuGetErrorName(CUresult code, const char **name) {

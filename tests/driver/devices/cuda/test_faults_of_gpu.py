@@ -50,10 +50,10 @@ def gpu(place, fake):
         yield device
 
 
-def model():
+def model(constant=1):
     builder = driver.ModelBuilder()
     x = builder.input("float32", (N,))
-    builder.output(builder.operation("ADD", x, np.full(1, 1, np.float32), 0))
+    builder.output(builder.operation("ADD", x, np.full(1, constant, np.float32), 0))
     return builder.build()
 
 
@@ -113,6 +113,25 @@ def test_a_lost_context_ends_the_engine(b, fake, kit):
         future.result()
     kit.until(lambda: not first & fake.pids)
     fake[Word.LOST] = fake[Word.HOLD_KERNELS] = 0
+    kit.until(serves_again)
+
+
+@pytest.mark.parametrize("step", ["prepare", "bind", "allocate"])
+def test_a_context_lost_while_nothing_runs(place, fake, kit, step):
+    """Whatever a client asks for next finds it: the engine ends at once, and the next one serves."""
+    fake.configure()
+    with driver.connect(DEVICE) as device, device.prepare(model()) as prepared:
+        first = fake.pids
+        fake[Word.LOST] = 719
+        steps = {
+            "prepare": lambda: device.prepare(model(2)),
+            "bind": lambda: prepared.run(np.zeros(N, np.float32)),
+            "allocate": lambda: device.allocate(driver.BufferDesc(), [prepared], [driver.BufferRole(0, 0)], []),
+        }
+        with pytest.raises((burst.PeerDied, burst.StatusError, driver.DeviceFailed)):
+            steps[step]()
+        kit.until(lambda: not first & fake.pids)
+        fake[Word.LOST] = 0
     kit.until(serves_again)
 
 
