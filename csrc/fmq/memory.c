@@ -15,6 +15,7 @@
 #include "fmq/api.h"
 #include "fmq/memory.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -22,6 +23,7 @@
 #include <stddef.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -151,14 +153,27 @@ static int64_t file_system(int fd) {
     return fstatfs(fd, &found) ? -errno : (int64_t)found.f_type;
 }
 
+/* What statx fills in, as linux/stat.h has it. Not every C library declares it, and some contradict that header. */
+enum { STATX_TYPE_ONLY = 1 };
+struct file_facts {
+    uint32_t up_to_mode[7];
+    uint16_t mode;
+    uint8_t up_to_device[106];
+    uint32_t device_major;
+    uint32_t up_to_end[29];
+};
+static_assert(offsetof(struct file_facts, mode) == 28, "where the kernel writes");
+static_assert(offsetof(struct file_facts, device_major) == 136, "where the kernel writes");
+static_assert(sizeof(struct file_facts) == 256, "what the kernel writes");
+
 /* Only the kernel's own file systems are asked: one that a process serves (FUSE), or another machine, may never answer.
  * Seals are looked up in the inode; memory in a file of tmpfs has them, too. */
 int fmq_backing(int fd) {
-    struct statx found;
+    struct file_facts found;
     if (fcntl(fd, F_GET_SEALS) >= 0) return file_system(fd) == HUGE_PAGES ? FMQ_HUGE_PAGES : FMQ_MEMORY;
-    if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &found)) return -errno;
-    if (S_ISREG(found.stx_mode)) return found.stx_dev_major ? FMQ_DISK : FMQ_FILE; /* only root mounts a block device */
-    if (found.stx_mode & S_IFMT) return FMQ_OTHER; /* a device, a pipe, a socket, a folder */
+    if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE_ONLY, &found)) return -errno;
+    if (S_ISREG(found.mode)) return found.device_major ? FMQ_DISK : FMQ_FILE; /* only root mounts a block device */
+    if (found.mode & S_IFMT) return FMQ_OTHER; /* a device, a pipe, a socket, a folder */
     return file_system(fd) == DMA_BUFS ? FMQ_DMA_BUF : FMQ_OTHER;
 }
 

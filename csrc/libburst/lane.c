@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 enum { DTYPE_AT = 1024, WRITER_LIFE_AT = 768, READER_LIFE_AT = 896, QUEUE_BYTES = PAGE + LENGTH * ELEMENT };

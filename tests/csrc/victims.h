@@ -138,9 +138,10 @@ static inline void wait_until_asleep(survivor *s) {
 
 /* Returns how long after `since` the survivor was back; 0 if that was before. */
 static inline uint64_t told_after(survivor *s, uint64_t since) {
-    uint64_t until = fmq_now() + give_up;
-    struct timespec at = {.tv_sec = (time_t)(until / (1000 * MS)), .tv_nsec = (long)(until % (1000 * MS))};
-    MUST(!pthread_clockjoin_np(s->thread, NULL, CLOCK_MONOTONIC, &at) && "the survivor comes back");
+    struct timespec at; /* of the wall clock: musl joins by no other */
+    clock_gettime(CLOCK_REALTIME, &at);
+    at.tv_sec += (time_t)(give_up / (1000 * MS));
+    MUST(!pthread_timedjoin_np(s->thread, NULL, &at) && "the survivor comes back");
     return s->back_at > since ? s->back_at - since : 0;
 }
 
