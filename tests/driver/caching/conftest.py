@@ -1,6 +1,8 @@
 """Folders and blob stores of the test's own, and tests that can import what lies beside them."""
 
 import contextlib
+import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -39,5 +41,10 @@ def opened(path):
 @pytest.fixture
 def quick():
     """A folder in memory: where thousands of files are written, nothing waits for a disk."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+    memory = Path("/dev/shm")
+    for left in memory.glob("burst-test-*-*"):  # by a run of the tests that was killed
+        if not Path("/proc", left.name.split("-")[2]).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    prefix = f"burst-test-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=memory if memory.is_dir() else None) as folder:
         yield Path(folder)

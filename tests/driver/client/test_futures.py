@@ -9,7 +9,7 @@ import time
 
 import pytest
 import stress
-from frames import frame, number_of
+from frames import HELD, frame, held, number_of
 from inside import controller_of, in_flight_of
 
 from burst import Timeout
@@ -19,14 +19,15 @@ class TestFuture:
     def test_timeout(self, slow):
         """result(timeout) gives up in time, and again gets the result: a timeout ends only the waiting."""
         with slow.burst(depth=2) as burst:
-            future, begin = burst.submit(frame(0.2, 1)), time.monotonic()
+            (future, release), begin = held(burst, 1), time.monotonic()
             for ask in (future.result, future.exception):
                 with pytest.raises(Timeout, match="is dropped"):
                     ask(timeout=0.01)
             with pytest.raises(Timeout):
                 future.result(0)
-            assert time.monotonic() - begin < 0.15
+            assert time.monotonic() - begin < HELD / 2
             assert not future.done()
+            release()
             assert number_of(future.result()) == 1
             assert future.done()
             assert future.exception() is None
@@ -34,12 +35,14 @@ class TestFuture:
     def test_timeout_while_another_waits(self, slow, kit):
         """It also ends in time when another thread is the one that receives."""
         with slow.burst(depth=2) as burst:
-            first, second = burst.submit(frame(0.3, 1)), burst.submit(frame(0, 2))
+            (first, release), second = held(burst, 1), burst.submit(frame(0, 2))
             thread = threading.Thread(target=first.result)
             thread.start()
             kit.until(in_flight_of(burst).receiving.locked)
             with pytest.raises(Timeout):
                 second.result(0.02)
+            assert not first.done()
+            release()
             thread.join()
             assert number_of(second.result()) == 2
 

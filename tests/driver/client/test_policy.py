@@ -1,11 +1,12 @@
 """What submit does while `depth` requests are in flight."""
 
 import concurrent.futures
+import threading
 import time
 
 import pytest
-from frames import frame, number_of
-from inside import controller_of
+from frames import HELD, frame, held, number_of
+from inside import controller_of, in_flight_of
 
 from burst import Busy, Timeout
 
@@ -25,23 +26,32 @@ def test_unknown(slow):
 
 
 class TestBlock:
-    def test_waits(self, slow):
+    def test_waits(self, slow, kit):
         """submit returns when the oldest of `depth` requests is done, and no earlier."""
+        third = []
         with slow.burst(depth=2) as burst:
-            first, second = burst.submit(frame(0.05, 1)), burst.submit(frame(0.05, 2))
-            third = burst.submit(frame(0, 3))
+            (first, release_first), (second, release_second) = held(burst, 1), held(burst, 2)
+            thread = threading.Thread(target=lambda: third.append(burst.submit(frame(0, 3))))
+            thread.start()
+            kit.until(in_flight_of(burst).receiving.locked)
+            assert not third
+            release_first()
+            thread.join(kit.patience)
             assert first.done()
             assert not second.done()
-            assert [number_of(f.result()) for f in (third, second, first)] == [3, 2, 1]
+            release_second()
+            assert [number_of(f.result()) for f in (*third, second, first)] == [3, 2, 1]
             assert burst.stats()["drops"] == 0
 
     def test_timeout(self, slow):
         """With a timeout it gives up in time, and nothing is sent or overwritten."""
         with slow.burst(depth=2) as burst:
-            futures, begin = [burst.submit(frame(0.2, 1)), burst.submit(frame(0, 2))], time.monotonic()
+            first, release = held(burst, 1)
+            futures, begin = [first, burst.submit(frame(0, 2))], time.monotonic()
             with pytest.raises(Timeout, match=r"depth=2 requests were in flight for 0\.02 s; nothing was sent"):
                 burst.submit(frame(0, 3), timeout=0.02)
-            assert time.monotonic() - begin < 0.15
+            assert time.monotonic() - begin < HELD / 2
+            release()
             assert [number_of(f.result()) for f in futures] == [1, 2]
             assert executed(burst) == 2
             assert number_of(burst.submit(frame(0, 4), timeout=0).result()) == 4
@@ -51,12 +61,14 @@ class TestReject:
     def test_busy(self, slow):
         """submit raises Busy at once, which is counted; what is in flight goes on, and then there is room again."""
         with slow.burst(depth=2, policy="reject") as burst:
-            futures, begin = [burst.submit(frame(0.1, 1)), burst.submit(frame(0.1, 2))], time.monotonic()
+            (first, release_first), (second, release_second) = held(burst, 1), held(burst, 2)
             for _ in range(5):
                 with pytest.raises(Busy, match="depth=2 requests are in flight, and policy is 'reject'"):
                     burst.submit(frame(0, 3))
-            assert time.monotonic() - begin < 0.09
-            assert [number_of(f.result()) for f in futures] == [1, 2]
+            assert not first.done()
+            release_first()
+            release_second()
+            assert [number_of(f.result()) for f in (first, second)] == [1, 2]
             assert number_of(burst.submit(frame(0, 4)).result()) == 4
             assert burst.stats()["drops"] == 5
             assert executed(burst) == 3

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from frames import held
 from inside import controller_of, session_of
 from sent_models import call_with_model
 
@@ -126,24 +127,28 @@ class TestTheWait:
     def test_a_burst_of_many(self, slow):
         """A future is done at its deadline, behind one that takes longer; later results go to whom they belong."""
         with slow.burst(depth=4) as burst:
-            first = burst.submit(x(0.3, 1))
+            first, release = held(burst, 1)
             took, error = timed(burst.submit(x(0, 3), deadline=after(SOON)).result)
             assert isinstance(error, MissedDeadlineTransient)
             assert error.phase == WAITING
-            assert SOON - EARLY < took < 0.25
+            assert SOON - EARLY < took < PROMPT
             took, error = timed(lambda: burst.run(x(0, 5), timeout=SOON))
             assert isinstance(error, Timeout)
-            assert took < 0.25
+            assert took < PROMPT
+            release()
             assert burst.run(x(0, 7), timeout=LONG).outputs[0].tolist() == [[1, 8, 1, 1]]
             assert first.result().outputs[0][0, 1] == 2
 
     def test_a_burst(self, slow):
         """Timeout, on time, and the next result belongs to the next request."""
         with slow.burst() as burst:
-            took, error = timed(lambda: burst.run(x(0.3), timeout=SOON))
+            (array,) = burst.inputs
+            array[...] = x(LONG)
+            took, error = timed(lambda: burst.run(timeout=SOON))
             assert isinstance(error, Timeout)
-            assert SOON - EARLY < took < 0.25
+            assert SOON - EARLY < took < PROMPT
             assert error.phase == WAITING
+            array[...] = 0
             assert burst.run(x(0, 7), timeout=LONG).outputs[0].tolist() == [[1, 8, 1, 1]]
 
     def test_a_burst_with_an_explicit_request(self, slow, stuck, kit):
