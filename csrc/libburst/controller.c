@@ -2,6 +2,8 @@
  *
  * One thread at a time sends, and one receives. Both look at the list of requests in flight under `lock`, for a few instructions.
  * The lane is read under `living`, which a thread takes for writing to put the next lane in its place: then no thread is inside.
+ * Who puts another lane in its place, or none, is inside of a side, too. So a thread that is inside of both, in `burst_run`, needs
+ * neither lock while nothing is in flight, and no list: it waits for the one result that can come.
  */
 #define _GNU_SOURCE
 #include "libburst/controller.h"
@@ -13,11 +15,28 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { USUAL_DEPTH = 8, TRACE_VERSION = 2, MOST_REVIVALS = 10 };
 static const uint64_t LIFE_NS = UINT64_C(60000000000); /* that a device may take to begin one */
 static const uint64_t USUAL_SPIN_NS = 50000, MOST_SPIN_NS = UINT64_C(10000000000), TRACE_MAGIC = 0x4543415254535242;
+
+/* ---- sides ------------------------------------------------------------------------------------------------------- */
+
+enum { SENDS = 1, RECEIVES = 2 };
+
+static int begin(controller *c, uint32_t sides) {
+    uint32_t seen = 0;
+    while (!atomic_compare_exchange_weak(&c->busy, &seen, seen | sides))
+        if (seen & sides) return fail(-EBUSY, "another thread %s on this controller", seen & sides & SENDS ? "sends" : "receives");
+    return 0;
+}
+
+static void end(controller *c, uint32_t sides) {
+    if (sides == (SENDS | RECEIVES)) atomic_store_explicit(&c->busy, 0, memory_order_release);
+    else atomic_fetch_and(&c->busy, ~sides);
+}
 
 /* ---- opening and closing ----------------------------------------------------------------------------------------- */
 
@@ -126,6 +145,11 @@ int burst_open(burst_compiled *handle, const burst_options *given, burst_control
     return r;
 }
 
+static void rest(void) {
+    const struct timespec pause = {0, 50000};
+    nanosleep(&pause, NULL);
+}
+
 int burst_close(burst_controller *handle) {
     void *closed;
     int r = handle_close(handle, CONTROLLER, &closed);
@@ -135,10 +159,12 @@ int burst_close(burst_controller *handle) {
     pthread_rwlock_rdlock(&c->living);
     if (c->lane) lane_stop(c->lane);
     pthread_rwlock_unlock(&c->living);
-    pthread_rwlock_wrlock(&c->living); /* now no thread is inside, and none comes in */
+    while (begin(c, SENDS | RECEIVES)) rest(); /* calls on the lane end now, and one that recovers in its own time */
+    pthread_rwlock_wrlock(&c->living);
     drop_flights(c);
     close_lane(c);
     pthread_rwlock_unlock(&c->living);
+    end(c, SENDS | RECEIVES);
     object_put(c);
     return 0;
 }
@@ -208,11 +234,16 @@ static int recover(controller *c, uint64_t generation) {
     return r;
 }
 
+/* 0: its lane may be used. */
+static int refuse(const controller *c) {
+    int r = atomic_load(&c->broken);
+    if (r) return fail(r, "this burst is of no more use since an earlier call failed; open another one");
+    return atomic_load(&c->is_closed) ? fail(-ECANCELED, "this controller was closed") : 0;
+}
+
 int controller_enter(controller *c, uint64_t *generation) {
     pthread_rwlock_rdlock(&c->living);
-    int r = atomic_load(&c->broken);
-    if (r) r = fail(r, "this burst is of no more use since an earlier call failed; open another one");
-    if (!r && atomic_load(&c->is_closed)) r = fail(-ECANCELED, "this controller was closed");
+    int r = refuse(c);
     *generation = c->generation;
     if (r) pthread_rwlock_unlock(&c->living);
     return r;
@@ -242,12 +273,20 @@ static uint32_t depth_of(const controller *c, const request *q) {
     return fitting < c->options.depth ? (uint32_t)fitting : c->options.depth;
 }
 
-static void note_flight(controller *c, request *q, uint64_t deadline, uint64_t *number) {
+/* The last request that was sent. Under the lock. */
+static void note_flight(controller *c, request *q, uint64_t deadline, bool is_wanted) {
     c->flights[(c->first + c->count) % MOST_IN_FLIGHT] =
-        (flight){.request = object_hold(q), .number = ++c->number, .id = c->lane->caller->id, .deadline = deadline, .is_wanted = true};
+        (flight){.request = object_hold(q), .number = c->number, .id = c->lane->caller->id, .deadline = deadline, .is_wanted = is_wanted};
     atomic_store_explicit(&c->count, c->count + 1, memory_order_release);
-    c->counts.requests++;
-    *number = c->number;
+}
+
+static int send_packet(controller *c, request *q, uint64_t deadline) {
+    c->lane->caller->deadline = deadline;
+    int r = burst_send(c->lane->caller, q->packet, q->bytes);
+    if (r) return r;
+    c->number++;
+    count(&c->counts.requests, 1);
+    return 0;
 }
 
 /* Inside. The flight is noted under the same lock that it is sent under, so that the receiver finds it. */
@@ -256,10 +295,9 @@ static int send(controller *c, request *q, uint64_t deadline, uint64_t *number) 
     if (!atomic_compare_exchange_strong(&q->in_flight, &no, 1)) return fail(-EBUSY, "this request is in flight; await its result first");
     pthread_mutex_lock(&c->lock);
     int r = c->count < depth_of(c, q) ? 0 : -EAGAIN;
-    if (!r) {
-        c->lane->caller->deadline = deadline;
-        r = burst_send(c->lane->caller, q->packet, q->bytes);
-        if (!r) note_flight(c, q, deadline, number);
+    if (!r && !(r = send_packet(c, q, deadline))) {
+        note_flight(c, q, deadline, true);
+        *number = c->number;
     }
     pthread_mutex_unlock(&c->lock);
     if (!r) return 0;
@@ -292,18 +330,22 @@ static int decode(controller *c, int64_t code) {
     return 0;
 }
 
+static burst_outcome outcome_of(const controller *c, uint64_t number) {
+    const burst_result_packet *p = &c->last;
+    return (burst_outcome){.number = number, .on_device = p->on_device, .in_driver = p->in_driver, .status = p->status, .n_shapes = p->n_shapes};
+}
+
 /* Takes the oldest flight out. True: its result is wanted. */
 static bool land(controller *c, burst_outcome *o) {
     pthread_mutex_lock(&c->lock);
     flight f = c->flights[c->first++ % MOST_IN_FLIGHT]; /* only the receiver takes one out, or a thread that is alone inside */
     atomic_store_explicit(&c->count, c->count - 1, memory_order_release);
-    c->counts.results++;
+    count(&c->counts.results, 1);
     if (!f.is_wanted) burst_settle(c->lane->caller, f.id);
     pthread_mutex_unlock(&c->lock);
     atomic_store_explicit(&f.request->in_flight, 0, memory_order_release);
     object_put(f.request);
-    *o = (burst_outcome){.number = f.number, .on_device = c->last.on_device, .in_driver = c->last.in_driver, .status = c->last.status,
-                         .n_shapes = c->last.n_shapes};
+    *o = outcome_of(c, f.number);
     return f.is_wanted;
 }
 
@@ -319,20 +361,22 @@ static int told(controller *c, const burst_outcome *o) {
 }
 
 static int note_miss(controller *c, int r) {
-    pthread_mutex_lock(&c->lock);
-    c->counts.timeouts += r == -ETIMEDOUT;
-    pthread_mutex_unlock(&c->lock);
+    if (r == -ETIMEDOUT) count(&c->counts.timeouts, 1);
     return explain(c, r);
+}
+
+/* The next result, which need not be wanted. */
+static int receive_packet(controller *c, uint64_t deadline) {
+    int64_t code;
+    while ((code = burst_receive(c->lane->caller, deadline)) == -EINTR) {}
+    return code < 0 ? note_miss(c, (int)code) : decode(c, code);
 }
 
 /* Inside: one result that is wanted. */
 static int receive(controller *c, uint64_t deadline, burst_outcome *o) {
     for (;;) {
         if (!c->count) return fail(-ENOMSG, "no request is in flight"); /* only this thread takes them out */
-        int64_t code;
-        while ((code = burst_receive(c->lane->caller, deadline)) == -EINTR) {}
-        if (code < 0) return note_miss(c, (int)code);
-        int r = decode(c, code);
+        int r = receive_packet(c, deadline);
         if (r) return r;
         if (land(c, o)) return o->status ? told(c, o) : 0;
     }
@@ -351,12 +395,6 @@ static int receive_or_recover(controller *c, uint64_t deadline, burst_outcome *o
 
 /* ---- both -------------------------------------------------------------------------------------------------------- */
 
-static bool begin(_Atomic uint32_t *word) { return !atomic_exchange(word, 1); }
-
-static void end(_Atomic uint32_t *word) { atomic_store_explicit(word, 0, memory_order_release); }
-
-static int busy(const char *what) { return fail(-EBUSY, "another thread %s on this controller", what); }
-
 int burst_submit(burst_controller *handle, burst_request *wanted, uint64_t deadline, uint64_t *number) {
     int r;
     uint64_t ignored;
@@ -365,10 +403,9 @@ int burst_submit(burst_controller *handle, burst_request *wanted, uint64_t deadl
     request *q = handle_take(wanted, REQUEST, &r);
     if (!q) return object_put(c), r;
     if (q->controller != c) r = fail(-EINVAL, "this request was made for another controller");
-    else if (!begin(&c->sending)) r = busy("sends");
-    else {
+    else if (!(r = begin(c, SENDS))) {
         r = send_or_recover(c, q, deadline, number ? number : &ignored);
-        end(&c->sending);
+        end(c, SENDS);
     }
     object_put(q);
     object_put(c);
@@ -380,10 +417,9 @@ int burst_await(burst_controller *handle, uint64_t deadline, burst_outcome *outc
     burst_outcome ignored;
     controller *c = handle_take(handle, CONTROLLER, &r);
     if (!c) return r;
-    if (!begin(&c->receiving)) r = busy("receives");
-    else {
+    if (!(r = begin(c, RECEIVES))) {
         r = receive_or_recover(c, deadline, outcome ? outcome : &ignored);
-        end(&c->receiving);
+        end(c, RECEIVES);
     }
     object_put(c);
     return r;
@@ -411,32 +447,45 @@ static bool is_any_wanted(controller *c) {
     return found;
 }
 
-/* Both, and if the device dies meanwhile, on its next life: there the request is sent again by whoever puts that in place. */
-static int exchange(controller *c, request *q, uint64_t deadline, uint64_t *number, burst_outcome *o) {
-    uint64_t generation;
-    int r = controller_enter(c, &generation);
+/* A request and its result, without a lock: nothing else is in flight, and nobody else is inside. A request whose result does not
+ * come in time is in flight from then on. */
+static int exchange(controller *c, request *q, uint64_t deadline, burst_outcome *o) {
+    int r = send_packet(c, q, deadline);
+    if (r) return explain(c, r);
+    r = receive_packet(c, deadline);
+    if (r == -ETIMEDOUT) {
+        atomic_store(&q->in_flight, 1);
+        pthread_mutex_lock(&c->lock);
+        note_flight(c, q, deadline, false);
+        burst_abandon(c->lane->caller, c->lane->caller->id);
+        pthread_mutex_unlock(&c->lock);
+    }
+    if (r == -EPIPE) c->number--, count(&c->counts.requests, UINT64_MAX); /* it goes out again, as the same request */
     if (r) return r;
-    r = send(c, q, deadline, number);
-    bool is_sent = !r;
-    if (is_sent) r = receive(c, deadline, o);
-    controller_leave(c);
-    if (r != -EPIPE || (r = recover(c, generation))) return r;
-    if (!is_sent) r = send_or_recover(c, q, deadline, number);
-    return r ? r : receive_or_recover(c, deadline, o);
+    count(&c->counts.results, 1);
+    *o = outcome_of(c, c->number);
+    return o->status ? told(c, o) : 0;
+}
+
+/* If the device dies meanwhile, on its next life. */
+static int exchange_or_recover(controller *c, request *q, uint64_t deadline, burst_outcome *o) {
+    for (;;) {
+        int r = refuse(c);
+        if (r) return r;
+        r = exchange(c, q, deadline, o);
+        if (r != -EPIPE || (r = recover(c, c->generation))) return r;
+    }
 }
 
 /* Results of requests that timed out are taken first, as they come. This thread alone sends and receives. */
 static int run(controller *c, request *q, uint64_t deadline, burst_outcome *o) {
-    uint64_t number = 0;
     if (c->count && !atomic_load(&c->broken)) {
         if (is_any_wanted(c)) return fail(-EBUSY, "requests are in flight; await their results first");
         int r = receive_or_recover(c, deadline, o);
         if (r == -ETIMEDOUT) return fail(r, "the result of an earlier request did not come by the deadline; nothing was sent");
         if (r != -ENOMSG) return r;
     }
-    int r = exchange(c, q, deadline, &number, o);
-    if (r == -ETIMEDOUT) forsake(c, number);
-    return r;
+    return exchange_or_recover(c, q, deadline, o);
 }
 
 int burst_run(burst_controller *handle, burst_request *wanted, uint64_t deadline, burst_outcome *outcome) {
@@ -447,12 +496,9 @@ int burst_run(burst_controller *handle, burst_request *wanted, uint64_t deadline
     request *q = handle_take(wanted, REQUEST, &r);
     if (!q) return object_put(c), r;
     if (q->controller != c) r = fail(-EINVAL, "this request was made for another controller");
-    else if (!begin(&c->sending)) r = busy("sends");
-    else if (!begin(&c->receiving)) end(&c->sending), r = busy("receives");
-    else {
+    else if (!(r = begin(c, SENDS | RECEIVES))) {
         r = run(c, q, deadline, outcome ? outcome : &ignored);
-        end(&c->receiving);
-        end(&c->sending);
+        end(c, SENDS | RECEIVES);
     }
     object_put(q);
     object_put(c);
@@ -474,13 +520,13 @@ int burst_output_shape(burst_controller *handle, uint32_t output, uint32_t *shap
     int r;
     controller *c = handle_take(handle, CONTROLLER, &r);
     if (!c) return r;
-    if (!begin(&c->receiving)) return object_put(c), busy("receives");
+    if ((r = begin(c, RECEIVES))) return object_put(c), r;
     uint32_t *at = c->shapes;
     for (uint32_t i = 0; i < output && i < c->last.n_shapes; i++) at += 2 + at[1];
     if (output >= c->last.n_shapes) r = fail(-EINVAL, "the device told the shapes of %u outputs", c->last.n_shapes);
     else r = (int)at[1];
     for (int i = 0; i < r && shape && i < (int)room; i++) shape[i] = at[2 + i];
-    end(&c->receiving);
+    end(c, RECEIVES);
     object_put(c);
     return r;
 }
@@ -491,11 +537,14 @@ int burst_count(burst_controller *handle, burst_statistics *statistics) {
     controller *c = handle_take(handle, CONTROLLER, &r);
     if (!c) return r;
     pthread_rwlock_rdlock(&c->living);
-    pthread_mutex_lock(&c->lock);
-    *statistics = c->counts;
-    statistics->in_flight = c->count;
-    if (c->lane) statistics->total_ns += look(&c->trace->client.total_ns), statistics->asleep_ns += look(&c->trace->client.asleep_ns);
-    pthread_mutex_unlock(&c->lock);
+    const burst_statistics *n = &c->counts;
+    *statistics = (burst_statistics){.requests = look(&n->requests), .results = look(&n->results), .timeouts = look(&n->timeouts),
+                                     .revivals = n->revivals, .total_ns = n->total_ns, .asleep_ns = n->asleep_ns, .in_flight = c->count};
+    if (c->lane) {
+        const burst_client_counts *present = &c->trace->client;
+        statistics->total_ns += look(&present->total_ns), statistics->asleep_ns += look(&present->asleep_ns);
+        statistics->in_flight = look(&present->requests) - look(&present->results);
+    }
     pthread_rwlock_unlock(&c->living);
     statistics->memories_sent = burst_slots_sent(c->slots);
     object_put(c);

@@ -25,14 +25,15 @@ typedef struct {
     int trace_memory;
     burst_trace *trace;
     burst_slots *slots;
-    _Atomic uint32_t sending, receiving, is_closed;
+    _Atomic uint32_t busy; /* the sides, SENDS and RECEIVES, that a thread is inside of */
+    _Atomic uint32_t is_closed;
     _Atomic int broken;   /* why no lane comes any more, -errno; or 0 */
     pthread_mutex_t lock; /* of the flights and what is counted */
     flight flights[MOST_IN_FLIGHT];
     uint32_t first;
     _Atomic uint32_t count; /* changed under the lock */
-    uint64_t number;
-    burst_statistics counts;
+    uint64_t number;         /* the sender's */
+    burst_statistics counts; /* requests the sender's, results and timeouts the receiver's: stored and loaded by `count` and `look` */
     burst_result_packet last; /* the receiver's */
     uint32_t shapes[MOST_SHAPES];
     uint64_t changes; /* of `last`, whatever the lane */
