@@ -90,7 +90,9 @@ class BoundExecution:
     Its argument is an address. When the outputs are written, call `burst.executor.COMPLETED` with it: the address of a
     C function `void f(void *)`, to be called exactly once, in any thread, also one that must not wait: a host function
     of a GPU's stream, say. A burst's listener then calls `launch` in the place of `run` and goes on with the next
-    request, which may be begun before this one has ended: memory that executions share is the device's concern.
+    request, which may be begun before this one has ended: memory that executions share is the device's concern. What
+    an execution writes, those of its burst read that are launched or run later; in the device's own buffers, all
+    do, and so do `DriverBuffer.copy_to` and `copy_across`.
     Answers go out in the order of the requests, deadlines are judged when they do, and each that goes on has one of
     `Device.slots`. It raises what `run` raises, and then has begun nothing. An execution that goes on a second longer
     than its deadline, or than its client lives, ends the engine.

@@ -429,7 +429,16 @@ class ManagedRequest:
         self.written = ffi.new("uint32_t *[]", [buffer.fresh for buffer, _ in self._named.written])
         self.is_static = bound is not None and bound.is_static and self._named.are_fixed
         self.native = self._native(bound.native) if bound and self.is_static and bound.native else None
+        begins = bound is not None and self.is_static and bound.launch is not None
+        self._is_launched = begins and all(buffer.held for buffer, _ in self._named.written)
         self.estimate: Any = None
+
+    @property
+    def launch(self) -> Callable[[int], object] | None:
+        """Begins what `run` does, where the driver can do so, and all that is written lies in its own memory: it puts
+        what reads that memory later after this.
+        """
+        return self._launch if self._is_launched else None
 
     @property
     def shapes(self) -> Sequence[OutputShape]:
@@ -464,6 +473,23 @@ class ManagedRequest:
                 raise
             bound.run()
         self._named.settle(bound.shapes)
+
+    def _launch(self, flight: int) -> None:
+        """A buffer that it writes has a value from now on, for requests that come after it: the driver puts them after
+        it, too. Raises StatusError; then these buffers are fresh.
+        """
+        bound = self._bound
+        if bound is None or bound.launch is None or self._is_cancelled or self._named.have_changed:
+            raise GeneralFailure("it was cancelled, or a buffer of it was released")
+        self._named.begin()
+        for buffer, _ in self._named.written:
+            buffer.is_fresh = False  # before it begins: once it has, its end may say otherwise
+        try:
+            bound.launch(flight)
+        except BaseException:
+            for buffer, _ in self._named.written:
+                buffer.is_fresh = True
+            raise
 
     def _native(self, inner: tuple[int, int]) -> tuple[int, int]:
         """Does not check versions: a buffer of fixed size can only be released, and `release` drops the plans on it."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from driver.devices.cuda.context import CudaContext, DeviceMemory
+    from driver.devices.cuda.context import CudaContext, CudaEvent, CudaStream, DeviceMemory
     from driver.interface import BufferRequest, MemoryHandle
 
 CUDA_FD = "nvidia.cuda_fd"
@@ -36,6 +36,7 @@ class GpuBuffer(DriverBuffer):
 
     def __init__(self, memory: DeviceMemory, gpu_nbytes: int) -> None:
         self._memory, self.address, self.gpu_nbytes = memory, memory.address, gpu_nbytes
+        self._last: tuple[CudaStream, CudaEvent] | None = None  # what uses it last, and when that has ended
 
     @property
     def room(self) -> int:
@@ -47,17 +48,35 @@ class GpuBuffer(DriverBuffer):
         """The number of its GPU."""
         return self._memory.context.ordinal
 
+    def await_on(self, stream: CudaStream) -> None:
+        """What follows on the stream comes after all that uses it so far on others. Raises CudaFailed."""
+        if self._last and self._last[0] is not stream:
+            stream.wait(self._last[1])
+
+    def note_use(self, stream: CudaStream, end: CudaEvent) -> None:
+        """Work on the stream, until this event, uses it."""
+        self._last = stream, end
+
+    def settle(self) -> None:
+        """Waits for all that uses it so far. Raises CudaFailed."""
+        if self._last:
+            self._last[1].synchronize()
+
     def copy_from(self, source: NDArray[np.uint8], offset: int = 0) -> None:
         """As of `DriverBuffer`, from byte `offset` on."""
+        self.settle()
         self._memory.context.copy_in(self.address + offset, source.ctypes.data, source.nbytes)
 
     def copy_to(self, target: NDArray[np.uint8]) -> None:
+        self.settle()
         self._memory.context.copy_out(target.ctypes.data, self.address, target.nbytes)
 
     def copy_across(self, source: DriverBuffer) -> bool:
         """On the GPU."""
         if not isinstance(source, GpuBuffer):
             return False
+        self.settle()
+        source.settle()
         with self._memory.context.stream() as stream:
             stream.copy_across(self.address, source.address, min(self._memory.nbytes, source._memory.nbytes))
             stream.synchronize()

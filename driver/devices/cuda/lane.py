@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.devices.cuda.context import CudaContext, CudaEvent, CudaStream, DeviceMemory, PinnedMemory
+    from driver.devices.cuda.device_buffers import GpuBuffer
 
 _log = logging.getLogger(__name__)
 _COMPLETED_AFTER = int(burst_ffi.cast("uintptr_t", burst_ffi.addressof(burst_lib, "burst_landed_after")))
@@ -97,15 +98,17 @@ class GpuArgument:
         self._gpu, self.nbytes = gpu, nbytes
         self.memory: DeviceMemory | None = None
         self._block: PinnedMemory | None = None
-        self._given = given
+        self.buffer: GpuBuffer | None = None
         if isinstance(given, BufferArgument):
-            self.address: int = given.buffer.address + given.offset  # type: ignore[attr-defined]
+            self.buffer = cast("GpuBuffer", given.buffer)
+            self.address: int = self.buffer.address + given.offset
             return
         self.memory = gpu.context.allocate(max(1, nbytes))
         self.address = self.memory.address
         if nbytes and not gpu.pools.pin(given):
             self._block = gpu.staging.take(nbytes)  # last: a block is given back by `close` alone
-        self.host = self._block.address if self._block else given.ctypes.data
+        self.lies_at: int = given.ctypes.data
+        self.host = self._block.address if self._block else self.lies_at
         self._staged: NDArray[np.uint8] | None = None
         if self._block:
             self._staged = np.frombuffer(self._block.view(), np.uint8)[:nbytes]
@@ -133,6 +136,12 @@ class GpuArgument:
         """To the client's memory, or to the block. Raises CudaFailed."""
         if self.is_copied:
             stream.copy_out(self.host, self.address, self.nbytes)
+
+    def meets(self, other: GpuArgument) -> bool:
+        """Whether both have a byte of the client's memory of the CPU in common."""
+        if not (self.is_copied and other.is_copied):
+            return False
+        return self.lies_at < other.lies_at + other.nbytes and other.lies_at < self.lies_at + self.nbytes
 
     def last_copy(self) -> tuple[int, int, int] | None:
         """From the block to the client's memory: to, from, bytes. None: there is no block."""
@@ -165,9 +174,12 @@ class GpuExecution(BoundExecution):
         for given, nbytes in outputs:
             arguments.append(GpuArgument(lane.gpu, given, nbytes, is_input=False))
         self.inputs, self.outputs = arguments[: len(inputs)], arguments[len(inputs) :]
+        self.buffers = [argument.buffer for argument in arguments if argument.buffer is not None]
         self.copied_bytes = sum(argument.staged_bytes for argument in arguments)
         self.events = [lane.gpu.context.event() for _ in range(3)]  #: copied in, computed, copied out
         self._times: WorkTimes | None = None
+        self.sources: weakref.WeakSet[GpuExecution] = weakref.WeakSet()  #: those of its lane that write what it reads
+        lane.enter(self)
         copies = [copy for output in self.outputs if (copy := output.last_copy())]
         self._copies = burst_ffi.new("burst_copy[]", [tuple(_pointers(copy)) for copy in copies])
         self._landing = burst_ffi.new("burst_landing *", (burst_ffi.NULL, self._copies, len(copies)))
@@ -231,6 +243,7 @@ class CudaLane:
         self.lock = threading.Lock()  #: held while work is added to the streams
         self.incoming, self.compute, self.outgoing = (gpu.context.stream(priority) for _ in range(3))
         self._untold = list[WorkTimes]()
+        self._executions: weakref.WeakSet[GpuExecution] = weakref.WeakSet()
 
     def add(
         self, execution: GpuExecution, then: tuple[int, int] | None = None, times: WorkTimes | None = None
@@ -246,14 +259,20 @@ class CudaLane:
             try:
                 if times:
                     times.begin()
+                for source in execution.sources:
+                    self._await(source, execution)
                 with _part(times, IN, self.incoming, execution.inputs):
                     for argument in execution.inputs:
                         argument.copy_in(self.incoming)
                 self.incoming.record(copied)
                 self.compute.wait(copied)
+                for buffer in execution.buffers:
+                    buffer.await_on(self.compute)
                 with times.around(KERNELS, self.compute) if times else nullcontext():
                     execution.work(self.compute)
                 self.compute.record(computed)
+                for buffer in execution.buffers:
+                    buffer.note_use(self.compute, computed)
                 self.outgoing.wait(computed)
                 with _part(times, OUT, self.outgoing, execution.outputs):
                     for argument in execution.outputs:
@@ -268,6 +287,25 @@ class CudaLane:
                 times.added()
                 self._untold.append(times)
         return done
+
+    def enter(self, execution: GpuExecution) -> None:
+        """A new execution. Those that read what another one writes to the CPU's memory are noted: what one has not
+        copied out yet, the next one must not copy in.
+        """
+        with self.lock:
+            for other in self._executions:
+                for first, second in ((execution, other), (other, execution)):
+                    if any(output.meets(source) for output in first.outputs for source in second.inputs):
+                        second.sources.add(first)
+            self._executions.add(execution)
+
+    def _await(self, source: GpuExecution, execution: GpuExecution) -> None:
+        """What `source` writes is there before `execution` copies it in. Raises CudaFailed."""
+        done = source.events[-1]
+        if source.copied_bytes or execution.copied_bytes:  # some of it by the CPU, also after that event
+            self.outgoing.synchronize()
+        else:
+            self.incoming.wait(done)
 
     def tell_times(self) -> bool:
         """Notes the times of runs that have ended. False: there are others. Raises CudaFailed."""

@@ -181,6 +181,8 @@ class Binding:
                 else:
                     name, type_, shape, memory = place
                     is_there = isinstance(memory, GpuPlace)
+                    if isinstance(memory, GpuPlace):
+                        self._before.append(memory.buffer.settle)
                     where = ("cuda", memory.ordinal) if isinstance(memory, GpuPlace) else ("cpu", 0)
                     bound = partial(bind, name, *where, TYPES[type_], shape, address_of(memory))
                     if is_copied and places is inputs and not is_there:

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from driver.gateways.oip.repository import ModelRepository
 
 _MEMORY = "system_shared_memory"
-_NO_CUDA = "this server takes system shared memory alone"
+_NO_CUDA = (
+    "this server takes system shared memory alone: register_system_shared_memory, or Burst's own client with a "
+    "driver.devices.cuda.gpu_pool.GpuPool for values that stay on the GPU"
+)
 _EXTENSIONS = (
     *("binary_tensor_data", "classification", "model_configuration"),
     *("model_repository", "schedule_policy", "statistics"),

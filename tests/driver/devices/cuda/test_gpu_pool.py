@@ -263,8 +263,8 @@ class TestDlpack:
         assert interface["data"] == (pool.address + 64, False)
         assert (interface["shape"], interface["typestr"], interface["version"]) == ((2, 3), "<f2", 3)
         assert pool.tensor().shape == (GRANULE,)
-        for wrong in ({"offset": 1}, {"shape": GRANULE}, {"offset": GRANULE + 4}):
-            with pytest.raises(ValueError, match=r"offset|do not fit"):
+        for wrong in ({"offset": 1}, {"shape": GRANULE}, {"offset": GRANULE + 4}, {"shape": (-1, 4)}):
+            with pytest.raises(ValueError, match=r"offset|do not fit|from 0 on"):
                 pool.tensor(np.float32, **wrong)
         with pytest.raises(BufferError, match="stays where it is"):
             tensor.__dlpack__(dl_device=CPU)
