@@ -45,8 +45,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from burst import Request, RequestArgument
-    from driver.engine.device_memory import LoadedModel, ManagedBuffers
+    from driver.engine.device_memory import LoadedModel, ManagedBuffers, Quota
     from driver.engine.driver_memory import HeldBuffer
+    from driver.engine.ledger import Claim
     from driver.interface import BoundExecution, PreparedModel
     from driver.nn import Model, Operand
 
@@ -403,6 +404,7 @@ def execution(loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pa
     Raises InvalidArgument, GeneralFailure.
     """
     arena.source.set(buffers.quota.room)  # this thread works for this client
+    arena.on_accelerator.set(partial(_count_on_gpu, buffers.quota))
     found: BoundRequest | ManagedRequest
     if any(isinstance(pool, Token) for pool in request.pools):
         found = ManagedRequest(loaded, request, buffers, pace)
@@ -410,6 +412,10 @@ def execution(loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pa
         found = BoundRequest(loaded.model, loaded.prepared, request, loaded.options(pace))
     found.estimate = loaded.shared.estimates.of(request)
     return found
+
+
+def _count_on_gpu(quota: Quota, nbytes: int) -> Claim:
+    return quota.take("close bursts, or use fewer different requests", gpu_bytes=nbytes)
 
 
 class ManagedRequest:

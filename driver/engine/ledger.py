@@ -31,7 +31,7 @@ FIGURES = {
     "bytes": "bytes of buffers, temporaries and models, and of what the device keeps for clients",
     "pools": "memory pools of clients that are mapped",
     "pool_bytes": "bytes of memory pools",
-    "gpu_bytes": "bytes of a GPU's memory in buffers",
+    "gpu_bytes": "bytes of a GPU's memory in buffers and bound requests",
     "descriptors": "open descriptors",
     "mappings": "mappings",
     "threads": "threads",

@@ -31,6 +31,12 @@ source: ContextVar[Callable[[int], Array]] = ContextVar("source", default=_own)
 """Allocates for `memory`; a thread may set its own, to count what it takes on behalf of a client."""
 
 
+on_accelerator: ContextVar[Callable[[int], object]] = ContextVar("on_accelerator", default=lambda _: None)
+"""Counts memory of an accelerator that a binding is about to take; a thread may set its own, for a client. What it
+returns gives that back with its last reference. Raises StatusError when the client may have no more.
+"""
+
+
 def memory(nbytes: int) -> Array:
     """Bytes on a cache line, of any value; what is never touched costs nothing."""
     return source.get()(nbytes)

@@ -26,6 +26,7 @@ from driver.devices.cuda.pools import PinnedPools, Staging
 from driver.devices.cuda.work_clock import IN, KERNELS, OUT, WorkClock, WorkTimes
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.interface import BoundExecution, BufferArgument
+from driver.nn.arena import on_accelerator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,11 +99,13 @@ class GpuArgument:
         self._gpu, self.nbytes = gpu, nbytes
         self.memory: DeviceMemory | None = None
         self._block: PinnedMemory | None = None
+        self._given = given  # what keeps the memory mapped
         self.buffer: GpuBuffer | None = None
         if isinstance(given, BufferArgument):
             self.buffer = cast("GpuBuffer", given.buffer)
             self.address: int = self.buffer.address + given.offset
             return
+        self._claim: object = on_accelerator.get()(max(1, nbytes))  # raises for a client that has its share
         self.memory = gpu.context.allocate(max(1, nbytes))
         self.address = self.memory.address
         if nbytes and not gpu.pools.pin(given):
@@ -151,6 +154,7 @@ class GpuArgument:
         """Frees its memory. Nothing runs on it any more."""
         if self.memory is not None:
             self.memory.close()
+            self._claim = None
         if self._block is not None:
             self._gpu.staging.give_back(self._block)
             self._block = None

@@ -60,7 +60,7 @@ class PinnedPools:
         except CudaFailed as error:
             if error.is_lost:
                 raise
-            _log.warning("a pool of %d bytes cannot be pinned, and is copied: %s", root.nbytes, error)
+            _log.warning("a pool of %d bytes cannot be pinned, and is copied: %s", root.nbytes, str(error))  # no frames
             return None
 
     def _forget(self, key: int) -> None:

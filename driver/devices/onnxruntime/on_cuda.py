@@ -103,6 +103,7 @@ class OrtCudaExecution(GpuExecution):
         self._kept = session, binding
         # What the two classes wrap, as in `Binding`.
         self._session, self._binding, self._options = session._sess, binding._iobinding, on.run_options()
+        self._kept_last = on.lane  # Python drops attributes in this order: a session uses its stream when it ends
 
     def work(self, stream: CudaStream) -> None:
         try:

@@ -1,8 +1,11 @@
 """Which context is current when CUDA is called, by Python's garbage collector too, and what becomes of errors then."""
 
+import mmap
 import os
 import threading
+import weakref
 
+import numpy as np
 import pytest
 from fake_cuda import Call, FakeCuda, Word
 
@@ -131,10 +134,6 @@ def test_a_forked_process_is_told_what_to_do(context, fake):
 
 def test_a_request_that_does_not_fit_gives_its_staging_back(context, fake):
     """What could not be bound because memory ran out holds nothing, however often it is tried."""
-    import mmap
-
-    import numpy as np
-
     gpu = CudaGpu(context, lambda _: None)
     lane = gpu.lane()
     arrays = [np.frombuffer(mmap.mmap(-1, 4096), np.uint8) for _ in range(2)]
@@ -148,3 +147,15 @@ def test_a_request_that_does_not_fit_gives_its_staging_back(context, fake):
         with pytest.raises(CudaOutOfMemory):
             GpuExecution(lane, [(arrays[0], 4096)], [(arrays[1], 4096)])
     assert gpu.staging.nbytes == before
+
+
+def test_an_execution_keeps_the_memory_that_it_is_bound_to(context):
+    """The client's memory stays mapped as long as what copies to and from it, though nothing else refers to it."""
+    lane = CudaGpu(context, lambda _: None).lane()
+    arrays = [np.frombuffer(mmap.mmap(-1, 4096), np.uint8) for _ in range(2)]
+    alive = [weakref.ref(array) for array in arrays]
+    execution = GpuExecution(lane, [(arrays[0], 4096)], [(arrays[1], 4096)])
+    arrays.clear()
+    assert all(array() is not None for array in alive)
+    del execution
+    assert not any(array() is not None for array in alive)

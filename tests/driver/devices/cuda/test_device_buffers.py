@@ -146,6 +146,34 @@ class TestQuota:
             state_of(prepared, None)
         assert gpu.used <= 160
 
+    def test_bound_requests_count_too(self, gpu, place, monkeypatch, tmp_path, kit):
+        """What requests have on the GPU counts as their account's: at the limit the bound ones make room for a new one,
+        and one that is too large is refused, with the remedy. It is given back with the burst.
+        """
+        monkeypatch.setenv("HOME", str(tmp_path))
+        gpu.configure()
+        options = tmp_path / ".config/burst/limits.toml"
+        options.parent.mkdir(parents=True, exist_ok=True)
+        options.write_text("account_gpu_bytes = 100\napplication_percent = 100\n")
+        pool = driver.Memory.create(4096)
+        parts = [RequestArgument(offset=64 * n, length=16) for n in range(32)]
+        requests = [Request((a,), (b,), (pool,)) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        with driver.connect(GPU) as device, device.prepare(adding()) as prepared:
+            with prepared.burst() as burst:
+                for request in requests[:3]:
+                    assert burst.execute(request).status == 0
+                assert accounts()["gpu_bytes"] == 96
+                for request in requests:
+                    assert burst.execute(request).status == 0
+                    assert gpu.used <= 100
+                with (
+                    device.prepare(adding(shape=(1, 20))) as large,
+                    pytest.raises(ResourceExhaustedTransient, match=r"account_gpu_bytes = 100 .*different requests"),
+                ):
+                    large.run(np.zeros((1, 20), np.float32))
+            kit.until(lambda: not accounts().get("gpu_bytes", 0))
+        assert not gpu.used
+
     def test_a_full_gpu_refuses(self, prepared, gpu):
         """With what is free, what is asked for, and what to do; what was there before stays."""
         state = state_of(prepared)

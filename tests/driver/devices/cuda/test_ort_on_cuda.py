@@ -1,5 +1,6 @@
 """What ONNX Runtime is told on CUDA: a stream, addresses of the GPU, runs that do not wait. Its part is played here."""
 
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -127,6 +128,29 @@ def test_a_failed_run_is_told(runtime, lane, fake, ends):
     with pytest.raises(CudaFailed):
         execution.run()
     assert "ILLEGAL_ADDRESS" in ends[0]
+
+
+def test_a_session_ends_before_its_stream(lane):
+    """ONNX Runtime may use the stream when a session ends: it is destroyed later, though an execution lived longest."""
+    ended, stream = [], weakref.ref(lane.lane.compute)
+
+    class Core:
+        def __del__(self):
+            ended.append(stream() is not None)
+
+    def ignore(*_):
+        pass
+
+    session = SimpleNamespace(_sess=Core())
+    session.io_binding = lambda: SimpleNamespace(bind_input=ignore, bind_output=ignore, _iobinding=None)
+    own = OrtLane(lane.lane, has_graphs=False)
+    execution, *_ = bound(session, own)
+    del session, own
+    lane.lane = None
+    assert not ended
+    del execution
+    assert ended == [True]
+    assert stream() is None
 
 
 def test_a_cancelled_execution_does_not_begin(runtime, lane):
