@@ -124,7 +124,8 @@ static int take_role(queue_role *e, int role) {
     if (role >= FMQ_SEAT && (r = fmq_clear_seat(q->control, role))) return fail(r, "the seat cannot be taken: %s", strerror(-r));
     if (!listens && (e->life = fmq_life_hold(e->lock, (uint64_t)life_at(role), 0)) < 0)
         return fail(e->life, "this process's life cannot be announced: %s", strerror(-e->life));
-    if ((r = fmq_open(q->control, q->ring, &q->shape, role, &e->end))) return fail(r, "opening a queue: %s", strerror(-r));
+    if ((r = fmq_open(q->control, q->ring, &q->shape, role, &e->end)))
+        return fail(r == -ENOMEM ? r : -EPROTO, "opening a queue: %s", r == -ENOMEM ? strerror(-r) : "the memory holds no such queue any more");
     watch_peer(e, role);
     return 0;
 }
@@ -232,7 +233,7 @@ int fmq_queue_keep_latest(fmq_queue_end *end, uint64_t n) {
 int64_t fmq_queue_lost(fmq_queue_end *end) {
     int r;
     queue_role *e = handle_take(end, END, &r);
-    return e ? end_with(e, (int64_t)fmq_lost(e->end)) : r;
+    return e ? end_with(e, (int64_t)(fmq_lost(e->end) & INT64_MAX)) : r; /* the writer may lie: never an error */
 }
 
 int fmq_queue_spin(fmq_queue_end *end, uint64_t ns) {

@@ -117,8 +117,7 @@ int fmq_queue_create(const char *name, const char *dtype, uint32_t element_bytes
 
 /* What other processes wrote is read once, and compared with the memory that is there. */
 static int read_shape(queue_memory *q, const char *dtype) {
-    int r = fmq_shape_of(q->control, &q->shape);
-    if (r) return fail(r == -EINVAL ? -EPROTO : r, "the memory holds no queue that this version can use");
+    if (fmq_shape_of(q->control, &q->shape)) return fail(-EPROTO, "the memory holds no queue that this version can use");
     uint64_t control = fmq_control_bytes(q->shape.flavour), ring = fmq_ring_bytes(q->shape.capacity, q->shape.element_bytes);
     if (control > q->bytes || ring > q->bytes - control) return fail(-EPROTO, "the memory is smaller than the queue in it");
     q->ring = (char *)q->control + control;
