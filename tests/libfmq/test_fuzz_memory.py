@@ -44,7 +44,12 @@ def fuzz(tmp_path):
             assert text.count(right) == 1, "the mistake no longer applies"
             sources[file] = tmp_path / Path(file).name
             sources[file].write_text(text.replace(right, wrong))
-        program = [Path(__file__).with_name("fuzz_memory.c"), CSRC / "libburst/handles.c", *sources.values()]
+        program = [
+            Path(__file__).with_name("fuzz_memory.c"),
+            CSRC / "libburst/handles.c",
+            CSRC / "burst/failure.c",
+            *sources.values(),
+        ]
         command = ["cc", *FLAGS, f"-I{CSRC}", f"-I{CSRC}/libfmq", *program, "-o", tmp_path / "fuzz", "-pthread"]
         subprocess.run(command, check=True, timeout=240)
         arguments = [tmp_path / "fuzz", str(cases), str(seed)]
