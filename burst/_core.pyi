@@ -12,6 +12,7 @@ _Pointer: TypeAlias = Any  # a cffi pointer, and bytes for `const void *`
 class _Lib:
     BURST_RECORDS: Final = 256
     BURST_FAILURES: Final = 64
+    BURST_LAST_SLOT: Final = 2147483647
     BURST_CANCELLED: Final = 1
     BURST_TIMED_OUT: Final = 2
     BURST_LOW: Final = 0

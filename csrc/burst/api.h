@@ -75,6 +75,7 @@ void burst_settle(burst_caller *caller, uint64_t id);  /* that has come */
 void burst_await_call(burst_caller *caller); /* waits for that, 1 ms at most */
 
 /* slots: the numbers by which a client's requests name memory (README.md, "Slots"). Any thread. */
+enum { BURST_LAST_SLOT = 2147483647 }; /* i32 on the wire */
 typedef struct burst_slots burst_slots;
 burst_slots *burst_slots_new(void); /* NULL: no memory */
 void burst_slots_free(burst_slots *slots);

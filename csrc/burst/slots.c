@@ -111,7 +111,7 @@ static identity identity_of(int fd) {
 }
 
 static int64_t add(burst_slots *s, const void *owner, int fd, const void *description, uint32_t bytes) {
-    if (s->next > INT32_MAX) return fail(-EOVERFLOW, "2**31 slots are used up; open another burst or connection");
+    if (s->next > BURST_LAST_SLOT) return fail(-EOVERFLOW, "2**31 slots are used up; open another burst or connection");
     unsigned char *kept = malloc(bytes + 1);
     if (!kept || !make_room(s)) return free(kept), fail(-ENOMEM, "no memory for a slot");
     memcpy(kept, description, bytes);

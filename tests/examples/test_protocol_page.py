@@ -12,7 +12,8 @@ from protocol_page import ANSWER, EXAMPLE, PROSE, SUM, X, block, camel, first, m
 
 import driver
 import fmq
-from burst import ErrorStatus, Malformed, OutputShape, RequestArgument, Timing, channel, server, slots
+from burst import ErrorStatus, Malformed, OutputShape, RequestArgument, Timing, channel, server
+from burst._core import lib as bursts
 from burst.channel import MAX_BYTES, MAX_FDS
 from burst.datum import DATUM, DATUM_DTYPE, FmqRequestDatum, FmqResultDatum
 from burst.wire import (
@@ -218,7 +219,7 @@ FIGURES = [
     f"A memfd of {CONTROL} bytes and the ring, length x {DATUM} bytes",
     f"length is from 1 to {server._MAX_LENGTH} elements",
     f"Answer within {server._CALLBACK_TIMEOUT:.0f} s",
-    f"from 0 to 2^{slots.MAX_SLOT.bit_length()} - 1",
+    f"from 0 to 2^{bursts.BURST_LAST_SLOT.bit_length()} - 1",
     f"one each, at most {MAX_FDS}",
     f"when {Limits.client_launched} executions are pending or {Limits.client_fences} fences of others are watched",
     f"One execution waits for {launched.MOST_FENCES} fences at most",
