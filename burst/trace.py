@@ -56,6 +56,7 @@ class Trace:
         if memory.nbytes < _LEAST:
             raise Malformed(f"a trace of {memory.nbytes} bytes; {_LEAST} are needed")
         self.memory = memory
+        self.works_until = 0.0  #: time.monotonic() until which its works are wanted
         self.page = ffi.cast("burst_trace *", memory.base)
 
     @classmethod

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -35,6 +36,8 @@ def flies(flight: int, trace: Trace) -> None:
 
 
 def work_note(flight: int) -> WorkNote | None:
-    """For the request that is being launched with this flight; None where there is no trace."""
+    """For the request that is being launched with this flight; None where its burst has no trace that wants it now."""
     trace = _traces.get(flight)
-    return None if trace is None else WorkNote(trace, lib.burst_flight_id(ffi.cast("void *", flight)))
+    if trace is None or trace.works_until < time.monotonic():
+        return None
+    return WorkNote(trace, lib.burst_flight_id(ffi.cast("void *", flight)))

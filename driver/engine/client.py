@@ -537,8 +537,8 @@ class EngineClient:
         return Reply([], [to_read(census.memory), os.dup(census.life.fd)])
 
     def time_work(self, _: Message, seconds: float) -> Reply:
-        """Has the device note for so long when its accelerator works; answers whether it does."""
-        return Reply([self._engine.time_work(seconds)])
+        """As of the engine, for the bursts that the client may see."""
+        return Reply([self._engine.time_work(seconds, self._sight)])
 
     def _start(self, burst: OpenBurst, hints: BurstHints, claim: Claim) -> None:
         engine, is_registered = self._engine, False

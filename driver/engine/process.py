@@ -365,12 +365,18 @@ class Engine:
         """The traces of one account's bursts, or of all."""
         return [memory for owner, memory in list(self.traces.values()) if uid in {None, owner}]
 
-    def time_work(self, seconds: float) -> bool:
-        """Has the device note for so long when its accelerator works. False: it does not. Raises InvalidArgument."""
+    def time_work(self, seconds: float, uid: int | None) -> bool:
+        """Has the device note for so long when its accelerator works for the bursts of one account, or for all that are
+        open now. False: it does not. Raises InvalidArgument.
+        """
         if not 0 <= seconds <= _LONGEST_TIMING:
             raise InvalidArgument(f"seconds={seconds!r:.40}: 0 to {_LONGEST_TIMING:g}; ask again later for more")
+        until = time.monotonic() + seconds
+        for burst, (owner, _) in list(self.traces.items()):
+            if uid in {None, owner}:
+                burst.trace.works_until = until
         try:
-            return bool(self.device.time_work(time.monotonic() + seconds))
+            return bool(self.device.time_work(until))
         except Exception:  # noqa: BLE001 (a device may raise anything)
             _log.exception("device %r failed in time_work", self.device.name)
             return False

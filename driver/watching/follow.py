@@ -105,13 +105,14 @@ def follow(watcher: Watcher, seconds: float, wanted: Callable[[WatchedBurst], bo
     end, find_at, ask_at = time.monotonic() + seconds, time.monotonic() + _FIND_EVERY, 0.0
     try:
         while (now := time.monotonic()) < end:
+            if now >= find_at:
+                if _find(watcher, wanted, followed, is_first=False):
+                    ask_at = now
+                find_at = now + _FIND_EVERY
             if now >= ask_at:
                 ask_at = now + _ASK_EVERY
                 for device in watcher.devices:
                     device.time_work(min(_ASK_EVERY + 1, end - now))
-            if now >= find_at:
-                _find(watcher, wanted, followed, is_first=False)
-                find_at = now + _FIND_EVERY
             for one in followed.values():
                 if one.due <= now:
                     one.look(now)
@@ -130,14 +131,18 @@ def _find(
     followed: dict[WatchedBurst, Followed],
     *,
     is_first: bool,
-) -> None:
-    """Starts to follow new bursts: those open at the start from now on, later ones from their first request."""
+) -> bool:
+    """Starts to follow new bursts: those open at the start from now on, later ones from their first request. Whether
+    there were any.
+    """
+    before = len(followed)
     watcher.refresh()
     for device in watcher.devices:
         for burst in device.bursts.values():
             if burst not in followed and wanted(burst):
                 seen = int(burst.trace.page.client.results) if is_first else 0
                 followed[burst] = Followed(burst, seen)
+    return len(followed) > before
 
 
 _LANES = 64  # of a burst: it has at most so many requests in flight

@@ -261,8 +261,7 @@ class CudaLane:
         with self.lock:
             self.gpu.begins()
             try:
-                if times:
-                    times.begin()
+                times = _begun(times)
                 for source in execution.sources:
                     self._await(source, execution)
                 with _part(times, IN, self.incoming, execution.inputs):
@@ -330,6 +329,17 @@ class CudaLane:
     def is_idle(self) -> bool:
         """Whether all work is done. Raises CudaFailed when the context is lost."""
         return all(stream.is_done() for stream in (self.incoming, self.compute, self.outgoing))
+
+
+def _begun(times: WorkTimes | None) -> WorkTimes | None:
+    """For the run that begins; None: they are not wanted, or cannot be had, which is no reason to fail a request."""
+    try:
+        if times:
+            times.begin()
+    except CudaFailed as error:
+        _log.warning("a request has no times: %s", str(error))
+        return None
+    return times
 
 
 def _part(

@@ -1,16 +1,21 @@
 """When the GPU works on requests, as `burst trace` draws it; the events of tests' libcuda.so.1 have true times."""
 
+import json
+import threading
 import time
 from collections import defaultdict
 
 import numpy as np
 import pytest
-from fake_cuda import FakeCuda, Word
+from click.testing import CliRunner
+from fake_cuda import Call, FakeCuda, Word
+from inside import controller_of
 
 import driver
 from burst import InvalidArgument, Malformed, Memory, Request, RequestArgument, Trace
 from burst._core import ffi
 from burst.work_notes import WorkNote
+from driver.cli.command import burst as command
 from driver.client import discovery
 from driver.client.connection import Connection
 from driver.devices.cuda.work_clock import IN, KERNELS, OUT, WorkClock, WorkTimes
@@ -125,6 +130,56 @@ def test_nothing_is_noted_unless_it_is_wanted(prepared, kit):
         followed.look(0.0)
         assert len(followed.records) == 4
         assert not len(followed.works)
+
+
+def test_the_command_draws_them(prepared, tmp_path):
+    """`burst trace` has the device take times while it runs: its file has the three lanes, and requests in them."""
+    path, is_over = tmp_path / "trace.json", threading.Event()
+
+    def run():
+        with prepared.burst(depth=2) as b:
+            while not is_over.is_set():
+                for future in [b.submit(np.full(N, n, np.float32)) for n in range(2)]:
+                    future.result()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        words = CliRunner().invoke(command, ["trace", DEVICE, "--seconds", "2", "-o", str(path)])
+    finally:
+        is_over.set()
+        thread.join()
+    assert words.exit_code == 0, words.output
+    drawn = [event["name"] for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert all(drawn.count(lane) > 10 for lane in LANES)
+
+
+def test_bursts_that_nobody_asked_about_are_not_timed(prepared, kit):
+    """What one client asks for costs only the bursts that it may see and that are open then."""
+    with prepared.burst() as b:
+        for n in range(4):
+            b.run(np.full(N, n, np.float32))
+        first = asked()
+        with prepared.burst() as other:
+            for n in range(4):
+                other.run(np.full(N, n, np.float32))
+                b.run(np.full(N, n, np.float32))
+            until_told(kit, first, 4)
+            assert not len(controller_of(other).trace.works())
+
+
+def test_times_that_cannot_be_had_fail_no_request(prepared, gpu, kit):
+    """CUDA refuses a stream for the reference event: the request has no times and its answer; the next one has both."""
+    with prepared.burst() as b:
+        for n in range(4):
+            b.run(np.full(N, n, np.float32))
+        followed = asked()
+        gpu.fail(Call.STREAM, 1)
+        assert (b.run(np.full(N, 5, np.float32)).outputs[0] == 6).all()
+        assert not gpu[Word.FAIL_CALL]
+        b.run(np.full(N, 5, np.float32))
+        until_told(kit, followed, 1)
+        assert followed.works["id"].tolist() == [followed.last]
 
 
 def test_values_that_stay_on_the_gpu_have_no_copies(prepared, kit):
