@@ -1,10 +1,10 @@
-# demo · test · integration · check · stress · stress-long · bench · gpu · docs · wheels · install (the libraries in C). Each makes its own .venv when there is none, or when pyproject.toml changed.
+# demo · test · integration · check · stress · stress-long · bench · gpu · docs · links · wheels · install (the libraries in C). Each makes its own .venv when there is none, or when pyproject.toml changed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test integration check stress stress-long fuzzers bench gpu docs wheels install abi clean
+.PHONY: demo test integration check stress stress-long fuzzers bench gpu docs links wheels install abi clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/demo
@@ -61,9 +61,15 @@ gpu:
 	@test ! -e /dev/nvidiactl || $(INSTALL) 'onnxruntime-gpu>=1.24' || echo "make: without onnxruntime-gpu, what needs it does not run"
 	$(BIN)/python bench/gpu.py $(GPU)
 
+# VERSIONS: folders beside the built one, which each page then links to: "stable latest" on a server that has both.
+VERSIONS ?=
 docs: $(VENV)/docs
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/doctrees . site
+	BURST_DOCS_VERSIONS='$(VERSIONS)' $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/doctrees . site
 	@echo "open site/index.html"
+
+# Every link to another site is tried; those inside are errors of `make docs`.
+links: $(VENV)/docs
+	$(BIN)/python -m sphinx -b linkcheck --quiet -c docs -d build/doctrees . build/links
 
 # An sdist and a wheel for each processor, in dist/: no Docker, no compiler of the system.
 wheels: $(VENV)/wheels

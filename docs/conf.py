@@ -1,10 +1,24 @@
 """How Sphinx makes the site: `make docs`. Its root is the repository, so that links to any file in it are checked."""
 
+import os
 import re
+import subprocess
+import tomllib
 from pathlib import Path
 
 from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
+
+ROOT = Path(__file__).parents[1]
+release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+def shown_version() -> str:
+    """The release, or which development version the pages are for: a commit that has no release's tag."""
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--tags", "--exact-match", "--match", f"v{release}"]
+    found = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+    return release if found == f"v{release}" or not found else f"{release}, development, commit {found}"
+
 
 project = "Burst"
 html_title = "Burst"
@@ -43,6 +57,20 @@ html_theme_options = {"navigation_with_keys": True, "footer_icons": []}
 html_show_search_summary = False  # it would need a server, and the site can be read from a folder
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
+templates_path = ["templates"]
+html_sidebars = {
+    "**": [
+        *("sidebar/brand.html", "shown_version.html", "sidebar/search.html", "sidebar/scroll-start.html"),
+        *("sidebar/navigation.html", "sidebar/scroll-end.html"),
+    ]
+}
+html_context = {
+    "shown_version": shown_version(),
+    # Folders beside this one that have the pages of other versions: `make docs VERSIONS="stable latest"`.
+    "versions": os.environ.get("BURST_DOCS_VERSIONS", "").split(),
+}
+linkcheck_ignore = [r"https?://(?:127\.0\.0\.1|localhost|HOST)\b.*"]
+linkcheck_timeout = 20
 
 
 def signature(_app: Sphinx, what: str, name: str, *_: object) -> tuple[str, str] | None:

@@ -1,8 +1,14 @@
 """The site in a real browser: people can read it in both themes, and its search finds pages."""
 
+import os
+import re
 import subprocess
 import sys
+import tomllib
+from functools import cache
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlparse
 
 import pytest
 from chromium import chromium, violations
@@ -15,12 +21,71 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The folder of the built site, which is read without a server."""
-    folder = tmp_path_factory.mktemp("site")
-    build = [sys.executable, "-m", "sphinx", "-q", "-c", ROOT / "docs", "-d", folder / "trees", ROOT, folder / "site"]
-    done = subprocess.run(build, capture_output=True, text=True, timeout=300, check=False)
+    """The folder of the built site, which is read without a server; beside it stands another version, `stable`."""
+    folder = tmp_path_factory.mktemp("sites")
+    build = [sys.executable, "-m", "sphinx", "-q", "-c", ROOT / "docs", "-d", folder / "trees", ROOT, folder / "latest"]
+    versions = os.environ | {"BURST_DOCS_VERSIONS": "stable latest"}
+    done = subprocess.run(build, capture_output=True, text=True, timeout=300, check=False, env=versions)
     assert done.returncode == 0, done.stderr
-    return folder / "site"
+    (folder / "stable").symlink_to("latest")
+    return folder / "latest"
+
+
+class Links(HTMLParser):
+    """Where a page's links lead, and what may be linked to in it."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.targets, self.names = [], set()
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.names |= {found.get("id"), found.get("name")}
+        self.targets += [found[key] for key in ("href", "src") if found.get(key)]
+
+
+links_of = cache(Links)
+
+
+def broken(page):
+    """Links of a page to files that are not there, or to headings that they do not have."""
+    for target in links_of(page).targets:
+        parts = urlparse(target)
+        if parts.scheme:
+            continue
+        other = (page.parent / unquote(parts.path)) if parts.path else page
+        has_names = parts.fragment and other.suffix == ".html"
+        if not other.is_file() or (has_names and unquote(parts.fragment) not in links_of(other).names):
+            yield target
+
+
+def test_no_link_inside_the_site_is_broken(site):
+    """Pages, headings, pictures, scripts: each link of each page leads to something, also those to other versions."""
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 60
+    assert sum(len(links_of(page).targets) for page in pages) > 5000
+    assert {page.name: found for page in pages if (found := list(broken(page)))} == {}
+
+
+def test_a_broken_link_is_found(tmp_path):
+    """So that silence above means something."""
+    (tmp_path / "b.html").write_text('<h1 id="there">b</h1>')
+    (tmp_path / "a.html").write_text('<a href="b.html#there">1</a><a href="b.html#gone">2</a><img src="c.png">')
+    assert list(broken(tmp_path / "a.html")) == ["b.html#gone", "c.png"]
+
+
+def test_each_page_says_which_version_it_is_for(site, browser):
+    """The release of pyproject.toml stands in the sidebar, and a link leads from any page to the other version."""
+    release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    tab = browser.new_page()
+    for name in ("index", "howto/camera", "reference/driver"):
+        tab.goto((site / f"docs/{name}.html").as_uri())
+        said = tab.inner_text(".shown-version")
+        assert re.match(rf"Burst {re.escape(release)}(, development, commit \w+)?: stable · latest$", said), said
+    tab.get_by_role("link", name="stable").click()
+    tab.wait_for_url("**/stable/docs/index.html")
+    tab.close()
 
 
 @pytest.fixture(scope="module")

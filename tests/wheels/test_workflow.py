@@ -34,12 +34,12 @@ def test_the_linters_pass_the_workflows(linter):
     ("linter", "ours", "broken"),
     [
         (FORM, "runs-on: ubuntu-24.04", "runs-where: ubuntu-24.04"),
-        (WEAKNESSES, "uses: actions/checkout@v5", "uses: actions/checkout"),
+        (WEAKNESSES, "checkout@93cb6efe18208431cddfb8368fd83d5badbf9bfd", "checkout@v5"),
     ],
     ids=["form", "weakness"],
 )
 def test_the_linters_find_what_is_wrong(tmp_path, linter, ours, broken):
-    """A key that GitHub does not know, and an action without a version, are each refused."""
+    """A key that GitHub does not know, and an action that a tag names, are each refused."""
     (folder := tmp_path / ".github/workflows").mkdir(parents=True)
     (folder / "wheels.yml").write_text(WORKFLOWS[0].read_text().replace(ours, broken))
     assert linted(*linter, folder / "wheels.yml").returncode
