@@ -1,4 +1,4 @@
-"""What lies behind a descriptor that a peer handed over, found out without waiting for anybody, and who pays its pages.
+"""What lies behind a descriptor that a peer handed over, found out without waiting for a process, and who pays for it.
 
 A page of shared memory is charged to the process that touches it first. So memory with *holes* is paid by its reader,
 and a device takes from another account only memory that has all its pages: `fill_holes` makes them on the client's
@@ -43,7 +43,7 @@ def is_at_hand(fd: int) -> bool:
 
 
 def has_holes(fd: int) -> bool:
-    """Whether memory lacks pages, which whoever touches them first would pay."""
+    """Whether memory lacks pages, which the process that touches them first would pay."""
     found = os.fstat(fd)
     return found.st_blocks * _BLOCK < found.st_size
 

@@ -1,7 +1,7 @@
 """Telling an error that says that this process can have no more of something from other errors.
 
 Descriptors, threads, mappings and memory can run out whatever is counted beforehand. The request for which one was
-missing then fails with RESOURCE_EXHAUSTED_TRANSIENT: it is nobody's mistake, and may succeed later.
+missing then fails with RESOURCE_EXHAUSTED_TRANSIENT: it is no mistake of the caller's, and may succeed later.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Memory(Region):
     kind: str = "ashmem"  #: the HAL's name; one that is a driver's own is named like an extension
     needs_sync = False  #: executions have to call `begin` and `end`
     needs_descriptor = False  #: also when it is mapped
-    is_file = False  #: its pages may have to come from a disk, or from whoever serves the file
+    is_file = False  #: its pages may have to come from a disk, or from the process that serves the file
 
     def __init__(
         self, fd: int, nbytes: int, *, writable: bool = True, name: str | None = None, offset: int = 0

@@ -15,9 +15,10 @@ release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["versi
 
 def shown_version() -> str:
     """The release, or which development version the pages are for: a commit that has no release's tag."""
-    words = ["git", "-C", str(ROOT), "describe", "--always", "--tags", "--exact-match", "--match", f"v{release}"]
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--tags", "--match", f"v{release}"]
     found = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
-    return release if found == f"v{release}" or not found else f"{release}, development, commit {found}"
+    is_release = found in ("", f"v{release}")  # "": an sdist, which has no history
+    return release if is_release else f"{release}, development, commit {found.rpartition('-g')[2]}"
 
 
 project = "Burst"

@@ -3,7 +3,7 @@
     python examples/consumer.py                 # in one terminal
     python examples/producer.py --rate 1000     # in another, before or after
 
-Both meet in shared memory of one name; whoever comes first makes the queue. Either may be killed and started again:
+Both meet in shared memory of one name; the first to come makes the queue. Either may be killed and started again:
 the other one says so, waits, and goes on, and no block that was sent is lost. Ctrl-C ends with the summary. Who leaves
 last, and leaves the queue empty, removes its name; after a crash `--unlink` does.
 """
@@ -46,7 +46,7 @@ def meet(name, dtype, capacity, role):
 
 
 def leave(queue, other_role, own_role):
-    """Removes the queue's name when nobody uses it any more and nothing is left in it."""
+    """Removes the queue's name when no process uses it any more and nothing is left in it."""
     with contextlib.suppress(fmq.RoleTaken, FileNotFoundError), contextlib.ExitStack() as ends:
         held = {role: ends.enter_context(getattr(queue, role)()) for role in (other_role, own_role)}
         if not held["reader"].available:

@@ -3,7 +3,7 @@
     python examples/producer.py --rate 1000            # and python examples/consumer.py, before or after
     python examples/producer.py --spawn --count 10000  # starts its own consumer through multiprocessing
 
-Both meet in shared memory of one name; whoever comes first makes the queue. Either may be killed and started again: the
+Both meet in shared memory of one name; the first to come makes the queue. Either may be killed and started again: the
 other one says so, waits, and goes on. Each run numbers its blocks from 0 under a session number of its own, so that the
 consumer tells a restart from a loss. Ctrl-C ends with the summary. Who leaves last, and leaves the queue empty, removes
 its name; after a crash `--unlink` does.

@@ -45,7 +45,7 @@ def parsed(path):
 
 @pytest.fixture(scope="module", autouse=True)
 def trees():
-    """Are forgotten after the last of these tests, so that whoever collects garbage later need not look at them."""
+    """Are forgotten after the last of these tests, so that later garbage collections need not look at them."""
     yield
     parsed.cache_clear()
 

@@ -212,6 +212,36 @@ def test_the_table_of_the_readme_is_measured():
     assert unmeasured([cell for row in table[1] for cell in row[1:]], anchor) == []
 
 
+FIGURE = re.compile(r"\d[\d.,]* (?:ns|us|ms|s|[kMG]B|%|times)\b")
+MEASURED = re.compile(r"`bench/\w+\.py|\b[Mm]easured (?:once|on|beside)\b|\bmedians? of \d|\bAMD EPYC\b")
+TO_THE_BENCH = re.compile(r"\]\([\w./]*(?:bench/README|performance)\.md#[\w-]+\)")
+BY_ITSELF = {"performance.md", "real-models.md"}  # their figures stand below the command that printed them
+
+
+def unlinked(text):
+    """Paragraphs that have a figure, say that it was measured, and do not say where. Code is left out, and so are
+    tables, whose links stand in their rows or in the words around them."""
+    prose = re.sub(r"^( *)```.*?^\1```|^\|.*?$", "", text, flags=re.DOTALL | re.MULTILINE)
+    for paragraph in re.split(r"\n\s*\n|\n(?=\* )", prose):
+        if FIGURE.search(paragraph) and MEASURED.search(paragraph) and not TO_THE_BENCH.search(paragraph):
+            yield paragraph
+
+
+def test_a_measured_figure_links_to_its_row():
+    """On every page: where words say that a figure was measured, a link leads to the section of the bench."""
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if page.name not in BY_ITSELF]
+    found = {str(page.relative_to(ROOT)): list(unlinked(page.read_text())) for page in pages}
+    assert {page: those for page, those in found.items() if those} == {}
+
+
+def test_a_figure_without_a_link_is_found():
+    """So that silence above means something."""
+    there = "It takes 3 ms ([`bench/top.py`](performance.md#memory))."
+    assert list(unlinked(f"{there}\n\nIt takes 3 ms (`bench/top.py`).\n\nIt waits 3 ms.")) == [
+        "It takes 3 ms (`bench/top.py`)."
+    ]
+
+
 def test_a_figure_that_was_not_measured_is_found():
     """So that silence above means something."""
     anchor = "what-do-the-parts-of-a-service-on-many-nodes-cost"

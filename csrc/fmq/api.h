@@ -81,7 +81,7 @@ int fmq_commit(fmq_end *end, uint64_t n); /* at most what was reserved; ends the
 uint64_t fmq_lost(const fmq_end *end);
 int fmq_keep_latest(fmq_end *end, uint64_t n); /* exactly the n newest elements are unread */
 
-/* broadcast queues. Whoever takes a seat has its lock, calls fmq_clear_seat, holds its life word, and calls fmq_open. The
+/* broadcast queues. A reader that takes a seat has its lock, calls fmq_clear_seat, holds its life word, and calls fmq_open. The
  * writer asks for its readers, at most 64, and may drop one that holds it up: from its next call on, that reader gets -ESTALE.
  * Both of these by any thread of the writer. */
 typedef struct {

@@ -177,7 +177,7 @@ static int revive_compiled(controller *c, uint64_t epoch) {
     return r ? r : compiled_prepare(p, burst_now() + LIFE_NS);
 }
 
-/* What is in flight goes out again, in the same order; what is not wanted is forgotten. Nobody else is inside. */
+/* What is in flight goes out again, in the same order; what is not wanted is forgotten. No other thread is inside. */
 static int send_again(controller *c) {
     uint32_t n = c->count;
     c->count = 0;

@@ -21,9 +21,9 @@ uint32_t handle_generation(void); /* counts forks */
 int handle_new(object *o, enum kind kind, void (*destroy)(object *), void *out); /* *out: the handle; the caller has a reference */
 /* The object, held until `object_put`; else NULL, and why in *error. */
 void *handle_take(const void *handle, enum kind kind, int *error);
-int handle_close(void *handle, enum kind kind, void **out); /* as handle_take, and nobody can take it from now on */
+int handle_close(void *handle, enum kind kind, void **out); /* as handle_take, and no thread can take it from now on */
 void *object_hold(void *o);
-bool object_is_open(const void *o); /* of an object that is held: nobody has closed its handle */
+bool object_is_open(const void *o); /* of an object that is held: no thread has closed its handle */
 void object_put(void *o);
 
 #endif

@@ -31,7 +31,7 @@ struct plain {
     void *life;
     int64_t watch;
     uint64_t epoch; /* of the connection */
-    uint32_t late;  /* answers that nobody waits for any more */
+    uint32_t late;  /* answers that no caller waits for any more */
     mapping *known;
     uint32_t n_known, room;
     int64_t next;

@@ -65,7 +65,7 @@ static int life_at(int role) {
 static int lock_role(queue_role *e, int *role) {
     char path[40];
     snprintf(path, sizeof path, "/proc/self/fd/%d", e->memory->file);
-    e->lock = open(path, O_RDWR | O_CLOEXEC); /* another open file: whoever gets the descriptor must not share the lock */
+    e->lock = open(path, O_RDWR | O_CLOEXEC); /* another open file: the process that gets the descriptor must not share it */
     if (e->lock < 0) return fail_kernel("opening a queue again");
     bool has_seats = *role == FMQ_READER && e->memory->shape.flavour == FMQ_BROADCAST;
     int first = has_seats ? FMQ_SEAT : *role, count = has_seats ? SEATS : 1;

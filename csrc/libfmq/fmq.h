@@ -72,7 +72,7 @@ typedef struct {
 } fmq_queue_shape;
 /* What it is. Does not block. */
 int fmq_queue_get_shape(fmq_queue *queue, fmq_queue_shape *shape);
-/* Removes a name. Whoever has the queue open goes on with it. Does not block. -ENOENT: there is none. */
+/* Removes a name. A process that has the queue open goes on with it. Does not block. -ENOENT: there is none. */
 int fmq_queue_unlink(const char *name);
 /* Ends of it go on. Does not block. */
 int fmq_queue_close(fmq_queue *queue);

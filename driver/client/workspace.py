@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _ALIGN = 64  # bytes: what the fast devices need, and a cache line
 _FIRST_GUESS = 4096  # bytes for an output whose size only its execution tells
-_FILE_GUESS = 2**22  # of a model file, which says less of its outputs: memory that nobody touches costs nothing
+_FILE_GUESS = 2**22  # of a model file, which says less of its outputs: memory that is not touched costs nothing
 _INPUTS, _OUTPUTS = 0, 1  # pools of every request that is made here
 _MOST_FREE, _MOST_BYTES = 16, 2**27  # in one free list
 _OF_PYTHON = int, float, list, tuple  # numbers that have no dtype of their own

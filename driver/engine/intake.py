@@ -2,7 +2,7 @@
 
 Whatever way it takes (a burst's callback, a plain path, launched executions, copies of buffers), it is counted in the
 ledger for as long as it is mapped. From another account than the engine's own, only memory is mapped, all of whose
-pages are there: what has holes would be paid by whoever touches them first, the engine. A file on a disk, for reading,
+pages are there: what has holes would be paid by the engine, which touches them first. A file on a disk, for reading,
 is copied once.
 
 No wait for a file is the engine's: pages of a file come in the thread that serves its client, before that waits for

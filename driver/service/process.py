@@ -156,7 +156,7 @@ class Service:
                     channel.send(farewell(words))
 
     def _hand_over(self) -> None:
-        """Takes no more clients: whoever connects starts a service of the new code. Those that are here stay."""
+        """Takes no more clients: the next client starts a service of the new code. Those that are here stay."""
         with self._arrivals.ending():
             pass
         _log.info("the driver was replaced; new clients get another process")

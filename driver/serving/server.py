@@ -44,7 +44,7 @@ class Replica:
         return ReplicaPlace(self)
 
     def load(self) -> tuple[bool, int]:
-        """For comparison. A device may still execute what nobody waits for any more."""
+        """For comparison. A device may still execute what no caller waits for any more."""
         return not self.burst.source.has_room, self.in_flight
 
     def report(self) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class DeviceFigures:
 
 @dataclass(frozen=True, slots=True)
 class GpuFigures:
-    """One GPU of this machine, whoever uses it. None: NVML does not tell."""
+    """One GPU of this machine, with what all programs use. None: NVML does not tell."""
 
     index: int
     name: str

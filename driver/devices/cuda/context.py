@@ -257,7 +257,7 @@ class CudaContext:
         return not code
 
     def call_quietly(self, name: str, *arguments: Any) -> None:
-        """The same, for what is freed, which nobody awaits: the next call logs an error, unless the context is lost."""
+        """The same, for what is freed and not awaited: the next call logs an error, unless the context is lost."""
         if (code := self._called(name, arguments)) and code not in LOST:
             self._unfreed.append((name, arguments, code))
 

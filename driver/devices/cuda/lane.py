@@ -312,7 +312,7 @@ class CudaLane:
 
     def tell_times(self) -> bool:
         """Notes the times of runs that have ended. False: there are others. Raises CudaFailed."""
-        if not self.lock.acquire(blocking=False):  # whoever has it may wait for the GPU
+        if not self.lock.acquire(blocking=False):  # its holder may wait for the GPU
             return not self._untold
         try:
             self._untold = [times for times in self._untold if not times.is_told()]

@@ -6,7 +6,7 @@ nothing has used it for a while: a client that died cannot unregister.
 
 A key is the name of a file in /dev/shm. It is one path component, opened without following links; the file is regular,
 in memory, and of the table's account. All refusals have one text, so that a client learns nothing of files that are not
-its own. What a client does to its file later harms nobody: this process reads no byte of it, and the engine's mapping
+its own. What a client does to its file later does no harm: this process reads no byte of it, and the engine's mapping
 is guarded (burst/memory.py).
 """
 
@@ -123,7 +123,7 @@ class RegionTable:
             is_own = found.st_uid == self._uid and stat.S_ISREG(found.st_mode) and backing_of(fd) is Backing.MEMORY
             if not is_own or offset < 0 or offset + nbytes > found.st_size:
                 raise ValueError
-            if self._uid != os.getuid() and has_holes(fd):  # whoever touches them pays for them
+            if self._uid != os.getuid() and has_holes(fd):  # the process that touches them pays
                 raise ValueError
             begin = offset % mmap.PAGESIZE
             memory = Memory.from_fd(fd, begin + nbytes, offset=offset - begin)
