@@ -12,17 +12,18 @@ demo: $(VENV)/demo
 	$(BIN)/burst demo audio --out examples/out
 
 # Python keeps what it compiles, also where the environment forbids it: each process compiles all tests otherwise.
-RUN_TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+RUN_TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
+# Three workers for two cores: a test waits for a process about a third of its time.
 test: $(VENV)/test
-	$(RUN_TESTS) -m "not stress and not integration"
+	$(RUN_TESTS) -n 3 -m "not stress and not integration"
 
 # What takes seconds each, or needs more: the core in C raced, killed and model-checked; kills at random moments; attacks, fairness and
 # leaks over many rounds; drivers in C, among them examples/device-c on XNNPACK, built, held to the conformance tests and killed; every
 # broken device; every program in the documentation; the wheels; Ray on four nodes; kserve's clients; a GPU's provider on SwiftShader. A
 # tool that is missing is a failure.
 integration: $(VENV)/integration $(VENV)/kserve/installed $(VENV)/swiftshader/installed
-	BURST_INTEGRATION=1 $(RUN_TESTS) -o faulthandler_timeout=300 -m "integration and not stress"
+	BURST_INTEGRATION=1 $(RUN_TESTS) -n 2 -o faulthandler_timeout=300 -m "integration and not stress"
 
 check: $(VENV)/check
 	$(BIN)/ruff check
