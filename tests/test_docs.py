@@ -1,6 +1,7 @@
 """The documentation: complete, without a dead link, and of what there is."""
 
 import ast
+import importlib
 import re
 import shlex
 import subprocess
@@ -280,6 +281,15 @@ def test_the_glossary_has_code_for_every_term():
         assert CODE.search(code), term
         assert re.fullmatch(r"[^.]*(?:\.\w[^.]*)*\.", text), f"{term}: one sentence"
     assert len({term for term, _, _ in terms}) == len(terms)
+
+
+def test_the_operations_of_a_device_are_counted():
+    """The numbers of operations that two pages give are those of the devices' tables."""
+    pages = [(DOCS / page).read_text() for page in ("guarantees.md", "devices.md")]
+    for device in ("litert", "onnxruntime"):
+        count = len(importlib.import_module(f"driver.devices.{device}.lower").LOWERINGS)
+        for page in pages:
+            assert re.search(rf"`{device}`[^.\n]*?\b{count}\b", page), (device, count)
 
 
 def test_drawings_say_what_they_show():

@@ -45,19 +45,6 @@ def test_the_names_on_a_page_are_there(page):
     assert [name for name in sorted(names) if not found(name)] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_links_of_a_page_lead_somewhere(page):
-    """To a file that is there, and to one of its headings. Other sites are left alone."""
-    for target in re.findall(r"\]\((?!https://)([^)\s]+)\)", page.read_text()):
-        path, _, heading = target.partition("#")
-        file = (page.parent / path).resolve()
-        assert file.is_file(), target
-        if not heading:
-            continue  # it may be a picture
-        titles = [re.sub(r"[^\w -]", "", line.lstrip("#").strip().lower()) for line in file.read_text().splitlines()]
-        assert heading in {title.replace(" ", "-") for title in titles}, target
-
-
 def test_every_function_of_the_ndk_has_a_row():
     """The 69 functions of NeuralNetworks.h and the six of the platform, each once in a table."""
     text = (ROOT / "docs/howto/ndk.md").read_text()
