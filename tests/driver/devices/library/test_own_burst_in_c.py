@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from c_drivers import ROOT, compiled
+from c_drivers import ROOT, STRICT, compiled
 from inside import controller_of
 from libburst_sources import libburst_sources
 
@@ -28,11 +28,15 @@ FLAGS = (f"-I{ROOT}/csrc", "-fvisibility=hidden", "-pthread")
 
 @pytest.fixture(scope="session")
 def build(tmp_path_factory):
-    """build(flags): the path of the driver that tests/devices/c/own_burst.c is."""
+    """build(flags): the path of the driver that tests/devices/c/own_burst.c is; csrc is compiled once."""
+
+    queue = tmp_path_factory.mktemp("queue") / "queue.o"
+    command = ["cc", "-std=c11", *STRICT, *FLAGS, "-r", "-nostdlib", *libburst_sources(), "-o", queue]
+    subprocess.run(command, check=True)
 
     def build(*flags):
         path = tmp_path_factory.mktemp("own") / "libown.so"
-        return str(compiled(path, "own_burst.c", *libburst_sources(), flags=(*FLAGS, *flags)))
+        return str(compiled(path, "own_burst.c", queue, flags=(*FLAGS, *flags)))
 
     return build
 
