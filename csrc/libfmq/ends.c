@@ -12,23 +12,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 enum { WRITER_LIFE_AT = 768, READER_LIFE_AT = 896, SEATS = 64, SEATS_AT = 4096, SEAT_BYTES = 128, LIFE_IN_SEAT = 24 };
 enum { MOST_WAITED_FOR = 64 };
 static const uint64_t USUAL_SPIN = 50000, MOST_SPIN = UINT64_C(10000000000);
-
-typedef struct queue_role {
-    object head;
-    queue_memory *memory; /* held */
-    int lock;             /* the open file that has the lock */
-    int byte;             /* of the memory that is locked */
-    int life;             /* fmq_life_hold's; -1: none */
-    int64_t link;
-    _Atomic uint64_t spin;
-    fmq_end *end;
-    struct queue_role *next; /* of all that have a lock */
-} queue_role;
 
 /* A child of a fork inherits the open files, and with them the locks, so it closes its copies: the roles are the parent's. A fork waits
  * until no thread is between opening a file and noting it here. */
@@ -41,7 +30,10 @@ static struct {
 static void before_fork(void) { pthread_mutex_lock(&roles.lock); }
 static void in_parent(void) { pthread_mutex_unlock(&roles.lock); }
 static void in_child(void) {
-    for (queue_role *r = roles.first; r; r = r->next) close(r->lock), r->lock = -1;
+    for (queue_role *r = roles.first; r; r = r->next) {
+        close(r->lock), r->lock = -1;
+        if (r->bell >= 0) close(r->bell), r->bell = -1;
+    }
     roles.first = NULL;
     pthread_mutex_unlock(&roles.lock);
 }
@@ -101,6 +93,9 @@ static void release_role(queue_role *e) {
 
 static void destroy(object *o) {
     queue_role *e = (queue_role *)o;
+    if (e->token >= 0) fmq_unhang(e->token); /* as below; and it would write to a descriptor that is closed */
+    if (e->bell >= 0) close(e->bell);
+    pthread_mutex_destroy(&e->lock_of_bell);
     if (e->link >= 0) fmq_unlink(e->link); /* before fmq_free: the life thread would tell an end that is gone */
     if (e->life >= 0) fmq_life_release(e->life);
     release_role(e);
@@ -137,7 +132,8 @@ static int new_end(fmq_queue *queue, int role, fmq_queue_end **out) {
     if (!q) return r;
     queue_role *e = calloc(1, sizeof *e);
     if (!e) return object_put(q), fail(-ENOMEM, "no memory for an end");
-    *e = (queue_role){.memory = q, .lock = -1, .life = -1, .link = -1, .spin = USUAL_SPIN};
+    *e = (queue_role){.memory = q, .lock = -1, .life = -1, .link = -1, .bell = -1, .token = -1, .spin = USUAL_SPIN};
+    pthread_mutex_init(&e->lock_of_bell, NULL);
     r = take_role(e, role);
     if (!r) r = handle_new(&e->head, END, destroy, out);
     return r ? destroy(&e->head), r : 0;
@@ -172,7 +168,7 @@ static const char *reason(int64_t code) {
     }
 }
 
-static int64_t end_with(queue_role *e, int64_t r) {
+int64_t end_with(queue_role *e, int64_t r) {
     object_put(e);
     return r < 0 ? fail((int)r, "%s", reason(r)) : r;
 }
@@ -251,6 +247,45 @@ int fmq_queue_get_peer(fmq_queue_end *end) {
     int r;
     queue_role *e = handle_take(end, END, &r);
     return e ? (int)end_with(e, fmq_peer(e->end)) : r;
+}
+
+int64_t fmq_queue_position(fmq_queue_end *end) {
+    int r;
+    queue_role *e = handle_take(end, END, &r);
+    return e ? end_with(e, fmq_position(e->end)) : r;
+}
+
+int fmq_queue_get_readers(fmq_queue_end *writer, fmq_queue_listener *readers, unsigned room) {
+    int r;
+    fmq_reader found[SEATS];
+    if (!readers && room) return fail(-EINVAL, "readers=NULL, room=%u: give a place for them", room);
+    queue_role *e = handle_take(writer, END, &r);
+    if (!e) return r;
+    r = fmq_readers(e->end, found);
+    for (int i = 0; i < r && (unsigned)i < room; i++) {
+        const fmq_reader *f = &found[i];
+        readers[i] = (fmq_queue_listener){f->position, f->unread, f->seat, f->turn, f->pid, f->is_alive};
+    }
+    return (int)end_with(e, r);
+}
+
+int fmq_queue_evict(fmq_queue_end *writer, uint32_t seat, uint32_t turn) {
+    int r;
+    queue_role *e = handle_take(writer, END, &r);
+    return e ? (int)end_with(e, fmq_evict(e->end, seat, turn)) : r;
+}
+
+int fmq_queue_pollable(fmq_queue_end *end, uint64_t n) {
+    int r;
+    queue_role *e = handle_take(end, END, &r);
+    if (!e) return r;
+    pthread_mutex_lock(&e->lock_of_bell);
+    if (e->bell < 0 && (e->bell = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) < 0) r = -errno;
+    int64_t token = e->bell < 0 ? r : fmq_bridge(e->end, n, e->bell, e->token);
+    if (token >= 0 || token == -EALREADY) e->token = token, r = e->bell;
+    else r = (int)token;
+    pthread_mutex_unlock(&e->lock_of_bell);
+    return (int)end_with(e, r);
 }
 
 int fmq_queue_wait_any(fmq_queue_end *const *ends, unsigned n, uint8_t *ready, uint64_t deadline) {

@@ -112,8 +112,39 @@ int64_t fmq_queue_lost(fmq_queue_end *end);
 /* How long waits poll before they sleep, in ns; 50 us before it was called, 10 s at most. Does not block. */
 int fmq_queue_spin(fmq_queue_end *end, uint64_t ns);
 
+/* ---- messages of any length: one thread at a time on an end ------------------------------------------------------------- */
+
+/* Records, on a synchronized or broadcast queue of bytes (NULL and 1, or "|u1", of 64 bytes at least), one at a time; Python's
+ * RecordWriter and RecordReader may be at the other end. Sends one. What does not fit in half of the queue goes in parts. Blocks as
+ * fmq_queue_write does, for each part. After an error none of it is delivered, and the end goes on. -EINVAL: of another queue. */
+int fmq_queue_send(fmq_queue_end *end, const void *bytes, uint64_t n, uint64_t deadline);
+/* Receives the next one: returns its bytes. Blocks as fmq_queue_read does. -EMSGSIZE: it is longer than `room`, and was skipped.
+ * After -ETIMEDOUT, -EAGAIN and -EBUSY a part of it may be in `bytes`: call again with the same `bytes` and `room`, else -EINVAL. A
+ * record whose writer died or gave up is passed over. -EPROTO: what was written is no record. */
+int64_t fmq_queue_receive(fmq_queue_end *end, void *bytes, uint64_t room, uint64_t deadline);
+
 /* ---- any thread -------------------------------------------------------------------------------------------------------- */
 
+/* Elements that this end, and earlier ones in its role, have transferred. Of a reader of an unsynchronized queue: -EBUSY as a transfer.
+ * Does not block. */
+int64_t fmq_queue_position(fmq_queue_end *end);
+typedef struct {
+    uint64_t position, unread; /* elements */
+    uint32_t seat, turn;       /* which reader it is: turn counts those that have had that seat */
+    uint32_t pid;              /* as the reader says */
+    uint32_t is_alive;
+} fmq_queue_listener;
+/* The readers of a broadcast queue, asked by its writer: returns how many there are, and writes at most `room`, 64 at most. -EINVAL:
+ * another end. Does not block. */
+int fmq_queue_get_readers(fmq_queue_end *writer, fmq_queue_listener *readers, unsigned room);
+/* Goes on without one that holds the writer up, from the writer's next look on; that reader's next call is -ESTALE. One that has left
+ * meanwhile is no error. Does not block. */
+int fmq_queue_evict(fmq_queue_end *writer, uint32_t seat, uint32_t turn);
+/* For epoll and poll: returns a descriptor that becomes readable, once, when n elements (n places) can be transferred without waiting,
+ * or the peer is gone; it may be readable already. Each call makes it unreadable first, so call it again after each transfer that said
+ * -EAGAIN. It is the end's: the same each time, and closed by fmq_queue_leave. The first call in a process starts a thread. Does not
+ * block; -EBUSY as a transfer. Takes no event away from threads that sleep in calls. */
+int fmq_queue_pollable(fmq_queue_end *end, uint64_t n);
 /* The other side, as the kernel knows it: an fmq_queue_peer. Does not block. */
 int fmq_queue_get_peer(fmq_queue_end *end);
 /* Sleeps until at least one of n ends (1 to 64) can transfer an element, or its peer is gone; ready[i] is then 1, else 0. Returns how

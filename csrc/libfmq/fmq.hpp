@@ -14,6 +14,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #if defined(__cpp_exceptions)
 #include <stdexcept>
@@ -105,6 +106,8 @@ public:
     fmq_queue_peer peer() const { return fmq_queue_peer(checked(fmq_queue_get_peer(get()))); }
     void spin(std::uint64_t ns) { checked(fmq_queue_spin(get(), ns)); }
     void commit(std::uint64_t n) { checked(fmq_queue_commit(get(), n)); }
+    std::uint64_t position() const { return std::uint64_t(checked(fmq_queue_position(get()))); }
+    int pollable(std::uint64_t n = 1) { return checked(fmq_queue_pollable(get(), n)); }
 
 protected:
     using handle::handle;
@@ -129,6 +132,15 @@ public:
         return found;
     }
     int try_reserve(std::uint64_t n, spans<T> *found, std::uint64_t deadline) { return try_reserve_of(n, found, deadline); }
+    /* A record, on a queue of unsigned char. */
+    void send(const void *bytes, std::size_t n, std::uint64_t deadline = FMQ_FOREVER) { checked(fmq_queue_send(get(), bytes, n, deadline)); }
+    /* Of a broadcast queue. */
+    std::vector<fmq_queue_listener> readers() const {
+        std::vector<fmq_queue_listener> found(64);
+        found.resize(std::size_t(checked(fmq_queue_get_readers(get(), found.data(), 64))));
+        return found;
+    }
+    void evict(const fmq_queue_listener &reader) { checked(fmq_queue_evict(get(), reader.seat, reader.turn)); }
 };
 
 template <class T> class reader : public end {
@@ -147,6 +159,10 @@ public:
         return found;
     }
     int try_reserve(std::uint64_t n, spans<const T> *found, std::uint64_t deadline) { return try_reserve_of(n, found, deadline); }
+    /* A record of at most `room` bytes, which returns how many it has. */
+    std::size_t receive(void *bytes, std::size_t room, std::uint64_t deadline = FMQ_FOREVER) {
+        return std::size_t(checked(fmq_queue_receive(get(), bytes, room, deadline)));
+    }
     void keep_latest(std::uint64_t n) { checked(fmq_queue_keep_latest(get(), n)); }
     std::uint64_t lost() const { return std::uint64_t(checked(fmq_queue_lost(get()))); }
 };

@@ -10,6 +10,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -91,6 +92,7 @@ static void *scribble_on(void *unused) {
 
 static const int open_errors[] = {-EPROTO, 0}, role_errors[] = {-EPROTO, -EADDRINUSE, 0};
 static const int transfer_errors[] = {-EAGAIN, -ETIMEDOUT, -EMSGSIZE, -EPIPE, -ESHUTDOWN, -EOVERFLOW, -ESTALE, -EPROTO, -EBUSY, 0};
+static const int record_errors[] = {-EINVAL, -EAGAIN, -ETIMEDOUT, -EMSGSIZE, -EPIPE, -ESHUTDOWN, -ESTALE, -EPROTO, -EBUSY, 0};
 static const int commit_errors[] = {-EINVAL, -EOVERFLOW, -ESTALE, -EPROTO, 0}, wait_errors[] = {-ETIMEDOUT, -EBUSY, 0};
 
 static bool judge(enum step step, int64_t result, int64_t most, const int *errors) {
@@ -135,6 +137,24 @@ static void transfer(int i) {
     free(exact);
 }
 
+/* On a queue of bytes; on another one -EINVAL is documented. */
+static void send_or_receive(int i) {
+    uint64_t n = any(200);
+    unsigned char *exact = calloc(1, n + 1);
+    if (world.writes[i]) judge(TRANSFER, fmq_queue_send(world.ends[i], exact, n, some_deadline()), 0, record_errors);
+    else judge(TRANSFER, fmq_queue_receive(world.ends[i], exact, n, some_deadline()), (int64_t)n, record_errors);
+    free(exact); /* so that a part that comes later to this place would be seen */
+}
+
+static void manage(int i) {
+    static const int errors[] = {-EINVAL, -EMSGSIZE, -EBUSY, -EPROTO, -ESTALE, 0};
+    fmq_queue_listener found[2];
+    judge(LOOK, fmq_queue_get_readers(world.ends[i], found, 2), 64, errors);
+    judge(LOOK, fmq_queue_evict(world.ends[i], any(4), any(3)), 0, errors);
+    judge(LOOK, fmq_queue_position(world.ends[i]), INT64_MAX, errors);
+    judge(LOOK, fmq_queue_pollable(world.ends[i], any((uint32_t)world.capacity + 2)), INT_MAX, errors);
+}
+
 static void look(int i) {
     static const int errors[] = {-EINVAL, -EPROTO, -ESTALE, -EOVERFLOW, -EPIPE, -ESHUTDOWN, 0};
     bool is_stream = world.flavour == FMQ_QUEUE_UNSYNCHRONIZED && !world.writes[i];
@@ -170,6 +190,8 @@ static void one_call(void) {
     if (!world.ends[i] || any(16) == 0) take_role(i);
     else if (any(8) == 0) look(i);
     else if (any(8) == 0) wait_any();
+    else if (any(8) == 0) manage(i);
+    else if (world.element == 1 && any(2)) send_or_receive(i);
     else transfer(i);
 }
 

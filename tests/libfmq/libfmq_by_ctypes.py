@@ -24,7 +24,8 @@ class Library:
         self.c = ctypes.CDLL(path)
         self.c.fmq_queue_why.restype = c_char_p
         self.c.fmq_now.restype = c_uint64
-        self.c.fmq_queue_available.restype = self.c.fmq_queue_lost.restype = c_int64
+        for name in ("available", "lost", "receive", "position"):
+            getattr(self.c, f"fmq_queue_{name}").restype = c_int64
 
     def checked(self, result):
         if result < 0:

@@ -5,10 +5,13 @@ import ctypes
 import errno
 import os
 import re
+import select
 import signal
+import struct
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import byref, c_uint64, c_void_p
 from pathlib import Path
 
@@ -272,6 +275,14 @@ int main() {
     writer.commit(1);
     assert(reader.available() == 1 && reader.reserve(1).first[0].y == 8);
     reader.commit(1);
+    fmq::queue<unsigned char> bytes(64, "", fmq::flavour::broadcast);
+    auto sender = bytes.writer();
+    auto receiver = bytes.reader();
+    char word[8];
+    sender.send("record", 6);
+    assert(receiver.pollable() >= 0 && receiver.receive(word, 8) == 6 && receiver.position() == 22);
+    assert(sender.readers().size() == 1 && sender.readers()[0].unread == 0);
+    sender.evict(sender.readers()[0]);
     pose none;
     assert(reader.try_read(&none, 1, 0) == -EAGAIN && poses.capacity() == 2);
     assert(fmq::dtype_of<float>() == "<f4" && fmq::dtype_of<unsigned char>() == "|u1");
@@ -311,3 +322,135 @@ def test_the_program_on_the_page(prefix, tmp_path):
             assert subprocess.check_output(["./a.out"], cwd=tmp_path, text=True, timeout=60) == "1 2.5 4\n"
         finally:
             fmq.unlink(name)
+
+
+class Listener(ctypes.Structure):
+    _fields_ = (
+        *((name, c_uint64) for name in ("position", "unread")),
+        *((name, ctypes.c_uint32) for name in ("seat", "turn", "pid", "is_alive")),
+    )
+
+
+def test_a_writer_goes_on_without_a_reader(c):
+    """It asks which reader holds it up, and evicts it; that one is told, and the other one is not touched."""
+    queue = c.create(capacity=2, flavour=BROADCAST)
+    writer, first, second = c.writer(queue), c.reader(queue), c.reader(queue)
+    assert c.write(writer, 1, 2) == 0
+    assert c.read(first, 2) == [1, 2]
+    found = (Listener * 64)()
+    assert c.c.fmq_queue_get_readers(writer, found, 64) == 2
+    assert [(each.position, each.unread, each.pid) for each in found[:2]] == [(2, 0, os.getpid()), (0, 2, os.getpid())]
+    assert c.c.fmq_queue_get_readers(writer, None, 0) == 2
+    assert c.c.fmq_queue_get_readers(first, found, 64) == c.c.fmq_queue_evict(first, 0, 1) == -errno.EINVAL
+    assert c.write(writer, 3) == -errno.EAGAIN
+    assert c.c.fmq_queue_evict(writer, found[1].seat, found[1].turn) == 0
+    assert c.write(writer, 3) == 0
+    assert c.read(second) == -errno.ESTALE
+    assert c.read(first) == [3]
+    assert (c.c.fmq_queue_position(writer), c.c.fmq_queue_position(first)) == (3, 3)
+
+
+def test_a_loop_of_poll(c):
+    """The descriptor is readable once for what can be transferred, and when the peer leaves; it goes with the end."""
+    queue = c.create(capacity=4)
+    writer, reader = c.writer(queue), c.reader(queue)
+    fd = c.checked(c.c.fmq_queue_pollable(reader, c_uint64(2)))
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    assert c.write(writer, 1) == 0
+    assert not poll.poll(20)
+    assert c.write(writer, 2) == 0
+    assert poll.poll(10000)
+    assert c.read(reader, 2) == [1, 2]
+    assert c.c.fmq_queue_pollable(reader, c_uint64(1)) == fd
+    assert not poll.poll(0)
+    assert c.c.fmq_queue_pollable(reader, c_uint64(5)) == -errno.EMSGSIZE
+    assert c.c.fmq_queue_leave(writer) == 0
+    assert poll.poll(10000)
+    assert c.c.fmq_queue_leave(reader) == 0
+    assert poll.poll(0)[0][1] & select.POLLNVAL
+
+
+def received(c, reader, room=10000, deadline=0):
+    """A record, or -errno."""
+    place = ctypes.create_string_buffer(room)
+    n = c.c.fmq_queue_receive(reader, place, c_uint64(room), c_uint64(deadline))
+    return n if n < 0 else place.raw[:n]
+
+
+def sent(c, writer, data):
+    return c.c.fmq_queue_send(writer, data, c_uint64(len(data)), c_uint64(c.within(20)))
+
+
+def test_records_to_and_from_python(c, name):
+    """Of any length, also longer than the queue; one that is longer than its place is skipped."""
+    queue, python = c.create(name, b"|u1", 1, 256), fmq.MessageQueue.open(name.decode())
+    records = [os.urandom(n) for n in (0, 1, 100, 113, 5000, 7)]
+    writer = c.writer(queue)
+    with python.reader() as reader, ThreadPoolExecutor() as other:
+        reading = other.submit(lambda: [fmq.RecordReader(reader).receive(20) for _ in records])
+        assert [sent(c, writer, record) for record in records] == [0] * len(records)
+        assert reading.result() == records
+    assert c.c.fmq_queue_leave(writer) == 0
+    reader = c.reader(queue)
+    with python.writer() as end, ThreadPoolExecutor() as other:
+        writing = other.submit(lambda: [fmq.RecordWriter(end).send(record, 20) for record in records])
+        assert [received(c, reader, 10000, c.within(20)) for _ in records] == records
+        writing.result()
+        fmq.RecordWriter(end).send(b"long" * 20)
+        fmq.RecordWriter(end).send(b"short")
+        assert received(c, reader, 5) == -errno.EMSGSIZE
+        assert received(c, reader, 5) == b"short"
+        end.write(np.frombuffer(b"no record at all, of forty bytes, or more", "u1"))
+        assert received(c, reader) == -errno.EPROTO
+
+
+FIRST, LAST = 1, 2
+
+
+def put_part(c, writer, flags, total, data):
+    """A part of a record, as a writer's program writes it."""
+    part = struct.pack("=IIQ", 0x52454300 | flags, len(data), total) + data
+    assert c.c.fmq_queue_write(writer, part, c_uint64(len(part)), c_uint64(0)) == 0
+
+
+def test_half_a_record(c):
+    """What has come stays in its place until the rest comes; meanwhile another place is refused."""
+    queue = c.create(None, b"|u1", 1, 256)
+    writer, reader, place = c.writer(queue), c.reader(queue), ctypes.create_string_buffer(6)
+    receive = [reader, place, c_uint64(6), c_uint64(0)]
+    put_part(c, writer, FIRST, 6, b"abc")
+    assert c.c.fmq_queue_receive(*receive) == -errno.EAGAIN
+    assert received(c, reader, 6) == -errno.EINVAL
+    put_part(c, writer, LAST, 6, b"def")
+    assert c.c.fmq_queue_receive(*receive) == 6
+    assert place.raw == b"abcdef"
+
+
+def test_parts_that_do_not_fit(c):
+    """Of another record, too many bytes, and too few, are no record; an end without a beginning is passed over."""
+    queue = c.create(None, b"|u1", 1, 256)
+    writer, reader = c.writer(queue), c.reader(queue)
+    for flags, total, data in ((LAST, 7, b"def"), (LAST, 6, b"defg"), (LAST, 6, b"de")):
+        put_part(c, writer, FIRST, 6, b"abc")
+        put_part(c, writer, flags, total, data)
+        assert received(c, reader) == -errno.EPROTO
+    put_part(c, writer, LAST, 6, b"def")
+    put_part(c, writer, FIRST, 6, b"gone")
+    put_part(c, writer, FIRST | LAST, 3, b"new")
+    assert received(c, reader) == b"new"
+
+
+def test_records_need_a_queue_of_bytes(c):
+    """Other types, other flavours and too short ones are refused, and the wrong end."""
+    place = ctypes.create_string_buffer(8)
+    for how in (
+        {},
+        {"capacity": 63, "dtype": b"|u1", "size": 1},
+        {"capacity": 64, "dtype": b"|u1", "size": 1, "flavour": 2},
+    ):
+        writer = c.writer(c.create(**how))
+        assert c.c.fmq_queue_send(writer, place, c_uint64(1), c_uint64(0)) == -errno.EINVAL
+    queue = c.create(None, b"|u1", 1, 64)
+    assert c.c.fmq_queue_receive(c.writer(queue), place, c_uint64(8), c_uint64(0)) == -errno.EINVAL
+    assert c.c.fmq_queue_send(c.reader(queue), place, c_uint64(1), c_uint64(0)) == -errno.EINVAL
