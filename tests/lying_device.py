@@ -27,6 +27,7 @@ class LyingDevice:
         self.path = path
         self.fds, self.callback, self.writer, self.reader, self._client = [], None, None, None, None
         self.is_open = threading.Event()  # a burst is
+        self.is_left = threading.Event()  # by its client
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(path)
         self._listener.listen()
@@ -46,6 +47,7 @@ class LyingDevice:
         while True:
             raw, fds, *_ = socket.recv_fds(connection, MAX_BYTES, MAX_FDS)
             if not raw:
+                self.is_left.set()
                 return
             self.fds += fds
             number, method, *arguments = msgpack.unpackb(raw)

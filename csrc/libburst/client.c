@@ -209,6 +209,7 @@ static void let_go(client *c) {
     if (c->socket < 0) return;
     fmq_unhang(c->watch);
     if (c->life) fmq_unmap(c->life, PAGE);
+    shutdown(c->socket, SHUT_RDWR); /* a child of a fork may hold a copy */
     close(c->socket);
     c->socket = -1, c->life = NULL, c->watch = 0;
 }

@@ -51,7 +51,7 @@ void plain_free(plain *p) {
     if (!p) return;
     if (p->watch >= 0) fmq_unhang(p->watch);
     if (p->life) fmq_unmap(p->life, PAGE);
-    if (p->socket >= 0) close(p->socket);
+    if (p->socket >= 0) shutdown(p->socket, SHUT_RDWR), close(p->socket); /* a child of a fork may hold a copy */
     for (uint32_t i = 0; i < p->n_known; i++) object_put(p->known[i].pool);
     free(p->known);
     message_free(&p->m);

@@ -4,6 +4,7 @@ import ctypes
 import errno
 import os
 import random
+import signal
 import socket
 from ctypes import byref, c_uint64, c_void_p
 
@@ -49,6 +50,21 @@ class Victim(Adder):
         if self.result == 0:
             self.pool, self.values = self.new_pool()
             self.request = self.new_request(self.pool)
+
+
+def test_a_forked_child_does_not_keep_the_connection(library, liar):
+    """The device sees that its client leaves, although a child of it lives, which has copies of all descriptors."""
+    device = liar()
+    client = handle_of(library, "burst_connect_path", device.path.encode())
+    if not (child := os.fork()):
+        signal.pause()
+    try:
+        checked(library, library.burst_disconnect(client))
+        assert device.is_left.wait(20)
+        os.kill(child, 0)  # it lives
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 LIES = {
