@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _CONTEXT = ffi.typeof("CUcontext *")  # looked up now: cffi does so under a lock
+_FORKS = list[None]()  # one for each fork from which this process has come
+os.register_at_fork(after_in_child=lambda: _FORKS.append(None))
 _NOT_INITIALIZED = 3
 _MOST_UNTOLD = 64  # errors of what was freed, until they are logged
 _PORTABLE, _READ_ONLY = 1, 8  # of cuMemHostRegister
@@ -224,13 +226,15 @@ class CudaContext:
     """
 
     is_at_home = False
-    """Whether threads that have no context keep this one, which saves time: the process is an engine on this GPU."""
+    """Whether threads that have no context keep this one, and are not asked again, which saves time: the process is an
+    engine on this GPU, in which no library leaves another one.
+    """
 
     def __init__(self, library: CudaLibrary, ordinal: int) -> None:
         """Raises CudaFailed, CudaMissing."""
         self._library, self.ordinal, self._thread = library, ordinal, threading.local()
         self.on_lost: Callable[[str], object] = lambda _: None  #: called, with the reason, by whatever finds it lost
-        self._pid, self._unfreed = os.getpid(), deque[tuple[str, tuple[Any, ...], int]](maxlen=_MOST_UNTOLD)
+        self._forks, self._unfreed = len(_FORKS), deque[tuple[str, tuple[Any, ...], int]](maxlen=_MOST_UNTOLD)
         if not 0 <= ordinal < library.devices:
             raise CudaMissing(f"device={ordinal}: CUDA finds {library.devices} GPUs, numbered from 0")
         number, context = ffi.new("CUdevice *"), ffi.new("CUcontext *")
@@ -274,9 +278,16 @@ class CudaContext:
             _log.warning("what is freed may stay until this process ends: %s", error)
 
     def _called(self, name: str, arguments: tuple[Any, ...]) -> int:
-        if os.getpid() != self._pid:
+        if _FORKS and self._forks != len(_FORKS):
             return _NOT_INITIALIZED  # as CUDA says of a process that was forked
-        lib, function = self._library.lib, getattr(self._library.lib, name)
+        function = getattr(self._library.lib, name)
+        if getattr(self._thread, "is_at_home", False):
+            return int(function(*arguments))
+        return self._elsewhere(function, arguments)
+
+    def _elsewhere(self, function: Any, arguments: tuple[Any, ...]) -> int:
+        """The same, in a thread of which it is not known what its current context is."""
+        lib = self._library.lib
         here = getattr(self._thread, "current", None)
         if here is None:
             here = self._thread.current = ffi.new(_CONTEXT)
@@ -285,7 +296,9 @@ class CudaContext:
         if here[0] == self._handle:
             return int(function(*arguments))
         if self.is_at_home and not here[0]:
-            return int(lib.cuCtxSetCurrent(self._handle)) or int(function(*arguments))
+            code = int(lib.cuCtxSetCurrent(self._handle))
+            self._thread.is_at_home = not code
+            return code or int(function(*arguments))
         if code := int(lib.cuCtxPushCurrent_v2(self._handle)):
             return code
         try:
