@@ -58,7 +58,8 @@ uint64_t fmq_now(void);
  * bytes, which Python sees as "|V<element_bytes>". Reserves the memory at once. Does not block. -EEXIST: the name is taken. */
 int fmq_queue_create(const char *name, const char *dtype, uint32_t element_bytes, uint64_t capacity, int flavour, fmq_queue **queue);
 /* Opens a queue by its name. `dtype`: what its elements have to be; NULL: of any type. Does not block. -ENOENT: there is none.
- * -EACCES: it is another user's. */
+ * -EACCES: it is another user's. This memory is not sealed: a program that truncates it ends yours by SIGBUS, so open only what you
+ * trust. */
 int fmq_queue_open(const char *name, const char *dtype, fmq_queue **queue);
 /* The same by a descriptor that another process sent, of sealed memory (F_SEAL_SHRINK); yours stays yours. -EACCES: not sealed. */
 int fmq_queue_open_fd(int fd, const char *dtype, fmq_queue **queue);
