@@ -17,10 +17,10 @@ class HeldProcess:
         self.pid, self.fd = pid, os.pidfd_open(pid)
 
     def signal(self, number):
-        """And for SIGSTOP, waits until it has stopped."""
+        """And for SIGSTOP, waits until all of its threads have stopped."""
         signal.pidfd_send_signal(self.fd, number)
         if number == signal.SIGSTOP:
-            until(lambda: state(self.pid) == "T")
+            until(lambda: all(state(self.pid, thread) == "T" for thread in os.listdir(f"/proc/{self.pid}/task")))
 
     def has_ended(self, seconds=LONG):
         """Now, or within that time."""

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from held_processes import HeldProcess
 from inside import controller_of
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -133,14 +134,15 @@ def test_health(served):
     assert served.get("/healthz") == (200, "ok\n")
     assert CliRunner().invoke(command, check).output.startswith("reference, version")
     with driver.connect(served.address) as device:
-        engine = device.engine_pid
-    os.kill(engine, signal.SIGSTOP)
+        engine = HeldProcess(device.engine_pid)
+    engine.signal(signal.SIGSTOP)
     try:
         assert served.get("/healthz") == (503, f"it did not answer within {health.WITHIN:g} s\n")
         with pytest.raises((driver.DeviceFailed, TimeoutError), match=r"within 0\.\d+ s|no answer"):
             probe.check(served.address, 0.1)
     finally:
-        os.kill(engine, signal.SIGCONT)
+        engine.signal(signal.SIGCONT)
+        os.close(engine.fd)
     assert served.get("/healthz") == (200, "ok\n")
     assert served.get("/else") == (404, "try /metrics or /healthz\n")
 
