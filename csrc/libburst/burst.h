@@ -126,9 +126,10 @@ typedef struct {
     uint32_t measure; /* ask for the device's times */
     uint64_t loop_timeout; /* ns that a WHILE may take, 2^63 - 1 at most; 0: what the device chooses */
 } burst_options;
-/* Opens a burst; options NULL: all 0. Blocks until the device has answered. Starts a thread, which hands over memory. */
+/* Opens a burst; options NULL: all 0. Blocks until the device has answered. A program's first burst starts the thread that hands
+ * over the memory of all of them. */
 int burst_open(burst_compiled *compiled, const burst_options *options, burst_controller **controller);
-/* Ends it: calls that wait get -ECANCELED. Blocks for 1 s at most. */
+/* Ends it: calls that wait get -ECANCELED. Blocks for 1 s at most, and while another thread is starting the device again. */
 int burst_close(burst_controller *controller);
 
 typedef struct {
@@ -140,7 +141,8 @@ typedef struct {
 /* Where the inputs and outputs of a request lie, in the model's order. Everything is copied. Does not block. */
 int burst_request_new(burst_controller *controller, uint32_t n_inputs, const burst_tensor *inputs, uint32_t n_outputs,
                       const burst_tensor *outputs, burst_request **request);
-/* The device lets go of memory that no request names any more. -EBUSY while it is in flight. */
+/* The device lets go of memory that no request names any more; a device that does not read blocks this for 5 s at most. -EBUSY while
+ * it is in flight; one that another thread runs is freed when that has its result. */
 int burst_request_free(burst_request *request);
 
 typedef struct {
