@@ -88,9 +88,10 @@ def test_the_harness_finds_who_sleeps_for_ever(build, csrc, scenario):
         assert text.count(old) == 1, f"the mutant for {scenario!r} no longer applies to {file}"
         text = text.replace(old, new)
     program = build("stepped.c", *CORE, flags=(*NOW, "-Wno-unused-function"), sources={file: text}, optimise="-O2")
-    if "not allowed" in program("1000", "0", "event"):
+    said = program("1", "0", scenario, fails=None)
+    if "not allowed" in said:
         pytest.skip("ptrace is not allowed here (a container's filter)")
-    assert "the survivor comes back" in program("1", "0", scenario, fails=True)
+    assert "the survivor comes back" in said
 
 
 def test_a_kill_at_a_random_moment_is_told(build):
