@@ -169,7 +169,7 @@ def test_a_callback_that_lies(host, burst, memory, mappings, answer):
     client, pools = burst(host()), [memory() for _ in range(3)]
     assert client.run(memory()).status is NONE
     assert client.answered.acquire(timeout=20)
-    before = fds()
+    before = min(fds() for _ in range(50))  # the thread that answered closes its copies just after
     client.answer = lambda self, slots: answer(self, slots, pools)
     packet = client.encode(Request((argument(),), (argument(1),), tuple(pools[:2])))
     result = client.send(packet)

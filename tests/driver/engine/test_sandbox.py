@@ -85,7 +85,9 @@ print(refused(os.execv, sys.executable, ["python", "-c", ""]), refused(os.setuid
 def test_what_devices_do_works():
     """Threads, children, memory, Unix sockets and files are as before."""
     code = """
-threading.Thread(target=print, args=("thread",)).start()
+thread = threading.Thread(target=print, args=("thread",))
+thread.start()
+thread.join()
 near, far = socket.socketpair()
 os.close(os.memfd_create("x"))
 child = os.fork()
