@@ -167,7 +167,8 @@ def test_a_callback_that_lies(host, burst, memory, mappings, answer):
     descriptor leaks, and the burst goes on.
     """
     client, pools = burst(host()), [memory() for _ in range(3)]
-    assert client.run(memory()).status is NONE
+    known = memory()  # as long as the test: no device lets go of a memory meanwhile
+    assert client.run(known).status is NONE
     assert client.answered.acquire(timeout=20)
     before = min(fds() for _ in range(50))  # the thread that answered closes its copies just after
     client.answer = lambda self, slots: answer(self, slots, pools)
@@ -177,7 +178,7 @@ def test_a_callback_that_lies(host, burst, memory, mappings, answer):
     assert [mappings(pool) for pool in pools] == [1, 1, 1]
     for _ in client.asked[1:]:
         assert client.answered.acquire(timeout=20)
-    assert fds() == before
+    assert fds() <= before  # less: what a test before has left was closed meanwhile
     client.answer = None
     assert client.send(packet).status is NONE
 
