@@ -5,6 +5,7 @@ import os
 import threading
 
 import pytest
+from held_processes import until
 
 from burst import ErrorStatus, GeneralFailure, NotSent, PeerDied, Request, RequestArgument
 from burst import server as burst_server
@@ -334,6 +335,7 @@ def test_slots_are_never_used_again():
             ends.table.free_memory(pool)
     del pool
     ends.dropped.tell_now()
+    until(lambda: len(ends.told) >= 20_000)  # the thread that tells may be doing so
     assert sorted(ends.told) == list(range(20_000))
     assert not ends.table._slots
     assert not ends.table._memories
