@@ -447,7 +447,7 @@ static bool is_any_wanted(controller *c) {
     return found;
 }
 
-/* A request and its result, without a lock: nothing else is in flight, and nobody else is inside. A request whose result does not
+/* A request and its result, without a lock: nothing else is in flight, and no other thread is inside. A request whose result does not
  * come in time is in flight from then on. */
 static int exchange(controller *c, request *q, uint64_t deadline, burst_outcome *o) {
     int r = send_packet(c, q, deadline);

@@ -148,10 +148,8 @@ static int find_slot(plain *p, const burst_tensor *t, int64_t *slot) {
     if (!given) return r;
     for (uint32_t i = 0; i < p->n_known; i++)
         if (p->known[i].pool == given) *slot = p->known[i].slot;
-    if (t->length > given->bytes || t->offset > given->bytes - t->length)
-        r = fail(-EINVAL, "bytes %llu to %llu of a pool of %llu", (unsigned long long)t->offset,
-                 (unsigned long long)(t->offset + t->length), (unsigned long long)given->bytes);
-    else if (*slot < 0 && !(r = introduce(p, given))) *slot = p->next - 1;
+    r = pool_holds(given, t);
+    if (!r && *slot < 0 && !(r = introduce(p, given))) *slot = p->next - 1;
     object_put(given);
     return r;
 }

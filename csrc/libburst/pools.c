@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include "libburst/pools.h"
 
-#include "libburst/burst.h"
 #include "libburst/memory_limits.h"
 
 #include <errno.h>
@@ -33,6 +32,12 @@ int sealed_memory(const char *name, uint64_t bytes) {
     else if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) fail_kernel("sealing memory"), r = EIO;
     if (r) return close(fd), -r;
     return fd;
+}
+
+int pool_holds(const pool *p, const burst_tensor *t) {
+    if (t->length <= p->bytes && t->offset <= p->bytes - t->length) return 0;
+    return fail(-EINVAL, "bytes %llu to %llu of a pool of %llu", (unsigned long long)t->offset, (unsigned long long)(t->offset + t->length),
+                (unsigned long long)p->bytes);
 }
 
 void put_pool(message *m, const pool *p) {

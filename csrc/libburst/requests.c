@@ -40,11 +40,7 @@ static int place_of(request *q, burst_place *places, burst_pool *handle, const b
     int r;
     pool *p = handle_take(handle, POOL, &r);
     if (!p) return r;
-    if (t->length > p->bytes || t->offset > p->bytes - t->length) {
-        r = fail(-EINVAL, "bytes %llu to %llu of a pool of %llu", (unsigned long long)t->offset,
-                 (unsigned long long)(t->offset + t->length), (unsigned long long)p->bytes);
-        return object_put(p), r;
-    }
+    if ((r = pool_holds(p, t))) return object_put(p), r;
     for (uint32_t i = 0; i < q->n_slots; i++)
         if (q->pools[i] == p) return object_put(p), (int)i;
     int64_t slot = use_slot(q->controller->slots, p);
