@@ -50,13 +50,9 @@ class PeerDied(BurstError, _QueuePeerDied):
     """
 
 
-DEVICE_GONE = "the device's process is gone"
-"""What PeerDied says of a device that has died, in a call that waited and in later ones."""
-
-
 def device_gone(words: str) -> PeerDied:
     """The error of a device's end. `words`: why it has ended, where it has said so; "": it has not."""
-    return PeerDied(f"{DEVICE_GONE}: {words}" if words else DEVICE_GONE)
+    return PeerDied(f"the device's process is gone{words and f': {words}'}")
 
 
 class Malformed(BurstError, ValueError):
