@@ -6,12 +6,11 @@ import os
 import random
 import select
 import socket
-import struct
-import threading
 
 import numpy as np
 import pytest
 import stress
+from slow_to_close import SlowToClose
 
 import fmq
 from burst import (
@@ -210,21 +209,12 @@ def test_a_device_that_does_not_read_what_it_asked_for_holds_no_other_one(askers
 def test_a_descriptor_that_takes_long_to_close_holds_no_other_device(askers):
     """Sent with a question, where none belongs, it ends the callback; the thread that serves all devices goes on."""
     (slow, *_), (other, *_) = askers
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        lingering = socket.create_connection(server.getsockname())
-        accepted, _ = server.accept()
-    lingering.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
-    lingering.setblocking(False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            lingering.send(bytes(2**20))
-    lingering.setblocking(True)
-    slow.callback.send(["get_memories", [0]], [lingering.fileno()])
-    threading.Thread(target=os.close, args=(lingering.detach(),), daemon=True).start()  # this or the other is the last
-    assert handed_over(other) == (0, 1)
-    with pytest.raises(PeerDied):
-        slow.callback.receive(20)
-    accepted.close()
+    with contextlib.closing(SlowToClose()) as descriptor:
+        slow.callback.send(["get_memories", [0]], [descriptor.fileno()])
+        descriptor.leave()
+        assert handed_over(other) == (0, 1)
+        with pytest.raises(PeerDied):
+            slow.callback.receive(20)
 
 
 def test_memory_is_handed_over_without_the_lock_of_python(askers):

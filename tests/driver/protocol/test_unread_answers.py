@@ -1,14 +1,12 @@
 """Descriptors that a client does not receive: the kernel counts them for the account that sent them."""
 
-import contextlib
 import os
-import socket
-import struct
 import subprocess
 import threading
 
 import accounts
 import pytest
+from slow_to_close import SlowToClose
 
 from burst.channel import Channel, ChannelLoop
 from driver.protocol import rpc
@@ -92,22 +90,14 @@ def test_where_no_descriptor_can_be_sent_the_call_fails_and_the_connection_lives
 def test_a_descriptor_that_takes_long_to_close_holds_no_other_channel(kit):
     """Sent where none belongs, it ends its own channel; the thread that serves all goes on."""
     loop, heard, ended = ChannelLoop("test"), [], threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        lingering = socket.create_connection(server.getsockname())
-        accepted, _ = server.accept()
-        lingering.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
-        lingering.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                lingering.send(bytes(2**20))
+    descriptor = SlowToClose()
     pairs = [Channel.pair(), Channel.pair()]
     for near, _ in pairs:
         loop.add(near, lambda message: heard.append(message.body), ended.set)
-    lingering.setblocking(True)
-    pairs[0][1].send(["x"], [lingering.fileno()])
-    threading.Thread(target=os.close, args=(lingering.detach(),), daemon=True).start()  # this or the other is the last
+    pairs[0][1].send(["x"], [descriptor.fileno()])
+    descriptor.leave()
     pairs[1][1].send(["y"])
     assert ended.wait(20)
     pairs[1][1].send(["z"])
     kit.until(lambda: ["z"] in heard)
-    accepted.close()
+    descriptor.close()

@@ -1,5 +1,7 @@
 """A GPU that is none: one fake library for these tests, with a context in this process."""
 
+from pathlib import Path
+
 import pytest
 from fake_cuda import FakeCuda, Word
 
@@ -36,3 +38,11 @@ def fake(library_of_fake):
 def context(fake, library_of_fake):
     """A context of the fake's GPU."""
     return CudaContext(library_of_fake[1], 0)
+
+
+@pytest.fixture
+def gpu(place):
+    """The library that the engines of this test load, and the counters of their GPU."""
+    found = FakeCuda(Path(place.path))
+    found.configure()
+    return found

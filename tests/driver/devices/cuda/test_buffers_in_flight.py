@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_cuda import Call, FakeCuda, Word
+from fake_cuda import Call, Word
 from inside import controller_of
 
 import burst
@@ -38,14 +38,6 @@ with driver.connect("burst_test_devices.gpu:CudaAdd") as device, device.prepare(
         print("started", flush=True)
         sys.stdin.readline()
 """
-
-
-@pytest.fixture
-def gpu(place):
-    """The GPU of this test's engine."""
-    found = FakeCuda(Path(place.path))
-    found.configure()
-    return found
 
 
 @pytest.fixture

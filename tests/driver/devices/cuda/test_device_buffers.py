@@ -2,11 +2,10 @@
 
 import os
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_cuda import Call, FakeCuda, Word
+from fake_cuda import Call, Word
 
 import driver
 from burst import GeneralFailure, Request, RequestArgument, ResourceExhaustedTransient
@@ -25,14 +24,6 @@ def adding(value=1.0, shape=(1, 4)):
     x = builder.input("float32", shape)
     builder.output(builder.operation("ADD", x, np.full(1, value, np.float32), 0))
     return builder.build()
-
-
-@pytest.fixture
-def gpu(place):
-    """The library that the device loads, and the counters of its GPU."""
-    found = FakeCuda(Path(place.path))
-    found.configure()
-    return found
 
 
 @pytest.fixture

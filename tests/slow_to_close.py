@@ -1,0 +1,33 @@
+"""A descriptor that takes long to close, as a hostile peer would send one."""
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+
+
+class SlowToClose:
+    """A socket that lingers for an hour over what its other end does not read."""
+
+    def __init__(self):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self._socket = socket.create_connection(server.getsockname())
+            self._unread, _ = server.accept()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+        self._socket.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._socket.send(bytes(2**20))
+        self._socket.setblocking(True)
+
+    def fileno(self):
+        return self._socket.fileno()
+
+    def leave(self):
+        """Closes it here, in a thread: this copy or the one that was sent is the last."""
+        threading.Thread(target=os.close, args=(self._socket.detach(),), daemon=True).start()
+
+    def close(self):
+        """Ends the lingering."""
+        self._unread.close()
