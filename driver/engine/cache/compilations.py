@@ -15,8 +15,9 @@ A device may write again after the preparation has returned: behind the present 
 writes a record that the files grow, then the new contents, then a record of these. Whenever the device is killed, the
 record is right about the old contents or about the new.
 
-Locks (flock) keep writers and readers of one file apart. The device waits for a lock no longer than `_PATIENCE`, as a
-client can take it, too.
+Locks (flock) keep writers and readers of one file apart, unless they came by the same descriptors, which share a lock.
+So a reader that declines files looks whether the device has written a new record meanwhile, and reads again by that.
+The device waits for a lock no longer than `_PATIENCE`, as a client can take it, too.
 """
 
 from __future__ import annotations
@@ -119,16 +120,28 @@ class VerifiedCache:
     ) -> RestoredCompilation:
         """Reads and verifies these files. `sent`: the model, where the client has it. Raises GeneralFailure."""
         try:
+            records = self._opened(owner.uid)
             with _locked(fds, fcntl.LOCK_SH):
-                return self._read(owner, counts, fds, sent)
+                record = records.get(*owner)
+                while True:
+                    try:
+                        return self._read(owner, record, counts, fds, sent)
+                    except Declined:
+                        outdated, record = record, records.get(*owner)
+                        if record == outdated:
+                            raise
         except (OSError, ValueError, Declined) as error:
             raise GeneralFailure(f"the device does not use the cache files: {error}") from error
 
     def _read(
-        self, owner: CacheOwner, counts: CacheFiles, fds: Sequence[int], sent: SentModel | None
+        self,
+        owner: CacheOwner,
+        record: CacheRecord | None,
+        counts: CacheFiles,
+        fds: Sequence[int],
+        sent: SentModel | None,
     ) -> RestoredCompilation:
         records = self._opened(owner.uid)
-        record = records.get(*owner)
         if record is None or len(record.lengths) != len(fds):
             raise Declined("this version of the device has no record of writing them")
         _check_lengths(record, fds)

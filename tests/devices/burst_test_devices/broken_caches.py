@@ -17,7 +17,7 @@ from burst_test_devices.broken import WrongResults
 from driver.devices.reference import ReferenceDevice
 from driver.engine.cache import compilations
 from driver.engine.cache.compilations import VerifiedCache
-from driver.engine.cache.records import CacheRecords
+from driver.engine.cache.records import CacheRecord, CacheRecords
 from driver.interface import CacheFiles, PreparedModel, Saved
 
 if TYPE_CHECKING:
@@ -77,9 +77,14 @@ class Rereading(Keeping):
         read = VerifiedCache._read
 
         def twice(
-            self: VerifiedCache, owner: CacheOwner, counts: CacheFiles, fds: Sequence[int], sent: SentModel | None
+            self: VerifiedCache,
+            owner: CacheOwner,
+            record: CacheRecord | None,
+            counts: CacheFiles,
+            fds: Sequence[int],
+            sent: SentModel | None,
         ) -> RestoredCompilation:
-            found = read(self, owner, counts, fds, sent)
+            found = read(self, owner, record, counts, fds, sent)
             end = time.monotonic() + _WINDOW
             code = bytes(found.saved.model[0])
             while code == bytes(found.saved.model[0]) and time.monotonic() < end:

@@ -245,6 +245,20 @@ class TestUnit:
             os.close(fd)
         assert self.restored(device, files) == b"code" * 5000
 
+    def test_restored_while_it_grows(self, files, monkeypatch):
+        """By the same descriptors, which share their locks: a save between the record and the files is no damage."""
+        device = self.opened()
+        saving = self.save(device, files, b"quick" * 3000)
+
+        def check_lengths(record, fds):
+            if not record.offsets[0]:
+                saving.save(memoryview(b"model" * 4000), WHERE, Saved([b"better" * 3000]))
+            real(record, fds)
+
+        real = compilations._check_lengths
+        monkeypatch.setattr(compilations, "_check_lengths", check_lengths)
+        assert self.restored(device, files) == b"better" * 3000
+
     def test_several_threads_on_the_same_files(self, files):
         """Restore them at the same time, each what was saved."""
         device, found = self.opened(), []
