@@ -1,5 +1,6 @@
 """What the engine charges a client for its own objects, beside the memory that they take in its process."""
 
+import gc
 import os
 import tracemalloc
 from pathlib import Path
@@ -62,11 +63,13 @@ def broad(number, n=0):
 
 @pytest.fixture
 def measured():
-    """The bytes that Python and numpy allocate in a function and its result keeps."""
+    """The bytes that Python and numpy allocate in a function and its result keeps; garbage is neither."""
 
     def measured(make):
+        gc.collect()
         before, _ = tracemalloc.get_traced_memory()
         kept = make()
+        gc.collect()
         after, _ = tracemalloc.get_traced_memory()
         return after - before, kept
 
