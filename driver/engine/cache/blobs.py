@@ -85,7 +85,7 @@ class BlobFile:
         _check(path, most)
         self.inode = _inode(path)
         with _errors(path):
-            self._db = sqlite3.connect(path, _PATIENCE, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
         try:
             with _errors(path):
                 self._prepare()
@@ -174,6 +174,10 @@ class BlobFile:
         """Closes it. SQLite moves the log into the file unless another process has it open."""
         with suppress(sqlite3.Error):
             self._db.close()
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # it was not opened
+            self.close()
 
 
 def opened(path: Path, build_id: str, most: int, damaged: int | None) -> BlobFile:
