@@ -118,7 +118,7 @@ class StepsLaunched(NamedTuple):
 
     executions: list[FencedExecution]
     steps: Sequence[Step]
-    delay: int  #: microseconds from the launch of the first to that of the last
+    delay: int  #: microseconds from before the first was launched until the last was
 
     def ask(self, number: int) -> tuple[ExecutionInfo, str, Cause]:
         """As the first one that has failed, or all of them one after the other. Raises PeerDied."""

@@ -210,7 +210,7 @@ class PlannedModel(AnyPreparedModel):
         room = self._take_room()
         launched: list[FencedExecution] = []
         fences: Sequence[Waitable | None] = wait_for
-        begin = delay = 0
+        begin, delay = time.monotonic_ns(), 0
         for step, its in zip(self.steps, self._requests(request, room), strict=True):
             try:
                 execution = step.model.launch(
@@ -221,8 +221,7 @@ class PlannedModel(AnyPreparedModel):
                     raise
                 execution = failed_here(error)  # the steps before it go on, and are to be waited for
             launched.append(execution)
-            fences, begin = [execution], begin or time.monotonic_ns()
-            delay = (time.monotonic_ns() - begin) // 1000
+            fences, delay = [execution], (time.monotonic_ns() - begin) // 1000
         return follow_all(launched, [step.step for step in self.steps], delay, lambda: self._views(request))
 
     def _take_room(self) -> Memory:

@@ -13,6 +13,7 @@ import pytest
 import driver
 from burst import ErrorStatus, Request, RequestArgument, Timeout
 from driver.protocol.fences import ERROR_COUNT
+from driver.runtime.fallback import FallbackModel
 from driver.runtime.local import LocalPrepared
 from driver.runtime.plan import PlannedModel
 
@@ -83,6 +84,24 @@ def test_every_way_in_gives_the_same(compiled, runtime_kit, kit):
     compiled.free_memory(frame.inputs)
     equal(compiled.execute(frame.request).outputs, runtime_kit.mixed(X + 1))
     assert not any(n for kind, n in compiled.stats()["fallbacks"].items() if kind != "reasons")
+
+
+@pytest.mark.parametrize("compiled", ["several devices"], indirect=True)
+def test_a_launch_that_returns_late_is_counted(compiled, kit, monkeypatch):
+    """`launched` begins before the first device is told, which may be done before the call that told it returns."""
+    launch, frame, late, executions = FallbackModel.launch, Frames(X), 0.02, []
+
+    def launch_late(*args, **options):
+        executions.append(launch(*args, **options))
+        end = time.monotonic() + late
+        kit.until(lambda: time.monotonic() > end)
+        return executions[-1]
+
+    monkeypatch.setattr(FallbackModel, "launch", launch_late)
+    with compiled.execute_fenced(frame.request, measure=True) as fenced:
+        fenced.result(5)
+        *steps, _ = executions  # the last one to return is the whole
+        assert fenced.info().launched.time_in_driver >= len(steps) * late * 1e6
 
 
 def test_what_a_request_lacks_is_said_alike(compiled):
