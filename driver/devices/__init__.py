@@ -31,13 +31,13 @@ def device_class(name: str) -> type[Device]:
         return _of_library(name)
     found = _entry(name)
     if found is None and ":" not in name:
-        raise DeviceNotFound(f"name={name!r}: no such device; {_installed()}{did_you_mean(name, names())}")
+        raise DeviceNotFound(f"name={name!r}: no such device; {_known()}{did_you_mean(name, names())}")
     try:
         return load(found or EntryPoint(name, name, GROUP))
     except ModuleNotFoundError as error:
         raise DeviceNotFound(f"name={name!r} is not installed: {error}; {_remedy(name)}") from error
     except (ImportError, AttributeError) as error:
-        raise DeviceNotFound(f"name={name!r} cannot be loaded: {error}; {_installed()}") from error
+        raise DeviceNotFound(f"name={name!r} cannot be loaded: {error}; {_known()}") from error
 
 
 class Missing(NamedTuple):
@@ -65,8 +65,8 @@ def usable_class(name: str) -> type[Device]:
     return found
 
 
-def _installed() -> str:
-    return f"installed are {', '.join(names()) or 'none'}"
+def _known() -> str:
+    return f"the devices are {', '.join(names()) or 'none'} (`burst devices` says what each lacks)"
 
 
 def _entry(name: str) -> EntryPoint | None:

@@ -91,7 +91,7 @@ def test_help_imports_no_sub_command():
         (["vts", "refernce"], "did you mean 'reference'?"),
         (["serve", "litrt"], "did you mean 'litert'?"),
         (["bench", "--device", "onnxruntme"], "did you mean 'onnxruntime'?"),
-        (["run", "x.onnx", "--device", "cpuu"], "no such device; installed are"),
+        (["run", "x.onnx", "--device", "cpuu"], "no such device; the devices are"),
         (["run", "x.onnx", "--devise", "cpu"], "No such option"),
         (["vts", "no_module:Device"], "No module named 'no_module'"),
     ],

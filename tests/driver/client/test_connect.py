@@ -173,7 +173,7 @@ def test_killed_while_starting(place, kit, which):
 
 def test_unknown_name(place):
     """An unknown device is told at once, with those that there are, and nothing is started."""
-    with pytest.raises(driver.DeviceNotFound, match=r"'refrence'.*installed are .*reference"):
+    with pytest.raises(driver.DeviceNotFound, match=r"'refrence'.*the devices are .*reference"):
         driver.connect("refrence")
     with pytest.raises(driver.DeviceNotFound, match=r"No module named 'nowhere'"):
         driver.connect("nowhere:Device")

@@ -160,7 +160,7 @@ def test_a_bad_file_of_known_failures_is_bad_usage(vts, tmp_path, content, words
     ("arguments", "words"),
     [
         ([], "Missing argument 'DEVICE'"),
-        (["referenc"], "no such device; installed are"),
+        (["referenc"], "no such device; the devices are"),
         (["no.such.module:Device"], "No module named"),
         (["reference", "--filter", "nothing/*"], "matches none of"),
         (["reference", "--cases", "none.jsonl"], "none.jsonl: cannot be read: [Errno 2] No such file"),
