@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import multiprocessing
 import os
@@ -11,7 +10,6 @@ import random
 import resource
 import select
 import signal
-import struct
 import time
 
 import numpy as np
@@ -32,6 +30,7 @@ from fmq_peers import (
     thread,
     until,
 )
+from refused_calls import FUTEX_WAITV, refuse
 
 import fmq
 from fmq._core import lib
@@ -376,25 +375,9 @@ def test_a_reader_whose_death_is_not_marked_is_found_by_its_lock(queue):
         assert lib.fmq_life_state(region.base + SEATS_AT + 24) == lib.FMQ_ALIVE, "it was marked: this shows nothing"
 
 
-def forbid_futex_waitv():
-    """As a kernel before 5.16 answers, for this process from now on."""
-    load, is_it, refuse, allow = (
-        (0x20, 0, 0, 0),
-        (0x15, 0, 1, 449),
-        (6, 0, 0, 0x50000 | errno.ENOSYS),
-        (6, 0, 0, 0x7FFF0000),
-    )
-    code = b"".join(struct.pack("HBBI", *one) for one in (load, is_it, refuse, allow))
-    kept = ctypes.create_string_buffer(code)
-    program = struct.pack("HxxxxxxP", 4, ctypes.addressof(kept))
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
-    assert libc.prctl(22, 2, program) == 0, os.strerror(ctypes.get_errno())  # PR_SET_SECCOMP
-
-
 def work_on_an_old_kernel(descriptor, pipe):
     """Writes until a reader dies that holds it up, and then reads what another process writes."""
-    forbid_futex_waitv()
+    refuse(errno.ENOSYS, FUTEX_WAITV)
     queue = fmq.MessageQueue.open(descriptor)
     with queue.writer() as w:
         w.spin = 0

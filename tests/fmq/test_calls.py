@@ -287,21 +287,28 @@ def test_what_a_program_keeps_of_a_span_is_over(pair, use):
     must_raise(fmq.Closed, lambda: np.add(getattr(kept, "first", kept), 1))
 
 
+def peak_of(blocks, w, r):
+    """Bytes that so many blocks have had allocated at once, and whatever other threads allocated meanwhile."""
+    tracemalloc.start()
+    for _ in range(blocks):
+        block(w, r)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
 def test_spans_that_nothing_refers_to_are_used_again(pair):
     """Blocks in the same place need no new objects: a thousand of them leave no more memory at the peak than one."""
     w, r = pair("u1", 2)
     for _ in range(10):
         block(w, r)
-    tracemalloc.start()
-    for _ in range(1000):
-        block(w, r)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    peak = min(peak_of(1000, w, r) for _ in range(5))
     first, again = block(w, r, lambda span: id(span.first)), block(w, r, lambda span: id(span.first))
     assert first == again or hasattr(sys, "_is_gil_enabled")
     assert peak < 4096
 
 
+@pytest.mark.filterwarnings("ignore:Setting the (shape|dtype) on a NumPy array:DeprecationWarning")  # NumPy 2.5
 @pytest.mark.parametrize(
     "change",
     [

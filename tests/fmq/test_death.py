@@ -1,5 +1,6 @@
 """The other process dies: told within 100 ms whatever its size, what it left can be read, and a successor goes on."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -7,7 +8,19 @@ import time
 
 import numpy as np
 import pytest
-from fmq_peers import DATA_WAIT, SPACE_WAIT, asleep, control_word, hold, hold_fat, process, take, thread, until
+from fmq_peers import (
+    DATA_WAIT,
+    SPACE_WAIT,
+    asleep,
+    control_word,
+    hold,
+    hold_fat,
+    process,
+    take,
+    thread,
+    until,
+)
+from refused_calls import FUTEX_WAITV, refuse
 
 import fmq
 
@@ -79,6 +92,30 @@ def test_a_spinning_wait_is_told_as_well(queue):
         with pytest.raises(fmq.PeerDied):
             end.read(1)
         assert time.monotonic() - begin < 0.5
+
+
+def be_told_on_an_old_kernel(descriptor, error, pipe):
+    """Sends when it was told."""
+    refuse(error, FUTEX_WAITV)
+    with fmq.MessageQueue.open(descriptor) as queue, queue.reader() as r:
+        r.spin = 0
+        with pytest.raises(fmq.PeerDied):
+            r.read(1, 20)
+        pipe.send(time.monotonic())
+
+
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPERM], ids=["ENOSYS", "EPERM"])
+def test_an_old_kernel_is_polled(queue, error):
+    """Without futex_waitv, as before Linux 5.16 and in some containers, a sleeper looks 20 times a second."""
+    ready, theirs = multiprocessing.Pipe()
+    told, tell = multiprocessing.Pipe()
+    with process(hold, queue.descriptor, "writer", theirs, fails=True) as victim:
+        ready.recv()
+        with process(be_told_on_an_old_kernel, queue.descriptor, error, tell):
+            asleep(control_word(queue, DATA_WAIT))
+            begin = time.monotonic()
+            os.kill(victim.pid, signal.SIGKILL)
+            assert told.recv() - begin < 0.1
 
 
 def test_the_main_thread_is_told_too(queue):

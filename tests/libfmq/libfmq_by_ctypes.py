@@ -70,7 +70,8 @@ def write_and_wait(path, name, forks):
     child = os.fork() if forks == "forks" else -1
     if child == 0:
         assert library.write(writer, 4) < 0  # it is the parent's
-    else:
+        print(os.getpid(), flush=True)  # by now it has given back what it inherited
+    elif child < 0:
         print(child, flush=True)
     sys.stdin.read(1)
 

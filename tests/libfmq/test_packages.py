@@ -5,6 +5,7 @@ import platform
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from libburst_by_ctypes import ROOT
 pytestmark = pytest.mark.integration
 NAMES = ["libburst", "libfmq"]
 CSRC = ROOT / "csrc"
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+MAJOR, MINOR, _ = map(int, VERSION.split("."))
 
 
 def run(*command, cwd=None, **more):
@@ -31,19 +34,19 @@ def copy_of_sources(folder):
 
 # ---- CMake -----------------------------------------------------------------------------------------------------------
 
-PROJECT = """
+PROJECT = f"""
 cmake_minimum_required(VERSION 3.18)
 project(user LANGUAGES C CXX)
 set(CMAKE_CXX_STANDARD 17)
-find_package(burst 0.1 REQUIRED)
+find_package(burst {MAJOR}.{MINOR} REQUIRED)
 find_package(burst)
-find_package(fmq 0.1.0 EXACT REQUIRED)
-find_package(fmq 0.2 QUIET)
+find_package(fmq {VERSION} EXACT REQUIRED)
+find_package(fmq {MAJOR}.{MINOR + 1} QUIET)
 if(fmq_FOUND)
-  message(FATAL_ERROR "version 0.1 says that it is 0.2")
+  message(FATAL_ERROR "version {VERSION} says that it is a later one")
 endif()
 foreach(kind shared static)
-  add_executable(${kind} program.cpp)
+  add_executable(${{kind}} program.cpp)
 endforeach()
 target_link_libraries(shared PRIVATE burst::burst fmq::fmq)
 target_link_libraries(static PRIVATE burst::static fmq::static)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import emulated_machine
 import pytest
 
 pytestmark = pytest.mark.integration
@@ -118,15 +119,36 @@ def aarch64(tmp_path_factory):
     return EMULATOR, "-L", place / "root", python
 
 
-def test_the_aarch64_wheel_exchanges_in_an_emulator(wheels, aarch64, tmp_path):
-    """pip takes the wheel for that processor, its extensions load there, and another process answers. The emulator has
-    no robust lists and no futex_waitv, so no process dies here: deaths on aarch64 stay untested."""
+@pytest.fixture(scope="session")
+def aarch64_site(wheels, aarch64, tmp_path_factory):
+    """What pip installs with the wheel for that processor."""
     (wheel,) = wheels.glob("*aarch64.whl")
-    version = aarch64[-1].name.removeprefix("python")
+    version, site = aarch64[-1].name.removeprefix("python"), tmp_path_factory.mktemp("site")
     platforms = [word for minor in (17, 27, 28) for word in ("--platform", f"manylinux_2_{minor}_aarch64")]
     abis = ("--abi", f"cp{version.replace('.', '')}", "--abi", "abi3", "--abi", "none")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--only-binary", ":all:"]
     wanted = [*platforms, "--python-version", version, "--implementation", "cp", *abis]
-    told(*pip, "--target", tmp_path / "site", *wanted, wheel)
-    said = told(*aarch64, "-c", EXCHANGE, env=os.environ | {"PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path)
-    assert f"exchanged 1000 on aarch64 {version}." in said
+    told(*pip, "--target", site, *wanted, wheel)
+    return site
+
+
+def test_the_aarch64_wheel_exchanges_in_an_emulator(aarch64, aarch64_site, tmp_path):
+    """pip takes the wheel for that processor, its extensions load there, and another process answers. In user mode the
+    emulator has no robust lists and no futex_waitv, so no process dies here."""
+    said = told(*aarch64, "-c", EXCHANGE, env=os.environ | {"PYTHONPATH": str(aarch64_site)}, cwd=tmp_path)
+    assert f"exchanged 1000 on aarch64 {aarch64[-1].name.removeprefix('python')}." in said
+
+
+def test_the_aarch64_wheel_is_told_of_deaths_in_an_emulated_machine(aarch64, aarch64_site, tmp_path):
+    """On a kernel for that processor a kill -9 ends a wait; there are the system calls that user mode lacks."""
+    if lacks := emulated_machine.absence():
+        pytest.skip(f"{lacks}; deaths are untested on aarch64")
+    *_, debian, python = aarch64
+    root = shutil.copytree(debian, tmp_path / "root", symlinks=True)
+    shutil.copytree(aarch64_site, root / "site")
+    code = "import sys; sys.path.append('/site')\n" + EXCHANGE + DEATH
+    init, command = emulated_machine.compiled_init(tmp_path), (f"/usr/bin/{python.name}", "-c", code)
+    status, said = emulated_machine.run(init, root, *command, timeout=280)
+    assert status == 0, said
+    assert "exchanged 1000 on aarch64" in said
+    assert "saw the death of its peer" in said
