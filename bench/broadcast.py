@@ -200,7 +200,7 @@ def main() -> None:
     ]
     idle = np.max([runs.values(load.row(OURS), "idle_percent") for load in args.loads], axis=0)
     budgets.append(Budget("an idle reader, whichever has the most", estimate(idle), 1, "% of a CPU"))
-    body = {"rows": dict(runs.blocks), "seconds": args.seconds}
+    body = {"rows": dict(runs.blocks), "block_seconds": args.seconds}
     publish(args, Report(QUESTION, found, lines, budgets, body, HEAD))
     if args.plot:
         draw(args, runs)

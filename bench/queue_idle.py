@@ -230,7 +230,7 @@ def main() -> None:
         Budget("no wake-ups outside the main thread, whichever has the most", most(runs, OTHER), 0, "per s"),
         Budget("in the main thread at most 10 per second", most(runs, MAIN), 10, "per s"),
     ]
-    body = {"subjects": rows, "seconds": args.seconds}
+    body = {"subjects": rows, "block_seconds": args.seconds}
     publish(args, Report(QUESTION, found, [line_of(runs, row) for row in rows], budgets, body, HEAD))
     if args.plot:
         import plots

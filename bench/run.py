@@ -5,18 +5,20 @@
     python bench/run.py --keep [--other FILE …] [--json FILE]
 
 It may be stopped at any time: a result is in the JSON when its script has ended, and is not measured again for the same
-commit, unless --again says so. What a script prints lies beside the JSON, in a file of its name. --budget ends before a
-script that would take longer than is left. --keep measures nothing: it puts the results into bench/measured.json, and
-writes docs/performance.md and bench/README.md; --other adds a JSON of another machine, whose rows then stand
-beside ours.
+commit, unless --again says so. What a script prints and draws lies beside the JSON, in files of its name. --budget ends
+before a script that would take longer than is left. --keep measures nothing: it puts the results into
+bench/measured.json and the pictures into docs/, and writes docs/performance.md and bench/README.md; --other adds a JSON
+of another machine, whose rows then stand beside ours.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,36 +31,45 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 # The name of a result: about how many seconds it takes, and options that do not change what it asks.
 PLAN = {
-    "queue_roundtrip.py": (60, ""),
-    "queue_roundtrip.py --sizes": (90, ""),
-    "queue_throughput.py": (240, "--pairs 5"),
-    "queue_idle.py": (50, ""),
-    "broadcast.py": (120, "--pairs 4 --seconds 0.4"),
-    "queue_cost.py": (60, ""),
+    "queue_roundtrip.py": (20, ""),
+    "queue_roundtrip.py --sizes": (30, ""),
+    "queue_throughput.py": (150, "--pairs 5"),
+    "queue_idle.py": (60, ""),
+    "broadcast.py": (90, "--pairs 4 --seconds 0.4"),
+    "queue_cost.py": (50, ""),
     "run_queue.py": (10, ""),
-    "burst_roundtrip.py": (90, ""),
-    "burst_from_c.py": (45, ""),
-    "burst_frame.py": (45, ""),
-    "burst_payload.py": (90, ""),
-    "burst_depth.py": (35, ""),
-    "burst_many.py": (90, ""),
-    "top.py": (150, ""),
+    "burst_roundtrip.py": (30, ""),
+    "burst_from_c.py": (10, ""),
+    "burst_frame.py": (20, ""),
+    "burst_payload.py": (50, ""),
+    "burst_depth.py": (30, ""),
+    "burst_many.py": (70, ""),
+    "top.py": (140, ""),
     "burst_interference.py": (60, ""),
-    "prepare_interference.py": (60, ""),
-    "ops.py": (60, ""),
-    "memory.py": (90, ""),
-    "mobilenet.py": (90, "--pairs 9"),
-    "mobilenet.py --threads 2": (75, "--pairs 9"),
-    "thread_count.py": (60, ""),
-    "cold_start.py": (90, ""),
-    "newcomer.py": (90, ""),
-    "cache.py": (230, "--pairs 7"),
-    "constants.py": (100, "--pairs 5"),
-    "qos.py --only stream grpc": (180, "--pairs 5 --seconds 6"),
-    "qos.py --only fairness uids": (120, "--pairs 5 --seconds 10"),
+    "prepare_interference.py": (70, ""),
+    "ops.py": (50, ""),
+    "memory.py": (100, ""),
+    "mobilenet.py": (30, "--pairs 9"),
+    "mobilenet.py --threads 2": (20, "--pairs 9"),
+    "thread_count.py": (50, ""),
+    "cold_start.py": (50, ""),
+    "newcomer.py": (70, ""),
+    "cache.py": (110, "--pairs 7"),
+    "constants.py": (40, "--pairs 5"),
+    "qos.py --only stream grpc": (610, "--pairs 5 --seconds 6"),
+    "qos.py --only fairness uids": (60, "--pairs 5 --seconds 10"),
     "fenced.py": (10, ""),
-    "goodput.py": (90, ""),
-    "idle_cost.py": (60, ""),
+    "goodput.py": (80, ""),
+    "idle_cost.py": (50, ""),
+}
+# The name of a result: its options for pictures, and the files of the documentation that they are kept as.
+PICTURES = {
+    "queue_roundtrip.py --sizes": {"--plot": "docs/queue_sizes.png"},
+    "queue_throughput.py": {"--plot": "docs/queue_throughput.png"},
+    "queue_cost.py": {"--plot": "docs/queue_cost.png"},
+    "burst_roundtrip.py": {"--plot": "docs/pictures/burst_roundtrip.png", "--cdf": "docs/pictures/burst_cdf.png"},
+    "burst_payload.py": {"--plot": "docs/pictures/burst_payload.png"},
+    "qos.py --only stream grpc": {"--plot": "docs/pictures/qos.png"},
 }
 PATIENCE = 4  # a script that takes as many times its figure above has failed, and 60 s more
 HEAVY = {"rounds", "cdf_us", "blocks"}  # of every round: what medians and intervals were made of
@@ -94,14 +105,16 @@ def plan(args: argparse.Namespace) -> dict[str, tuple[float, str]]:
     return {name: one for name, one in PLAN.items() if not args.only or name.split()[0] in args.only}
 
 
-def measure(line: str, args: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    """Runs one script in a session of its own, and gives its result, or {"failed": why}."""
-    script, *options = shlex.split(line)
+def measure(name: str, args: argparse.Namespace, seconds: float, options: str) -> dict[str, Any]:
+    """Runs one script in a session of its own: its result, or {"failed": why}. Pictures go to the folder of --json."""
+    script, *words = shlex.split(f"{name} {options}")
     folder = args.json.parent
     folder.mkdir(parents=True, exist_ok=True)
-    target, log = folder / "one.json", folder / f"{script}.log"
+    target, log = folder / "one.json", folder / f"{name.replace(' ', '_')}.log"
     target.unlink(missing_ok=True)
-    command = [sys.executable, str(ROOT / "bench" / script), *options, "--json", str(target)]
+    command = [sys.executable, str(ROOT / "bench" / script), *words, "--json", str(target)]
+    for option, page in PICTURES.get(name, {}).items():
+        command += [option, str(folder / Path(page).name)]
     begin, most = time.monotonic(), PATIENCE * seconds + 60
     with log.open("w") as out:
         command += ["--quick"] if args.quick else []
@@ -119,7 +132,7 @@ def measure(line: str, args: argparse.Namespace, seconds: float) -> dict[str, An
         return {"failed": f"exit status {code}; see {log}"}
     found = slim(json.loads(target.read_text()))
     took = round(time.monotonic() - begin, 1)
-    return {"command": shlex.join([script, *options]), "rounds": found.pop("pairs"), "seconds": took, **found}
+    return {"command": shlex.join([script, *words]), "rounds": found.pop("pairs"), **found, "seconds": took}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -161,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
             if time.monotonic() + seconds > end:
                 continue
             progress.update(task, description=name)
-            result = measure(f"{name} {chosen[name][1]}", args, seconds)
+            result = measure(name, args, *chosen[name])
             results[name] = {**result, "commit": now, "quick": args.quick}
             save(args.json, measured)
             progress.advance(task, seconds)
@@ -183,6 +196,9 @@ def keep(args: argparse.Namespace) -> None:
     for path in args.other:
         kept.setdefault("others", []).append({"results": read(path)["results"]})
     save(KEPT, kept)
+    for picture in (one for name in found for one in PICTURES.get(name, {}).values()):
+        with contextlib.suppress(FileNotFoundError):  # the JSON came without its pictures
+            shutil.copyfile(args.json.parent / Path(picture).name, ROOT / picture)
     for page in PAGES:
         page.write_text(written(page.read_text(), kept))
 

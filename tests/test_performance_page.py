@@ -99,6 +99,7 @@ target, name = pathlib.Path(sys.argv[sys.argv.index("--json") + 1]), {name!r}
 place = target.parent
 with open(place / "ran", "a") as ran: print(name, file=ran)
 if name == "two" and not (place / "mended").exists(): sys.exit("no")
+if "--plot" in sys.argv: pathlib.Path(sys.argv[sys.argv.index("--plot") + 1]).write_text("a picture")
 table = {{"head": ["", "us"], "rows": [[name, "1.00"]]}}
 found = {{"pairs": 9, "question": "?", "conditions": {{}}, "tables": [table], "budgets": [],
           "subjects": [{{"name": name, "rounds": [1, 2]}}]}}
@@ -153,6 +154,27 @@ def test_a_quick_run_is_not_kept(monkeypatch, plan):
     called(monkeypatch, plan, "--quick")
     with pytest.raises(SystemExit, match="--quick measures nothing"):
         called(monkeypatch, plan, "--keep")
+
+
+def test_pictures_are_kept_with_their_results(monkeypatch, plan, tmp_path):
+    """A script that draws is told where to, and --keep puts the picture into the documentation."""
+    (plan / "mended").touch()
+    monkeypatch.setattr(bench, "PICTURES", {"one.py": {"--plot": "docs/one.png"}})
+    monkeypatch.setattr(bench, "KEPT", tmp_path / "kept.json")
+    monkeypatch.setattr(bench, "PAGES", ())
+    (tmp_path / "docs").mkdir()
+    called(monkeypatch, plan)
+    called(monkeypatch, plan, "--keep")
+    assert (tmp_path / "docs/one.png").read_text() == "a picture"
+    assert set(json.loads((tmp_path / "kept.json").read_text())["results"]) == {"one.py", "two.py"}
+
+
+def test_each_picture_of_the_bench_is_in_the_documentation():
+    """Those that a run of the bench draws, of results that it has."""
+    assert set(bench.PICTURES) <= set(bench.PLAN)
+    for page in (page for pictures in bench.PICTURES.values() for page in pictures.values()):
+        assert f"({page.removeprefix('docs/')})" in (ROOT / "docs/performance.md").read_text()
+        assert (ROOT / page).is_file()
 
 
 def cells(line):

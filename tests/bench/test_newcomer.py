@@ -75,7 +75,7 @@ def test_a_missing_extra_names_the_line_that_installs_it(newcomer):
     [
         ("burst run missing.onnx", ["missing.onnx", "No such file", "pass the path"]),
         ("burst run model.onnxx", ["'.onnxx'", "supported are .tflite, .onnx"]),
-        ("burst run model.onnx --device gpu", ["gpu", "installed are", "onnxruntime"]),
+        ("burst run model.onnx --device gpu", ["gpu", "the devices are", "onnxruntime"]),
         ("burst run model.onnx --input photo.jpg", ["photo.jpg", "no such file", "pass a path"]),
         ("burst demo camera --web --source /dev/video77", ["/dev/video77"]),
         ("burst rum model.onnx", ["rum", "run"]),
