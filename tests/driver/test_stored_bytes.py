@@ -4,6 +4,8 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +137,19 @@ def test_a_client_of_another_release_is_refused(device):
     with pytest.raises(InvalidArgument) as error:
         device.call("hello", 2)
     assert is_on_the_page(error, 2, 4)
+
+
+def test_the_bytes_of_this_release_can_be_written(tmp_path, home):
+    """The script that writes them gives what it gave with 0.1.0: the same packets, queue, structure and results."""
+    pytest.importorskip("onnxruntime")
+    script, folder = ROOT / "tests/stored/write.py", tmp_path / "now"
+    subprocess.run([sys.executable, "-P", script, folder], check=True, timeout=100)
+    found = json.loads((folder / "known.json").read_text())
+    assert [key for key in ("packets", "descriptor", "model", "results") if found[key] != KNOWN[key]] == []
+    assert (folder / "model.memory").read_bytes() == (STORED / "model.memory").read_bytes()
+    with Recording(folder / "requests.burst") as recording:
+        assert len(recording) == 3
+    assert {entry.device for entry in Folder(folder / "compiled").entries()} == {"(placement)", "onnxruntime"}
 
 
 @pytest.mark.parametrize("package", [fmq, burst, driver], ids=lambda package: package.__name__)

@@ -59,11 +59,13 @@ class TestFuture:
     def test_cancel(self, slow, which):
         """A request that was cancelled after it was sent loses its result; its neighbours do not notice."""
         with slow.burst(depth=4) as burst:
-            futures = [burst.submit(frame(0.005, n)) for n in range(4)]
+            first, release = held(burst, 0)
+            futures = [first, *(burst.submit(frame(0, n)) for n in range(1, 4))]
             assert futures[which].cancel()
             assert futures[which].cancelled()
             assert futures[which].done()
             assert not futures[which].cancel()
+            release()
             for n, future in enumerate(futures):
                 if n == which:
                     with pytest.raises(concurrent.futures.CancelledError):
