@@ -16,6 +16,7 @@ COMMANDS = [
     for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     for line in block.splitlines()
 ]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
 ROW = re.compile(r"^\| .* \| `(\w+)` in `([^`]+)` \| `([^`]+)` \|$", re.MULTILINE)
 
@@ -57,8 +58,23 @@ def test_the_changelog_has_the_form_of_keep_a_changelog():
     for release in re.split(r"^## ", CHANGES, flags=re.MULTILINE)[1:]:
         kinds = re.findall(r"^### (.*)$", release, re.MULTILINE)
         assert kinds == sorted(set(kinds), key=KINDS.index)
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert tuple(map(int, version.split("."))) == versions[0]
+    assert tuple(map(int, VERSION.split("."))) == versions[0]
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("csrc/libburst/Makefile", "VERSION := {}\n"),
+        ("csrc/libfmq/Makefile", "VERSION := {}\n"),
+        ("csrc/debian/changelog", "burst ({}) "),
+        ("examples/kserve/Containerfile", "registry.example/burst:{} "),
+        ("examples/kserve/runtime.yaml", "registry.example/burst:{}\n"),
+        ("docs/howto/scale.md", "registry.example/burst:{} "),
+    ],
+)
+def test_a_place_has_the_version(place, text):
+    """That of pyproject.toml, in each file that says the release."""
+    assert text.format(VERSION) in (ROOT / place).read_text()
 
 
 def test_no_change_is_told_twice():

@@ -1,15 +1,17 @@
 """Writes the stored bytes of a release: run it with that release installed, from a folder without its sources.
 
-    git worktree add ../old bf58413 && python3 -m venv old-venv && old-venv/bin/pip install '../old[onnxruntime]'
-    old-venv/bin/python -P tests/stored/write.py tests/stored/0.1.0
+    python3 -m venv clean && clean/bin/pip install dist/burst_engine-X.Y.Z-*x86_64.whl onnxruntime
+    clean/bin/python -P tests/stored/write.py tests/stored/X.Y.Z
 
-It was run once, with 0.1.0. A release's bytes never change; those of a later one go to a folder of their own.
+Each release has a folder of its own, whose bytes never change. That of 0.1.0 was written by this script as it was
+then, at commit bf58413. A test runs it, so that it keeps up with the sources.
 """
 
 import json
 import os
 import shutil
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ import driver
 import fmq
 from burst import wire
 from burst.messages import ErrorStatus, OutputShape, RequestArgument, Timing
+from driver.protocol.model_codec import encode
 from driver.recording import record
 
 
@@ -54,7 +57,7 @@ def packets():
 
 
 def queue(folder):
-    """A queue with three elements that nobody has read: its descriptor, and its memory."""
+    """A queue with three elements that no reader has taken: its descriptor, and its memory."""
     with fmq.MessageQueue.create(np.dtype("<u4"), 8) as made:
         writer = made.writer()
         writer.write(np.array([11, 22, 33], "<u4"))
@@ -66,11 +69,9 @@ def queue(folder):
 
 def structure(folder):
     """A model as it goes to a device: the memory, and where its structure lies."""
-    from driver.encoding import encode  # later releases have another module for it
-
-    fd, where = encode(model())
-    (folder / "model.memory").write_bytes(os.pread(fd, os.fstat(fd).st_size, 0))
-    return where
+    encoded = encode(model())
+    (folder / "model.memory").write_bytes(os.pread(encoded.fd, os.fstat(encoded.fd).st_size, 0))
+    return encoded.where
 
 
 def requests(folder):
@@ -92,7 +93,7 @@ def compilations(folder):
 def main(folder):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    known = {"release": "0.1.0", "commit": "bf58413ca49c4c6fad110d7edd33b516bd4addaf"}
+    known = {"release": version("burst-engine")}
     known["names"] = {package.__name__: sorted(package.__all__) for package in (fmq, burst, driver)}
     known["packets"] = {name: packet.hex() for name, packet in packets().items()}
     known["descriptor"] = queue(folder)
