@@ -1,6 +1,7 @@
 """Memory that no process can write any more."""
 
 import fcntl
+import gc
 import mmap
 import os
 import pickle
@@ -57,6 +58,7 @@ def test_its_arrays_know_it():
 
 def test_fill_may_keep_nothing():
     """An array through which the memory could still be written: refused, and no descriptor is left."""
+    gc.collect()  # of tests before this one
     kept, before = [], len(os.listdir("/proc/self/fd"))
     with pytest.raises(ValueError, match="fill kept an array"):
         Memory.frozen_by(100, kept.append)
@@ -67,6 +69,7 @@ def test_fill_may_keep_nothing():
 @pytest.mark.parametrize("change", [b"", DATA.tobytes() + b"more"], ids=["shorter", "longer"])
 def test_a_file_that_changes(tmp_path, monkeypatch, change):
     """While it is copied: refused, and no descriptor is left."""
+    gc.collect()  # of tests before this one
     path, read, before = tmp_path / "data", os.preadv, len(os.listdir("/proc/self/fd"))
     path.write_bytes(DATA.tobytes())
 

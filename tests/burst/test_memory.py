@@ -1,6 +1,7 @@
 """Memory over a burst: asked for once, kept while it is needed, let go when it is freed, and never mistaken."""
 
 import contextlib
+import gc
 import os
 import threading
 
@@ -167,6 +168,7 @@ def test_a_callback_that_lies(host, burst, memory, mappings, answer):
     """Whatever a client answers in the place of its memory, the request fails, nothing of the answer is kept, no
     descriptor leaks, and the burst goes on.
     """
+    gc.collect()  # of tests before this one
     client, pools = burst(host()), [memory() for _ in range(3)]
     known = memory()  # as long as the test: no device lets go of a memory meanwhile
     assert client.run(known).status is NONE

@@ -1,6 +1,7 @@
 """Queues that are placed in a region: many in one mapping, or a ring in memory of its own."""
 
 import contextlib
+import gc
 import os
 import re
 
@@ -15,6 +16,7 @@ CONTROL, ALIGNMENT = 4096, 128
 
 def held(nbytes):
     """(descriptors, mappings of so much shared memory) of this process; the pages of life words are smaller."""
+    gc.collect()  # of tests before this one
     with open("/proc/self/maps") as maps:
         lines = re.findall(r"^(\S+) .* (\S+) .*memfd:fmq", maps.read(), re.MULTILINE)
     sizes = [int(end, 16) - int(begin, 16) for begin, end in (addresses.split("-") for addresses, _ in lines)]

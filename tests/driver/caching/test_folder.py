@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import itertools
 import json
 import os
@@ -573,6 +574,7 @@ def refusing(monkeypatch, step, number):
 def test_a_disk_that_refuses_at_any_step_is_an_oserror(folder, monkeypatch, number):
     """Out of locked, draft and commit alone; the entry is the old or the new one, and nothing stays open."""
     entry, found = folder.entry(TOKEN), []
+    gc.collect()  # of tests before this one
     fds = len(os.listdir("/proc/self/fd"))
     for step in itertools.count(1):
         replace(entry, "old")
@@ -593,6 +595,7 @@ def test_readers_meet_no_errors(folder, monkeypatch, number):
     """Whatever refuses: there is no entry then, and nothing stays open."""
     entry = folder.entry(TOKEN)
     replace(entry, "old")
+    gc.collect()  # of tests before this one
     fds = len(os.listdir("/proc/self/fd"))
     for step in itertools.count(1):
         with refusing(monkeypatch, step, number) as failed:

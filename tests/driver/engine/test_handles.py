@@ -1,6 +1,7 @@
 """Constants in pools: handles of those that no process can write, one copy of the others, and who is charged."""
 
 import fcntl
+import gc
 import mmap
 import os
 
@@ -169,6 +170,7 @@ class TestOnce:
     def test_the_client_keeps_no_descriptor(self, device):
         """Of models that are prepared, and of pools that are dropped."""
         device.prepare(product(Memory.frozen(weights()))).close()
+        gc.collect()  # of tests before this one
         before = len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{device.engine_pid}/fd"))
         for n in range(20):
             model = product(Memory.frozen(weights(n)))

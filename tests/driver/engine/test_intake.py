@@ -102,6 +102,7 @@ def silent(tmp_path):
 
 
 def open_files():
+    gc.collect()  # of the tests before
     return len(os.listdir("/proc/self/fd"))
 
 

@@ -4,6 +4,7 @@ It is a memfd that begins with a header. The driver makes an array of it, or, wh
 buffer that is used whole.
 """
 
+import gc
 import json
 import os
 import pickle
@@ -397,6 +398,7 @@ class TestClient:
     )
     def test_wrong_arguments(self, arguments, said):
         """ValueError, with the argument and what it may be. No descriptor is left."""
+        gc.collect()  # of tests before this one
         before = len(os.listdir("/proc/self/fd"))
         with heap() as fd, pytest.raises(ValueError, match=said):
             Memory.from_handle(fd, *arguments)

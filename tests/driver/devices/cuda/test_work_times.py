@@ -24,6 +24,7 @@ from driver.watching.follow import Followed
 
 DEVICE = "burst_test_devices.gpu:CudaAdd"
 N = 1024
+SLACK = 1000.0  # us: where the CPU's clock stands to the GPU's, on a busy machine
 LANES = ["GPU copy in", "GPU kernels", "GPU copy out"]
 
 
@@ -92,9 +93,9 @@ def test_each_request_is_copied_in_computed_and_copied_out(prepared, kit):
         assert len({number for *_, number in spans}) == 1
         times = [end for begin, until, _ in spans for end in (begin, until)]
         assert times == sorted(times)
-        record, slack = records[spans[0][2]], 1000.0  # where the CPU's clock stands to the GPU's, on a busy machine
-        assert record["started"] / 1e3 - slack <= times[0]
-        assert times[-1] <= record["done"] / 1e3 + slack
+        record = records[spans[0][2]]
+        assert record["started"] / 1e3 - SLACK <= times[0]
+        assert times[-1] <= record["done"] / 1e3 + SLACK
 
 
 def test_successive_requests_overlap_in_the_lanes(prepared, gpu, kit):
@@ -108,6 +109,8 @@ def test_successive_requests_overlap_in_the_lanes(prepared, gpu, kit):
         kit.until(lambda: gpu[Word.HELD] == 1)
         futures.append(b.submit(np.ones(N, np.float32)))
         kit.until(lambda: gpu[Word.COPIES_IN] == copies + 2)
+        end = time.monotonic() + 2e-6 * SLACK
+        kit.until(lambda: time.monotonic() > end)
         gpu[Word.HOLD_KERNELS] = 0
         for future in futures:
             future.result()
@@ -116,7 +119,7 @@ def test_successive_requests_overlap_in_the_lanes(prepared, gpu, kit):
     (_, _, first), (_, second_is_in, second) = lanes["GPU copy in"]
     (began, first_is_done, one), (next_begins, _, other) = lanes["GPU kernels"]
     assert (first, second) == (one, other)
-    assert began < second_is_in < first_is_done <= next_begins
+    assert began - SLACK < second_is_in < first_is_done <= next_begins + SLACK
 
 
 def test_nothing_is_noted_unless_it_is_wanted(prepared, kit):
