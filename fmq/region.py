@@ -104,9 +104,8 @@ class Region:
     @classmethod
     def open(cls, name: str, *, writable: bool = True) -> Self:
         """Existing named memory that belongs to this user. Raises FileNotFoundError, PermissionError,
-        InvalidDescriptor."""
-        import posix_ipc
-
+        InvalidDescriptor; ImportError without posix_ipc."""
+        posix_ipc = _posix_ipc()
         try:
             fd: int = posix_ipc.SharedMemory(checked_name(name), read_only=not writable).fd
         except posix_ipc.ExistentialError:
@@ -213,10 +212,23 @@ def checked_name(name: str) -> str:
     return name
 
 
-def unlink(name: str) -> None:
-    """Removes a name. Processes that have the memory open keep it. Raises FileNotFoundError, PermissionError."""
-    import posix_ipc
+def _posix_ipc() -> Any:
+    try:
+        import posix_ipc
+    except ImportError:
+        raise ImportError(
+            "memory is opened by name with posix_ipc, which is not installed: pip install 'burst-engine[named]' "
+            "(from CPython 3.14 on, pip compiles it: it needs gcc and Python's headers)",
+            name="posix_ipc",
+        ) from None
+    return posix_ipc
 
+
+def unlink(name: str) -> None:
+    """Removes a name. Processes that have the memory open keep it. Raises FileNotFoundError, PermissionError;
+    ImportError without posix_ipc.
+    """
+    posix_ipc = _posix_ipc()
     try:
         posix_ipc.unlink_shared_memory(checked_name(name))
     except posix_ipc.ExistentialError:

@@ -22,7 +22,6 @@ _NEEDED = {
     "burst._core": "compiled bursts; only queues work without them",
     "numpy": "arrays",
     "msgpack": "messages between client and device",
-    "posix_ipc": "named shared memory",
     "blake3": "checksums of cache files",
     "sqlite3": "the blob store of compilations",
 }
@@ -41,6 +40,11 @@ def packages() -> Iterator[Finding]:
             )
         else:
             yield Finding(name, "ok", _version(name) or str(getattr(module, "__file__", "there")))
+    if version := _version("posix_ipc"):
+        yield Finding("posix_ipc", "ok", version)
+    else:
+        remedy = "pip install 'burst-engine[named]', which compiles it from CPython 3.14 on"
+        yield Finding("posix_ipc", "note", "not installed", "no queue can be opened by its name", remedy)
 
 
 def _version(name: str) -> str | None:

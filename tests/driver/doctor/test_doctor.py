@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -196,6 +197,17 @@ class TestOddSystems:
         finding = found(installation.packages)["blake3"]
         assert finding.state == "warning"
         assert "blake3" in finding.found
+
+    def test_no_posix_ipc(self, monkeypatch):
+        """A note, because only queues that are opened by name need it, with the extra that brings it."""
+
+        def absent(name):
+            raise metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr(metadata, "version", absent)
+        finding = found(installation.packages)["posix_ipc"]
+        assert (finding.state, finding.found) == ("note", "not installed")
+        assert "'burst-engine[named]'" in finding.remedy
 
     @pytest.mark.parametrize(("limit", "state"), [(2**10, "warning"), (2**25, "note"), (2**40, "ok")])
     def test_size_of_files(self, monkeypatch, limit, state):
