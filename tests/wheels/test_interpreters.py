@@ -1,4 +1,7 @@
-"""Each wheel where it is meant to run: x86-64 in an empty environment of each CPython, aarch64 in an emulator."""
+"""Each wheel where it is meant to run: x86-64 in an empty environment of each CPython, aarch64 in an emulator.
+
+A CPython that this system lacks is taken from Debian's next release.
+"""
 
 import os
 import platform
@@ -7,18 +10,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import debian_files
 import emulated_machine
 import pytest
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
-PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
 EMULATOR = "qemu-aarch64-static"
 
 # Another process answers a thousand numbers, each plus one.
 EXCHANGE = """
-import os, platform, signal, sys
+import os, platform
 import burst, driver, fmq
 there, back = fmq.MessageQueue.create("int64", 8), fmq.MessageQueue.create("int64", 8)
 pid = os.fork()
@@ -36,6 +40,8 @@ print("exchanged 1000 on", platform.machine(), platform.python_version())
 """
 # The process that holds the other end is killed.
 DEATH = """
+import os, signal
+import fmq
 queue, (read_end, write_end) = fmq.MessageQueue.create("int64", 8), os.pipe()
 pid = os.fork()
 if not pid:
@@ -73,50 +79,58 @@ def interpreter(version):
     return None
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the x86-64 wheel needs an x86-64 processor")
-@pytest.mark.parametrize("version", PYTHONS)
-def test_the_wheel_works_on_that_python(wheels, tmp_path, version):
-    """In an empty environment, away from the sources: another process answers, a kill -9 ends a wait, a model runs in a
-    device's process, and the command checks the installation."""
+@pytest.fixture(scope="session")
+def debians(tmp_path_factory):
+    """The file system of Debian's next release, with the interpreters that this system lacks; or why there is none."""
+    lacking = [version for version in PYTHONS if not interpreter(version)]
+    packages = ["base-files", "coreutils", "libstdc++6", *(f"python{version}-venv" for version in lacking)]
+    try:
+        return debian_files.unpacked(tmp_path_factory.mktemp("debian"), packages, processor="amd64", release="testing")
+    except debian_files.Absent as why:
+        return why
+
+
+@pytest.fixture(params=PYTHONS)
+def anew(request, wheels, tmp_path):
+    """The version, and a command that runs this Python in an empty environment, where pip has installed the wheel."""
+    start, version = (), request.param
     if not (python := interpreter(version)):
-        pytest.skip(f"no CPython {version} on PATH, of pyenv or of uv: the wheel is untested there")
-    told(python, "-m", "venv", "--without-pip", tmp_path / "empty")
+        root = request.getfixturevalue("debians")
+        if isinstance(root, debian_files.Absent):
+            pytest.skip(f"no CPython {version} on PATH, of pyenv or of uv, the wheel is untested there: {root}")
+        start, python = debian_files.inside(root, wheels, tmp_path), f"/usr/bin/python{version}"
+    told(*start, python, "-m", "venv", tmp_path / "empty")
+    inside = (*start, tmp_path / "empty/bin/python")
     (wheel,) = wheels.glob("*x86_64.whl")
-    inside = tmp_path / "empty/bin/python"
-    told(sys.executable, "-m", "pip", "--python", inside, "install", "--quiet", "--no-compile", f"{wheel}[cli]")
-    alone = {"cwd": tmp_path, "env": {"PATH": "/usr/bin:/bin", "BURST_RUNTIME_DIR": str(tmp_path / "run")}}
-    said = told(inside, "-W", "error", "-c", EXCHANGE + DEATH, **alone)
-    assert f"exchanged 1000 on x86_64 {version}." in said
-    assert "saw the death of its peer" in said
+    told(*inside, "-m", "pip", "install", "--quiet", "--no-compile", "--only-binary", ":all:", f"{wheel}[cli]")
+    return version, inside
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the x86-64 wheel needs an x86-64 processor")
+def test_the_wheel_works_on_that_python(anew, tmp_path):
+    """In an empty environment, away from the sources: another process answers, a kill -9 ends a wait, a model runs in a
+    device's process, and the command says its version. pip compiles nothing."""
+    version, python = anew
+    alone = {"cwd": tmp_path, "env": {"PATH": "/usr/sbin:/usr/bin:/bin", "BURST_RUNTIME_DIR": str(tmp_path / "run")}}
+    assert f"exchanged 1000 on x86_64 {version}." in told(*python, "-W", "error", "-c", EXCHANGE, **alone)
+    assert "saw the death of its peer" in told(*python, "-W", "error", "-c", DEATH, **alone)
     model = (ROOT / "docs/start.md").read_text().split("```python\n")[1].split("```")[0]
-    assert "[[3. 3. 3. 3.]]" in told(inside, "-W", "error", "-c", model, **alone)
-    assert "burst" in told(tmp_path / "empty/bin/burst", "--version", **alone)
+    assert "[[3. 3. 3. 3.]]" in told(*python, "-W", "error", "-c", model, **alone)
+    assert "burst" in told(*python, "-m", "burst_engine", "--version", **alone)
 
 
 @pytest.fixture(scope="session")
 def aarch64(tmp_path_factory):
-    """Debian's Python for aarch64 with what it needs, unpacked beside the system and run by the emulator."""
-    if not (shutil.which(EMULATOR) and shutil.which("apt-get")):
-        pytest.skip(f"no '{EMULATOR}' or no apt-get: the wheel is untested (Debian: apt install qemu-user-static)")
-    place = tmp_path_factory.mktemp("aarch64")
-    for folder in ("state/lists/partial", "cache/archives/partial", "root"):
-        (place / folder).mkdir(parents=True)
-    (place / "status").touch()
-    (place / "apt.conf").write_text(
-        f'APT::Architecture "arm64"; APT::Architectures {{"arm64";}}; APT::Sandbox::User "root";\n'
-        f'Dir::State "{place}/state"; Dir::State::status "{place}/status"; Dir::Cache "{place}/cache";\n'
-    )
-    environment = os.environ | {"APT_CONFIG": str(place / "apt.conf")}
-    packages = ["python3", "libstdc++6", "libgcc-s1"]
-    apt = ["-qq", "--yes", "--download-only", "--no-install-recommends", "install", *packages]
-    for command in (["-qq", "update"], apt):
-        done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"apt-get has no Python for aarch64 (the wheel is untested there): {done.stderr}")
-    for package in place.glob("cache/archives/*.deb"):
-        told("dpkg-deb", "--extract", package, place / "root")
-    (python,) = place.glob("root/usr/bin/python3.[0-9][0-9]")
-    return EMULATOR, "-L", place / "root", python
+    """Debian's Python for aarch64 with what it needs, run by the emulator."""
+    if not shutil.which(EMULATOR):
+        pytest.skip(f"no '{EMULATOR}', the wheel is untested (Debian: apt install qemu-user-static)")
+    packages = ("python3", "libstdc++6", "libgcc-s1")
+    try:
+        root = debian_files.unpacked(tmp_path_factory.mktemp("aarch64"), packages, processor="arm64")
+    except debian_files.Absent as why:
+        pytest.skip(f"the wheel is untested on aarch64: {why}")
+    (python,) = root.glob("usr/bin/python3.[0-9][0-9]")
+    return EMULATOR, "-L", root, python
 
 
 @pytest.fixture(scope="session")
