@@ -1,9 +1,11 @@
 """`burst serve --group`: each account has a service and an engine of its own, behind a broker."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -38,7 +40,12 @@ def members(accounts, broker):
 
 
 def descriptors(pid):
-    return sorted(os.readlink(f"/proc/{pid}/fd/{fd}").partition(":")[0] for fd in os.listdir(f"/proc/{pid}/fd"))
+    """How many of each kind."""
+    found = Counter()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            found[os.readlink(fd).partition(":")[0]] += 1
+    return found
 
 
 def test_an_engine_for_each_account(members, broker):
@@ -105,8 +112,9 @@ def test_the_cell_of_the_devices_own_account_is_begun_again(members, broker, pro
     assert members[0].do(PIDS) == before
 
 
-def test_the_broker_takes_nothing_but_the_socket(members, broker):
-    """Whatever a client sends, with descriptors, reaches the cell of its account: the broker's descriptors stay."""
+def test_the_broker_takes_nothing_but_the_socket(members, broker, kit):
+    """Whatever a client sends, with descriptors, reaches the cell of its account: once the broker has handed over the
+    last connection, it has no more descriptors than before."""
     before = descriptors(broker[1].pid)
     send = f"""
 import socket
@@ -117,7 +125,7 @@ for n, sock in enumerate(socks):
 """
     assert members[1].do(send) is None
     assert members[0].do("out = prepared.run(X)[0].tolist()") == [[2.0] * 4]
-    assert descriptors(broker[1].pid) == before
+    kit.until(lambda: descriptors(broker[1].pid) <= before)
     assert members[1].do("[sock.close() for sock in socks]", "out = prepared.run(X)[0].tolist()") == [[2.0] * 4]
 
 
