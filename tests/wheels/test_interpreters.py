@@ -5,6 +5,7 @@ A CPython that this system lacks is taken from Debian's next release.
 
 import os
 import platform
+import pwd
 import shutil
 import subprocess
 import sys
@@ -68,7 +69,7 @@ def told(*command, **how):
 
 def interpreter(version):
     """A CPython of that version that starts: on PATH, of pyenv, or of uv."""
-    home = Path.home()
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)  # other tests leave another HOME in the environment
     folders = [
         *home.glob(f".pyenv/versions/{version}.*/bin"),
         *home.glob(f".local/share/uv/python/cpython-{version}.*/bin"),
@@ -79,25 +80,16 @@ def interpreter(version):
     return None
 
 
-@pytest.fixture(scope="session")
-def debians(tmp_path_factory):
-    """The file system of Debian's next release, with the interpreters that this system lacks; or why there is none."""
-    lacking = [version for version in PYTHONS if not interpreter(version)]
-    packages = ["base-files", "coreutils", "libstdc++6", *(f"python{version}-venv" for version in lacking)]
-    try:
-        return debian_files.unpacked(tmp_path_factory.mktemp("debian"), packages, processor="amd64", release="testing")
-    except debian_files.Absent as why:
-        return why
-
-
 @pytest.fixture(params=PYTHONS)
 def anew(request, wheels, tmp_path):
     """The version, and a command that runs this Python in an empty environment, where pip has installed the wheel."""
     start, version = (), request.param
     if not (python := interpreter(version)):
-        root = request.getfixturevalue("debians")
-        if isinstance(root, debian_files.Absent):
-            pytest.skip(f"no CPython {version} on PATH, of pyenv or of uv, the wheel is untested there: {root}")
+        packages = ("base-files", "coreutils", "libstdc++6", f"python{version}-venv")
+        try:
+            root = debian_files.unpacked(tmp_path / "debian", packages, processor="amd64", release="testing")
+        except debian_files.Absent as why:
+            pytest.skip(f"no CPython {version} on PATH, of pyenv or of uv, the wheel is untested there: {why}")
         start, python = debian_files.inside(root, wheels, tmp_path), f"/usr/bin/python{version}"
     told(*start, python, "-m", "venv", tmp_path / "empty")
     inside = (*start, tmp_path / "empty/bin/python")
