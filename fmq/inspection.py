@@ -66,7 +66,9 @@ class QueueInfo:
 
 
 def inspect(name: str) -> QueueInfo:
-    """The state of a named queue now. Raises FileNotFoundError, PermissionError, InvalidDescriptor."""
+    """The state of a named queue now. Raises FileNotFoundError, PermissionError, InvalidDescriptor; ImportError without
+    posix_ipc.
+    """
     with contextlib.closing(Region.open(name, writable=False)) as region:
         return _seen(name, region)
 
@@ -80,6 +82,8 @@ def why_taken(name: str) -> str:
     """For an error message about a name that is taken: what has that name, and what to do."""
     try:
         info = inspect(name)
+    except ImportError as error:
+        return f"name={name!r} is taken, and nothing more can be said: {error}"
     except (OSError, InvalidDescriptor) as error:
         return f"name={name!r} is taken, and not by a queue that can be used ({error}); fmq.unlink it or choose another"
     there = f"the writer is {_told(info.writer)}, the reader is {_told(info.reader)}"

@@ -28,7 +28,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return _SIGPIPE
     except KeyboardInterrupt:
         return _SIGINT
-    except (FmqError, OSError, ValueError) as error:
+    except (FmqError, ImportError, OSError, ValueError) as error:
         print(f"fmq {options.command}: {_why(error, getattr(options, 'name', None))}", file=sys.stderr)
         return 1
     return status

@@ -136,11 +136,18 @@ def test_named_memory_is_private_exclusive_and_removable(name):
 
 
 def test_without_posix_ipc_names_are_refused_with_the_remedy(name, monkeypatch):
-    """Opening and unlinking by name say which extra brings it; a queue without a name needs no such package."""
+    """Opening and unlinking by name say which extra brings it, and so does a name that is taken; a queue without a name
+    needs no such package.
+    """
     monkeypatch.setitem(sys.modules, "posix_ipc", None)
-    for by_name in (fmq.MessageQueue.open, fmq.unlink):
-        with pytest.raises(ImportError, match=r"posix_ipc.*pip install 'burst-engine\[named\]'"):
+    remedy = r"posix_ipc.*pip install 'burst-engine\[named\]'"
+    for by_name in (fmq.MessageQueue.open, fmq.inspect, fmq.unlink):
+        with pytest.raises(ImportError, match=remedy):
             by_name(name)
+    taken = fmq.MessageQueue.create("u1", 8, name=name)
+    with pytest.raises(FileExistsError, match=remedy):
+        fmq.MessageQueue.create("u1", 8, name=name)
+    taken.close()
     queue = fmq.MessageQueue.create("u1", 8)
     queue.writer().write([1])
     assert list(fmq.MessageQueue.open(queue.descriptor).reader().read(1)) == [1]
