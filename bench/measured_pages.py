@@ -55,7 +55,7 @@ def part(order: str, measured: dict[str, Any]) -> str:
         beside = [other["results"][key] for other in others if key in other["results"]]
         shown += _shown(result, beside, columns, rows)
         if asked.get("budgets") == "all" and result["budgets"]:
-            shown.append("\n".join(f"- {told(budget)}" for budget in result["budgets"]))
+            shown.append("\n".join(_verdicts(result, beside)))
     return "\n\n".join(shown)
 
 
@@ -79,6 +79,16 @@ def told(budget: dict[str, Any]) -> str:
     unit = budget["unit"] and f" {budget['unit']}"
     interval = f"{found['median']:.2f}{unit} [{found['low']:.2f} .. {found['high']:.2f}]"
     return f"{budget['text']}: {interval} -> {budget['verdict']}"
+
+
+def _verdicts(result: Result, others: list[Result]) -> Iterator[str]:
+    """A line for each budget, and below it what another machine found."""
+    for budget in result["budgets"]:
+        yield f"- {told(budget)}"
+        for number, other in enumerate(others, 2):
+            yield from (
+                f"  - *machine {number}*, {told(one)}" for one in other["budgets"] if one["text"] == budget["text"]
+            )
 
 
 def machine(result: Result) -> str:

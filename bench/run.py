@@ -196,7 +196,8 @@ def keep(args: argparse.Namespace) -> None:
     for path in args.other:
         kept.setdefault("others", []).append({"results": read(path)["results"]})
     save(KEPT, kept)
-    for picture in (one for name in found for one in PICTURES.get(name, {}).values()):
+    done = (name for name, result in found.items() if "failed" not in result)
+    for picture in (one for name in done for one in PICTURES.get(name, {}).values()):
         with contextlib.suppress(FileNotFoundError):  # the JSON came without its pictures
             shutil.copyfile(args.json.parent / Path(picture).name, ROOT / picture)
     for page in PAGES:
@@ -223,6 +224,7 @@ def main() -> int:
         "--other", type=Path, nargs="+", default=[], metavar="FILE", help="with --keep: a JSON of another machine"
     )
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that a running script ends, too
     if args.other and not args.keep:
         parser.error("--other goes with --keep")
     return keep(args) or 0 if args.keep else run(args)

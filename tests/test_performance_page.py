@@ -80,6 +80,9 @@ def test_rows_of_another_machine_stand_below_ours():
     ours = [number for number, line in enumerate(lines) if line.startswith("| sleeping producer, depth 1 |")]
     assert lines[ours[0] + 1].startswith("| *machine 2*, sleeping producer, depth 1 |")
     assert any(line.startswith("*machine 2*: Cortex-A76, ") for line in lines)
+    verdicts = part("burst_depth.py; budgets: all", measured).split("\n")
+    ours = [number for number, line in enumerate(verdicts) if line.startswith("- sleeping producer: ")]
+    assert verdicts[ours[0] + 1] == verdicts[ours[0]].replace("- ", "  - *machine 2*, ", 1)
     assert "| *machine 2*" not in part("fenced.py", measured)
     assert part("idle_cost.py", measured) == part("idle_cost.py", KEPT)
 
