@@ -12,18 +12,20 @@ demo: $(VENV)/demo
 	$(BIN)/burst demo audio --out examples/out
 
 # Python keeps what it compiles, also where the environment forbids it: each process compiles all tests otherwise.
+# ONLY: more for pytest, such as ONLY="--last-failed -n 0".
+ONLY ?=
 RUN_TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 # Three workers for two cores: a test waits for a process about a third of its time.
 test: $(VENV)/test
-	$(RUN_TESTS) -n 3 -m "not stress and not integration"
+	$(RUN_TESTS) -n 3 -m "not stress and not integration" $(ONLY)
 
 # What takes seconds each, or needs more: the core in C raced, killed and model-checked; kills at random moments; attacks, fairness and
 # leaks over many rounds; drivers in C, among them examples/device-c on XNNPACK, built, held to the conformance tests and killed; every
 # broken device; every program in the documentation; the wheels; Ray on four nodes; kserve's clients; a GPU's provider on SwiftShader. A
 # tool that is missing is a failure.
 integration: $(VENV)/integration $(VENV)/kserve/installed $(VENV)/swiftshader/installed
-	BURST_INTEGRATION=1 $(RUN_TESTS) -n 2 -o faulthandler_timeout=300 -m "integration and not stress"
+	BURST_INTEGRATION=1 $(RUN_TESTS) -n 2 -o faulthandler_timeout=300 -m "integration and not stress" $(ONLY)
 
 check: $(VENV)/check
 	$(BIN)/ruff check
@@ -117,6 +119,8 @@ $(VENV)/swiftshader/installed: | $(BIN)/python
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "make: '$(PYTHON)' is missing; install Python >= 3.11 (Debian: apt install python3 python3-venv)"; exit 1; }
 	@command -v cc >/dev/null || { echo "make: no C compiler 'cc'; install one (Debian: apt install gcc libc6-dev)"; exit 1; }
+	@test -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" || { \
+		echo "make: no Python.h for '$(PYTHON)'; install Python's headers (Debian: apt install python3-dev)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
