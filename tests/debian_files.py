@@ -54,9 +54,11 @@ def _mirror():
 
 
 def _apt(*words, **environment):
-    done = subprocess.run(
-        ["apt-get", *words], env=os.environ | environment, capture_output=True, text=True, check=False, timeout=200
-    )
+    how = {"env": os.environ | environment, "capture_output": True, "text": True, "timeout": 200}
+    try:
+        done = subprocess.run(["apt-get", *words], check=False, **how)
+    except subprocess.TimeoutExpired as late:
+        raise Absent(f"apt-get takes too long: {late}") from None
     if done.returncode:
         raise Absent(f"apt-get cannot: {done.stderr.strip()}")
     return done.stdout

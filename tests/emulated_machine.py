@@ -61,7 +61,10 @@ def run(init, root, *command, timeout):
         machine = [EMULATOR, *OPTIONS.split(), "-kernel", KERNEL, "-initrd", initial.name]
         machine += ["-append", "console=ttyAMA0 quiet panic=-1"]
         how = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": timeout}
-        done = subprocess.run(machine, check=False, **how)
+        try:
+            done = subprocess.run(machine, check=False, **how)
+        except subprocess.TimeoutExpired as late:
+            return 125, f"no end after {timeout} s: {(late.stdout or b'').decode(errors='replace')}"
     said, _, end = done.stdout.replace("\r", "").rpartition("exit status ")
     status = re.match(r"\d+\n", end)
     return (int(status[0]), said) if status else (125, done.stdout + done.stderr)
@@ -71,7 +74,7 @@ def main(init, program, *arguments):
     """Runs a program without a file system beside it."""
     with tempfile.TemporaryDirectory() as root:
         shutil.copy(program, Path(root, "program"))
-        status, said = run(Path(init), Path(root), "/program", *arguments, timeout=1200)
+        status, said = run(Path(init), Path(root), "/program", *arguments, timeout=800)  # less than a test waits for it
     print(said)
     return status
 

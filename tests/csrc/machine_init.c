@@ -35,9 +35,9 @@ int main(void) {
     mount("shm", "/dev/shm", "tmpfs", 0, NULL);
     int console = open("/dev/console", O_RDWR);
     for (int fd = 0; fd < 3; fd++) dup2(console, fd);
-    int status = -1;
-    if (fork() == 0) run();
-    wait(&status);
+    int status = -1, program = fork();
+    if (!program) run();
+    waitpid(program, &status, 0);
     printf("exit status %d\n", WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
     fflush(stdout);
     sync();

@@ -140,7 +140,7 @@ def test_a_client_of_another_release_is_refused(device):
 
 
 def test_the_bytes_of_this_release_can_be_written(tmp_path, home):
-    """The script that writes them gives what it gave with 0.1.0: the same packets, queue, structure and results."""
+    """The script that writes them gives what it gave with 0.1.0: packets, descriptor, structure and results."""
     pytest.importorskip("onnxruntime")
     script, folder = ROOT / "tests/stored/write.py", tmp_path / "now"
     subprocess.run([sys.executable, "-P", script, folder], check=True, timeout=100)

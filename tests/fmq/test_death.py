@@ -115,7 +115,8 @@ def test_an_old_kernel_is_polled(queue, error):
             asleep(control_word(queue, DATA_WAIT))
             begin = time.monotonic()
             os.kill(victim.pid, signal.SIGKILL)
-            assert told.recv() - begin < 0.1
+            assert told.poll(20)
+            assert told.recv() - begin < 0.5
 
 
 def test_the_main_thread_is_told_too(queue):

@@ -1,6 +1,6 @@
 """Writes the stored bytes of a release: run it with that release installed, from a folder without its sources.
 
-    python3 -m venv clean && clean/bin/pip install dist/burst_engine-X.Y.Z-*x86_64.whl onnxruntime
+    python3 -m venv clean && clean/bin/pip install burst-engine==X.Y.Z onnxruntime
     clean/bin/python -P tests/stored/write.py tests/stored/X.Y.Z
 
 Each release has a folder of its own, whose bytes never change. That of 0.1.0 was written by this script as it was

@@ -68,14 +68,15 @@ def told(*command, **how):
 
 
 def interpreter(version):
-    """A CPython of that version that starts: on PATH, of pyenv, or of uv."""
+    """A CPython of that version that starts and has pip for environments: on PATH, of pyenv, or of uv."""
     home = Path(pwd.getpwuid(os.getuid()).pw_dir)  # other tests leave another HOME in the environment
     folders = [
         *home.glob(f".pyenv/versions/{version}.*/bin"),
         *home.glob(f".local/share/uv/python/cpython-{version}.*/bin"),
     ]
-    for program in (shutil.which(f"python{version}"), *(str(folder / f"python{version}") for folder in folders)):
-        if program and not subprocess.run([program, "-c", ""], capture_output=True, check=False).returncode:
+    known = shutil.which(f"python{version}"), *(folder / f"python{version}" for folder in folders)
+    for program in filter(None, known):
+        if not subprocess.run([program, "-c", "import ensurepip"], capture_output=True, check=False).returncode:
             return program
     return None
 

@@ -1,5 +1,6 @@
 """Descriptors that a client does not receive: the kernel counts them for the account that sent them."""
 
+import contextlib
 import os
 import subprocess
 import threading
@@ -90,14 +91,13 @@ def test_where_no_descriptor_can_be_sent_the_call_fails_and_the_connection_lives
 def test_a_descriptor_that_takes_long_to_close_holds_no_other_channel(kit):
     """Sent where none belongs, it ends its own channel; the thread that serves all goes on."""
     loop, heard, ended = ChannelLoop("test"), [], threading.Event()
-    descriptor = SlowToClose()
     pairs = [Channel.pair(), Channel.pair()]
     for near, _ in pairs:
         loop.add(near, lambda message: heard.append(message.body), ended.set)
-    pairs[0][1].send(["x"], [descriptor.fileno()])
-    descriptor.leave()
-    pairs[1][1].send(["y"])
-    assert ended.wait(20)
-    pairs[1][1].send(["z"])
-    kit.until(lambda: ["z"] in heard)
-    descriptor.close()
+    with contextlib.closing(SlowToClose()) as descriptor:
+        pairs[0][1].send(["x"], [descriptor.fileno()])
+        descriptor.leave()
+        pairs[1][1].send(["y"])
+        assert ended.wait(20)
+        pairs[1][1].send(["z"])
+        kit.until(lambda: ["z"] in heard)
