@@ -72,23 +72,26 @@ def section(title: str) -> str:
     return found[1]
 
 
-def told(budget: dict[str, Any]) -> str:
-    """A budget for people."""
+def _judged(budget: dict[str, Any]) -> str:
+    """What came of a budget, for people."""
     if not (found := budget["found"]):
-        return f"{budget['text']}: - -> {budget['verdict']}"
+        return f"- -> {budget['verdict']}"
     unit = budget["unit"] and f" {budget['unit']}"
     interval = f"{found['median']:.2f}{unit} [{found['low']:.2f} .. {found['high']:.2f}]"
-    return f"{budget['text']}: {interval} -> {budget['verdict']}"
+    return f"{interval} -> {budget['verdict']}"
 
 
 def _verdicts(result: Result, others: list[Result]) -> Iterator[str]:
-    """A line for each budget, and below it what another machine found."""
+    """A line for each budget, with what other machines found."""
     for budget in result["budgets"]:
-        yield f"- {told(budget)}"
-        for number, other in enumerate(others, 2):
-            yield from (
-                f"  - *machine {number}*, {told(one)}" for one in other["budgets"] if one["text"] == budget["text"]
-            )
+        text = budget["text"]
+        beside = [
+            f"*machine {number}*: {_judged(one)}"
+            for number, other in enumerate(others, 2)
+            for one in other["budgets"]
+            if one["text"] == text
+        ]
+        yield "; ".join([f"- {text}: {_judged(budget)}", *beside])
 
 
 def machine(result: Result) -> str:

@@ -194,7 +194,9 @@ def keep(args: argparse.Namespace) -> None:
         sys.exit(f"bench: {args.json}: --quick measures nothing; run without it before --keep")
     kept["results"].update({name: result for name, result in found.items() if "failed" not in result})
     for path in args.other:
-        kept.setdefault("others", []).append({"results": read(path)["results"]})
+        theirs = read(path)["results"]
+        shown = {name: {**result, "subjects": []} for name, result in theirs.items() if "failed" not in result}
+        kept.setdefault("others", []).append({"results": shown})
     save(KEPT, kept)
     done = (name for name, result in found.items() if "failed" not in result)
     for picture in (one for name in done for one in PICTURES.get(name, {}).values()):

@@ -186,6 +186,8 @@ def options() -> argparse.Namespace:
 
 def main() -> None:
     """Measures, prints, writes."""
+    # A script's background jobs ignore SIGINT, and what they start does, too: `burst top` would not end at one.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     args = options()
     found, runs = conditions(), run(args)
     names = [load + beside for load in (PACED, FULL) for beside in ("", BESIDE)]
