@@ -121,11 +121,16 @@ def _same(other: Result, place: int, head: Sequence[str]) -> dict[str, Any]:
 
 
 def _beside(tables: list[dict[str, Any]]) -> Lines:
-    """Our rows, each with those of the other machines below it."""
+    """Our rows, each with that of each other machine below it. Rows of one name are told apart by their order, and left
+    out where another machine has more of them, or fewer.
+    """
     ours, *others = (table["rows"] for table in tables)
     lines: Lines = []
-    for row in ours:
+    for place, row in enumerate(ours):
         lines.append(row)
+        before, all_of_ours = (sum(one[0] == row[0] for one in rows) for rows in (ours[:place], ours))
         for number, rows in enumerate(others, 2):
-            lines += [[f"*machine {number}*, {one[0]}", *one[1:]] for one in rows if one[0] == row[0]]
+            theirs = [one for one in rows if one[0] == row[0]]
+            if len(theirs) == all_of_ours:
+                lines.append([f"*machine {number}*, {row[0]}", *theirs[before][1:]])
     return lines

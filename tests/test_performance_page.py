@@ -89,6 +89,18 @@ def test_rows_of_another_machine_stand_below_ours():
     assert part("idle_cost.py", measured) == part("idle_cost.py", alone)
 
 
+def test_rows_of_one_name_are_told_apart():
+    """Each has the other machine's row of the same place below it, and none if that has another number of them."""
+    other = copy.deepcopy({"broadcast.py": KEPT["results"]["broadcast.py"]})
+    measured = {**KEPT, "others": [{"results": other}]}
+    table = [line for line in part("broadcast.py", measured).split("\n") if line.startswith("| ")][2:]
+    assert [line.replace("*machine 2*, ", "") for line in table[1::2]] == table[::2]
+    assert len({*table[::2]}) > len({line.split("|")[1] for line in table[::2]})
+    other["broadcast.py"]["tables"][0]["rows"].pop()
+    gone = table[-1].split("|")[1]
+    assert f"|{gone}|" not in part("broadcast.py", measured)
+
+
 def test_the_whole_bench_takes_less_than_45_minutes():
     """By what each script takes on two cores; each is there."""
     assert sum(seconds for seconds, _ in bench.PLAN.values()) < 45 * 60
