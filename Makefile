@@ -11,9 +11,9 @@ demo: $(VENV)/demo
 	$(BIN)/burst demo camera --out examples/out
 	$(BIN)/burst demo audio --out examples/out
 
-# Python keeps what it compiles, also where the environment forbids it: each process compiles all tests otherwise.
-# ONLY: more for pytest, such as ONLY="--last-failed -n 0".
+# ONLY: more words for pytest, such as ONLY="--last-failed -n 0".
 ONLY ?=
+# Python keeps what it compiles, also where the environment forbids it: each process compiles all tests otherwise.
 RUN_TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 # Three workers for two cores: a test waits for a process about a third of its time.
