@@ -186,20 +186,24 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any("failed" in results.get(name, {}) for name in left) else 0
 
 
+def results_of(path: Path) -> dict[str, Any]:
+    """The results in a JSON, less those that failed. Ends this program for one of --quick, which has none."""
+    found = read(path)["results"]
+    if any(result.get("quick") for result in found.values()):
+        sys.exit(f"bench: {path}: --quick measures nothing; run without it before --keep")
+    return {name: result for name, result in found.items() if "failed" not in result}
+
+
 def keep(args: argparse.Namespace) -> None:
     """Puts results of --json and --other into the kept JSON, and writes the pages."""
     kept = read(KEPT)
-    found = read(args.json)["results"]
-    if any(result.get("quick") for result in found.values()):
-        sys.exit(f"bench: {args.json}: --quick measures nothing; run without it before --keep")
-    kept["results"].update({name: result for name, result in found.items() if "failed" not in result})
+    found = results_of(args.json)
+    kept["results"].update(found)
     for path in args.other:
-        theirs = read(path)["results"]
-        shown = {name: {**result, "subjects": []} for name, result in theirs.items() if "failed" not in result}
+        shown = {name: {**result, "subjects": []} for name, result in results_of(path).items()}
         kept.setdefault("others", []).append({"results": shown})
     save(KEPT, kept)
-    done = (name for name, result in found.items() if "failed" not in result)
-    for picture in (one for name in done for one in PICTURES.get(name, {}).values()):
+    for picture in (one for name in found for one in PICTURES.get(name, {}).values()):
         with contextlib.suppress(FileNotFoundError):  # the JSON came without its pictures
             shutil.copyfile(args.json.parent / Path(picture).name, ROOT / picture)
     for page in PAGES:

@@ -165,12 +165,18 @@ def test_a_budget_ends_it_before_a_script_that_takes_longer(monkeypatch, plan, c
     assert "missing: one.py: there was no time; run this again" in capsys.readouterr().out
 
 
-def test_a_quick_run_is_not_kept(monkeypatch, plan):
-    """It measures nothing."""
+def test_a_quick_run_is_not_kept(monkeypatch, plan, tmp_path):
+    """It measures nothing, here or on another machine; nothing is written."""
+    monkeypatch.setattr(bench, "KEPT", tmp_path / "kept.json")
     (plan / "mended").touch()
     called(monkeypatch, plan, "--quick")
     with pytest.raises(SystemExit, match="--quick measures nothing"):
         called(monkeypatch, plan, "--keep")
+    theirs = (plan / "all.json").rename(tmp_path / "theirs.json")
+    called(monkeypatch, plan)
+    with pytest.raises(SystemExit, match=r"theirs\.json: --quick measures nothing"):
+        called(monkeypatch, plan, "--keep", "--other", str(theirs))
+    assert not bench.KEPT.exists()
 
 
 def test_pictures_are_kept_with_their_results(monkeypatch, plan, tmp_path):
