@@ -87,7 +87,7 @@ class Newcomer:
         """Seconds until a line has ended. Ends the script when it fails."""
         begin = time.monotonic()
         with self.type(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-            said = _end_of(process)
+            said = end_of(process)
         if process.returncode:
             sys.exit(f"{said}\nbench: {line!r} failed in {self.folder}")
         return time.monotonic() - begin
@@ -108,11 +108,11 @@ class Newcomer:
                     page.close()
             finally:
                 process.send_signal(signal.SIGINT)
-                _end_of(process)
+                end_of(process)
         return printed, seen
 
 
-def _end_of(process: subprocess.Popen[str]) -> str:
+def end_of(process: subprocess.Popen[str]) -> str:
     """What it prints until its end, which comes after TIMEOUT at the latest."""
     try:
         return process.communicate(timeout=TIMEOUT)[0]

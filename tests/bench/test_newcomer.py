@@ -30,7 +30,7 @@ def newcomer(tmp_path_factory):
 def said(newcomer, line, status):
     """What a line prints that ends with this status."""
     with newcomer.type(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        text, _ = process.communicate(timeout=bench.TIMEOUT)
+        text = bench.end_of(process)
     assert process.returncode == status, text
     return " ".join(text.split())
 
