@@ -4,10 +4,9 @@ import contextlib
 import os
 import select
 import signal
-import time
 from pathlib import Path
 
-LONG = 20.0  # seconds after which what never comes is an error
+from waiting import PATIENCE, until
 
 
 class HeldProcess:
@@ -22,7 +21,7 @@ class HeldProcess:
         if number == signal.SIGSTOP:
             until(lambda: all(state(self.pid, thread) == "T" for thread in os.listdir(f"/proc/{self.pid}/task")))
 
-    def has_ended(self, seconds=LONG):
+    def has_ended(self, seconds=PATIENCE):
         """Now, or within that time."""
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
@@ -33,15 +32,6 @@ class HeldProcess:
             self.signal(signal.SIGKILL)
             assert self.has_ended()
         os.close(self.fd)
-
-
-def until(condition):
-    """Looks until `condition` holds, without sleeping."""
-    end = time.monotonic() + LONG
-    while not (found := condition()):
-        assert time.monotonic() < end, f"it never came true: {condition}"
-        os.sched_yield()
-    return found
 
 
 def state(pid, thread=None):

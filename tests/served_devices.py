@@ -14,7 +14,6 @@ import numpy as np
 from driver.client import discovery
 
 SERVER, GROUP, FRIEND, OTHER, STRANGER = 61001, 61900, 61002, 61003, 61004  # nobody's: numbers need no account
-PATIENCE = 20.0  # seconds
 X = np.ones((1, 4), np.float32)
 
 

@@ -5,6 +5,7 @@ import threading
 import weakref
 
 import numpy as np
+from waiting import PATIENCE
 
 import fmq
 from burst import Offer, PeerDied, Request, Trace
@@ -15,8 +16,6 @@ from burst.slots import SlotTable
 from burst.wire import RequestPacket, decode_result, encode_request
 from fmq.clock import deadline_of
 from fmq.region import Region
-
-PATIENCE = 20.0
 
 
 class RawClient:

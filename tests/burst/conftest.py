@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import PATIENCE
 
 import fmq
 from burst import (
@@ -44,7 +45,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from burst_clients import Lender, RawClient
 
-PATIENCE = 20.0  # seconds; a test that waits longer for an event has failed
 _contexts = ChannelLoop("test-contexts")
 os.register_at_fork(after_in_child=_contexts.forget)
 

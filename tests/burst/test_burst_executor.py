@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from waiting import PATIENCE
 
 from burst import (
     BurstOffer,
@@ -26,7 +27,6 @@ from burst.wire import VERSIONS
 from fmq import clock
 
 NONE, GENERAL_FAILURE, INVALID_ARGUMENT = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE, ErrorStatus.INVALID_ARGUMENT
-PATIENCE = 20.0
 
 
 @pytest.fixture(params=VERSIONS)

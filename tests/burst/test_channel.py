@@ -17,6 +17,7 @@ import time
 
 import msgpack
 import pytest
+from waiting import until
 
 from burst import Malformed, PeerDied, Timeout
 from burst import channel as channel_module
@@ -499,10 +500,7 @@ class TestLoop:
             self.wait(channel)
             self.wait(channel)
             assert (channel.got, channel.ends) == ([[]], [1])
-        end = time.monotonic() + 20
-        while fds() != before and time.monotonic() < end:
-            os.sched_yield()
-        assert fds() == before
+        until(lambda: fds() == before)
 
     def test_a_message_that_somebody_else_took(self, serve):
         """A channel whose message was taken by another reader before the loop came to it goes on."""

@@ -6,11 +6,10 @@ import threading
 import weakref
 
 import pytest
+from waiting import PATIENCE
 
 from burst import PeerDied
 from burst.dropped import DropList, later
-
-PATIENCE = 20.0
 
 
 class Told:

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import stress
+from waiting import PATIENCE, until
 
 import fmq
 from burst import GeneralFailure, OutputShape, PeerDied, RequestArgument
@@ -57,7 +58,7 @@ def victim(service, burst, memory):
     def check():
         client, pool = burst(configure), memory()
         for n in (4, 5):
-            assert client.run(pool, n, timeout=20).output_shapes == (OutputShape((n,)),)
+            assert client.run(pool, n, timeout=PATIENCE).output_shapes == (OutputShape((n,)),)
         client.close()
         pool.close()
 
@@ -67,10 +68,7 @@ def victim(service, burst, memory):
     before, resident = process.holdings(), process.status("VmRSS")
     yield process, configure
     check()
-    deadline = time.monotonic() + 20
-    while not holds_no_more(process, before) and time.monotonic() < deadline:
-        pass  # a thread that was joined is gone for the kernel a moment later
-    assert holds_no_more(process, before)
+    until(lambda: holds_no_more(process, before))  # a thread that was joined is gone for the kernel a moment later
     assert process.status("VmRSS") - resident < 64 << 20
 
 
@@ -213,10 +211,10 @@ def test_memory_that_shrinks(victim, burst, increment, memory):
     fd = os.memfd_create("shrinks")
     os.ftruncate(fd, 4096)
     client.answer = lambda self, slots: self._callback.send([0, [["ashmem", 4096, False]]], [fd])
-    assert client.run(pool, timeout=20).status == 0
+    assert client.run(pool, timeout=PATIENCE).status == 0
     os.ftruncate(fd, 0)
     for _ in range(3):
-        client.run(pool, timeout=20)
+        client.run(pool, timeout=PATIENCE)
     os.close(fd)
     client.close()
 
@@ -238,7 +236,7 @@ def test_callbacks_that_close_in_the_middle(victim, clients, memory, attempts, w
         client = clients[1](configure, spin=0.0, versions=[wire])
         client.answer = rng.choice([hang_up, leave])
         try:
-            client.run(pool, timeout=20)
+            client.run(pool, timeout=PATIENCE)
         except (GeneralFailure, PeerDied):
             assert client.answer is leave
         client.close()

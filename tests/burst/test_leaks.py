@@ -7,6 +7,7 @@ from operator import gt
 
 import pytest
 import stress
+from waiting import until
 
 from burst import ErrorStatus, Memory
 from burst.wire import VERSIONS
@@ -31,10 +32,13 @@ def resources(pid):
 
 def settled(client, pool, pid, before):
     """What a process holds when the device has heard of what was freed: no more than before, or what is too much."""
-    end = time.monotonic() + 20
-    while any(map(gt, (now := resources(pid))[0], before[0])) and time.monotonic() < end:
+
+    def is_settled():
         assert client.run(pool).status is ErrorStatus.NONE
-    return now
+        now = resources(pid)
+        return now if not any(map(gt, now[0], before[0])) else None
+
+    return until(is_settled, lambda: f"before {before}, now {resources(pid)}")
 
 
 def come_and_go(client, increment, cycles, every):

@@ -6,11 +6,11 @@ import weakref
 
 import numpy as np
 import pytest
+from waiting import PATIENCE
 
 from burst import ErrorStatus, GeneralFailure
 
 NONE, GENERAL_FAILURE = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
-PATIENCE = 20.0
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import os
 import threading
 
 import pytest
-from held_processes import until
+from waiting import until
 
 from burst import ErrorStatus, GeneralFailure, NotSent, PeerDied, Request, RequestArgument
 from burst import server as burst_server

@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from waiting import PATIENCE
 
 from burst import (
     ErrorStatus,
@@ -25,7 +26,6 @@ from fmq.end import DEFAULT_SPIN
 
 NONE, GENERAL_FAILURE = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
 BINDING = 0.03  # seconds
-PATIENCE = 20.0
 FAILED = (GENERAL_FAILURE, (), (None, None), 0)
 
 

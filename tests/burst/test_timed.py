@@ -4,12 +4,12 @@ import ctypes
 import threading
 
 import pytest
+from waiting import PATIENCE
 
 from burst._core import ffi, lib
 from fmq import clock
 from fmq.clock import FOREVER
 
-PATIENCE = 20.0
 GENERAL_FAILURE = 2
 CALL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint64)
 

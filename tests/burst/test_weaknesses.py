@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import until
 
 import fmq
 from burst import Accepted, Busy, ErrorStatus, GeneralFailure, NotSent, PeerDied, Request, RequestArgument, Timeout
@@ -34,14 +35,6 @@ def wire(request):
 
 
 only_with_ids = pytest.mark.parametrize("wire", [2])
-
-
-def until(predicate, seconds=20):
-    """Looks again and again."""
-    deadline = time.monotonic() + seconds
-    while not predicate():
-        assert time.monotonic() < deadline, f"{predicate} did not come true within {seconds} s"
-        os.sched_yield()
 
 
 def maps_of(process, memory):

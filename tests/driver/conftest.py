@@ -16,14 +16,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from waiting import PATIENCE, until
 
 import driver
 from burst import Memory, PeerDied, Request, RequestArgument
 
 if importlib.util.find_spec("burst_test_devices") is None:
     pytest.exit("the tests' devices are not installed: pip install --editable tests/devices", 2)
-
-PATIENCE = 20.0  # seconds after which what never comes is an error
 
 
 class Process:
@@ -188,15 +187,6 @@ def fast(device, kit):
     """The same on the shared reference device, which takes no time."""
     with device.prepare(kit.add_model()) as prepared:
         yield prepared
-
-
-def until(condition, seconds=PATIENCE):
-    """Looks until `condition` holds; every look is a call to the system or to a process, never a sleep."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, f"it never came true: {condition}"
-        os.sched_yield()
-    return found
 
 
 def named_memory():

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import request_rows
 from request_rows import Answer, Row
+from waiting import PATIENCE
 
 import driver
 from burst import BurstError, Controller, ErrorStatus, StatusError
@@ -16,7 +17,6 @@ from burst.errors import Result
 from driver import BufferDesc
 from driver.runtime.compiled import CompiledModel
 
-PATIENCE = 20  # seconds
 _NUMBERS = re.compile(r"(late by|by) [\d.e+-]+ (ms|s)\b")
 _NAMES = re.compile(r"\b(buffer|token) \d+")
 _STEP = re.compile(r"^operations \[[\d, ]+\]: ")  # a model that is divided says which of them failed

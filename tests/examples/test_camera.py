@@ -7,7 +7,8 @@ import subprocess
 
 import numpy as np
 import pytest
-from held_processes import LONG, HeldProcess, state, until
+from held_processes import HeldProcess, state
+from waiting import PATIENCE, until
 
 import driver
 
@@ -82,7 +83,7 @@ def start(camera, detector, *arguments, **pipes):
 
 
 def ended(process, given=None):
-    said, complaints = process.communicate(given, timeout=3 * LONG)
+    said, complaints = process.communicate(given, timeout=3 * PATIENCE)
     return process.returncode, said.decode().splitlines(), complaints.decode()
 
 
@@ -126,7 +127,7 @@ def test_a_killed_device_costs_no_frame(camera, detector, place, tmp_path, victi
         with contextlib.suppress(ProcessLookupError):  # it is the victim
             device["engine"].signal(signal.SIGCONT)  # to notice that its service is gone
         process.stdout = None
-        _, complaints = process.communicate(timeout=3 * LONG)
+        _, complaints = process.communicate(timeout=3 * PATIENCE)
         for held in device.values():
             held.end()
     assert (process.returncode, complaints) == (0, b"camera: the device died and was started again\n")

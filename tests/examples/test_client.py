@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import stress
-from held_processes import LONG, HeldProcess, state, until
+from held_processes import HeldProcess, state
+from waiting import PATIENCE, until
 
 import driver
 
@@ -53,7 +54,7 @@ def start(client):
 
 def run(client, *arguments):
     """Its output, once it has ended well and without complaints."""
-    done = subprocess.run([client, *map(str, arguments)], capture_output=True, text=True, timeout=LONG * 3, check=False)
+    done = subprocess.run([client, *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -157,7 +158,7 @@ def test_a_device_that_does_not_run_is_started(client, place):
 def test_a_python_without_burst_is_told(client, place, monkeypatch):
     """What starts a device, and that it could not."""
     monkeypatch.setenv("BURST_PYTHON", "/bin/false")
-    done = subprocess.run([client], capture_output=True, text=True, timeout=LONG, check=False)
+    done = subprocess.run([client], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 1
     assert "client: connecting: device 'reference' is not there, and /bin/false could not start it" in done.stderr
 
@@ -172,7 +173,7 @@ def test_a_death_costs_no_request(start, device, victim):
     device[victim].signal(signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):  # it is the victim
         device["engine"].signal(signal.SIGCONT)  # to notice that its service is gone
-    said, complaints = waiting.communicate(timeout=3 * LONG)
+    said, complaints = waiting.communicate(timeout=3 * PATIENCE)
     assert (waiting.returncode, complaints) == (0, "")
     assert f"{MANY} requests, median" in said
 
@@ -183,7 +184,7 @@ def test_a_device_that_leaves_while_it_is_greeted_is_started_again(start, device
     waiting = start(1)
     until(lambda: is_at_a_socket(waiting.pid))
     device["service"].signal(signal.SIGKILL)
-    said, _ = waiting.communicate(timeout=3 * LONG)
+    said, _ = waiting.communicate(timeout=3 * PATIENCE)
     assert (waiting.returncode, said[:14]) == (0, "1: 11 22 33 44")
 
 
@@ -199,6 +200,6 @@ def is_at_a_socket(pid):
 @pytest.mark.parametrize("argument", ["0", "-1", "1000001"])
 def test_impossible_arguments_are_refused(client, place, argument):
     """With the usage, before anything is connected."""
-    done = subprocess.run([client, argument], capture_output=True, text=True, timeout=LONG, check=False)
+    done = subprocess.run([client, argument], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("client: client [requests, 1 to 1000000]")

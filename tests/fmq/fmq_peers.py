@@ -5,12 +5,12 @@ import multiprocessing
 import os
 import secrets
 import threading
-import time
 import traceback
 import warnings
 
 import numpy as np
 import pytest
+from waiting import PATIENCE, until
 
 import fmq
 
@@ -22,15 +22,6 @@ def new_name():
     return f"/fmq-test-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def until(predicate, seconds=10):
-    """Looks again and again until `predicate()` holds, and says which one did not."""
-    deadline = time.monotonic() + seconds
-    while not (value := predicate()):
-        assert time.monotonic() < deadline, f"{predicate} did not come true within {seconds} s"
-        os.sched_yield()
-    return value
-
-
 @contextlib.contextmanager
 def process(target, *args, method="fork", fails=False):
     """Another process that runs target(*args), and must end well unless `fails`."""
@@ -40,7 +31,7 @@ def process(target, *args, method="fork", fails=False):
         child.start()
     try:
         yield child
-        child.join(20)
+        child.join(PATIENCE)
         assert fails or child.exitcode == 0, f"{target.__name__} ended with {child.exitcode}"
     finally:
         child.kill()
@@ -77,7 +68,7 @@ def thread(target, *args):
     runner = threading.Thread(target=run, daemon=True)
     runner.start()
     yield runner
-    runner.join(20)
+    runner.join(PATIENCE)
     assert not runner.is_alive(), f"{target} still runs"
     if failed:
         raise failed[0]
@@ -150,7 +141,7 @@ def asleep(word):
 # ---- what other processes do ---------------------------------------------------------------------------------------
 
 
-def write_array(descriptor, array, timeout=10):
+def write_array(descriptor, array, timeout=PATIENCE):
     with fmq.MessageQueue.open(descriptor).writer() as writer:
         writer.write(array, timeout)
 
@@ -159,20 +150,20 @@ def write_blocks(descriptor, first, count, block):
     """Blocks of ascending numbers, so that a gap or a tear is seen."""
     with fmq.MessageQueue.open(descriptor).writer() as writer:
         for i in range(first, first + count):
-            writer.write(np.arange(i * block, (i + 1) * block), 10)
+            writer.write(np.arange(i * block, (i + 1) * block), PATIENCE)
 
 
 def read_blocks(descriptor, count, block):
     with fmq.MessageQueue.open(descriptor).reader() as reader:
         for i in range(count):
-            assert np.array_equal(reader.read(block, 10), np.arange(i * block, (i + 1) * block))
+            assert np.array_equal(reader.read(block, PATIENCE), np.arange(i * block, (i + 1) * block))
 
 
 def echo(there, back, count):
     """Sends every element of `there` back."""
     with fmq.MessageQueue.open(there).reader() as reader, fmq.MessageQueue.open(back).writer() as writer:
         for _ in range(count):
-            writer.write(reader.read(1, 10), 10)
+            writer.write(reader.read(1, PATIENCE), PATIENCE)
 
 
 def exchange_all(there, back, count):
@@ -211,11 +202,11 @@ def wait_in(descriptor, method, n, ready):
 def answer_event(descriptor):
     """Waits for bit 1 of the queue's flag, then sets bit 2."""
     flag = fmq.EventFlag(descriptor.region(), EVENT)
-    assert flag.wait(1, 10) == 1
+    assert flag.wait(1, PATIENCE) == 1
     flag.wake(2)
 
 
-def collect(descriptor, pipe, n, timeout=20):
+def collect(descriptor, pipe, n, timeout=PATIENCE):
     """A reader of n elements at once: says that it has come, and then what it got."""
     with fmq.MessageQueue.open(descriptor).reader() as reader:
         pipe.send("here")

@@ -8,16 +8,15 @@ import time
 
 import numpy as np
 import pytest
-from fmq_peers import bridges, holder, must_raise, process, take, thread, until, write_array, write_blocks
+from fmq_peers import bridges, holder, must_raise, process, take, thread, write_array, write_blocks
+from waiting import PATIENCE, until
 
 import fmq
-
-LONG = 20  # seconds, for what normally takes none
 
 
 def run(main, *arguments):
     """The coroutine function's result, in a loop of its own."""
-    return asyncio.run(asyncio.wait_for(main(*arguments), 2 * LONG))
+    return asyncio.run(asyncio.wait_for(main(*arguments), 2 * PATIENCE))
 
 
 async def awaited(end):
@@ -28,7 +27,7 @@ async def awaited(end):
 
 async def raises(kind, awaitable):
     with pytest.raises(kind):
-        await asyncio.wait_for(awaitable, LONG)
+        await asyncio.wait_for(awaitable, PATIENCE)
 
 
 def test_what_is_there_is_read_without_a_thread():
@@ -53,7 +52,7 @@ def test_who_does_not_use_it_has_no_bridge():
     def child():
         queue = fmq.MessageQueue.create("i8", 4)
         w, r = queue.writer(), queue.reader()
-        with thread(r.read, 1, LONG):
+        with thread(r.read, 1, PATIENCE):
             w.write([1])
         must_raise(fmq.Timeout, fmq.wait_any, [r], 0.01)
         assert bridges() == 0
@@ -77,7 +76,7 @@ def test_elements_that_come_in_parts(flavour):
             assert not reading.done()
             w.write([i])
             await asyncio.sleep(0)
-        assert list(await asyncio.wait_for(reading, LONG)) == [0, 1, 2, 3, 4]
+        assert list(await asyncio.wait_for(reading, PATIENCE)) == [0, 1, 2, 3, 4]
 
     run(main)
 
@@ -119,7 +118,7 @@ def test_a_full_queue_is_awaited():
         await asyncio.sleep(0)
         assert not writing.done()
         r.read(1)
-        await asyncio.wait_for(writing, LONG)
+        await asyncio.wait_for(writing, PATIENCE)
         assert list(r.read(4)) == [3, 4, 5, 6]
 
     run(main)
@@ -190,9 +189,9 @@ def test_the_peers_death_is_told():
     queue = fmq.MessageQueue.create("i8", 4)
     r = queue.reader()
     with process(write_array, queue.descriptor, np.array([1])):
-        assert r.read(1, LONG)
+        assert r.read(1, PATIENCE)
     with pytest.raises(fmq.Closed):
-        r.read(1, LONG)
+        r.read(1, PATIENCE)
     take(queue, "writer").close()
 
     async def main(victim):
@@ -270,7 +269,7 @@ def test_one_task_at_a_time():
         await awaited(r)
         await raises(fmq.Busy, r.read_async(1))
         w.write([1])
-        assert list(await asyncio.wait_for(reading, LONG)) == [1]
+        assert list(await asyncio.wait_for(reading, PATIENCE)) == [1]
 
     run(main)
 
@@ -285,7 +284,7 @@ def test_a_thread_that_tries_meanwhile_does_not_deafen_the_task():
         await awaited(r)
         await asyncio.to_thread(must_raise, fmq.Timeout, r.read, 1, 0.01)
         w.write([1, 2])
-        assert list(await asyncio.wait_for(reading, LONG)) == [1, 2]
+        assert list(await asyncio.wait_for(reading, PATIENCE)) == [1, 2]
 
     run(main)
 
@@ -339,7 +338,7 @@ def test_add_reader_takes_an_end():
 
             loop.add_reader(r, readable)
             with process(write_array, queue.descriptor, np.arange(20)):
-                await asyncio.wait_for(over.wait(), LONG)
+                await asyncio.wait_for(over.wait(), PATIENCE)
             loop.remove_reader(r)
 
     run(main)

@@ -28,9 +28,9 @@ from fmq_peers import (
     process,
     take,
     thread,
-    until,
 )
 from refused_calls import FUTEX_WAITV, refuse
+from waiting import until
 
 import fmq
 from fmq._core import lib

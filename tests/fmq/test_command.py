@@ -12,7 +12,8 @@ import threading
 
 import numpy as np
 import pytest
-from fmq_peers import control_word, hold, new_name, process, until, write_blocks
+from fmq_peers import control_word, hold, new_name, process, write_blocks
+from waiting import until
 
 import fmq
 from fmq.command import remove

@@ -8,19 +8,9 @@ import time
 
 import numpy as np
 import pytest
-from fmq_peers import (
-    DATA_WAIT,
-    SPACE_WAIT,
-    asleep,
-    control_word,
-    hold,
-    hold_fat,
-    process,
-    take,
-    thread,
-    until,
-)
+from fmq_peers import DATA_WAIT, SPACE_WAIT, asleep, control_word, hold, hold_fat, process, take, thread
 from refused_calls import FUTEX_WAITV, refuse
+from waiting import until
 
 import fmq
 

@@ -6,7 +6,8 @@ import signal
 
 import numpy as np
 import pytest
-from fmq_peers import asleep, control_word, hold, new_name, process, thread, until, write_blocks
+from fmq_peers import asleep, control_word, hold, new_name, process, thread, write_blocks
+from waiting import until
 
 import fmq
 from fmq.onlooker import Onlooker

@@ -12,13 +12,13 @@ import resource
 import numpy as np
 import pytest
 from fmq_peers import must_raise, process, thread
+from waiting import PATIENCE
 
 import fmq
 
 SYNCHRONIZED, UNSYNCHRONIZED, _ = fmq.Flavour
 CAPACITY, CONTROL = 2048, 4096
 NOT_FULL, NOT_EMPTY = 1, 2
-LONG = 20  # seconds, for what normally takes none
 
 
 class Copying:
@@ -155,14 +155,14 @@ def test_02_blocking_small_input_by_hand(flavour):
     w, r, flag = queue.writer(), queue.reader(), queue.event_flag
 
     def read():
-        assert flag.wait(NOT_EMPTY, LONG) == NOT_EMPTY
+        assert flag.wait(NOT_EMPTY, PATIENCE) == NOT_EMPTY
         assert r.try_read(64).tolist() == list(range(64))
         flag.wake(NOT_FULL)
 
     with thread(read):
         w.write(range(64), 0)
         flag.wake(NOT_EMPTY)
-        assert flag.wait(NOT_FULL, LONG) == NOT_FULL
+        assert flag.wait(NOT_FULL, PATIENCE) == NOT_FULL
 
 
 def test_03_blocking_small_input(flavour):
@@ -172,9 +172,9 @@ def test_03_blocking_small_input(flavour):
     flag.wake(NOT_FULL)
     w.notify(flag, NOT_EMPTY)
     r.notify(flag, NOT_FULL)
-    with thread(lambda: r.read(64, LONG)):
-        w.write(range(64), LONG)
-    assert flag.wait(NOT_FULL | NOT_EMPTY, LONG) == NOT_FULL | NOT_EMPTY
+    with thread(lambda: r.read(64, PATIENCE)):
+        w.write(range(64), PATIENCE)
+    assert flag.wait(NOT_FULL | NOT_EMPTY, PATIENCE) == NOT_FULL | NOT_EMPTY
 
 
 def test_04_blocking_time_out(flavour):
@@ -188,8 +188,8 @@ def test_05_queue_size_odd(flavour, memories):
     """2049 one-byte elements: the flag keeps its alignment, because it lies in front of them, and transfers wait."""
     queue = make_queue("u1", 2049, flavour, memories)
     w, r = queue.writer(), queue.reader()
-    with thread(lambda: r.read(64, LONG)):
-        w.write(range(64), LONG)
+    with thread(lambda: r.read(64, PATIENCE)):
+        w.write(range(64), PATIENCE)
     queue.event_flag.wake(1)
     assert queue.event_flag.wait(1, 0) == 1
 

@@ -10,22 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fmq_peers import (
-    HEAD,
-    TAIL,
-    control_counter,
-    in_a_fork,
-    must_raise,
-    process,
-    until,
-    write_array,
-)
+from fmq_peers import HEAD, TAIL, control_counter, in_a_fork, must_raise, process, write_array
+from waiting import PATIENCE, until
 
 import fmq
 
 SYNCHRONIZED, UNSYNCHRONIZED, _ = fmq.Flavour
 CAPACITY = 1024
-LONG = 20  # seconds, for what normally takes none
 HERE = Path(__file__).parent
 
 
@@ -81,20 +72,20 @@ def test_23_blocking_read_write(dtype, form):
     with queue.writer() as w, process(read_both, queue.descriptor, form):
         if form == "long":
             w.notify(queue.event_flag, 2)
-        w.write(range(64), LONG)
-        w.write(range(CAPACITY), LONG)
+        w.write(range(64), PATIENCE)
+        w.write(range(CAPACITY), PATIENCE)
         if form == "long":
-            assert queue.event_flag.wait(1, LONG) == 1
+            assert queue.event_flag.wait(1, PATIENCE) == 1
 
 
 def read_both(descriptor, form):
     queue = fmq.MessageQueue.open(descriptor)
     with queue.reader() as r:
         if form == "long":
-            assert queue.event_flag.wait(2, LONG) == 2
+            assert queue.event_flag.wait(2, PATIENCE) == 2
             r.notify(queue.event_flag, 1)
-        assert r.read(64, LONG).tolist() == list(range(64))
-        assert r.read(CAPACITY, LONG).tolist() == list(range(CAPACITY))
+        assert r.read(64, PATIENCE).tolist() == list(range(64))
+        assert r.read(CAPACITY, PATIENCE).tolist() == list(range(CAPACITY))
 
 
 @pytest.mark.parametrize(("reads", "of"), [(1024, 64), (512, 128), (2048, 32)])
@@ -103,15 +94,15 @@ def test_24_blocking_read_write_repeat(reads, of):
     queue = fmq.MessageQueue.create("i8", CAPACITY)
     with queue.reader() as r, process(write_repeatedly, queue.descriptor):
         for i in range(reads):
-            assert np.array_equal(r.read(of, LONG), np.arange(i * of, (i + 1) * of))
-        assert r.read(CAPACITY, LONG).tolist() == list(range(CAPACITY))
+            assert np.array_equal(r.read(of, PATIENCE), np.arange(i * of, (i + 1) * of))
+        assert r.read(CAPACITY, PATIENCE).tolist() == list(range(CAPACITY))
 
 
 def write_repeatedly(descriptor):
     with fmq.MessageQueue.open(descriptor).writer() as w:
         for i in range(1024):
-            w.write(np.arange(i * 64, (i + 1) * 64), LONG)
-        w.write(range(CAPACITY), LONG)
+            w.write(np.arange(i * 64, (i + 1) * 64), PATIENCE)
+        w.write(range(CAPACITY), PATIENCE)
 
 
 def test_25_zero_messages(flavour):
@@ -132,17 +123,17 @@ def test_26_small_input_across_processes(dtype, flavour, here, in_place):
     """16 elements from either side, by copy and in place; when they were read, the writer has its places back."""
     there, back = fmq.MessageQueue.create(dtype, CAPACITY, flavour), fmq.MessageQueue.create(dtype, CAPACITY, flavour)
     with back.reader() as r, there.writer() as w, process(send_back, there.descriptor, back.descriptor, in_place):
-        assert r.read(1, LONG)[0] == 0
+        assert r.read(1, PATIENCE)[0] == 0
         if in_place and here == "writer":
-            with w.reserve(16, LONG) as span:
+            with w.reserve(16, PATIENCE) as span:
                 span[:] = range(16)
         else:
             w.write(range(16))
         if in_place and here == "reader":
-            with r.peek(16, LONG) as span:
+            with r.peek(16, PATIENCE) as span:
                 assert np.array(span).tolist() == list(range(16))
         else:
-            assert r.read(16, LONG).tolist() == list(range(16))
+            assert r.read(16, PATIENCE).tolist() == list(range(16))
         until(lambda: w.available == CAPACITY)
 
 
@@ -151,10 +142,10 @@ def send_back(there, back, in_place):
     with fmq.MessageQueue.open(there).reader() as r, fmq.MessageQueue.open(back).writer() as w:
         w.write([0])
         if in_place:
-            with r.peek(16, LONG) as came, w.reserve(16, LONG) as goes:
+            with r.peek(16, PATIENCE) as came, w.reserve(16, PATIENCE) as goes:
                 goes[:] = np.array(came)
         else:
-            w.write(r.read(16, LONG), LONG)
+            w.write(r.read(16, PATIENCE), PATIENCE)
 
 
 def test_28_unsynchronized_write_when_full_recovers(dtype):
@@ -231,7 +222,7 @@ def test_31_payload_types(flavour, payload):
     queue = fmq.MessageQueue.create(payload, CAPACITY, flavour)
     sent = np.frombuffer(bytes(i % 2 for i in range(queue.dtype.itemsize)), queue.dtype)
     with queue.reader() as r, process(write_array, queue.descriptor, sent):
-        got = r.read(1, LONG)
+        got = r.read(1, PATIENCE)
         assert (got.dtype, got.tobytes()) == (queue.dtype, sent.tobytes())
 
 

@@ -8,7 +8,8 @@ import stat
 
 import numpy as np
 import pytest
-from fmq_peers import in_a_fork, new_name, process, take, until
+from fmq_peers import in_a_fork, new_name, process, take
+from waiting import until
 
 import fmq
 

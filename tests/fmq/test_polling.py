@@ -1,5 +1,5 @@
 """Whether a wait polls: on one processor, and in a control group with a quota. Shown by what the waiting thread does:
-it announces a sleep long before its window ends.
+a wait that is over long before its window has announced a sleep.
 """
 
 import os
@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fmq_peers import DATA_WAIT, control_word, process, until
+from fmq_peers import DATA_WAIT, EVENT, control_word, must_raise, process
+from waiting import PATIENCE, until
 
 import fmq
 
@@ -18,15 +19,38 @@ HALF = {"cpu.max": "50000 100000", "cpu.cfs_quota_us": "50000"}
 needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two processors")
 
 
-def read_on(descriptor, cpu, group=None):
-    """Reads two elements one by one on that processor, polling for long; in a control group."""
+def reader_on(descriptor, cpu, group=None):
+    """A reader that polls for long, on that processor, in a control group."""
     if group:
         (group / "cgroup.procs").write_text(str(os.getpid()))
     os.sched_setaffinity(0, {cpu})
-    with fmq.MessageQueue.open(descriptor).reader() as reader:
-        reader.spin = WINDOW
-        reader.read(1, 20)
-        reader.read(1, 20)
+    reader = fmq.MessageQueue.open(descriptor).reader()
+    reader.spin = WINDOW
+    return reader
+
+
+def read_on(descriptor, cpu):
+    """Reads two elements there, one by one."""
+    with reader_on(descriptor, cpu) as reader:
+        reader.read(1, PATIENCE)
+        reader.read(1, PATIENCE)
+
+
+def sleep_on(descriptor, cpu, group=None):
+    """Waits there in vain until a wait has announced a sleep; then takes what comes, and does so once more."""
+    queue = fmq.MessageQueue.open(descriptor)
+    word = control_word(queue, DATA_WAIT)
+    with reader_on(descriptor, cpu, group) as reader:
+        for _ in range(2):
+            before = int(word[0])
+
+            def has_announced(before=before):
+                must_raise(fmq.Timeout, reader.read, 1, WINDOW / 100)
+                return word[0] != before
+
+            until(has_announced)
+            fmq.EventFlag(descriptor.region(), EVENT).wake(1)
+            reader.read(1, PATIENCE)
 
 
 @contextmanager
@@ -35,7 +59,7 @@ def writer_on(cpu, queue):
 
     def write(writer):
         os.sched_setaffinity(0, {cpu})  # of this thread
-        writer.write([1], 10)
+        writer.write([1], PATIENCE)
 
     with queue.writer() as writer:
 
@@ -76,13 +100,13 @@ def test_one_processor_is_not_polled_away():
         reader.spin = 0.01
         with pytest.raises(fmq.Timeout):
             reader.read(1, 0.02)
-    with fmq.MessageQueue.create("u1", 8) as queue, writer_on(cpu, queue) as put:
-        word = control_word(queue, DATA_WAIT)
-        with process(read_on, queue.descriptor, cpu):
-            until(lambda: word[0] % 2, WINDOW / 2)
-            first = int(word[0])
-            put()
-            until(lambda: word[0] > first and word[0] % 2, WINDOW / 2)
+    with (
+        fmq.MessageQueue.create("u1", 8) as queue,
+        writer_on(cpu, queue) as put,
+        process(sleep_on, queue.descriptor, cpu),
+    ):
+        for _ in range(2):
+            assert queue.event_flag.wait(1, PATIENCE) == 1
             put()
 
 
@@ -94,11 +118,10 @@ def test_a_quota_is_not_polled_away():
         quota_of_half_a_processor() as group,
         fmq.MessageQueue.create("u1", 8) as queue,
         writer_on(other, queue) as put,
+        process(sleep_on, queue.descriptor, mine, group),
     ):
-        put()
-        word = control_word(queue, DATA_WAIT)
-        with process(read_on, queue.descriptor, mine, group):
-            until(lambda: word[0] % 2, WINDOW / 2)
+        for _ in range(2):
+            assert queue.event_flag.wait(1, PATIENCE) == 1
             put()
 
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fmq_peers import bridges, holder, must_raise, process, thread, until, write_array
+from fmq_peers import bridges, holder, must_raise, process, thread, write_array
+from waiting import PATIENCE, until
 
 import fmq
-
-LONG = 20  # seconds, for what normally takes none
 
 
 @pytest.fixture(params=fmq.Flavour, ids=lambda flavour: flavour.name.lower())
@@ -34,7 +33,7 @@ def readable(*ends, seconds=0.0):
 
 def becomes_readable(end):
     """At once or soon: it is another thread that says so."""
-    return readable(end, seconds=LONG) == [end]
+    return readable(end, seconds=PATIENCE) == [end]
 
 
 def test_a_reader_is_readable_while_there_is_something(ends):
@@ -118,7 +117,7 @@ def test_a_thread_that_peeks_is_not_left_asleep(ends):
     r.spin = 0
 
     def peek():
-        with r.peek(3, LONG) as span:
+        with r.peek(3, PATIENCE) as span:
             assert np.array(span).tolist() == [0, 1, 2]
 
     for _ in range(100):
@@ -185,7 +184,7 @@ def test_a_peer_that_is_gone_makes_readable(flavour, end):
             assert list(r.read(1)) == [1]
             assert becomes_readable(r)
     for _ in range(2):
-        must_raise(fmq.PeerDied if end == "killed" else fmq.Closed, r.read, 1, LONG)
+        must_raise(fmq.PeerDied if end == "killed" else fmq.Closed, r.read, 1, PATIENCE)
         assert becomes_readable(r)
 
 
@@ -197,7 +196,7 @@ def test_a_writer_whose_reader_is_killed():
         assert not readable(w)
         victim.kill()
         assert becomes_readable(w)
-        must_raise(fmq.PeerDied, w.write, [1], LONG)
+        must_raise(fmq.PeerDied, w.write, [1], PATIENCE)
 
 
 @pytest.mark.parametrize("edge", [0, select.EPOLLET])
@@ -209,7 +208,7 @@ def test_epoll_by_level_and_by_edge(ends, edge):
         assert poll.poll(0) == []
         for i in range(20):
             w.write([i, i])
-            assert poll.poll(LONG) == [(r.fileno(), select.EPOLLIN)]
+            assert poll.poll(PATIENCE) == [(r.fileno(), select.EPOLLIN)]
             assert bool(poll.poll(0)) == (not edge)
             r.read(2)
             assert poll.poll(0) == []
@@ -235,7 +234,7 @@ def poll_two_hundred():
                 pairs[i][0].write([i])
             told = set()
             while len(told) < len(range(0, 200, step)):
-                for key, _ in poll.select(LONG):
+                for key, _ in poll.select(PATIENCE):
                     assert pairs[key.data][1].read(1, 0)[0] == key.data
                     told.add(key.data)
             assert told == set(range(0, 200, step))
@@ -307,7 +306,7 @@ def write_by_select(descriptor, count):
         for i in range(count):
             assert becomes_readable(w)
             w.write([i], 0)
-        until(lambda: w.available == w.capacity, LONG)
+        until(lambda: w.available == w.capacity)
 
 
 def test_arming_again_wakes_no_thread():

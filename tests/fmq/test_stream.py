@@ -21,8 +21,8 @@ from fmq_peers import (
     sleeps,
     take,
     thread,
-    until,
 )
+from waiting import until
 
 import fmq
 

@@ -12,7 +12,8 @@ import time
 
 import numpy as np
 import pytest
-from fmq_peers import DATA_WAIT, SPACE_WAIT, asleep, control_word, process, thread, until
+from fmq_peers import DATA_WAIT, SPACE_WAIT, asleep, control_word, process, thread
+from waiting import until
 
 import fmq
 from fmq._core import lib

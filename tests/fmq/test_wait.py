@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fmq_peers import DATA_WAIT, SPACE_WAIT, asleep, control_word, must_raise, process, thread, until, write_array
+from fmq_peers import DATA_WAIT, SPACE_WAIT, asleep, control_word, must_raise, process, thread, write_array
+from waiting import until
 
 import fmq
 

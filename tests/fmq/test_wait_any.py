@@ -7,16 +7,8 @@ import time
 
 import numpy as np
 import pytest
-from fmq_peers import (
-    holder,
-    must_raise,
-    process,
-    sleeps,
-    take,
-    thread,
-    until,
-    write_array,
-)
+from fmq_peers import holder, must_raise, process, sleeps, take, thread, write_array
+from waiting import until
 
 import fmq
 

@@ -9,7 +9,8 @@ import socket
 import time
 
 import pytest
-from fmq_peers import hold, process, until
+from fmq_peers import hold, process
+from waiting import until
 
 import fmq
 from fmq._core import lib

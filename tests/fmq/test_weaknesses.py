@@ -30,8 +30,8 @@ from fmq_peers import (
     sleeps,
     take,
     thread,
-    until,
 )
+from waiting import until
 
 import fmq
 
@@ -54,9 +54,7 @@ def test_no_torn_reads_reported_as_success(in_place):
     queue, elements, good, overruns = fmq.MessageQueue.create("V512", 8, UNSYNCHRONIZED), 4, 0, 0
     over = control_word(queue, EVENT)
     with queue.reader() as r, process(overwrite, queue.descriptor):
-        deadline = time.monotonic() + 60
         while good < 3000 or overruns < 10:
-            assert time.monotonic() < deadline, f"{good} reads and {overruns} overruns"
             position = r.position
             try:
                 words = read_words(r, elements, in_place)

@@ -23,6 +23,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from waiting import until
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
@@ -126,11 +129,7 @@ class Tenant:
 
     def forgets(self) -> None:
         """The device soon knows only the burst that stays."""
-        end = time.monotonic() + WITHIN
-        while (left := len(self._device.traces())) > 1:
-            if time.monotonic() > end:
-                raise TimeoutError(f"{left} bursts are left")
-            _pause.wait(0.01)
+        until(lambda: len(self._device.traces()) <= 1)
 
     def runs(self) -> None:
         """The burst that stays."""
@@ -150,16 +149,16 @@ class Tenant:
 
     @staticmethod
     def _until_sealed(fd: int) -> None:
-        end = time.monotonic() + WITHIN
-        while True:
+        def is_sealed() -> bool:
             try:
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
             except OSError as error:
-                if error.errno != errno.EBUSY or time.monotonic() > end:
+                if error.errno != errno.EBUSY:
                     raise
-                _pause.wait(0.01)
-            else:
-                return
+                return False
+            return True
+
+        until(is_sealed)
 
     def plain(self) -> None:
         """The plain path."""

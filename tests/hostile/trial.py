@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from neighbourhood import Stuck
+from waiting import until
 
 if TYPE_CHECKING:
     from neighbourhood import Figures, Neighbourhood, Talker
@@ -15,12 +15,9 @@ if TYPE_CHECKING:
 STEP = 10.0  #: seconds that a step of an honest client may take during an attack
 P99 = 0.25  #: seconds; both are for any machine under any load. `bench/neighbours.py` holds the ratios
 PREPARE = 15.0
-FREED = 20.0  #: seconds until what an attacker held is free again
 SLACK = {"descriptors": 60, "mappings": 2500, "threads": 40, "resident": 400 << 20, "log": 1 << 20}
 """By how much the device may have grown when the attacker is gone: pools of threads and allocators keep some."""
 MOST_RESIDENT = 1 << 30  #: bytes more while the attack goes on: what one account may hold, and an engine of its own
-
-_pause = threading.Event()
 
 
 @dataclass
@@ -108,18 +105,12 @@ def check_after(
         return
     if (after["service"], after["engine"]) != (before["service"], before["engine"]):
         outcome.faults.append("another process serves the tenant")
-    end = time.monotonic() + FREED
-    while kept := excess(figures, left := hood.figures()):
-        if time.monotonic() > end:
-            outcome.faults.append(f"{FREED:g} s after the attack the device keeps {kept}")
-            break
-        _pause.wait(0.2)
-    outcome.left = left
-    while (bursts := tenant.ask("identity")["bursts"]) != before["bursts"]:
-        if time.monotonic() > end:
-            outcome.faults.append(f"the tenant has {bursts} bursts on the device, and had {before['bursts']}")
-            break
-        _pause.wait(0.2)
+    try:
+        until(lambda: not excess(figures, hood.figures()), lambda: f"kept: {excess(figures, hood.figures())}")
+        until(lambda: tenant.ask("identity")["bursts"] == before["bursts"], lambda: "the tenant has other bursts")
+    except AssertionError as error:
+        outcome.faults.append(f"the device, long after the attack: {error}")
+    outcome.left = hood.figures()
 
 
 def excess(before: Figures, after: Figures) -> dict[str, int]:

@@ -10,8 +10,8 @@ from ctypes import byref, c_float, c_size_t, c_uint64, c_void_p
 
 import msgpack
 import pytest
-from held_processes import until
 from libburst_by_ctypes import FOREVER, Options, Tensor, adder, checked, handle_of, shape, why
+from waiting import until
 
 pytestmark = pytest.mark.integration
 ANY = c_uint64(FOREVER)

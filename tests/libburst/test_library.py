@@ -12,7 +12,7 @@ from ctypes import byref, c_uint64, c_void_p
 
 import pytest
 import stress
-from held_processes import HeldProcess, until
+from held_processes import HeldProcess
 from libburst_by_ctypes import (
     FOREVER,
     Adder,
@@ -26,6 +26,7 @@ from libburst_by_ctypes import (
     shape,
     why,
 )
+from waiting import until
 
 import driver
 from driver.protocol.model_codec import encode

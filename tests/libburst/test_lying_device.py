@@ -10,9 +10,9 @@ from ctypes import byref, c_uint64, c_void_p
 
 import msgpack
 import pytest
-from held_processes import until
 from libburst_by_ctypes import FOREVER, Adder, Options, adder, checked, handle_of, why
 from lying_device import LyingDevice
+from waiting import until
 from wire_packets import GOLDEN, RESULTS, random_packet
 
 from burst.messages import NO_TIMING, ErrorStatus

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import pytest
-from held_processes import LONG, until
 from libburst_by_ctypes import (
     FOREVER,
     Adder,
@@ -29,6 +28,7 @@ from libburst_by_ctypes import (
 )
 from lying_device import LyingDevice
 from protocol_page import messages
+from waiting import PATIENCE, until
 
 import driver
 from driver.protocol.model_codec import encode
@@ -131,7 +131,7 @@ def test_threads_wait_for_each_other(plain, library):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(LONG)
+        thread.join(PATIENCE)
     assert wrong == []
 
 
@@ -154,7 +154,7 @@ def test_a_death_while_an_answer_is_awaited(plain, device):
     waiting.start()
     until(lambda: Path(f"/proc/{device['engine'].pid}/stat").exists())
     device["engine"].signal(signal.SIGKILL)
-    waiting.join(LONG)
+    waiting.join(PATIENCE)
     assert found == [True]
 
 
@@ -188,7 +188,7 @@ class Recorder(LyingDevice):
 
     def channel(self, *_):
         self.near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.near.settimeout(LONG)
+        self.near.settimeout(PATIENCE)
         return [0], [far.detach(), self.life.fd]
 
 
@@ -226,7 +226,7 @@ def answered(library, recorder, compiled, pool, answers, deadline=FOREVER):
         recorder.fds += fds
     for answer in answers:
         recorder.near.send(answer)
-    run.join(LONG)
+    run.join(PATIENCE)
     return found[0], sent
 
 

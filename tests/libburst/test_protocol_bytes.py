@@ -7,10 +7,10 @@ from ctypes import byref, c_uint64, c_void_p
 
 import msgpack
 import pytest
-from held_processes import LONG
 from libburst_by_ctypes import FOREVER, Options, Tensor, adder, checked, handle_of
 from lying_device import LyingDevice
 from protocol_page import block, messages, raw
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
@@ -43,7 +43,7 @@ class Scribe(LyingDevice):
     def burst(self, arguments, fds):
         found = super().burst(arguments, fds)
         self.context = socket.socket(fileno=os.dup(fds[3]))
-        self.context.settimeout(LONG)
+        self.context.settimeout(PATIENCE)
         return found
 
     def close(self):

@@ -18,9 +18,9 @@ from pathlib import Path
 import libfmq_by_ctypes
 import numpy as np
 import pytest
-from held_processes import until
 from libburst_by_ctypes import ROOT, declared_functions, exported_functions
 from libfmq_by_ctypes import BROADCAST, FOREVER, UNSYNCHRONIZED, Shape, Spans
+from waiting import until
 
 import fmq
 

@@ -15,10 +15,10 @@ import warnings
 
 import pytest
 from marked_sets import COUNTS, TOKEN, WHOLE, fill, lying, mark_of, replace, wait_never
+from waiting import PATIENCE, until
 
 from driver.runtime.cache.folder import About, Folder
 
-PATIENCE = 20  # seconds after which what never comes is an error
 CALLS = ("open", "write", "unlink", "replace", "utime", "listdir", "fstat", "lstat", "stat")
 
 
@@ -236,11 +236,14 @@ def test_readers_never_see_a_mix(folder, fork):
     """Nor nothing, nor an older set than before, while another process writes as fast as it can."""
     child = fork(writing, folder, 1)
     child.hear()
-    found, end = [0], time.monotonic() + PATIENCE
-    while len(set(found)) < 40 and time.monotonic() < end:
+    found = [0]
+
+    def has_seen_many():
         found.append(int(mark_of(folder.entry(TOKEN))))
+        return len(set(found)) >= 40
+
+    until(has_seen_many)
     assert found == sorted(found)
-    assert len(set(found)) >= 40
 
 
 def test_what_is_listed_while_others_write_is_whole(folder, fork):

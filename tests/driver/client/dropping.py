@@ -8,16 +8,15 @@ import gc
 import os
 import resource
 import sys
-import time
 from itertools import chain
 from operator import gt
 
 import numpy as np
+from waiting import until
 
 import driver
 from burst import ErrorStatus, Memory, Request, RequestArgument
 
-PATIENCE = 20.0
 WARM = 40  # rounds before the first look: connections are made, caches are full
 
 
@@ -136,11 +135,15 @@ def check(device, way, count):
     before = [holds(pid) for pid in pids]
     for n in range(count):
         round_(n)
-    end = time.monotonic() + PATIENCE
-    while any(map(gt, chain(*(after := [holds(pid) for pid in pids])), chain(*before))):
-        if time.monotonic() > end:
-            sys.exit(f"{way}: before {before}, after {after} (descriptors, mappings of client and engine)")
-        device.call("free")  # a round trip, not a sleep
+    after = before
+
+    def has_dropped():
+        nonlocal after
+        device.call("free")
+        after = [holds(pid) for pid in pids]
+        return not any(map(gt, chain(*after), chain(*before)))
+
+    until(has_dropped, lambda: f"{way}: before {before}, after {after} (descriptors, mappings of client and engine)")
 
 
 def main(most, *ways):

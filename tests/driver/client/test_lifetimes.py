@@ -33,7 +33,8 @@ def few(place):
 def drop(ways, count, descriptors=DESCRIPTORS):
     """So many of each, by a client that may have so many descriptors."""
     words = [str(descriptors), *(f"{way}={count}" for way in ways)]
-    subprocess.run([sys.executable, PROGRAM, *words], check=True, timeout=1800)
+    environment = os.environ | {"PYTHONPATH": str(PROGRAM.parents[2])}  # where `waiting` lies
+    subprocess.run([sys.executable, PROGRAM, *words], check=True, timeout=1800, env=environment)
 
 
 def test_a_pool_for_each_frame(place):

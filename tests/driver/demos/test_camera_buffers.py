@@ -15,6 +15,7 @@ import pytest
 import simplejpeg
 from click.testing import CliRunner
 from fake_camera import FakeCamera
+from waiting import PATIENCE
 
 import driver
 from burst import Timeout
@@ -29,7 +30,6 @@ from driver.demos.web.camera import CameraShow
 from driver.demos.web.server import Server
 
 FOURCC = {"nv12": "NV12", "yuyv": "YUYV", "rgb": "MJPG"}
-PATIENCE = 30.0
 
 
 def fill_with(picture, fourcc, room):

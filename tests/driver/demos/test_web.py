@@ -17,6 +17,7 @@ import aiohttp
 import av
 import pytest
 from click.testing import CliRunner
+from waiting import PATIENCE
 
 from driver.cli.command import burst
 from driver.demos.keypad import BLOCK
@@ -25,8 +26,6 @@ from driver.demos.web.board import AHEAD, HISTORY, Board, Update, Viewer
 from driver.demos.web.camera import CameraShow
 from driver.demos.web.server import MOST_VIEWERS, Server, leading_to
 from driver.demos.web.settings import Setting, Values, common
-
-PATIENCE = 20.0
 
 
 class Tap:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, seed, settings
 from inside import programs_of
+from waiting import until
 
 from burst import ErrorStatus, RequestArgument
 from driver.errors import ExecutionFailed, LoopTimeout
@@ -21,7 +22,6 @@ from driver.devices.litert.lower import control
 from driver.devices.litert.weights import aligned
 from driver.interface import BindOptions, Preparation
 
-PATIENCE = 20.0
 GENERAL_FAILURE, MISSED_DEADLINE_TRANSIENT = 2, 5
 TYPES = {
     "float32": {},
@@ -393,9 +393,7 @@ def test_cancelled_in_a_loop(litert, path):
 
     thread = threading.Thread(target=work)
     thread.start()
-    end = time.monotonic() + PATIENCE
-    while not next(iter(programs_of(prepared).values())).turn.running:
-        assert time.monotonic() < end, "it does not run"
+    until(lambda: next(iter(programs_of(prepared).values())).turn.running)
     bounds[0].cancel()
     begin = time.monotonic()
     thread.join()

@@ -13,6 +13,7 @@ import pytest
 import stress
 from hypothesis import HealthCheck, assume, given, seed, settings
 from inside import programs_of
+from waiting import until
 
 import driver
 from driver.errors import ExecutionFailed
@@ -25,7 +26,6 @@ from driver.devices.litert import LiteRtDevice, cuts
 from driver.devices.litert.weights import aligned
 from driver.interface import BindOptions, Preparation
 
-PATIENCE = 20.0
 UNIT = cuts.SEGMENT
 
 
@@ -289,9 +289,12 @@ def test_cancelled_between_segments(litert):
     found = []
     thread = threading.Thread(target=lambda: found.append(_failure(bound)))
     thread.start()
-    end = time.monotonic() + PATIENCE
-    while not program.turn.running or program.turn.running.cancelled or not _is(program.turn.running, bound):
-        assert time.monotonic() < end, "it does not run"
+
+    def runs():
+        running = program.turn.running
+        return running and not running.cancelled and _is(running, bound)
+
+    until(runs)
     begin = time.monotonic()
     bound.cancel()
     thread.join()

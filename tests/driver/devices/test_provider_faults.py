@@ -98,4 +98,4 @@ def test_a_gpu_that_comes_back_is_found(gpu, tmp_path, place, kit):
             except BurstError:  # its engine ends just now
                 return False
 
-        kit.until(is_back, 60)
+        kit.until(is_back)

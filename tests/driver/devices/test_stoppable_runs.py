@@ -4,11 +4,10 @@ import os
 import threading
 
 import pytest
+from waiting import PATIENCE
 
 from driver.devices.stoppable import Attempt, StoppableRuns
 from driver.errors import LoopTimeout
-
-LONG = 20  # seconds, for what normally takes none
 
 
 def until_stopped(told):
@@ -17,7 +16,7 @@ def until_stopped(told):
 
     def run():
         told.set()
-        return "stopped" if stopped.wait(LONG) else None
+        return "stopped" if stopped.wait(PATIENCE) else None
 
     return Attempt(run, stopped.set)
 
@@ -41,7 +40,7 @@ def test_runs_that_end_in_time_start_no_thread():
     before = threads()
     seen = set()
     for _ in range(100):
-        runs = StoppableRuns(1, LONG)
+        runs = StoppableRuns(1, PATIENCE)
 
         def run():
             seen.add(threads())
@@ -55,10 +54,10 @@ def test_each_run_ends_at_its_own_time():
     told, found = threading.Event(), []
     longer = threading.Thread(target=lambda: found.append(run_for(0.5, told)))
     longer.start()
-    assert told.wait(LONG)
+    assert told.wait(PATIENCE)
     assert "0.02 s" in run_for(0.02)
     assert not found
-    longer.join(LONG)
+    longer.join(PATIENCE)
     assert "0.5 s" in found[0]
 
 

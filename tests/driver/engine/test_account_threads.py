@@ -3,12 +3,12 @@
 import threading
 
 import pytest
+from waiting import PATIENCE
 
 from burst import ResourceExhaustedTransient
 from burst.serving_thread import ServingThread
 from driver.engine.account_threads import AccountThreads
 
-PATIENCE = 20.0  # seconds
 E, V, W = 1001, 1002, 1003
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from sent_models import sent
+from waiting import PATIENCE, until
 
 import driver
 from burst import MissedDeadlineTransient
@@ -26,7 +27,6 @@ from driver.protocol.prepare_arguments import PrepareArguments
 from fmq import clock
 
 E, V = 1001, 1002
-PATIENCE = 20.0  # seconds
 
 
 def chain(length, value=1.0):
@@ -185,10 +185,7 @@ def test_bursts_that_come_and_go_do_not_collect_all_the_time(engine, monkeypatch
         engine.count_burst(1)
         engine.count_burst(-1)
     assert len(collections) == 1
-    end = time.monotonic() + PATIENCE
-    while len(collections) < 2 and time.monotonic() < end:
-        assert engine.rest()
-    assert len(collections) == 2
+    until(lambda: engine.rest() and len(collections) == 2)
 
 
 def test_cache_files_are_read_one_set_at_a_time(engine, threads):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import PATIENCE
 
 from burst import (
     BurstError,
@@ -40,7 +41,6 @@ from driver.vts.qos import endless
 SIGNALED, ERROR, ACTIVE, UNKNOWN = FenceState.SIGNALED, FenceState.ERROR, FenceState.ACTIVE, FenceState.UNKNOWN
 NONE, GENERAL_FAILURE = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
 MISSED = ErrorStatus.MISSED_DEADLINE_TRANSIENT
-PATIENCE = 20
 ROW = 16  # bytes
 
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from silent_file import silent_file
+from waiting import PATIENCE
 
 import driver
 from burst import (
@@ -39,7 +40,6 @@ from driver.protocol.model_codec import InvalidModel, sealed
 from driver.protocol.plain_codec import decode_answer, encode_request
 
 PAGE = mmap.PAGESIZE
-PATIENCE = 20.0  # seconds
 LIMITS = Limits(client_bytes=1 << 20, device_bytes=1 << 20, account_pool_bytes=1 << 30)
 X = np.ones((1, 4), np.float32)
 

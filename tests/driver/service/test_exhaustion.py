@@ -6,13 +6,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import accounts
 import numpy as np
 import pytest
 import scarce
+from waiting import PATIENCE, until
 
 import driver
 from burst import BurstError
@@ -20,7 +20,6 @@ from driver import DriverError
 from fmq import FmqError
 
 X = np.ones((1, 4), np.float32)
-PATIENCE = 8.0  # seconds
 REPEATED = {"recvmsg": 10, "sendmsg": 10}  # so often a process tries
 GROUP, OTHER = 61900, 61003
 ANSWER = [[2, 2, 2, 2]]
@@ -83,12 +82,7 @@ class Device:
 
     def forgets(self, when):
         """What a client held is gone."""
-        end = time.monotonic() + PATIENCE
-        while leaks := self.leaks():
-            if time.monotonic() > end:
-                self.held = self.holds()
-                raise AssertionError(f"left behind (before, now): {leaks}, {when}")
-            os.sched_yield()
+        until(lambda: not self.leaks(), lambda: f"left behind (before, now): {self.leaks()}, {when}")
 
     def outcome(self):
         """The error of a life, or None. It ends in any case."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from sent_models import sent
+from waiting import PATIENCE
 
 import driver
 from burst import GeneralFailure, MissedDeadlineTransient, ResourceExhaustedPersistent
@@ -20,7 +21,6 @@ from driver.service.validation import ValidationBudget, Validator
 from fmq import clock
 
 E, V = 1001, 1002
-PATIENCE = 20.0  # seconds
 
 
 class Slow(ReferenceDevice):

@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from c_drivers import compiled
+from waiting import PATIENCE
 
 import driver
 from burst import PeerDied
-
-PATIENCE = 20.0
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import os
 import random
 import socket
 import threading
-import time
 from pathlib import Path
 
 import grpc
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 from oip_models import Client, rows, write_sum
 from tritonclient.utils import InferenceServerException
+from waiting import PATIENCE, until
 
 from driver.errors import DeviceFailed
 from driver.gateways.oip import messages
@@ -259,16 +259,16 @@ def ended(sock):
 
 def until_served(address):
     """The server may not have seen yet that connections before this one have ended."""
-    end = time.monotonic() + 20
-    while True:
-        client = Client(address)
-        try:
-            return client.sum(rows(), rows())
-        except (InferenceServerException, ConnectionError):
-            if time.monotonic() > end:
-                raise
-        finally:
-            client.close()
+
+    def served():
+        with (
+            contextlib.closing(Client(address)) as client,
+            contextlib.suppress(InferenceServerException, ConnectionError),
+        ):
+            return [client.sum(rows(), rows())]
+
+    (found,) = until(served)
+    return found
 
 
 class TestBounds:
@@ -350,16 +350,17 @@ class TestBounds:
 
         with grpc.insecure_channel(small.addresses[0]) as silent, grpc.insecure_channel(small.addresses[0]) as channel:
             calls = [silent.stream_stream(method)(flood()) for _ in range(SIZES.streams)]
-            assert sent.acquire(timeout=20)
-            answers, code = [], grpc.StatusCode.RESOURCE_EXHAUSTED
-            deadline = time.monotonic() + 30
-            while code == grpc.StatusCode.RESOURCE_EXHAUSTED and time.monotonic() < deadline:
+            assert sent.acquire(timeout=PATIENCE)
+
+            def outcome():
                 stream = channel.stream_stream(method)(iter([request().SerializeToString()]))
                 answers = []
                 with contextlib.suppress(grpc.RpcError):
                     answers += stream
-                code = stream.code()
-            assert (len(answers), code) == (1, grpc.StatusCode.OK)
+                refused = stream.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                return None if refused else (len(answers), stream.code())
+
+            assert until(outcome) == (1, grpc.StatusCode.OK)
             over.set()
             for call in calls:
                 call.cancel()

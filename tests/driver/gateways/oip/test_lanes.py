@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+from waiting import PATIENCE, until
 
 from burst import DeviceUnavailable, ErrorStatus, MissedDeadlineTransient
 from driver.gateways.oip.lanes import InPlaceCall, Lanes
 from driver.gateways.oip.regions import NO_REGIONS
 
-PATIENCE = 30
 PORTS = SimpleNamespace(inputs=(), outputs=())
 DONE = SimpleNamespace(status=ErrorStatus.NONE, outputs=(), output_shapes=(), raise_for_status=lambda: None)
 
@@ -50,10 +50,7 @@ def call(deadline=None):
 
 
 def await_waiting(lanes, count):
-    end = time.monotonic() + PATIENCE
-    while lanes.waiting != count:
-        assert time.monotonic() < end
-        threading.Event().wait(0.001)
+    until(lambda: lanes.waiting == count)
 
 
 @pytest.fixture

@@ -1,0 +1,20 @@
+"""How a test waits for what has no event of its own, and the one limit for what never comes."""
+
+import os
+import time
+
+PATIENCE = 60.0  # seconds, on a machine as busy as it may be; no test compares a clock with anything else
+EAGER, NAP = 100, 5e-4  # looks in a row, then a pause between two: whom the test waits for may need this processor
+
+
+def until(condition, say=lambda: "it never came true"):
+    """What `condition()` returns, as soon as that is true; `say()` tells what did not come."""
+    end, looks = time.monotonic() + PATIENCE, 0
+    while not (found := condition()):
+        assert time.monotonic() < end, f"{say()}: {condition}"
+        looks += 1
+        if looks < EAGER:
+            os.sched_yield()
+        else:
+            time.sleep(NAP)
+    return found
