@@ -46,9 +46,8 @@ class Port(NamedTuple):
 
     @property
     def dtype(self) -> str:
-        """The element type: numpy's name, "bool" or "bfloat16"."""
-        name = self.operand.type.name
-        return "bool" if "BOOL" in name else "bfloat16" if "BFLOAT16" in name else self.operand.type.dtype.name
+        """The element type: numpy's name, or "bfloat16"."""
+        return "bfloat16" if "BFLOAT16" in self.operand.type.name else self.operand.type.dtype.name
 
     @property
     def words(self) -> str:

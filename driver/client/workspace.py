@@ -431,7 +431,8 @@ def fitting(its: _Input, given: Any) -> NDArray[Any]:
     if given is None:
         raise ValueError(f"{its} is None, but this input is not omitted; give an array of shape {its.shape}")
     found = _as_array(its.number, given, its.dtype, its.shape)
-    if found.dtype != its.dtype and not (found.dtype == np.bool_ and its.dtype == np.uint8):
+    is_bytes = {found.dtype, its.dtype} == {np.dtype(np.bool_), np.dtype(np.uint8)}  # of booleans: 0 is False
+    if found.dtype != its.dtype and not is_bytes:
         found = _converted(its, found, is_array=not isinstance(given, _OF_PYTHON))
     if found.shape != its.shape:
         if found.size == 1 and its.shape in {(), (1,)} and found.ndim <= 1:
@@ -444,12 +445,12 @@ def _converted(its: _Input, found: NDArray[Any], *, is_array: bool) -> NDArray[A
     to, kind = its.dtype, found.dtype.kind
     if to.kind == "f" and not is_array and kind in "biuf":
         return found.astype(to)
-    if to.kind not in "iu" or kind not in ("iu" if is_array else "biu"):
+    if to.kind not in "biu" or kind not in ("iu" if is_array else "biu"):
         raise ValueError(f"{its} has dtype {found.dtype}; the model takes {to}: convert it with .astype('{to}')")
-    limits = np.iinfo(to)
-    if found.size and not limits.min <= found.min() <= found.max() <= limits.max:
-        wrong = found[(found < limits.min) | (found > limits.max)].flat[0] if found.ndim else found
-        raise ValueError(f"{its} holds {wrong}; the model takes {to}, from {limits.min} to {limits.max}")
+    least, most = (0, 1) if to.kind == "b" else (np.iinfo(to).min, np.iinfo(to).max)
+    if found.size and not least <= found.min() <= found.max() <= most:
+        wrong = found[(found < least) | (found > most)].flat[0] if found.ndim else found
+        raise ValueError(f"{its} holds {wrong}; the model takes {to}, from {least} to {most}")
     return found.astype(to)
 
 

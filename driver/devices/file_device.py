@@ -110,7 +110,7 @@ class FilePort(NamedTuple):
 
     @property
     def stored(self) -> np.dtype[Any]:
-        """The numpy dtype of an element in memory: uint8 for bool, and uint16 for bfloat16. Raises InvalidModel."""
+        """The numpy dtype of an element in memory: uint16 for bfloat16. Raises InvalidModel."""
         return tensor_type(self.dtype, None).dtype
 
     @property

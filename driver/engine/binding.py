@@ -170,7 +170,7 @@ def _image_dimensions(
             f"{where}: {argument.length} bytes at offset {argument.offset} of an image; images are used whole: give "
             "offset 0 and length 0"
         )
-    if operand.type.is_scalar or operand.type.dtype != image.dtype:
+    if operand.type.is_scalar or operand.type.stored_dtype != image.dtype:
         raise InvalidArgument(
             f"{where}: the operand is {operand.type.name}, but an image in {image.format} has {image.dtype}"
         )
@@ -344,7 +344,7 @@ def _input(
     needed = math.prod(dims) * operand.type.element_size
     if needed > len(memory):
         raise InvalidArgument(f"input {n}: {len(memory)} bytes are too few for {operand.type.name} {list(dims)}")
-    return memory[:needed].view(operand.type.dtype).reshape(dims)
+    return memory[:needed].view(operand.type.stored_dtype).reshape(dims)
 
 
 def _is_empty_or_single(argument: RequestArgument, operand: Operand) -> bool:

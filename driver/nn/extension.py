@@ -24,6 +24,11 @@ _WORD = re.compile(r"[A-Z][A-Z0-9_]*")
 _LONGEST_NAME = 100
 
 
+def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """What a device reads where arrays have that dtype: bytes of booleans, and else the same."""
+    return np.dtype(np.uint8) if dtype == np.bool_ else dtype
+
+
 @dataclass(frozen=True, slots=True)
 class ExtensionType:
     """An operand type of an extension.
@@ -46,6 +51,11 @@ class ExtensionType:
             )
         if self.dtype.hasobject or not 0 < self.dtype.itemsize <= MOST_TYPE_BYTES:
             raise InvalidModel(f"operand type {self.name}: {self.dtype} is no type of 1 to {MOST_TYPE_BYTES} bytes")
+
+    @property
+    def stored_dtype(self) -> np.dtype[Any]:
+        """What a device reads, as of `OperandType`."""
+        return stored_dtype(self.dtype)
 
     @property
     def element_size(self) -> int:

@@ -157,7 +157,7 @@ def _at_once() -> None:
 
 
 def _input(operand: Operand, array: Array) -> Tensor:
-    tensor, declared, dtype = Tensor.of(operand), operand.dimensions, operand.type.dtype
+    tensor, declared, dtype = Tensor.of(operand), operand.dimensions, operand.type.stored_dtype
     if array.dtype.itemsize != dtype.itemsize:
         raise ValueError(f"input {operand.type.name} got an array of {array.dtype}; give it one of {dtype}")
     if operand.type.is_scalar or declared:
@@ -176,8 +176,8 @@ def _output(tensor: Tensor, buffer: Array | None) -> Array:
     """The array of an output in its buffer; in memory of its own if there is none, or it does not suffice."""
     size = byte_size(tensor.type, tensor.shape)
     if buffer is None or buffer.nbytes < size:
-        return np.empty(tensor.shape, tensor.type.dtype)
-    return buffer[:size].view(tensor.type.dtype).reshape(tensor.shape)
+        return np.empty(tensor.shape, tensor.type.stored_dtype)
+    return buffer[:size].view(tensor.type.stored_dtype).reshape(tensor.shape)
 
 
 class Bound:

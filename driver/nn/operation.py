@@ -89,7 +89,7 @@ class Tensor:
         tensor = cls(operand.base_type, operand.dimensions, scale, operand.zero_point, operand.channel_quant)
         if operand.lifetime.is_constant:
             raw = np.ascontiguousarray(operand.value).reshape(-1).view(np.uint8)
-            tensor.array, tensor.fixed = raw.view(operand.type.dtype).reshape(operand.dimensions), True
+            tensor.array, tensor.fixed = raw.view(operand.type.stored_dtype).reshape(operand.dimensions), True
         return tensor
 
     def keep_values(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .errors import InvalidModel, did_you_mean
-from .extension import ExtensionType
+from .extension import ExtensionType, stored_dtype
 
 Dimensions = tuple[int, ...]
 MAX_BYTES = 2**32 - 1
@@ -41,11 +41,15 @@ class OperandType(IntEnum):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The numpy dtype of one stored element.
-
-        Booleans are uint8: a byte from another process may hold any value, and numpy's bool assumes 0 or 1.
-        """
+        """The numpy dtype of an array of this type."""
         return _DTYPES[self]
+
+    @property
+    def stored_dtype(self) -> np.dtype[Any]:
+        """What a device reads: of booleans their bytes, uint8. Another process may write any value there, and numpy's
+        bool assumes 0 or 1.
+        """
+        return stored_dtype(_DTYPES[self])
 
     @property
     def element_size(self) -> int:
@@ -93,10 +97,10 @@ _DTYPES: dict[OperandType, np.dtype[Any]] = {
     OperandType.TENSOR_FLOAT32: np.dtype(np.float32),
     OperandType.TENSOR_INT32: np.dtype(np.int32),
     OperandType.TENSOR_QUANT8_ASYMM: np.dtype(np.uint8),
-    OperandType.BOOL: np.dtype(np.uint8),
+    OperandType.BOOL: np.dtype(np.bool_),
     OperandType.TENSOR_QUANT16_SYMM: np.dtype(np.int16),
     OperandType.TENSOR_FLOAT16: np.dtype(np.float16),
-    OperandType.TENSOR_BOOL8: np.dtype(np.uint8),
+    OperandType.TENSOR_BOOL8: np.dtype(np.bool_),
     OperandType.FLOAT16: np.dtype(np.float16),
     OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL: np.dtype(np.int8),
     OperandType.TENSOR_QUANT16_ASYMM: np.dtype(np.uint16),

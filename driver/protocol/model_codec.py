@@ -436,7 +436,7 @@ class _Decoder:
         if nbytes != byte_size(kind, dimensions):
             return raw
         try:
-            return raw.view(kind.dtype).reshape(dimensions)
+            return raw.view(kind.stored_dtype).reshape(dimensions)
         except ValueError:  # dimensions below 0, or too many of them
             return raw
 

@@ -102,8 +102,7 @@ def _require(kind: str, target: Target) -> None:
 
 
 def _same(network: Network, feeds: Sequence[Array], found: Sequence[Array], what: str) -> None:
-    for number, (array, value) in enumerate(zip(found, network.run(feeds), strict=True)):
-        wanted = value.view(np.uint8) if value.dtype == np.bool_ else value  # as flags are carried
+    for number, (array, wanted) in enumerate(zip(found, network.run(feeds), strict=True)):
         check(array.shape == wanted.shape, f"{what}: output {number} has the shape {array.shape}, not {wanted.shape}")
         is_same = array.dtype == wanted.dtype and np.array_equal(array, wanted)
         check(is_same, f"{what}: output {number} is {array!r:.200}, and should be {wanted!r:.200}")

@@ -63,8 +63,6 @@ def datatype_of(operand: Operand) -> Datatype:
     """The protocol's name for what an input or output of a model holds. Raises Refusal."""
     if "BFLOAT16" in operand.type.name:
         return DATATYPES["BF16"]
-    if "BOOL" in operand.type.name:
-        return DATATYPES["BOOL"]
     found = _OF_DTYPES.get(np.dtype(operand.type.dtype))
     if found is None:
         raise invalid(f"tensors of {operand.type.name} have no name in the Open Inference Protocol")

@@ -27,8 +27,9 @@ def test_types_are_those_of_the_hal(name, value, size, since, is_scalar):
 
 
 def test_booleans_are_stored_as_bytes():
-    """A boolean from another process may be any byte, so that numpy must not take it for a bool."""
-    assert OperandType.BOOL.dtype == OperandType.TENSOR_BOOL8.dtype == np.uint8
+    """Arrays of booleans are numpy's bool; a device reads their bytes, since one from another process may be any."""
+    for kind in (OperandType.BOOL, OperandType.TENSOR_BOOL8):
+        assert (kind.dtype, kind.stored_dtype, kind.element_size) == (np.bool_, np.uint8, 1)
 
 
 def test_lifetimes_have_the_names_of_conformance_files():

@@ -92,7 +92,7 @@ def _as_integers(node: LiteRtNode, source: int, shape: tuple[int, ...]) -> int:
 
 def _ranks(a: Tensor, b: Tensor) -> NDArray[Any]:
     """The places of the 256 values of each side in the order of all of them; equal ones have the same."""
-    reals = [np.roll(table(t), 128 if t.type.dtype == np.int8 else 0) for t in (a, b)]  # ascending
+    reals = [np.roll(table(t), 128 if t.type.stored_dtype == np.int8 else 0) for t in (a, b)]  # ascending
     _, ranks = np.unique(np.concatenate(reals), return_inverse=True)
     return ranks.reshape(2, 256).astype(np.int32)
 

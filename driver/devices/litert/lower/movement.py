@@ -92,7 +92,7 @@ def _scalar(node: LiteRtNode, i: int) -> int:
     source = node.input(0)
     type_ = node.type_of(source)
     value = node.call.matrix(i).reshape(1)
-    if type_ == "INT8" and source.type.dtype == np.uint8:
+    if type_ == "INT8" and source.type.stored_dtype == np.uint8:
         value = value - 128
     return node.graph.writer.constant(type_, value.astype(type_.lower()), quantisation(source, type_))
 

@@ -147,7 +147,7 @@ def cast(node: OrtNode) -> None:
     if target in ("FLOAT", "FLOAT16"):
         node.put(node.emit("Cast", node.read(0, number), to=TYPES[target]))
         return
-    info = np.iinfo(out.type.dtype)
+    info = np.iinfo(out.type.stored_dtype)
     wide = node.read(0, "DOUBLE")
     if number == "FLOAT":  # NaN becomes the smallest
         lowest = node.graph.constant(np.array(float(info.min)))

@@ -116,7 +116,7 @@ def pad(node: OrtNode) -> None:
     if node.operation.type == "PAD":
         node.put(padded(node, source, raw, pads), type_=raw)
         return
-    dtype = node.input(0).type.dtype if raw != "FLOAT" else np.dtype(np.float32)
+    dtype = node.input(0).type.stored_dtype if raw != "FLOAT" else np.dtype(np.float32)
     value = node.graph.constant(node.call.matrix(2).reshape(()).astype(dtype))
     before, after = zip(*pads, strict=True)
     node.put(node.emit("Pad", source, node.integers([*before, *after]), value), type_=raw)

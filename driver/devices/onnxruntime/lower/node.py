@@ -187,7 +187,7 @@ class OrtGraph(LoweringGraph):
 
     def zero_point(self, tensor: Tensor) -> str:
         """That of 8-bit data, as a constant of its type."""
-        return self.constant(np.array(tensor.zero_point, tensor.type.dtype))
+        return self.constant(np.array(tensor.zero_point, tensor.type.stored_dtype))
 
     def emit(self, operation: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
         """An ONNX operation with one result."""
@@ -261,11 +261,11 @@ class OrtNode(LoweringNode[OrtGraph]):
 
     def clamped(self, name: str, out: Tensor, code: int) -> str:
         """Stored numbers within the bounds of a fused activation."""
-        info, bounds = np.iinfo(out.type.dtype), activation_bounds(code, out)
+        info, bounds = np.iinfo(out.type.stored_dtype), activation_bounds(code, out)
         low, high = (int(bound or 0) for bound in bounds)
         if (low, high) == (info.min, info.max):
             return name
-        limits = [self.graph.constant(np.array(limit, out.type.dtype)) for limit in (low, high)]
+        limits = [self.graph.constant(np.array(limit, out.type.stored_dtype)) for limit in (low, high)]
         return self.emit("Clip", name, *limits)
 
     def activated(self, name: str, code: int) -> str:

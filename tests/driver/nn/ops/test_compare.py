@@ -44,7 +44,7 @@ def test_equal_greater_less_not_equal_and_so_on(evaluate, *, name, dtype, a, b):
     rng = np.random.default_rng(1)
     x, y = rng.integers(-2, 3, a).astype(dtype), rng.integers(-2, 3, b).astype(dtype)
     z = evaluate(name, x, y)
-    assert z.dtype == np.uint8
+    assert z.dtype == np.bool_
     np.testing.assert_array_equal(z, each(COMPARISONS[name], x, y, np.uint8))
 
 
