@@ -36,8 +36,8 @@ class DescriptorsLost(Malformed):
         self.raw = raw
 
 
-def exhausted(error: BaseException) -> ResourceExhaustedTransient | None:
-    """What a client gets for an error that says that something has run out; None for other errors."""
+def exhausted(error: BaseException, whose: str = "the device") -> ResourceExhaustedTransient | None:
+    """What a client gets for an error that says that something has run out, and for whom; None for other errors."""
     match error:
         case DescriptorsLost():
             why = str(error)
@@ -51,4 +51,4 @@ def exhausted(error: BaseException) -> ResourceExhaustedTransient | None:
             why = f"no memory is left: {error}" if str(error) else "no memory is left"
         case _:
             return None
-    return ResourceExhaustedTransient(f"the device has run out of resources: {why}; try again later")
+    return ResourceExhaustedTransient(f"{whose} has run out of resources: {why}; try again later")

@@ -44,6 +44,7 @@ from driver.interface import (
     PreparedModel,
     Saved,
 )
+from driver.interpreter import set_executable
 from driver.nn import Model, ModelBuilder, Operand, Operation, Subgraph
 from driver.options import Cache
 from driver.protocol.fences import FenceState
@@ -112,4 +113,5 @@ __all__ = [
     "devices",
     "load",
     "retry",
+    "set_executable",
 ]

@@ -1,19 +1,55 @@
-"""Reads the user's option files, which are TOML: `~/.config/burst/….toml`."""
+"""Where the account's own files lie, and its option files, which are TOML: `~/.config/burst/….toml`."""
 
 from __future__ import annotations
 
+import os
+import pwd
 import tomllib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from pathlib import Path
+NOWHERE = Path("/dev/null")
+"""The home of accounts that have none: nothing can be read there, or kept."""
+
+
+def home() -> Path:
+    """Return the account's folder: $HOME, or the one of the table of accounts where HOME is missing, relative or
+    another account's, as `su` and `sudo` may leave it.
+    """
+    given = Path(os.environ.get("HOME", ""))
+    return given if given.is_absolute() and _is_own(given) else listed_home() or NOWHERE
+
+
+def listed_home() -> Path | None:
+    """Return what the table of accounts says; None for an account without an entry, or with a home that is no path."""
+    try:
+        found = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return None
+    return found if found.is_absolute() else None
+
+
+def in_home(text: str) -> Path:
+    """Return a path that may begin with "~/"."""
+    return home() / text[2:] if text.startswith("~/") else home() if text == "~" else Path(os.path.expanduser(text))
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a folder is this account's, or will be: a container may give root's to every account."""
+    try:
+        owner = path.stat().st_uid
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return owner == os.getuid() or (owner == 0 and os.access(path, os.R_OK | os.X_OK))
 
 
 def configured(path: Path) -> dict[str, Any]:
-    """Returns a file's options; empty when the file is missing. Raises ValueError with its path."""
+    """Return a file's options; empty when the file is missing. Raises ValueError with its path."""
     try:
         return tomllib.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error

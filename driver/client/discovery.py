@@ -9,12 +9,13 @@ without clients takes the same lock before it closes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import logging
 import os
-import pwd
 import re
+import signal
 import socket
 import stat
 import subprocess
@@ -23,9 +24,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from burst import PeerDied
+from burst import BurstError, PeerDied
 from burst.channel import Channel
+from burst.exhaustion import exhausted
+from driver import interpreter
 from driver.client import launch, user_manager
+from driver.config import home, listed_home
 from driver.devices import usable_class
 from driver.devices.library.description import absolute, is_library
 from driver.errors import DeviceFailed
@@ -43,9 +47,26 @@ PATIENCE = 30.0
 """Seconds that a process may hold the lock: a start under it takes tens of milliseconds."""
 
 _STOPPED = 1.0  # the same, for a process that is stopped
+_LAUNCH = 15.0  # seconds in which a launcher, which sets limits and forks, has ended
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_ELSEWHERE = "set BURST_RUNTIME_DIR to a directory of your own in which files and sockets can be made"
 _LOOK = 0.01  # seconds
 TEMPORARY, STAYING = Path("/tmp"), Path("/var/tmp")
 _LOG_LINES, _LOG_BYTES = 6, 2000  # of a log in an error message
+
+
+@contextlib.contextmanager
+def _as_ours() -> Iterator[None]:
+    """Raise errors of the system on the way to a device as ours: what has run out, or which file was in the way."""
+    try:
+        yield
+    except BurstError:
+        raise
+    except OSError as error:
+        if error.errno not in _FULL and (found := exhausted(error, "this process")):
+            raise found from error
+        words = f"{error.filename or 'the runtime directory'}: {error.strerror or error}"
+        raise DeviceFailed(f"no device can be reached or started: {words}; {_ELSEWHERE}") from error
 
 
 def runtime_dir() -> Path:
@@ -60,7 +81,7 @@ def runtime_dir() -> Path:
         places = [Path(given).absolute()]
     else:
         spare = list(_spare_places())
-        places = [*_session_place(), *(path for path in spare if path.is_dir()), _common_place(), *spare]
+        places = [*_session_place(), *filter(os.path.isdir, spare), _common_place(), *spare]
     for path in places:
         with contextlib.suppress(OSError):  # it exists, or cannot be made: `taken` says so
             path.mkdir(mode=0o700, parents=True)
@@ -93,7 +114,7 @@ def own_devices(devices: OwnDevices) -> Iterator[None]:
 
 def _session_place() -> Iterator[Path]:
     base = os.environ.get("XDG_RUNTIME_DIR")
-    if base and Path(base).is_dir() and Path(base).stat().st_uid == os.getuid():  # `su` keeps another user's variable
+    if base and os.path.isdir(base) and Path(base).stat().st_uid == os.getuid():  # `su` keeps another user's variable
         yield Path(base, "burst").absolute()
 
 
@@ -103,11 +124,8 @@ def _common_place() -> Path:
 
 
 def _spare_places() -> Iterator[Path]:
-    try:
-        home = Path(pwd.getpwuid(os.getuid()).pw_dir)
-    except KeyError:  # an account without an entry
-        home = Path(os.environ.get("HOME", "/"))
-    yield home / ".cache/burst" / f"run-{os.uname().nodename}"  # machines may share homes, but no sockets
+    folder = listed_home() or home()
+    yield folder / ".cache/burst" / f"run-{os.uname().nodename}"  # machines may share homes, but no sockets
     yield STAYING / f"burst-{os.getuid()}"
 
 
@@ -133,7 +151,8 @@ def taken(path: Path) -> str:
 
 def _private(path: Path) -> Path:
     if path.lstat().st_mode & 0o077:
-        raise DeviceFailed(f"{path} must be a directory of mode 0700 that belongs to you; remove it or change its mode")
+        remedy = "remove it or change its mode, or set BURST_RUNTIME_DIR to a directory of your own"
+        raise DeviceFailed(f"{path} must be a directory of mode 0700 that belongs to you; {remedy}")
     return path
 
 
@@ -240,7 +259,9 @@ class Place:
         except OSError:
             lines = []
         shown = "".join(f"\n    {line}" for line in lines)
-        return f"its log is {self.log}" + (f", and ends with{shown}" if shown else ", and is empty")
+        return f"its log is {self.log}" + (
+            f", and ends with{shown}" if shown else f", and is empty; {interpreter.executable()} ran it"
+        )
 
     def leave(self, listener: socket.socket, *, is_locked: bool = True) -> None:
         """Stops listening; under the lock, also takes the socket's name away unless it is a successor's by now."""
@@ -256,6 +277,7 @@ class Place:
             pass
 
 
+@_as_ours()
 def connect(name: str) -> Channel:
     """A connection to the device's service, started when there is none.
 
@@ -312,6 +334,7 @@ def apart(name: str, limits: dict[str, int]) -> Place:
     return Place(runtime_dir(), name, apart=f"limited-{launch.name_of(limits)}")
 
 
+@_as_ours()
 def running(name: str) -> Channel | None:
     """A connection to the device that this process would use, or None; it is not started. Raises DeviceFailed."""
     return find(Place(runtime_dir(), name)) or ((limits := launch.kept()) and find(apart(name, limits))) or None
@@ -342,7 +365,8 @@ def listen(place: Place) -> socket.socket:
     """Under the lock: whatever lies there now has no listener."""
     with contextlib.suppress(FileNotFoundError):
         place.socket.unlink()
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as made:  # perhaps as a standard stream that was closed
+        listener = socket.socket(fileno=fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 3))
     listener.bind(str(place.socket))
     listener.listen(launch.BACKLOG)
     return listener
@@ -353,7 +377,7 @@ def environment(directory: Path) -> dict[str, str]:
     threads = str(max(1, (os.cpu_count() or 1) // 2))
     return {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
-        "HOME": os.path.expanduser("~"),
+        "HOME": str(home()),
         "LANG": "C.UTF-8",
         "BURST_RUNTIME_DIR": str(directory),
         "OPENBLAS_NUM_THREADS": threads,
@@ -366,22 +390,45 @@ def _variables(place: Place) -> dict[str, str]:
 
 
 def _command(name: str, place: Place, listener: str) -> list[str]:
-    """Of the launcher. `listener`: the descriptor of the listening socket, or the path at which to listen."""
-    return [sys.executable, "-P", launch.__file__, "driver.service.process", name, listener, place.apart]
+    """Of the launcher. `listener`: the descriptor of the listening socket, or the path at which to listen.
+
+    Raises DeviceFailed where no Python is known that could run it, or this program was started as one.
+    """
+    if launch.__file__ in sys.argv[1:]:
+        raise DeviceFailed(f"this program was started as the Python of a device, and is none; {interpreter.REMEDY}")
+    python = interpreter.executable()
+    return [python, "-P", launch.__file__, "driver.service.process", name, listener, place.apart]
 
 
 def _start(name: str, place: Place, listener: socket.socket) -> None:
+    """Raises DeviceFailed when the launcher fails, or does not end as one does: then it is no Python."""
     place.log.unlink(missing_ok=True)
+    command = _command(name, place, str(listener.fileno()))
     with open(place.log, "ab") as log:  # both processes append, and cut it when it has grown
-        launcher = subprocess.Popen(
-            _command(name, place, str(listener.fileno())),
-            pass_fds=[listener.fileno()],
-            start_new_session=True,
-            cwd="/",
-            env=_variables(place),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-    if launcher.wait():
-        raise DeviceFailed(f"device {name!r} did not start; {place.end_of_log()}")
+        try:
+            launcher = subprocess.Popen(
+                command,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+                cwd="/",
+                env=_variables(place),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        except OSError as error:
+            if error.filename != command[0]:
+                raise
+            why = f"{command[0]} cannot be run: {error.strerror}"
+            raise DeviceFailed(f"device {name!r} did not start: {why}; {interpreter.REMEDY}") from error
+    try:
+        code = launcher.wait(_LAUNCH)
+    except subprocess.TimeoutExpired:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+        why = f"{command[0]} did not behave like a Python within {_LAUNCH:g} s"
+        raise DeviceFailed(
+            f"device {name!r} did not start: {why}; {interpreter.REMEDY}; {place.end_of_log()}"
+        ) from None
+    if code:
+        raise DeviceFailed(f"device {name!r} did not start: {command[0]} ended with {code}; {place.end_of_log()}")

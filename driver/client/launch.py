@@ -19,6 +19,7 @@ import signal
 import sys
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 STACK = 8 << 20
@@ -39,6 +40,11 @@ ENOUGH = {
 }
 """By limit: its name, and the least hard limit with which a device can serve every client."""
 
+_LACKS = (
+    "{} does not find the package driver. Devices take neither PYTHONPATH nor sys.path from their clients: install "
+    "burst-engine into the environment of that Python (a .pth file there may name a folder of pip install --target), "
+    "or name another Python by driver.set_executable"
+)
 _SYS_NICE, _SYS_RESOURCE = 23, 24  # linux/capability.h
 _ATTRIBUTES = 256  # bytes: more than pthread_attr_t has
 _SET_TIMERSLACK, _SET_THP_DISABLE, _TIMERSLACK = 29, 41, 50_000  # linux/prctl.h, nanoseconds
@@ -157,6 +163,8 @@ def _main() -> None:
     reset()
     if not sys.argv[3].isdecimal():
         sys.argv[3] = str(_listening(Path(sys.argv[3])))
+    if find_spec("driver") is None:
+        sys.exit(_LACKS.format(sys.executable))
     if os.fork():
         os._exit(0)
     gc.disable()  # what is loaded now stays; the service enables it

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from driver.client import launch, user_manager
 from driver.client.discovery import Place, runtime_dir, why_elsewhere
+from driver.config import in_home
 from driver.doctor.finding import Finding, State, size, text_of
 from driver.engine import landlock
 from driver.engine.limits import limits, limits_file, memory_bytes
@@ -299,7 +300,7 @@ def start_locks() -> Iterator[Finding]:
 def kept() -> Iterator[Finding]:
     """The folder of compilations, and that of measurements of devices."""
     yield _writable("cache folder", default_folder(), "models are compiled again in every process")
-    state = Path("~/.local/state/burst").expanduser()
+    state = in_home("~/.local/state/burst")
     yield _writable("state folder", state, "devices are measured again in every process")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from burst import ResourceExhaustedPersistent, ResourceExhaustedTransient
 from burst.turns import MOST_WEIGHT
-from driver.config import configured
+from driver.config import configured, in_home
 
 RELEASE = "release buffers and models"
 """What a client can do that has used up its bytes."""
@@ -113,7 +113,7 @@ class Limits:
 
 def limits_file() -> Path:
     """The path of the configuration."""
-    return Path("~/.config/burst/limits.toml").expanduser()
+    return in_home("~/.config/burst/limits.toml")
 
 
 def limits(*, is_shared: bool = False) -> Limits:

@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from driver.config import in_home
 from driver.engine import landlock
 from driver.engine.landlock import Access
 from driver.engine.system_calls import MACHINES, NUMBERS, program
@@ -83,7 +84,7 @@ def enter_files(device: Device | type[Device], keeps: Mapping[Path, Access] | No
         rules = {path: access | Access.EXECUTE for path, access in rules.items()} | {Path("/bin"): Access.READ}
     rules[Path("/dev/null")] = Access.READ | Access.WRITE
     rules[Path("/dev/shm")] = Access.READ_FILE | Access.WRITE_FILE  # the role of a queue is a lock on a file of its own
-    rules[Path(_OWN).expanduser()] = Access.READ
+    rules[in_home(_OWN)] = Access.READ
     for paths, access in ((device.needs.read_paths, Access.READ), (device.needs.write_paths, Access.EDIT)):
         for path in map(_checked, paths if isinstance(paths, tuple) else ()):
             rules[path] = rules.get(path, Access(0)) | access | Access.CONTROL
@@ -106,7 +107,7 @@ def enter_files(device: Device | type[Device], keeps: Mapping[Path, Access] | No
 
 def state_folder() -> dict[Path, Access]:
     """The folder of records, made if it is missing; to be kept by processes that write there."""
-    folder = Path(STATE).expanduser()
+    folder = in_home(STATE)
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return {folder: Access.EDIT}
@@ -144,7 +145,7 @@ def _end_idle_threads() -> None:
 
 def _checked(text: str) -> Path:
     """Raises ValueError for what a device cannot mean."""
-    path = Path(text).expanduser()
+    path = in_home(text)
     if not path.is_absolute() or path == Path("/"):
         raise ValueError(f'needs: {text!r} must be an absolute path of a file or a folder, or one from "~/"')
     return path

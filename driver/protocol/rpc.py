@@ -72,7 +72,10 @@ def call(
             raise channel.gone() from None
         raise
     while True:
-        message = channel.receive(None if end is None else max(0.0, end - time.monotonic()))
+        try:
+            message = channel.receive(None if end is None else max(0.0, end - time.monotonic()))
+        except DescriptorsLost as error:
+            raise exhausted(error, "this process") or error from error
         try:
             match message.body:
                 case [-1, str(words)]:

@@ -37,7 +37,7 @@ class CompilationClock:
     """Says how far it has come, and when time is up."""
 
     def __init__(self, timeout: float | None, progress: Callable[[str, float], object] | Literal[False] | None) -> None:
-        is_shown = progress is None and sys.stderr.isatty()
+        is_shown = progress is None and sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
         self._timeout, self._progress = timeout, progress or (ProgressLine().show if is_shown else _silent)
         self._end, self._done = None if timeout is None else time.monotonic() + timeout, 0.0
 

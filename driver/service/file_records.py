@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import re
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from driver.config import in_home
 from driver.engine.cache.records import build
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class FileRecords:
 
         stem = re.sub(r"[^A-Za-z0-9_.-]", "_", self._name) + ("" if self._account is None else f".{self._account}")
         return BlobStore(
-            Path("~/.local/state/burst").expanduser() / f"{stem}.files",
+            in_home("~/.local/state/burst") / f"{stem}.files",
             build_id=build(self._device),
             max_key_bytes=32,
             max_value_bytes=4 * _MOST_REASON + 1,

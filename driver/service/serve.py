@@ -12,7 +12,6 @@ from __future__ import annotations
 import grp
 import logging
 import os
-import pwd
 import signal
 import socket
 import stat
@@ -20,7 +19,6 @@ import sys
 import time
 import warnings
 from collections import deque
-from contextlib import suppress
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -28,6 +26,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from driver.client import discovery
 from driver.client.served import owner_of
+from driver.config import home, listed_home
 from driver.devices import device_class, usable_class
 from driver.devices.library.description import absolute
 from driver.engine import sandbox
@@ -305,16 +304,9 @@ def _become(name: str, place: discovery.Place, fds: Sequence[int], *flags: bool)
     os.closerange(first, os.sysconf("SC_OPEN_MAX"))
     os.chdir("/")
     said = {name: os.environ[name] for name in VARIABLES if name in os.environ}
-    environment = discovery.environment(place.socket.parent) | {"HOME": _home()} | said
+    environment = discovery.environment(place.socket.parent) | {"HOME": str(listed_home() or home())} | said
     words = [sys.executable, "-P", "-c", _RUN, name, *map(str, (*fds, *flags))]
     os.execve(sys.executable, words, environment)  # noqa: S606
-
-
-def _home() -> str:
-    """The home of the account, where its configuration is; HOME for a uid without an account."""
-    with suppress(KeyError):
-        return pwd.getpwuid(os.getuid()).pw_dir
-    return os.environ.get("HOME", "/")
 
 
 def _readable_at_end() -> int:

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from cffi import FFI
 
-from driver.config import configured
+from driver.config import configured, in_home
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
 from driver.interface import Needs
 
@@ -157,7 +157,7 @@ def text(pointer: Any) -> str:
 
 def configuration() -> Path:
     """The file with the options of this room."""
-    return Path("~/.config/burst/cuda.toml").expanduser()
+    return in_home("~/.config/burst/cuda.toml")
 
 
 def library_path() -> str:

@@ -6,12 +6,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from driver.errors import DeviceNotFound, signal_name
+from driver.interpreter import executable
 
 SECONDS = 10.0
 """That a library may take to be loaded, and its table to be read."""
@@ -62,7 +62,7 @@ def build_of(path: str) -> tuple[int, ...]:
 @cache
 def _described(path: str, _build: tuple[int, ...]) -> LibraryDescription:
     """Raises DeviceNotFound; then it is read again next time."""
-    command = [sys.executable, "-P", str(_PROGRAM), path]
+    command = [executable(), "-P", str(_PROGRAM), path]
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/")
     try:
         out, words = child.communicate(timeout=SECONDS)

@@ -13,6 +13,7 @@ import numpy as np
 
 from burst import GeneralFailure
 from burst.wire import VERSIONS
+from driver.config import home
 from driver.deadlines import taking
 from driver.devices.library.description import LibraryDescription, build_of, describe
 from driver.devices.library.driver_buffers import allocated, mapped
@@ -277,7 +278,7 @@ def library_class(path: str) -> type[LibraryDevice]:
 def _files_of(path: str) -> tuple[str, ...]:
     """The library, and the folder of libraries that it may load, unless that has more than one program's files."""
     folder = Path(path).parent
-    is_common = folder.stat().st_mode & stat.S_ISVTX or Path.home().is_relative_to(folder)
+    is_common = folder.stat().st_mode & stat.S_ISVTX or home().is_relative_to(folder)
     return (path,) if is_common else (path, str(folder))
 
 

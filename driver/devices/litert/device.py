@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from driver.config import configured
+from driver.config import configured, in_home
 from driver.devices.litert.execution import LiteRtExecution
 from driver.devices.litert.file_model import LiteRtFileModel, findings
 from driver.devices.litert.flatbuffer import FlatbufferWriter
@@ -31,6 +30,7 @@ from driver.nn.file_form import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -50,7 +50,7 @@ _MOST_OPTION = 2**31 - 1
 
 def configuration() -> Path:
     """The file with the device's options; not the environment, which the first client would set for all others."""
-    return Path("~/.config/burst/litert.toml").expanduser()
+    return in_home("~/.config/burst/litert.toml")
 
 
 def _configured() -> dict[str, Any]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from driver.config import configured
+from driver.config import configured, in_home
 from driver.deadlines import check
 from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.lowering.model import LoweredModel, LoweringDevice
@@ -26,6 +25,7 @@ from driver.nn.file_form import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -52,7 +52,7 @@ class OrtOptions(NamedTuple):
 
 def configuration() -> Path:
     """The file with the device's options; not the environment, which the first client would set for all others."""
-    return Path("~/.config/burst/onnxruntime.toml").expanduser()
+    return in_home("~/.config/burst/onnxruntime.toml")
 
 
 def options() -> OrtOptions:

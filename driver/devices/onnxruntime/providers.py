@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import DeviceUnavailable, ResourceExhaustedTransient
-from driver.config import configured
+from driver.config import configured, in_home
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
 from driver.devices.onnxruntime.library import library
 from driver.devices.onnxruntime.library import version as runtime_version
@@ -81,7 +81,7 @@ class OrtProvider(NamedTuple):
     @property
     def configuration(self) -> Path:
         """The file with the device's options."""
-        return Path(f"~/.config/burst/{self.device}.toml").expanduser()
+        return in_home(f"~/.config/burst/{self.device}.toml")
 
     def chosen(self, given: Mapping[str, object]) -> dict[str, Value]:
         """The options: `given` ones, else those of the configuration file, else the defaults. Raises ValueError."""
@@ -129,7 +129,7 @@ class OrtProvider(NamedTuple):
             found = self.chosen({}).get("driver")
         except ValueError:  # each instance raises it
             return None
-        return Path(str(found)).expanduser() if found else None
+        return in_home(str(found)) if found else None
 
     @property
     def all_needs(self) -> Needs:
@@ -255,8 +255,8 @@ class ExecutionProvider:
         """The variables by which the drivers of GPUs are configured."""
         if not self.kind.uses_vulkan:
             return {}
-        cache = str(Path(SHADER_CACHE).expanduser())
-        driver = str(Path(str(self._options.get("driver", ""))).expanduser()) if self._options.get("driver") else ""
+        cache = str(in_home(SHADER_CACHE))
+        driver = str(in_home(str(self._options.get("driver", "")))) if self._options.get("driver") else ""
         return {
             "MESA_SHADER_CACHE_DIR": cache,
             "__GL_SHADER_DISK_CACHE_PATH": cache,

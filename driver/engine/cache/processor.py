@@ -12,9 +12,21 @@ _LINES = (
 )
 
 
+_PROCESSORS = Path("/proc/cpuinfo")  # hidden by systemd's ProcSubset=pid
+_OTHERWISE = Path("/sys/devices/system/cpu/modalias")
+"""The same in one line, from kernels that tell it."""
+
+
 @cache
 def processor() -> str:
-    """The kernel's description of them."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    found = {line for line in lines if line.partition(":")[0].strip() in _LINES}
-    return "\n".join([os.uname().machine, *sorted(found)])
+    """Return the kernel's description of them; where it gives none, this machine's name, as others may differ."""
+    found = {line for line in _text(_PROCESSORS).splitlines() if line.partition(":")[0].strip() in _LINES}
+    known = sorted(found) or [_text(_OTHERWISE) or os.uname().nodename]
+    return "\n".join([os.uname().machine, *known])
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

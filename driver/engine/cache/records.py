@@ -10,17 +10,18 @@ from __future__ import annotations
 import os
 import re
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 from blake3 import blake3
 
+from driver.config import in_home
 from driver.engine.cache.blobs import BlobStore
 from driver.engine.cache.processor import processor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from driver.interface import Device
 
@@ -50,7 +51,7 @@ class CacheRecords:
 
         Raises OSError if the files cannot be made or read.
         """
-        folder = Path("~/.local/state/burst").expanduser()
+        folder = in_home("~/.local/state/burst")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._build = build(device)
         self._key = _key(folder / "key")

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from driver.config import configured
+from driver.config import configured, in_home
 from driver.runtime.cache.entry import Compilation, Draft, Entry, Files
 from driver.runtime.cache.manifest import TOKEN_BYTES, About, Counts, parsed_name
 
@@ -27,7 +27,7 @@ _MOST = 2 << 30
 def default_folder() -> Path:
     """$XDG_CACHE_HOME/burst/compiled, or the same in ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "burst/compiled"
+    return (Path(base) if os.path.isabs(base) else in_home("~/.cache")) / "burst/compiled"
 
 
 class Pruned(NamedTuple):
@@ -140,7 +140,7 @@ class Folder:
 
 def _configured() -> int:
     """`most_mb` of a file of the user's. Raises ValueError."""
-    path = Path("~/.config/burst/cache.toml").expanduser()
+    path = in_home("~/.config/burst/cache.toml")
     found = configured(path)
     for name, value in found.items():
         if name != "most_mb" or type(value) is not int or value < 0:

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.metadata
 import os
+import pwd
 import resource
 import select
 import signal
@@ -314,7 +315,7 @@ def public(place, monkeypatch):
         monkeypatch.setattr(discovery, name, place.path / folder)
     (place.path / "home").mkdir()
     entry = SimpleNamespace(pw_dir=str(place.path / "home"))
-    monkeypatch.setattr(discovery.pwd, "getpwuid", lambda _: entry)
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: entry)
     found = place.path / "tmp" / f"burst-{os.getuid()}"
     yield found
     for path in (found, spare(place), place.path / "var" / f"burst-{os.getuid()}"):
