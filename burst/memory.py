@@ -145,13 +145,16 @@ class Memory(Region):
         return cls._frozen(array.nbytes, filled(lambda room: np.copyto(room, array.reshape(-1).view(np.uint8))))
 
     @classmethod
-    def frozen_file(cls, file: FileIO) -> Memory:
-        """The same, of a file that is open for reading, from its beginning. It stays the caller's. Raises the same."""
+    def frozen_file(cls, file: FileIO, parts: Sequence[tuple[int, int]] | None = None) -> Memory:
+        """The same, of a file that is open for reading, which stays the caller's. `parts`: where those begin and end
+        that are copied, one behind the other; None: all of it. Raises the same.
+        """
         before = os.fstat(file.fileno())
         age = time.time_ns() - before.st_mtime_ns
         if age < _TICK:  # a write during the copy could not be told from the last one
             time.sleep(min(_TICK, _TICK - age) / 1e9)
-        memory = cls._frozen(before.st_size, partial(copy_file, file))
+        parts = [(0, before.st_size)] if parts is None else parts
+        memory = cls._frozen(sum(end - begin for begin, end in parts), partial(copy_file, file, parts))
         after = os.fstat(file.fileno())
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise file_changed(file)

@@ -3,6 +3,7 @@
 import os
 import stat
 import struct
+from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,6 +19,7 @@ _FREE = 1 << 16
 """Bytes that even the smallest file may touch."""
 _DEEPEST = 8
 """Limit for the folders between a model and a file that it names."""
+_COPY = "copy the file itself beside the model"
 
 
 def open_file(file: Path) -> FileIO:
@@ -31,42 +33,45 @@ def open_file(file: Path) -> FileIO:
     raise ImportFailed(f"{file.name!r} is not a regular file")
 
 
-def sealed(file: FileIO, name: str) -> Array:
-    """Copy an open file into memory that no process can write any more; it may be closed, and change, afterwards.
+def sealed(file: FileIO, name: str, parts: Sequence[tuple[int, int]] | None = None) -> Array:
+    """Copy an open file, or `parts` of it one behind the other, into memory that no process can write any more.
 
-    Raises ImportFailed when it is empty, cannot be read, or changes meanwhile; ResourceExhaustedPersistent.
+    The file may be closed, and change, afterwards. Raises ImportFailed when it is empty, cannot be read, or changes
+    meanwhile; ResourceExhaustedPersistent.
     """
     if os.fstat(file.fileno()).st_size == 0:
         raise ImportFailed(f"{name!r} is empty")
     try:
-        return Memory.frozen_file(file).asarray()
+        return Memory.frozen_file(file, parts).asarray()
     except OSError as error:
         raise ImportFailed(f"{name!r} cannot be read: {error.strerror}; load it again") from None
 
 
-def open_below(folder: Path | None, name: str) -> FileIO:
-    """Open a file that a model names: a regular one below the folder of the model, and not through a symbolic link.
+def open_beside(model: Path, name: str) -> FileIO:
+    """Open a file that the model at that path names: a regular one, below the folder of the model.
 
-    Raises ImportFailed for any other, also where the folder is None. A name with a part "*" is none of a file: ONNX
-    Runtime takes one of them as an address in its own memory.
+    Symbolic links may lead to it, as in the cache of a hub, if it really lies below the folder in which the model
+    really lies, or below the one through which the model is named. Raises ImportFailed for any other. A name with a
+    part "*" is none of a file: ONNX Runtime takes one of them as an address in its own memory.
     """
     parts, where = PurePosixPath(name).parts, f"its weights lie in {name[:64]!r}"
-    if folder is None or not 0 < len(parts) <= _DEEPEST or {"..", "/", "//", "*"} & {*parts} or "\0" in name:
+    if not 0 < len(parts) <= _DEEPEST or {"..", "/", "//", "*"} & {*parts} or "\0" in name:
         raise ImportFailed(f"{where}, which is not a file below the folder of the model")
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    folders = [os.path.realpath(model.parent), os.path.dirname(os.path.realpath(model))]
     try:
-        opened = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
-        try:
-            for part in parts:
-                opened.append(os.open(part, flags, dir_fd=opened[-1]))
-            if stat.S_ISREG(os.fstat(opened[-1]).st_mode):
-                return open(os.dup(opened[-1]), "rb", buffering=0)
+        found = os.open(model.parent / name, os.O_PATH | os.O_CLOEXEC)
+        try:  # what was found is opened only if it is what it has to be
+            link = f"/proc/self/fd/{found}"
+            place = Path(os.readlink(link))
+            if not any(place.is_relative_to(folder) for folder in folders):
+                raise ImportFailed(f"{where}, which is a link out of the folder of the model", remedy=_COPY)
+            if not stat.S_ISREG(os.fstat(found).st_mode):
+                raise ImportFailed(f"{where}, which is not a regular file")
+            return open(os.open(link, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", buffering=0)
         finally:
-            for descriptor in opened:
-                os.close(descriptor)
+            os.close(found)
     except OSError as error:
         raise ImportFailed(f"{where}, which cannot be opened: {error.strerror}") from None
-    raise ImportFailed(f"{where}, which is not a regular file")
 
 
 class BudgetSpent(ImportFailed):

@@ -18,7 +18,8 @@ from typing import Literal
 
 from driver.devices.files import RUNTIMES
 from driver.errors import ImportFailed, InvalidModel
-from driver.importers.file_bytes import Array, open_below, open_file, sealed
+from driver.importers.external import copy_external
+from driver.importers.file_bytes import Array, open_file, sealed
 from driver.importers.header import Header
 from driver.importers.obstacle import Obstacle, Shapes, failure, named_sizes
 from driver.nn import Model, validate
@@ -31,7 +32,6 @@ Form = Literal["auto", "file", "operations"]
 _FORMS = ("auto", "file", "operations")
 _PACKAGES = {"onnxruntime": "onnxruntime", "litert": "ai_edge_litert"}
 """The package in which that runtime is."""
-_MOST_EXTERNAL = 256
 _OTHER_FORMATS = {
     b"version https://git-lfs": ("a pointer of Git LFS", "fetch the file with `git lfs pull`"),
     b"\x1f\x8b": ("compressed with gzip", "unpack it first"),
@@ -97,7 +97,7 @@ class ModelSource:
     def __init__(self, file: Path, kind: str) -> None:
         self.name, self.kind = file.name, kind
         self.data, self.header = _read(file, kind)
-        self.external = _external(self.header, file.parent)
+        self.data, self.external = copy_external(file, self.data, self.header.external)
 
     def model(self, header: Header, portable: Callable[[], Model] | None = None) -> Model:
         """The file form. Raises ImportFailed."""
@@ -192,16 +192,3 @@ def _refuse_other_formats(begin: bytes, kind: str) -> None:
         raise ImportFailed("it is a .tflite file", remedy="rename it")
     if _is_text(begin):
         raise ImportFailed("it is text, not a model")
-
-
-def _external(header: Header, folder: Path) -> dict[str, Array]:
-    """The files that hold the weights of a model, by the names that the model has for them."""
-    found: dict[str, Array] = {}
-    for place in header.external:
-        if place.name not in found:
-            if len(found) >= _MOST_EXTERNAL:
-                raise ImportFailed(f"its weights lie in more than {_MOST_EXTERNAL} files")
-            with open_below(folder, place.name) as file:
-                found[place.name] = sealed(file, place.name[:64])
-        place.check(found[place.name].size)
-    return found

@@ -79,12 +79,16 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class ExternalRange:
-    """Where the values of the constant `tensor` lie: in the file `name`. length: None is all the rest."""
+    """Where the values of the constant `tensor` lie: in the file `name`.
+
+    length: None is all the rest. said: where the model says the offset, in decimal digits; None: nowhere, and it is 0.
+    """
 
     tensor: str
     name: str
     offset: int
     length: int | None
+    said: tuple[int, int] | None = None
 
     def check(self, size: int) -> tuple[int, int]:
         """Beginning and end of the range in a file of `size` bytes. Raises ImportFailed when it does not fit."""

@@ -429,9 +429,7 @@ class OnnxFile:
     def _values(self, message: ProtoMessage, kind: str) -> tuple[Array, int | None]:
         """The bytes of a constant and their offset in the file, if they are stored raw."""
         if message.integer(_TENSOR["data_location"]) == 1:
-            entries = message.messages(_TENSOR["external_data"])
-            words = {entry.text(_ENTRY["key"]): entry.text(_ENTRY["value"]) for entry in entries}
-            return self._part_beside(external_range(message.text(_TENSOR["name"]), words)), None
+            return self._part_beside(external_range(message)), None
         if spans := message.spans(_TENSOR["raw_data"]):
             start, end = spans[-1]
             self.bytes.reads.charge(end - start)
@@ -484,13 +482,23 @@ def declared_sizes(tensor: ProtoMessage, where: str) -> InputSizes:
     return InputSizes(tuple(max(size, 0) for size, _ in dims), symbols)
 
 
-def external_range(tensor: str, words: Mapping[str, str]) -> ExternalRange:
-    """Where the values of a tensor lie, from the entries of its `external_data`."""
-    length = _number(words["length"]) if "length" in words else None
-    return ExternalRange(tensor, words.get("location", ""), _number(words.get("offset", "0")), length)
+def external_range(tensor: ProtoMessage) -> ExternalRange:
+    """Where the values of a tensor lie that is outside of the model."""
+    entries = {entry.text(_ENTRY["key"]): entry for entry in tensor.messages(_TENSOR["external_data"])}
+    words = {key: entry.text(_ENTRY["value"]) for key, entry in entries.items()}
+    name = tensor.text(_TENSOR["name"])
+    length = _number(words["length"], name) if "length" in words else _needed(tensor)
+    said = entries["offset"].spans(_ENTRY["value"])[-1] if words.get("offset") else None
+    return ExternalRange(name, words.get("location", ""), _number(words.get("offset", "0"), name), length, said)
 
 
-def _number(text: str) -> int:
+def _needed(tensor: ProtoMessage) -> int | None:
+    """The bytes of a tensor's values; None for a type that is not read here."""
+    kind, sizes = TYPES.get(tensor.integer(_TENSOR["data_type"])), tensor.integers(_TENSOR["dims"]).tolist()
+    return None if kind is None or min(sizes, default=0) < 0 else math.prod(sizes) * np.dtype(DTYPES[kind]).itemsize
+
+
+def _number(text: str, tensor: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise ImportFailed(f"damaged: {text[:32]!r} is not an offset or length")
+        raise ImportFailed(f"damaged: tensor {tensor[:_NAME]!r}: {text[:32]!r} is not an offset or length")
     return int(text)

@@ -136,9 +136,7 @@ def _of_node(node: ProtoMessage, depth: int) -> Iterator[ExternalRange]:
 
 def _range(tensor: ProtoMessage) -> Iterator[ExternalRange]:
     if tensor.integer(_T["data_location"]) == 1:
-        entries = tensor.messages(_T["external_data"])
-        words = {entry.text(_ENTRY["key"]): entry.text(_ENTRY["value"]) for entry in entries}
-        yield external_range(tensor.text(_T["name"]), words)
+        yield external_range(tensor)
 
 
 # ---- labels

@@ -1,6 +1,7 @@
 """What a model imported from .onnx keeps of its file, and what is refused."""
 
 import math
+import os
 import re
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from driver.importers.onnx import file as onnx_file
 from driver.importers.onnx import reader as importer
 from driver.importers.onnx.table import TABLE
 from driver.nn import OperandLifeTime
+from driver.nn.file_form import file_of
 
 
 def read(data):
@@ -205,8 +207,10 @@ def test_weights_in_a_file_beside_it(tmp_path, run):
         ("../weights.bin", "not a file below"),
         ("/etc/hostname", "not a file below"),
         ("weights/../../secret", "not a file below"),
-        ("weights/link", "cannot be opened"),
-        ("linked/all.bin", "cannot be opened"),
+        ("weights/link", "link out of the folder of the model; copy the file itself beside the model"),
+        ("linked/hostname", "link out of the folder"),
+        ("circle", "cannot be opened"),
+        ("pipe", "not a regular file"),
         ("weights", "not a regular file"),
         ("missing.bin", "cannot be opened"),
         ("", "not a file below"),
@@ -215,19 +219,86 @@ def test_weights_in_a_file_beside_it(tmp_path, run):
 )
 @pytest.mark.parametrize("form", ["file", "operations"])
 def test_weights_elsewhere_are_refused(tmp_path, form, name, reason):
-    """Neither above the folder nor through links, nor what is no file, in whatever form the model is loaded."""
+    """Neither above the folder, nor where a link leads out of it, nor what is no file, in whatever form."""
     path = apart(tmp_path, name)
-    (tmp_path / "weights" / "link").symlink_to(tmp_path / "weights" / "all.bin")
-    (tmp_path / "linked").symlink_to(tmp_path / "weights")
+    (tmp_path / "weights" / "link").symlink_to("/etc/hostname")
+    (tmp_path / "linked").symlink_to("/etc")
+    (tmp_path / "circle").symlink_to("circle")
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(driver.ImportFailed, match=reason):
         driver.load(path, form=form)
+
+
+def layouts():
+    """Where hubs and clusters put files, and links to them: link -> what it leads to, and the path that is loaded."""
+    yield "a hub's cache", {"s/r/model.onnx": "../../blobs/a", "s/r/w": "../../blobs/b"}, "s/r/model.onnx"
+    yield "chains of links", {"s/model.onnx": "../t/m", "t/m": "../blobs/a", "s/w": "../t/w", "t/w": "../blobs/b"}, None
+    yield "a config map", {"model.onnx": "..data/a", "w": "..data/b", "..data": "blobs"}, None
+    yield (
+        "a folder that is a link",
+        {"v1/model.onnx": "../blobs/a", "v1/w": "../blobs/b", "now": "v1"},
+        "now/model.onnx",
+    )
+    yield "a link to the model alone", {"s/model.onnx": "../blobs/a", "s/w": ("copy", "b")}, None
+    yield "a store that is a link", {"s/model.onnx": "../x/a", "s/w": "../x/b", "x": "blobs"}, None
+
+
+@pytest.mark.parametrize(("links", "path"), [row[1:] for row in layouts()], ids=[row[0] for row in layouts()])
+def test_links_into_the_folder_where_the_model_really_lies(tmp_path, run, links, path):
+    """As in caches of hubs and mounted volumes: ONNX Runtime takes the same layouts."""
+    (tmp_path / "blobs").mkdir()
+    apart(tmp_path, "w").rename(tmp_path / "blobs" / "a")
+    (tmp_path / "weights" / "all.bin").rename(tmp_path / "blobs" / "b")
+    for link, target in links.items():
+        (tmp_path / link).parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(target, str):
+            (tmp_path / link).symlink_to(target)
+        else:
+            (tmp_path / link).write_bytes((tmp_path / "blobs" / target[1]).read_bytes())
+    found = driver.load(tmp_path / (path or next(iter(links))), form="operations")
+    np.testing.assert_allclose(run(found, [np.ones((3, 4), np.float32)])[0], [[12, 16]] * 3)
+
+
+def test_only_pages_that_the_model_names_are_copied(tmp_path, run):
+    """Of a file with holes of many gigabytes: the pages of each range, once, also where ranges overlap or touch."""
+    proto = onnx.load_from_string(
+        graph(
+            [NODE("Add", ["x", "a"], ["b"]), NODE("Add", ["b", "c"], ["d"]), NODE("Add", ["d", "e"], ["y"])],
+            {"x": (F, [4])},
+        ).SerializeToString()
+    )
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", F, [4]))
+    places, rng = {"a": 3, "c": (3 << 30) + 4093, "e": (3 << 30) + 4097}, np.random.default_rng(3)
+    file, values = tmp_path / "w", rng.integers(1, 9, 5 + 4).astype(np.float32)
+    with open(file, "wb") as opened:
+        opened.seek(places["a"])
+        opened.write(values[:4].tobytes())
+        opened.seek(places["c"])
+        opened.write(values[4:].tobytes())
+        opened.truncate(64 << 30)
+    for name, offset in places.items():
+        tensor = TensorProto(name=name, data_type=F, dims=[4], data_location=TensorProto.EXTERNAL)
+        tensor.external_data.add(key="location", value="w")
+        tensor.external_data.add(key="offset", value=str(offset))
+        proto.graph.initializer.append(tensor)  # without a length
+    (tmp_path / "model.onnx").write_bytes(proto.SerializeToString())
+    x = np.ones(4, np.float32)
+    wanted = x + values[:4] + values[4:8] + values[5:]
+    assert run(driver.load(tmp_path / "model.onnx", form="operations"), [x])[0].tolist() == wanted.tolist()
+    found = file_of(driver.load(tmp_path / "model.onnx", form="file"))
+    assert found.external["w"].size == 3 * 4096
+    moved = onnx.load_from_string(found.data.tobytes())
+    offsets = {t.name: int(t.external_data[1].value) for t in moved.graph.initializer}
+    assert offsets == {"a": 3, "c": 4096 + 4093, "e": 4096 + 4097}
 
 
 @pytest.mark.parametrize("form", ["file", "operations"])
 @pytest.mark.parametrize("place", [{"offset": "16"}, {"length": "33"}, {"offset": "-1"}, {"length": "9" * 40}])
 def test_weights_outside_of_their_file(tmp_path, form, place):
     """Offset and length are checked."""
-    with pytest.raises(driver.ImportFailed, match=r"lie outside|not an offset|bytes for dimensions"):
+    with pytest.raises(
+        driver.ImportFailed, match=r"tensor 'x1': \d+ bytes at \d+ lie outside the 40 |tensor 'x1': .* is not an offset"
+    ):
         driver.load(apart(tmp_path, **place), form=form)
 
 
