@@ -18,6 +18,7 @@ import numpy as np
 
 from driver.deadlines import check
 from driver.devices.files import CHOOSING, NOT_ALONE, checked_input, file_obstacle, source_of
+from driver.devices.lowering.errors import in_words
 from driver.devices.stoppable import StoppableRuns
 from driver.interface import BoundExecution, Device, PreparedModel
 from driver.nn import ExecutionFailed, InvalidModel, OutputInsufficientSize
@@ -233,7 +234,7 @@ class FileExecution(BoundExecution):
             fill()
         check("queued")
         if fault := self._runs.run(self.begin, is_long=True):
-            raise ExecutionFailed(0, "the file", fault)
+            raise ExecutionFailed(0, "the file", in_words(fault))
         pairs = zip(self.targets, self.shapes, strict=True)
         self.shapes = tuple(self._copied(n) if target is None else known for n, (target, known) in enumerate(pairs))
         self._require_room()

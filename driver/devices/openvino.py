@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from driver.devices.file_device import FileDevice, FileExecution, FileModel, FilePort, check_ports, placed, version_of
-from driver.devices.lowering.errors import LibraryFailed
+from driver.devices.lowering.errors import LibraryFailed, in_words
 from driver.devices.onnxruntime.onnx_file import check_places
 from driver.devices.stoppable import Attempt
 from driver.interface import CacheFiles, Needs, Saved
@@ -61,14 +61,14 @@ class OpenVinoDevice(FileDevice):
         try:
             return OpenVinoModel(model, _core().compile_model(_read(model, file), "CPU", _options(preference)))
         except RuntimeError as error:
-            raise LibraryFailed(f"OpenVINO rejected the file: {error}") from error
+            raise LibraryFailed(f"OpenVINO rejected the file: {in_words(error)}") from error
 
     def restore(self, model: Model, saved: Saved, root: object, preparation: Preparation) -> OpenVinoModel:
         options = _options(preparation.preference)
         try:
             return OpenVinoModel(model, _core().import_model(bytes(saved.model[0]), "CPU", options))
         except RuntimeError as error:
-            raise LibraryFailed(f"OpenVINO rejected what it had compiled: {error}") from error
+            raise LibraryFailed(f"OpenVINO rejected what it had compiled: {in_words(error)}") from error
 
 
 def _options(preference: Preference) -> dict[str, Any]:

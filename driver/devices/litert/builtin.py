@@ -153,6 +153,3 @@ CONVOLUTIONS = frozenset({_B.CONV_2D, _B.DEPTHWISE_CONV_2D, _B.FULLY_CONNECTED, 
 
 UNPACKED = frozenset({_B.DEQUANTIZE, _B.DENSIFY})
 """Operators that turn constants into weights."""
-
-CUSTOM = frozenset({"TFLite_Detection_PostProcess", "Mfcc", "AudioSpectrogram", "NumericVerify"})
-"""Custom operators that the runtime has."""

@@ -21,7 +21,7 @@ from driver.devices.litert.library import (
 )
 from driver.devices.litert.packed import Packing
 from driver.devices.litert.program import LiteRtProgram, lowered, obstacles, restored
-from driver.devices.litert.tflite_file import TfliteFile, missing_operator
+from driver.devices.litert.tflite_file import TfliteFile
 from driver.devices.litert.weights import aligned
 from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.lowering.model import LoweredModel, LoweringDevice
@@ -92,10 +92,6 @@ class LiteRtDevice(LoweringDevice[LiteRtProgram]):
     def obstacles(self, model: Model) -> list[str | None]:
         """None for what TFLite computes exactly, with these types, layouts and constant parameters."""
         return obstacles(model)
-
-    def file_obstacle(self, model: Model, file: ModelFile) -> str | None:
-        del model
-        return missing_operator(file.data)
 
     def file_model(
         self,

@@ -13,7 +13,7 @@ import numpy as np
 
 from driver.deadlines import check
 from driver.devices.litert.tflite_file import TYPES
-from driver.devices.lowering.errors import LibraryFailed
+from driver.devices.lowering.errors import LibraryFailed, in_words
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.interface import BoundExecution
 
@@ -44,7 +44,7 @@ class InterpretedProgram:
             self._interpreter = _interpreter(model_content=file.data.tobytes(), num_threads=threads)
             self._resize(shapes)
         except (RuntimeError, ValueError) as error:
-            raise LibraryFailed(f"LiteRT rejected the file: {_line(error)}") from None
+            raise LibraryFailed(f"LiteRT rejected the file: {in_words(error)}") from None
 
     def told(self) -> list[tuple[Shape, int]]:
         """Shape and bytes of each output, for the shapes of inputs that it has now."""
@@ -71,7 +71,7 @@ class InterpretedProgram:
                 self._interpreter.invoke()
                 return [self._output(n) for n in range(len(self._outputs))]
             except (RuntimeError, ValueError) as error:
-                raise ExecutionFailed(0, "the file", _line(error)) from None
+                raise ExecutionFailed(0, "the file", in_words(error)) from None
 
     def _output(self, number: int) -> NDArray[Any]:
         try:
@@ -122,7 +122,3 @@ class InterpretedExecution(BoundExecution):
 def _interpreter(**options: Any) -> Any:
     # Imported only for such files: it takes longer than to load most of them.
     return import_module("ai_edge_litert.interpreter").Interpreter(**options)
-
-
-def _line(error: Exception) -> str:
-    return "; ".join(str(error).split("\n"))

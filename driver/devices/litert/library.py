@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cffi import FFI
 
-from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
+from driver.devices.lowering.errors import LibraryFailed, LibraryMissing, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -269,7 +269,7 @@ class CompiledFile(Compiled):
         text = bytes(ffi.buffer(messages[0], _libc().strlen(messages[0])))
         _libc().free(messages[0])
         self._api.LiteRtCompiledModelClearErrors(self.handle)
-        return "; ".join(line for line in text.decode(errors="replace").splitlines() if line)
+        return in_words(text.decode(errors="replace"))
 
 
 class TensorBuffers:

@@ -18,7 +18,6 @@ import numpy as np
 
 from driver.devices.litert.builtin import (
     CONVOLUTIONS,
-    CUSTOM,
     SHAPED,
     SHAPED_BY_FIRST,
     SHAPED_BY_REST,
@@ -225,15 +224,6 @@ class TfliteFile:
             _MODEL["buffers"]: NewTables(_NONE, more=[NewTable({})]),
         }
         return NewTable(fields)
-
-
-def missing_operator(data: NDArray[np.uint8]) -> str | None:
-    """Why LiteRT cannot run the file: which operator it lacks. None: none of them. Raises InvalidModel."""
-    codes = _model(data).tables("operator_codes", _CODE)
-    for n in np.flatnonzero(_kinds(codes) == Builtin.CUSTOM).tolist():
-        if (name := codes.text("custom_code", n)) not in CUSTOM:
-            return f"LiteRT has no operator {name[:64]!r}, a custom one of the program that the file was made for"
-    return None
 
 
 def _model(data: NDArray[np.uint8]) -> Tables:

@@ -7,7 +7,24 @@ DriverError
 
 from __future__ import annotations
 
+import logging
+import re
+
 from driver.errors import DriverError
+
+_log = logging.getLogger(__name__)
+_SOURCE = r"[\w./+-]+\.(?:cc|cpp|cxx|cu|h|hpp):\d+"
+_PLACES = re.compile(
+    rf"\[ONNXRuntimeError\] : \d+ : \w+ : "
+    rf"|Exception from {_SOURCE}:"
+    rf"|Check '[^\n]*' failed at {_SOURCE}:"
+    rf"|/{_SOURCE} [^()\n]*\((?:[^()\n]|\([^()\n]*\))*\)(?: const)?(?= )"  # and the function's declaration
+    rf"|\b[\w-]+\.(?:cc|cpp|h):\d+ (?:operator\(\)|\w+)(?= )"  # and the function's name
+    rf"|{_SOURCE}:?"
+)
+"""What a library's message says of its own sources."""
+_LONGEST = 360
+"""Characters of a library's message that are told: three lines."""
 
 
 class LibraryMissing(DriverError, ImportError):
@@ -18,6 +35,19 @@ class LibraryFailed(DriverError):
     """A call of the library failed, or computed something wrong. What it was to make was not made."""
 
     status = 0  #: the library's number for what went wrong; 0 where there is none
+
+
+def in_words(message: object) -> str:
+    """What a library says went wrong, for people: in one line, of bounded length, without places in its sources. What
+    is left out is in the log.
+    """
+    full = str(message)
+    text = " ".join(_PLACES.sub(" ", full).replace("Node number", "; Node number").replace(" ; ", "; ").split())
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
+    if text != full:
+        _log.info("in the library's words: %s", full)
+    return text
 
 
 class UnsupportedError(Exception):

@@ -11,7 +11,7 @@ import numpy as np
 
 from driver.config import configured, in_home
 from driver.deadlines import check
-from driver.devices.lowering.errors import LibraryFailed
+from driver.devices.lowering.errors import LibraryFailed, in_words
 from driver.devices.lowering.model import LoweredModel, LoweringDevice
 from driver.devices.onnxruntime.file_model import OnnxFileModel, optimised
 from driver.devices.onnxruntime.library import Session, library, missing, version
@@ -273,7 +273,7 @@ class OnnxRuntimeExecution(BoundExecution):
         if fault := self._runs.run(self._binding.attempt, is_long=self._is_long, may_repeat=not self._is_in_place):
             if self._provider is not None:
                 self._provider.examine(fault)
-            raise ExecutionFailed(0, "the model", fault)
+            raise ExecutionFailed(0, "the model", in_words(fault))
         for memory, place in self._after:
             np.copyto(memory, place)
 

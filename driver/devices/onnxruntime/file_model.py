@@ -18,7 +18,7 @@ import numpy as np
 from burst._core import ffi
 from driver.deadlines import check
 from driver.devices.files import CHOOSING, checked_input, source_of
-from driver.devices.lowering.errors import LibraryFailed
+from driver.devices.lowering.errors import LibraryFailed, in_words
 from driver.devices.onnxruntime.gpu_place import GpuPlace, address_of, checked_gpu_input, may_overlap, places_of
 from driver.devices.onnxruntime.library import Session, library, session_options
 from driver.devices.onnxruntime.onnx_file import OnnxFile, taken_apart
@@ -347,7 +347,7 @@ class OnnxFileExecution(BoundExecution):
         if fault and not self._runs.is_cancelled and len(self._copied) < len(self._outputs):
             fault = self._run_unbound()
         if fault:
-            raise ExecutionFailed(0, "the file", fault)
+            raise ExecutionFailed(0, "the file", in_words(fault))
         self._owner.took(time.perf_counter() - began)
         if self._copied:
             self._copy()

@@ -9,7 +9,7 @@ from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
-from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
+from driver.devices.lowering.errors import LibraryFailed, LibraryMissing, in_words
 from driver.devices.onnxruntime.gpu_place import GpuPlace, address_of
 from driver.devices.onnxruntime.writer import TYPES
 from driver.devices.stoppable import Attempt
@@ -127,7 +127,7 @@ class Session:
         except Exception as error:  # its errors share no other class
             if provider is not None:
                 provider.examine(str(error))
-            raise LibraryFailed(f"ONNX Runtime rejected the model: {error}") from error
+            raise LibraryFailed(f"ONNX Runtime rejected the model: {in_words(error)}") from error
 
         self._is_copied, self.lane = provider is not None, lane
         #: the operators that the provider has left to the CPU, one for each node
