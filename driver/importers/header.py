@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from driver.errors import ImportFailed
 from driver.importers.obstacle import InputSizes, Obstacle, Shapes, fix_sizes
 from driver.nn import Operand, OperandType
-from driver.nn.file_form import tensor_type
+from driver.nn.file_form import PACKED, tensor_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +29,7 @@ class HeaderTensor:
 
     dtype: numpy's name of it, or "bfloat16". shape: 0 where the file leaves a size open; None: the rank, too.
     scale, zero_point: of quantised integers; a scale of 0 for others. extra: of the operand. refusal: why the file form
-    does not carry it; None: it does.
+    does not carry it; None: it does. A dtype of "packed" is no tensor of numbers: `extra["type"]` says what it is.
     """
 
     name: str
@@ -49,6 +49,8 @@ class HeaderTensor:
         """The operand of a model in file form."""
         rank = None if self.shape is None else len(self.shape)
         extra = {"name": self.name, **self.extra}
+        if self.dtype == "packed":
+            return Operand(PACKED, (0,), extra={**extra, "shape": self.shape})
         kind, low, high = _QUANTISED.get(self.dtype, (None, 0, 0))
         is_usual = math.isfinite(self.scale) and self.scale > 0 and low <= self.zero_point <= high
         if kind is not None and rank != 0 and is_usual:

@@ -31,7 +31,7 @@ _TYPES = {
     "BFLOAT16": np.uint16,
 }
 """Element types of files that the HAL lacks, or has only quantised. numpy has no bfloat16: its bits are uint16."""
-_TENSORS, _SCALARS, _BYTES = 0x100, 0x200, 0x300  # where the numbers of each kind of type begin
+_TENSORS, _SCALARS, _BYTES, _PACKED = 0x100, 0x200, 0x300, 0x301  # where the numbers of each kind of type begin
 
 
 def _types() -> tuple[ExtensionType, ...]:
@@ -41,12 +41,18 @@ def _types() -> tuple[ExtensionType, ...]:
         for prefix, first, is_scalar in both
         for n, (name, dtype) in enumerate(_TYPES.items())
     ]
-    return (*found, ExtensionType(NAME, _BYTES, "BYTES", np.dtype(np.uint8)))
+    of_bytes = (_BYTES, "BYTES"), (_PACKED, "PACKED")
+    return (*found, *(ExtensionType(NAME, number, name, np.dtype(np.uint8)) for number, name in of_bytes))
 
 
 KINDS = {"onnx": "ONNX", "tflite": "TFLITE"}
 """Kind of file -> its operation."""
 FILE = Extension(NAME, _types(), tuple(KINDS.values()))
+PACKED = FILE.type("PACKED")
+"""Of an input or output that is no tensor of numbers: the bytes of a value, as `driver.protocol.packed_values` has it.
+In the operand's `extra`, `type` says what it is in ONNX's words, such as "tensor(string)" or
+"seq(map(int64,tensor(float)))", and `shape` has the sizes of a tensor, 0 where they are open.
+"""
 FILE_OPERATIONS = {FILE.operation(word): kind for kind, word in KINDS.items()}
 """Full name of an operation -> kind of file."""
 _OF_HAL = {

@@ -6,12 +6,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+TEXTS = "tensor(string)"
+"""The `kind` of a tensor of texts."""
+
 
 class TensorInfo(NamedTuple):
     """An input or output of a model.
 
     `shape` has None for each dimension that the model leaves open, and is None where not even the rank is known.
-    `labels`: what each element along the last axis stands for, where the file says it.
+    `labels`: what each element along the last axis stands for, where the file says it. `kind`: what it is if it is no
+    tensor of numbers, in ONNX's words: "tensor(string)", "seq(map(int64,tensor(float)))"; its dtype is object then.
     """
 
     name: str
@@ -20,10 +24,14 @@ class TensorInfo(NamedTuple):
     scale: float = 0.0  #: of quantised values; 0.0: they mean what they are
     zero_point: int = 0
     labels: tuple[str, ...] = ()
+    kind: str = ""
 
     def __str__(self) -> str:
+        if self.kind and self.kind != TEXTS:
+            return f"{self.name}: {self.kind}"
         sizes = None if self.shape is None else ", ".join("?" if d is None else str(d) for d in self.shape)
-        return f"{self.name}: {self.dtype} {'of any rank' if sizes is None else f'[{sizes}]'}"
+        element = "string" if self.kind else self.dtype
+        return f"{self.name}: {element} {'of any rank' if sizes is None else f'[{sizes}]'}"
 
     def __repr__(self) -> str:
         quantised = f" scale {self.scale:.6g} zero point {self.zero_point}" if self.scale else ""
@@ -40,9 +48,13 @@ def tensors_of(operands: Sequence[Any], word: str) -> tuple[TensorInfo, ...]:
 
 
 def _info(name: str, operand: Any, extra: dict[str, Any]) -> TensorInfo:
+    labels = tuple(map(str, extra.get("labels") or ()))
+    if kind := str(extra.get("type") or ""):
+        sizes = extra.get("shape")
+        shape = None if sizes is None else tuple(d or None for d in sizes)
+        return TensorInfo(name, np.dtype(object), shape, labels=labels, kind=kind)
     shape = None
     if operand.dimensions or operand.type.is_scalar:
         shape = tuple(d or None for d in operand.dimensions)
-    labels = tuple(map(str, extra.get("labels") or ()))
     scale, zero_point = extra.get("quantisation") or (operand.scale, operand.zero_point)
     return TensorInfo(name, operand.type.dtype, shape, scale, zero_point, labels)

@@ -222,6 +222,9 @@ FIELDS: dict[str, dict[str, int]] = {
     },
     "SparseTensorProto": {"values": 1, "indices": 2},
     "FunctionProto": {"node": 7},
+    "TypeProto.Sequence": {"elem_type": 1},
+    "TypeProto.Map": {"key_type": 1, "value_type": 2},
+    "TypeProto.Optional": {"elem_type": 1},
 }
 """Field numbers of the schema, for the fields that the importer reads."""
 _MODEL, _SET, _GRAPH, _NODE, _ATTRIBUTE, _INFO, _TYPE, _TENSOR_TYPE, _SHAPE, _DIM, _ENTRY, _TENSOR = [*FIELDS.values()][

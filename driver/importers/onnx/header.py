@@ -16,6 +16,7 @@ from .file import FIELDS, ProtoBytes, ProtoMessage, declared_sizes, external_ran
 _M, _G, _N, _A, _T = (FIELDS[f"{name}Proto"] for name in ("Model", "Graph", "Node", "Attribute", "Tensor"))
 _INFO, _TYPE, _ENTRY = (FIELDS[name] for name in ("ValueInfoProto", "TypeProto", "StringStringEntryProto"))
 _TENSOR_TYPE = FIELDS["TypeProto.Tensor"]
+_SEQUENCE, _MAP, _OPTIONAL = (FIELDS[f"TypeProto.{name}"] for name in ("Sequence", "Map", "Optional"))
 _SPARSE, _FUNCTION = FIELDS["SparseTensorProto"], FIELDS["FunctionProto"]
 DTYPES = {
     1: "float32",
@@ -33,13 +34,16 @@ DTYPES = {
     16: "bfloat16",
 }
 """Element types that are carried."""
-_OTHER_DTYPES = {8: "strings", 14: "complex64", 15: "complex128", 21: "uint4", 22: "int4", 23: "float4"}
+_OTHER_DTYPES = {14: "complex64", 15: "complex128", 21: "uint4", 22: "int4", 23: "float4"}
+_STRING, _DEEPEST_TYPE = 8, 4
+_WORDS = {"float32": "float", "float64": "double"}
+"""ONNX's word of an element type, where it is not numpy's."""
 _KINDS = {
-    "sequence_type": "a sequence",
-    "map_type": "a map",
     "opaque_type": "an opaque value",
     "sparse_tensor_type": "a sparse tensor",
-    "optional_type": "an optional value",
+    "sequence_type": "a sequence of these elements",
+    "map_type": "a map of these elements",
+    "optional_type": "an optional value of these elements",
 }
 _REMEDY = "export the model without it, or cut the graph there (onnx.utils.extract_model)"
 _LOCATION = b"\n\x08location"  # the key of an entry that names a file
@@ -80,6 +84,9 @@ def _declared(info: ProtoMessage, word: str) -> HeaderTensor:
     where = f"{word} {name[:64]!r}"
     tensor = kind.message(_TYPE["tensor_type"]) if kind is not None else None
     number = tensor.integer(_TENSOR_TYPE["elem_type"]) if tensor is not None else 0
+    if kind is not None and number not in DTYPES and (word := _word(kind, 0)):
+        shape = None if tensor is None else declared_sizes(tensor, where).shape
+        return HeaderTensor(name, "packed", shape, extra={"type": word})
     if tensor is None or number not in DTYPES:
         reason, remedy = _refusal(kind, number)
         return HeaderTensor(name, "", None, refusal=Obstacle(None, None, (name,), f"{where} {reason}", remedy))
@@ -88,11 +95,33 @@ def _declared(info: ProtoMessage, word: str) -> HeaderTensor:
     return HeaderTensor(name, DTYPES[number], sizes.shape, extra=extra)
 
 
+def _word(kind: ProtoMessage | None, depth: int) -> str:
+    """A type in ONNX's words, as ONNX Runtime writes it; "" for one that is not carried."""
+    if kind is None or depth > _DEEPEST_TYPE:
+        return ""
+    if tensor := kind.message(_TYPE["tensor_type"]):
+        element = _element(tensor.integer(_TENSOR_TYPE["elem_type"]))
+        return element and f"tensor({element})"
+    if table := kind.message(_TYPE["map_type"]):
+        key, value = _element(table.integer(_MAP["key_type"])), _word(table.message(_MAP["value_type"]), depth + 1)
+        return f"map({key},{value})" if key and value else ""
+    for word, field, its in (("seq", "sequence_type", _SEQUENCE), ("optional", "optional_type", _OPTIONAL)):
+        if outer := kind.message(_TYPE[field]):
+            inner = _word(outer.message(its["elem_type"]), depth + 1)
+            return inner and f"{word}({inner})"
+    return ""
+
+
+def _element(number: int) -> str:
+    name = "string" if number == _STRING else DTYPES.get(number, "")
+    return "" if name == "bfloat16" else _WORDS.get(name, name)
+
+
 def _refusal(kind: ProtoMessage | None, number: int) -> tuple[str, str]:
     """Why a type is not carried, and the remedy. number: of the element type; 0 where there is none."""
     found = [text for field, text in _KINDS.items() if kind is not None and kind.has(_TYPE[field])]
     if found:
-        return f"is {found[0]}, and the file form carries dense tensors", _REMEDY
+        return f"is {found[0]}, and the file form carries none", _REMEDY
     if not number:
         return "has no type in the file", "add it with onnx.shape_inference.infer_shapes(model)"
     named = _OTHER_DTYPES.get(number, f"elements of ONNX type {number}")

@@ -228,12 +228,11 @@ def tensor_of(number):
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ((TensorProto.STRING, [2]), "has strings"),
         ((TensorProto.COMPLEX64, [2]), "has complex64"),
-        (helper.make_sequence_type_proto(tensor_of(FLOAT)), "is a sequence"),
-        (helper.make_optional_type_proto(tensor_of(FLOAT)), "is an optional value"),
+        (helper.make_sequence_type_proto(tensor_of(TensorProto.COMPLEX64)), "is a sequence of these elements"),
+        (helper.make_optional_type_proto(tensor_of(TensorProto.BFLOAT16)), "is an optional value of these elements"),
         (helper.make_sparse_tensor_type_proto(FLOAT, [2]), "is a sparse tensor"),
-        (helper.make_map_type_proto(TensorProto.STRING, tensor_of(FLOAT)), "is a map"),
+        (helper.make_map_type_proto(TensorProto.STRING, tensor_of(TensorProto.INT4)), "is a map of these elements"),
         (onnx.TypeProto(), "has no type in the file: add it with onnx.shape_inference"),
     ],
 )
@@ -245,6 +244,28 @@ def test_what_is_not_carried_is_named(written, side, kind, told):
     with pytest.raises(driver.ImportFailed, match=f"{side} 'p' {told}") as caught:
         driver.load(written(data), form="file")
     assert ("input 'q'" in str(caught.value)) == (side == "input")
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "shape"),
+    [
+        ((TensorProto.STRING, ["n", 2]), "tensor(string)", (None, 2)),
+        ((TensorProto.STRING, None), "tensor(string)", None),
+        (helper.make_sequence_type_proto(tensor_of(TensorProto.DOUBLE)), "seq(tensor(double))", None),
+        (helper.make_optional_type_proto(tensor_of(TensorProto.STRING)), "optional(tensor(string))", None),
+        (
+            helper.make_sequence_type_proto(helper.make_map_type_proto(TensorProto.INT64, tensor_of(FLOAT))),
+            "seq(map(int64,tensor(float)))",
+            None,
+        ),
+    ],
+)
+def test_what_is_no_tensor_of_numbers(written, kind, told, shape):
+    """It is carried as bytes; the model says in ONNX's words what it is, and the sizes of texts."""
+    model = driver.load(written(onnx_file({"p": kind}, {"q": kind})), form="file")
+    for tensor in (*model.inputs, *model.outputs):
+        assert (tensor.kind, tensor.shape, tensor.dtype) == (told, shape, np.dtype(object))
+    assert {operand.type.name for operand in model.main.operands[1:]} == {"PACKED"}
 
 
 def test_strings_of_a_tflite_file(written):
