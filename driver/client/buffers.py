@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from burst import ResultsHeld
-from driver.client.workspace import InputSet, OutputSet, Shapes, input_shapes, shapes_of
+from driver.client.workspace import InputSet, OutputSet, Shapes, first_shape, input_shapes, shapes_of
 from driver.fork import unusable
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def buffers_for(model: Model, options: Options) -> Buffers:
     if options.input_shapes is not None:
         return Buffers(model, shapes_of(model, options.input_shapes), options.depth)
     operands = [model.main.operands[i] for i in model.main.inputs]
-    return Buffers(model, tuple(o.dimensions if o.is_known else None for o in operands), options.depth)
+    return Buffers(model, tuple(map(first_shape, operands)), options.depth)
 
 
 def _closed() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from driver.nn.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -44,8 +46,8 @@ def _made(names: tuple[str, ...], arrays: Iterable[Any]) -> NamedArrays:
 
 
 def copies(outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Of each array one of its own, with the same names."""
-    return type(outputs)([array.copy() for array in outputs])
+    """Of each array one of its own, with the same names. Other values are the caller's already."""
+    return type(outputs)([array.copy() if isinstance(array, np.ndarray) else array for array in outputs])
 
 
 def together(arrays: tuple[Any, ...], by_name: Mapping[str, Any]) -> tuple[Any, ...]:

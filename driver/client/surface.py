@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -11,7 +12,8 @@ import numpy as np
 from burst import ErrorStatus
 from burst.errors import status_error
 from driver.client.future import Future
-from driver.client.names import copies, together
+from driver.client.names import by_position, copies, together
+from driver.client.packed_inputs import blank_input
 from driver.client.workspace import FreeList, Workspace, input_shapes, shapes_of
 from driver.deadlines import check_times, nanoseconds, passed
 from driver.options import ExecuteOptions, options_of
@@ -36,11 +38,21 @@ def signature(model: Model) -> str:
     return " -> ".join(", ".join(map(str, side)) for side in (model.inputs, model.outputs))
 
 
-def _zeros(model: Model, shapes: Sequence[InputShapes] | None) -> Iterator[tuple[NDArray[Any] | None, ...]]:
-    """Arrays of zeros for each set of shapes. Raises ValueError."""
+def _zeros(model: Model, shapes: Sequence[InputShapes] | None) -> Iterator[tuple[Any, ...]]:
+    """Arrays of zeros for each set of shapes, and empty texts. Raises ValueError."""
     for each in [None] if shapes is None else shapes:
-        pairs = zip(model.inputs, shapes_of(model, each, "warm_up(shapes=[…])"), strict=True)
-        yield tuple(None if shape is None else np.zeros(shape, tensor.dtype) for tensor, shape in pairs)
+        sides = zip(model.inputs, shapes_of(model, each, "warm_up(shapes=[…])"), _in_order(model, each), strict=True)
+        yield tuple(
+            None if shape is None else blank_input(tensor, given) if tensor.kind else np.zeros(shape, tensor.dtype)
+            for tensor, shape, given in sides
+        )
+
+
+def _in_order(model: Model, shapes: InputShapes | None) -> Sequence[Any]:
+    if shapes is None:
+        return [None] * len(model.inputs)
+    by_name = (dict(shapes),) if isinstance(shapes, Mapping) else tuple(shapes)
+    return by_position(by_name, tuple(tensor.name for tensor in model.inputs))
 
 
 class AnyPreparedModel(Closing, ABC):

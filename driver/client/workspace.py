@@ -29,8 +29,10 @@ from burst._core import ffi
 from burst.memory import VendorMemory
 from burst.messages import NO_TIMING
 from driver.client.names import by_position, named
+from driver.client.packed_inputs import PackedPlace, packed_shape
 from driver.nn import combine_dimensions
-from driver.nn.file_form import takes_empty
+from driver.nn.file_form import PACKED, takes_empty
+from driver.protocol.packed_values import room_for, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
     from driver.client.buffers import EncodedRequest
     from driver.nn import Model, Operand
+    from driver.nn.tensors import TensorInfo
     from driver.options import InputShapes
 
 
@@ -55,7 +58,7 @@ Shapes = tuple[tuple[int, ...] | None, ...]
 class InputSet:
     """The inputs of one request, each on a 64-byte boundary of one sealed memfd.
 
-    `arrays` are typed views, None for an input that is omitted.
+    `arrays` are typed views, None for an input that is omitted, a `PackedPlace` for one that is no tensor of numbers.
     """
 
     def __init__(self, model: Model, shapes: Shapes, memory: Memory | None = None) -> None:
@@ -69,10 +72,14 @@ class InputSet:
         self.memory = memory if memory is not None and is_enough else Memory.create(max(end, 1))  # there may be none
         each = list(zip(operands, shapes, places, lengths, strict=True))
         self.arguments = tuple(_argument(*of_one) for of_one in each)
-        self.arrays: tuple[NDArray[Any] | None, ...] = named(self.names)(
+        views: list[Any] = [
             None if shape is None else self.memory.asarray(operand.type.dtype, shape, place)
             for operand, shape, place, _ in each
-        )
+        ]
+        for n, (operand, view) in enumerate(zip(operands, views, strict=True)):
+            if operand.type == PACKED and view is not None:
+                views[n] = PackedPlace(said_input(n, self.names[n]), model.inputs[n], view)
+        self.arrays: tuple[Any, ...] = named(self.names)(views)
 
     def fill(self, arrays: Sequence[Any]) -> int:
         """Copies arrays into the inputs, all or none; returns how many bytes that were.
@@ -84,7 +91,10 @@ class InputSet:
             raise ValueError(_wrong_count(len(arrays), self.names))
         pairs, copied = [], 0
         for n, (place, array) in enumerate(zip(self.arrays, arrays, strict=True)):
-            if place is not None:
+            if type(place) is PackedPlace:
+                pairs.append(place.packed(array))
+                copied += pairs[-1][1].nbytes
+            elif place is not None:
                 # Usually it fits, and that is found out here without a call.
                 is_usual = type(array) is np.ndarray and array.dtype == place.dtype and array.shape == place.shape
                 its = None if is_usual else _Input(n, self.names[n], place.dtype, place.shape)
@@ -118,6 +128,7 @@ class OutputSet:
         """`sizes`: bytes to reserve for each; by default what the model says."""
         self._operands = [model.main.operands[i] for i in model.main.outputs]
         self.named = named(tuple(tensor.name for tensor in model.outputs))
+        self._has_packed = any(operand.type == PACKED for operand in self._operands)
         guess = _FILE_GUESS if takes_empty(model) else _FIRST_GUESS
         self.lay_out(sizes or [nbytes(o, o.dimensions) if o.is_known else guess for o in self._operands])
 
@@ -146,6 +157,10 @@ class OutputSet:
 
     def arrays(self, shapes: Sequence[OutputShape]) -> tuple[Any, ...]:
         """Typed views; `shapes` may be empty when the model knows them all. The same ones again for the same shapes."""
+        if self._has_packed:  # values of this run, which refer to no memory
+            found = self.named(self._view(n, shape.dimensions) for n, shape in enumerate(shapes))
+            self.given = tuple(array for n, array in enumerate(found) if self._operands[n].type != PACKED)
+            return found
         if self.shapes is not shapes:
             if self.shapes != shapes:
                 dimensions = [shape.dimensions for shape in shapes] if shapes else [None] * len(self.sizes)
@@ -157,7 +172,7 @@ class OutputSet:
     def result(self, shapes: Sequence[OutputShape], timing: Timing) -> Result:
         """The result of a request that succeeded: without times the same one again. Raises GeneralFailure."""
         arrays = self.arrays(shapes)
-        if timing is not NO_TIMING:
+        if timing is not NO_TIMING or self._has_packed:
             return Result(ErrorStatus.NONE, arrays, tuple(shapes), timing)
         if self.ready is None or self.ready.output_shapes is not shapes:
             self.ready, self.is_ready = Result(ErrorStatus.NONE, arrays, tuple(shapes), timing), False
@@ -172,11 +187,13 @@ class OutputSet:
     def number(self, number: int) -> None:
         self._number[0] = number
 
-    def _view(self, n: int, dimensions: tuple[int, ...] | None) -> NDArray[Any]:
+    def _view(self, n: int, dimensions: tuple[int, ...] | None) -> Any:
         operand = self._operands[n]
         dims = operand.dimensions if dimensions is None else dimensions
         if nbytes(operand, dims) > self.sizes[n]:
             raise GeneralFailure(f"the device reports shape {dims} for output {n}, which does not fit the buffer")
+        if operand.type == PACKED:
+            return _unpacked(n, self._bytes[self._places[n] :][: math.prod(dims)])
         return np.asarray(_OutputPlace(self._bytes, self._places[n], operand.type.dtype, dims))
 
     def is_held(self) -> bool:
@@ -312,7 +329,9 @@ class KnownRequest:
         if known and known[0] == shapes:
             return known[1]
         views = output_views(model, request, shapes)
-        if not any(isinstance(pool, HardwareBuffer) for pool in request.pools):  # some are copied with each look
+        is_packed = any(model.main.operands[i].type == PACKED for i in model.main.outputs)
+        # Some images are copied with each look; packed values are made with each.
+        if not is_packed and not any(isinstance(pool, HardwareBuffer) for pool in request.pools):
             self._views = shapes, views
         return views
 
@@ -332,10 +351,22 @@ def output_views(model: Model, request: Request, shapes: Sequence[OutputShape]) 
     `shapes` may be empty when the model knows them all.
     """
     operands = [model.main.operands[i] for i in model.main.outputs]
-    return named(tuple(tensor.name for tensor in model.outputs))(
+    views = [
         _view(request.pools[a.pool], o.type.dtype, shapes[n].dimensions if shapes else o.dimensions, a.offset)
         for n, (o, a) in enumerate(zip(operands, request.outputs, strict=True))
-    )
+    ]
+    for n, (operand, view) in enumerate(zip(operands, views, strict=True)):
+        if operand.type == PACKED and view is not None:
+            views[n] = _unpacked(n, view)
+    return named(tuple(tensor.name for tensor in model.outputs))(views)
+
+
+def _unpacked(n: int, view: NDArray[np.uint8]) -> Any:
+    """The value of output `n`. Raises GeneralFailure."""
+    try:
+        return unpack(view)
+    except ValueError as error:
+        raise GeneralFailure(f"output {n} {error}") from None
 
 
 def _view(pool: Memory | DeviceBuffer, dtype: Any, shape: tuple[int, ...], offset: int) -> Any:
@@ -353,8 +384,12 @@ class _Input(NamedTuple):
     shape: tuple[int, ...]  #: 0 where it is open; () also where the rank is
 
     def __str__(self) -> str:
-        is_own = self.name != f"input_{self.number}"
-        return f"input {self.number} ({self.name!r})" if is_own else f"input {self.number}"
+        return said_input(self.number, self.name)
+
+
+def said_input(number: int, name: str) -> str:
+    """An input, for messages."""
+    return f"input {number} ({name!r})" if name != f"input_{number}" else f"input {number}"
 
 
 def _wrong_count(given: int, names: Sequence[str]) -> str:
@@ -370,7 +405,8 @@ def input_shapes(model: Model, given: Sequence[Any]) -> Shapes:
     given = by_position(given, tuple(names))
     if len(given) != len(operands):
         raise ValueError(_wrong_count(len(given), names))
-    return tuple(_shape(n, names[n], o, g) for n, (o, g) in enumerate(zip(operands, given, strict=True)))
+    tensors = model.inputs
+    return tuple(_shape(n, tensors[n], o, g) for n, (o, g) in enumerate(zip(operands, given, strict=True)))
 
 
 def fitted_inputs(model: Model, given: Sequence[Any]) -> tuple[NDArray[Any] | None, ...]:
@@ -390,31 +426,44 @@ def shapes_of(model: Model, given: InputShapes | None, where: str = "burst(input
     operands, tensors = [model.main.operands[i] for i in model.main.inputs], model.inputs
     if given is None:
         for n, operand in enumerate(operands):
-            if not operand.is_known:
+            if not operand.is_known and operand.type != PACKED:
                 its = _Input(n, tensors[n].name, operand.type.dtype, operand.dimensions)
                 raise ValueError(f"{its} has the open shape {_said(operand.dimensions)}; give it with {where}")
-        return tuple(operand.dimensions for operand in operands)
+        return tuple(first_shape(operand) for operand in operands)
     by_name = (dict(given),) if isinstance(given, Mapping) else tuple(given)
     shapes = tuple(by_position(by_name, tuple(tensor.name for tensor in tensors)))
     if len(shapes) != len(operands):
         raise ValueError(f"{where}: {len(shapes)} shapes were given; the model has {len(operands)} inputs")
     for n, (operand, shape) in enumerate(zip(operands, shapes, strict=True)):
-        if shape is None or tuple(shape) == operand.dimensions:
+        if shape is None or tuple(shape) == operand.dimensions or operand.type == PACKED:
             continue
         if combine_dimensions(operand.dimensions, shape) is None or (0 in shape and not takes_empty(model)):
             its = _Input(n, tensors[n].name, operand.type.dtype, operand.dimensions)
             raise ValueError(f"{where}: {its} cannot be {shape}; the model says {_said(operand.dimensions)}")
-    return tuple(None if shape is None else tuple(shape) for shape in shapes)
+    pairs = zip(operands, shapes, strict=True)
+    return tuple(
+        None if shape is None else first_shape(operand) if operand.type == PACKED else tuple(shape)
+        for operand, shape in pairs
+    )
 
 
-def _shape(n: int, name: str, operand: Operand, given: Any) -> tuple[int, ...] | None:
+def first_shape(operand: Operand) -> Any:
+    """Of an input before it is given: as the model says, and some room for what is no tensor of numbers; None: open."""
+    if operand.type == PACKED:
+        return (room_for(1),)
+    return operand.dimensions if operand.is_known else None
+
+
+def _shape(n: int, tensor: TensorInfo, operand: Operand, given: Any) -> tuple[int, ...] | None:
     if given is None:
         return None
     if operand.is_known:
         return operand.dimensions
+    if operand.type == PACKED:
+        return packed_shape(said_input(n, tensor.name), tensor, given)
     shape: tuple[int, ...] = given if isinstance(given, tuple) else np.shape(given)
     if combine_dimensions(operand.dimensions, shape) is None and shape != operand.dimensions:
-        its = _Input(n, name, operand.type.dtype, operand.dimensions)
+        its = _Input(n, tensor.name, operand.type.dtype, operand.dimensions)
         raise ValueError(f"{its} has shape {shape}; the model takes {_said(operand.dimensions)}")
     return shape
 

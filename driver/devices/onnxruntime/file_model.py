@@ -29,7 +29,7 @@ from driver.devices.stoppable import StoppableRuns
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.interface import BoundExecution, BufferArgument, PreparedModel
 from driver.nn import InvalidModel
-from driver.nn.file_form import tensor_type
+from driver.nn.file_form import PACKED, tensor_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +58,7 @@ class FilePort(NamedTuple):
     name: str
     type: str
     shape: tuple[int | str | None, ...]
-    dtype: str  #: as `driver.nn.file_form.tensor_type` takes it
+    dtype: str  #: as `driver.nn.file_form.tensor_type` takes it; ONNX Runtime's word of what is PACKED
     stored: np.dtype[Any]  #: of an element in memory
 
     @property
@@ -106,9 +106,10 @@ class OnnxFileModel(PreparedModel):
         graph = model.main
         self.inputs = _ports("input", self.session.inputs, [graph.operands[i] for i in graph.inputs])
         self.outputs = _ports("output", self.session.outputs, [graph.operands[i] for i in graph.outputs])
+        self.has_packed = any(port.type == PACKED.name for port in (*self.inputs, *self.outputs))
         # ONNX Runtime says [] for scalars and for unknown ranks.
         self._is_scalar = [graph.operands[i].type.is_scalar for i in graph.outputs]
-        self.is_static = all(
+        self.is_static = not self.has_packed and all(
             all(type(d) is int for d in port.shape) and (port.shape or scalar)
             for port, scalar in zip(self.outputs, self._is_scalar, strict=True)
         )
@@ -128,6 +129,10 @@ class OnnxFileModel(PreparedModel):
         outputs: Sequence[NDArray[Any]],
         options: BindOptions,
     ) -> BoundExecution:
+        if self.has_packed:
+            from driver.devices.onnxruntime.packed_execution import PackedExecution  # few files need it
+
+            return PackedExecution(self, inputs, outputs, options.loop_timeout)
         given = [self._given(*each) for each in zip(range(len(self.inputs)), self.inputs, inputs, strict=True)]
         rooms = places_of(outputs)
         return self._on_cuda(given, rooms) or OnnxFileExecution(self, given, rooms, options.loop_timeout)
@@ -244,12 +249,14 @@ def _ports(what: str, found: Sequence[Any], operands: Sequence[Operand]) -> list
         where, kind = f"{what} {number} ({argument.name})", argument.type
         word = kind.removeprefix("tensor(").removesuffix(")")
         type_ = word.upper()
+        if operand.type == PACKED and type_ not in TYPES:
+            ports.append(FilePort(argument.name, PACKED.name, (), kind, PACKED.dtype))
+            continue
         if type_ not in TYPES or kind != f"tensor({word})":
-            carried = ", ".join(sorted(map(str.lower, TYPES)))
-            raise InvalidModel(f"{where}: {kind} is not carried; tensors of {carried} are")
+            raise InvalidModel(f"{where}: the model says {operand.type.name}, but the file has {kind}")
         dtype = _WORDS.get(type_, word)
         stored = tensor_type(dtype, None).dtype
-        if operand.type.dtype != stored:
+        if operand.type.dtype != stored or operand.type == PACKED:
             raise InvalidModel(f"{where}: the model says {operand.type.name}, but the file has {kind}")
         shape, declared = tuple(argument.shape), operand.dimensions
         is_open = not shape or not declared or what == "output"

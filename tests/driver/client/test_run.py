@@ -439,7 +439,7 @@ class TestGivingUp:
         code = f"""
 import os, sys, numpy as np, driver
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from small_models import add_model
+from conftest import add_model
 x = np.zeros((1, 4), np.float32)
 with driver.connect() as device, device.prepare(add_model()) as prepared, prepared.burst() as burst:
     prepared.run(x), burst.run(x)

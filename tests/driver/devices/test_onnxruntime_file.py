@@ -393,7 +393,7 @@ def test_a_file_that_is_refused(onnxruntime, data, words):
 
 
 def test_ports_that_are_not_the_files(onnxruntime):
-    """Inputs and outputs that differ from the file's are refused by name; so are tensors of strings, and sequences."""
+    """Inputs and outputs that differ from the file's are refused by name; so are texts and sequences."""
     data = one("Neg", ["float32"], [4], out=[4])
     operands = {
         "3 inputs": [("float32", [4])] * 3,
