@@ -54,7 +54,8 @@ _FORMS = {"file": "as it is", "operations": "as operations of the HAL"}
 
 def _show(report: ModelReport) -> None:
     """Where it runs, and a table for each form and device that has obstacles."""
-    print_line(report.summary)
+    for line in (report.summary, *report.offers):
+        print_line(line)
     for (form, device), found in groupby(report.obstacles, lambda o: (o.form, o.device)):
         print_line(f"\n{_FORMS[form]}, on {device or 'any device'}:")
         rows = [(o.operator or "", _some(o.tensors), o.reason, as_options(o.remedy or "")) for o in found]

@@ -10,11 +10,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from burst.memory import Memory
 from driver.errors import ImportFailed
-from driver.importers.file_bytes import Array, open_beside, sealed
+from driver.importers.file_bytes import Array, open_beside, rewritten, sealed
 from driver.importers.header import ExternalRange
 
 _MOST_FILES = 256
@@ -39,7 +36,7 @@ def copy_external(model: Path, data: Array, ranges: Sequence[ExternalRange]) -> 
             parts = _pages([place.check(size) for place in places], size)
             found[name] = sealed(file, name[:64], parts)
         moved += [(place.said, _place(place.offset, parts)) for place in places if place.said is not None]
-    return _with_offsets(data, moved), found
+    return rewritten(data, [(begin, b"%0*d" % (end - begin, number)) for (begin, end), number in moved]), found
 
 
 def _pages(places: Sequence[Part], size: int) -> list[Part]:
@@ -62,18 +59,3 @@ def _place(offset: int, parts: Sequence[Part]) -> int:
             return before + offset - begin
         before += end - begin
     return 0
-
-
-def _with_offsets(data: Array, moved: Sequence[tuple[Part, int]]) -> Array:
-    """The bytes of a model with other numbers in these places."""
-    texts = [(begin, end, b"%0*d" % (end - begin, number)) for (begin, end), number in moved]
-    changes = [(begin, end, text) for begin, end, text in texts if data[begin:end].tobytes() != text]
-    if not changes:
-        return data
-
-    def fill(room: Array) -> None:
-        room[:] = data
-        for begin, end, text in changes:
-            room[begin:end] = np.frombuffer(text, np.uint8)
-
-    return Memory.frozen_by(data.size, fill).asarray()

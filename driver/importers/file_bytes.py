@@ -47,6 +47,22 @@ def sealed(file: FileIO, name: str, parts: Sequence[tuple[int, int]] | None = No
         raise ImportFailed(f"{name!r} cannot be read: {error.strerror}; load it again") from None
 
 
+def rewritten(data: Array, changes: Sequence[tuple[int, bytes]]) -> Array:
+    """The same bytes with others in these places, in memory that no process can write; itself, if none differs.
+
+    Raises ResourceExhaustedPersistent.
+    """
+    if all(data[at : at + len(new)].tobytes() == new for at, new in changes):
+        return data
+
+    def fill(room: Array) -> None:
+        room[:] = data
+        for at, new in changes:
+            room[at : at + len(new)] = np.frombuffer(new, np.uint8)
+
+    return Memory.frozen_by(data.size, fill).asarray()
+
+
 def open_beside(model: Path, name: str) -> FileIO:
     """Open a file that the model at that path names: a regular one, below the folder of the model.
 

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +20,7 @@ from typing import Literal
 from driver.devices.files import RUNTIMES
 from driver.errors import ImportFailed, InvalidModel
 from driver.importers.external import copy_external
-from driver.importers.file_bytes import Array, open_file, sealed
+from driver.importers.file_bytes import Array, open_file, rewritten, sealed
 from driver.importers.header import Header
 from driver.importers.obstacle import Obstacle, Shapes, failure, named_sizes
 from driver.nn import Model, validate
@@ -43,7 +44,9 @@ _OTHER_FORMATS = {
 """First bytes -> what it is, and the remedy."""
 
 
-def load(path: str | os.PathLike[str], shapes: Shapes | None = None, form: Form = "auto") -> Model:
+def load(
+    path: str | os.PathLike[str], shapes: Shapes | None = None, form: Form = "auto", *, signature: str | None = None
+) -> Model:
     """Load the model file at `path`; its suffix names the format.
 
     Args:
@@ -52,6 +55,8 @@ def load(path: str | os.PathLike[str], shapes: Shapes | None = None, form: Form 
         form: "file" is one operation that is the file; ONNX Runtime or LiteRT runs it as it is. "operations" are those
             of the HAL, which every device can take. "auto" is both: each device gets the form that it runs, and the
             second is made when it is needed. Where the file's own runtime is not installed, "auto" is "operations".
+        signature: the entry of a .tflite file that has several, by its name; None: its first subgraph.
+            `model.signatures` are all, its own first. Each model has its own state, if the file keeps one.
 
     The file is copied, and may change afterwards; so are the files beside it that hold weights. Inputs and outputs have
     their name in the file as `extra["name"]`, and as `extra["labels"]` the names of classes where the file tells them.
@@ -63,7 +68,7 @@ def load(path: str | os.PathLike[str], shapes: Shapes | None = None, form: Form 
     if form not in _FORMS:
         raise ImportFailed(f"form={form!r:.80}: choose from {', '.join(_FORMS)}{did_you_mean(str(form), _FORMS)}")
     kind, shapes = kind_of(path), named_sizes(shapes)
-    source = ModelSource(Path(path), kind)
+    source = ModelSource(Path(path), kind, signature)
     if form == "operations" or (form == "auto" and not runs_files(kind)):
         return source.operations(shapes)
     header = source.header.with_shapes(shapes)
@@ -94,16 +99,18 @@ def runs_files(kind: str) -> bool:
 class ModelSource:
     """A model file and the files beside it, copied into memory that no process can write any more."""
 
-    def __init__(self, file: Path, kind: str) -> None:
+    def __init__(self, file: Path, kind: str, signature: str | None = None) -> None:
+        """Raises ImportFailed, OSError."""
         self.name, self.kind = file.name, kind
-        self.data, self.header = _read(file, kind)
+        self.data, self.header = _read(file, kind, signature)
         self.data, self.external = copy_external(file, self.data, self.header.external)
 
     def model(self, header: Header, portable: Callable[[], Model] | None = None) -> Model:
         """The file form. Raises ImportFailed."""
         inputs, outputs = ([tensor.operand() for tensor in side] for side in (header.inputs, header.outputs))
         try:
-            model = model_of_file(ModelFile(self.kind, self.data, self.external), inputs, outputs, portable)
+            file = ModelFile(self.kind, self.data, self.external)
+            model = replace(model_of_file(file, inputs, outputs, portable), signatures=header.signatures)
             validate(model)
         except InvalidModel as error:
             raise ImportFailed(f"{self.name!r}: {error}") from None
@@ -114,7 +121,7 @@ class ModelSource:
         model, obstacles = self.converted(shapes)
         if model is None:
             raise failure(obstacles)
-        return model
+        return replace(model, signatures=self.header.signatures)
 
     def converted(self, shapes: Shapes | None) -> tuple[Model | None, list[Obstacle]]:
         """The operations form, or None and all obstacles."""
@@ -166,13 +173,16 @@ def _reader(kind: str) -> ModuleType:
         raise ImportFailed(missing) from None
 
 
-def _read(file: Path, kind: str) -> tuple[Array, Header]:
-    """A copy of a file that no process can write any more, and its header."""
+def _read(file: Path, kind: str, signature: str | None = None) -> tuple[Array, Header]:
+    """A copy of a file that no process can write any more, with that signature as its first, and its header."""
     with open_file(file) as opened:
         data = sealed(opened, file.name)
     try:
         _refuse_other_formats(bytes(data[:256]), kind)
-        header: Header = importlib.import_module(f"driver.importers.{kind}.header").read_header(data.data)
+        reader = importlib.import_module(f"driver.importers.{kind}.header")
+        if signature is not None:
+            data = rewritten(data, reader.as_first(data.data, signature))
+        header: Header = reader.read_header(data.data)
     except ImportFailed as error:
         remedy = error.remedy or "fetch it again, or export it again"
         raise ImportFailed(f"{file.name!r}: {error.reason}", remedy=remedy) from None

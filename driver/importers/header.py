@@ -40,6 +40,9 @@ class HeaderTensor:
     extra: Mapping[str, Any] = field(default_factory=dict)
     refusal: Obstacle | None = None
 
+    def __str__(self) -> str:
+        return f"{self.name[:_SHOWN]}: {self.dtype} {self.sizes}"
+
     @property
     def sizes(self) -> InputSizes:
         """Its sizes, and the names of open ones."""
@@ -62,11 +65,17 @@ class HeaderTensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Inputs and outputs in the file's order. external: the ranges of other files that hold weights."""
+    """Inputs and outputs in the file's order.
+
+    external: the ranges of other files that hold weights. signatures: the names of the file's entries, this one's
+    first. signature: its own; None: it has no name.
+    """
 
     inputs: tuple[HeaderTensor, ...]
     outputs: tuple[HeaderTensor, ...]
     external: tuple[ExternalRange, ...] = ()
+    signatures: tuple[str, ...] = ()
+    signature: str | None = None
 
     @property
     def refusals(self) -> list[Obstacle]:

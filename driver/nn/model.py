@@ -128,7 +128,7 @@ class Model:
     `relaxed` allows float32 to be computed with the range and precision of float16. `extensions`: name and prefix of
     each vendor extension whose types or operations it uses; those that are not given get the next free prefixes.
     `portable`: returns the same network of the HAL's operations alone, the same each time; None where there is no such
-    form.
+    form. `signatures`: the entries of the file that it was loaded from, by name; see `driver.load`.
     """
 
     main: Subgraph
@@ -136,6 +136,7 @@ class Model:
     relaxed: bool = False
     extensions: tuple[tuple[str, int], ...] = ()
     portable: Callable[[], "Model"] | None = field(default=None, compare=False)
+    signatures: tuple[str, ...] = field(default=(), compare=False)
     _inputs: tuple[TensorInfo, ...] | None = field(default=None, init=False, compare=False)
     _outputs: tuple[TensorInfo, ...] | None = field(default=None, init=False, compare=False)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from driver.client.device import RemoteDevice
+    from driver.importers.header import Header
     from driver.importers.obstacle import Obstacle, Shapes
     from driver.nn import Model
 
@@ -59,13 +60,15 @@ class ModelReport:
     """What `driver.check` found. `str()` is a table.
 
     works: each form in which the model runs, and a device that runs all of it; "cpu" is numpy in the client's process.
-    asked: the devices that were asked, and started if they did not run.
+    asked: the devices that were asked, and started if they did not run. offers: what the file has beside what was
+    checked: each further signature, in words.
     """
 
     file: str
     works: tuple[tuple[str, str], ...]
     obstacles: tuple[FormObstacle, ...]
     asked: tuple[str, ...]
+    offers: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -82,7 +85,7 @@ class ModelReport:
 
     def __str__(self) -> str:
         asked = f"asked: {', '.join(self.asked)}" if self.asked else "no device was asked"
-        return "\n".join([self.summary, asked, *(_table(self.obstacles) if self.obstacles else ())])
+        return "\n".join([self.summary, *self.offers, asked, *(_table(self.obstacles) if self.obstacles else ())])
 
 
 _AS = {"file": "as it is", "operations": "as operations of the HAL"}
@@ -111,6 +114,7 @@ def check(
     except ImportFailed as error:
         return found.damaged(error)
     header = source.header.with_shapes(shapes)
+    found.offers = _offers(Path(path), kind, header)
     found.add("file", header.refusals)
     whole = None if header.refusals else source.model(header)
     operations, obstacles = source.converted(shapes)
@@ -126,12 +130,22 @@ def check(
     return found.report()
 
 
+def _offers(path: Path, kind: str, header: Header) -> tuple[str, ...]:
+    """What `ModelReport.offers` has."""
+    others = [(name, ModelSource(path, kind, name).header) for name in header.signatures if name != header.signature]
+    return tuple(
+        f"signature {name}: {', '.join(map(str, its.inputs))} -> {', '.join(map(str, its.outputs))}"
+        for name, its in others
+    )
+
+
 class _Check:
     """What was found so far."""
 
     def __init__(self, file: str, kind: str) -> None:
         self._file, self._kind, self._runtime = file, kind, RUNTIMES[kind]
         self.works: list[tuple[str, str]] = []
+        self.offers: tuple[str, ...] = ()
         self._obstacles: list[FormObstacle] = []
         self._asked: list[str] = []
 
@@ -142,7 +156,7 @@ class _Check:
             told = [o for o in told if o.form != "file" or o.device in (None, self._runtime)]
             remedy = f'keep form="auto": {", ".join(whole)} runs the file as it is'
             told = [o if o.remedy or o.device or o.form == "file" else replace(o, remedy=remedy) for o in told]
-        return ModelReport(self._file, tuple(works), tuple(told), tuple(self._asked))
+        return ModelReport(self._file, tuple(works), tuple(told), tuple(self._asked), self.offers)
 
     def damaged(self, error: ImportFailed) -> ModelReport:
         """The report on a file of which nothing can be read."""

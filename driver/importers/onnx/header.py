@@ -6,6 +6,7 @@ Of a node no more is read than whether it may name another file. Of an initializ
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NoReturn
 
 from driver.errors import ImportFailed
 from driver.importers.header import ExternalRange, Header, HeaderTensor
@@ -76,6 +77,12 @@ def read_header(data: memoryview) -> Header:
     if labels := _labels(model):
         outputs[0] = replace(outputs[0], extra={**outputs[0].extra, "labels": labels})
     return Header(tuple(inputs), tuple(outputs), tuple(ranges))
+
+
+def as_first(data: memoryview, name: str) -> NoReturn:
+    """Raises ImportFailed: a signature is what .tflite files have."""
+    del data
+    raise ImportFailed(f"signature={name[:64]!r}: an .onnx file has one entry, without a name", remedy="leave it out")
 
 
 def _declared(info: ProtoMessage, word: str) -> HeaderTensor:

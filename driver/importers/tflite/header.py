@@ -15,6 +15,7 @@ from driver.errors import ImportFailed
 from driver.importers.file_bytes import FileBytes
 from driver.importers.header import HIGHEST_RANK, Header, HeaderTensor
 from driver.importers.obstacle import Obstacle
+from driver.nn.errors import did_you_mean
 
 _U8, _U16, _U32, _S32 = struct.Struct("<B"), struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<i")
 _IDENTIFIER = b"TFL3"
@@ -24,7 +25,7 @@ FIELDS: dict[str, dict[str, int]] = {
     "SubGraph": {"tensors": 0, "inputs": 1, "outputs": 2},
     "Tensor": {"shape": 0, "type": 1, "name": 3, "quantization": 4, "shape_signature": 7, "has_rank": 8},
     "QuantizationParameters": {"scale": 2, "zero_point": 3},
-    "SignatureDef": {"inputs": 0, "outputs": 1, "subgraph_index": 4},
+    "SignatureDef": {"inputs": 0, "outputs": 1, "key": 2, "subgraph_index": 4},
     "TensorMap": {"name": 0, "tensor_index": 1},
     "Metadata": {"name": 0, "buffer": 1},
     "Buffer": {"data": 0},
@@ -48,6 +49,8 @@ DTYPES = {
 }
 """Element types that are carried."""
 _OTHER_DTYPES = {5: "strings", 8: "complex64", 11: "complex128", 13: "a resource", 14: "a variant", 17: "int4"}
+_SHOWN = 64
+"""Characters of a name that an error message shows."""
 _MOST_TENSORS = 1 << 12
 """Limit for inputs, and for outputs."""
 _REMEDY = "export the model with a function around it that has only tensors of those"
@@ -62,7 +65,7 @@ class FlatTable:
         self._vtable = position - data.unpack(_S32, position)
         self._size = data.unpack(_U16, self._vtable)
 
-    def _place(self, field: int) -> int:
+    def place(self, field: int) -> int:
         """The position of a field's content; 0 when the table does not have it."""
         slot = 4 + 2 * field
         offset = self._data.unpack(_U16, self._vtable + slot) if slot + 2 <= self._size else 0
@@ -70,17 +73,17 @@ class FlatTable:
 
     def number(self, field: int, form: struct.Struct, default: int = 0) -> int:
         """A number."""
-        place = self._place(field)
+        place = self.place(field)
         return int(self._data.unpack(form, place)) if place else default
 
     def table(self, field: int) -> "FlatTable | None":
         """Another table; None when absent."""
-        place = self._place(field)
+        place = self.place(field)
         return FlatTable(self._data, place + self._data.unpack(_U32, place)) if place else None
 
     def array(self, field: int, dtype: str) -> np.ndarray[Any, Any]:
         """A list of numbers, or the bytes of a text, as a view of the file; empty when absent."""
-        place = self._place(field)
+        place = self.place(field)
         if not place:
             return np.zeros(0, dtype)
         start = place + self._data.unpack(_U32, place)
@@ -94,7 +97,7 @@ class FlatTable:
 
     def tables(self, field: int) -> "FlatTables":
         """A list of tables."""
-        place = self._place(field)
+        place = self.place(field)
         return FlatTables(self._data, place + self._data.unpack(_U32, place) if place else 0)
 
 
@@ -108,11 +111,15 @@ class FlatTables:
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, index: int) -> FlatTable:
+    def entry(self, index: int) -> tuple[int, int]:
+        """Where an entry of the list is, and the table to which it leads."""
         if not 0 <= index < self._count:
             raise ImportFailed(f"damaged: table {index} does not exist; there are {self._count}")
         place = self._start + 4 + 4 * index
-        return FlatTable(self._data, place + self._data.unpack(_U32, place))
+        return place, place + self._data.unpack(_U32, place)
+
+    def __getitem__(self, index: int) -> FlatTable:
+        return FlatTable(self._data, self.entry(index)[1])
 
     def __iter__(self) -> Iterator[FlatTable]:
         return (self[index] for index in range(self._count))
@@ -140,7 +147,40 @@ def read_header(data: memoryview) -> Header:
         )
     if not found["output"]:
         raise ImportFailed("its first subgraph has no output")
-    return Header(found["input"], found["output"])
+    known = _signatures(model)
+    own = next((name for name, number in known if number == 0), None)
+    others = [name for name, _ in known if name != own]
+    return Header(found["input"], found["output"], (), (*([] if own is None else [own]), *others), own)
+
+
+def _signatures(model: FlatTable) -> list[tuple[str, int]]:
+    """Names and subgraphs of all signatures, in the file's order."""
+    key, number = _SIGNATURE["key"], _SIGNATURE["subgraph_index"]
+    return [(each.text(key), each.number(number, _U32)) for each in model.tables(_MODEL["signature_defs"])]
+
+
+def as_first(data: memoryview, name: str) -> list[tuple[int, bytes]]:
+    """What to write where, to make that signature the first one, and of the first subgraph. Raises ImportFailed.
+
+    It changes places with the first one. Its subgraph takes the first place of the subgraphs, beside its own: branches
+    and loops go on finding theirs by their numbers.
+    """
+    wire = FileBytes(data)
+    model = FlatTable(wire, wire.unpack(_U32, 0))
+    known = [key for key, _ in _signatures(model)]
+    if name not in known:
+        remedy = f"choose from {', '.join(known)}{did_you_mean(name, known)}" if known else "it has none: leave it out"
+        raise ImportFailed(f"there is no signature {name[:_SHOWN]!r}", remedy=remedy)
+    signatures, subgraphs = model.tables(_MODEL["signature_defs"]), model.tables(_MODEL["subgraphs"])
+    place, chosen = known.index(name), signatures[known.index(name)]
+    number = chosen.number(_SIGNATURE["subgraph_index"], _U32)
+    (first, was), (own, target) = signatures.entry(0), signatures.entry(place)
+    at, graph = subgraphs.entry(0)[0], subgraphs.entry(number)[1]
+    moves = [(first, target), (own, was), (at, graph)]
+    changes = [(entry, _U32.pack(end - entry)) for entry, end in moves if end > entry]  # tables lie behind their lists
+    if number:
+        changes.append((chosen.place(_SIGNATURE["subgraph_index"]), _U32.pack(0)))
+    return changes
 
 
 def _signature(model: FlatTable, word: str) -> dict[int, str]:

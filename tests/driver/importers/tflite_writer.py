@@ -136,14 +136,17 @@ class Writer(Graph):
         self._buffers.append(data)
         return len(self._buffers) - 1
 
-    def file(self, outputs, names=None):
-        """The bytes of the file. names: ({name: input}, {name: output}) of a signature."""
+    def file(self, outputs, names=None, signatures=()):
+        """The bytes of the file. names: ({name: input}, {name: output}) of a signature; signatures: key, subgraph and
+        names of further ones.
+        """
         self.outputs = outputs
         self._builder, self._codes = flatbuffers.Builder(1024), []
         graphs = [self._graph(graph) for graph in (self, *self._others)]
         buffers = [self._table("Buffer", **({"Data": self._bytes(data)} if data else {})) for data in self._buffers]
         codes = [self._code(name) for name in self._codes]
-        signatures = [self._signature(*names)] if names else []
+        named = [("serving_default", 0, *names)] if names else []
+        signatures = [self._signature(*each) for each in (*named, *signatures)]
         fields = {"OperatorCodes": codes, "Subgraphs": graphs, "Buffers": buffers, "SignatureDefs": signatures}
         vectors = {key: self._vector(offsets) for key, offsets in fields.items()}
         self._builder.Finish(self._table("Model", Version=3, **vectors), b"TFL3")
@@ -248,10 +251,11 @@ class Writer(Graph):
             ends["BuiltinOptionsType"] = getattr(tflite.BuiltinOptions, kind)
         return self._table("Operator", OpcodeIndex=self._codes.index(name), **ends)
 
-    def _signature(self, inputs, outputs):
+    def _signature(self, key, subgraph, inputs, outputs):
         entries = []
         for names in (inputs, outputs):
             texts = [(self._builder.CreateString(name), tensor) for name, tensor in names.items()]
             entries.append(self._vector([self._table("TensorMap", Name=text, TensorIndex=t) for text, t in texts]))
-        key = self._builder.CreateString("serving_default")
-        return self._table("SignatureDef", Inputs=entries[0], Outputs=entries[1], SignatureKey=key, SubgraphIndex=0)
+        key = self._builder.CreateString(key)
+        more = {"SubgraphIndex": subgraph} if subgraph else {}
+        return self._table("SignatureDef", Inputs=entries[0], Outputs=entries[1], SignatureKey=key, **more)
