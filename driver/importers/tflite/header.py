@@ -25,7 +25,7 @@ FIELDS: dict[str, dict[str, int]] = {
     "SubGraph": {"tensors": 0, "inputs": 1, "outputs": 2},
     "Tensor": {"shape": 0, "type": 1, "name": 3, "quantization": 4, "shape_signature": 7, "has_rank": 8},
     "QuantizationParameters": {"scale": 2, "zero_point": 3},
-    "SignatureDef": {"inputs": 0, "outputs": 1, "key": 2, "subgraph_index": 4},
+    "SignatureDef": {"inputs": 0, "outputs": 1, "signature_key": 2, "subgraph_index": 4},
     "TensorMap": {"name": 0, "tensor_index": 1},
     "Metadata": {"name": 0, "buffer": 1},
     "Buffer": {"data": 0},
@@ -155,7 +155,7 @@ def read_header(data: memoryview) -> Header:
 
 def _signatures(model: FlatTable) -> list[tuple[str, int]]:
     """Names and subgraphs of all signatures, in the file's order."""
-    key, number = _SIGNATURE["key"], _SIGNATURE["subgraph_index"]
+    key, number = _SIGNATURE["signature_key"], _SIGNATURE["subgraph_index"]
     return [(each.text(key), each.number(number, _U32)) for each in model.tables(_MODEL["signature_defs"])]
 
 
