@@ -29,11 +29,11 @@ def device_class(name: str) -> type[Device]:
     """The class behind a device's name, behind "module:Class", or of a shared library. Raises DeviceNotFound."""
     if is_library(name):
         return _of_library(name)
-    found = _entry(name)
-    if found is None and ":" not in name:
+    found = EntryPoint(name, name, GROUP) if ":" in name else _entry(name)
+    if found is None:
         raise DeviceNotFound(f"name={name!r}: no such device; {_known()}{did_you_mean(name, names())}")
     try:
-        return load(found or EntryPoint(name, name, GROUP))
+        return load(found)
     except ModuleNotFoundError as error:
         raise DeviceNotFound(f"name={name!r} is not installed: {error}; {_remedy(name)}") from error
     except (ImportError, AttributeError) as error:
@@ -47,22 +47,31 @@ class Missing(NamedTuple):
     remedy: str
 
 
+def lacking(name: str, kind: type[Device]) -> Missing | None:
+    """What the device of this name and class lacks; None: nothing."""
+    what = kind.missing()
+    return Missing(what, kind.remedy() or _remedy(name)) if what else None
+
+
 def missing(name: str) -> Missing | None:
     """What an installed device lacks: its extra was left out. None: nothing, or its class cannot be loaded."""
     try:
-        kind = device_class(name)
+        return lacking(name, device_class(name))
     except DeviceNotFound:
         return None
-    what = kind.missing()
-    return Missing(what, kind.remedy() or _remedy(name)) if what else None
 
 
 def usable_class(name: str) -> type[Device]:
     """As `device_class`, of a device that lacks nothing. Raises DeviceNotFound with the remedy."""
     found = device_class(name)
-    if lacks := missing(name):
-        raise DeviceNotFound(f"name={name!r} is not installed: {lacks.what}; {lacks.remedy}")
+    if lacks := lacking(name, found):
+        raise not_installed(name, lacks)
     return found
+
+
+def not_installed(name: str, lacks: Missing) -> DeviceNotFound:
+    """The error for a device that lacks something."""
+    return DeviceNotFound(f"name={name!r} is not installed: {lacks.what}; {lacks.remedy}")
 
 
 def _known() -> str:

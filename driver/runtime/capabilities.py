@@ -25,9 +25,9 @@ from burst import StatusError
 from driver.client.device import status_of
 from driver.client.discovery import runtime_dir, stem_of
 from driver.client.served import is_path
-from driver.devices import device_class, names, usable_class
+from driver.devices import device_class, lacking, names, not_installed
 from driver.devices.reference import ReferenceDevice
-from driver.errors import DeviceFailed, DeviceNotFound
+from driver.errors import DeviceFailed
 from driver.interface import Capabilities, DeviceInfo, Performance, Source
 from driver.nn import ModelBuilder
 from driver.protocol.stated_capabilities import FIGURES, all_figures, checked, types_of
@@ -311,10 +311,8 @@ def _info(name: str) -> DeviceInfo:
         kind = device_class(name)
     except Exception as error:  # noqa: BLE001 (a vendor's code may do anything when it is loaded)
         return DeviceInfo(name, "", "", missing=str(error))
-    try:
-        usable_class(name)
-    except DeviceNotFound as error:
-        return DeviceInfo(name, kind.version, kind.type, missing=str(error))
+    if lacks := lacking(name, kind):
+        return DeviceInfo(name, kind.version, kind.type, missing=str(not_installed(name, lacks)))
     try:
         found = known(name, kind)
     except StatusError as error:
