@@ -30,6 +30,7 @@ from burst.memory import DeviceBuffer, HardwareBuffer, Memory, Usage
 from burst.messages import ErrorStatus, OutputShape, Request, RequestArgument, Timing
 from burst.server import ExecutionBurstServer
 from burst.trace import Trace
+from fmq.version import __version__ as __version__
 
 __all__ = [
     "Accepted",

@@ -34,6 +34,8 @@ from burst.messages import NO_CAUSE, NO_TIMING, Cause, ErrorStatus, OutputShape,
 from fmq.errors import PeerDied as _QueuePeerDied
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from numpy.typing import NDArray
 
     from burst.messages import Phase
@@ -115,6 +117,25 @@ class InternalError(BurstError):
     """A bug of Burst: please report it. Close the burst and trust nothing that it returned."""
 
 
+_MOST_SHOWN = 16  # elements of an array that `repr` shows
+
+
+def brief(arrays: Iterable[Any], names: Sequence[str] = ()) -> str:
+    """Return arrays in one line, as far as they are small: the others by their dtypes and shapes."""
+    found = list(arrays)
+    shown = [_brief(array) for array in found]
+    if len(names) == len(found):
+        return f"({', '.join(f'{name}: {words}' for name, words in zip(names, shown, strict=True))})"
+    return f"({', '.join(shown)})"
+
+
+def _brief(array: Any) -> str:
+    if not hasattr(array, "dtype"):
+        return f"{array!r:.80}"
+    form = f"{array.dtype}{list(array.shape)}"
+    return form if array.size > _MOST_SHOWN or array.dtype.kind == "V" else f"{form} {array.tolist()!r:.400}"
+
+
 class _Result(NamedTuple):
     status: ErrorStatus
     outputs: tuple[NDArray[Any], ...] = ()
@@ -140,6 +161,12 @@ class Result(_Result):
     __slots__ = ()
     __eq__ = object.__eq__
     __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        if self.status:
+            return f"Result({self.status}: {self.message})" if self.message else f"Result({self.status})"
+        timing = "" if self.timing == NO_TIMING else f", {self.timing}"
+        return f"Result({self.status}, {brief(self.outputs, getattr(self.outputs, 'names', ()))}{timing})"
 
     def raise_for_status(self) -> None:
         """Return if the status is NONE.

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class ErrorStatus(IntEnum):
-    """How an execution, or any other call to a device, ended. The numbers are those of the NN HAL 1.3."""
+    """How an execution, or any other call to a device, ended. The numbers are those of the NN HAL 1.3.
+
+    It prints as its name, and compares as its number.
+    """
 
     NONE = 0
     DEVICE_UNAVAILABLE = 1
@@ -26,6 +29,13 @@ class ErrorStatus(IntEnum):
     MISSED_DEADLINE_PERSISTENT = 6
     RESOURCE_EXHAUSTED_TRANSIENT = 7
     RESOURCE_EXHAUSTED_PERSISTENT = 8
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __format__(self, form: str) -> str:
+        """As its name, unless the form is one of numbers, such as "d"."""
+        return int.__format__(self, form) if form[-1:].isalpha() and form[-1:] != "s" else format(str(self), form)
 
 
 class Timing(NamedTuple):

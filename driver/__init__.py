@@ -55,6 +55,7 @@ from driver.runtime.chain import Chain
 from driver.runtime.compilation import compile  # noqa: A004 (the name that users look for)
 from driver.runtime.compiled import CompiledModel
 from driver.runtime.model_check import check
+from fmq.version import __version__ as __version__
 
 __all__ = [
     "AnyBurst",

@@ -166,6 +166,21 @@ def waiting(deadline: float | None) -> Iterator[int | None]:
         raise unanswered(clock.now() - (by or 0)) from None
 
 
+@contextmanager
+def until(timeout: float | None, deadline: float) -> Iterator[float | None]:
+    """Give the timeout of a call that has to end at that time.monotonic(), too.
+
+    Raises ValueError, and MissedDeadline* in the place of Timeout where the deadline comes first.
+    """
+    check_times(timeout=timeout)
+    left = seconds_left(by := nanoseconds(deadline))
+    if left is None or (timeout is not None and timeout <= left):
+        yield timeout
+    else:
+        with waiting(deadline):
+            yield max(1e-9, seconds_left(by) or 0.0)
+
+
 # ---- what a device does about it
 
 

@@ -25,6 +25,7 @@ from fmq.queue import MessageQueue
 from fmq.readers import ReaderState
 from fmq.records import RecordReader, RecordWriter
 from fmq.region import Region, unlink
+from fmq.version import __version__ as __version__
 from fmq.wait import wait_any
 
 __all__ = [

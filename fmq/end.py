@@ -78,6 +78,9 @@ class _End(Closing, HotEnd):
         if place.announces and not follows:
             self._link_lock()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.capacity} x {self.dtype}>"
+
     def _link_lock(self) -> None:
         """The life thread asks for the peer's lock when a file of this memory is closed: the kernel may be unable to
         mark the life word. Where the system has no more inotify, the life word is the only way.

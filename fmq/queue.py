@@ -147,6 +147,10 @@ class MessageQueue(Closing):
         """
         return MessageQueueReader(self._place, follows=follows)
 
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name is not None else ""
+        return f"<MessageQueue{name}: {self.capacity} x {self.dtype}, {self.flavour.name.lower()}>"
+
     def close(self) -> None:
         """Closes the file descriptors; ends that were taken go on. Regions that were passed in stay open."""
         for region in self._place.regions if self._owns else ():

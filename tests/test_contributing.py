@@ -64,6 +64,7 @@ def test_the_changelog_has_the_form_of_keep_a_changelog():
 @pytest.mark.parametrize(
     ("place", "text"),
     [
+        ("fmq/version.py", '__version__ = "{}"\n'),
         ("csrc/libburst/Makefile", "VERSION := {}\n"),
         ("csrc/libfmq/Makefile", "VERSION := {}\n"),
         ("csrc/debian/changelog", "burst ({}) "),

@@ -421,7 +421,7 @@ static void dealloc(PyObject *self) {
 
 static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL | METH_KEYWORDS,
-     "run($self, /, *arrays, timeout=None, **by_name)\n--\n\nAs `AnyBurst.run`."},
+     "run($self, /, *arrays, timeout=None, deadline=None, **by_name)\n--\n\nAs `AnyBurst.run`."},
     {"_begin_ready", begin_ready, METH_VARARGS, "Results are for that caller from now on."},
     {"_add_ready", add_ready, METH_VARARGS, "A result that a run may return, and the request that leads to it."},
     {"_forget_ready", forget_ready, METH_NOARGS, "No result is ready any more."},

@@ -67,7 +67,7 @@ class Arrivals:
 
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        future.add_done_callback(lambda _: complete_in(loop, done))
+        future.when_done(lambda _: complete_in(loop, done))
         if not done.done():
             self.watch(loop)
             if (left := seconds_left(future.deadline)) is not None:

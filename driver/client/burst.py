@@ -14,6 +14,7 @@ from driver.client.names import together
 from driver.client.statistics import write_timeline
 from driver.client.surface import AnyBurst
 from driver.client.tasks import TaskTimes
+from driver.deadlines import until
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,8 +49,11 @@ class Burst(HotBurst, AnyBurst):
     def inputs(self) -> tuple[NDArray[Any] | None, ...]:
         return self._buffers.inputs.arrays
 
-    def _run(self, *arrays: Any, timeout: float | None = None, **by_name: Any) -> Result:
+    def _run(self, *arrays: Any, timeout: float | None = None, deadline: float | None = None, **by_name: Any) -> Result:
         """As `run`, for what is not ready."""
+        if deadline is not None:
+            with until(timeout, deadline) as left:
+                return self.run(*together(arrays, by_name), timeout=left)
         if by_name:
             arrays = together(arrays, by_name)
         in_flight, controller = self._in_flight, self._session.controller

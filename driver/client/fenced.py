@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from collections import deque
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -21,6 +22,7 @@ from burst import ErrorStatus, GeneralFailure, InvalidArgument, OutputShape, Res
 from burst.channel import close_all
 from burst.dropped import PATIENCE, DropList
 from burst.messages import NO_CAUSE, NO_TIMING, Cause
+from driver.client.future import Completion
 from driver.client.plain import SlotRegistry
 from driver.deadlines import checked, earlier, seconds_left
 from driver.errors import DriverError
@@ -168,10 +170,11 @@ class LaunchPath(Protocol):
         """Makes `poll` return when the device dies or the connection ends."""
 
 
-class FencedExecution(Closing):
+class FencedExecution(Completion[Result], Closing):
     """An execution launched by `prepared.execute_fenced`. Any number of threads may wait for it.
 
-    When this object is closed or garbage, the execution goes on; only its fence is closed here.
+    It is a future of `concurrent.futures`, too, which cannot be cancelled. When this object is closed or garbage, the
+    execution goes on; only its fence is closed here.
     """
 
     def __init__(
@@ -180,6 +183,7 @@ class FencedExecution(Closing):
         """Use `prepared.execute_fenced`. Owns `fence`."""
         self._path, self._number, self._fence, self._outputs = path, number, fence, outputs
         self._told: tuple[ExecutionInfo, str, Cause] | None = None
+        self._asking = threading.RLock()
 
     @property
     def fence(self) -> int:
@@ -216,7 +220,11 @@ class FencedExecution(Closing):
 
     def done(self) -> bool:
         """Whether it has ended, in success or failure."""
-        return self.wait(0) != FenceState.ACTIVE
+        return self.is_done or self.wait(0) != FenceState.ACTIVE
+
+    def cancel(self) -> bool:
+        """False: the device has it."""
+        return False
 
     def info(self) -> ExecutionInfo:
         """How it ended and, if it was measured, how long it took since the launch and since the fences.
@@ -227,14 +235,15 @@ class FencedExecution(Closing):
 
     def details(self) -> tuple[ExecutionInfo, str, Cause]:
         """The same with the message and the cause of a failure. Raises PeerDied."""
-        if self._told is None:
-            if not self.done():
-                return _failure(f"fenced execution {self._number} is still pending: wait for its fence")
-            try:
-                self._told = self._path.ask(self._number)
-            except GeneralFailure as error:
-                return _failure(str(error))
-        return self._told
+        if self._told is None and not self.done():
+            return _failure(f"fenced execution {self._number} is still pending: wait for its fence")
+        with self._asking:  # the device tells it once
+            if self._told is None:
+                try:
+                    self._told = self._path.ask(self._number)
+                except GeneralFailure as error:
+                    return _failure(str(error))
+            return self._told
 
     def result(self, timeout: float | None = None) -> Result:
         """Waits for the result, which may have any status. Its outputs are views of the request's pools, its timing
@@ -242,11 +251,46 @@ class FencedExecution(Closing):
 
         Raises PeerDied, and Timeout: then the execution goes on, and this may be called again.
         """
-        if self.wait(timeout) == FenceState.ACTIVE:
-            raise Timeout(f"fenced execution {self._number} has not ended within {timeout} s")
-        info, text, cause = self.details()
-        outputs = () if info.status else self._outputs()
-        return Result(info.status, outputs, timing=info.launched, message=text, cause=cause)
+        return super().result(timeout)
+
+    def join(self, timeout: float | None = None) -> None:
+        if not self.is_done:
+            if self.wait(timeout) == FenceState.ACTIVE:
+                raise Timeout(f"fenced execution {self._number} has not ended within {timeout} s")
+            self._settle()
+
+    def _settle(self) -> None:
+        """It has ended: ask how, once. The device answers at once."""
+        with self._asking:
+            if not self.is_done:
+                try:
+                    info, text, cause = self.details()
+                    outputs = () if info.status else self._outputs()
+                    self.finish(Result(info.status, outputs, timing=info.launched, message=text, cause=cause))
+                except Exception as error:  # noqa: BLE001 (it is what the caller gets)
+                    self.fail(error)
+        self.call_back()
+
+    def _poll(self) -> None:
+        if self.wait(0) != FenceState.ACTIVE:
+            self._settle()
+
+    def attend(self) -> None:
+        """In the thread of the receiver's loop, which is never closed."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        if self._fence < 0 or self.is_done:
+            loop.run_in_executor(None, self._settle)
+            return
+        copy = os.dup(self._fence)  # an event loop has only one reader per descriptor
+
+        def ended() -> None:
+            loop.remove_reader(copy)
+            os.close(copy)
+            loop.run_in_executor(None, self._settle)  # a device that is stopped now holds up no other
+
+        loop.add_reader(copy, ended)
 
     def __await__(self) -> Generator[Any, None, Result]:
         """The result, as from `result`."""
@@ -259,7 +303,7 @@ class FencedExecution(Closing):
         loop = asyncio.get_running_loop()
         done = loop.create_future()
         copy = os.dup(self._fence)  # an event loop has only one reader per descriptor
-        loop.add_reader(copy, _set, done)
+        loop.add_reader(copy, _complete, done)
         try:
             await done
         finally:
@@ -278,7 +322,7 @@ class FencedExecution(Closing):
         self.close()
 
 
-def _set(done: asyncio.Future[None]) -> None:
+def _complete(done: asyncio.Future[None]) -> None:
     if not done.done():  # the event loop may call this more than once
         done.set_result(None)
 

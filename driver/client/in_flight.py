@@ -120,7 +120,7 @@ class InFlight:
         is_drop = False
         if self.staged is not None:
             old, dropped = self.staged
-            if is_drop := not dropped.done():
+            if is_drop := not dropped.is_done:
                 self.finished.append(dropped.fail(CancelledError("a newer frame took its place")))
             self._buffers.give_back(old)
         self.staged = inputs, future

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from burst.errors import brief
 from driver.nn.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -14,7 +15,11 @@ if TYPE_CHECKING:
 
 
 class NamedArrays(tuple[Any, ...]):
-    """A tuple of arrays that also gives each by its name. Made by `named`."""
+    """A tuple of arrays that also gives each by its name. Made by `named`.
+
+    As of any tuple, `len` and iteration are by position: `boxes, scores = outputs`. The rest is as of a mapping:
+    `outputs["boxes"]`, `"boxes" in outputs`, `get`, `keys`, `values`, `items`, and `dict(outputs)`.
+    """
 
     __slots__ = ()
     names: tuple[str, ...] = ()
@@ -27,9 +32,31 @@ class NamedArrays(tuple[Any, ...]):
             return tuple.__getitem__(self, self.names.index(key))
         return tuple.__getitem__(self, key)
 
+    def __contains__(self, key: object) -> bool:
+        """Whether it is a name, or one of these arrays: arrays are not compared by value."""
+        return key in self.names if isinstance(key, str) else any(key is array for array in self)
+
     def keys(self) -> tuple[str, ...]:
         """The names, so that `dict(outputs)` has the arrays by name."""
         return self.names
+
+    def values(self) -> tuple[Any, ...]:
+        """The arrays, in the order of their names."""
+        return tuple(self)
+
+    def items(self) -> tuple[tuple[str, Any], ...]:
+        """Each name with its array."""
+        return tuple(zip(self.names, self, strict=False))
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The array of that name, or at that position; `default` where there is none."""
+        try:
+            return self[key]
+        except LookupError:
+            return default
+
+    def __repr__(self) -> str:
+        return brief(self, self.names)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _made, (self.names, tuple(self))

@@ -175,7 +175,7 @@ class Pipeline:
         if self.in_flight.staged is None or not self.has_room:
             return
         (inputs, future), self.in_flight.staged = self.in_flight.staged, None
-        if future.done():
+        if future.is_done:
             self.buffers.give_back(inputs)
             return
         try:
@@ -255,7 +255,7 @@ class Pipeline:
             if not in_flight.requests or in_flight.requests[0] is not oldest:
                 return
             larger = None
-            if future.done():  # cancelled, or its deadline has passed
+            if future.is_done:  # cancelled, or its deadline has passed
                 controller.settle(number)
             elif (larger := session.with_larger_outputs(encoded, reply)) is None:
                 self._complete(encoded, future, reply)
@@ -287,7 +287,7 @@ class Pipeline:
         """The device will not answer this request, which still has its memory: the fallback does, or it fails."""
         if self.session.fallback is None:
             future.fail(error)
-        elif not future.done():
+        elif not future.is_done:
             try:
                 future.finish(self.session.run_fallback(encoded, error))
             except Exception as final:  # noqa: BLE001 (it is what this request gets)
@@ -307,7 +307,7 @@ class Pipeline:
 
     def wait_for(self, future: Future, timeout: float | None) -> None:
         """Until it is done, whichever thread finds that out: at its deadline it is. Raises Timeout."""
-        wait_or_expire(future, timeout, partial(self.advance, future.done), self.expire)
+        wait_or_expire(future, timeout, partial(self.advance, lambda: future.is_done), self.expire)
 
     def expire(self, future: Future) -> None:
         """At its deadline: it is done, whatever comes."""
@@ -321,7 +321,7 @@ class Pipeline:
     def _give_back(self, future: Future, error: BaseException) -> bool:
         """Unless it is done, it fails. The device does not begin its request any more; a result is dropped."""
         with self.in_flight.lock:
-            if future.done():
+            if future.is_done:
                 return False
             future.fail(error)
             self.session.abandon(self.in_flight.numbers_of(future))
@@ -370,8 +370,7 @@ class Pipeline:
 
     def _take_last(self) -> None:
         """What a dead device left, until another one is there or all futures have failed."""
-        before = self.session.controller
-        while self.in_flight.requests and self.session.controller is before:
+        while self.in_flight.requests and self.session.has_ended:
             self._take_one(0)
 
     # ---- for `Burst.run`, which holds `submitting`, when its one C call did not lead to a result
@@ -398,7 +397,7 @@ class Pipeline:
         self.buffers.lent = encoded.inputs
         try:
             future = self._rescue(error, encoded)
-            future.exception(timeout)
+            future.join(timeout)
             return future
         finally:
             if not self.in_flight.requests:
@@ -538,7 +537,7 @@ class Pipeline:
         self.in_flight.requests.clear()
         for _, encoded, future in requests:
             encoded.outputs.is_busy = False
-            if future.done():
+            if future.is_done:
                 self.buffers.give_back(encoded.inputs)
                 continue
             try:

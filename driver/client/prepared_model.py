@@ -28,7 +28,7 @@ from driver.client.pipeline import Pipeline
 from driver.client.recovery import Crash, Key, crash_in_preparation, describe, digest_of, quarantine
 from driver.client.surface import AnyPreparedModel
 from driver.client.workspace import FreeList, KnownRequest, Workspace, input_shapes
-from driver.deadlines import ENDLESS, Wait, check_times, earlier, passed, seconds_left
+from driver.deadlines import ENDLESS, Wait, check_times, earlier, passed, seconds_left, until
 from driver.errors import DriverError
 from driver.options import ExecuteOptions, Options, Policy, PrepareOptions, options_of
 from driver.protocol.plain_codec import with_loop_timeout
@@ -82,13 +82,16 @@ class RemotePreparedModel(AnyPreparedModel):
         self._recent: KnownRequest | None = None
 
     def run(
-        self, *arrays: ArrayLike | None, timeout: float | None = None, **by_name: ArrayLike | None
+        self,
+        *arrays: ArrayLike | None,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        **by_name: ArrayLike | None,
     ) -> tuple[NDArray[Any], ...]:
-        """Executes once on the plain path, as `AnyPreparedModel.run` says.
-
-        Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, and Timeout when the
-        result does not come in `timeout` seconds. The device is told, and gives up what it cannot do by then.
-        """
+        """Executes once on the plain path, as `AnyPreparedModel.run` says."""
+        if deadline is not None:
+            with until(timeout, deadline) as left:
+                return self.run(*together(arrays, by_name), timeout=left)
         arrays, end = together(arrays, by_name), earlier(timeout, None)
         shapes = input_shapes(self.model, arrays)
         workspace = self._workspaces.take(shapes) or Workspace.create(self.model, shapes)

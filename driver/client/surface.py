@@ -64,25 +64,36 @@ class AnyPreparedModel(Closing, ABC):
 
     @abstractmethod
     def run(
-        self, *arrays: ArrayLike | None, timeout: float | None = None, **by_name: ArrayLike | None
+        self,
+        *arrays: ArrayLike | None,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        **by_name: ArrayLike | None,
     ) -> tuple[NDArray[Any], ...]:
         """Executes once: an array per input (None: omitted), an array per output, which is yours.
 
         Inputs come by position, by name (`run(images=x)`), or in one dict by name, which also takes names such as
         "timeout". Outputs are a tuple that also takes names: `outputs["boxes"]`.
 
-        Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, and Timeout when the
-        result does not come in `timeout` seconds. The device is told, and gives up what it cannot do by then.
+        Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, Timeout when the result
+        does not come in `timeout` seconds, and MissedDeadline* when it does not come by the `deadline`, a
+        time.monotonic(). The device is told the earlier one, and gives up what it cannot do by then.
         """
 
-    def warm_up(self, shapes: Sequence[InputShapes] | None = None, *, timeout: float | None = None) -> None:
+    def warm_up(
+        self,
+        shapes: Sequence[InputShapes] | None = None,
+        *,
+        timeout: float | None = None,
+        deadline: float | None = None,
+    ) -> None:
         """Runs once for each set of input shapes, on zeros: what a first run does beyond the others is done then.
 
         `shapes`: tuples of shapes by position, or dicts by name; None: the shapes that the model tells. Raises as `run`
         does, and ValueError for open shapes that are not given.
         """
         for zeros in _zeros(self.model, shapes):
-            self.run(*zeros, timeout=timeout)
+            self.run(*zeros, timeout=timeout, deadline=deadline)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {signature(self.model)}>"
@@ -243,20 +254,27 @@ class AnyBurst(Closing, ABC):
         """What waits for `source` in event loops."""
 
     @abstractmethod
-    def run(self, *arrays: Any, timeout: float | None = None, **by_name: Any) -> Result:
+    def run(self, *arrays: Any, timeout: float | None = None, deadline: float | None = None, **by_name: Any) -> Result:
         """Executes once; with arrays, by position or by name, copies them into the inputs first.
 
         Arrays may have any shape that the model leaves open; `inputs` are of the last one.
 
-        Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, Busy, ResultsHeld, and
-        Timeout when the result does not come in `timeout` seconds: the burst stays usable, a late result is dropped.
+        Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, Busy, ResultsHeld,
+        Timeout when the result does not come in `timeout` seconds, and MissedDeadline* when it does not come by the
+        `deadline`, a time.monotonic(): the burst stays usable, a late result is dropped.
         """
 
-    def warm_up(self, shapes: Sequence[InputShapes] | None = None, *, timeout: float | None = None) -> None:
+    def warm_up(
+        self,
+        shapes: Sequence[InputShapes] | None = None,
+        *,
+        timeout: float | None = None,
+        deadline: float | None = None,
+    ) -> None:
         """As `AnyPreparedModel.warm_up`; None: the shapes of the present inputs, which are filled with zeros."""
         given = [tuple(a if a is None else a.shape for a in self.inputs)] if shapes is None else shapes
         for zeros in _zeros(self.model, given):
-            self.run(*zeros, timeout=timeout)
+            self.run(*zeros, timeout=timeout, deadline=deadline)
 
     @property
     @abstractmethod
@@ -341,6 +359,7 @@ class AnyBurst(Closing, ABC):
     def stats(self) -> dict[str, Any]:
         """Counts since the beginning, and where the time went; `driver.client.statistics` says what each is.
 
+        Times in `stages` are microseconds, in `seconds` and `cpu_seconds` seconds; `copied_bytes` are bytes.
         `fallbacks`: those of the compiled model, if this is a burst of one.
         """
 

@@ -144,7 +144,7 @@ class Tasks:
                     waits.append(sending)
                 if waits:
                     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                while pending and pending[0][0].done():
+                while pending and pending[0][0].is_done:
                     if not pending[0][0].cancelled():
                         try:
                             yield pending.popleft()[0].result(0)  # only the caller holds it now

@@ -155,7 +155,7 @@ class Chain(FrameBurst[ChainFrame]):
                 step.go_back()
         try:
             if not self._is_on_its_way(future):
-                self._finish(future, None if future.done() else _result(future.frame))
+                self._finish(future, None if future.is_done else _result(future.frame))
         except BaseException:  # Ctrl-C, perhaps: no thread takes the frame on
             future.fail(CancelledError("the request was interrupted on its way"))
             self._finish(future, None)
@@ -168,7 +168,7 @@ class Chain(FrameBurst[ChainFrame]):
 
         The frame stays in flight until the step has been answered, whatever its deadline: so there is room for it.
         """
-        while future.at < len(self._steps) and not future.done():
+        while future.at < len(self._steps) and not future.is_done:
             step = self._steps[future.at]
             step.buffers.aim(*future.frame.steps[future.at])
             try:
@@ -177,12 +177,12 @@ class Chain(FrameBurst[ChainFrame]):
                 self._end_step(future, error)
                 continue
             assert request is not None
-            if request.done():
-                self._end_step(future, request.exception(0))
+            if request.is_done:
+                self._end_step(future, request.failure)
                 continue
             future.request = request
             self._attended(request)
-            request.add_done_callback(partial(self._arrived, future))
+            request.when_done(partial(self._arrived, future))
             return True
         return False
 
@@ -190,7 +190,7 @@ class Chain(FrameBurst[ChainFrame]):
         """Under the lock: a step has ended, and falls back if it failed."""
         n = future.at
         future.at += 1
-        if error is None or future.done():
+        if error is None or future.is_done:
             return
         try:
             if self._fall_back(n, future.frame, error):
@@ -215,7 +215,7 @@ class Chain(FrameBurst[ChainFrame]):
             if future.request is not request:
                 return
             future.request = None
-            self._end_step(future, request.exception(0))
+            self._end_step(future, request.failure)
             self._launch(future)
             is_outermost = not self._launching  # else this thread still holds the lock, and calls back later
         if is_outermost:
@@ -229,7 +229,7 @@ class Chain(FrameBurst[ChainFrame]):
         with self._lock:  # another thread that holds it may be taking the frame to its next step
             request = future.request
         if request is not None:
-            request.exception(timeout)
+            request.join(timeout)
             self._arrived(future, request)
 
     # ----

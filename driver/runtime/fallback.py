@@ -28,6 +28,7 @@ from driver.client.fenced import FencedOptions
 from driver.client.names import together
 from driver.client.prepared_model import RemotePreparedModel
 from driver.client.session import FAILURES
+from driver.deadlines import until
 from driver.errors import DeviceNotFound, DriverError, NotPlaced
 from driver.nn import InvalidModel
 from driver.nn.file_form import file_of
@@ -262,8 +263,13 @@ class FallbackModel:
         """Whether the CPU is in the place of its device."""
         return bool(self.life % 2)
 
-    def run(self, *arrays: Any, timeout: float | None = None, **by_name: Any) -> tuple[NDArray[Any], ...]:
+    def run(
+        self, *arrays: Any, timeout: float | None = None, deadline: float | None = None, **by_name: Any
+    ) -> tuple[NDArray[Any], ...]:
         """As `RemotePreparedModel.run`."""
+        if deadline is not None:
+            with until(timeout, deadline) as left:
+                return self.run(*together(arrays, by_name), timeout=left)
         arrays, life = together(arrays, by_name), self.life
         try:
             return self.prepared.run(*arrays, timeout=timeout)  # type: ignore[no-any-return]

@@ -21,7 +21,7 @@ from driver.client.future import Future, wait_or_expire
 from driver.client.names import together
 from driver.client.surface import AnyBurst
 from driver.client.tasks import Tasks, TaskTimes, call_in, complete_in
-from driver.deadlines import earlier, seconds_left, unanswered
+from driver.deadlines import earlier, seconds_left, unanswered, until
 from fmq import clock
 
 if TYPE_CHECKING:
@@ -59,8 +59,6 @@ class FrameMemory(Protocol[_T]):
 
 class FrameFuture(Future, Generic[_T]):
     """A frame on its way."""
-
-    __slots__ = ("at", "begin", "frame", "request")
 
     def __init__(self, source: ResultSource, frame: _T, deadline: int | None, told: int | None = None) -> None:
         super().__init__(source, deadline, told)
@@ -129,8 +127,11 @@ class FrameBurst(AnyBurst, Generic[_T]):
         """For one more request; also when the burst is closed, so that it can say so."""
         return self._is_closed or len(self._in_flight) < self.options.depth
 
-    def run(self, *arrays: Any, timeout: float | None = None, **by_name: Any) -> Result:
+    def run(self, *arrays: Any, timeout: float | None = None, deadline: float | None = None, **by_name: Any) -> Result:
         """As `Burst.run`; on several devices `timeout` is for all steps together."""
+        if deadline is not None:
+            with until(timeout, deadline) as left:
+                return self.run(*together(arrays, by_name), timeout=left)
         arrays = together(arrays, by_name)
         earlier(timeout, None)  # checks it
         if self._is_running:
@@ -200,7 +201,7 @@ class FrameBurst(AnyBurst, Generic[_T]):
         """Keeps the newest frame until there is room."""
         old, self._staged = self._staged, future
         if old is not None:
-            if not old.done():
+            if not old.is_done:
                 self._drops += 1
             self._give_up(old, CancelledError("a newer frame took its place"))
 
@@ -213,14 +214,14 @@ class FrameBurst(AnyBurst, Generic[_T]):
         """Under the lock: the frame was executed, or its future has failed already."""
         if future not in self._in_flight:  # a callback has finished it, or the burst was closed
             return
-        if result is not None and not future.done():
+        if result is not None and not future.is_done:
             self._runs += 1
             future.finish(result)
         self._in_flight.remove(future)
         self._memory.take_back(future.frame)
         self._finished.append(future)
         staged, self._staged = self._staged, None
-        if staged is not None and staged.done():
+        if staged is not None and staged.is_done:
             self._memory.take_back(staged.frame)
         elif staged is not None:
             self._in_flight.append(staged)
@@ -239,6 +240,15 @@ class FrameBurst(AnyBurst, Generic[_T]):
 
     # ---- what futures ask for
 
+    def look(self) -> None:
+        """Takes on the frames of which there is news, and calls back. Does not wait."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._collect()
+            finally:
+                self._lock.release()
+        self._call_back()
+
     def _wait(self, until: Callable[[], bool], future: FrameFuture[_T] | None, timeout: float | None) -> None:
         """Until that holds, by news of `future`, or of the oldest frame in flight. Raises Timeout."""
         end = None if timeout is None else time.monotonic() + timeout
@@ -253,12 +263,12 @@ class FrameBurst(AnyBurst, Generic[_T]):
     def wait_for(self, future: Future, timeout: float | None) -> None:
         """Until it is done: at its deadline it is. Raises Timeout."""
         assert isinstance(future, FrameFuture)
-        wait_or_expire(future, timeout, partial(self._wait, future.done, future), self.expire)
+        wait_or_expire(future, timeout, partial(self._wait, lambda: future.is_done, future), self.expire)
 
     def expire(self, future: Future) -> None:
         """At its deadline: it is done, whatever comes."""
         with self._lock:
-            if future.done():
+            if future.is_done:
                 return
             future.fail(unanswered(clock.now() - (future.deadline or 0)))
             self._timeouts += 1
@@ -267,7 +277,7 @@ class FrameBurst(AnyBurst, Generic[_T]):
     def drop(self, future: Future) -> bool:
         """Cancels it, unless it is done."""
         with self._lock:
-            if future.done():
+            if future.is_done:
                 return False
             future.fail(CancelledError())
             self._drops += 1
@@ -282,8 +292,8 @@ class FrameBurst(AnyBurst, Generic[_T]):
 
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        future.add_done_callback(lambda _: complete_in(loop, done))
-        if not future.done():
+        future.when_done(lambda _: complete_in(loop, done))
+        if not future.is_done:
             self.attend(loop)
             if (left := seconds_left(future.deadline)) is not None:
                 timer = loop.call_later(left, self.expire, future)

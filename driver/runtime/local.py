@@ -40,7 +40,18 @@ from driver.client.recovery import describe
 from driver.client.statistics import spread, write_timeline
 from driver.client.surface import AnyPreparedModel
 from driver.client.workspace import FreeList, InputSet, OutputSet, Workspace, input_shapes, output_views
-from driver.deadlines import WAITING, check, check_entry, check_times, deadline, due, earlier, nanoseconds, passed
+from driver.deadlines import (
+    WAITING,
+    check,
+    check_entry,
+    check_times,
+    deadline,
+    due,
+    earlier,
+    nanoseconds,
+    passed,
+    until,
+)
 from driver.devices.reference import ReferenceDevice
 from driver.engine.binding import BoundRequest
 from driver.engine.launched import check_outputs
@@ -146,9 +157,16 @@ class LocalPrepared(AnyPreparedModel):
         self._workspaces: FreeList[Workspace] = FreeList()
 
     def run(
-        self, *arrays: ArrayLike | None, timeout: float | None = None, **by_name: ArrayLike | None
+        self,
+        *arrays: ArrayLike | None,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        **by_name: ArrayLike | None,
     ) -> tuple[NDArray[Any], ...]:
         """As `RemotePreparedModel.run`."""
+        if deadline is not None:
+            with until(timeout, deadline) as left:
+                return self.run(*together(arrays, by_name), timeout=left)
         arrays = together(arrays, by_name)
         workspace = Workspace.create(self.model, input_shapes(self.model, arrays))
         workspace.inputs.fill(arrays)
@@ -384,7 +402,7 @@ class LocalBurst(FrameBurst[LocalFrame]):
     def _work(self, future: FrameFuture[LocalFrame], sent: int) -> None:
         result, failure = None, None
         try:
-            if not (future.done() or self._is_closed):
+            if not (future.is_done or self._is_closed):
                 check("queued", future.told)
                 with due(future.told):
                     result = self._executed(future.frame, future.begin, sent)
@@ -401,7 +419,7 @@ class LocalBurst(FrameBurst[LocalFrame]):
 
     def _advance(self, future: FrameFuture[LocalFrame], timeout: float | None) -> None:
         with self._lock:
-            if future in self._in_flight and not future.done() and not self._news.wait(timeout):
+            if future in self._in_flight and not future.is_done and not self._news.wait(timeout):
                 raise timed_out(timeout)
 
     def abandon(self) -> None:

@@ -28,7 +28,7 @@ from driver.client.names import copies, together
 from driver.client.session import FAILURES
 from driver.client.surface import AnyPreparedModel
 from driver.client.workspace import FreeList, InputSet, Workspace, input_shapes, nbytes, output_views
-from driver.deadlines import check_times, earlier, nanoseconds, passed
+from driver.deadlines import check_times, earlier, nanoseconds, passed, until
 from driver.engine.binding import check_arguments
 from driver.engine.launched import check_outputs
 from driver.engine.named_buffers import check_alone
@@ -109,9 +109,16 @@ class PlannedModel(AnyPreparedModel):
         self._room, self._places = laid.memory.nbytes, laid.arguments[len(model.main.inputs) :]
 
     def run(
-        self, *arrays: ArrayLike | None, timeout: float | None = None, **by_name: ArrayLike | None
+        self,
+        *arrays: ArrayLike | None,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        **by_name: ArrayLike | None,
     ) -> tuple[NDArray[Any], ...]:
         """As `RemotePreparedModel.run`."""
+        if deadline is not None:
+            with until(timeout, deadline) as left:
+                return self.run(*together(arrays, by_name), timeout=left)
         arrays = together(arrays, by_name)
         earlier(timeout, None)
         shapes = input_shapes(self.model, arrays)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from concurrent.futures._base import CANCELLED
 from typing import TYPE_CHECKING
 
 from burst import Result
@@ -34,8 +35,10 @@ class LaterResult(Future[Result]):
 
     def settle(self, make: Callable[[], Result]) -> None:
         """Completes it with what `make` returns or raises; nothing when it was cancelled."""
-        if self.done() or not self.set_running_or_notify_cancel():
-            return
+        with self._condition:
+            if self.done():
+                return
+            self.set_running_or_notify_cancel()
         try:
             self.set_result(make())
         except BaseException as error:  # noqa: BLE001 (it belongs to the future)
@@ -46,6 +49,9 @@ class LaterResult(Future[Result]):
         """Gives it up: the execution that goes on, and those after it. False when it is done."""
         if not super().cancel():
             return False
+        with self._condition:
+            if self._state == CANCELLED:
+                self.set_running_or_notify_cancel()  # or `concurrent.futures.wait` would not hear of it
         if (present := self._present) is not None:
             present.cancel()
         return True

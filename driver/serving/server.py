@@ -321,6 +321,8 @@ class ModelServer:
     def stats(self) -> dict[str, Any]:
         """What it has done since it was opened.
 
+        Counts, but for `seconds`, and for times in the `stages` of `replicas`, which are microseconds.
+
         `requests`, of which were `answered`, `refused` (no room in the queue), `missed` (their time), `failed` and
         `cancelled`; how many are `waiting` and `executing` now. `batches`: how often so many requests ran together.
         `seconds`: of the latest requests, the median and the 99th percentile of the time in the queue (`queued`), from

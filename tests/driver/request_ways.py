@@ -113,8 +113,8 @@ WAYS = (
     Way("burst.execute", "request", _in_burst(1, _burst_execute), ALL, "result"),
     Way("burst.execute, depth 4", "request", _in_burst(4, _burst_execute), ALL, "result"),
     Way("burst.execute, wire version 1", "request", _in_version_1, frozenset({"measure"}), "result"),
-    Way("run", "arrays", _run, frozenset({"timeout"}), "exception"),
-    Way("burst.run", "arrays", _in_burst(1, _burst_run), frozenset({"timeout"}), "exception"),
+    Way("run", "arrays", _run, frozenset({"timeout", "deadline"}), "exception"),
+    Way("burst.run", "arrays", _in_burst(1, _burst_run), frozenset({"timeout", "deadline"}), "exception"),
     Way("burst.submit, depth 4", "arrays", _in_burst(4, _submit), frozenset({"deadline"}), "exception"),
     Way("burst.run_async", "arrays", _in_burst(1, _run_async), frozenset({"timeout", "deadline"}), "exception"),
 )

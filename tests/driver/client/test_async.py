@@ -223,7 +223,7 @@ class TestAwait:
         """A loop that was closed while a request was in flight disturbs nobody, and leaves no descriptor."""
 
         async def leave():
-            burst.submit(frame(0.05, 1)).add_done_callback(lambda _: None)
+            burst.submit(frame(0.05, 1))
             asyncio.ensure_future(burst.run_async(frame(0, 2)))  # noqa: RUF006 (abandoned on purpose)
             await asyncio.sleep(0)
 

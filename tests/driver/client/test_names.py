@@ -204,3 +204,34 @@ def test_what_people_hold_is_shown_in_a_line(prepare):
             assert "float32" in shown
             assert "Operand" not in shown
     assert "images: float32 [?, 2]" in repr(model)
+
+
+def test_outputs_are_a_tuple_and_a_mapping(prepare):
+    """By name: `keys`, `values`, `items`, `get`, `in` and `dict`. By position: iteration, `len`, slices."""
+    prepared = prepare(difference_model())
+    with prepared.burst() as burst:
+        for outputs in (prepared.run(X, Y), burst.run(X, Y).outputs, burst.submit(X, Y).result().outputs):
+            difference, total = outputs
+            assert (len(outputs), outputs[:1], outputs[-1]) == (2, (difference,), total)
+            assert outputs.keys() == ("output_0", "output_1")
+            assert list(map(id, outputs.values())) == list(map(id, outputs)) == [id(difference), id(total)]
+            assert [name for name, _ in outputs.items()] == list(dict(outputs)) == list(dict(outputs.items()))
+            assert outputs.get("output_1") is total
+            assert outputs.get("nothing") is None
+            assert outputs.get("nothing", 3) == outputs.get(2, 3) == 3
+            assert "output_0" in outputs
+            assert "nothing" not in outputs
+            assert total in outputs
+            assert total.copy() not in outputs
+
+
+def test_a_result_prints_in_one_line(prepare):
+    """Small arrays with their values, large ones by dtype and shape; a status by its name."""
+    small, large = prepare(difference_model()), prepare(double_model((1, 600, 600)))
+    with small.burst() as burst:
+        result = burst.run(X, Y)
+        assert f"{result}" == (
+            "Result(NONE, (output_0: float32[1, 2] [[-9.0, -18.0]], output_1: float32[1, 2] [[11.0, 22.0]]))"
+        )
+        assert f"{result.status} {result.status:d}" == "NONE 0"
+    assert repr(large.run(np.zeros((1, 600, 600), np.float32))) == "(output_0: float32[1, 600, 600])"

@@ -1,6 +1,7 @@
 """The burst of a model on several devices: the surface of a burst, and data that stays in place."""
 
 import asyncio
+import concurrent.futures
 import gc
 import threading
 import weakref
@@ -255,3 +256,20 @@ def run_async(chain):
         return await chain.run_async(X)
 
     return asyncio.run(main())
+
+
+def test_results_come_to_who_only_looks(compiled, runtime_kit, kit):
+    """By `concurrent.futures.wait`, by a callback and by done(): a thread of ours takes a step's result to the next."""
+    with compiled.burst(depth=2) as burst:
+        futures = [burst.submit(X + n) for n in range(2)]
+        assert not concurrent.futures.wait(futures, kit.patience).not_done
+        for n, future in enumerate(futures):
+            equal(future.result(0).outputs, runtime_kit.mixed(X + n))
+        future, heard = burst.submit(X), threading.Event()
+        future.add_done_callback(lambda _: heard.set())
+        assert heard.wait(kit.patience)
+        equal(future.result(0).outputs, runtime_kit.mixed(X))
+    with compiled.burst(depth=2) as burst:
+        future = burst.submit(X + 5)
+        kit.until(future.done)
+        equal(future.result(0).outputs, runtime_kit.mixed(X + 5))
