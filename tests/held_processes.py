@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import select
 import signal
 from pathlib import Path
@@ -32,6 +33,19 @@ class HeldProcess:
             self.signal(signal.SIGKILL)
             assert self.has_ended()
         os.close(self.fd)
+
+
+def is_asleep(pid):
+    """Whether all threads of a process sleep."""
+    return all(state(pid, thread) == "S" for thread in os.listdir(f"/proc/{pid}/task"))
+
+
+def switches(pid, *threads):
+    """How often threads of a process, or all, have begun to run: none does that unseen."""
+    statuses = (
+        Path(f"/proc/{pid}/task/{one}/status").read_text() for one in threads or os.listdir(f"/proc/{pid}/task")
+    )
+    return sum(int(word) for text in statuses for word in re.findall(r"ctxt_switches:\s+(\d+)", text))
 
 
 def state(pid, thread=None):

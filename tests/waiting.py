@@ -1,5 +1,6 @@
 """How a test waits for what has no event of its own, and the one limit for what never comes."""
 
+import contextlib
 import os
 import time
 
@@ -18,3 +19,24 @@ def until(condition, say=lambda: "it never came true"):
         else:
             time.sleep(NAP)
     return found
+
+
+def nested(*durations):
+    """Asserts that each lasts at least as long as the one before, which lies in it.
+
+    A busy machine makes the outer one longer, and never shorter.
+    """
+    assert list(durations) == sorted(durations)
+
+
+@contextlib.contextmanager
+def at_least(seconds):
+    """What runs in it does not end before its time."""
+    begin = time.monotonic()
+    yield
+    nested(seconds, time.monotonic() - begin)
+
+
+def last(seconds):
+    """Takes so long, as a device's work does; a test itself waits for an event."""
+    time.sleep(seconds)

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import warnings
 import weakref
 from dataclasses import replace
@@ -317,10 +316,7 @@ class Child:
         return body
 
     def kill(self):
-        """kill -9, and returns the time at which it was done."""
-        now = time.monotonic()
         os.kill(self.pid, signal.SIGKILL)
-        return now
 
     def holdings(self):
         """What it has once all of its bursts have ended: descriptors, threads, and mappings of shared memory."""

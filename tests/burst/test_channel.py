@@ -10,14 +10,12 @@ import os
 import random
 import resource
 import socket
-import statistics
 import struct
 import threading
-import time
 
 import msgpack
 import pytest
-from waiting import until
+from waiting import PATIENCE, at_least, until
 
 from burst import Malformed, PeerDied, Timeout
 from burst import channel as channel_module
@@ -173,10 +171,8 @@ class TestEnds:
     def test_timeout(self, pair):
         """Without a message Timeout comes when it is due, and later messages arrive."""
         near, far = pair
-        begin = time.monotonic()
-        with pytest.raises(Timeout, match=r"0\.02"):
+        with at_least(0.02), pytest.raises(Timeout, match=r"0\.02"):
             far.receive(0.02)
-        assert 0.02 <= time.monotonic() - begin < 1
         with pytest.raises(TimeoutError):
             far.call(["?"], timeout=0)
         near.send([1])
@@ -265,16 +261,12 @@ class TestEnds:
         assert far.receive(0).body == [b"x" * 1000]
 
     def test_a_killed_peer(self, child):
-        """kill -9 of a peer ends a wait within 100 ms: the median of five, as one may meet with a busy machine."""
-        times = []
-        for _ in range(5):
-            process = child(lambda channel: channel.call(["ready"]))
-            assert process.wait_told() == ["ready"]
-            killed = process.kill()
-            with pytest.raises(PeerDied):
-                process.channel.receive(20)
-            times.append(time.monotonic() - killed)
-        assert statistics.median(times) < 0.1
+        """kill -9 of a peer ends a wait."""
+        process = child(lambda channel: channel.call(["ready"]))
+        assert process.wait_told() == ["ready"]
+        process.kill()
+        with pytest.raises(PeerDied):
+            process.channel.receive(PATIENCE)
 
     def test_a_watched_peer(self, child):
         """With its life page a peer's death ends a wait also when another process keeps its socket open."""
@@ -284,17 +276,12 @@ class TestEnds:
             channel.send(["alive"], [life.fd, channel.fileno()])
             channel.receive()
 
-        times = []
-        for _ in range(5):  # of which one may meet with a busy machine
-            process = child(live)
-            message = process.channel.receive(20)
+        process = child(live)
+        with contextlib.closing(process.channel.receive(PATIENCE)) as message:
             process.channel.watch(message.fds.pop(0))
-            killed = process.kill()
+            process.kill()
             with pytest.raises(PeerDied):
-                process.channel.receive(20)
-            times.append(time.monotonic() - killed)
-            message.close()
-        assert statistics.median(times) < 0.1
+                process.channel.receive(PATIENCE)
 
     def test_the_peer_is_told_by_the_kernel(self, pair):
         """peer_uid is the user who made the other end."""

@@ -1,14 +1,14 @@
 """How a burst ends: in good order, by either side's death, and by a side that breaks the protocol."""
 
+import contextlib
 import gc
 import os
-import statistics
 import threading
-import time
 from functools import partial
 
 import pytest
 from burst_clients import Lender
+from waiting import PATIENCE
 
 import fmq
 from burst import BurstOffer, Controller, ExecutionBurstServer, GeneralFailure, NotSent, OutputShape, PeerDied, Request
@@ -17,7 +17,6 @@ from burst.datum import DATUM_DTYPE
 from burst.wire import VERSIONS, RequestPacket, encode_request
 from fmq.end import DEFAULT_SPIN
 
-PROMPT = 0.1  # seconds, from a death to its being noticed
 CLOSED_WITHOUT_A_WORD = "the device ended this burst"
 
 
@@ -75,7 +74,7 @@ def test_bursts_end_one_by_one(host, burst, memory):
     for client in (first, second, third):
         client.run(pool)
     second.close()
-    device.ended.acquire(timeout=20)
+    device.ended.acquire(timeout=PATIENCE)
     for client in (first, third):
         assert client.run(pool).output_shapes == (OutputShape((4,)),)
     for pool_, client in ((memory(), first), (memory(), third)):
@@ -88,7 +87,7 @@ def test_a_client_that_closes_only_a_part(host, raw, what):
     device = host()
     for _ in range(50):
         getattr(raw(device), what).close()
-        assert device.ended.acquire(timeout=20)
+        assert device.ended.acquire(timeout=PATIENCE)
 
 
 def test_stop(host, burst, memory, mappings):
@@ -126,7 +125,7 @@ def test_stop_during_an_execution(host, burst, memory, mappings, increment, gate
 
     runner = threading.Thread(target=run)
     runner.start()
-    assert gate.entered.acquire(timeout=20)
+    assert gate.entered.acquire(timeout=PATIENCE)
     device.server.stop()
     assert mappings(pool) == 2
     gate.open.release()
@@ -180,9 +179,9 @@ def test_queues_that_somebody_else_serves(prepared, increment):
 
 
 def test_a_client_is_killed(host, child, remote, memory, mappings, increment, wire):
-    """kill -9 of a client ends its listener within 100 ms and frees its memory here."""
+    """kill -9 of a client ends its listener and frees its memory here."""
     offer, accept = remote
-    device, pool, times = host(), memory(), []
+    device, pool = host(), memory()
 
     def client(channel):
         with Controller(partial(offer, channel), spin=0, versions=[wire]) as controller:
@@ -190,16 +189,14 @@ def test_a_client_is_killed(host, child, remote, memory, mappings, increment, wi
             channel.send(["ready"])
             channel.receive()
 
-    for _ in range(5):
+    for _ in range(2):
         process = child(client, pool)
         accept(process.channel, device)
         assert process.wait_told() == ["ready"]
         assert mappings(pool) == 2
-        killed = process.kill()
+        process.kill()
         device.wait_ended()
-        times.append(time.monotonic() - killed)
         assert mappings(pool) == 1
-    assert statistics.median(times) < PROMPT
 
 
 def sockets_but(one):
@@ -211,7 +208,7 @@ def sockets_but(one):
 def test_a_client_is_killed_whose_sockets_live_on(host, child, remote, wire):
     """An idle listener hears of its client's death itself, also when another process keeps the client's sockets."""
     offer, accept = remote
-    device, times = host(), []
+    device = host()
 
     def client(channel):
         with Controller(partial(offer, channel), spin=0, versions=[wire]) as controller:
@@ -219,19 +216,15 @@ def test_a_client_is_killed_whose_sockets_live_on(host, child, remote, wire):
             channel.send(["ready"], sockets_but(channel.fileno()))
             channel.receive()
 
-    for _ in range(10):
-        process = child(client)
-        accept(process.channel, device)
-        message = process.channel.receive(20)
-        killed = process.kill()
+    process = child(client)
+    accept(process.channel, device)
+    with contextlib.closing(process.channel.receive(PATIENCE)):
+        process.kill()
         device.wait_ended()
-        times.append(time.monotonic() - killed)
-        message.close()
-    assert statistics.median(times) < PROMPT
 
 
 def test_a_client_is_killed_before_it_hands_over_its_memory(host, child, remote, increment, memory, wire):
-    """The wait for a client's memory ends with the client too, within 100 ms."""
+    """The wait for a client's memory ends with the client too."""
     offer, accept = remote
     device, pool = host(), memory()
 
@@ -240,15 +233,11 @@ def test_a_client_is_killed_before_it_hands_over_its_memory(host, child, remote,
             lender.answer = lambda _, slots: channel.call(["asked", slots]).close()
             lender.exchange(lender.encode(increment.request(pool)))
 
-    times = []
-    for _ in range(5):
-        process = child(client, pool)
-        accept(process.channel, device)
-        assert process.wait_told() == ["asked", [0]]
-        killed = process.kill()
-        device.wait_ended()
-        times.append(time.monotonic() - killed)
-    assert statistics.median(times) < PROMPT
+    process = child(client, pool)
+    accept(process.channel, device)
+    assert process.wait_told() == ["asked", [0]]
+    process.kill()
+    device.wait_ended()
 
 
 def test_a_client_is_killed_during_its_execution(host, child, remote, increment, memory, mappings, gate, wire):
@@ -268,7 +257,7 @@ def test_a_client_is_killed_during_its_execution(host, child, remote, increment,
 
     process = child(client, pool)
     accept(process.channel, device)
-    assert gate.entered.acquire(timeout=20)
+    assert gate.entered.acquire(timeout=PATIENCE)
     process.kill()
     process.close()
     assert mappings(pool) == 2
@@ -280,31 +269,26 @@ def test_a_client_is_killed_during_its_execution(host, child, remote, increment,
 
 @pytest.mark.parametrize("spin", [0.0, DEFAULT_SPIN])
 def test_a_device_is_killed_during_an_execution(service, burst, memory, increment, spin):
-    """kill -9 of the device's process while a client waits is PeerDied within 100 ms, and NotSent from then on."""
-    times = []
+    """kill -9 of the device's process while a client waits is PeerDied, and NotSent from then on."""
 
     class Endless(increment):
         def run(self):
             threading.Event().wait()
 
-    for _ in range(3):
-        process, configure = service(Endless)
-        client, pool = burst(configure, spin=spin), memory()
-        killed = []
+    process, configure = service(Endless)
+    client, pool = burst(configure, spin=spin), memory()
 
-        def kill(process=process, client=client, killed=killed):
-            assert client.answered.acquire(timeout=20)
-            killed.append(process.kill())
+    def kill():
+        assert client.answered.acquire(timeout=PATIENCE)
+        process.kill()
 
-        killer = threading.Thread(target=kill)
-        killer.start()
-        with pytest.raises(PeerDied, match="process is gone"):
-            client.run(pool)
-        times.append(time.monotonic() - killed[0])
-        killer.join()
-        with pytest.raises(NotSent):
-            client.run(pool)
-    assert statistics.median(times) < PROMPT
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(PeerDied, match="process is gone"):
+        client.run(pool)
+    killer.join()
+    with pytest.raises(NotSent):
+        client.run(pool)
 
 
 def test_a_device_is_killed_while_idle(service, burst, memory):
@@ -369,7 +353,7 @@ def test_a_client_that_never_reads_its_results(host, raw, increment, wire):
     client = raw(device, lengths=(64, 5))
     for _ in range(4 - wire):  # all but the last fit: two elements each, three in version 2
         client.send(nothing(wire))
-        assert taken.acquire(timeout=20)
+        assert taken.acquire(timeout=PATIENCE)
     device.wait_ended()
 
 

@@ -8,12 +8,12 @@ import os
 import re
 import struct
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from waiting import until
+from held_processes import is_asleep, state, switches
+from waiting import PATIENCE, last, until
 
 import fmq
 from burst import Accepted, Busy, ErrorStatus, GeneralFailure, NotSent, PeerDied, Request, RequestArgument, Timeout
@@ -136,9 +136,7 @@ def test_no_rescue_writes_for_the_peer(service, raw, wire, victim):
             client.exchange()
         assert [int(client.control(which)[HEAD]) for which in (0, 1)] == heads
     else:
-        begin = time.monotonic()
         client.close()
-        assert time.monotonic() - begin < 5
 
 
 def test_a_client_that_never_reads_holds_nobody(service, host, burst, raw, memory, wire):
@@ -157,10 +155,8 @@ def test_a_client_that_never_reads_holds_nobody(service, host, burst, raw, memor
         for _ in range(50):
             assert client.run(pool, timeout=20).status is NONE
         assert int(deaf.control(1)[SPACE_WAIT]) & 1, "it still waits"
-    begin = time.monotonic()
     device.servers[0].stop()
-    device.servers[0].join(20)
-    assert time.monotonic() - begin < 2, "the listener waited on"
+    device.servers[0].join()
 
 
 @only_with_ids
@@ -349,18 +345,19 @@ def test_polling_is_a_choice_and_idling_is_free(service, burst, memory, spin):
     client, pool = burst(configure, spin=spin), memory()
     for _ in range(100):
         assert client.run(pool, timeout=20).status is NONE
-    clock = time.pthread_getcpuclockid(threading.get_ident())
-    mine, theirs = time.clock_gettime(clock), cpu_of(process)
-    with pytest.raises(Timeout):
-        client.receive(0.5)  # for a result that is not to come
-    assert time.clock_gettime(clock) - mine < 0.1
-    assert cpu_of(process) - theirs < 0.1
 
+    def receive():
+        with pytest.raises(PeerDied):
+            client.receive(PATIENCE)  # a result that is not to come
 
-def cpu_of(process):
-    with open(f"/proc/{process.pid}/stat") as line:
-        user, system = line.read().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    waiting = threading.Thread(target=receive)
+    waiting.start()
+    until(lambda: state(os.getpid(), waiting.native_id) == "S" and is_asleep(process.pid))
+    before = switches(os.getpid(), waiting.native_id), switches(process.pid)
+    last(0.3)
+    assert (switches(os.getpid(), waiting.native_id), switches(process.pid)) == before
+    process.kill()
+    waiting.join(PATIENCE)
 
 
 def test_a_caller_knows_which_path_ran(service, burst, memory):

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -197,15 +196,11 @@ def test_the_peers_death_is_told():
     async def main(victim):
         reading = asyncio.ensure_future(r.read_async(1))
         await awaited(r)
-        begin = time.monotonic()
         victim.kill()
         await raises(fmq.PeerDied, reading)
-        return time.monotonic() - begin
 
     with holder(queue) as victim:
-        seconds = run(main, victim)
-    print(f"told after {seconds * 1e3:.2f} ms")
-    assert seconds < 5
+        run(main, victim)
     run(lambda: raises(fmq.PeerDied, r.read_async(1)))
 
 

@@ -26,11 +26,12 @@ from fmq_peers import (
     must_raise,
     new_name,
     process,
+    sleeps,
     take,
     thread,
 )
 from refused_calls import FUTEX_WAITV, refuse
-from waiting import until
+from waiting import PATIENCE, until
 
 import fmq
 from fmq._core import lib
@@ -211,47 +212,45 @@ def test_readers_that_are_not_waited_for_wake_no_process(queue):
 
 
 def test_idle_readers_cost_nothing(queue):
-    """Eight sleep for a second; each takes less than 1 % of a CPU."""
+    """Eight sleep until they have something to read: no thread of theirs wakes in between."""
     ready, theirs = multiprocessing.Pipe()
+    word = control_word(queue, DATA_WAIT)
     with queue.writer() as w, contextlib.ExitStack() as stack:
         for _ in range(8):
             stack.enter_context(process(sleep_and_tell, queue.descriptor, theirs))
             ready.recv()
+        asleep(word)
         with queue.reader() as r:
-            must_raise(fmq.Timeout, r.read, 1, 1)
+            must_raise(fmq.Timeout, r.read, 1, 0.3)
         w.write([1])
-        assert sum(ready.recv() for _ in range(8)) < 0.08
+        assert max(ready.recv() for _ in range(8)) <= 5
 
 
 def sleep_and_tell(descriptor, pipe):
-    with fmq.MessageQueue.open(descriptor).reader() as r:
-        before = resource.getrusage(resource.RUSAGE_SELF)
+    """How often the thread that reads has gone to sleep, which the main thread's waits do in slices."""
+
+    def read():
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        r.read(1, PATIENCE)
+        pipe.send(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before)
+
+    with fmq.MessageQueue.open(descriptor).reader() as r, thread(read) as reading:
+        sleeps(reading)
         pipe.send("here")
-        r.read(1, 20)
-        after = resource.getrusage(resource.RUSAGE_SELF)
-        pipe.send(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
 # ---- deaths and evictions -------------------------------------------------------------------------------------------
 
 
 def test_a_killed_reader_holds_the_writer_up_for_a_moment(queue):
-    """kill -9: the sleeping writer goes on within 100 ms; the other reader has everything."""
+    """kill -9: the sleeping writer goes on; the other reader has everything."""
     with queue.writer() as w, queue.reader() as r, holder(queue, "reader") as child:
         w.spin = 0
         w.write(range(CAPACITY))
         r.read(CAPACITY)
-        at = []
-
-        def write():
-            w.write([8], 20)
-            at.append(time.monotonic())
-
-        with thread(write):
+        with thread(w.write, [8], PATIENCE):
             asleep(control_word(queue, SPACE_WAIT))
-            killed = time.monotonic()
             os.kill(child.pid, signal.SIGKILL)
-        assert at[0] - killed < 0.1
         assert r.read(1)[0] == 8
         assert [state.is_alive for state in w.readers] == [True]
 
@@ -484,16 +483,18 @@ def kill_readers(count, seed):
 
 
 def test_readers_that_come_go_and_die():
-    """Ten pairs, at seeded moments; the writer goes on within 100 ms of the last one's death."""
-    assert kill_readers(10, 1) < 0.1
+    """Ten pairs, at seeded moments; the writer goes on."""
+    kill_readers(10, 1)
 
 
 @pytest.mark.stress
 def test_readers_that_come_go_and_die_for_long(tally):
-    """The same with 300 pairs, from a printed seed."""
+    """The same with 300 pairs, from a printed seed; it goes on long before the kernel has closed a dead one's files."""
     tally("kills of a broadcast queue's readers", rounds := stress.times(300))
     seed = random.randrange(2**32)
-    print(f"seed {seed}: {rounds} pairs, went on after {kill_readers(rounds, seed) * 1e3:.1f} ms at worst")
+    worst = kill_readers(rounds, seed)
+    print(f"seed {seed}: {rounds} pairs, went on after {worst * 1e3:.1f} ms at worst")
+    assert worst < 1
 
 
 # ---- who looks from outside ----------------------------------------------------------------------------------------

@@ -3,12 +3,11 @@
 import contextlib
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
 from fmq_peers import holder, must_raise, process, sleeps, take, thread, write_array
-from waiting import until
+from waiting import at_least, until
 
 import fmq
 
@@ -58,10 +57,8 @@ def test_a_wait_ends_at_its_deadline(ends, n):
     """Timeout, not early; nothing was taken, and every end works afterwards."""
     writers, readers = ends(n)
     for timeout in (0, 0.02):
-        begin = time.monotonic()
-        with pytest.raises(fmq.Timeout):
+        with at_least(timeout), pytest.raises(fmq.Timeout):
             fmq.wait_any(readers, timeout)
-        assert timeout <= time.monotonic() - begin < timeout + 5
     for w, r in zip(writers, readers, strict=True):
         w.write([3])
         assert list(r.read(1, 0)) == [3]
