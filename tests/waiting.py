@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-import time
+from time import monotonic, sleep
 
 PATIENCE = 60.0  # seconds, on a machine as busy as it may be; no test compares a clock with anything else
 EAGER, NAP = 100, 5e-4  # looks in a row, then a pause between two: whom the test waits for may need this processor
@@ -10,14 +10,14 @@ EAGER, NAP = 100, 5e-4  # looks in a row, then a pause between two: whom the tes
 
 def until(condition, say=lambda: "it never came true"):
     """What `condition()` returns, as soon as that is true; `say()` tells what did not come."""
-    end, looks = time.monotonic() + PATIENCE, 0
+    end, looks = monotonic() + PATIENCE, 0
     while not (found := condition()):
-        assert time.monotonic() < end, f"{say()}: {condition}"
+        assert monotonic() < end, f"{say()}: {condition}"
         looks += 1
         if looks < EAGER:
             os.sched_yield()
         else:
-            time.sleep(NAP)
+            sleep(NAP)
     return found
 
 
@@ -32,11 +32,11 @@ def nested(*durations):
 @contextlib.contextmanager
 def at_least(seconds):
     """What runs in it does not end before its time."""
-    begin = time.monotonic()
+    begin = monotonic()
     yield
-    nested(seconds, time.monotonic() - begin)
+    nested(seconds, monotonic() - begin)
 
 
 def last(seconds):
     """Takes so long, as a device's work does; a test itself waits for an event."""
-    time.sleep(seconds)
+    sleep(seconds)

@@ -200,8 +200,8 @@ def python(code, *arguments, dev=False, **options):
     return subprocess.Popen([sys.executable, *mode, "-c", code, *map(str, arguments)], **options)
 
 
-def dead_after(kill, wait, kind):
-    """Seconds from when `kill()` says that it killed until `wait()`, asleep in another thread, raises `kind`."""
+def dies(kill, wait, kind):
+    """`wait()`, asleep in another thread, raises `kind` because of `kill()`. Seconds in between, for `make stress`."""
     ends = []
 
     def run():
@@ -213,7 +213,8 @@ def dead_after(kill, wait, kind):
     thread = threading.Thread(target=run)
     thread.start()
     until(lambda: ends or Path(f"/proc/self/task/{thread.native_id}/stat").read_text().split()[2] == "S")
-    begin = kill()
+    begin = time.monotonic()
+    kill()
     thread.join(PATIENCE)
     ((end, error),) = ends
     if not isinstance(error, kind):
@@ -315,7 +316,7 @@ def kit():
     return SimpleNamespace(
         add_model=add_model,
         conv_model=conv_model,
-        dead_after=dead_after,
+        dies=dies,
         living=living,
         long_model=long_model,
         mul_model=mul_model,

@@ -10,11 +10,11 @@ import sqlite3
 import stat
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import pytest
 import stress
+import waiting
 
 from driver.engine.cache import blobs
 from driver.engine.cache.blobs import BlobStore
@@ -468,9 +468,7 @@ def killed(writers, seeded):
     last = -1
     for _ in range(seeded.randrange(1, 20)):
         last = int(writers.stdout.readline())
-    moment = time.perf_counter() + seeded.uniform(0, 3e-3)
-    while time.perf_counter() < moment:
-        pass
+    waiting.last(seeded.uniform(0, 3e-3))
     (child,) = Path(f"/proc/{writers.pid}/task/{writers.pid}/children").read_text().split()
     os.kill(int(child), signal.SIGKILL)
     while (line := writers.stdout.readline()) != "end\n":

@@ -9,11 +9,11 @@ import select
 import signal
 import socket
 import threading
-import time
 import traceback
 import warnings
 
 import pytest
+import waiting
 from marked_sets import COUNTS, TOKEN, WHOLE, fill, lying, mark_of, replace, wait_never
 from waiting import PATIENCE, until
 
@@ -325,9 +325,7 @@ def kill_writers(folder, fork, kills, seed=0):
     for _ in range(kills):
         child = fork(writing, folder, last + 1)
         last = child.hear()
-        end = time.perf_counter() + rng.uniform(0, 0.004)
-        while time.perf_counter() < end:
-            pass
+        waiting.last(rng.uniform(0, 0.004))
         child.kill()
         assert child.ended() == -signal.SIGKILL
         last = max([last, *iter(child.hear, None)])

@@ -12,7 +12,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -405,11 +404,9 @@ def stopped(place, kit):
 
 def test_a_stopped_process_holds_the_lock(place, stopped):
     """A process that was stopped (Ctrl-Z) amid a start holds up no other: they are told its pid and the remedy."""
-    begin = time.monotonic()
     message = rf"process {stopped.pid} \(.*\) holds it and is stopped; continue it with `kill -CONT {stopped.pid}`"
     with pytest.raises(driver.DeviceFailed, match=message):
         driver.connect()
-    assert time.monotonic() - begin < 10
     (finding,) = machine.start_locks()
     assert f"process {stopped.pid} (" in finding.found
     assert place.pids() == []

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import threading
-import time
 
 import pytest
 import stress
@@ -19,13 +18,12 @@ class TestFuture:
     def test_timeout(self, slow):
         """result(timeout) gives up in time, and again gets the result: a timeout ends only the waiting."""
         with slow.burst(depth=2) as burst:
-            (future, release), begin = held(burst, 1), time.monotonic()
+            future, release = held(burst, 1)
             for ask in (future.result, future.exception):
                 with pytest.raises(Timeout, match="is dropped"):
                     ask(timeout=0.01)
             with pytest.raises(Timeout):
                 future.result(0)
-            assert time.monotonic() - begin < HELD / 2
             assert not future.done()
             release()
             assert number_of(future.result()) == 1
@@ -175,36 +173,40 @@ class TestCtrlC:
 
     @staticmethod
     def interrupt_while(burst, kit, use):
+        """It is told although the device, which is held, has answered nothing."""
         main = threading.main_thread().native_id
-        before = controller_of(burst).sent
+        before, device = controller_of(burst).sent, controller_of(burst).trace.page.device
+        answered = int(device.answered)
 
         def press():
             kit.until(lambda: controller_of(burst).sent > before or in_flight_of(burst).receiving.locked())
             kit.until(lambda: open(f"/proc/self/task/{main}/stat").read().split(")")[1].split()[0] == "S")  # noqa: SIM115
             os.kill(os.getpid(), signal.SIGINT)
 
-        thread, begin = threading.Thread(target=press), time.monotonic()
+        thread = threading.Thread(target=press)
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             use()
         thread.join()
-        assert time.monotonic() - begin < 1.0
+        assert device.answered == answered
 
     @pytest.mark.filterwarnings("ignore::ResourceWarning")
     @pytest.mark.parametrize("what", ["run", "result", "submit", "stream"])
     def test_wait(self, slow, kit, what):
         """It ends the waiting at once; the burst stays usable, and requests in flight keep their results."""
         with slow.burst(depth=2) as burst:
-            futures = [burst.submit(frame(1.2, 1)), burst.submit(frame(0, 2))] if what in {"result", "submit"} else []
+            (array,) = burst.inputs
+            array[...] = frame(HELD, 1)
+            futures = [burst.submit()] if what != "run" else []
+            futures += [burst.submit(frame(0, 2))] if what in {"result", "submit"} else []
             uses = {
-                "run": lambda: burst.run(frame(1.2, 0)),
+                "run": burst.run,
                 "result": lambda: futures[1].result(None),
                 "submit": lambda: burst.submit(frame(0, 3)),
-                "stream": lambda: futures[0].result(9),
+                "stream": lambda: futures[0].result(kit.patience),
             }
-            if what == "stream":
-                futures = [burst.submit(frame(1.2, 1))]
             self.interrupt_while(burst, kit, uses[what])
+            array[0, 0] = 0
             assert number_of(burst.submit(frame(0, 4)).result()) == 4
             assert [number_of(f.result()) for f in futures] == [1, 2][: len(futures)]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import nested
 
 import driver
 from burst import ErrorStatus, Memory, PeerDied, Request, RequestArgument, ResourceExhaustedTransient, Timeout
@@ -53,7 +54,8 @@ def test_one_request_many_times_at_once(kit, device):
             launched = [prepared.execute_async(request, measure=True) for _ in range(5)]
             results = [future.result(kit.patience) for future in launched]
             assert np.array_equal(results[-1].outputs[0], wanted)  # all write it: looked at once all are done
-            assert all(0 <= r.timing.time_on_device <= r.timing.time_in_driver for r in results)
+            for result in results:
+                nested(0, result.timing.time_on_device, result.timing.time_in_driver)
             results[-1].outputs[0][...] = 0
 
 

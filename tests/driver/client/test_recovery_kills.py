@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import stress
+from waiting import last
 from xnnpack_driver import built
 
 import driver
@@ -135,11 +136,10 @@ def one_kill(device, burst, frames, source, strike):
     """What came of it when `strike` happens at a random moment, and the device dies of it; None if it did not."""
     before, own = {device.service_pid, device.engine_pid}, waited("/proc/thread-self")
     recoveries, ends = burst.stats()["recoveries"], threading.Event()
-    moment = time.monotonic() + source.random() * 0.02
+    moment = source.random() * 0.02
 
     def wait_and_strike():
-        while time.monotonic() < moment:
-            os.sched_yield()
+        last(moment)
         strike()
         ends.set()
 

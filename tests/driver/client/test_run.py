@@ -5,12 +5,12 @@ import os
 import re
 import signal
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from inside import controller_of, writer_of
+from waiting import nested
 
 import driver
 from burst import Busy, ErrorStatus, Memory, Request, RequestArgument, Timeout
@@ -402,10 +402,8 @@ class TestGivingUp:
         with slow_add.device.prepare(slow_add.model) as prepared:  # which has no memory of earlier runs
             before = mapped(engine, "fmq")  # of other tests, too, and some may be about to go
             thread = interrupt_when(lambda: mapped(engine, "fmq") - before, kit.until)
-            begin = time.monotonic()
             with pytest.raises(KeyboardInterrupt):
                 prepared.run(slow(3))
-            assert time.monotonic() - begin < 2
             thread.join()
             assert prepared.run(slow(0))[0].tolist() == [[1, 1, 1, 1]]
 
@@ -415,10 +413,11 @@ class TestGivingUp:
             burst.run(slow(0))
             position = writer_of(controller_of(burst)).position
             thread = interrupt_when(lambda: writer_of(controller_of(burst)).position > position, kit.until)
-            begin = time.monotonic()
+            (array,) = burst.inputs
+            array[...] = slow(9)
             with pytest.raises(KeyboardInterrupt):
-                burst.run(slow(1.5))
-            assert time.monotonic() - begin < 1
+                burst.run()
+            array[...] = slow(0)  # it runs still
             thread.join()
             assert burst.run(slow(0.05)).outputs[0].tolist() == slow(1.05).tolist()
             assert burst.run(slow(0.03)).outputs[0].tolist() == slow(1.03).tolist()
@@ -568,7 +567,7 @@ class TestMeasuring:
             for _ in range(2):
                 result = burst.run(*x)
                 assert result.outputs[0].tolist() == list(range(1100))
-                assert result.timing.time_in_driver >= result.timing.time_on_device
+                nested(result.timing.time_on_device, result.timing.time_in_driver)
             assert burst.submit(*x).result().outputs[0].tolist() == list(range(1100))
             assert burst.stats()["runs"] == {"burst": 0, "plain": 3}
 

@@ -2,13 +2,12 @@
 
 import ctypes
 import threading
-import time
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, seed, settings
 from inside import programs_of
-from waiting import until
+from waiting import PATIENCE, at_least, until
 
 from burst import ErrorStatus, RequestArgument
 from driver.errors import ExecutionFailed, LoopTimeout
@@ -357,11 +356,10 @@ def test_a_loop_without_end(litert, make):
     bound, _ = bind(litert, model, feeds_of(), 0.05)
     execute = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(bound.native[0])
     for _ in range(2):
-        begin = time.monotonic()
-        with pytest.raises(LoopTimeout, match=r"0\.05 s"):
-            bound.run()
-        assert execute(bound.native[1]) == MISSED_DEADLINE_TRANSIENT
-        assert 0.1 <= time.monotonic() - begin < 4
+        with at_least(0.1):
+            with pytest.raises(LoopTimeout, match=r"0\.05 s"):
+                bound.run()
+            assert execute(bound.native[1]) == MISSED_DEADLINE_TRANSIENT
 
 
 def test_a_loop_that_ends(litert):
@@ -381,7 +379,7 @@ def test_cancelled_in_a_loop(litert, path):
     """A loop without end stops when it is cancelled, and no later run begins; another binding of the model does."""
     model = counting(5, by=0)
     prepared = litert.prepare(model, Preparation())
-    bounds = [prepared.bind(feeds_of(5 * k), [aligned(4), aligned(24)], BindOptions(15.0)) for k in (0, 1)]
+    bounds = [prepared.bind(feeds_of(5 * k), [aligned(4), aligned(24)], BindOptions(2 * PATIENCE)) for k in (0, 1)]
     execute = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(bounds[0].native[0])
     found = []
 
@@ -395,9 +393,7 @@ def test_cancelled_in_a_loop(litert, path):
     thread.start()
     until(lambda: next(iter(programs_of(prepared).values())).turn.running)
     bounds[0].cancel()
-    begin = time.monotonic()
     thread.join()
-    assert time.monotonic() - begin < 5
     assert found[0] == GENERAL_FAILURE or "it was cancelled" in found[0]
     for _ in range(2):
         with pytest.raises(ExecutionFailed, match="it was cancelled"):
@@ -417,10 +413,9 @@ def test_in_a_process(connect, kit, path):
         more = RequestArgument(pool=2, length=24)  # which the loop leaves as it is
         request = request._replace(outputs=(*request.outputs, more))
         for _ in range(3):
-            begin = time.monotonic()
-            status = ends.execute(request, loop_timeout=0.05).status
+            with at_least(0.05):
+                status = ends.execute(request, loop_timeout=0.05).status
             assert status == ErrorStatus.MISSED_DEADLINE_TRANSIENT
-            assert 0.05 <= time.monotonic() - begin < 2
         arrays = feeds_of(5)
         found = burst.run(*arrays).outputs if path == "burst" else prepared.run(*arrays)
         assert found[0].item() == 5

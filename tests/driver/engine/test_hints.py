@@ -156,6 +156,7 @@ class TestRest:
         with driver.connect(LISTENING) as device, device.prepare(kit.add_model()):
             kit.until(lambda: heard("rest"))
 
+    @pytest.mark.stress  # a machine that pauses for QUICK would make it fail
     @pytest.mark.parametrize("way", ["burst", "plain", "async"])
     def test_not_while_it_is_used(self, configure, heard, kit, way):
         """Requests that never pause for as long as `idle_seconds` keep it awake, though each is bound only once."""

@@ -14,7 +14,7 @@ import pytest
 import driver
 from burst import Memory, MissedDeadlineTransient, Request, RequestArgument
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.stress  # how soon, it measures
 
 PROMPT = 0.1  # seconds in which a slot is free again
 FREED = 0.1  # seconds in which the memory is, too: half a gigabyte for each execution

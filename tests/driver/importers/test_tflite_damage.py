@@ -5,7 +5,6 @@ import re
 import struct
 import subprocess
 import sys
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -117,10 +116,8 @@ def test_operators_without_results_listed_over_and_over():
         graph.outputs = []
         graph.operators.append(("IF", [0], [], {"ThenSubgraphIndex": number, "ElseSubgraphIndex": number}))
     data = w.file([])
-    begun = time.process_time()
     with pytest.raises(driver.ImportFailed, match="more than 16384 operators"):
         tflite.read(memoryview(data))
-    assert time.process_time() - begun < 10
 
 
 def test_one_long_name_for_many_tensors():

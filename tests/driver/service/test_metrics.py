@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from held_processes import HeldProcess
 from inside import controller_of
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import PATIENCE, at_least, nested
 
 import driver
 from driver.cli.command import burst as command
@@ -29,6 +30,7 @@ from driver.service import health, metrics_server, probe
 from driver.service.metrics_server import StageHistogram
 from driver.service.visits import Visits, account_of
 
+BEGAN = time.time() - 1  # seconds: no device of these tests has started before
 X = np.ones((1, 4), np.float32)
 
 
@@ -91,7 +93,7 @@ def test_figures_of_all_clients(served, kit):
     assert after["burst_request_seconds_count", "total"] == during["burst_request_seconds_count", "total"]
     assert after["burst_memory_bytes", "engine", "shmem"] > 0
     assert 0 < after["burst_descriptors", "service"] < 100
-    assert abs(time.time() - after["burst_start_time_seconds", "service"]) < 300
+    nested(BEGAN, after["burst_start_time_seconds", "service"], time.time())
 
 
 def test_what_accounts_hold(served, kit):
@@ -306,12 +308,14 @@ def in_this_process(monkeypatch, trouble=lambda: ""):
 
 def test_a_request_has_a_total_deadline(monkeypatch):
     """A client that goes on sending, a byte at a time, is cut off at the deadline all the same."""
-    with in_this_process(monkeypatch) as port, socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
-        begin = time.monotonic()
-        with contextlib.suppress(ConnectionError):
-            while not select.select([sock], [], [], 0.02)[0]:  # it has been closed then
-                sock.sendall(b"G")
-        assert 0.4 < time.monotonic() - begin < 10
+    with (
+        in_this_process(monkeypatch) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as sock,
+        at_least(0.4),
+        contextlib.suppress(ConnectionError),
+    ):
+        while not select.select([sock], [], [], 0.02)[0]:  # it has been closed then
+            sock.sendall(b"G")
 
 
 def test_scrapes_leave_room_for_health(monkeypatch):

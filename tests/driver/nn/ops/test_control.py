@@ -1,9 +1,8 @@
 """IF and WHILE, with subgraphs as models of their own."""
 
-import time
-
 import numpy as np
 import pytest
+from waiting import at_least
 
 from driver.nn import ExecutionFailed, Interpreter, LoopTimeout, Model, ModelBuilder, Operand, Operation, Subgraph
 
@@ -128,14 +127,12 @@ class TestWhile:
             assert outputs[1].view(np.float32).item() == 7
 
     def test_while_without_end(self):
-        """After its loop timeout a WHILE ends with LoopTimeout, and soon."""
+        """After its loop timeout a WHILE ends with LoopTimeout, and not before."""
         inputs = [np.array([0], np.int32), np.array([2], np.float32), np.array([1], np.float32)]
         outputs = [np.zeros(4, np.uint8), np.zeros(4, np.uint8)]
         bound = Interpreter(counting(5, step=0)).bind(inputs, outputs, loop_timeout=0.05)
-        begin = time.monotonic()
-        with pytest.raises(LoopTimeout, match=r"0\.05 s"):
+        with at_least(0.05), pytest.raises(LoopTimeout, match=r"0\.05 s"):
             bound.run()
-        assert 0.05 <= time.monotonic() - begin < 2
 
     def test_while_in_a_while_stops_inside(self):
         """A loop timeout inside of a subgraph ends the whole execution."""
