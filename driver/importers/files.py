@@ -33,6 +33,8 @@ Form = Literal["auto", "file", "operations"]
 _FORMS = ("auto", "file", "operations")
 _PACKAGES = {"onnxruntime": "onnxruntime", "litert": "ai_edge_litert"}
 """The package in which that runtime is."""
+_MOST_TOLD = 3
+"""Inputs and outputs that one message says are not carried."""
 _OTHER_FORMATS = {
     b"version https://git-lfs": ("a pointer of Git LFS", "fetch the file with `git lfs pull`"),
     b"\x1f\x8b": ("compressed with gzip", "unpack it first"),
@@ -134,13 +136,15 @@ class ModelSource:
 
     def instead(self, header: Header, shapes: Shapes, form: Form) -> Model:
         """The operations form, where the file form cannot carry an input or output. Raises ImportFailed."""
-        told = "; ".join(f"{refusal.reason}: {refusal.remedy}" for refusal in header.refusals)
+        refusals = header.refusals
+        more = f", and {len(refusals) - _MOST_TOLD} more" if len(refusals) > _MOST_TOLD else ""
+        told, remedy = "; ".join(each.reason for each in refusals[:_MOST_TOLD]) + more, refusals[0].remedy
         if form == "file":
-            raise ImportFailed(told)
+            raise ImportFailed(told, remedy=remedy)
         try:
             return self.operations(shapes)
         except ImportFailed as error:
-            raise ImportFailed(f"{told}; nor can it become operations of the HAL: {error}") from None
+            raise ImportFailed(f"{told}; nor can it become operations of the HAL: {error}", remedy=remedy) from None
 
 
 class Once:

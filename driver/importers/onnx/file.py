@@ -175,7 +175,7 @@ def _signed(value: int) -> int:
 # ---- the schema ------------------------------------------------------------------------------------------------------
 
 FIELDS: dict[str, dict[str, int]] = {
-    "ModelProto": {"graph": 7, "opset_import": 8, "metadata_props": 14, "functions": 25},
+    "ModelProto": {"ir_version": 1, "graph": 7, "opset_import": 8, "metadata_props": 14, "functions": 25},
     "OperatorSetIdProto": {"domain": 1, "version": 2},
     "GraphProto": {"node": 1, "initializer": 5, "input": 11, "output": 12, "value_info": 13, "sparse_initializer": 15},
     "NodeProto": {"input": 1, "output": 2, "op_type": 4, "attribute": 5, "domain": 7},
@@ -230,6 +230,38 @@ FIELDS: dict[str, dict[str, int]] = {
 _MODEL, _SET, _GRAPH, _NODE, _ATTRIBUTE, _INFO, _TYPE, _TENSOR_TYPE, _SHAPE, _DIM, _ENTRY, _TENSOR = [*FIELDS.values()][
     :12
 ]
+_ALL_TYPES = [
+    "UNDEFINED",
+    "FLOAT",
+    "UINT8",
+    "INT8",
+    "UINT16",
+    "INT16",
+    "INT32",
+    "INT64",
+    "STRING",
+    "BOOL",
+    "FLOAT16",
+    "DOUBLE",
+    "UINT32",
+    "UINT64",
+    "COMPLEX64",
+    "COMPLEX128",
+    "BFLOAT16",
+    "FLOAT8E4M3FN",
+    "FLOAT8E4M3FNUZ",
+    "FLOAT8E5M2",
+    "FLOAT8E5M2FNUZ",
+    "UINT4",
+    "INT4",
+    "FLOAT4E2M1",
+    "FLOAT8E8M0",
+    "UINT2",
+    "INT2",
+    "FLOAT6E2M3",
+    "FLOAT6E3M2",
+]
+"""Names of all element types of ONNX, by their numbers."""
 TYPES = {
     1: "FLOAT",
     2: "UINT8",
@@ -406,7 +438,7 @@ class OnnxFile:
         if graph is None:
             raise ImportFailed("not an .onnx file, or damaged: it has no graph")
         sets = {s.text(_SET["domain"]): s.integer(_SET["version"]) for s in model.messages(_MODEL["opset_import"])}
-        self.opset = sets.get("", sets.get("ai.onnx", 1))
+        self.opset, self.ir_version = sets.get("", sets.get("ai.onnx", 1)), model.integer(_MODEL["ir_version"])
         self.main = OnnxBody(self, graph)
 
     def count_nodes(self, count: int) -> None:
@@ -458,9 +490,14 @@ class OnnxFile:
         return values.astype(DTYPES[kind])
 
 
+def type_name(number: int) -> str:
+    """ONNX's name of an element type."""
+    return _ALL_TYPES[number] if 0 <= number < len(_ALL_TYPES) else f"ONNX's type {number}"
+
+
 def _type(number: int, where: str) -> str:
     if number not in TYPES:
-        raise ImportFailed(f"{where}: tensors of ONNX type {number} have no counterpart in the HAL")
+        raise ImportFailed(f"{where}: tensors of {type_name(number)} have no counterpart in the HAL")
     return TYPES[number]
 
 

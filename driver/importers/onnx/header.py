@@ -12,7 +12,7 @@ from driver.errors import ImportFailed
 from driver.importers.header import ExternalRange, Header, HeaderTensor
 from driver.importers.obstacle import Obstacle
 
-from .file import FIELDS, ProtoBytes, ProtoMessage, declared_sizes, external_range
+from .file import FIELDS, ProtoBytes, ProtoMessage, declared_sizes, external_range, type_name
 
 _M, _G, _N, _A, _T = (FIELDS[f"{name}Proto"] for name in ("Model", "Graph", "Node", "Attribute", "Tensor"))
 _INFO, _TYPE, _ENTRY = (FIELDS[name] for name in ("ValueInfoProto", "TypeProto", "StringStringEntryProto"))
@@ -35,7 +35,6 @@ DTYPES = {
     16: "bfloat16",
 }
 """Element types that are carried."""
-_OTHER_DTYPES = {14: "complex64", 15: "complex128", 21: "uint4", 22: "int4", 23: "float4"}
 _STRING, _DEEPEST_TYPE = 8, 4
 _WORDS = {"float32": "float", "float64": "double"}
 """ONNX's word of an element type, where it is not numpy's."""
@@ -131,8 +130,7 @@ def _refusal(kind: ProtoMessage | None, number: int) -> tuple[str, str]:
         return f"is {found[0]}, and the file form carries none", _REMEDY
     if not number:
         return "has no type in the file", "add it with onnx.shape_inference.infer_shapes(model)"
-    named = _OTHER_DTYPES.get(number, f"elements of ONNX type {number}")
-    return f"has {named}, and the file form carries {', '.join(DTYPES.values())}", _REMEDY
+    return f"has elements of {type_name(number)}, which numpy has not, nor the file form", _REMEDY
 
 
 # ---- weights in other files

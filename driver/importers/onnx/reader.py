@@ -27,7 +27,8 @@ from .file import OnnxFile
 from .graph import OnnxGraph, Shared
 from .walk import OnnxWalk
 
-_EARLIEST = 7
+_EARLIEST, _LATEST, _LATEST_IR = 7, 28, 14
+"""The opsets and the versions of the file's format whose operators the table has."""
 
 
 def read(data: memoryview, external: Mapping[str, Array] | None = None, shapes: Shapes | None = None) -> Model:
@@ -50,6 +51,10 @@ def convert(
         file = OnnxFile(data, external or {})
         if file.opset < _EARLIEST:
             raise ImportFailed(f"opset {file.opset} is too old; convert the model to opset {_EARLIEST} or newer")
+        for what, version, latest in (("opset", file.opset, _LATEST), ("IR version", file.ir_version, _LATEST_IR)):
+            if version > latest:
+                reason = f"{what} {version} is newer than {latest}, the last one that is known here"
+                raise ImportFailed(reason, remedy=f"export the model with {what} {latest} or older")
         shared = Shared(file)
         graph = OnnxGraph(shared, file.main)
         walk = OnnxWalk(graph, [])

@@ -48,7 +48,32 @@ DTYPES = {
     18: "bfloat16",
 }
 """Element types that are carried."""
-_OTHER_DTYPES = {5: "strings", 8: "complex64", 11: "complex128", 13: "a resource", 14: "a variant", 17: "int4"}
+_ALL_TYPES = [
+    "FLOAT32",
+    "FLOAT16",
+    "INT32",
+    "UINT8",
+    "INT64",
+    "STRING",
+    "BOOL",
+    "INT16",
+    "COMPLEX64",
+    "INT8",
+    "FLOAT64",
+    "COMPLEX128",
+    "UINT64",
+    "RESOURCE",
+    "VARIANT",
+    "UINT32",
+    "UINT16",
+    "INT4",
+    "BFLOAT16",
+    "INT2",
+    "UINT4",
+    "FLOAT8_E4M3FN",
+    "FLOAT8_E5M2",
+]
+"""Names of all element types of the schema, by their numbers."""
 _SHOWN = 64
 """Characters of a name that an error message shows."""
 _MOST_TENSORS = 1 << 12
@@ -196,8 +221,8 @@ def _declared(tensor: FlatTable, where: str, name: str | None, labels: list[str]
     own, number = tensor.text(_TENSOR["name"]), tensor.number(_TENSOR["type"], _U8)
     where = f"{where} ({(name or own)[:64]!r})"
     if number not in DTYPES:
-        named = _OTHER_DTYPES.get(number, f"elements of type {number} of the schema")
-        reason = f"{where} has {named}, and the file form carries {', '.join(DTYPES.values())}"
+        named = _ALL_TYPES[number] if number < len(_ALL_TYPES) else f"type {number} of the schema"
+        reason = f"{where} has elements of {named}, which the file form does not carry"
         return HeaderTensor(name or own, "", None, refusal=Obstacle(None, None, (name or own,), reason, _REMEDY))
     shape = tensor.array(_TENSOR["shape"], "<i4")
     signature = tensor.array(_TENSOR["shape_signature"], "<i4")

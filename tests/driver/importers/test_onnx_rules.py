@@ -311,6 +311,12 @@ def node(kind, *inputs, domain="", **attributes):
     return graph([made], dict.fromkeys(inputs, shape)).SerializeToString()
 
 
+def newer_format():
+    model = graph([NODE("Abs", ["x"], ["y"])], {"x": (F, [2])})
+    model.ir_version = 99
+    return model.SerializeToString()
+
+
 REFUSED = {
     "an operator without a counterpart": (lambda: node("NonZero", "x"), "NonZero", "has no operation for it"),
     "an operator of another domain": (lambda: node("Mine", "x", domain="my"), "my.Mine", "other domains"),
@@ -339,6 +345,12 @@ REFUSED = {
     "weights that are computed": (lambda: made("Conv", real(1, 2, 4, 4), real(3, 2, 2, 2)), "Conv", "be a constant"),
     "a type that the HAL does not have": (lambda: made("Abs", np.float64([1])), None, "is of DOUBLE"),
     "an old opset": (lambda: graph([], {}, opset=6).SerializeToString(), None, "opset 6"),
+    "an opset to come": (
+        lambda: graph([], {}, opset=99).SerializeToString(),
+        None,
+        "opset 99 is newer than 28, .*; export",
+    ),
+    "a format to come": (newer_format, None, "IR version 99 is newer than 14, .*; export the model with IR"),
     "no graph": (lambda: b"", None, "has no graph"),
     "another format": (lambda: b"\x1c\0\0\0TFL3" + bytes(64), None, "damaged"),
 }
