@@ -159,13 +159,17 @@ def check_ports(model: Model, inputs: Sequence[FilePort], outputs: Sequence[File
 
 
 class FileModel(PreparedModel):
-    """A file, ready to run."""
+    """A file, ready to run.
+
+    is_written: for each output whether the runtime writes it to memory that it is given; else it is copied.
+    """
 
     def __init__(self, model: Model, inputs: Sequence[FilePort], outputs: Sequence[FilePort]) -> None:
         """Raises InvalidModel, as `check_ports`."""
         check_ports(model, inputs, outputs)
         self.inputs, self.outputs = inputs, outputs
         self.is_static = all(port.static_shape is not None for port in outputs)
+        self.is_written: Sequence[bool] = [True] * len(outputs)
 
     @abstractmethod
     def execution(self, inputs: Inputs, outputs: Outputs) -> FileExecution:
@@ -192,7 +196,8 @@ class FileExecution(BoundExecution):
         pairs = zip(model.inputs, inputs, strict=True)
         self.sources = [self._source(number, port, array) for number, (port, array) in enumerate(pairs)]
         self._is_apart = not any(np.may_share_memory(a, b) for _, a in self.sources for b in outputs)
-        self.targets = [self._target(*pair) for pair in zip(model.outputs, outputs, strict=True)]
+        rows = zip(model.outputs, outputs, model.is_written, strict=True)
+        self.targets = [self._target(*row) for row in rows]
         self.shapes = tuple(_expected(*pair) for pair in zip(model.outputs, outputs, strict=True))
         self._runs = StoppableRuns(0, 0.0)
 
@@ -212,12 +217,15 @@ class FileExecution(BoundExecution):
             self._count(port, place.nbytes)
         return given.shape, place
 
-    def _target(self, port: FilePort, memory: NDArray[np.uint8]) -> tuple[Shape, NDArray[np.uint8]] | None:
+    def _target(
+        self, port: FilePort, memory: NDArray[np.uint8], is_written: bool
+    ) -> tuple[Shape, NDArray[np.uint8]] | None:
         shape = port.static_shape
         if shape is None:
             return None
         nbytes = port.nbytes(shape)
-        if self._is_apart and not port.chooses and nbytes <= memory.nbytes and memory.ctypes.data % port.size == 0:
+        is_usable = nbytes <= memory.nbytes and memory.ctypes.data % port.size == 0
+        if self._is_apart and is_written and not port.chooses and is_usable:
             return shape, memory[:nbytes]
         self._count(port, nbytes)
         return None

@@ -107,6 +107,14 @@ def _port(port: Any) -> FilePort:
     return FilePort(port.any_name if port.names else "", _DTYPES.get(dtype, dtype), sizes)
 
 
+def _are_written(compiled: Any) -> list[bool]:
+    """Whether each output is computed. One that is an input is not: OpenVINO would take memory that it is given for the
+    input's, and compute all else from that.
+    """
+    nodes = [result.input_value(0).get_node() for result in compiled.get_runtime_model().get_results()]
+    return [node.get_rt_info()["layerType"].astype(str) != "Input" for node in nodes]
+
+
 class OpenVinoModel(FileModel):
     """A compiled file. Any number of executions run in parallel."""
 
@@ -115,6 +123,7 @@ class OpenVinoModel(FileModel):
     def __init__(self, model: Model, compiled: Any) -> None:
         self.compiled = compiled
         super().__init__(model, *_ports(compiled))
+        self.is_written = _are_written(compiled)
 
     def execution(self, inputs: Inputs, outputs: Outputs) -> OpenVinoExecution:
         return OpenVinoExecution(self, inputs, outputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -109,14 +109,14 @@ class OrtDevice(LoweringDevice[OrtProgram]):
         return OnnxRuntimeModel(model, pace, threads, self.provider, program)
 
     def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> OrtProgram:
-        return OrtProgram(*restored_program(saved, root), threads, self.provider)
+        return OrtProgram(partial(restored_program, saved, root), threads, self.provider)
 
 
 class OnnxRuntimeDevice(OrtDevice):
     """Runs models with ONNX Runtime on the CPU."""
 
     name = "onnxruntime"
-    version = f"1 (ONNX Runtime {version()})"
+    version = f"2 (ONNX Runtime {version()})"
     type = "CPU"
     needs = Needs(read_paths=("~/.config/burst/onnxruntime.toml", *_HARDWARE))
 
@@ -144,7 +144,7 @@ class OnnxRuntimeDevice(OrtDevice):
         return kind(model, pace, threads, None, program)
 
     def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> OrtProgram:
-        return OrtProgram(*restored_program(saved, root), threads, None, is_quick=self._staged)
+        return OrtProgram(partial(restored_program, saved, root), threads, None, is_quick=self._staged)
 
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
         """How many threads an execution of `work` products gets. Clients need processors, too.
@@ -180,8 +180,8 @@ class OnnxRuntimeModel(LoweredModel[OrtProgram]):
         super().__init__(model, pace, program)
 
     def compiled(self, tensors: Tensors, pace: Callable[[], object]) -> OrtProgram:
-        found = lowered(self.model, self.prepared, tensors, pace)
-        return OrtProgram(*found, self._threads, self._provider, is_quick=self.is_quick)
+        lower = partial(lowered, self.model, self.prepared, tensors, pace)
+        return OrtProgram(lower, self._threads, self._provider, is_quick=self.is_quick)
 
     def bind(
         self,

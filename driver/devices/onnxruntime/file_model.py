@@ -29,13 +29,14 @@ from driver.devices.stoppable import StoppableRuns
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.interface import BoundExecution, BufferArgument, PreparedModel
 from driver.nn import InvalidModel
-from driver.nn.file_form import PACKED, tensor_type
+from driver.nn.file_form import PACKED, file_of, tensor_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from driver.devices.onnxruntime.gpu_place import Room
     from driver.devices.onnxruntime.library import Place
     from driver.devices.onnxruntime.providers import ExecutionProvider
     from driver.interface import BindOptions, Saved
@@ -95,14 +96,18 @@ class OnnxFileModel(PreparedModel):
 
         Raises InvalidModel, LibraryFailed.
         """
-        self._file, self._external, self._threads, self.provider = file, external, threads(file.work), provider
-        self.loops, options = file.loops, self._options()
+        self._model, self._threads, self.provider, self.loops = model, threads(file.work), provider, file.loops
+        lane = None if provider is None or self.loops else provider.lane()
+        options, in_place = self._options(external), frozenset[str]()
         if is_optimised:
             options.graph_optimization_level = library().GraphOptimizationLevel.ORT_DISABLE_ALL
-        lane = None if provider is None or self.loops else provider.lane()
-        self.session = Session(file.graph, file.weights, provider=provider, options=options, lane=lane)
+            in_place = frozenset(name for name, _ in file.weights)
+        self.session = Session(
+            file.graph, file.weights, provider=provider, options=options, lane=lane, in_place=in_place
+        )
         if provider is not None:
             provider.check(self.session.on_cpu, INDEX_OPERATORS)
+        self._has_half_weights = any(array.dtype == np.float16 for _, array in file.weights)
         graph = model.main
         self.inputs = _ports("input", self.session.inputs, [graph.operands[i] for i in graph.inputs])
         self.outputs = _ports("output", self.session.outputs, [graph.operands[i] for i in graph.outputs])
@@ -115,13 +120,20 @@ class OnnxFileModel(PreparedModel):
         )
         self._learned: dict[tuple[Shape, ...], tuple[Shape, ...]] = {}
         self._varying: set[int] = set()
+        # A file may name an input or another output as an output. ONNX Runtime writes to the memory of neither.
+        names = [port.name for port in self.outputs]
+        given = {port.name for port in self.inputs}
+        self._unbound = {n for n, name in enumerate(names) if name in given or name in names[:n]}
+        distinct = list(dict.fromkeys(names))
+        #: for each output its place among the results of a run, which has each name once
+        self.places = [distinct.index(name) for name in names]
         self._slowest = _LONG  # seconds; of the first run nothing is known
 
     @property
     def has_half(self) -> bool:
         """Whether an input, an output or a large weight is of float16."""
         kinds = [port.type for port in (*self.inputs, *self.outputs)]
-        return "FLOAT16" in kinds or any(array.dtype == np.float16 for _, array in self._file.weights)
+        return "FLOAT16" in kinds or self._has_half_weights
 
     def bind(
         self,
@@ -139,7 +151,7 @@ class OnnxFileModel(PreparedModel):
 
     def _on_cuda(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> BoundExecution | None:
         """In the GPU's memory, for outputs that always have the same shapes and fit; None: not there."""
-        if not self.session.lane or not self.is_static:
+        if not self.session.lane or not self.is_static or self._unbound:
             return None
         shapes = [tuple(int(d or 0) for d in port.shape) for port in self.outputs]
         rows = list(zip(self.outputs, shapes, outputs, strict=True))
@@ -188,9 +200,13 @@ class OnnxFileModel(PreparedModel):
         else:
             self._varying.update(n for n, shape in enumerate(found) if shape != known[n])
 
-    def copy_always(self, outputs: set[int]) -> None:
+    def may_bind(self, output: int) -> bool:
+        """Whether ONNX Runtime writes that output to memory that it is given."""
+        return output not in self._unbound
+
+    def copy_always(self, outputs: Collection[int]) -> None:
         """These are never again bound to their memory."""
-        self._varying |= outputs
+        self._unbound.update(outputs)
 
     @property
     def is_long(self) -> bool:
@@ -203,35 +219,38 @@ class OnnxFileModel(PreparedModel):
 
     def saved(self, root: NDArray[np.uint8]) -> Saved | None:
         """The optimised graph, and its weights."""
-        if self.provider is not None:
+        given = file_of(self._model)
+        if self.provider is not None or given is None:
             return None
-        options, fd = self._options(), os.memfd_create("graph")
+        file = taken_apart(given.data, given.external)
+        options, fd = self._options(given.external), os.memfd_create("graph")
         options.optimized_model_filepath = f"/proc/self/fd/{fd}"
         try:
-            Session(self._file.graph, self._file.weights, options=options)
+            Session(file.graph, file.weights, options=options)
             written = np.fromfile(options.optimized_model_filepath, np.uint8)
         except LibraryFailed:  # it cannot be written
             return None
         finally:
             os.close(fd)
         found = taken_apart(written)
-        weights = [(name, self._in_file(name, array)) for name, array in found.weights]
-        return saved([found.graph, self._file.work, self._file.loops], weights, root, alignment=1)
+        weights = [(name, _unchanged(file, name, array)) for name, array in found.weights]
+        return saved([found.graph, file.work, file.loops], weights, root, alignment=1)
 
-    def _in_file(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
-        """A weight of the optimised graph: where it lies in the file, if ONNX Runtime has left it as it was."""
-        source, found = self._file.sources.get(name), array.reshape(-1).view(np.uint8)
-        if source is None or not np.array_equal(source, found):
-            return array
-        return source.view(array.dtype).reshape(array.shape)
-
-    def _options(self) -> Any:
+    def _options(self, external: Mapping[str, NDArray[np.uint8]]) -> Any:
         """ONNX Runtime's own, so that it computes what it computes for any other program."""
         options = session_options(self._threads)
-        if self._external:
-            names, contents = list(self._external), list(self._external.values())
+        if external:
+            names, contents = list(external), list(external.values())
             options.add_external_initializers_from_files_in_memory(names, contents, [c.nbytes for c in contents])
         return options
+
+
+def _unchanged(file: OnnxFile, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """A weight of the optimised graph: where it lies in the file, if the optimisers have left it as it was."""
+    source, found = file.sources.get(name), array.reshape(-1).view(np.uint8)
+    if source is None or not np.array_equal(source, found):
+        return array
+    return source.view(array.dtype).reshape(array.shape)
 
 
 def optimised(saved: Saved, root: NDArray[np.uint8]) -> OnnxFile:
@@ -322,15 +341,18 @@ class OnnxFileExecution(BoundExecution):
 
     def _bind(self, expected: Sequence[Shape | None]) -> None:
         self._expected, self._copied = expected, list[int]()
+        self._bound: list[tuple[int, Room]] = []
         targets: list[Place | str] = []
         for n, (port, memory, shape) in enumerate(zip(self._owner.outputs, self._outputs, expected, strict=True)):
-            if shape is not None and self._is_usable(port, memory, shape):
+            if shape is not None and self._owner.may_bind(n) and self._is_usable(port, memory, shape):
                 nbytes = port.nbytes(shape)
                 place = memory.first(nbytes) if isinstance(memory, GpuPlace) else memory[:nbytes]
                 targets.append((port.name, port.type, shape, place))
+                self._bound.append((n, place))
             else:
-                targets.append(port.name)
                 self._copied.append(n)
+                if self._owner.places[n] == len(targets):  # else it is another output, too
+                    targets.append(port.name)
         self._binding = self._owner.session.binding(self._sources, targets)
 
     def _is_usable(self, port: FilePort, memory: NDArray[np.uint8] | GpuPlace, shape: Shape) -> bool:
@@ -351,28 +373,42 @@ class OnnxFileExecution(BoundExecution):
         fault = self._runs.run(self._binding.attempt, is_long=self._owner.is_long)
         if fault and self._owner.provider is not None:
             self._owner.provider.examine(fault)
-        if fault and not self._runs.is_cancelled and len(self._copied) < len(self._outputs):
+        if fault and not self._runs.is_cancelled and self._bound:
             fault = self._run_unbound()
         if fault:
             raise ExecutionFailed(0, "the file", in_words(fault))
         self._owner.took(time.perf_counter() - began)
+        self._copy_strays()
         if self._copied:
             self._copy()
 
     def _run_unbound(self) -> str | None:
         """Runs once more with no output bound to its memory: another shape than the expected one may be the fault."""
-        expected, bound = self._expected, set(range(len(self._outputs))) - set(self._copied)
+        expected, bound = self._expected, {n for n, _ in self._bound}
         self._bind([None] * len(self._outputs))
         fault = self._runs.run(self._binding.attempt, is_long=True)
         if fault is None:
-            found = self._binding.results()
+            found = self._results()
             wrong = {n for n in bound if tuple(found[n].shape()) != expected[n]}
             self._owner.copy_always(wrong or bound)  # ONNX Runtime refuses the right shape if the file says another one
         return fault
 
+    def _results(self) -> list[Any]:
+        """Of the last run, one for each output."""
+        found = self._binding.results()
+        return [found[place] for place in self._owner.places]
+
+    def _copy_strays(self) -> None:
+        """Has outputs copied that the run has not written to their memory, for whatever reason."""
+        found, places = self._binding.results(), self._owner.places
+        strays = [n for n, place in self._bound if place.nbytes and found[places[n]].data_ptr() != address_of(place)]
+        if strays:
+            self._copied += strays
+            self._owner.copy_always(strays)
+
     def _copy(self) -> None:
         """Copies what ONNX Runtime has allocated."""
-        values, shapes = self._binding.results(), []
+        values, shapes = self._results(), []
         for n, (port, memory, expected) in enumerate(
             zip(self._owner.outputs, self._outputs, self._expected, strict=True)
         ):
@@ -399,7 +435,7 @@ class OnnxFileExecution(BoundExecution):
         if not all(is_sufficient for _, is_sufficient in shapes):
             raise OutputInsufficientSize(shapes)
         expected = owner.expected(self._given)
-        if expected != list(self._expected):
+        if expected != list(self._expected) or not all(owner.may_bind(n) for n, _ in self._bound):
             self._bind(expected)
 
     def cancel(self) -> None:

@@ -92,6 +92,7 @@ class OrtDescription(NamedTuple):
     operations: Sequence[str]  #: by ONNX's names
     work: int  #: multiply-adds of an execution
     loops: int
+    tables: Sequence[str]  #: the weights that are inputs as well, so that optimisers leave them alone
     graph: bytes  #: ONNX
 
 
@@ -116,8 +117,9 @@ def lowered(
     written = found.writer.graph(
         [(port.name, port.type, port.shape) for port in inputs], [(port.name, port.type) for port in outputs]
     )
-    names = found.writer.operations
-    return OrtDescription(inputs, outputs, names, found.work, found.loops, model_bytes(written)), found.writer.weights
+    names, tables = found.writer.operations, [name for name, *_ in found.writer.tables]
+    description = OrtDescription(inputs, outputs, names, found.work, found.loops, tables, model_bytes(written))
+    return description, found.writer.weights
 
 
 class OrtProgram:
@@ -125,32 +127,36 @@ class OrtProgram:
 
     def __init__(
         self,
-        description: OrtDescription,
-        weights: Weights,
+        lower: Callable[[], tuple[OrtDescription, Weights]],
         threads: Callable[[int], int],
         provider: ExecutionProvider | None,
         *,
         is_quick: bool = False,
     ) -> None:
-        """`is_quick`: as `exact_options` has it. Raises LibraryFailed."""
-        self.description, self._weights = description, weights
-        self._threads, self.provider = threads, provider
+        """`lower`: as `lowered`. The session has the weights that it reads; they are lowered again when needed.
+        `is_quick`: as `exact_options` has it. Raises LibraryFailed.
+        """
+        self._lower, self._threads, self.provider = lower, threads, provider
+        description, weights = lower()
         self.inputs, self.outputs = description.inputs, description.outputs
         self.operations, self.work, self.loops = list(description.operations), description.work, description.loops
         self.threads = threads(description.work)
         options = exact_options(self.threads, is_quick=is_quick)
         lane = None if provider is None or self.loops else provider.lane()
-        self.session = Session(description.graph, weights, provider=provider, options=options, lane=lane)
+        tables = description.tables if provider is None else ()
+        self.session = Session(
+            description.graph, weights, provider=provider, options=options, lane=lane, in_place=tables
+        )
         if provider is not None:
             provider.check(self.session.on_cpu)
 
     def improved(self) -> OrtProgram:
         """The same program, made thoroughly and faster to run. Raises LibraryFailed."""
-        return OrtProgram(self.description, self._weights, self._threads, self.provider)
+        return OrtProgram(self._lower, self._threads, self.provider)
 
     def saved(self, root: NDArray[np.uint8]) -> Saved:
         """For `restored`."""
-        return saved(self.description, self._weights, root)
+        return saved(*self._lower(), root)
 
 
 def saved(description: Any, weights: Weights, root: NDArray[np.uint8], alignment: int = ALIGNMENT) -> Saved:

@@ -143,7 +143,7 @@ class OrtProvider(NamedTuple):
         """Of ONNX Runtime, and of the provider."""
         package = self.package
         plugin = package.version if package else "none"
-        return f"1 (ONNX Runtime {runtime_version()}, {self.title} {plugin})"
+        return f"2 (ONNX Runtime {runtime_version()}, {self.title} {plugin})"
 
 
 _HARDWARE = ("/sys/devices/system/cpu", "/sys/bus/pci/devices", "/sys/class/drm", "/sys/dev/char", "/proc/cpuinfo")

@@ -129,6 +129,7 @@ class OrtWriter:
         self.names = names or Names()
         self.operations: list[str] = []  #: in order
         self.weights: list[tuple[str, NDArray[Any]]] = []  #: constants outside the message, by their names
+        self.tables: list[tuple[str, str, Sequence[int]]] = []  #: name, type and sizes of those that are inputs, too
         self._nodes, self._constants = ProtobufMessage(), ProtobufMessage()
         self._known: dict[tuple[Any, ...], str] = {}
         self._written: set[str] = set()
@@ -150,8 +151,12 @@ class OrtWriter:
         self._written.update(outputs)
         return outputs
 
-    def constant(self, array: NDArray[Any]) -> str:
-        """A constant with its data. Equal small constants become one."""
+    def constant(self, array: NDArray[Any], *, is_table: bool = False) -> str:
+        """A constant with its data. Equal small constants become one.
+
+        `is_table`: kernels only read it where it lies, so a large one is an input as well: a session may be given other
+        values for it, so that optimisers leave it alone, and it is never copied.
+        """
         key = (array.dtype.str, array.shape, array.tobytes()) if array.size <= 8 else None
         if key in self._known:
             return self._known[key]
@@ -162,6 +167,8 @@ class OrtWriter:
         if array.nbytes > SMALL:
             lying_elsewhere(message)
             self.weights.append((name, np.ascontiguousarray(array)))
+            if is_table:
+                self.tables.append((name, _TYPE_OF[array.dtype], array.shape))
         else:
             message.data(9, array.tobytes())
         self._constants.message(5, message)
@@ -181,7 +188,7 @@ class OrtWriter:
     ) -> ProtobufMessage:
         """`inputs`: name, type and dimensions, if these are known; `outputs`: name and type of each."""
         found = ProtobufMessage().fields(self._nodes).text(2, "main").fields(self._constants)
-        for name, type_, shape in inputs:
+        for name, type_, shape in (*inputs, *self.tables):
             found.message(11, _tensor(name, type_, shape))
         for name, type_ in outputs:
             found.message(12, _tensor(name, type_))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from inside import programs_of
 from sent_models import arrived
 
 import driver
@@ -326,27 +325,44 @@ def test_a_model_that_it_refuses():
         library.Session(writer.model(graph.graph([], [(result, "FLOAT")])))
 
 
-def test_weights_stay_where_they_are(onnxruntime, monkeypatch):
-    """Weights that have the right order are used where they lie, also where nobody may write, and outlive the model."""
+def test_weights_are_no_part_of_the_message(onnxruntime, monkeypatch):
+    """ONNX Runtime reads large weights where they lie, not in the message."""
     written = []
     monkeypatch.setattr(writer.ProtobufMessage, "joined", lambda m: written.append(m.nbytes) or b"".join(m._chunks))
     builder, random = driver.ModelBuilder(), np.random.default_rng(4)
     x, weights = builder.input("float32", (1, 200)), random.standard_normal((500, 200), np.float32)
     builder.output(builder.operation("FULLY_CONNECTED", x, weights, np.zeros(500, np.float32), 0))
-    sent = arrived(builder.build())
-    places = {
-        operand.value.ctypes.data
-        for operand in sent.main.operands
-        if operand.type.name == "TENSOR_FLOAT32" and operand.lifetime.is_constant
-    }
-    prepared = prepare(onnxruntime, sent)
+    prepared = prepare(onnxruntime, arrived(builder.build()))
     assert written[0] < 1000
-    (program,) = programs_of(prepared).values()
-    assert {array.ctypes.data for _, array in program.session._kept[0]} == places
-    del sent
     x, found = random.standard_normal((1, 200), np.float32), np.zeros(2000, np.uint8)
     prepared.bind([x], [found], BindOptions()).run()
     np.testing.assert_allclose(found.view(np.float32), weights @ x[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("operator", ["Add", "MatMul", "Transpose"])
+@pytest.mark.parametrize("is_optimised", [False, True], ids=["optimises", "optimised"])
+def test_weights_of_sessions(operator, is_optimised):
+    """A session that optimises copies its weights, whose memory may go. One that does not reads in place what its
+    kernels have not packed.
+    """
+    graph, weights, data = writer.OrtWriter(), np.ones((64, 64), np.float32), np.eye(64, dtype=np.float32)
+    name = graph.constant(weights)
+    given = graph.weights[0][1]
+    if operator == "Transpose":  # which optimisers move, so that the weights are other ones
+        (name,) = graph.node("Add", [*graph.node("Transpose", ["x"], perm=[1, 0]), name])
+    inputs = [name] if operator == "Transpose" else ["x", name]
+    (result,) = graph.node(operator, inputs, **({"perm": [1, 0]} if operator == "Transpose" else {}))
+    message = writer.model(graph.graph([("x", "FLOAT", (64, 64))], [(result, "FLOAT")]))
+    session = library.Session(message, [(n, a.copy()) for n, a in graph.weights])
+    options = library.session_options(1)
+    if is_optimised:
+        options.graph_optimization_level = library.library().GraphOptimizationLevel.ORT_DISABLE_ALL
+    place = [graph.weights[0][0]] if is_optimised else []
+    other = library.Session(message, graph.weights, options=options, in_place=place)
+    given[:] = 7
+    first, second = (run.session.run(None, {"x": data})[0] for run in (session, other))
+    is_in_place = is_optimised and operator != "MatMul"
+    np.testing.assert_array_equal(second - first, np.full((64, 64), 6.0 * is_in_place, np.float32))
 
 
 def test_a_table_is_not_copied(onnxruntime):

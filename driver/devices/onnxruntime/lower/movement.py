@@ -138,13 +138,13 @@ def indices(node: OrtNode, i: int) -> str:
 def gather(node: OrtNode) -> None:
     """Entries of any axis."""
     raw, axis = node.raw_type(0), one_axis(node.call.integer(1), len(node.input(0).shape))
-    node.put(node.emit("Gather", node.read(0, raw), indices(node, 2), axis=axis), type_=raw)
+    node.put(node.emit("Gather", node.table(0, raw), indices(node, 2), axis=axis), type_=raw)
 
 
 def embedding_lookup(node: OrtNode) -> None:
     """Rows of input 1."""
     raw = node.raw_type(1)
-    node.put(node.emit("Gather", node.read(1, raw), indices(node, 0), axis=0), type_=raw)
+    node.put(node.emit("Gather", node.table(1, raw), indices(node, 0), axis=0), type_=raw)
 
 
 def hashtable_lookup(node: OrtNode) -> None:
@@ -154,7 +154,7 @@ def hashtable_lookup(node: OrtNode) -> None:
     wanted, known = node.reshaped(node.read(0), (lookups, 1)), node.reshaped(node.read(1), (1, keys))
     alike = node.emit("Cast", node.emit("Equal", wanted, known), to=TYPES["INT32"])
     hit = node.emit("ReduceMax", alike, node.integers([1]), keepdims=0)
-    rows = node.emit("Gather", node.read(2, raw), node.emit("ArgMax", alike, axis=1, keepdims=0), axis=0)
+    rows = node.emit("Gather", node.table(2, raw), node.emit("ArgMax", alike, axis=1, keepdims=0), axis=0)
     column = (lookups,) + (1,) * (len(node.output().shape) - 1)
     kept = node.emit("Cast", node.reshaped(hit, column), to=TYPES["BOOL"])
     zero = node.graph.constant(np.zeros((), raw.lower() if raw != "FLOAT" else np.float32))

@@ -147,6 +147,13 @@ class OrtGraph(LoweringGraph):
             forms[form] = self._constant(tensor, form) if tensor.fixed else self._converted(index, form)
         return forms[form]
 
+    def table(self, index: int, type_: str) -> str:
+        """Operand `index` in that type, of which rows are looked up. A constant stays where it lies."""
+        tensor = self.tensor(index)
+        if not tensor.fixed or self._is_draft:
+            return self.read(index, OrtForm(type_))
+        return self._constants.constant(_retyped(tensor, type_), is_table=True)
+
     def _constant(self, tensor: Tensor, form: OrtForm) -> str:
         if self._is_draft:
             return self.writer.names.new()
@@ -234,6 +241,10 @@ class OrtNode(LoweringNode[OrtGraph]):
     def read(self, i: int, type_: str | None = None, order: tuple[int, ...] = ()) -> str:
         """Input `i`; as arithmetic takes it unless a type is given."""
         return self.graph.read(self._inputs[i], OrtForm(type_ or number_type(self.input(i)), order))
+
+    def table(self, i: int, type_: str) -> str:
+        """Input `i` in that type, of which rows are looked up."""
+        return self.graph.table(self._inputs[i], type_)
 
     def raw_type(self, i: int) -> str:
         """The type in which input `i` needs no conversion, for operations that only move elements."""
