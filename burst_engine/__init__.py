@@ -1,5 +1,10 @@
 """burst_engine has the one name that no other project has: it says what stands in the place of fmq, burst or driver."""
 
+from burst_engine.clone import use_installed
+
+use_installed(__name__)
+
+# isort: split
 from burst_engine.names import Namesake, expect, namesakes
 
-__all__ = ["Namesake", "expect", "namesakes"]
+__all__ = ["Namesake", "expect", "namesakes", "use_installed"]

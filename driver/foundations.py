@@ -1,5 +1,6 @@
 """Imported before all others of this package: says what stands in the place of fmq or burst, if something does."""
 
-from burst_engine import expect
+from burst_engine import expect, use_installed
 
+use_installed("driver")
 expect("fmq", "burst")

@@ -1,5 +1,8 @@
 """fmq moves bytes: a lock-free message queue in shared memory whose ends can sleep, and cannot be left waiting."""
 
+from fmq import foundation  # noqa: F401 (it looks at what the next lines need)
+
+# isort: split
 from fmq.descriptor import Descriptor, Grantor
 from fmq.end import MessageQueueReader, MessageQueueWriter
 from fmq.errors import (

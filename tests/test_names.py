@@ -149,3 +149,67 @@ def test_packages_begin_as_they_are_recognised(package):
     from burst_engine.names import BEGINNINGS
 
     assert (ROOT / package / "__init__.py").read_text().startswith(BEGINNINGS[package])
+
+
+@pytest.fixture
+def clone(program):
+    """The user's folder is a clone: our sources, and no module in C."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, program.folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    (program.folder / "csrc").mkdir()
+    return program.folder
+
+
+@pytest.mark.parametrize("name", ["fmq", "driver"])
+def test_a_program_in_a_clone_imports_what_is_installed(program, clone, name):
+    """Where the sources are not built, each package is the installed one, whichever is imported first."""
+    said, status = program(
+        f"import {name}, fmq, burst, driver, burst_engine, importlib.resources\n"
+        "for module in (fmq, burst, driver, burst_engine, fmq.queue, burst.wire, driver.nn):\n"
+        "    assert module.__file__.startswith(sys.argv[1]), module\n"
+        "print(str(importlib.resources.files('driver')).startswith(sys.argv[1]))"
+    )
+    assert (said, status) == ("True\n", 0)
+
+
+@pytest.mark.parametrize("module", ["fmq", "driver.cli"])
+def test_a_command_of_a_clone_is_the_installed_one(program, clone, module):
+    """`python -m fmq` and `python -m driver.cli` run in the clone."""
+    said, status = program(f"sys.argv[1:] = ['--help']; runpy.run_module('{module}', run_name='__main__')")
+    assert status == 0, said
+    assert said.startswith(("Usage:", "usage:"))
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_clone_that_nothing_is_installed_for_says_so(program, clone, name):
+    """The import names the clone, why it cannot be used and the command that installs it."""
+    shutil.rmtree(program.site)
+    said, status = program(f"import {name}")
+    assert status == 1
+    assert f"ImportError: you stand in the clone {clone}, whose sources are not built" in said
+    assert f"pip install {clone}" in said
+
+
+def test_a_clone_of_other_sources_than_the_installed_ones_says_so(program, clone):
+    """Sources of a clone are not mixed with the modules in C of another version: the import says where to stand, and
+    the doctor warns.
+    """
+    with (clone / "fmq/__init__.py").open("a") as file:
+        file.write("# a later commit\n")
+    said, status = program("import fmq")
+    assert status == 1
+    assert f"the installed fmq ({program.site}/fmq/__init__.py) was made from other sources: keep your program" in said
+    said, status = program("sys.path.remove(sys.argv[2])\n" + DOCTOR)
+    assert status == 0, said
+    finding = json.loads(said)[0]
+    assert finding["state"] == "warning"
+    assert "in another folder" in finding["remedy"]
+
+
+def test_the_doctor_says_what_a_clone_imports(program, clone):
+    """All is well, and the doctor says whose files a program in the clone runs."""
+    said, status = program("sys.path.remove(sys.argv[2])\n" + DOCTOR)
+    assert status == 0, said
+    findings = json.loads(said)
+    assert [finding["state"] for finding in findings] == ["ok", "ok"]
+    assert findings[0]["found"] == f"{clone} is a clone; programs there import what is installed"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burst_engine import namesakes
+from burst_engine.clone import is_unbuilt, obstacle
 from driver.doctor.finding import Finding
 
 if TYPE_CHECKING:
@@ -24,5 +25,15 @@ def names() -> Iterator[Finding]:
         state: State = "warning" if namesake.shadows else "note"
         why = _SHADOWED if namesake.shadows else _HIDDEN
         yield Finding(f"the name {namesake.name}", state, str(namesake), why, namesake.remedy)
+    if is_unbuilt(here := Path.cwd()):
+        yield _clone(here)
     if not found:
         yield Finding("names of packages", "ok", "nothing else is called fmq, burst or driver, here or on the path")
+
+
+def _clone(here: Path) -> Finding:
+    """What a program in a clone that is not built imports."""
+    if said := obstacle(here):
+        found = f"{here} is a clone of Burst, whose sources are not built"
+        return Finding("the current folder", "warning", found, "a program that lies there cannot import Burst", said)
+    return Finding("the current folder", "ok", f"{here} is a clone; programs there import what is installed")
