@@ -43,7 +43,7 @@ def obstacle(clone: Path) -> str | None:
 
 
 def is_unbuilt(folder: Path) -> bool:
-    """Whether the folder is a clone whose modules in C are not there. In an editable installation, a finder has them."""
+    """Whether the folder is a clone whose modules in C are not there; of an editable installation, a finder has them."""
     if not (folder / "csrc").is_dir() or not (folder / "fmq/__init__.py").is_file():
         return False
     return not any(finder.find_spec("fmq._core", [str(folder / "fmq")]) for finder in sys.meta_path)
@@ -69,3 +69,6 @@ def _sentence(clone: Path, spec: ModuleSpec | None) -> str:
         f"{stands}, and the installed {spec.name} ({spec.origin}) was made from other sources: keep your program in"
         f" another folder, or install this clone: pip install {clone}"
     )
+
+
+use_installed("burst_engine")  # this module comes before the others of its package

@@ -15,6 +15,7 @@ from fmq._core import ffi, lib
 from fmq._hot import HotEnd, HotReader, HotWriter
 from fmq.bell import Bell
 from fmq.closing import Closing
+from fmq.conversion import converted
 from fmq.errors import Busy, Closed, Overrun, Timeout, raise_errno
 from fmq.geometry import Flavour
 from fmq.life import Watch
@@ -306,7 +307,7 @@ class MessageQueueWriter(_End, HotWriter):
 
     def _write(self, elements: ArrayLike, timeout: float | None) -> None:
         """`write` of what is no plain array of the queue's dtype."""
-        array = np.ascontiguousarray(elements, self.dtype)
+        array = converted(elements, self.dtype)
         self._transfer("write", _bytes_of(array), array.size, timeout)
 
     def _try_write(self, elements: ArrayLike) -> bool:
@@ -318,7 +319,7 @@ class MessageQueueWriter(_End, HotWriter):
 
     async def write_async(self, elements: ArrayLike) -> None:
         """As `write`, for asyncio. Nothing is written when the task is cancelled."""
-        array = np.ascontiguousarray(elements, self.dtype)
+        array = converted(elements, self.dtype)
         while not self.try_write(array):
             await self._until(array.size)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fmq.conversion import converted
 from fmq.errors import Closed
 
 if TYPE_CHECKING:
@@ -136,10 +137,10 @@ class Span:
         return len(self.first) + len(self.second)
 
     def __setitem__(self, key: slice, values: ArrayLike) -> None:
-        """`span[:] = values`, where values broadcast to the whole length."""
+        """`span[:] = values`, where values broadcast to the whole length, and must be values of the queue's type."""
         if key != slice(None):
             raise IndexError(f"span[{key}]: only span[:] crosses the wrap point; index .first and .second")
-        whole = np.broadcast_to(np.asarray(values, self.first.dtype), (len(self),))
+        whole = np.broadcast_to(converted(values, self.first.dtype), (len(self),))
         self.first[:], self.second[:] = whole[: len(self.first)], whole[len(self.first) :]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
