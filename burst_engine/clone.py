@@ -43,7 +43,7 @@ def obstacle(clone: Path) -> str | None:
 
 
 def is_unbuilt(folder: Path) -> bool:
-    """Whether the folder is a clone whose modules in C are not there; of an editable installation, a finder has them."""
+    """Whether the folder is a clone without its modules in C; of an editable installation, a finder has them."""
     if not (folder / "csrc").is_dir() or not (folder / "fmq/__init__.py").is_file():
         return False
     return not any(finder.find_spec("fmq._core", [str(folder / "fmq")]) for finder in sys.meta_path)

@@ -103,7 +103,8 @@ def _become_server(device: Device, work: Work, channel: Channel) -> None:
 
 
 def close_all_but(*fds: int) -> None:
-    """Closes all descriptors beside standard input, output and error."""
+    """Closes all descriptors beside standard input, output and error, and writes no more signals to one of them."""
+    signal.set_wakeup_fd(-1)
     first = _STDERR + 1
     for fd in sorted(fds):
         os.closerange(first, fd)
