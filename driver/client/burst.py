@@ -11,6 +11,7 @@ from burst._hot import HotBurst
 from burst.dropped import later
 from burst.errors import timed_out
 from driver.client.names import together
+from driver.client.open_input import OpenInput
 from driver.client.statistics import write_timeline
 from driver.client.surface import AnyBurst
 from driver.client.tasks import TaskTimes
@@ -130,7 +131,7 @@ class Burst(HotBurst, AnyBurst):
         is_known = self._ready_for and all(a is b for a, b in zip(its, self._ready_for, strict=True))
         if not (is_known and all(each.is_ready for each in self._ready)):
             self._forget()
-            arrays = tuple(a for a in encoded.inputs.arrays if a is not None)
+            arrays = tuple(a for a in encoded.inputs.arrays if a is not None and not isinstance(a, OpenInput))
             self._begin_ready(controller.address, controller, self._in_flight.submitting, arrays)
             self._ready_for = its
         packet = encoded.packet

@@ -36,6 +36,10 @@ class NamedArrays(tuple[Any, ...]):
         """Whether it is a name, or one of these arrays: arrays are not compared by value."""
         return key in self.names if isinstance(key, str) else any(key is array for array in self)
 
+    def __setitem__(self, key: Any, value: object) -> None:
+        """Raises TypeError: the arrays are in shared memory, and are written in place."""
+        raise TypeError(f"{key!r}: an array in shared memory cannot be replaced; write burst.inputs[{key!r}][...] = …")
+
     def keys(self) -> tuple[str, ...]:
         """The names, so that `dict(outputs)` has the arrays by name."""
         return self.names

@@ -13,6 +13,7 @@ from burst import ErrorStatus
 from burst.errors import status_error
 from driver.client.future import Future
 from driver.client.names import by_position, copies, together
+from driver.client.open_input import OpenInput
 from driver.client.packed_inputs import blank_input
 from driver.client.workspace import FreeList, Workspace, input_shapes, shapes_of
 from driver.deadlines import check_times, nanoseconds, passed
@@ -241,7 +242,9 @@ class AnyBurst(Closing, ABC):
     @property
     @abstractmethod
     def inputs(self) -> tuple[NDArray[Any] | None, ...]:
-        """Arrays of the next request, to be written in place; None where an input is omitted."""
+        """Arrays of the next request, to be written in place; None where an input is omitted. Where the model leaves
+        a shape open that was not given yet, each use of the input says how to give it.
+        """
 
     @property
     @abstractmethod
@@ -272,8 +275,8 @@ class AnyBurst(Closing, ABC):
         deadline: float | None = None,
     ) -> None:
         """As `AnyPreparedModel.warm_up`; None: the shapes of the present inputs, which are filled with zeros."""
-        given = [tuple(a if a is None else a.shape for a in self.inputs)] if shapes is None else shapes
-        for zeros in _zeros(self.model, given):
+        present = [tuple(None if a is None or isinstance(a, OpenInput) else a.shape for a in self.inputs)]
+        for zeros in _zeros(self.model, present if shapes is None else shapes):
             self.run(*zeros, timeout=timeout, deadline=deadline)
 
     @property
@@ -282,7 +285,8 @@ class AnyBurst(Closing, ABC):
         """What it executes."""
 
     def __repr__(self) -> str:
-        shapes = ", ".join("-" if a is None else f"{a.dtype}{list(a.shape)}" for a in self.inputs)
+        arrays = [None if isinstance(a, OpenInput) else a for a in self.inputs]
+        shapes = ", ".join("-" if a is None else f"{a.dtype}{list(a.shape)}" for a in arrays)
         return f"<{type(self).__name__} on {shapes}>"
 
     def submit(

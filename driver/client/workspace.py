@@ -29,6 +29,7 @@ from burst._core import ffi
 from burst.memory import VendorMemory
 from burst.messages import NO_TIMING
 from driver.client.names import by_position, named
+from driver.client.open_input import NOT_GIVEN, open_inputs
 from driver.client.packed_inputs import PackedPlace, packed_shape
 from driver.nn import combine_dimensions
 from driver.nn.file_form import PACKED, takes_empty
@@ -58,12 +59,15 @@ Shapes = tuple[tuple[int, ...] | None, ...]
 class InputSet:
     """The inputs of one request, each on a 64-byte boundary of one sealed memfd.
 
-    `arrays` are typed views, None for an input that is omitted, a `PackedPlace` for one that is no tensor of numbers.
+    `arrays` are typed views, None for an input that is omitted, a `PackedPlace` for one that is no tensor of numbers,
+    and an OpenInput for one whose shape is NOT_GIVEN.
     """
 
     def __init__(self, model: Model, shapes: Shapes, memory: Memory | None = None) -> None:
         """`shapes`: of the inputs; None omits one. `memory`: is used if it suffices."""
         self.shapes = shapes
+        instead = open_inputs(model, shapes) if NOT_GIVEN in shapes else [None] * len(shapes)
+        shapes = tuple(None if shape == NOT_GIVEN else shape for shape in shapes)
         operands = [model.main.operands[i] for i in model.main.inputs]
         self.names = tuple(tensor.name for tensor in model.inputs)
         lengths = [0 if s is None else nbytes(o, s) for o, s in zip(operands, shapes, strict=True)]
@@ -73,8 +77,8 @@ class InputSet:
         each = list(zip(operands, shapes, places, lengths, strict=True))
         self.arguments = tuple(_argument(*of_one) for of_one in each)
         views: list[Any] = [
-            None if shape is None else self.memory.asarray(operand.type.dtype, shape, place)
-            for operand, shape, place, _ in each
+            stands if shape is None else self.memory.asarray(operand.type.dtype, shape, place)
+            for stands, (operand, shape, place, _) in zip(instead, each, strict=True)
         ]
         for n, (operand, view) in enumerate(zip(operands, views, strict=True)):
             if operand.type == PACKED and view is not None:
@@ -94,7 +98,7 @@ class InputSet:
             if type(place) is PackedPlace:
                 pairs.append(place.packed(array))
                 copied += pairs[-1][1].nbytes
-            elif place is not None:
+            elif isinstance(place, np.ndarray):
                 # Usually it fits, and that is found out here without a call.
                 is_usual = type(array) is np.ndarray and array.dtype == place.dtype and array.shape == place.shape
                 its = None if is_usual else _Input(n, self.names[n], place.dtype, place.shape)
@@ -448,10 +452,10 @@ def shapes_of(model: Model, given: InputShapes | None, where: str = "burst(input
 
 
 def first_shape(operand: Operand) -> Any:
-    """Of an input before it is given: as the model says, and some room for what is no tensor of numbers; None: open."""
+    """Of an input before it is given: as the model says, and some room for what is no tensor of numbers."""
     if operand.type == PACKED:
         return (room_for(1),)
-    return operand.dimensions if operand.is_known else None
+    return operand.dimensions if operand.is_known else NOT_GIVEN
 
 
 def _shape(n: int, tensor: TensorInfo, operand: Operand, given: Any) -> tuple[int, ...] | None:

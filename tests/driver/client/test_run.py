@@ -114,7 +114,11 @@ class TestAllPaths:
                 with prepared.burst(input_shapes=[(rows, 4)]) as burst:
                     np.testing.assert_array_equal(burst.run(x).outputs[0], x + 1)
             with prepared.burst() as burst:
-                assert burst.inputs[0] is None
+                with pytest.raises(AttributeError, match=r"float32 \? x 4: give .*input_shapes=\[\(1, 4\)\]\)"):
+                    burst.inputs[0].shape  # noqa: B018
+                for use in (np.asarray, list, len, lambda x: x[0], lambda x: x.__setitem__(..., 1)):
+                    with pytest.raises(ValueError, match=r"input_shapes="):
+                        use(burst.inputs[0])
                 np.testing.assert_array_equal(burst.run(x).outputs[0], x + 1)
                 assert burst.inputs[0].shape == x.shape
 

@@ -13,10 +13,12 @@ from functools import partial
 from pathlib import Path
 
 import accounts as other_accounts
+import psutil
 import pytest
 from click.testing import CliRunner
-from served_devices import CONNECT, FRIEND, GROUP, OTHER, PATIENCE, SERVER, SINGLE, Client, X, folder, foreign, served
+from served_devices import CONNECT, FRIEND, GROUP, OTHER, SERVER, SINGLE, Client, X, folder, foreign, served
 from silent_file import silent_file
+from waiting import PATIENCE
 
 import driver
 from burst import ErrorStatus, Request, RequestArgument
@@ -228,6 +230,27 @@ def test_started_again_by_others(process, kit, monkeypatch):
 
 
 # ---- accounts
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])
+def test_a_signal_to_the_group_ends_it_without_a_word(device, number):
+    """Ctrl-C and systemd signal all processes of the device, and may do so twice: status 0, and nothing is printed."""
+    with folder() as path, served(path / "run", device=device) as process:
+        assert b"is ready" in process.stdout.readline()
+        before = (path / "log").read_text()  # what runtimes say when they are loaded
+        with driver.connect(f"{path}/run/{device}.sock") as remote:
+            engine = remote.engine_pid
+        for child in psutil.Process(process.pid).children():
+            if child.pid != engine:
+                child.send_signal(number)  # before the service ends, which ends them
+        os.killpg(process.pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        assert process.wait(PATIENCE) == 0
+        assert process.stdout.read() == b""
+        assert (path / "log").read_text() == before
 
 
 @pytest.fixture(scope="module", params=["reference", SINGLE], ids=["engines", "one engine"])
