@@ -69,6 +69,7 @@ EXPECTED = {  # of each block, in order: lines of its output
     "docs/queues.md": [
         ["[1 2]\n[3 4]\nthe writer has left"],
         ["6 0 15.0", "2 2"],
+        ["[  7 255]\nelements[1]: 300 would be 44", "(1, 64, 64)"],
         ["[1 2 3]\n[5]\nlost 4 goes on at 7\n[8 9]"],
         ["[1] [7]\n4"],
         ["[1 2]\nTrue"],
