@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from driver.nn.errors import did_you_mean
+from driver.nn.tensors import spellings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,15 +35,16 @@ def by_input(ports: Sequence[Port], given: Iterable[str], option: str) -> dict[s
     """Values of an option by input name. Values without NAME= go to the remaining inputs, in order."""
     found: dict[str, str] = {}
     without, names = [], [port.name for port in ports]
-    longest = sorted(names, key=len, reverse=True)  # "a=b" before "a"
+    known = spellings(names)
+    longest = sorted(known, key=len, reverse=True)  # "a=b" before "a"
     for word in given:
-        name = next((name for name in longest if word.startswith(f"{name}=")), None)
-        if name is None:
+        spelling = next((name for name in longest if word.startswith(f"{name}=")), None)
+        if spelling is None:
             without.append(word)
-        elif name in found:
+        elif (name := known[spelling]) in found:
             raise click.UsageError(f"{option} {word}: input {name!r} is given twice; remove one")
         else:
-            found[name] = word[len(name) + 1 :]
+            found[name] = word[len(spelling) + 1 :]
     free = [name for name in names if name not in found]
     for word in without:
         _check_unnamed(word, names, option)

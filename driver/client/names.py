@@ -9,6 +9,7 @@ import numpy as np
 
 from burst.errors import brief
 from driver.nn.errors import did_you_mean
+from driver.nn.tensors import spellings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -27,14 +28,17 @@ class NamedArrays(tuple[Any, ...]):
     def __getitem__(self, key: Any) -> Any:
         """By position, slice or name. Raises KeyError with the right names."""
         if isinstance(key, str):
-            if key not in self.names:
+            name = key if key in self.names else spellings(self.names).get(key)
+            if name is None:
                 raise KeyError(f"{key!r}: the names are {', '.join(self.names)}{did_you_mean(key, self.names)}")
-            return tuple.__getitem__(self, self.names.index(key))
+            return tuple.__getitem__(self, self.names.index(name))
         return tuple.__getitem__(self, key)
 
     def __contains__(self, key: object) -> bool:
         """Whether it is a name, or one of these arrays: arrays are not compared by value."""
-        return key in self.names if isinstance(key, str) else any(key is array for array in self)
+        if isinstance(key, str):
+            return key in self.names or key in spellings(self.names)
+        return any(key is array for array in self)
 
     def __setitem__(self, key: Any, value: object) -> None:
         """Raises TypeError: the arrays are in shared memory, and are written in place."""
@@ -66,9 +70,14 @@ class NamedArrays(tuple[Any, ...]):
         return _made, (self.names, tuple(self))
 
 
-@lru_cache(maxsize=256)
 def named(names: tuple[str, ...]) -> type[NamedArrays]:
     """The class of the inputs or outputs with these names: call it with the arrays."""
+    return _class(names, tuple([getattr(name, "also", "") for name in names]))
+
+
+@lru_cache(maxsize=256)
+def _class(names: tuple[str, ...], _also: tuple[str, ...]) -> type[NamedArrays]:
+    """`_also`: the other names, which are no part of what names are compared by."""
     return type("NamedArrays", (NamedArrays,), {"__slots__": (), "names": names})
 
 
@@ -100,10 +109,20 @@ def by_position(arrays: Sequence[Any], names: tuple[str, ...]) -> Sequence[Any]:
     if len(arrays) != 1 or type(arrays[0]) is not dict:
         return arrays
     given: dict[str, Any] = arrays[0]
-    wrong = [name for name in given if name not in names]
-    if wrong:
-        left = [name for name in names if name not in given]
-        raise ValueError(
-            f"there is no input {wrong[0]!r}; the model takes {', '.join(names)}{did_you_mean(str(wrong[0]), left)}"
-        )
+    if any(name not in names for name in given):
+        given = own_names(given, names)
     return [given.get(name) for name in names]
+
+
+def own_names(given: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The same by the model's own names, whichever each was called by. Raises ValueError with the right names."""
+    known, found = spellings(names), dict[str, Any]()
+    for name, value in given.items():
+        own = known.get(name)
+        if own is None or own in found:
+            left = [each for each in names if each not in given]
+            what = f"there is no input {name!r}" if own is None else f"input {own!r} is given twice, also as {name!r}"
+            hint = did_you_mean(str(name), left) if own is None else ""
+            raise ValueError(f"{what}; the model takes {', '.join(names)}{hint}")
+        found[own] = value
+    return found

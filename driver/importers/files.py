@@ -127,7 +127,7 @@ class ModelSource:
 
     def converted(self, shapes: Shapes | None) -> tuple[Model | None, list[Obstacle]]:
         """The operations form, or None and all obstacles."""
-        beside = [self.external] if self.kind == "onnx" else []
+        shapes, beside = self.header.own_names(shapes), [self.external] if self.kind == "onnx" else []
         try:
             found: tuple[Model | None, list[Obstacle]] = _reader(self.kind).convert(self.data.data, *beside, shapes)
         except ImportFailed as error:

@@ -82,9 +82,15 @@ class Header:
         """Why inputs and outputs are not carried."""
         return [tensor.refusal for tensor in (*self.inputs, *self.outputs) if tensor.refusal is not None]
 
+    def own_names(self, shapes: Shapes | None) -> Shapes:
+        """The same sizes by the names that inputs have here, where they are called by those of their tensors."""
+        also = {t.extra["tensor"]: t.name for t in self.inputs if "tensor" in t.extra}
+        own = {t.name for t in self.inputs}
+        return {name if name in own else also.get(name, name): sizes for name, sizes in (shapes or {}).items()}
+
     def with_shapes(self, shapes: Shapes | None) -> Header:
         """The same, its inputs of the sizes that are given. Raises ImportFailed unless the file allows them."""
-        fixed = fix_sizes({t.name: t.sizes for t in self.inputs}, shapes)
+        fixed = fix_sizes({t.name: t.sizes for t in self.inputs}, self.own_names(shapes))
         return replace(self, inputs=tuple(replace(t, shape=fixed[t.name].shape) for t in self.inputs))
 
 

@@ -1,13 +1,36 @@
 """The inputs and outputs of a model as people see them: by name."""
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 TEXTS = "tensor(string)"
 """The `kind` of a tensor of texts."""
+
+
+class TensorName(str):
+    """The name of an input or output. also: what the file's own runtime calls it, where that is another name, as
+    "serving_default_x:0" beside "x"; each is taken wherever a name is.
+    """
+
+    __slots__ = ("also",)
+    also: str
+
+    def __new__(cls, name: str, also: str) -> Self:
+        found = super().__new__(cls, name)
+        found.also = also
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.also)
+
+
+def spellings(names: Iterable[str]) -> dict[str, str]:
+    """Every name by which one of these may be called, and which it is. A name of its own goes before another's."""
+    own = {name: name for name in names}
+    return {name.also: name for name in own.values() if isinstance(name, TensorName)} | own
 
 
 class TensorInfo(NamedTuple):
@@ -44,7 +67,9 @@ def tensors_of(operands: Sequence[Any], word: str) -> tuple[TensorInfo, ...]:
     names = [str(extra.get("name") or f"{word}_{n}") for n, extra in enumerate(extras)]
     again = {name for name, count in Counter(names).items() if count > 1}
     names = [f"{name}_{n}" if name in again else name for n, name in enumerate(names)]
-    return tuple(map(_info, names, operands, extras))
+    also = [str(extra.get("tensor") or "") for extra in extras]
+    found = [TensorName(name, own) if own and own != name else name for name, own in zip(names, also, strict=True)]
+    return tuple(map(_info, found, operands, extras))
 
 
 def _info(name: str, operand: Any, extra: dict[str, Any]) -> TensorInfo:

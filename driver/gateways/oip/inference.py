@@ -11,6 +11,7 @@ import numpy as np
 from driver.gateways.oip.datatypes import DATATYPES, STRINGS, Datatype, datatype_of, values_as
 from driver.gateways.oip.refusal import invalid
 from driver.gateways.oip.regions import RegionSlice
+from driver.nn.tensors import spellings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -240,7 +241,8 @@ class ModelPorts:
 
     def ordered(self, given: Sequence[GivenTensor], most_rows: int) -> list[GivenTensor]:
         """In the model's order, checked. Raises Refusal."""
-        by_name = {each.name: each for each in given}
+        known = spellings(port.name for port in self.inputs)
+        by_name = {known.get(each.name, each.name): each for each in given}
         if len(by_name) != len(given):
             raise invalid("an input is there twice")
         found = []
@@ -260,7 +262,8 @@ class ModelPorts:
         """By name. Raises Refusal."""
         if wanted is None:
             return {port.name: WantedTensor(port.name) for port in self.outputs}
-        found = {each.name: each for each in wanted}
+        known = spellings(port.name for port in self.outputs)
+        found = {known.get(each.name, each.name): each for each in wanted}
         if len(found) != len(wanted):
             raise invalid("an output is asked for twice")
         if unknown := found.keys() - self._output_names:

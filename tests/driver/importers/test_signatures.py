@@ -1,5 +1,7 @@
 """Files with several entries: each is loaded by its name, and gives what LiteRT's own runner of it gives."""
 
+import pickle
+
 import numpy as np
 import pytest
 from tflite_writer import Writer
@@ -82,3 +84,42 @@ def test_damaged_files():
         except driver.ImportFailed:
             continue
         assert all(0 <= at <= len(data) - len(new) for at, new in changes)
+
+
+# ---- names that a runtime has besides
+
+
+def named_tflite():
+    """x and y of a signature, whose tensors LiteRT calls as TensorFlow does; z is of no other name."""
+    w = Writer()
+    x, z = w.input((2, 3), name="serving_default_x:0"), w.input((2, 3), name="z")
+    y = w.operator("SUB", [x, z], (2, 3))
+    w.tensors[y]["name"] = "StatefulPartitionedCall:0"
+    return w.file([y], ({"x": x, "z": z}, {"y": y}))
+
+
+@pytest.mark.parametrize("form", ["auto", "operations"])
+def test_tensors_by_the_names_of_the_runtime(tmp_path, device, form):
+    """Each is taken for its name in the signature: in run, in bursts, in results, and where shapes are given."""
+    path = tmp_path / "named.tflite"
+    path.write_bytes(named_tflite())
+    model = driver.load(path, {"serving_default_x:0": (2, 3)}, form)
+    a, b = np.float32([[1, 2, 3]] * 2), np.float32([[3, 2, 1]] * 2)
+    with device.prepare(model.form_for(())) as prepared:
+        for feeds in ({"x": a, "z": b}, {"serving_default_x:0": a, "z": b}):
+            found = prepared.run(feeds)
+            assert found.keys() == ("y",)
+            assert "StatefulPartitionedCall:0" in found
+            for name in ("y", "StatefulPartitionedCall:0"):
+                assert np.array_equal(found[name], a - b)
+        with prepared.burst() as burst:
+            burst.inputs["serving_default_x:0"][...] = b
+            assert np.array_equal(
+                burst.run(**{"z": b, "serving_default_x:0": a}).outputs["StatefulPartitionedCall:0"], a - b
+            )
+        copy = pickle.loads(pickle.dumps(found))
+        assert np.array_equal(copy["StatefulPartitionedCall:0"], a - b)
+        with pytest.raises(ValueError, match=r"input 'x' is given twice, also as 'serving_default_x:0'"):
+            prepared.run({"x": a, "serving_default_x:0": a, "z": b})
+        with pytest.raises(ValueError, match=r"there is no input 'serving_default_z:0'; the model takes x, z"):
+            prepared.run({"x": a, "serving_default_z:0": b})
