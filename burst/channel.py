@@ -250,7 +250,7 @@ class Channel(Closing):
         Raises PeerDied at the end of the connection, Timeout, Malformed, and DescriptorsLost.
         """
         if timeout is not None and not self._readable(timeout):
-            raise Timeout(f"no message within {timeout} s")
+            raise Timeout(f"no message within {timeout:.3g} s")
         try:
             raw, ancillary, flags, _ = self.socket.recvmsg(
                 MAX_BYTES, _ANCILLARY, _CLOEXEC if timeout is None else _NO_WAIT

@@ -19,6 +19,7 @@ from burst.datum import DATUM, DATUM_DTYPE
 from burst.dropped import DropList
 from burst.ends import handle_of
 from burst.errors import Busy, GeneralFailure, Malformed, PeerDied, Timeout, device_gone, timed_out
+from burst.exhaustion import running_out
 from burst.memory import DeviceBuffer, Memory
 from burst.messages import NO_TIMING, ErrorStatus, Request, Timing
 from burst.request_checks import check_request
@@ -121,15 +122,24 @@ class Controller(Closing):
     ) -> None:
         """`memory`: what the queues are made of. `spin`: seconds to poll for a result before sleeping, or "adaptive".
 
-        Raises StatusError when the device refuses, PeerDied when it is gone.
+        Raises StatusError when the device refuses, PeerDied when it is gone, and ResourceExhaustedTransient when this
+        process can open no more.
         """
-        self.trace = Trace.create()
         self._dropped = DropList(self._tell)
         self._slots = SlotTable(self._dropped)
         self._packets: dict[tuple[object, ...], tuple[Request, Packet]] = {}
         self._invalid: str | None = None
         self._last_words: Callable[[], str] = str
         self.last = ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)  #: the result that came last
+        with running_out():
+            self.trace = Trace.create()
+            self._open(configure, memory, spin, length, versions)
+        self._caller.framed = self.version > 1
+
+    def _open(
+        self, configure: Configure, memory: Kind, spin: float | str, length: int, versions: Sequence[int]
+    ) -> None:
+        """Make the queues and the sockets, and have the device open its ends."""
         with (
             fmq.MessageQueue.create(DATUM_DTYPE, length, memory=memory) as requests,
             fmq.MessageQueue.create(DATUM_DTYPE, length, memory=memory) as results,
@@ -147,7 +157,6 @@ class Controller(Closing):
             except BaseException:
                 self.close()
                 raise
-        self._caller.framed = self.version > 1
 
     def _accept(self, versions: Sequence[int], accepted: Accepted) -> int:
         """The wire version. From now on the device's death ends all waits: by its life page, and by the end of the

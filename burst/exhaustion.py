@@ -7,9 +7,15 @@ missing then fails with RESOURCE_EXHAUSTED_TRANSIENT: it is no mistake of the ca
 from __future__ import annotations
 
 import errno
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from burst.errors import Malformed, ResourceExhaustedTransient
+from burst.errors import BurstError, Malformed, ResourceExhaustedTransient
 from burst.memory_limits import descriptors_text
+from fmq import FmqError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _ERRNOS = {
     errno.EMFILE,
@@ -52,3 +58,16 @@ def exhausted(error: BaseException, whose: str = "the device") -> ResourceExhaus
         case _:
             return None
     return ResourceExhaustedTransient(f"{whose} has run out of resources: {why}; try again later")
+
+
+@contextmanager
+def running_out() -> Iterator[None]:
+    """Raise what says that this process can have no more of something as ResourceExhaustedTransient."""
+    try:
+        yield
+    except (BurstError, FmqError):
+        raise
+    except (OSError, MemoryError, RuntimeError) as error:
+        if found := exhausted(error, "this process"):
+            raise found from error
+        raise

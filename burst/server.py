@@ -25,7 +25,14 @@ from burst.burst_executor import ExecutorCache
 from burst.channel import MAX_FDS, Message, close_all
 from burst.datum import DATUM, DATUM_DTYPE
 from burst.ends import handle_of
-from burst.errors import GeneralFailure, InvalidArgument, PeerDied, Timeout, status_error
+from burst.errors import (
+    GeneralFailure,
+    InvalidArgument,
+    PeerDied,
+    ResourceExhaustedTransient,
+    Timeout,
+    status_error,
+)
 from burst.execution_burst import ExecutionBurst
 from burst.executor import CachedExecutor, Job, Outcome, Plan, RequestCodec, Run
 from burst.messages import ErrorStatus, Timing
@@ -391,6 +398,10 @@ def _memories(message: Message, expected: int, memory_from: Callable[[Any, int],
     match message.body:
         case [0, list(plains)] if len(plains) == len(message.fds) == expected:
             return _map_all(plains, message.take_fds(), memory_from)
+        case [ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, *_]:
+            raise ResourceExhaustedTransient(
+                "the client can open no more descriptors (ulimit -n) to hand over its memory"
+            )
         case [int(status), *_] if status != 0:
             raise InvalidArgument("the client knows no memory for a slot of its request")
         case _:

@@ -60,7 +60,11 @@ class DeviceFailed(DriverError):
     """The device's process could not be started or, where it is served, connected to.
 
     Nothing was left behind; trying again is allowed. The message has the last lines of the device's log.
+
+    is_of_all: it is about the runtime directory, and so about every device that this account would start there.
     """
+
+    is_of_all = False
 
 
 class NotPlaced(DriverError):

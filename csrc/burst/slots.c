@@ -149,20 +149,22 @@ uint64_t burst_slots_sent(burst_slots *s) {
     return sent;
 }
 
-/* False: its owner has closed it. What was duplicated is the answer's in any case. */
-static bool put_duplicate(const slot_entry *e, message *answer, bool *is_memory) {
+/* -ENOENT: its owner has closed it; -EMFILE: this process can open no more. What was duplicated is the answer's in any case. */
+static int put_duplicate(const slot_entry *e, message *answer, bool *is_memory) {
     int fd = fcntl(e->fd, F_DUPFD_CLOEXEC, 0);
-    if (fd < 0) return false;
+    if (fd < 0) return errno == EBADF ? -ENOENT : -EMFILE;
     identity found = identity_of(fd);
     answer->fds[answer->n_fds++] = fd;
     *is_memory &= found.is_memory;
-    return found.is_memory == e->is_of.is_memory && found.device == e->is_of.device && found.file == e->is_of.file;
+    return found.is_memory == e->is_of.is_memory && found.device == e->is_of.device && found.file == e->is_of.file ? 0 : -ENOENT;
 }
 
 static int describe(burst_slots *s, const int64_t *numbers, uint32_t n, message *answer, bool *is_memory) {
     for (uint32_t i = 0; i < n; i++) {
         const slot_entry *found = find_slot(s, numbers[i]);
-        if (!found || !put_duplicate(found, answer, is_memory)) return fail(-ENOENT, "slot %lld stands for no memory", (long long)numbers[i]);
+        int r = found ? put_duplicate(found, answer, is_memory) : -ENOENT;
+        if (r == -EMFILE) return fail(r, "the client can open no more descriptors");
+        if (r) return fail(r, "slot %lld stands for no memory", (long long)numbers[i]);
         put_bytes(answer, found->description, found->bytes);
     }
     s->sent += n;

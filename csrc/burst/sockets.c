@@ -29,7 +29,7 @@
 
 const char *burst_why(void) { return last_failure(); }
 
-enum { EVENTS = 16, BLOCK = 512, INVALID_ARGUMENT = 4, PATIENCE_S = 5 };
+enum { EVENTS = 16, BLOCK = 512, PATIENCE_S = 5, INVALID_ARGUMENT = 4, RESOURCE_EXHAUSTED_TRANSIENT = 7 };
 
 struct burst_sockets {
     struct burst_sockets *next;
@@ -99,12 +99,13 @@ static bool answer_device(burst_sockets *b, message *question, message *answer) 
     message_reset(answer);
     put_array(answer, 2);
     put_int(answer, 0);
-    bool is_memory, is_there = !slots_describe(b->slots, slots, n, answer, &is_memory);
-    if (!is_there) {
+    bool is_memory;
+    int fault = slots_describe(b->slots, slots, n, answer, &is_memory);
+    if (fault) {
         drop_fds(answer);
         message_reset(answer);
         put_array(answer, 2);
-        put_int(answer, INVALID_ARGUMENT);
+        put_int(answer, fault == -EMFILE ? RESOURCE_EXHAUSTED_TRANSIENT : INVALID_ARGUMENT);
         put_text(answer, last_failure());
     }
     for (int i = 0; b->is_foreign && i < answer->n_fds; i++) burst_fill_holes(answer->fds[i]);

@@ -17,7 +17,7 @@ from driver.cli.timing import count_for, seconds_of, time_calls
 from driver.client import discovery
 from driver.client.device import connect, status_of
 from driver.devices import device_class, missing, names
-from driver.errors import DriverError
+from driver.errors import DeviceFailed, DriverError
 from driver.protocol.stated_capabilities import FIGURES
 from driver.runtime import capabilities as measures
 from driver.service.serve import DEFAULT_DIR
@@ -67,6 +67,10 @@ def devices(measure: bool, as_json: bool) -> None:
     and capabilities come from the last measurement. What a driver states is shown as it is, and never measured. Exits
     with 1 if a device to be measured does not work; one whose extra is not installed is only listed.
     """
+    try:
+        discovery.runtime_dir()
+    except DeviceFailed as error:
+        click.echo(f"burst: no device can be reached or started: {error}", err=True)
     found = [*map(_installed, names()), *_served()]
     with progress() as tell:
         for device in found if measure else ():
@@ -97,7 +101,12 @@ def _installed(name: str) -> _Row:
 
 
 def _is_running(name: str) -> bool:
-    channel = discovery.running(name)
+    try:
+        channel = discovery.running(name)
+    except DeviceFailed as error:
+        if error.is_of_all:
+            return False  # as all of them: it is told once
+        raise
     if channel:
         channel.close()
     return channel is not None

@@ -70,13 +70,14 @@ class Buffers:
         self._model, self._most = model, depth + _SPARE
         self._is_open = not all(model.main.operands[i].is_known for i in model.main.inputs)
         self._layouts: dict[Memory, dict[Shapes, InputSet]] = {}  # the one that was used last comes last
+        self._partners: dict[InputSet, OutputSet] = {}
+        self._outputs: list[OutputSet] = []  # `close` finds none where there was no memory for the inputs
         self.inputs = self._laid_out(InputSet(model, shapes))
         self.lent: InputSet | None = None
         self._free: deque[InputSet] = deque()
         self._last = OutputSet(model)
         self._last.next = self._last
-        self._outputs = [self._last]
-        self._partners: dict[InputSet, OutputSet] = {}
+        self._outputs.append(self._last)
 
     def fill(self, arrays: Sequence[Any]) -> int:
         if self._is_open and (shapes := input_shapes(self._model, arrays)) != self.inputs.shapes:

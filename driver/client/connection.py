@@ -9,13 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 from weakref import WeakSet, ref
 
-from burst import Memory, PeerDied, StatusError, Timeout, Trace
+from burst import InvalidArgument, Memory, PeerDied, StatusError, Timeout, Trace
 from burst.channel import Channel
 from burst.dropped import PATIENCE, DropList
 from driver.client.fenced import FencesClient
 from driver.client.launches import AsyncClient
+from driver.client.other_process import stopped_of_device
 from driver.client.plain import PlainClient
 from driver.deadlines import seconds_left
+from driver.errors import DeviceFailed
 from driver.interface import CacheFiles
 from driver.protocol.rpc import PROTOCOL, call, last_words
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _START_TIMEOUT = 60.0  # seconds for a service and its engine to come up
+_CLOCK_ERROR = 1_000_000  # nanoseconds: one kernel has one clock
 Dropped = Literal["release", "free"]
 """What the device frees: a buffer, or a prepared model. The method that takes their numbers."""
 
@@ -38,7 +41,7 @@ class Connection:
     """Any thread may use it."""
 
     def __init__(self, channel: Channel, application: str | None = None, timeout: float = _START_TIMEOUT) -> None:
-        """Says hello. Raises StatusError, PeerDied, Timeout; the channel stays the caller's then."""
+        """Says hello. Raises StatusError, PeerDied, Timeout, DeviceFailed; the channel stays the caller's then."""
         self.channel, self._is_over = channel, False
         self.is_foreign = channel.is_foreign  #: the device is another account's
         self.parting = 0.05  #: seconds in which a service whose engine has died may say why
@@ -53,11 +56,31 @@ class Connection:
         self._idle: list[PlainClient] = []
         self._fences: FencesClient | None = None
         self._launches: AsyncClient | None = None
+        self._compare_clocks(timeout)
+
+    def _compare_clocks(self, timeout: float) -> None:
+        """Raises DeviceFailed where the device's clock counts from another beginning, as in a time namespace of its
+        own: a deadline would be another moment there.
+        """
+        before = time.monotonic_ns()
+        try:
+            (there,), _ = self.call("clock", timeout=timeout)
+        except InvalidArgument:  # an earlier release, which does not tell
+            return
+        after = time.monotonic_ns()
+        if not before - _CLOCK_ERROR <= there <= after + _CLOCK_ERROR:
+            words = (
+                f"its CLOCK_MONOTONIC is {(there - after) / 1e9:+.3f} s from this process's, and deadlines go by that"
+            )
+            remedy = "run both in one time namespace, or set BURST_RUNTIME_DIR to a directory of this one's own"
+            raise DeviceFailed(f"the device is in another time namespace: {words}; {remedy}")
 
     def call(
         self, method: str, *arguments: object, fds: Sequence[int] = (), timeout: float | None = None
     ) -> tuple[list[Any], list[int]]:
-        """One call to the service. Raises StatusError, PeerDied, Timeout; then the answer is dropped when it comes."""
+        """One call to the service. Raises StatusError, PeerDied, Timeout, and DeviceFailed while one of the device's
+        processes is stopped; then the answer is dropped when it comes.
+        """
         end = None if timeout is None else time.monotonic() + timeout
         lock = self._dropped.lock
         if not lock.acquire(timeout=-1 if timeout is None else timeout):
@@ -66,11 +89,19 @@ class Connection:
             if timeout is None or timeout > PATIENCE:
                 self._dropped.tell()
             left = None if end is None else end - time.monotonic()
-            answer = call(self.channel, method, *arguments, fds=fds, timeout=left)
+            answer = call(self.channel, method, *arguments, fds=fds, timeout=left, look=self._look)
         finally:
             lock.release()
         self._dropped.tell_due()
         return answer
+
+    def _look(self) -> None:
+        """Raises DeviceFailed when a process of the device has been stopped, and so does not answer."""
+        if found := stopped_of_device(self.channel.peer_pid):
+            words = f"the device does not answer: its process {found.pid} ({found.command}) is stopped"
+            raise DeviceFailed(
+                f"{words}; continue it with `kill -CONT {found.pid}`, or end it with `kill -9 {found.pid}`"
+            )
 
     def drop(self, what: Dropped, number: int) -> None:
         """The device frees a buffer or a prepared model, soon. Finalizers may call this."""

@@ -56,6 +56,7 @@ _ANSWER = 1.0  # seconds that a device may take to say how it is
 _ANSWERS = 10.0  # the same, for all cells of a device
 
 
+@discovery.as_ours()
 def connect(name: str = "reference", *, application: str | None = None) -> RemoteDevice:
     """A device by name, its process started when there is none; or one that is served, by the path of its socket.
 
@@ -78,17 +79,21 @@ def connect(name: str = "reference", *, application: str | None = None) -> Remot
 
 def status_of(name: str) -> DeviceStatus:
     """The status of a device of this account. "unknown" while it does not run, and is not started by that."""
-    with suppress(DeviceFailed, PeerDied, StatusError, Timeout):
+    try:
         if channel := discovery.running(name):
             with channel:
                 return DeviceStatus(*Connection(channel, timeout=_ANSWER).call("status", timeout=_ANSWER)[0])
+    except DeviceFailed as error:
+        return DeviceStatus("unknown", "" if error.is_of_all else str(error))
+    except (PeerDied, StatusError, Timeout):
+        pass
     return DeviceStatus("unknown")
 
 
 def _own(name: str, application: str | None, attempts: int = _ATTEMPTS) -> Connection:
     for _ in range(attempts):
         with suppress(PeerDied):
-            found = _greeted(discovery.connect(name), application)
+            found = _greeted(name, discovery.connect(name), application)
             found.parting = _PARTING if is_library(name) else found.parting
             return found
     log = discovery.end_of_log(name)
@@ -98,9 +103,9 @@ def _own(name: str, application: str | None, attempts: int = _ATTEMPTS) -> Conne
 def _served(address: str, application: str | None) -> Connection:
     for _ in range(_ATTEMPTS - 1):  # an account's engine that ends is followed by another one
         with suppress(PeerDied):
-            return _greeted(served.connect(address), application)
+            return _greeted(address, served.connect(address), application)
     try:
-        return _greeted(served.connect(address), application)
+        return _greeted(address, served.connect(address), application)
     except PeerDied as error:
         raise DeviceFailed(f"{address}: it ended, or does not serve uid {os.getuid()}; its log says more") from error
 
@@ -117,11 +122,13 @@ def _served_again(address: str, application: str | None, patience: float) -> Con
         time.sleep(_AGAIN)
 
 
-def _greeted(channel: Channel, application: str | None) -> Connection:
+def _greeted(name: str, channel: Channel, application: str | None) -> Connection:
     try:
         return Connection(channel, application)
-    except BaseException:
+    except BaseException as error:
         channel.close()
+        if isinstance(error, DeviceFailed | Timeout):
+            raise DeviceFailed(f"device {name!r}: {error}") from error
         raise
 
 

@@ -24,11 +24,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from burst import BurstError, PeerDied
+from burst import BurstError, PeerDied, ResourceExhaustedPersistent
 from burst.channel import Channel
 from burst.exhaustion import exhausted
 from driver import interpreter
 from driver.client import launch, user_manager
+from driver.client.other_process import OtherProcess
 from driver.config import home, listed_home
 from driver.devices import usable_class
 from driver.devices.library.description import absolute, is_library
@@ -48,6 +49,7 @@ PATIENCE = 30.0
 
 _STOPPED = 1.0  # the same, for a process that is stopped
 _LAUNCH = 15.0  # seconds in which a launcher, which sets limits and forks, has ended
+_FEWEST = 24  # descriptors with which a device serves one client
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _ELSEWHERE = "set BURST_RUNTIME_DIR to a directory of your own in which files and sockets can be made"
 _LOOK = 0.01  # seconds
@@ -56,7 +58,7 @@ _LOG_LINES, _LOG_BYTES = 6, 2000  # of a log in an error message
 
 
 @contextlib.contextmanager
-def _as_ours() -> Iterator[None]:
+def as_ours() -> Iterator[None]:
     """Raise errors of the system on the way to a device as ours: what has run out, or which file was in the way."""
     try:
         yield
@@ -66,7 +68,14 @@ def _as_ours() -> Iterator[None]:
         if error.errno not in _FULL and (found := exhausted(error, "this process")):
             raise found from error
         words = f"{error.filename or 'the runtime directory'}: {error.strerror or error}"
-        raise DeviceFailed(f"no device can be reached or started: {words}; {_ELSEWHERE}") from error
+        raise _of_all(f"no device can be reached or started: {words}; {_ELSEWHERE}") from error
+
+
+def _of_all(words: str) -> DeviceFailed:
+    """The error of a runtime directory."""
+    error = DeviceFailed(words)
+    error.is_of_all = True
+    return error
 
 
 def runtime_dir() -> Path:
@@ -88,7 +97,15 @@ def runtime_dir() -> Path:
         if not taken(path):
             return _private(path)
     reasons = "; ".join(dict.fromkeys(map(taken, places)))
-    raise DeviceFailed(f"{reasons}; remove it or change its mode, or set BURST_RUNTIME_DIR to a directory of your own")
+    raise _of_all(f"{reasons}; remove it or change its mode, or set BURST_RUNTIME_DIR to a directory of your own")
+
+
+def files_there(pattern: str) -> list[Path]:
+    """The files of the runtime directory that match; none where it cannot be used."""
+    try:
+        return sorted(runtime_dir().glob(pattern))
+    except (DeviceFailed, OSError):
+        return []
 
 
 class OwnDevices(NamedTuple):
@@ -152,7 +169,7 @@ def taken(path: Path) -> str:
 def _private(path: Path) -> Path:
     if path.lstat().st_mode & 0o077:
         remedy = "remove it or change its mode, or set BURST_RUNTIME_DIR to a directory of your own"
-        raise DeviceFailed(f"{path} must be a directory of mode 0700 that belongs to you; {remedy}")
+        raise _of_all(f"{path} must be a directory of mode 0700 that belongs to you; {remedy}")
     return path
 
 
@@ -169,20 +186,6 @@ def short_name(name: str) -> str:
     return os.path.basename(name) if is_library(name) else name
 
 
-class LockHolder(NamedTuple):
-    """The process that holds the lock of a place."""
-
-    pid: int
-    command: str
-    is_stopped: bool
-
-    @classmethod
-    def of(cls, pid: int) -> LockHolder:
-        """Raises OSError when it has ended."""
-        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition(" (")[2].rpartition(") ")
-        return cls(pid, name, rest[0] in "Tt")
-
-
 class Place:
     """The files of one device name."""
 
@@ -195,7 +198,7 @@ class Place:
         self.apart, stem = apart, stem_of(name) + (f".{apart}" if apart else "")
         self.socket, self.lock, self.log = (directory / f"{stem}.{kind}" for kind in ("sock", "lock", "log"))
         if len(os.fsencode(self.socket)) > 107:
-            raise DeviceFailed(f"{self.socket}: a socket's path has at most 107 bytes; {remedy}")
+            raise _of_all(f"{self.socket}: a socket's path has at most 107 bytes; {remedy}")
 
     @contextlib.contextmanager
     def locked(self, patience: float = PATIENCE) -> Iterator[bool]:
@@ -226,7 +229,7 @@ class Place:
             else:
                 return True
 
-    def holder(self) -> LockHolder | None:
+    def holder(self) -> OtherProcess | None:
         """The process that holds the lock; None if there is none, or the kernel does not say."""
         try:
             lock = self.lock.stat()
@@ -237,7 +240,7 @@ class Place:
             if words[1] == "FLOCK" and words[3] == "WRITE" and words[5].endswith(f":{lock.st_ino}"):
                 with contextlib.suppress(OSError, ValueError):
                     if any(os.path.samestat(lock, fd.stat()) for fd in Path(f"/proc/{int(words[4])}/fd").iterdir()):
-                        return LockHolder.of(int(words[4]))
+                        return OtherProcess.of(int(words[4]))
         return None
 
     def held(self) -> DeviceFailed:
@@ -277,7 +280,6 @@ class Place:
             pass
 
 
-@_as_ours()
 def connect(name: str) -> Channel:
     """A connection to the device's service, started when there is none.
 
@@ -295,6 +297,11 @@ def connect(name: str) -> Channel:
         found, why = _outside(name, place)
         if found:
             return found
+        if (most := limits.get("RLIMIT_NOFILE", _FEWEST)) < _FEWEST:
+            words = f"a device needs {_FEWEST} descriptors or more, and would keep this process's limit of {most}"
+            raise ResourceExhaustedPersistent(
+                f"{words}; raise it (ulimit -Hn), or start the device from another program"
+            )
         place = own
     with place.locked() as is_ours:
         if found := find(place):
@@ -334,7 +341,7 @@ def apart(name: str, limits: dict[str, int]) -> Place:
     return Place(runtime_dir(), name, apart=f"limited-{launch.name_of(limits)}")
 
 
-@_as_ours()
+@as_ours()
 def running(name: str) -> Channel | None:
     """A connection to the device that this process would use, or None; it is not started. Raises DeviceFailed."""
     return find(Place(runtime_dir(), name)) or ((limits := launch.kept()) and find(apart(name, limits))) or None

@@ -163,6 +163,8 @@ def _main() -> None:
     reset()
     if not sys.argv[3].isdecimal():
         sys.argv[3] = str(_listening(Path(sys.argv[3])))
+    if not os.path.isdir("/proc/self/fd"):
+        sys.exit("/proc is not mounted, and shared memory is opened by it: mount -t proc proc /proc")
     if find_spec("driver") is None:
         sys.exit(_LACKS.format(sys.executable))
     if os.fork():

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from driver.devices.onnxruntime import vulkan
 from driver.devices.onnxruntime.providers import PROVIDERS, ExecutionProvider
 from driver.doctor.finding import Finding, text_of
-from driver.interpreter import executable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +76,7 @@ def _vulkan(provider: ExecutionProvider, makers: list[str]) -> Iterator[Finding]
 
 def _asked(provider: ExecutionProvider) -> tuple[list[vulkan.Adapter], str]:
     """Asks in a process of its own, in which a driver may crash. The adapters, and what failed."""
-    words, environment = [executable(), "-P", vulkan.__file__], os.environ | provider.environment()
+    words, environment = [sys.executable, "-P", vulkan.__file__], os.environ | provider.environment()
     try:
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:

@@ -12,7 +12,7 @@ from burst import BurstError
 from driver.client.device import connect
 from driver.devices import device_class, missing, names
 from driver.doctor.finding import Finding, State
-from driver.errors import DriverError
+from driver.errors import DeviceFailed, DriverError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,6 +89,8 @@ def started() -> Iterator[Finding]:
             yield Finding(
                 f"start of {name}", "warning", str(error), _NEEDS, "read its log, and install what the log names"
             )
+            if isinstance(error, DeviceFailed) and error.is_of_all:
+                return  # the others would say the same
         else:
             state: State = "ok" if status.takes_work else "warning"
             words = f"connected in {time.monotonic() - begin:.2f} s, {found}; {status}"

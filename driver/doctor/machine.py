@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from driver.client import launch, user_manager
-from driver.client.discovery import Place, runtime_dir, why_elsewhere
+from driver.client.discovery import Place, files_there, runtime_dir, why_elsewhere
 from driver.config import in_home
 from driver.doctor.finding import Finding, State, size, text_of
 from driver.engine import landlock
@@ -289,7 +289,7 @@ def runtime() -> Iterator[Finding]:
 
 def start_locks() -> Iterator[Finding]:
     """Processes that hold the lock of a device's start, which is held for milliseconds, and are stopped."""
-    for lock in sorted(runtime_dir().glob("*.lock")):
+    for lock in files_there("*.lock"):
         holder = Place(lock.parent, lock.stem).holder()
         if holder and holder.is_stopped:
             found = f"{lock.stem}: process {holder.pid} ({holder.command}) holds it and is stopped"
@@ -305,7 +305,7 @@ def kept() -> Iterator[Finding]:
 
 
 def _writable(subject: str, path: Path, why: str) -> Finding:
-    there = next(place for place in (path, *path.parents) if place.exists())
+    there = next(place for place in (path, *path.parents) if os.path.exists(place))
     if not os.access(there, os.W_OK | os.X_OK):
         return Finding(
             subject, "note", f"{path}: {there} is not writable", why, f"make {there} writable for this account"

@@ -12,7 +12,7 @@ from burst import BurstError
 from driver.client import served
 from driver.client.cells import cells_of
 from driver.client.connection import Connection
-from driver.client.discovery import Place, find, runtime_dir
+from driver.client.discovery import Place, files_there, find
 from driver.client.hardening import confinement
 from driver.client.launch import ENOUGH
 from driver.doctor.finding import Finding
@@ -36,7 +36,7 @@ _END = "the first client's: when that ends (as a systemd service that stops) or 
 
 def devices() -> Iterator[Finding]:
     """Limits, priority and control group of each device that runs."""
-    for path in sorted(runtime_dir().glob("*.sock")):
+    for path in files_there("*.sock"):
         try:
             channel = find(Place(path.parent, path.stem))
             if channel is None:

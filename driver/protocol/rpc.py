@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 PROTOCOL = 4  # version of the calls between client and service; `hello` compares it
 _MAX_TEXT = 1000
+_LOOK = 1.0  # seconds without an answer, after which the caller looks what holds it up
 _FIRST_CALL = 1.0  # seconds that a peer which is refused may take for it
 READ_WITHIN = 5.0
 """Seconds that a peer has for its earlier answers, before one with descriptors."""
@@ -61,9 +62,16 @@ def last_words(channel: Channel, timeout: float) -> str:
 
 
 def call(
-    channel: Channel, method: str, *arguments: object, fds: Sequence[int] = (), timeout: float | None = None
+    channel: Channel,
+    method: str,
+    *arguments: object,
+    fds: Sequence[int] = (),
+    timeout: float | None = None,
+    look: Callable[[], object] | None = None,
 ) -> tuple[list[Any], list[int]]:
-    """Values and descriptors of the answer; the caller closes the latter. Raises StatusError, PeerDied, Timeout."""
+    """Values and descriptors of the answer; the caller closes the latter. `look` is called again and again while there
+    is none, and may raise. Raises StatusError, PeerDied, Timeout.
+    """
     number, end = next(_numbers), None if timeout is None else time.monotonic() + timeout
     try:
         channel.send([number, method, *arguments], fds)
@@ -73,7 +81,7 @@ def call(
         raise
     while True:
         try:
-            message = channel.receive(None if end is None else max(0.0, end - time.monotonic()))
+            message = _received(channel, end, look)
         except DescriptorsLost as error:
             raise exhausted(error, "this process") or error from error
         try:
@@ -91,6 +99,20 @@ def call(
                     raise Malformed(f"the answer to {method!r} is malformed")
         finally:
             message.close()
+
+
+def _received(channel: Channel, end: float | None, look: Callable[[], object] | None) -> Message:
+    """The next message. Raises as `Channel.receive`, and what `look` raises."""
+    while True:
+        left = None if end is None else max(0.0, end - time.monotonic())
+        if look is None:
+            return channel.receive(left)
+        try:
+            return channel.receive(_LOOK if left is None else min(_LOOK, left))
+        except Timeout:
+            look()
+            if left is not None and left <= _LOOK:
+                raise
 
 
 def serve(

@@ -14,7 +14,7 @@ from driver.devices import missing
 from driver.devices import names as installed
 from driver.devices.files import RUNTIMES
 from driver.devices.library.description import absolute
-from driver.errors import DeviceNotFound, ImportFailed, NotPlaced
+from driver.errors import DeviceFailed, DeviceNotFound, ImportFailed, NotPlaced
 from driver.nn import InvalidModel, validate
 from driver.nn.file_form import file_of
 from driver.options import Preference, PrepareOptions, Priority, check_application
@@ -420,7 +420,7 @@ class _Compilation:
 
     def _asked(self, names: Sequence[str | RemoteDevice]) -> list[_Candidate]:
         """Each device, connected, asked for its capabilities if there is a choice, and for what it supports."""
-        found = []
+        found, unreachable = [], dict[str, Exception]()
         for n, name in enumerate(names):
             self._clock.begin(f"ask {_name(name)}", 0.5 * n / len(names))
             try:
@@ -429,8 +429,12 @@ class _Compilation:
                 is_asked_for = isinstance(error, DeviceNotFound) and not self._options.takes_any
                 if is_asked_for or len(names) == 1 or self._options.required:
                     raise
-                if not (self._options.takes_any and missing(_name(name))):
+                if isinstance(error, DeviceFailed) and error.is_of_all:
+                    unreachable[_name(name)] = error
+                elif not (self._options.takes_any and missing(_name(name))):
                     self._fallbacks.note("dropped", _name(name), error)
+        if unreachable:  # told once: it is one fault
+            self._fallbacks.note("dropped", ", ".join(unreachable), next(iter(unreachable.values())))
         if not found:
             raise NotPlaced(f"none of the devices {[_name(n) for n in names]} can be used: {self._fallbacks.report()}")
         return found

@@ -25,6 +25,7 @@ from burst import InvalidArgument, Malformed, PeerDied, ResourceExhaustedTransie
 from burst.channel import Channel
 from burst.serving_thread import ServingThread
 from driver.client.discovery import Place, runtime_dir
+from driver.client.launch import BACKLOG
 from driver.devices import device_class
 from driver.engine import sandbox
 from driver.engine.cache.compilations import files_needed
@@ -422,4 +423,6 @@ def run(name: str, arrivals: ClientArrivals, place: Place, options: ServiceOptio
 def main() -> None:
     """Entry point of the process that a client starts. Arguments: device name, listening socket, which of several."""
     place = Place(runtime_dir(), sys.argv[1], apart=sys.argv[3])
-    run(sys.argv[1], ListeningSocket(socket.socket(fileno=int(sys.argv[2])), place), place, ServiceOptions())
+    listener = socket.socket(fileno=int(sys.argv[2]))
+    listener.listen(BACKLOG)  # from now on the kernel tells clients that they are connected to this process
+    run(sys.argv[1], ListeningSocket(listener, place), place, ServiceOptions())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -52,6 +53,7 @@ class ServiceClient:
             **{method: partial(self.forward, method) for method in ("copy", "buffer_state")},
             **{method: partial(self.forward, method) for method in ("stage", "turns", "status", "traces")},
             **{method: partial(self.forward, method) for method in ("census", "capabilities", "time_work")},
+            "clock": lambda _: Reply([time.monotonic_ns()]),
             "figures": self.figures,
             "cells": self.cells,
             "ledger": self.ledger,

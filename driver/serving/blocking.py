@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from burst import DeviceUnavailable
+from burst.exhaustion import running_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -24,7 +25,8 @@ class BlockingServer:
     def __init__(self, make: Callable[[], ModelServer]) -> None:
         """Use `CompiledModel.serve`, and `open` before `run`."""
         self._server = make()
-        self._loop = asyncio.new_event_loop()
+        with running_out():
+            self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="burst-serve", daemon=True)
 
     def open(self) -> None:

@@ -1,0 +1,34 @@
+"""What the kernel tells of another process: enough to say which one is stopped, and holds others up."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+_DEVICE = b"driver.service.process"  # among the words of a device that a client has started
+
+
+class OtherProcess(NamedTuple):
+    """A process, its name, and whether it is stopped: by a signal (Ctrl-Z), or by a debugger."""
+
+    pid: int
+    command: str
+    is_stopped: bool
+
+    @classmethod
+    def of(cls, pid: int, states: str = "Tt") -> OtherProcess:
+        """`states`: those that count as stopped. Raises OSError when it has ended, or is not shown."""
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition(" (")[2].rpartition(") ")
+        return cls(pid, name, rest[0] in states)
+
+
+def stopped_of_device(pid: int) -> OtherProcess | None:
+    """Return a process of the device with this service that a signal has stopped. None: there is none, or that is no
+    device that a client has started. What a debugger has stopped will go on.
+    """
+    with suppress(OSError, ValueError):
+        if _DEVICE in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            children = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+            return next((found for each in (pid, *children) if (found := OtherProcess.of(each, "T")).is_stopped), None)
+    return None
