@@ -49,35 +49,79 @@ def available_bytes() -> tuple[int, str]:
         found.append((size, "RLIMIT_FSIZE"))
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY:
-        pages = int((_PROC / "self/statm").read_text().split()[0])
-        found.append((space - pages * os.sysconf("SC_PAGE_SIZE"), "RLIMIT_AS"))
+        with suppress(OSError):
+            pages = int((_PROC / "self/statm").read_text().split()[0])
+            found.append((space - pages * os.sysconf("SC_PAGE_SIZE"), "RLIMIT_AS"))
     available, of = min((value, of) for value, of in found if value is not None)
     return max(0, available), of
 
 
-def _machine() -> int | None:
+def machine_bytes() -> int:
+    """The memory of the machine; as good as unlimited where the C library cannot tell."""
+    pages = os.sysconf("SC_PHYS_PAGES")
+    return pages * os.sysconf("SC_PAGE_SIZE") if pages > 0 else _UNLIMITED
+
+
+def _machine() -> int:
     rows = _figures(_PROC / "meminfo")
-    return 1024 * (rows["MemAvailable:"] + rows["SwapFree:"]) if "MemAvailable:" in rows else 2**63
+    return 1024 * (rows["MemAvailable:"] + rows["SwapFree:"]) if "MemAvailable:" in rows else machine_bytes()
+
+
+def control_groups(controller: str) -> list[Path]:
+    """The folders of this process's control groups and of all above them that can be seen, of either version.
+
+    In a container a group's path may begin above what is mounted: then its end is looked for there.
+    """
+    found: list[Path] = []
+    with suppress(OSError):
+        for row in (_PROC / "self/cgroup").read_text().splitlines():
+            number, names, path = row.split(":", 2)
+            if number == "0" and not names:
+                tops = [_CGROUPS, _CGROUPS / "unified"]
+            elif controller in names.split(","):
+                tops = list(dict.fromkeys((_CGROUPS / controller, _CGROUPS / names)))
+            else:
+                continue
+            parts = [part for part in path.split("/") if part not in {"", ".."}]
+            for top in tops:
+                ends = (top.joinpath(*parts[n:]) for n in range(len(parts) + 1))
+                inner = next((folder for folder in ends if folder.is_dir()), top)
+                found += [folder for folder in (inner, *inner.parents) if folder.is_relative_to(top)]
+    return found
+
+
+def control_group_bytes() -> int | None:
+    """The least limit of memory of our groups and of all above them; None where they have none."""
+    limits = [_number(group, *_MOST) for group in control_groups("memory")]
+    return min((most for most in limits if most is not None and most < _UNLIMITED), default=None)
+
+
+_MOST, _USED = ("memory.max", "memory.limit_in_bytes"), ("memory.current", "memory.usage_in_bytes")
+_INACTIVE = ("inactive_file", "total_inactive_file")
+"""Of version 2 and of version 1."""
+_UNLIMITED = 2**62  # version 1 has a number for it
 
 
 def _control_group() -> int | None:
-    """What our groups leave (control groups version 2); None without a limit."""
-    with suppress(OSError, ValueError, StopIteration):
-        rows = (_PROC / "self/cgroup").read_text().splitlines()
-        inside = next(row for row in rows if row.startswith("0::")).removeprefix("0::").strip("/")
-        groups = [_CGROUPS.joinpath(*inside.split("/")[:n]) for n in range(len(inside.split("/")) + 1)]
-        return min((left for group in groups if (left := _left(group)) is not None), default=None)
-    return None
+    """What our groups leave; None without a limit."""
+    return min((left for group in control_groups("memory") if (left := _left(group)) is not None), default=None)
 
 
 def _left(group: Path) -> int | None:
     """The kernel takes back pages of inactive files when it needs them, so they count as free."""
-    try:
-        most = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-    except (OSError, ValueError):  # the group is not visible here, or its limit is "max"
+    most, used = _number(group, *_MOST), _number(group, *_USED)
+    if most is None or most >= _UNLIMITED or used is None:
         return None
-    return most - used + _figures(group / "memory.stat").get("inactive_file", 0)
+    figures = _figures(group / "memory.stat")
+    return most - used + next((figures[name] for name in reversed(_INACTIVE) if name in figures), 0)
+
+
+def _number(group: Path, *names: str) -> int | None:
+    """What the first of these files says that can be read; None for "max"."""
+    for name in names:
+        with suppress(OSError, ValueError):
+            return int((group / name).read_text())
+    return None
 
 
 def _figures(path: Path) -> dict[str, int]:

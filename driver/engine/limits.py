@@ -7,20 +7,19 @@ is freed, _PERSISTENT if it could not.
 
 from __future__ import annotations
 
-import os
 import resource
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from burst import ResourceExhaustedPersistent, ResourceExhaustedTransient
+from burst.memory_limits import control_group_bytes, control_groups, machine_bytes
 from burst.turns import MOST_WEIGHT
 from driver.config import configured, in_home
 
 RELEASE = "release buffers and models"
 """What a client can do that has used up its bytes."""
 
-_CGROUP = Path("/sys/fs/cgroup")
 WEIGHT = 100
 """The weight of an account that limits.toml does not name."""
 RESERVED = 256
@@ -154,7 +153,8 @@ def _possible() -> dict[str, int]:
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     threads = [2**31, resource.getrlimit(resource.RLIMIT_NPROC)[1]]
     mappings = _number(Path("/proc/sys/vm/max_map_count"), 65_530) * 3 // 4
-    threads += [_number(Path("/proc/sys/kernel/threads-max"), 2**31), _number(_CGROUP / "pids.max", 2**31)]
+    threads.append(_number(Path("/proc/sys/kernel/threads-max"), 2**31))
+    threads += [_number(group / "pids.max", 2**31) for group in control_groups("pids")]
     most = min(n for n in threads if n > 0) * 3 // 4 // 2  # the service's come out of the same number
     return {"descriptors": max(64, descriptors - RESERVED), "mappings": mappings, "threads": most}
 
@@ -196,9 +196,6 @@ def weights() -> dict[int, int]:
 
 
 def memory_bytes() -> int:
-    """The memory of the machine, or the limit of this process's control group if that is less."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        return min(machine, int((_CGROUP / "memory.max").read_text()))
-    except (OSError, ValueError):  # no such file, or "max"
-        return machine
+    """The memory of the machine, or the limit of this process's control group, or of one above it, if that is less."""
+    group = control_group_bytes()
+    return machine_bytes() if group is None else min(machine_bytes(), group)

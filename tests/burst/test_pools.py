@@ -344,21 +344,41 @@ Memory.create(2**21).asarray()[:] = 1
         assert f"needs {2**29} bytes" in done.stdout
         assert limit in done.stdout
 
-    def test_control_groups(self, tmp_path, monkeypatch):
+    @pytest.fixture
+    def control_groups(self, tmp_path, monkeypatch):
+        """A folder in the place of those in which the kernel shows processes and their groups."""
+        (tmp_path / "self").mkdir()
+        monkeypatch.setattr(memory_limits, "_CGROUPS", tmp_path)
+        monkeypatch.setattr(memory_limits, "_PROC", tmp_path)
+        return tmp_path
+
+    def test_control_groups(self, control_groups):
         """The tightest of the groups that we are in counts; pages of files that nobody uses are to be had."""
-        inner = tmp_path / "a/b"
+        inner = control_groups / "a/b"
         inner.mkdir(parents=True)
-        for folder, most, used in ((tmp_path / "a", "9000000", "6000000"), (inner, "max", "5000000")):
+        for folder, most, used in ((control_groups / "a", "9000000", "6000000"), (inner, "max", "5000000")):
             (folder / "memory.max").write_text(most)
             (folder / "memory.current").write_text(used)
             (folder / "memory.stat").write_text("anon 1\ninactive_file 1000000\n")
-        (tmp_path / "self").mkdir()
-        (tmp_path / "self/cgroup").write_text("0::/a/b\n")
-        monkeypatch.setattr(memory_limits, "_CGROUPS", tmp_path)
-        monkeypatch.setattr(memory_limits, "_PROC", tmp_path)
+        (control_groups / "self/cgroup").write_text("0::/a/b\n")
         Memory.create(4000000)
         with pytest.raises(ResourceExhaustedPersistent, match=r"and 4000000 are available \(its control group\)"):
             Memory.create(4000001)
+
+    def test_control_groups_of_the_first_version(self, control_groups):
+        """The same in version 1, in whose containers the path begins above what is mounted there."""
+        inner = control_groups / "memory/pod/inner"
+        inner.mkdir(parents=True)
+        for folder, most, used in ((inner.parent, 9_000_000, 6_000_000), (inner, 2**63 - 4096, 5_000_000)):
+            (folder / "memory.limit_in_bytes").write_text(str(most))
+            (folder / "memory.usage_in_bytes").write_text(str(used))
+            (folder / "memory.stat").write_text("inactive_file 5\ntotal_inactive_file 1000000\n")
+        for path in ("/pod/inner", "/above/this/pod/inner"):
+            (control_groups / "self/cgroup").write_text(f"4:cpu,memory:{path}\n3:pids:/\n0::/\n")
+            assert memory_limits.control_group_bytes() == 9_000_000
+            assert memory_limits.available_bytes() == (4_000_000, "its control group")
+        (inner.parent / "memory.limit_in_bytes").unlink()
+        assert memory_limits.control_group_bytes() is None
 
     def test_posix_memory(self, monkeypatch):
         """A full /dev/shm is told in the same way."""
