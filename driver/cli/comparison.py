@@ -20,7 +20,7 @@ import numpy as np
 from burst import BurstError
 from driver.cli.timing import Estimate, count_for, estimate, order_of_round, seconds_of, time_calls
 from driver.client.device import connect
-from driver.client.workspace import InputSet, OutputSet, Workspace
+from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes
 from driver.devices import device_class
 from driver.errors import DeviceFailed, DriverError
 from driver.nn import ModelBuilder
@@ -77,8 +77,7 @@ def _burst(
 
 def _plain_path(prepared: RemotePreparedModel, arrays: Sequence[Any]) -> Callable[[], object]:
     """Builds one request; its outputs have the size that a first execution reports."""
-    shapes = tuple(array.shape for array in arrays)
-    workspace = Workspace(InputSet(prepared.model, shapes), OutputSet(prepared.model))
+    workspace = Workspace(InputSet(prepared.model, input_shapes(prepared.model, arrays)), OutputSet(prepared.model))
     workspace.inputs.fill(arrays)
     result = prepared.execute(workspace.request)
     if result.output_shapes and workspace.grow(result.output_shapes):
@@ -192,7 +191,7 @@ def _calls_here(device: str, subject: Subject) -> Calls:
 def _here(device: str, model: Model, arrays: Sequence[Any]) -> Callable[[], object]:
     """A call of the device's own code in this process, on a request that is bound once."""
     prepared = LocalDevice(device_class(device)()).prepare(model)
-    space = Workspace(InputSet(model, tuple(array.shape for array in arrays)), OutputSet(model))
+    space = Workspace(InputSet(model, input_shapes(model, arrays)), OutputSet(model))
     space.inputs.fill(arrays)
     result = prepared.execute(space.request)
     if result.output_shapes:

@@ -1,7 +1,8 @@
-"""Inputs for `burst run`: each from a file, a stream or a number, or random. Notes how each was converted to fit."""
+"""Inputs for `burst run`: each from a file, a stream, a number or a text, or random. Notes how each was made to fit."""
 
 from __future__ import annotations
 
+import json
 import math
 import zipfile
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from driver.cli.ports import shape_words
 from driver.cli.sizes import SizeTable, by_input
 from driver.cli.sounds import Blocks, read_recording
 from driver.cli.videos import Video, is_stream
+from driver.nn.tensors import TEXTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from driver.cli.sizes import Sizes
 
 RANDOM, ZEROS = "random", "zeros"
+_SAMPLE = "text"
 FRAME, BLOCK = "frame", "block"
 
 
@@ -107,6 +110,8 @@ def _sources(ports: Sequence[Port], given: Sequence[str]) -> dict[str, str]:
 
 def _made(port: Port, table: SizeTable, generator: np.random.Generator, *, is_state: bool) -> Feed:
     """Generates an input: random numbers, or the zeros of a state."""
+    if port.kind:
+        return Feed(_texts(port, table.of(port), [_SAMPLE], "its input"), RANDOM, f"the word {_SAMPLE!r}")
     kind, shape = port.operand.type, table.without_file(port, is_state=is_state)
     taken = next((own for own, known in zip(shape, table.of(port), strict=True) if not known), 0)
     done = f"? taken as {taken}; change it with --shape {port.name}=…" if taken else ""
@@ -125,6 +130,8 @@ def _made(port: Port, table: SizeTable, generator: np.random.Generator, *, is_st
 
 def _read(port: Port, shape: Sizes, source: str, options: FeedOptions) -> Feed:
     """Reads an input's file by its suffix: an array, a sound; else by what the input takes: bytes, or an image."""
+    if port.kind and not source.lower().endswith((".npy", ".npz")):
+        return _of_text(port, shape, source)
     if is_stream(source):
         return _of_video(port, shape, source, options)
     if not Path(source).is_file():
@@ -182,6 +189,33 @@ def _of_bytes(port: Port, shape: Sizes, source: str, _options: FeedOptions) -> F
     if found.size != row.size:
         done += f", cut to the first {row.size}" if found.size > row.size else f", padded with zeros to {row.size}"
     return Feed(row.reshape(chosen), source, done)
+
+
+def _of_text(port: Port, shape: Sizes, source: str) -> Feed:
+    """A text for each line of a file; of a word that names no file, the word."""
+    where = f"--input {source}"
+    if not Path(source).is_file():
+        return Feed(_texts(port, shape, [source], where), source, "the text")
+    try:
+        lines = Path(source).read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{where}: {error}; pass a file of UTF-8 text, or an array (.npy)") from None
+    return Feed(_texts(port, shape, lines, where), source, f"{len(lines)} lines")
+
+
+def _texts(port: Port, shape: Sizes, texts: Sequence[str], where: str) -> NDArray[Any]:
+    """An array of these texts, along the first size that is open. Raises UsageError."""
+    if port.kind != TEXTS:
+        raise click.UsageError(f"{where}: input {port.name!r} is {port.kind}, which run takes in Python alone")
+    sizes = [*shape] if shape else [0]
+    at = sizes.index(0) if 0 in sizes else 0
+    chosen = [len(texts) if axis == at and not size else size or 1 for axis, size in enumerate(sizes)]
+    found = np.array(texts, object)
+    if len(texts) == 1:
+        return np.full([size or 1 for size in sizes], found[0], object)
+    if math.prod(chosen) != len(texts):
+        raise click.UsageError(f"{where}: {len(texts)} texts, but input {port.name!r} takes {shape_words(shape)}")
+    return found.reshape(chosen)
 
 
 def _number(port: Port, shape: Sizes, source: str) -> Feed:
@@ -248,7 +282,9 @@ def _array_of(port: Port, path: str, where: str) -> NDArray[Any]:
 def _converted(port: Port, found: NDArray[Any], where: str) -> tuple[NDArray[Any], str]:
     """Converts to the input's type, if the model loses no information by it."""
     dtype, kind = port.operand.type.dtype, port.operand.type
-    if found.dtype == dtype:
+    if found.dtype == dtype and not port.kind:
+        return found, ""
+    if port.kind == TEXTS and found.dtype.kind in "US":
         return found, ""
     if found.dtype.kind == "f" and kind.is_quantised:
         scale, zero = port.operand.scale, port.operand.zero_point
@@ -261,6 +297,13 @@ def _converted(port: Port, found: NDArray[Any], where: str) -> tuple[NDArray[Any
         f"{where}: the array is {found.dtype}, but input {port.name!r} takes {dtype}; convert it with "
         f".astype('{dtype}')"
     )
+
+
+def storable(value: Any) -> NDArray[Any]:
+    """A copy of an output that an .npz takes: texts as str_, and sequences and maps as JSON."""
+    if not isinstance(value, np.ndarray):
+        return np.array(json.dumps(value, default=lambda array: array.tolist()))
+    return value.astype(str) if value.dtype == object else value.copy()
 
 
 def write_arrays(path: Path, found: Mapping[str, NDArray[Any]]) -> None:

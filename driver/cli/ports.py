@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from driver.nn.tensors import tensors_of
+from driver.nn.tensors import TEXTS, tensors_of
 from driver.nn.types import ZERO_POINTS
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from driver.importers.header import Header
     from driver.nn import Model, Operand
+    from driver.nn.tensors import TensorInfo
 
 
 class Port(NamedTuple):
@@ -45,14 +47,23 @@ class Port(NamedTuple):
         return given if len(given) == len(self.operand.dimensions) else ("",) * len(self.operand.dimensions)
 
     @property
+    def kind(self) -> str:
+        """As of `TensorInfo`: "" of a tensor of numbers."""
+        return str(self._extra.get("type") or "")
+
+    @property
     def dtype(self) -> str:
-        """The element type: numpy's name, or "bfloat16"."""
+        """The element type: numpy's name, "bfloat16" or "string". Of what is no tensor, its kind."""
+        if self.kind:
+            return "string" if self.kind == TEXTS else self.kind
         return "bfloat16" if "BFLOAT16" in self.operand.type.name else self.operand.type.dtype.name
 
     @property
     def words(self) -> str:
         """Type and shape, as text."""
         quantised = "quantised " if self.operand.type.is_quantised else ""
+        if self.kind and self.kind != TEXTS:
+            return self.kind
         is_unranked = not self.operand.dimensions and not self.operand.type.is_scalar
         return f"{quantised}{self.dtype} {'of any rank' if is_unranked else shape_words(self.operand.dimensions)}"
 
@@ -103,7 +114,13 @@ def declared(header: Header) -> tuple[list[Port], list[Port]]:
 
 
 def _ports(operands: Sequence[Operand], word: str) -> list[Port]:
-    return [Port(info.name, operand) for info, operand in zip(tensors_of(operands, word), operands, strict=True)]
+    infos = tensors_of(operands, word)
+    return [Port(info.name, _of_tensor(info, operand)) for info, operand in zip(infos, operands, strict=True)]
+
+
+def _of_tensor(info: TensorInfo, operand: Operand) -> Operand:
+    """The operand; of texts with their sizes, in place of those of the bytes in which they travel."""
+    return replace(operand, dimensions=tuple(size or 0 for size in info.shape or ())) if info.kind else operand
 
 
 def shape_words(shape: Sequence[int]) -> str:

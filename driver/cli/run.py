@@ -14,7 +14,7 @@ import numpy as np
 
 from burst import BurstError, StatusError
 from driver.cli.images import FITS, LETTERBOX, PIXELS
-from driver.cli.inputs import FeedOptions, write_arrays
+from driver.cli.inputs import FeedOptions, storable, write_arrays
 from driver.cli.names import DeviceName, as_options, form_option, header_of, loaded
 from driver.cli.output import (
     examples,
@@ -41,6 +41,7 @@ from driver.cli.summaries import (
     summary_words,
 )
 from driver.cli.wiring import Wiring
+from driver.client.names import copies
 from driver.errors import NotPlaced
 from driver.nn.file_form import is_file
 from driver.options import PREFERENCES, PRIORITIES
@@ -71,7 +72,8 @@ _options = with_options(
         "inputs",
         multiple=True,
         metavar="[NAME=]FILE",
-        help="Image, video, camera, stream, .wav, .npy or .npz; a number; or the word random. [default: random]",
+        help="Image, video, camera, stream, .wav, .npy or .npz; a number; a text; or the word random. "
+        "[default: random]",
     ),
     shape_option,
     form_option,
@@ -289,11 +291,11 @@ def _run(wish: _Arguments, compiled: CompiledModel, wiring: Wiring, labels: Sequ
 def _note(wish: _Arguments, ran: _Ran, step: Step) -> None:
     """Keeps the times, and the outputs that --output needs."""
     if step.number == 0:
-        ran.first, ran.outputs = step.us, [np.array(output) for output in step.outputs]
+        ran.first, ran.outputs = step.us, copies(tuple(step.outputs))
     else:
         ran.us.append(step.us)
     if wish.output and (step.number == 0 or ran.rows):
-        ran.kept.append([np.array(output) for output in step.outputs])
+        ran.kept.append([storable(output) for output in step.outputs])
 
 
 def _row(wish: _Arguments, wiring: Wiring, step: Step, labels: Sequence[str]) -> dict[str, Any]:

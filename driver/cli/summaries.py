@@ -76,6 +76,8 @@ def _scores(port: Port, array: NDArray[Any], labels: Sequence[str]) -> NDArray[A
 
 def summary(port: Port, array: NDArray[Any]) -> dict[str, Any]:
     """An output as --json prints it: name, type, shape, range; values where there are few."""
+    if port.kind:
+        return _of_values(port, array)
     real = port.real(array).astype(np.float64)
     found: dict[str, Any] = {"name": port.name, "dtype": port.dtype, "shape": list(array.shape)}
     if port.operand.type.is_quantised:
@@ -87,6 +89,16 @@ def summary(port: Port, array: NDArray[Any]) -> dict[str, Any]:
     return found
 
 
+def _of_values(port: Port, value: Any) -> dict[str, Any]:
+    """Of texts, sequences and maps: the first ones."""
+    found: dict[str, Any] = {"name": port.name, "dtype": port.dtype}
+    if isinstance(value, np.ndarray):
+        return found | {"shape": list(value.shape), "values": value.reshape(-1)[:_FEW].tolist()}
+    values = value if isinstance(value, list) else [value]
+    found["shape"] = [len(values)]
+    return found | {"values": [v.tolist() if isinstance(v, np.ndarray) else v for v in values[:_FEW]]}
+
+
 def summary_words(found: dict[str, Any]) -> str:
     """The summary of an output as one line of text."""
     quantised = "quantised " if "scale" in found else ""
@@ -96,7 +108,7 @@ def summary_words(found: dict[str, Any]) -> str:
 def range_words(found: dict[str, Any]) -> str:
     """The values of an output, or between which they are."""
     if found.get("values"):
-        return ": " + ", ".join(f"{value:.4g}" for value in found["values"])
+        return ": " + ", ".join(map(_said, found["values"]))
     return ", empty" if found.get("min") is None else f", {found['min']:.4g} to {found['max']:.4g}"
 
 
@@ -113,7 +125,11 @@ def brief_words(name: str, found: Any) -> str:
         return f"{name}{range_words(found)}".replace(",", "")
     if isinstance(found, dict):
         return ", ".join(f"{label} {value:.4g}" for label, value in found.items())
-    return f"{name} " + " ".join(f"{value:.4g}" for value in found)
+    return f"{name} " + " ".join(map(_said, found))
+
+
+def _said(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float | int) else str(value)
 
 
 def readable(found: Any) -> Any:

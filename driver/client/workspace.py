@@ -30,7 +30,7 @@ from burst.memory import VendorMemory
 from burst.messages import NO_TIMING
 from driver.client.names import by_position, named
 from driver.client.open_input import NOT_GIVEN, open_inputs
-from driver.client.packed_inputs import PackedPlace, packed_shape
+from driver.client.packed_inputs import PackedPlace, input_value, packed_shape
 from driver.nn import combine_dimensions
 from driver.nn.file_form import PACKED, takes_empty
 from driver.protocol.packed_values import room_for, unpack
@@ -418,7 +418,11 @@ def fitted_inputs(model: Model, given: Sequence[Any]) -> tuple[NDArray[Any] | No
     shapes, tensors = input_shapes(model, given), model.inputs
     arrays = by_position(given, tuple(tensor.name for tensor in tensors))
     return tuple(
-        None if shape is None else fitting(_Input(n, tensor.name, tensor.dtype, shape), array)
+        None
+        if shape is None
+        else input_value(said_input(n, tensor.name), tensor, array)
+        if tensor.kind
+        else fitting(_Input(n, tensor.name, tensor.dtype, shape), array)
         for n, (tensor, shape, array) in enumerate(zip(tensors, shapes, arrays, strict=True))
     )
 

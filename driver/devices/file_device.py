@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from driver.deadlines import check
-from driver.devices.files import CHOOSING, NOT_ALONE, checked_input, file_obstacle, source_of
+from driver.devices.files import CHOOSING, NOT_ALONE, checked_input, file_obstacle, packed_obstacle, source_of
 from driver.devices.lowering.errors import in_words
 from driver.devices.stoppable import StoppableRuns
 from driver.interface import BoundExecution, Device, PreparedModel
@@ -84,7 +84,7 @@ class FileDevice(Device):
 
     def explain(self, model: Model) -> list[str | None]:
         if is_file(model):
-            return [file_obstacle(model, self.file_kinds, self.file_obstacle)]
+            return [packed_obstacle(model) or file_obstacle(model, self.file_kinds, self.file_obstacle)]
         other = f"the device {self.name} runs model files, and no operations"
         return [NOT_ALONE if operation.type in FILE_OPERATIONS else other for operation in model.main.operations]
 

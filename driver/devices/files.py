@@ -9,7 +9,7 @@ import numpy as np
 from blake3 import blake3
 
 from driver.nn import InvalidModel
-from driver.nn.file_form import file_of
+from driver.nn.file_form import PACKED, file_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -40,6 +40,15 @@ def file_obstacle(model: Model, kinds: Collection[str], obstacle: Callable[[Mode
         return obstacle(file)
     except InvalidModel as error:
         return str(error)
+
+
+def packed_obstacle(model: Model) -> str | None:
+    """Why a device that takes tensors of numbers cannot run a model; None: it can."""
+    for word, numbers in (("input", model.main.inputs), ("output", model.main.outputs)):
+        for n, number in enumerate(numbers):
+            if model.main.operands[number].type == PACKED:
+                return f"{word} {n} is no tensor of numbers: the device {RUNTIMES['onnx']} alone runs such files"
+    return None
 
 
 def checked_input(where: str, file: str, array: NDArray[Any] | None, dtype: np.dtype[Any]) -> NDArray[Any]:

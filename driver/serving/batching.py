@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from burst import GeneralFailure
+from driver.client.names import copies
 from driver.client.workspace import fitted_inputs
 
 if TYPE_CHECKING:
@@ -22,6 +23,11 @@ def joinable(model: Model, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], in
     Raises ValueError naming the input.
     """
     fitted = fitted_inputs(model, arrays)
+    for tensor, value in zip(model.inputs, fitted, strict=True):
+        if value is not None and not isinstance(value, np.ndarray):
+            raise ValueError(
+                f"input {tensor.name!r} is {tensor.kind}, which has no rows: serve this model with batch=1"
+            )
     rows = {array.shape[0] for array in fitted if array is not None and array.ndim}
     if len(rows) != 1:
         shapes = ", ".join("-" if a is None else str(a.shape) for a in fitted)
@@ -44,15 +50,23 @@ def apart(outputs: tuple[Any, ...], requests: Sequence[WaitingRequest]) -> list[
     """The outputs of each request: copies, with the same names. Raises GeneralFailure."""
     total = sum(request.rows for request in requests)
     for n, output in enumerate(outputs):
-        if len(requests) > 1 and (not output.ndim or output.shape[0] != total):
+        if len(requests) > 1 and _rows(output) != total:
+            shape = f"shape {output.shape}" if isinstance(output, np.ndarray) else f"no {total} maps"
             raise GeneralFailure(
-                f"output {n} has shape {output.shape} for {total} rows of input, so it cannot be told which belong to "
+                f"output {n} has {shape} for {total} rows of input, so it cannot be told which belong to "
                 "which request; serve this model with batch=1"
             )
     if len(requests) == 1:
-        return [type(outputs)(output.copy() for output in outputs)]
+        return [copies(outputs)]
     found, begin = [], 0
     for request in requests:
-        found.append(type(outputs)(output[begin : begin + request.rows].copy() for output in outputs))
+        found.append(copies(type(outputs)(output[begin : begin + request.rows] for output in outputs)))
         begin += request.rows
     return found
+
+
+def _rows(output: Any) -> int | None:
+    """Of a tensor, and of a sequence that has a map for each row; None where there are none."""
+    if isinstance(output, np.ndarray):
+        return output.shape[0] if output.ndim else None
+    return len(output) if isinstance(output, list) and all(isinstance(row, dict) for row in output) else None

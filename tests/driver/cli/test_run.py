@@ -1,5 +1,6 @@
 """`burst run`: model files on devices, on the CPU, on several, with every kind of input; and how it fails."""
 
+import json
 import subprocess
 import sys
 
@@ -57,6 +58,27 @@ def test_outputs_are_written(command, files, tmp_path, way):
     command("run", files.first, "--device", "cpu", "--input", tmp_path / "in.npz", "--output", out, "--runs", 1, *way)
     with np.load(out) as found:
         assert np.allclose(found["y"], expected(files.first, array)[0], atol=1e-5)
+
+
+def test_texts_and_maps(command, tmp_path):
+    """A text is a word or a line of a file; a sequence of maps is shown, and written as JSON."""
+    pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
+    from packed_nets import write_net
+
+    texts, lines = write_net("nothing", tmp_path), tmp_path / "lines.txt"
+    lines.write_text("one\ntwö\n")
+    for word, wanted in (("hello there", ["hello there"]), (lines, ["one", "twö"]), ("random", ["text"])):
+        found = command("run", texts, "--input", word, "--runs", 1, "--json").json()
+        assert found["outputs"][0]["values"] == wanted
+    assert "output y: string 2: one, twö" in command("run", texts, "--input", lines, "--runs", 1).out
+    out, net = tmp_path / "out.npz", write_net("classifier", tmp_path)
+    found = command("run", net, "--input", "0.5", "--runs", 1, "--output", out, "--json").json()["outputs"]
+    assert (found[0]["values"], found[1]["values"]) == (["cat"], [{"cat": 0.5, "dog": 0.5}])
+    with np.load(out) as written:
+        assert written["label"].tolist() == ["cat"]
+        assert json.loads(str(written["probabilities"])) == [{"cat": 0.5, "dog": 0.5}]
+    net = write_net("sequence", tmp_path)
+    assert "'s' is seq(tensor(float)), which run takes in Python alone" in command("run", net, ends=2).err
 
 
 def test_several_devices_share_a_model(command, files):
