@@ -16,10 +16,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from waiting import PATIENCE, until
 
 import driver
 from burst import Memory, PeerDied, Request, RequestArgument
+
+sys.path.append(str(Path(__file__).parents[1]))  # for programs of tests, which import this file by itself
+
+from waiting import PATIENCE, until
 
 if importlib.util.find_spec("burst_test_devices") is None:
     pytest.exit("the tests' devices are not installed: pip install --editable tests/devices", 2)

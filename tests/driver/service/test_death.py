@@ -222,7 +222,7 @@ def test_dead_client_is_forgotten(place, kit, ending):
                 warm_up.stdin.close()
             kit.until(lambda: len(device.traces()) == 1)  # of `burst`: the device has noticed its end
             counts.append([h.count() for h in held])
-        baseline = np.max(counts, axis=0).tolist()
+        baseline = [tuple(most) for most in np.max(counts, axis=0).tolist()]
         for _ in range(2):
             with client(kit) as guest:
                 assert held[1].count() > baseline[1]
