@@ -168,7 +168,7 @@ def _of_file(trial: _Trial) -> list[Comparison]:
         own = _own_runtime(trial.path, wiring)
         for form in trial.forms():
             try:
-                model = load(trial.path, wiring.shapes, form)
+                model = load(trial.path, wiring.shapes, form, optional=False)
             except ImportFailed as error:
                 found.append(Comparison("", trial.path.name, form, trial.pin, reason=as_options(str(error))))
                 continue

@@ -78,7 +78,7 @@ def header_of(path: Path) -> Header:
 def loaded(path: Path, shapes: Shapes | None = None, form: Form = "auto") -> Model:
     """Loads a model. Raises as `header_of`."""
     with _readable(path):
-        return load(path, shapes, form)
+        return load(path, shapes, form, optional=False)
 
 
 @contextmanager

@@ -68,7 +68,7 @@ class Buffers:
 
     def __init__(self, model: Model, shapes: Shapes, depth: int) -> None:
         self._model, self._most = model, depth + _SPARE
-        self._is_open = not all(model.main.operands[i].is_known for i in model.main.inputs)
+        self._is_open = bool(model.optional) or not all(model.main.operands[i].is_known for i in model.main.inputs)
         self._layouts: dict[Memory, dict[Shapes, InputSet]] = {}  # the one that was used last comes last
         self._partners: dict[InputSet, OutputSet] = {}
         self._outputs: list[OutputSet] = []  # `close` finds none where there was no memory for the inputs

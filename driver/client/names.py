@@ -101,13 +101,14 @@ def together(arrays: tuple[Any, ...], by_name: Mapping[str, Any]) -> tuple[Any, 
     return (by_name,)
 
 
-def by_position(arrays: Sequence[Any], names: tuple[str, ...]) -> Sequence[Any]:
+def by_position(arrays: Sequence[Any], names: tuple[str, ...], optional: int = 0) -> Sequence[Any]:
     """The arrays in the model's order; inputs that are given in one dict, by their names. What is left out is None.
 
-    Raises ValueError with the right names.
+    `optional`: so many of the last may be left out by position, too. Raises ValueError with the right names.
     """
     if len(arrays) != 1 or type(arrays[0]) is not dict:
-        return arrays
+        missing = len(names) - len(arrays)
+        return [*arrays, *[None] * missing] if 0 < missing <= optional else arrays
     given: dict[str, Any] = arrays[0]
     if any(name not in names for name in given):
         given = own_names(given, names)

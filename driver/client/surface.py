@@ -53,7 +53,7 @@ def _in_order(model: Model, shapes: InputShapes | None) -> Sequence[Any]:
     if shapes is None:
         return [None] * len(model.inputs)
     by_name = (dict(shapes),) if isinstance(shapes, Mapping) else tuple(shapes)
-    return by_position(by_name, tuple(tensor.name for tensor in model.inputs))
+    return by_position(by_name, tuple(tensor.name for tensor in model.inputs), model.optional)
 
 
 class AnyPreparedModel(Closing, ABC):

@@ -69,7 +69,7 @@ class InputSet:
         instead = open_inputs(model, shapes) if NOT_GIVEN in shapes else [None] * len(shapes)
         shapes = tuple(None if shape == NOT_GIVEN else shape for shape in shapes)
         operands = [model.main.operands[i] for i in model.main.inputs]
-        self.names = tuple(tensor.name for tensor in model.inputs)
+        self.names, self._optional = tuple(tensor.name for tensor in model.inputs), model.optional
         lengths = [0 if s is None else nbytes(o, s) for o, s in zip(operands, shapes, strict=True)]
         *places, end = _offsets(lengths)
         is_enough = memory is not None and memory.nbytes >= end
@@ -90,7 +90,7 @@ class InputSet:
 
         Takes what speaks the buffer protocol or DLPack. Raises ValueError naming the input that does not fit.
         """
-        arrays = by_position(arrays, self.names)
+        arrays = by_position(arrays, self.names, self._optional)
         if len(arrays) != len(self.arrays):
             raise ValueError(_wrong_count(len(arrays), self.names))
         pairs, copied = [], 0
@@ -406,7 +406,7 @@ def input_shapes(model: Model, given: Sequence[Any]) -> Shapes:
     `given`: arrays or shapes, by position or in one dict.
     """
     operands, names = [model.main.operands[i] for i in model.main.inputs], [tensor.name for tensor in model.inputs]
-    given = by_position(given, tuple(names))
+    given = by_position(given, tuple(names), model.optional)
     if len(given) != len(operands):
         raise ValueError(_wrong_count(len(given), names))
     tensors = model.inputs
@@ -416,7 +416,7 @@ def input_shapes(model: Model, given: Sequence[Any]) -> Shapes:
 def fitted_inputs(model: Model, given: Sequence[Any]) -> tuple[NDArray[Any] | None, ...]:
     """The arrays as the model takes them, by position, in the shapes of `input_shapes`. Raises ValueError."""
     shapes, tensors = input_shapes(model, given), model.inputs
-    arrays = by_position(given, tuple(tensor.name for tensor in tensors))
+    arrays = by_position(given, tuple(tensor.name for tensor in tensors), model.optional)
     return tuple(
         None
         if shape is None
@@ -434,12 +434,12 @@ def shapes_of(model: Model, given: InputShapes | None, where: str = "burst(input
     operands, tensors = [model.main.operands[i] for i in model.main.inputs], model.inputs
     if given is None:
         for n, operand in enumerate(operands):
-            if not operand.is_known and operand.type != PACKED:
+            if not operand.is_known and operand.type != PACKED and not tensors[n].optional:
                 its = _Input(n, tensors[n].name, operand.type.dtype, operand.dimensions)
                 raise ValueError(f"{its} has the open shape {_said(operand.dimensions)}; give it with {where}")
-        return tuple(first_shape(operand) for operand in operands)
+        return tuple(None if t.optional else first_shape(o) for o, t in zip(operands, tensors, strict=True))
     by_name = (dict(given),) if isinstance(given, Mapping) else tuple(given)
-    shapes = tuple(by_position(by_name, tuple(tensor.name for tensor in tensors)))
+    shapes = tuple(by_position(by_name, tuple(tensor.name for tensor in tensors), model.optional))
     if len(shapes) != len(operands):
         raise ValueError(f"{where}: {len(shapes)} shapes were given; the model has {len(operands)} inputs")
     for n, (operand, shape) in enumerate(zip(operands, shapes, strict=True)):

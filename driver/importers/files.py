@@ -47,7 +47,12 @@ _OTHER_FORMATS = {
 
 
 def load(
-    path: str | os.PathLike[str], shapes: Shapes | None = None, form: Form = "auto", *, signature: str | None = None
+    path: str | os.PathLike[str],
+    shapes: Shapes | None = None,
+    form: Form = "auto",
+    *,
+    signature: str | None = None,
+    optional: bool = True,
 ) -> Model:
     """Load the model file at `path`; its suffix names the format.
 
@@ -59,6 +64,8 @@ def load(
             second is made when it is needed. Where the file's own runtime is not installed, "auto" is "operations".
         signature: the entry of a .tflite file that has several, by its name; None: its first subgraph.
             `model.signatures` are all, its own first. Each model has its own state, if the file keeps one.
+        optional: whether inputs for which an .onnx file has a value are the last ones of the model in file form, which
+            `run` and bursts may leave out.
 
     The file is copied, and may change afterwards; so are the files beside it that hold weights. Inputs and outputs have
     their name in the file as `extra["name"]`, and as `extra["labels"]` the names of classes where the file tells them.
@@ -74,6 +81,7 @@ def load(
     if form == "operations" or (form == "auto" and not runs_files(kind)):
         return source.operations(shapes)
     header = source.header.with_shapes(shapes)
+    header = header if optional else header.without_optional()
     if header.refusals:
         return source.instead(header, shapes, form)
     return source.model(header, Once(partial(source.operations, shapes)) if form == "auto" else None)

@@ -88,6 +88,10 @@ class Header:
         own = {t.name for t in self.inputs}
         return {name if name in own else also.get(name, name): sizes for name, sizes in (shapes or {}).items()}
 
+    def without_optional(self) -> Header:
+        """The same, without the inputs that may be left out."""
+        return replace(self, inputs=tuple(t for t in self.inputs if not t.extra.get("optional")))
+
     def with_shapes(self, shapes: Shapes | None) -> Header:
         """The same, its inputs of the sizes that are given. Raises ImportFailed unless the file allows them."""
         fixed = fix_sizes({t.name: t.sizes for t in self.inputs}, self.own_names(shapes))

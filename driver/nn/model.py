@@ -152,6 +152,11 @@ class Model:
         return self._inputs or ()
 
     @property
+    def optional(self) -> int:
+        """How many of the last inputs may be left out."""
+        return sum(tensor.optional for tensor in self.inputs)
+
+    @property
     def outputs(self) -> tuple[TensorInfo, ...]:
         """Of the outputs."""
         if self._outputs is None:

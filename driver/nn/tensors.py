@@ -39,6 +39,7 @@ class TensorInfo(NamedTuple):
     `shape` has None for each dimension that the model leaves open, and is None where not even the rank is known.
     `labels`: what each element along the last axis stands for, where the file says it. `kind`: what it is if it is no
     tensor of numbers, in ONNX's words: "tensor(string)", "seq(map(int64,tensor(float)))"; its dtype is object then.
+    `optional`: an input that may be left out, since the file has a value for it; such inputs are the last ones.
     """
 
     name: str
@@ -48,6 +49,7 @@ class TensorInfo(NamedTuple):
     zero_point: int = 0
     labels: tuple[str, ...] = ()
     kind: str = ""
+    optional: bool = False
 
     def __str__(self) -> str:
         if self.kind and self.kind != TEXTS:
@@ -82,4 +84,5 @@ def _info(name: str, operand: Any, extra: dict[str, Any]) -> TensorInfo:
     if operand.dimensions or operand.type.is_scalar:
         shape = tuple(d or None for d in operand.dimensions)
     scale, zero_point = extra.get("quantisation") or (operand.scale, operand.zero_point)
-    return TensorInfo(name, operand.type.dtype, shape, scale, zero_point, labels)
+    optional = bool(extra.get("optional"))
+    return TensorInfo(name, operand.type.dtype, shape, scale, zero_point, labels, optional=optional)

@@ -61,7 +61,7 @@ class ModelReport:
 
     works: each form in which the model runs, and a device that runs all of it; "cpu" is numpy in the client's process.
     asked: the devices that were asked, and started if they did not run. offers: what the file has beside what was
-    checked: each further signature, in words.
+    checked: inputs that may be left out, and further signatures, in words.
     """
 
     file: str
@@ -133,9 +133,13 @@ def check(
 def _offers(path: Path, kind: str, header: Header) -> tuple[str, ...]:
     """What `ModelReport.offers` has."""
     others = [(name, ModelSource(path, kind, name).header) for name in header.signatures if name != header.signature]
-    return tuple(
-        f"signature {name}: {', '.join(map(str, its.inputs))} -> {', '.join(map(str, its.outputs))}"
-        for name, its in others
+    optional = [f"input {t}, which may be left out" for t in header.inputs if t.extra.get("optional")]
+    return (
+        *optional,
+        *(
+            f"signature {name}: {', '.join(map(str, its.inputs))} -> {', '.join(map(str, its.outputs))}"
+            for name, its in others
+        ),
     )
 
 

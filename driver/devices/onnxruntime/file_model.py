@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from driver.nn import Model, Operand
 
     Shape = tuple[int, ...]
+    Shapes = tuple[Shape | None, ...]
 
 _WORDS = {"FLOAT": "float32", "DOUBLE": "float64"}  # for all others ONNX has numpy's
 
@@ -109,7 +110,9 @@ class OnnxFileModel(PreparedModel):
             provider.check(self.session.on_cpu, INDEX_OPERATORS)
         self._has_half_weights = any(array.dtype == np.float16 for _, array in file.weights)
         graph = model.main
-        self.inputs = _ports("input", self.session.inputs, [graph.operands[i] for i in graph.inputs])
+        self.required = len(self.session.inputs)
+        taken = self.session.inputs + (self.session.optional if len(graph.inputs) > self.required else [])
+        self.inputs = _ports("input", taken, [graph.operands[i] for i in graph.inputs])
         self.outputs = _ports("output", self.session.outputs, [graph.operands[i] for i in graph.outputs])
         self.has_packed = any(port.type == PACKED.name for port in (*self.inputs, *self.outputs))
         # ONNX Runtime says [] for scalars and for unknown ranks.
@@ -118,7 +121,7 @@ class OnnxFileModel(PreparedModel):
             all(type(d) is int for d in port.shape) and (port.shape or scalar)
             for port, scalar in zip(self.outputs, self._is_scalar, strict=True)
         )
-        self._learned: dict[tuple[Shape, ...], tuple[Shape, ...]] = {}
+        self._learned: dict[Shapes, tuple[Shape, ...]] = {}
         self._varying: set[int] = set()
         # A file may name an input or another output as an output. ONNX Runtime writes to the memory of neither.
         names = [port.name for port in self.outputs]
@@ -159,6 +162,8 @@ class OnnxFileModel(PreparedModel):
             return None
         if any(isinstance(room, GpuPlace) and port.chooses for port, _, room in rows):
             return None
+        if any(a is None for a in inputs):
+            return None
         if any(may_overlap(a, b) for a in inputs for b in outputs if isinstance(b, GpuPlace)):
             return None
         from driver.devices.onnxruntime.on_cuda import cuda_execution  # takes a while
@@ -167,21 +172,23 @@ class OnnxFileModel(PreparedModel):
         targets = [(p.name, p.type, shape, _room(room, p.nbytes(shape))) for p, shape, room in rows]
         return cuda_execution(self.session, sources, targets)
 
-    def _given(self, number: int, port: FilePort, given: Any) -> NDArray[Any] | GpuPlace:
-        """An input as a session can read it. Raises ValueError."""
+    def _given(self, number: int, port: FilePort, given: Any) -> NDArray[Any] | GpuPlace | None:
+        """An input as a session can read it; None: it is left out. Raises ValueError."""
         where = f"input {number} ({port.name})"
+        if given is None and number >= self.required:
+            return None
         if isinstance(given, BufferArgument):
             return checked_gpu_input(where, given, port.size, chooses=port.chooses)
         return checked_input(where, "an .onnx file", given, port.stored)
 
-    def expected(self, given: tuple[Shape, ...]) -> list[Shape | None]:
-        """The shapes of the outputs for inputs of these shapes; None: of any shape."""
+    def expected(self, given: Shapes) -> list[Shape | None]:
+        """The shapes of the outputs for inputs of these shapes, None for one that is left out; None: of any shape."""
         learned = self._learned.get(given)
         if learned is None:
             sizes = {
                 name: size
                 for port, shape in zip(self.inputs, given, strict=True)
-                for name, size in zip(port.shape, shape, strict=False)
+                for name, size in zip(port.shape, shape or (), strict=False)
                 if isinstance(name, str)
             }
             pairs = zip(self.outputs, self._is_scalar, strict=True)
@@ -190,7 +197,7 @@ class OnnxFileModel(PreparedModel):
             declared = list(learned)
         return [None if n in self._varying else shape for n, shape in enumerate(declared)]
 
-    def learn(self, given: tuple[Shape, ...], found: tuple[Shape, ...]) -> None:
+    def learn(self, given: Shapes, found: tuple[Shape, ...]) -> None:
         """Notes the shapes of outputs that a run has made."""
         known = self._learned.get(given)
         if known is None:
@@ -304,15 +311,17 @@ class OnnxFileExecution(BoundExecution):
     def __init__(
         self,
         owner: OnnxFileModel,
-        inputs: Sequence[NDArray[Any] | GpuPlace],
+        inputs: Sequence[NDArray[Any] | GpuPlace | None],
         outputs: Sequence[NDArray[Any] | GpuPlace],
         loop_timeout: float,
     ) -> None:
+        """`inputs`: None for one that is left out."""
         self._owner, self._outputs, self._is_static = owner, outputs, owner.is_static
         self._runs = StoppableRuns(owner.loops, loop_timeout)
-        self._given = tuple(array.shape for array in inputs)
+        self._given = tuple(None if array is None else array.shape for array in inputs)
         self._before: list[Callable[[], object]] = []
-        self._sources = [self._source(*pair) for pair in zip(owner.inputs, inputs, strict=True)]
+        pairs = zip(owner.inputs, inputs, strict=True)
+        self._sources = [self._source(port, array) for port, array in pairs if array is not None]
         sources = [memory for *_, memory in self._sources]
         self._is_apart = not any(may_overlap(a, b) for a in sources for b in outputs)
         self._bind(owner.expected(self._given))

@@ -146,6 +146,11 @@ class Session:
         return list(self.session.get_inputs())
 
     @property
+    def optional(self) -> list[Any]:
+        """The same of inputs for which the model has a value, behind those."""
+        return list(self.session.get_overridable_initializers())
+
+    @property
     def outputs(self) -> list[Any]:
         """What it says of its outputs."""
         return list(self.session.get_outputs())

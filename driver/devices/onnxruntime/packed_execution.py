@@ -58,8 +58,8 @@ class PackedExecution(BoundExecution):
         self._found: list[Any] = []
         self.shapes = tuple(((), False) for _ in outputs)
 
-    def _source(self, number: int, port: FilePort, given: Any) -> Callable[[], Any]:
-        """What gives ONNX Runtime this input in a run."""
+    def _source(self, number: int, port: FilePort, given: Any) -> Callable[[], Any] | None:
+        """What gives ONNX Runtime this input in a run; None: it is left out."""
         where = f"input {number} ({port.name})"
         if port.type == _STORED_AS_BITS:
             raise ValueError(f"{where}: ONNX Runtime takes no bfloat16 beside values that are no tensors")
@@ -67,6 +67,8 @@ class PackedExecution(BoundExecution):
             if given is None and not port.dtype.startswith("optional"):
                 raise ValueError(f"{where}: only optional values may be omitted, and this is {port.dtype}")
             return lambda: None if given is None else _value(where, given)
+        if given is None and number >= self._owner.required:
+            return None
         array = checked_input(where, "an .onnx file", given, port.stored)
         place, fill = source_of(array, port.dtype)
         if fill is not None:
@@ -80,7 +82,8 @@ class PackedExecution(BoundExecution):
         """Executes once. Raises OutputInsufficientSize, ExecutionFailed, LoopTimeout, MissedDeadlineTransient."""
         for fill in self._before:
             fill()
-        self._feeds = {port.name: read() for port, read in zip(self._owner.inputs, self._sources, strict=True)}
+        pairs = zip(self._owner.inputs, self._sources, strict=True)
+        self._feeds = {port.name: read() for port, read in pairs if read is not None}
         check("queued")
         began = time.perf_counter()
         fault = self._runs.run(self._attempt, is_long=self._owner.is_long)

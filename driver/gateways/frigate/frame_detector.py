@@ -38,7 +38,7 @@ class FrameDetector:
             raise DeviceFailed(f"model type {model_type!r}: there are {', '.join(TYPES_OF_FRIGATE)}")
         if not self.path.is_file():
             raise DeviceFailed(f"model {path}: there is no such file")
-        self.model = load(self.path)
+        self.model = load(self.path, optional=False)
         self._decoder = DetectionDecoder(self.model, self.path, model_type, TYPES_OF_FRIGATE, "--model-type ")
         self._place, self._is_nhwc = self._frame_input()
         tensor = self.model.inputs[self._place]

@@ -62,7 +62,7 @@ class FrameModel:
         for name, path in (("model", options.model), ("labels", options.labels)):
             if path and not Path(path).is_file():
                 raise ValueError(f"{name}={path}: there is no such file; give its path from / on")
-        model = load(options.model)
+        model = load(options.model, optional=False)
         self.layout = layout_of(model)
         self._decoder = DetectionDecoder(model, options.model, options.model_type, TYPES_OF_ONE, "model-type=")
         named = next((info.labels for info in model.outputs if info.labels), ())

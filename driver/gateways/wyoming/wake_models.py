@@ -132,7 +132,7 @@ def _word(path: Path) -> WakeWord:
 
 def _read(path: Path, option: str) -> Model:
     try:
-        return load(path, form="file")
+        return load(path, form="file", optional=False)
     except (ImportFailed, OSError) as error:
         raise DeviceFailed(f"{option} {path}: {error}") from error
 

@@ -52,6 +52,10 @@ _LONGEST_LABELS = 1 << 20
 # so no character is read twice, whatever they are.
 _QUOTED = re.compile(r"""(?:'((?:[^'\\]|\\.)*)'?|"((?:[^"\\]|\\.)*)"?)(\s*:)?""", re.DOTALL)
 _DEEPEST = 64
+_OPTIONAL_SINCE, _MOST_OPTIONAL = 4, 16
+"""The first IR version in which inputs may have a value in the file, and the most that do: an exporter that lists
+weights among the inputs lists all of them.
+"""
 
 
 def read_header(data: memoryview) -> Header:
@@ -69,7 +73,11 @@ def read_header(data: memoryview) -> Header:
     for span in (*graph.spans(_G["node"]), *functions):
         if _LOCATION in bytes(data[slice(*span)]):
             ranges += _of_node(ProtoMessage(wire, *span), 0)
-    inputs = [_declared(info, "input") for info in graph.messages(_G["input"]) if info.text(_INFO["name"]) not in names]
+    listed = [(info.text(_INFO["name"]) in names, info) for info in graph.messages(_G["input"])]
+    inputs = [_declared(info, "input") for has_value, info in listed if not has_value]
+    defaults = [_declared(info, "input") for has_value, info in listed if has_value]
+    if model.integer(_M["ir_version"]) >= _OPTIONAL_SINCE and len(defaults) <= _MOST_OPTIONAL:
+        inputs += [replace(t, extra={**t.extra, "optional": True}) for t in defaults if t.refusal is None]
     outputs = [_declared(info, "output") for info in graph.messages(_G["output"])]
     if not outputs:
         raise ImportFailed("the graph has no output")

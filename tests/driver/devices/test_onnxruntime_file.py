@@ -410,7 +410,10 @@ def test_ports_that_are_not_the_files(onnxruntime):
     split = helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)
     floats = [given.operands[i] for i in given.outputs]
     for data, words in (
-        (written([node("Shape", ["x"], ["y"])], [text], [("y", "int64", [1])]), r"input 0 \(x\): tensor\(string\)"),
+        (
+            written([node("Shape", ["x"], ["y"])], [text], [("y", "int64", [1])]),
+            r"input 0 \(x\): .*the file has tensor\(string\)",
+        ),
         (
             written([node("SequenceConstruct", ["x"], ["y"])], [("x", "float32", [4])], [split]),
             r"y\): seq\(tensor\(float",

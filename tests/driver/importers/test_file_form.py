@@ -101,15 +101,6 @@ def test_sizes_that_an_onnx_file_leaves_open(written):
     assert extra(model)["dims"] == ("batch", None, None, None)
 
 
-def test_an_input_with_an_initializer_is_none(written):
-    """As files of older versions list their weights."""
-    held = onnx.numpy_helper.from_array(np.ones(3, np.float32), "w")
-    inputs = {"w": (FLOAT, [3]), "x": (FLOAT, [3])}
-    nodes = [helper.make_node("Add", ["w", "x"], ["y"])]
-    model = driver.load(written(onnx_file(inputs, {"y": (FLOAT, [3])}, nodes, [held])), form="file")
-    assert [name for name, *_ in ends(model)[0]] == ["x"]
-
-
 def test_a_tflite_file_is_one_operation(written):
     """With quantisation, open sizes, scalars, and types beyond the HAL's."""
     w = Writer()
