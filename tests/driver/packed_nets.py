@@ -112,12 +112,12 @@ NETS = {
 }
 
 
-def write_net(name, folder):
+def write_net(name, folder, file="net.onnx"):
     """Writes the file of a net; returns its path."""
     (nodes, inputs, outputs), _ = NETS[name]
     graph = helper.make_graph(nodes, "main", inputs, outputs)
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("ai.onnx.ml", 3)]
-    path = folder / "net.onnx"
+    path = folder / file
     path.write_bytes(helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString())
     return path
 

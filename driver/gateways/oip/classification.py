@@ -21,7 +21,7 @@ _MOST = 1 << 17  # strings in an answer: each costs this process more than the v
 def classified(answered: AnsweredTensor, count: int, labels: Sequence[str], *, is_batched: bool) -> AnsweredTensor:
     """The `count` largest values of each row, or of the whole output, the largest first. Raises Refusal."""
     array = answered.array
-    if array is None or answered.kind.is_bits:
+    if array is None or answered.kind.is_bits or answered.kind is STRINGS:
         raise invalid(f"output {answered.name!r}: {answered.kind.name} in a message is no output to classify")
     rows = array.reshape(array.shape[0], -1) if is_batched and array.ndim else array.reshape(1, -1)
     count = min(count, rows.shape[1])

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from driver.gateways.oip.refusal import invalid
+from driver.nn.file_form import PACKED
+from driver.nn.tensors import TEXTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,14 +50,15 @@ def _known() -> dict[str, Datatype]:
         ("FP32", np.float32, "fp32_contents", "TYPE_FP32"),
         ("FP64", np.float64, "fp64_contents", "TYPE_FP64"),
         ("BF16", np.uint16, "", "TYPE_BF16"),
+        ("BYTES", np.object_, "bytes_contents", "TYPE_STRING"),
     )
     return {name: Datatype(name, np.dtype(dtype), contents, word) for name, dtype, contents, word in rows}
 
 
 DATATYPES = _known()
-"""By name. There is no BYTES: no model form carries strings."""
-STRINGS = Datatype("BYTES", np.dtype(np.object_), "bytes_contents", "TYPE_STRING")
-"""What the classification of an output has."""
+"""By name."""
+STRINGS = DATATYPES["BYTES"]
+"""What tensors of texts have, and the classification of an output."""
 _OF_DTYPES = {each.dtype: each for each in DATATYPES.values() if not each.is_bits}
 
 
@@ -63,6 +66,14 @@ def datatype_of(operand: Operand) -> Datatype:
     """The protocol's name for what an input or output of a model holds. Raises Refusal."""
     if "BFLOAT16" in operand.type.name:
         return DATATYPES["BF16"]
+    if operand.type == PACKED:
+        if operand.extra["type"] == TEXTS:
+            return STRINGS
+        name, kind = operand.extra["name"], operand.extra["type"]
+        raise invalid(
+            f"{name!r:.80} is {kind}, which has no name in the Open Inference Protocol: "
+            "export the model without it (skl2onnx: options={'zipmap': False})"
+        )
     found = _OF_DTYPES.get(np.dtype(operand.type.dtype))
     if found is None:
         raise invalid(f"tensors of {operand.type.name} have no name in the Open Inference Protocol")

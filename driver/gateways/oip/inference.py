@@ -11,7 +11,9 @@ import numpy as np
 from driver.gateways.oip.datatypes import DATATYPES, STRINGS, Datatype, datatype_of, values_as
 from driver.gateways.oip.refusal import invalid
 from driver.gateways.oip.regions import RegionSlice
+from driver.gateways.oip.texts import as_bytes, given_texts, packed_texts
 from driver.nn.tensors import spellings
+from driver.protocol.packed_values import pack, room_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.nn import Model, Operand
+    from driver.nn.tensors import TensorInfo
 
 _LARGEST = 2**32 - 1
 _REGION, _OFFSET, _SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
@@ -76,11 +79,9 @@ class AnsweredTensor(NamedTuple):
     is_binary: bool
 
     def packed(self) -> bytes:
-        """Its values as they travel; strings come after their lengths."""
+        """Its values as they travel."""
         assert self.array is not None
-        if self.kind is STRINGS:
-            return b"".join(len(text).to_bytes(4, "little") + text for text in self.array.flat)
-        return self.array.tobytes()
+        return packed_texts(self.array) if self.kind is STRINGS else self.array.tobytes()
 
     def values(self) -> list[Any]:
         """Its values for JSON."""
@@ -160,11 +161,11 @@ def _is_whole(value: object) -> TypeGuard[int]:
 class TensorPort:
     """An input or output of a model, by the protocol's words."""
 
-    def __init__(self, name: str, operand: Operand) -> None:
+    def __init__(self, tensor: TensorInfo, operand: Operand) -> None:
         """Raises Refusal for a type that the protocol has no name for."""
-        self.name, self.kind, self.is_known = name, datatype_of(operand), operand.is_known
-        self.dtype = operand.type.dtype  #: the device's, in which a BOOL is a byte
-        self.sizes = None if not operand.dimensions and not operand.type.is_scalar else operand.dimensions
+        self.name, self.kind, self.is_known = tensor.name, datatype_of(operand), operand.is_known
+        self.dtype = operand.type.dtype
+        self.sizes = None if tensor.shape is None else tuple(size or 0 for size in tensor.shape)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -173,13 +174,13 @@ class TensorPort:
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """Of a tensor of that shape."""
-        return math.prod(shape) * self.kind.dtype.itemsize
+        return math.prod(shape) * self.dtype.itemsize
 
     def raw_shape(self, nbytes: int, *, is_batched: bool) -> tuple[int, ...]:
         """The one shape that a tensor of so many bytes has, of one row where there are rows. Raises Refusal."""
-        if self.sizes is None:
+        if self.sizes is None or self.kind is STRINGS:
             raise invalid(
-                f"input {self.name!r}: the model leaves its shape open, so a raw request needs JSON that has it"
+                f"input {self.name!r}: its bytes do not say its shape, so a raw request needs JSON that has it"
             )
         sizes = [1, *self.sizes[1:]] if is_batched else list(self.sizes)
         if sizes.count(0) > 1:
@@ -199,7 +200,7 @@ class TensorPort:
         """Raises Refusal where type or shape are not this input's."""
         if given.datatype != self.kind.name:
             if given.datatype == "BYTES":
-                told = "models of this server take no BYTES tensors; turn strings into numbers before"
+                told = "it takes numbers; turn strings into numbers before"
                 raise invalid(f"input {self.name!r} is {self.kind.name}, not BYTES: {told}")
             unknown = "" if given.datatype in DATATYPES else ", which is no type of the protocol"
             raise invalid(f"input {self.name!r} is {self.kind.name}, not {given.datatype!r:.20}{unknown}")
@@ -211,6 +212,8 @@ class TensorPort:
         )
         if not fits:
             raise invalid(f"input {self.name!r} has shape {self.metadata['shape']}, not {list(shape)!s:.200}")
+        if self.kind is STRINGS:
+            return
         nbytes = self.nbytes(shape)
         found = given.place.nbytes if given.place else None if given.raw is None else len(given.raw)
         if found is not None and found != nbytes:
@@ -218,6 +221,8 @@ class TensorPort:
 
     def array(self, given: GivenTensor) -> NDArray[Any]:
         """The values of an input that came in the message, and was checked. Raises Refusal."""
+        if self.kind is STRINGS:
+            return given_texts(given, f"input {self.name!r}")
         if given.raw is not None:
             return np.frombuffer(given.raw, self.dtype).reshape(given.shape)
         if given.values is None:
@@ -227,6 +232,24 @@ class TensorPort:
             raise invalid(f"input {self.name!r} of shape {list(given.shape)} has not {found.size} values")
         return found.view(self.dtype).reshape(given.shape)
 
+    def as_stored(self, given: GivenTensor) -> GivenTensor:
+        """The same for a request's memory, in which texts are packed. Raises Refusal."""
+        if self.kind is not STRINGS:
+            return given
+        data = pack(self.array(given))
+        room = room_for(len(data))
+        return given._replace(shape=(room,), raw=data.ljust(room, b"\0"), values=None)
+
+    def stored(self, given: GivenTensor) -> NDArray[Any]:
+        """The elements of that memory. Raises Refusal."""
+        if self.kind is STRINGS:
+            return np.frombuffer(given.raw, self.dtype)
+        return self.array(given)
+
+    def answered(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The values of an output as an answer has them."""
+        return as_bytes(array) if self.kind is STRINGS else array.view(self.kind.dtype)
+
 
 class ModelPorts:
     """The ports of a model."""
@@ -234,9 +257,9 @@ class ModelPorts:
     def __init__(self, model: Model) -> None:
         operands = model.main.operands
         pairs = zip(model.inputs, model.main.inputs, strict=True)
-        self.inputs = tuple(TensorPort(tensor.name, operands[n]) for tensor, n in pairs)
+        self.inputs = tuple(TensorPort(tensor, operands[n]) for tensor, n in pairs)
         pairs = zip(model.outputs, model.main.outputs, strict=True)
-        self.outputs = tuple(TensorPort(tensor.name, operands[n]) for tensor, n in pairs)
+        self.outputs = tuple(TensorPort(tensor, operands[n]) for tensor, n in pairs)
         self._output_names = {port.name for port in self.outputs}
 
     def ordered(self, given: Sequence[GivenTensor], most_rows: int) -> list[GivenTensor]:
@@ -268,6 +291,9 @@ class ModelPorts:
             raise invalid("an output is asked for twice")
         if unknown := found.keys() - self._output_names:
             raise invalid(f"the model has no output {min(unknown)!r:.80}; it has {_names(self.outputs)}")
+        for port in self.outputs:
+            if port.kind is STRINGS and port.name in found and found[port.name].place:
+                raise invalid(f"output {port.name!r}: BYTES come in the message, and not in shared memory")
         return found
 
 

@@ -82,7 +82,7 @@ class Lane:
             self._latest = key, found
         for target, port, given in zip(found.targets, self._ports.inputs, call.given, strict=True):
             if target is not None:
-                target[...] = port.array(given)
+                target[...] = port.stored(given)
         return self.burst.execute_as(found.request, ExecuteOptions(deadline=call.deadline))
 
     def _laid_out(self, call: InPlaceCall) -> LaidOutRequest:

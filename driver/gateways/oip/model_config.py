@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from driver.nn import Model, Operand
+    from driver.nn.tensors import TensorInfo
 
 CONFIG_FILE = "config.pbtxt"
 MOST_BYTES = 1 << 20
@@ -104,15 +105,15 @@ class FolderConfig:
             (self.message.input, model.inputs, main.inputs, "input"),
             (self.message.output, model.outputs, main.outputs, "output"),
         ):
-            known = {tensor.name: main.operands[n] for tensor, n in zip(tensors, numbers, strict=True)}
+            known = {tensor.name: (tensor, main.operands[n]) for tensor, n in zip(tensors, numbers, strict=True)}
             for each in given:
                 if each.name not in known:
                     raise invalid(
                         f"{CONFIG_FILE}: the model has no {word} {each.name!r:.80}; it has {', '.join(known)}"
                     )
-                self._check_tensor(each, known[each.name], f"{CONFIG_FILE}: {word} {each.name!r:.80}")
+                self._check_tensor(each, *known[each.name], f"{CONFIG_FILE}: {word} {each.name!r:.80}")
 
-    def _check_tensor(self, each: Any, operand: Operand, where: str) -> None:
+    def _check_tensor(self, each: Any, tensor: TensorInfo, operand: Operand, where: str) -> None:
         for word in _UNFIT_OF_TENSORS:
             if word in each.DESCRIPTOR.fields_by_name and any(f.name == word for f, _ in each.ListFields()):
                 raise invalid(f"{where}: {word} is not supported")
@@ -120,7 +121,7 @@ class FolderConfig:
         if _TYPES.get(each.data_type) != kind.in_config:
             raise invalid(f"{where} is {_TYPES.get(each.data_type)}, and {kind.in_config} in the file")
         dims = [-1, *each.dims] if self.max_batch_size else list(each.dims)
-        sizes = operand.dimensions
+        sizes = tensor.shape or ()
         fits = not sizes or (
             len(dims) == len(sizes) and all(d == s or -1 in (d, s or -1) for d, s in zip(dims, sizes, strict=True))
         )

@@ -100,10 +100,12 @@ class ServedModel:
 
     def infer(self, call: InferCall, table: RegionTable | None) -> InferAnswer:
         """Raises Refusal, ModelGone, and what `Lanes.execute` and `ModelServer.run` raise."""
-        begin = time.monotonic_ns()
+        begin, rows = time.monotonic_ns(), 1
         try:
             given = self.ports.ordered(call.given, self.config.max_batch_size)
             wanted = self.ports.wanted(call.wanted)
+            if given and given[0].shape and self.config.max_batch_size:
+                rows = given[0].shape[0]
             in_order = [wanted.get(port.name) for port in self.ports.outputs]
             engine = self._engine(call.priority)
             slices = call.slices
@@ -113,6 +115,7 @@ class ServedModel:
                 arrays = list(engine.joins.run(*inputs, deadline=call.deadline))
                 shapes = [array.shape for array in arrays]
             else:
+                given = [port.as_stored(each) for port, each in zip(self.ports.inputs, given, strict=True)]
                 with table.take(slices) if table and slices else NO_REGIONS as regions:
                     times = [begin, time.monotonic_ns()]
                     result, arrays = engine.lanes.execute(InPlaceCall(given, in_order, regions, call.deadline))
@@ -124,7 +127,6 @@ class ServedModel:
             if self._is_closed and isinstance(error, DeviceUnavailable):
                 raise ModelGone(f"model {self.name!r} is being unloaded") from error
             raise
-        rows = given[0].shape[0] if given and given[0].shape and self.config.max_batch_size else 1
         self._statistics.note(rows, [*times, time.monotonic_ns()])
         return answer
 
@@ -138,8 +140,9 @@ class ServedModel:
                 place = asked.place
                 if place:
                     place = place._replace(nbytes=port.nbytes(shape))
-                values = None if place else array.view(port.kind.dtype)
-                its = AnsweredTensor(port.name, port.kind, tuple(shape), values, place, asked.is_binary)
+                values = None if place else port.answered(array)
+                sizes = tuple(shape if values is None else values.shape)
+                its = AnsweredTensor(port.name, port.kind, sizes, values, place, asked.is_binary)
                 if asked.classes:
                     labels, is_batched = self._labels.get(port.name, ()), bool(self.config.max_batch_size)
                     its = classified(its, asked.classes, labels, is_batched=is_batched)

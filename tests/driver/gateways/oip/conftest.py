@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from oip_models import Client, write_copies, write_negation, write_ranges, write_sum
+from packed_nets import write_net
 
 from driver.gateways.oip.process import InferenceServer, OipOptions
 
@@ -22,6 +23,13 @@ def server():
         write_copies(folder / "copies.onnx")
         write_ranges(folder / "ranges.onnx")
         write_negation(folder / "flat.onnx", ("n",))
+        write_net("beside numbers", folder, "texts.onnx")
+        write_net("classifier", folder, "maps.onnx")
+        (folder / "joined" / "1").mkdir(parents=True)
+        write_net("identity", folder / "joined" / "1", "model.onnx")
+        (folder / "joined" / "config.pbtxt").write_text(
+            "max_batch_size: 4 input [ { name: 'x' data_type: TYPE_STRING dims: [-1] } ]"
+        )
         write_negation(folder / "square.onnx", ("n", "m"))
         write_negation(folder / "batched" / "1" / "model.onnx", ("rows", "n"))
         (folder / "batched" / "config.pbtxt").write_text(

@@ -9,7 +9,6 @@ import threading
 from types import SimpleNamespace
 
 import numpy as np
-import onnx
 import pytest
 from oip_models import Client, client_memory, rows, write_sum
 from tritonclient.utils import InferenceServerException, shared_memory
@@ -392,21 +391,3 @@ class TestRunning:
         assert running.client.is_server_live()
         shutil.move(f"{running.models}.away", running.models)
         running.client.sum(rows(), rows())
-
-
-def test_strings_are_told(tmp_path):
-    """A model with strings is not served, and the index says what is not carried."""
-    node = onnx.helper.make_node("Identity", ["x"], ["y"])
-    ports = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.STRING, ("n",)) for name in "xy"]
-    graph = onnx.helper.make_graph([node], "graph", ports[:1], ports[1:])
-    (tmp_path / "models").mkdir()
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, tmp_path / "models" / "words.onnx")
-    its = InferenceServer("onnxruntime", tmp_path / "models", [f"unix:{tmp_path}/s"])
-    its.begin()
-    try:
-        (row,) = its.repository.index(ready=False)
-        assert row["state"] == "UNAVAILABLE"
-        assert "string" in row["reason"].lower()
-    finally:
-        its.close()
