@@ -41,14 +41,15 @@ def build(csrc, folder, name, *sources, define="NOTHING"):
     subprocess.run([*command, *sources, "-o", target, "-pthread"], check=True, timeout=120)
 
 
-@pytest.mark.parametrize("define", ["KNOWN_NUMPY", "FMQ_UNKNOWN_NUMPY"])
+@pytest.mark.parametrize("define", ["KNOWN_NUMPY", pytest.param("FMQ_UNKNOWN_NUMPY", marks=pytest.mark.integration)])
 def test_the_queue_works_without_the_bursts(csrc, tmp_path, define):
-    """fmq and csrc/fmq alone: both extension modules build, load with every symbol bound, and move elements; also with
-    a numpy whose arrays are not laid out as C knows them.
+    """fmq and csrc/fmq alone, beside burst_engine, which fmq asks whether it is itself: both extension modules build,
+    load with every symbol bound, and move elements; also with a numpy whose arrays are not laid out as C knows them.
     """
     alone, package = tmp_path / "csrc", tmp_path / "fmq"
     shutil.copytree(csrc / "fmq", alone / "fmq")
-    shutil.copytree(ROOT / "fmq", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for name in ("burst_engine", "fmq"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     build(alone, package, "_core", generate(alone, package), *sorted((alone / "fmq").glob("*.c")))
     build(alone, package, "_hot", *sorted((alone / "fmq/python").glob("*.c")), define=define)
     others = {str(Path(find_spec(name).origin).parent.parent) for name in ("numpy", "cffi")}

@@ -177,7 +177,7 @@ def test_every_truncation(quick, monkeypatch):
         assert after_damage(path, content[:length], {b"k": b"value" * 9}, length % 32 == 0) == 0
 
 
-@pytest.mark.parametrize("flips", [2000, pytest.param(stress.times(20_000), marks=pytest.mark.stress)])
+@pytest.mark.parametrize("flips", [400, pytest.param(stress.times(20_000), marks=pytest.mark.stress)])
 def test_byte_flips(quick, flips):
     """The same for a file of many pages with a byte changed anywhere, and most of the time most entries are there."""
     seeded = random.Random(5)
@@ -444,7 +444,7 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(stress.times(300), marks=pytest.mark.stress)])
+@pytest.mark.parametrize("kills", [5, pytest.param(stress.times(300), marks=pytest.mark.stress)])
 def test_killed_while_writing(quick, kit, kills):
     """After each of so many kills at random moments, the last 10 saves, of 10 entries each, are there, whole."""
     seeded, path, start = random.Random(3), quick / "cache" / "b", 0

@@ -89,6 +89,7 @@ def test_killed_while_recording(tmp_path):
     assert json.loads(done.stdout)["compared"] > 10
 
 
+@pytest.mark.integration
 def test_processes_of_a_program(tmp_path):
     """Each process has a file of its own; only one of them has the name that was asked for."""
     path = tmp_path / "many.burst"
@@ -166,6 +167,7 @@ def test_the_recorded_pace(made):
         assert (report.compared, report.different, report.failed) == (4, 0, 0)
 
 
+@pytest.mark.integration
 def test_many_streams_one_after_the_other(tmp_path, kit):
     """A program that opens a burst for each request is played with as many bursts as it had at once."""
     path = tmp_path / "streams.burst"

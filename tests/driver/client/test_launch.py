@@ -73,7 +73,13 @@ NICE = "os.nice(5)"
 IDLE = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
 
 
-@pytest.mark.parametrize(("how", "word"), [(CPU, "RLIMIT_CPU 60"), (NICE, "nice 5"), (IDLE, "SCHED_IDLE")])
+@pytest.mark.parametrize(
+    ("how", "word"),
+    [
+        (CPU, "RLIMIT_CPU 60"),
+        *(pytest.param(*case, marks=pytest.mark.integration) for case in ((NICE, "nice 5"), (IDLE, "SCHED_IDLE"))),
+    ],
+)
 def test_a_client_with_limits_starts_no_device_for_others(place, kit, how, word):
     """A client whose limits a device would keep starts one for itself, and is told; others get one without."""
     with limited(how) as client:

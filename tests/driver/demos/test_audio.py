@@ -78,6 +78,7 @@ class TestProgram:
         assert {path.name for path in folder.iterdir()} == {"audio.png", "audio.wav"}
         assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
 
+    @pytest.mark.integration
     def test_the_summary_comes_as_json_and_alone(self, invoke, tmp_path):
         """With --json, standard output is one object; what it says of keys, calls and files is so."""
         done = invoke("--seconds", 2, "--device", "reference", "--json")
@@ -90,6 +91,7 @@ class TestProgram:
         assert summary["files"] == [str(tmp_path / name) for name in ("audio.png", "audio.wav")]
         assert heard(done.stderr)
 
+    @pytest.mark.integration
     def test_the_sound_it_wrote_sounds_the_same_to_it(self, generated, tmp_path):
         """A WAV file goes through, and the same keys are heard in it at the same time."""
         text, folder = generated
@@ -135,6 +137,7 @@ class TestProgram:
         assert done.exit_code == 2
         assert "empty.wav" in done.stderr
 
+    @pytest.mark.integration
     def test_a_device_that_dies_is_named(self, tmp_path):
         """When the device is killed in the middle, the program says that, and that what it remembered is lost."""
         command = [*AUDIO, "--seconds", "60", "--out", str(tmp_path), "--device", "reference"]

@@ -74,6 +74,7 @@ def test_the_summary_comes_as_json_and_alone(tmp_path):
     assert "frames" in done.stderr  # the bar
 
 
+@pytest.mark.integration
 def test_a_run_that_is_stopped_reports_on_what_it_saw(monkeypatch, tmp_path):
     """Ctrl-C before the fourth frame ends it well, with a summary of three and a film of three."""
     ticks = iter((0, 0, 0))

@@ -152,6 +152,7 @@ def test_a_quarantined_model_stays_on_the_cpu(store, kit):
     quarantine.clear()
 
 
+@pytest.mark.integration
 def test_a_chain_comes_back(store, kit, runtime_kit, process):
     """The burst of a model on two devices, of which one is killed twice: each frame has its result, and the step is on
     its device again when that is there.

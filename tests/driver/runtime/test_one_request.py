@@ -32,6 +32,7 @@ def test_compiled(connect):
     check(site)
 
 
+@pytest.mark.integration
 def test_divided(settled, connect):
     """A model that is divided between two devices says the same."""
     devices = [settled("Picky", 0.5), settled("reference", 0.9)]

@@ -204,7 +204,7 @@ def client(kit):
     return found
 
 
-@pytest.mark.parametrize("ending", ["killed", "exits"])
+@pytest.mark.parametrize("ending", ["killed", pytest.param("exits", marks=pytest.mark.integration)])
 def test_dead_client_is_forgotten(place, kit, ending):
     """A client that is gone, by its own will or not, leaves nothing behind in the service or in the engine.
 

@@ -428,6 +428,7 @@ def test_what_accounts_hold_is_their_own(accounts, single, for_group):
         assert {account.uid for account in device.accounts} >= {FRIEND, OTHER}
 
 
+@pytest.mark.integration
 def test_one_account_takes_all_the_life_words_that_it_may(accounts):
     """It is refused with the figure, and others have plain paths, bursts and answers as before."""
     friend, other = accounts[:2]

@@ -1,6 +1,7 @@
 """Who may know whom: the kit needs no command, and nothing needs the kit."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import driver
@@ -10,13 +11,16 @@ ROOT = Path(driver.__file__).parent
 LIBRARIES = {"click", "rich"}
 
 
+@cache
 def imported(path):
     """Dotted names of everything that a file imports, anywhere in it."""
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
+            names.add(node.module)
+    return names
 
 
 def test_only_the_command_imports_its_libraries():

@@ -68,6 +68,7 @@ def test_the_boxes_that_frigate_itself_would_find(tmp_path, has_shapes):
         assert process.wait(30) == 0
 
 
+@pytest.mark.integration
 def test_kills_among_the_frames_of_four_clients(tmp_path):
     """Four processes look at frames while the device is killed twice: each answer is right."""
     model, address = write_ssd(tmp_path / "ssd.tflite"), f"ipc://{tmp_path}/zmq_detector"
