@@ -112,6 +112,8 @@ class Packet:
 class Controller(Closing):
     """The client's end of one burst. One thread at a time may send, and one receive; another one gets Busy."""
 
+    to_send = "pickle the model, and open a burst on the unpickled one"
+
     def __init__(
         self,
         configure: Configure,

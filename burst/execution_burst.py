@@ -15,6 +15,7 @@ from burst.trace import Trace
 from burst.wire import VERSIONS
 from fmq import LifePage
 from fmq.end import DEFAULT_SPIN
+from fmq.process_bound import ProcessBound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +33,7 @@ def _nothing() -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BurstOffer:
+class BurstOffer(ProcessBound):
     """A burst that a client wants to open.
 
     A device that makes an `ExecutionBurst` of it owns `callback` from then on, and calls `on_end` once. The descriptors
@@ -58,6 +59,8 @@ class BurstOffer:
             Raises StatusError. A device's counts what it maps, and refuses what another account may not hand over.
     """
 
+    to_send = "open a burst where it is needed"
+
     requests: Descriptor
     results: Descriptor
     callback: Channel
@@ -72,8 +75,10 @@ class BurstOffer:
     memory_from: Callable[[Any, int], Memory] = Memory.from_wire
 
 
-class ExecutionBurst(ABC):
+class ExecutionBurst(ProcessBound, ABC):
     """A device's end of one burst. Any thread may call its methods, also after the burst has ended; all return soon."""
+
+    to_send = "open a burst where it is needed"
 
     @abstractmethod
     def start(self) -> None:
@@ -89,7 +94,7 @@ class ExecutionBurst(ABC):
     def free_memory(self, slots: Iterable[int]) -> None:
         """The client frees these slots, of which the burst may know none. Memory in use is let go after the run."""
 
-    def forget_plans(self) -> None:  # noqa: B027 (a burst need not remember anything)
+    def forget_plans(self) -> None:
         """What requests were bound to has changed: the device's state, a buffer, the compilation."""
 
     @property

@@ -21,6 +21,7 @@ from burst.errors import Malformed
 from burst.memory import Memory
 from burst.messages import PHASES, Cause
 from burst.timeline import Sides
+from fmq.process_bound import ProcessBound
 from fmq.region import guard
 
 if TYPE_CHECKING:
@@ -46,8 +47,10 @@ _WORKED = np.dtype([(name, "u8") for name in ("id", "in", "in_end", "work", "wor
 _RECORD = np.dtype([(name, "u8") for name in ("id", "begin", "sent", "taken", "started", "done", "received")])
 
 
-class Trace:
+class Trace(ProcessBound):
     """The times and counts of one burst, in a memory of `Trace.nbytes` bytes."""
+
+    to_send = "send its `memory`"
 
     nbytes: Final = ffi.sizeof("burst_trace")
 

@@ -35,6 +35,11 @@ class Cache(NamedTuple):
     model_files: Sequence[int]
     data_files: Sequence[int]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(
+            "a Cache cannot be pickled: its descriptors are of this process; open its files where it is needed"
+        )
+
 
 class PrepareOptions(NamedTuple):
     """How a model is prepared, as `RemoteDevice.prepare` takes and explains it."""

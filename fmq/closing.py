@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+from fmq.process_bound import ProcessBound
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Closing:
+class Closing(ProcessBound):
     """Closes itself at the end of a `with` block."""
 
     __slots__ = ()

@@ -51,6 +51,8 @@ def spin_ns(spin: float | str) -> int:
 class _End(Closing, HotEnd):
     """What both ends share. One thread at a time may call an end; a second one gets Busy. C makes its transfers."""
 
+    to_send = "send the queue's descriptor, and take a role of the queue where it arrives"
+
     _which: int
 
     def __init__(self, place: AttachedQueue, *, follows: bool = False) -> None:

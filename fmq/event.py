@@ -64,6 +64,10 @@ class EventFlag:
             if code != -errno.EINTR and (code != -errno.ETIMEDOUT or until == deadline):
                 raise_errno(code, "wait")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For `multiprocessing`, as its region is."""
+        return EventFlag, (self._region, self.address - self._region.base)
+
     @staticmethod
     def checked(mask: int) -> int:
         """The mask, if it is one. Raises ValueError."""

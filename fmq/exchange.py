@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING, NoReturn
 
 from fmq._hot import HotExchange
 from fmq.errors import raise_errno
+from fmq.process_bound import ProcessBound
 
 if TYPE_CHECKING:
     from fmq.end import MessageQueueReader, MessageQueueWriter
 
 
-class Exchange(HotExchange):
+class Exchange(ProcessBound, HotExchange):
     """A request and its answer in one call: writes a packet to one queue and takes the message that arrives on another.
 
     It polls as long as `back` does. One thread at a time; a second one gets Busy. A hot loop calls the bound method
     `exchange.__call__`, which saves Python a look-up each time.
     """
+
+    to_send = "send the descriptors of its queues"
 
     __slots__ = ()
 

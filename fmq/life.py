@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING, Final
 
 from fmq._core import lib
 from fmq.closing import Closing
+from fmq.process_bound import ProcessBound
 from fmq.region import Region
 
 if TYPE_CHECKING:
     import socket
 
 
-class LifePage:
+class LifePage(ProcessBound):
     """A word that says whether this process lives, on a page that no other process can write.
 
     One page serves one peer: the kernel wakes one waiter per word.
     """
+
+    to_send = "it says that this process lives; another process makes its own"
 
     nbytes: Final = 4096
 
@@ -57,6 +60,8 @@ class LifePage:
 
 class Watch(Closing):
     """Shuts a socket down, for both directions, as soon as the process behind a life word dies."""
+
+    to_send = "watch where that is needed"
 
     def __init__(self, region: Region, offset: int, sock: socket.socket) -> None:
         """Watches the word at `offset` of `region`. Beyond some 4,000 watches in a process it does nothing; then the

@@ -147,6 +147,10 @@ class MessageQueue(Closing):
         """
         return MessageQueueReader(self._place, follows=follows)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For `multiprocessing`, as its descriptor. The roles are taken where it arrives."""
+        return MessageQueue.open, (self.descriptor,)
+
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name is not None else ""
         return f"<MessageQueue{name}: {self.capacity} x {self.dtype}, {self.flavour.name.lower()}>"

@@ -13,6 +13,7 @@ from fmq._core import ffi, lib
 from fmq.clock import FOREVER, deadline_of
 from fmq.errors import Corrupt, FmqError, Timeout, TooLong
 from fmq.geometry import Flavour
+from fmq.process_bound import ProcessBound
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -24,8 +25,10 @@ _LEAST = 64  # bytes that a queue of records holds
 _FIRST, _LAST = lib.FMQ_FIRST, lib.FMQ_LAST
 
 
-class RecordWriter:
+class RecordWriter(ProcessBound):
     """Sends records. Those that do not fit in half of the queue go in parts of a quarter of it."""
+
+    to_send = "send the queue's descriptor, and take a role of the queue where it arrives"
 
     def __init__(self, writer: MessageQueueWriter) -> None:
         """Uses the writer, and does not close it. Raises ValueError for another queue than one of bytes."""
@@ -73,8 +76,10 @@ class RecordWriter:
         ]
 
 
-class RecordReader:
+class RecordReader(ProcessBound):
     """Receives records."""
+
+    to_send = "send the queue's descriptor, and take a role of the queue where it arrives"
 
     def __init__(self, reader: MessageQueueReader, most: int = 2**30) -> None:
         """Uses the reader, and does not close it. `most`: bytes of the longest record that it accepts."""

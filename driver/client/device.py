@@ -143,6 +143,8 @@ class RemoteDevice(Closing):
     from then on everything that is done through it goes to the device's next life.
     """
 
+    to_send = "send its `address`, and connect to that"
+
     new_prepared_model: ClassVar[Callable[..., RemotePreparedModel]] = RemotePreparedModel
     """Makes the prepared models of this process. `driver.recording` puts one in its place that records."""
 

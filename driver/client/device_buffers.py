@@ -62,6 +62,8 @@ class Buffer(Closing):
     It has no value until an execution, or `copy_from`, has written one, nor after one of these has failed.
     """
 
+    to_send = "copy it to a `Memory`, which can be sent, or allocate another one"
+
     token: int  #: in messages
     kind: BufferKind
     is_on_device: bool  #: and not in shared memory

@@ -17,11 +17,12 @@ from collections import deque
 from concurrent.futures import CancelledError
 from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from burst import Result, Timeout
 from driver.client.receiver import RECEIVER
 from driver.deadlines import check_times, checked, seconds_left
+from fmq.process_bound import ProcessBound
 
 if TYPE_CHECKING:
     import asyncio
@@ -34,7 +35,7 @@ _making = threading.RLock()  # held while a future gets its condition, or ends w
 os.register_at_fork(after_in_child=_making._at_fork_reinit)  # type: ignore[attr-defined]
 
 
-class Completion(concurrent.futures.Future[_T], ABC):
+class Completion(ProcessBound, concurrent.futures.Future[_T], ABC):
     """A future of `concurrent.futures` that the thread that waits for it completes, and else the receiver.
 
     `concurrent.futures` looks at `_state`, and waits by `_condition` and `_waiters`, which are made when they are first
@@ -42,6 +43,8 @@ class Completion(concurrent.futures.Future[_T], ABC):
     the receiver takes results from then on. A foreign wait holds the condition while it looks at the state; once there
     is a condition, `_end` holds it, too, and `_making` orders the two while there is none.
     """
+
+    to_send = "pickle its result"
 
     _state: str = PENDING
     _result: _T | None = None
@@ -188,10 +191,6 @@ class Completion(concurrent.futures.Future[_T], ABC):
         else:
             state = f"returned {self._result!r:.200}" if self._exception is None else f"raised {self._exception!r:.200}"
         return f"<{type(self).__name__}: {state}>"
-
-    def __reduce__(self) -> NoReturn:
-        kind = type(self).__name__
-        raise TypeError(f"a {kind} cannot be pickled: its result comes to this process; pickle its result()")
 
 
 class ResultSource(Protocol):

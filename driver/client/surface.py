@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -58,6 +58,8 @@ def _in_order(model: Model, shapes: InputShapes | None) -> Sequence[Any]:
 
 class AnyPreparedModel(Closing, ABC):
     """A model made ready to run: on one device, on several, or in this process. Any thread, several at once."""
+
+    to_send = "pickle its `model`, and prepare that"
 
     model: Model
     preference: Preference
@@ -236,6 +238,8 @@ class AnyBurst(Closing, ABC):
     yours as long as you hold them, or views of them.
     """
 
+    to_send = "pickle its model, and open a burst on the unpickled one"
+
     on_memory: Callable[[Request, Callable[[Request], Result]], Result] | None = None
     """Of a compiled model's burst: executes with memory in the place of shared buffers that a request names."""
 
@@ -374,6 +378,3 @@ class AnyBurst(Closing, ABC):
     @abstractmethod
     def close(self) -> None:
         """Ends the burst on both sides; threads and tasks that wait get GeneralFailure. Arrays stay readable."""
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a burst cannot be pickled: pickle its model, and open a burst on the unpickled one")

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 from driver.devices.files import RUNTIMES
 from driver.errors import ImportFailed, InvalidModel
@@ -174,6 +174,13 @@ class Once:
                 assert self._error is not None
                 raise self._error.with_traceback(None)
             return self._made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the lock."""
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
 
 
 def _reader(kind: str) -> ModuleType:

@@ -143,6 +143,10 @@ class LocalDevice(Closing):
     def free_memory(self, memory: Memory) -> None:
         """Nothing is kept of pools."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """It holds nothing of this process."""
+        return LocalDevice, (self._device,)
+
     def close(self) -> None:
         """Nothing to close: prepared models go on."""
 

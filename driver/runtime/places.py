@@ -67,6 +67,7 @@ class StepOutputs(OutputSet):
     """What a step writes, in memory that others own. It has as much room as the model says."""
 
     named = named(())  #: the chain gives its own outputs their names
+    _has_packed = False  # a model with texts is not divided
 
     def __init__(self, operands: Sequence[Operand], memory: Memory, its: tuple[RequestArgument, ...]) -> None:
         self._operands, self.memory, self.arguments = list(operands), memory, its

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from burst import DeviceUnavailable
 from burst.exhaustion import running_out
+from fmq.process_bound import ProcessBound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-class BlockingServer:
+class BlockingServer(ProcessBound):
     """One model for any number of threads. `CompiledModel.serve` makes it."""
+
+    to_send = "pickle the compiled model, and serve the unpickled one"
 
     def __init__(self, make: Callable[[], ModelServer]) -> None:
         """Use `CompiledModel.serve`, and `open` before `run`."""

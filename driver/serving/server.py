@@ -21,6 +21,7 @@ from driver.serving.figures import ServerFigures
 from driver.serving.waiting import ExecutionEstimate, QueueFull, RequestQueue, WaitingRequest
 from fmq import clock
 from fmq.clock import FOREVER
+from fmq.process_bound import ProcessBound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,8 +68,10 @@ class ReplicaPlace:
         return True
 
 
-class ModelServer:
+class ModelServer(ProcessBound):
     """One model for any number of tasks of one event loop. `CompiledModel.serve` makes it."""
+
+    to_send = "pickle the compiled model, and serve the unpickled one"
 
     def __init__(self, prepared: AnyPreparedModel, options: ServeOptions) -> None:
         """Use `CompiledModel.serve`, and `open` before `run`."""

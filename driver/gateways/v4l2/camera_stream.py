@@ -13,6 +13,7 @@ from weakref import WeakSet
 from burst.errors import Timeout
 from burst.memory import HardwareBuffer, Memory, Usage
 from driver.errors import CameraFailed, CameraLost
+from fmq.process_bound import ProcessBound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,8 +38,10 @@ _NUMBERS = 2**32  # after which a camera's count of frames begins again
 _opening, _cameras = threading.Lock(), WeakSet["Camera"]()
 
 
-class CameraFrame:
+class CameraFrame(ProcessBound):
     """A frame, in a buffer that the camera does not write before `release`."""
+
+    to_send = "send a copy of its array"
 
     __slots__ = ("_camera", "index", "memory", "number", "seconds")
 
@@ -60,12 +63,14 @@ class CameraFrame:
         self.release()
 
 
-class Camera:
+class Camera(ProcessBound):
     """A V4L2 camera. Its buffers are memory that requests name as they are, so no byte of a frame is copied.
 
     Where the camera has only JPEG pictures, or planes in memory of their own each, frames are copied once, and counted.
     One thread takes frames; any thread may release them. The stream begins with the first frame that is asked for.
     """
+
+    to_send = "open the camera where it is needed"
 
     def __init__(
         self,
