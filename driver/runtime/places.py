@@ -53,6 +53,8 @@ def check_shapes(operands: Sequence[Operand], shapes: Sequence[OutputShape]) -> 
 class StepInputs(InputSet):
     """What a step reads, in memory that others own."""
 
+    _optional = 0  # only a file has inputs that may be left out, and it is not divided
+
     def __init__(
         self,
         memory: Memory,
