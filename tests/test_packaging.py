@@ -39,7 +39,7 @@ def test_the_wheel_holds_the_packages_and_their_extensions(built):
         "driver",
     }
     assert sorted(name for name in names if name.endswith(".so")) == EXTENSIONS
-    assert {"driver/demos/detector.npz", "driver/demos/audio_net.npz"} <= set(names)
+    assert {"driver/demos/detector.npz", "driver/demos/audio_net.npz", "driver/demos/edges.onnx"} <= set(names)
     assert {f"driver/demos/web/page/page.{kind}" for kind in ("html", "css", "js")} <= set(names)
     assert {f"{package}/py.typed" for package in ("fmq", "burst", "driver")} <= set(names)
     assert {name.replace(".abi3.so", ".pyi") for name in EXTENSIONS} <= set(names)

@@ -45,7 +45,7 @@ _SAME_AS_CPU = "reference"  # in another process, and so never cheaper: used whe
 
 
 def compile(  # noqa: A001 (the name that users look for)
-    model: Model,
+    model: Model | str | os.PathLike[str],
     devices: Sequence[str | RemoteDevice] | None = None,
     preference: Preference = "fast_single_answer",
     priority: Priority = "medium",
@@ -64,7 +64,7 @@ def compile(  # noqa: A001 (the name that users look for)
     to other devices where these are named.
 
     Args:
-        model: is validated first.
+        model: is validated first. The path of a model file is loaded, as by `driver.load`.
         devices: names for `driver.connect`, connected devices, and "cpu" for the CPU in this process, in order of
             preference among equals. What they cannot do, or fail to do, falls back to "cpu" only if that is among
             them. By default all that are installed, and "cpu".
@@ -79,9 +79,10 @@ def compile(  # noqa: A001 (the name that users look for)
         application: as in `driver.connect`, of the connections that this call makes.
         device: the one to use, as `devices=[device]`: nothing is measured, and no other is started.
 
-    Raises InvalidModel, ValueError, DeviceNotFound, NotPlaced, MissedDeadline*, and what a device's `connect`
+    Raises TypeError for what is no model, InvalidModel, ValueError, DeviceNotFound, NotPlaced, MissedDeadline*, and what a device's `connect`
     or `prepare` raises where that may not fall back.
     """
+    model = loaded(model)
     for name, value, allowed in (("preference", preference, Preference), ("priority", priority, Priority)):
         if value not in get_args(allowed):
             raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, get_args(allowed)))}")
