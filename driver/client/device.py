@@ -28,6 +28,7 @@ from driver.errors import DeviceFailed, DeviceNotFound, DriverError
 from driver.interface import DeviceStatus
 from driver.nn import validate
 from driver.nn.file_form import is_file
+from driver.nn.model import check_model
 from driver.options import PRIORITIES, Preference, PrepareOptions, Priority, check_application, number_of
 from driver.protocol.model_memory import MOST_HANDLES
 from driver.protocol.prepare_arguments import PrepareArguments
@@ -259,6 +260,7 @@ class RemoteDevice(Closing):
         return found
 
     def _ask(self, method: str, model: Model) -> list[Any]:
+        check_model(model)
         model = model.form_for(self.extensions)
         validate(model)
         self.check_process()
@@ -292,6 +294,7 @@ class RemoteDevice(Closing):
 
         Raises InvalidModel before anything is sent, StatusError, PeerDied.
         """
+        check_model(model)
         model = model.form_for(self.extensions)
         validate(model)
         options = PrepareOptions(preference, priority, deadline, cache)

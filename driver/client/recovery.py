@@ -127,7 +127,9 @@ def digest_of(model: Model) -> str:
 
 
 def describe(model: Model) -> str:
-    """Its operations in short."""
+    """Its name, or its operations in short."""
+    if model.name:
+        return "".join(filter(str.isprintable, model.name))
     names = [operation.type for operation in model.main.operations]
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more

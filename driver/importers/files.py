@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from driver.devices.files import RUNTIMES
 from driver.errors import ImportFailed, InvalidModel
@@ -26,6 +26,7 @@ from driver.importers.obstacle import Obstacle, Shapes, failure, named_sizes
 from driver.nn import Model, validate
 from driver.nn.errors import did_you_mean
 from driver.nn.file_form import ModelFile, model_of_file
+from driver.nn.model import check_model
 
 READERS = {".tflite": "tflite", ".onnx": "onnx"}
 """Suffix -> package of the format, and the extra that installs what its reader requires."""
@@ -120,7 +121,9 @@ class ModelSource:
         inputs, outputs = ([tensor.operand() for tensor in side] for side in (header.inputs, header.outputs))
         try:
             file = ModelFile(self.kind, self.data, self.external)
-            model = replace(model_of_file(file, inputs, outputs, portable), signatures=header.signatures)
+            model = replace(
+                model_of_file(file, inputs, outputs, portable), signatures=header.signatures, name=self.name
+            )
             validate(model)
         except InvalidModel as error:
             raise ImportFailed(f"{self.name!r}: {error}") from None
@@ -131,7 +134,7 @@ class ModelSource:
         model, obstacles = self.converted(shapes)
         if model is None:
             raise failure(obstacles)
-        return replace(model, signatures=self.header.signatures)
+        return replace(model, signatures=self.header.signatures, name=self.name)
 
     def converted(self, shapes: Shapes | None) -> tuple[Model | None, list[Obstacle]]:
         """The operations form, or None and all obstacles."""
@@ -153,6 +156,14 @@ class ModelSource:
             return self.operations(shapes)
         except ImportFailed as error:
             raise ImportFailed(f"{told}; nor can it become operations of the HAL: {error}", remedy=remedy) from None
+
+
+def loaded(model: object) -> Model:
+    """The model; the path of a file is loaded. Raises TypeError for anything else, and what `load` raises."""
+    if isinstance(model, str | os.PathLike):
+        return load(model)
+    check_model(model)
+    return cast("Model", model)
 
 
 class Once:

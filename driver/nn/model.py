@@ -4,7 +4,7 @@ Building a record checks no more than that its words exist; `validate` checks th
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .errors import InvalidModel
@@ -128,7 +128,8 @@ class Model:
     `relaxed` allows float32 to be computed with the range and precision of float16. `extensions`: name and prefix of
     each vendor extension whose types or operations it uses; those that are not given get the next free prefixes.
     `portable`: returns the same network of the HAL's operations alone, the same each time; None where there is no such
-    form. `signatures`: the entries of the file that it was loaded from, by name; see `driver.load`.
+    form. `signatures`: the entries of the file that it was loaded from, by name; see `driver.load`. `name`: of
+    that file, or what the program calls it.
     """
 
     main: Subgraph
@@ -137,6 +138,7 @@ class Model:
     extensions: tuple[tuple[str, int], ...] = ()
     portable: Callable[[], "Model"] | None = field(default=None, compare=False)
     signatures: tuple[str, ...] = field(default=(), compare=False)
+    name: str = field(default="", compare=False)
     _inputs: tuple[TensorInfo, ...] | None = field(default=None, init=False, compare=False)
     _outputs: tuple[TensorInfo, ...] | None = field(default=None, init=False, compare=False)
 
@@ -168,6 +170,12 @@ class Model:
         count = len(self.main.operations)
         return f"<Model of {count} operation{'s' * (count != 1)}: {' -> '.join(sides)}>"
 
+    def named(self, name: str) -> "Model":
+        """The same model under this name, by which tools and messages call it. Raises ValueError."""
+        if not isinstance(name, str) or not name or not name.isprintable():
+            raise ValueError(f"name={name!r}: a name is printable text")
+        return replace(self, name=name, portable=self.portable and _Renamed(self.portable, name))
+
     def form_for(self, extensions: Collection[str]) -> "Model":
         """The form of this model for a device that knows these extensions: itself, if that uses no others or has no
         other form; else the one of the HAL's operations.
@@ -177,6 +185,29 @@ class Model:
         if self.portable is None or all(name in extensions for name, _ in self.extensions):
             return self
         return self.portable()
+
+
+class _Renamed:
+    """A `portable` whose model has another name."""
+
+    def __init__(self, make: Callable[[], Model], name: str) -> None:
+        self._make, self._name = make, name
+        self._made: tuple[Model, Model] | None = None
+
+    def __call__(self) -> Model:
+        found = self._make()
+        if self._made is None or self._made[0] is not found:
+            self._made = found, found.named(self._name)
+        return self._made[1]
+
+
+def check_model(model: object) -> None:
+    """Raise TypeError, with what makes a model, for anything else."""
+    if not isinstance(model, Model):
+        raise TypeError(
+            f"model={model!r:.80}: a driver.Model; driver.load(path) makes one of a file,"
+            " driver.ModelBuilder().build() one of operations"
+        )
 
 
 def _extensions_used(graphs: Sequence[Subgraph]) -> list[str]:

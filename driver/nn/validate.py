@@ -16,7 +16,7 @@ import numpy as np
 from .calls import call_version, check_call, without_defaults
 from .errors import InvalidModel, did_you_mean
 from .extension import extension_of
-from .model import Model, Operand, Operation, Subgraph
+from .model import Model, Operand, Operation, Subgraph, check_model
 from .operands import operand_fault
 from .operation import OperationType
 from .ops import OPERATIONS
@@ -29,6 +29,7 @@ NAME_LENGTH = 64
 
 def validate(model: Model) -> None:
     """Check `model` against the rules of HAL 1.3; `InvalidModel` names the operand or operation, and the rule."""
+    check_model(model)
     for number, graph in enumerate((model.main, *model.referenced)):
         with located(number):
             rules = GraphRules(len(graph.operands), len(graph.operations), len(model.referenced), is_main=not number)

@@ -15,6 +15,7 @@ from driver.devices import names as installed
 from driver.devices.files import RUNTIMES
 from driver.devices.library.description import absolute
 from driver.errors import DeviceFailed, DeviceNotFound, ImportFailed, NotPlaced
+from driver.importers.files import loaded
 from driver.nn import InvalidModel, validate
 from driver.nn.file_form import file_of
 from driver.options import Preference, PrepareOptions, Priority, check_application
@@ -29,6 +30,7 @@ from driver.runtime.plan import PlannedModel, PreparedStep
 from driver.runtime.progress import CompilationClock
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
@@ -56,6 +58,7 @@ def compile(  # noqa: A001 (the name that users look for)
     require_device: str | None = None,
     application: str | None = None,
     device: str | RemoteDevice | None = None,
+    name: str | None = None,
 ) -> CompiledModel:
     """Prepares a model on the best of several devices: each executes it a few times, and the fastest gets it.
 
@@ -78,14 +81,15 @@ def compile(  # noqa: A001 (the name that users look for)
         require_device: where all of it has to run; nothing falls back then.
         application: as in `driver.connect`, of the connections that this call makes.
         device: the one to use, as `devices=[device]`: nothing is measured, and no other is started.
+        name: by which `burst top`, traces, caches and metrics call it; None: its own, which is its file's.
 
-    Raises TypeError for what is no model, InvalidModel, ValueError, DeviceNotFound, NotPlaced, MissedDeadline*, and what a device's `connect`
-    or `prepare` raises where that may not fall back.
+    Raises TypeError for what is no model, InvalidModel, ValueError, DeviceNotFound, NotPlaced, MissedDeadline*, what
+    `load` raises, and what a device's `connect` or `prepare` raises where that may not fall back.
     """
-    model = loaded(model)
-    for name, value, allowed in (("preference", preference, Preference), ("priority", priority, Priority)):
+    model = loaded(model) if name is None else loaded(model).named(name)
+    for word, value, allowed in (("preference", preference, Preference), ("priority", priority, Priority)):
         if value not in get_args(allowed):
-            raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, get_args(allowed)))}")
+            raise ValueError(f"{word}={value!r}: one of {', '.join(map(repr, get_args(allowed)))}")
     if cache_token is not None and cache_dir is None:
         raise ValueError("cache_token needs a cache_dir; give both or neither")
     if device is not None:

@@ -140,7 +140,7 @@ def _step(model: Model, device: int, group: tuple[int, ...], ends: tuple[list[in
         _renumbered(outputs, numbers),
     )
     refers = any(operand.lifetime == OperandLifeTime.SUBGRAPH for operand in main.operands)
-    part = Model(main, model.referenced if refers else (), relaxed=model.relaxed)
+    part = Model(main, model.referenced if refers else (), relaxed=model.relaxed, name=model.name)
     return Step(device, group, part, tuple(inputs), tuple(outputs))
 
 

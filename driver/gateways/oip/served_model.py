@@ -74,7 +74,7 @@ class ServedModel:
         """Loads it. Raises what `driver.load` and `driver.compile` raise, and Refusal."""
         self.name, self.version, self.config, self._device = name, version, config, device
         self.kind = path.suffix.lower().removeprefix(".")
-        self._model = load(path, optional=False)
+        self._model = load(path, optional=False).named(name)
         self.ports = ModelPorts(self._model)
         config.check(self._model)
         self._labels = config.labels(path.parent.parent)
