@@ -13,6 +13,7 @@ import re
 import socket
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -196,6 +197,7 @@ _BOUNDS = [digit * 10.0**power for power in range(-6, 1) for digit in (1, 2, 5)]
 _LONGEST = 3600 * 10**9
 """Nanoseconds. A client can write anything into its trace; longer times are ignored."""
 
+_MOST_MODELS = 32  # that have a label of their own
 _OUTCOMES = ("prepared", "refused", "saved", "declined", "restored", "not_restored")
 _OF_FLOWS = {
     "executions": ("burst_executions", "Executions that have finished.", CounterMetricFamily),
@@ -213,6 +215,7 @@ class MetricsCollector(Collector):
     def __init__(self, monitor: HealthMonitor) -> None:
         self._monitor, self._stages, self._lock = monitor, StageHistogram(), threading.Lock()
         self._ledgers: list[LedgerReports] = []
+        self._models: Counter[str] = Counter()  # open bursts by the name of their model
         self._flows = CounterSum(np.zeros((len(PRIORITIES), len(SUMMED))))
         self._outcomes = CounterSum(np.zeros(len(_OUTCOMES)))
         self._cpu = {process: CounterSum(np.zeros(())) for process in ("service", "engine")}
@@ -245,7 +248,9 @@ class MetricsCollector(Collector):
                 answering = [cell for cell, each in zip(cells.connected, found, strict=True) if each]
                 ledgers = [LedgerReports.of(cell.connection, end) for cell in answering]
                 self._ledgers = [each for each in ledgers if each]
-                self._stages.look(trace for cell in answering for trace in _traces(cell.connection, end))
+                traces = [trace for cell in answering for trace in _traces(cell.connection, end)]
+                self._models = Counter(trace.model for trace in traces)
+                self._stages.look(traces)
         except BurstError:
             return []
         return [each for each in found if each is not None]
@@ -255,6 +260,7 @@ class MetricsCollector(Collector):
         yield GaugeMetricFamily("burst_clients", "Connected clients.", sum(each.clients for each in engines))
         yield GaugeMetricFamily("burst_slots", "Executions that an engine may run at once.", engines[0].slots)
         yield GaugeMetricFamily("burst_bursts", "Open bursts.", sum(each.bursts for each in engines))
+        yield self._by_model()
         models = sum(each.models for each in engines)
         yield GaugeMetricFamily("burst_models", "Models in memory; equal models of an engine count once.", models)
         flows = self._flows.total({each.pids: each.flows for each in engines})
@@ -272,6 +278,16 @@ class MetricsCollector(Collector):
         for outcome, count in zip(_OUTCOMES, totals, strict=True):
             preparations.add_metric([outcome], count)
         yield preparations
+
+    def _by_model(self) -> Metric:
+        """Names come from clients: so many of them and no more, the most used first."""
+        metric = GaugeMetricFamily("burst_model_bursts", "Open bursts by the name of their model.", labels=["model"])
+        named = self._models.most_common(_MOST_MODELS)
+        for model, count in named:
+            metric.add_metric([model], count)
+        if rest := self._models.total() - sum(count for _, count in named):
+            metric.add_metric(["(others)"], rest)
+        return metric
 
     def _of_processes(self, engines: list[EngineFigures]) -> Iterator[Metric]:
         """Sums over the services and over the engines; the times of start are those of our own, which come first."""

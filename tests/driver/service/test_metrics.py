@@ -70,6 +70,19 @@ def served():
                 process.kill()
 
 
+def test_names_of_models_are_bounded(served, kit):
+    """A client may call its models what it likes: 32 names have a label of their own, of printable characters."""
+    with driver.connect(served.address) as device, contextlib.ExitStack() as stack:
+        for n in range(35):
+            named = kit.add_model().named(f"{n} 'x' \\ {'y' * 200}")
+            stack.enter_context(stack.enter_context(device.prepare(named)).burst())
+        found = {name: value for name, value in served.figures().items() if name[0] == "burst_model_bursts"}
+    assert len(found) == 33
+    assert found["burst_model_bursts", "(others)"] == 3
+    assert all(len(label) < 104 for _, label in found)
+    kit.until(lambda: served.figures()["burst_clients",] == 0)
+
+
 def test_figures_of_all_clients(served, kit):
     """What clients have now and what they have done is there, and what was done stays when they have left."""
     before = served.figures()
@@ -80,6 +93,7 @@ def test_figures_of_all_clients(served, kit):
             prepared.run(X)
             during = served.figures()
         assert (during["burst_clients",], during["burst_bursts",], during["burst_models",]) == (1, 1, 1)
+        assert during["burst_model_bursts", "ADD"] == 1
         executed = "burst_executions_total", "high"
         assert during[executed] - before[executed] == 21
         for stage in ("encode", "queue", "wake", "bind", "execute", "return", "total"):
@@ -90,6 +104,7 @@ def test_figures_of_all_clients(served, kit):
     after = served.figures()
     assert after[executed] == during[executed]
     assert after["burst_bursts",] == 0
+    assert not any(name == "burst_model_bursts" for name, *_ in after)
     assert after["burst_request_seconds_count", "total"] == during["burst_request_seconds_count", "total"]
     assert after["burst_memory_bytes", "engine", "shmem"] > 0
     assert 0 < after["burst_descriptors", "service"] < 100
