@@ -63,6 +63,8 @@ class InputSet:
     and an OpenInput for one whose shape is NOT_GIVEN.
     """
 
+    _optional = 0  # so many of the last inputs may be left out
+
     def __init__(self, model: Model, shapes: Shapes, memory: Memory | None = None) -> None:
         """`shapes`: of the inputs; None omits one. `memory`: is used if it suffices."""
         self.shapes = shapes
