@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -210,86 +209,6 @@ def test_indices(onnxruntime):
     indices[1] = 1
     bound.run()
     assert np.array_equal(result.view(np.float32).reshape(4, 2), x[indices])
-
-
-def test_threads_at_the_same_time(onnxruntime, kit):
-    """Several threads bind and run one prepared model at the same time; each gets its own results."""
-    prepared = prepare(onnxruntime, kit.conv_model())
-    wrong = []
-
-    def work(seed):
-        x = np.random.default_rng(seed).standard_normal((1, 8, 8, 3), np.float32)
-        want = Interpreter(kit.conv_model()).bind([x])
-        want.run()
-        found = np.zeros(20, np.uint8)
-        bound = prepared.bind([x], [found], BindOptions())
-        for _ in range(200):
-            found[:] = 0
-            bound.run()
-            if not np.allclose(found.view(np.float32), want.results[0].array, atol=1e-5):
-                wrong.append(seed)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-def test_without_the_lock(onnxruntime):
-    """While an execution runs, other Python threads do."""
-    builder = driver.ModelBuilder()
-    x = builder.input("float32", (512, 1024))
-    for _ in range(8):
-        x = builder.operation("FULLY_CONNECTED", x, np.zeros((1024, 1024), np.float32), np.zeros(1024, np.float32), 0)
-    builder.output(x)
-    feeds, result = [np.zeros((512, 1024), np.float32)], np.zeros(2**21, np.uint8)
-    bound = prepare(onnxruntime, builder.build()).bind(feeds, [result], BindOptions())
-    thread = threading.Thread(target=bound.run)
-    thread.start()
-    turns = 0
-    while thread.is_alive():
-        turns += 1
-    assert turns > 1000
-
-
-def test_binding_lives_alone(onnxruntime, kit):
-    """A binding needs nobody to keep its prepared model, or the arrays that it was given."""
-    result = np.zeros(16, np.uint8)
-    bound = prepare(onnxruntime, kit.add_model()).bind([np.ones((1, 4), np.float32)], [result], BindOptions())
-    for _ in range(50):  # what was let go would be used again
-        other = prepare(onnxruntime, kit.add_model(constant=9.0))
-        other.bind([np.zeros((1, 4), np.float32)], [np.zeros(16, np.uint8)], BindOptions()).run()
-    bound.run()
-    assert result.view(np.float32).tolist() == [2.0] * 4
-
-
-@pytest.mark.parametrize("make", ["add_model", "conv_model", "quantised_model"])
-def test_through_a_burst(connect, kit, make):
-    """A device process runs it for a burst and on the plain path, and both give what the reference gives."""
-    model = getattr(kit, make)()
-    operand = model.main.operands[model.main.inputs[0]]
-    raw = np.random.default_rng(5).integers(0, 255, operand.dimensions, np.uint8)
-    x = raw if operand.type.is_quantised else (raw / 64 - 2).astype(np.float32)
-    with connect().prepare(model) as reference:
-        (want,) = reference.run(x)
-    tolerance = 1e-5 if want.dtype == np.float32 else 1
-    with connect("onnxruntime").prepare(model) as prepared:
-        np.testing.assert_allclose(prepared.run(x)[0], want, atol=tolerance)
-        with prepared.burst() as burst:
-            for _ in range(5):
-                burst.inputs[0][...] = x
-                np.testing.assert_allclose(burst.run(timeout=20).outputs[0], want, atol=tolerance)
-            assert burst.stats()["copied_bytes"]["bulk"] == 0
-
-
-def test_what_the_process_refuses(connect, kit):
-    """The service asks the device what it supports."""
-    found = connect("onnxruntime")
-    assert found.type == "CPU"
-    assert found.supported_operations(kit.mul_model()) == [True]
-    assert found.supported_operations(kit.reshape_model()) == [False]
 
 
 @pytest.mark.parametrize("found", [None, "1.19.2", "0.5"])
