@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from burst import ErrorStatus, PeerDied, Request, Result, StatusError
+from burst import ErrorStatus, GeneralFailure, PeerDied, Request, Result, StatusError
 from burst.causes import failure_of
 from burst.controller import CHANNEL_LENGTH
 from burst.datum import DATUM
@@ -215,6 +215,8 @@ class BurstSession:
         if result.status and self.buffers.grow(encoded.outputs, result.output_shapes):
             encoded = self.encode(encoded.inputs, encoded.outputs)
             result = replacement.execute(encoded.request, measure=measure, timeout=timeout)
+        if result.status == ErrorStatus.GENERAL_FAILURE and isinstance(error, GeneralFailure):
+            raise error  # the device's own words are clearer than those of another one
         return self._checked(encoded, result)
 
     def _checked(self, encoded: EncodedRequest, result: Result) -> Result:

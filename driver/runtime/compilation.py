@@ -296,8 +296,8 @@ class _Compilation:
 
     def _instead(self, refusal: Exception) -> tuple[Chosen, Figures, list[_Candidate]]:
         """A file that its own runtime does not take: with another one, or as operations. Raises as they do."""
+        failed = self._at
         for name in _runtimes_for(self._given)[1:] if self._options.takes_any else ():
-            failed = self._at
             try:
                 found = self._chosen([name])
             except (*FAILURES, NotPlaced, DeviceNotFound) as error:
@@ -306,18 +306,20 @@ class _Compilation:
                 continue
             self._fallbacks.note("dropped", failed, refusal)
             return found
-        plans, candidates = self._planned_as_operations(refusal)
+        plans, candidates = self._planned_as_operations(failed, refusal)
         return *self._fastest(plans), candidates
 
-    def _planned_as_operations(self, refusal: Exception) -> tuple[list[Plan], list[_Candidate]]:
-        """The same for a file that none of its runtimes takes. Raises `refusal` where the model has no other form."""
+    def _planned_as_operations(self, failed: str, refusal: Exception) -> tuple[list[Plan], list[_Candidate]]:
+        """The same for a file that none of its runtimes takes. Raises `refusal`, of the device `failed`, where the
+        model has no other form.
+        """
         options = self._options
         if not options.takes_any or options.model.portable is None:
             raise refusal
         try:
             self._options = options._replace(model=options.model.portable())
         except (ImportFailed, InvalidModel) as error:
-            raise NotPlaced(f"{self._at}: {refusal}; and as operations of the HAL: {error}") from refusal
+            raise NotPlaced(f"{failed}: {refusal}; and as operations of the HAL: {error}") from refusal
         candidates = self._asked(_all_installed())
         return self._plans(candidates), candidates
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from burst import (
     BuffersLost,
     ErrorStatus,
+    GeneralFailure,
     PeerDied,
     Quarantined,
     Result,
@@ -223,7 +224,12 @@ def executed(
             raise failure
         return result
     if not names_buffers(request):
-        return cpu.take_over(failure).execute(request, *options)
+        found = cpu.take_over(failure).execute(request, *options)
+        if found.status != ErrorStatus.GENERAL_FAILURE or not isinstance(failure, GeneralFailure):
+            return found
+        if result is None:  # as in a burst: the device's own words are clearer than those of another one
+            raise failure
+        return result
     if isinstance(failure, PeerDied):
         raise lost(request) from failure
     try:
@@ -274,7 +280,13 @@ class FallbackModel:
         try:
             return self.prepared.run(*arrays, timeout=timeout)  # type: ignore[no-any-return]
         except FAILURES as error:
-            return self.replacement(error, life).run(*arrays, timeout=timeout)
+            other = self.replacement(error, life)
+            try:
+                return other.run(*arrays, timeout=timeout)
+            except GeneralFailure:
+                if isinstance(error, GeneralFailure):
+                    raise error from None  # as in `executed`
+                raise
 
     def execute(
         self,

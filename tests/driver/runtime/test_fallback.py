@@ -319,3 +319,23 @@ def test_when_the_cpu_fails_too_the_whole_is_tried(settled, kit):
                 run(X, np.full(1, 99, np.int32))
         assert counts(compiled) == {"step": 3, "whole": 3}
         equal(burst.run(X, np.ones(1, np.int32)).outputs, [np.full(1, 9, np.float32)])
+
+
+def test_a_request_that_every_runtime_refuses(tmp_path, home):
+    """Is refused in the words of the file's own runtime, whichever was tried after it, on each path."""
+    onnx = pytest.importorskip("onnx", reason="no onnx")
+    for package in ("onnxruntime", "openvino"):
+        pytest.importorskip(package, reason=f"no {package}")
+    value, single = onnx.helper.make_tensor_value_info, onnx.TensorProto.FLOAT
+    ends = [value("a", single, ["n", "m"]), value("b", single, ["k", "l"])], [value("y", single, None)]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Concat", ["a", "b"], ["y"], axis=0)], "g", *ends)
+    opsets = [onnx.helper.make_opsetid("", 18)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / "net.onnx")
+    a, b = np.ones((2, 3), np.float32), np.ones((4, 5), np.float32)
+    shapes = {"a": a.shape, "b": b.shape}
+    with driver.compile(driver.load(tmp_path / "net.onnx")) as compiled, compiled.burst(input_shapes=shapes) as burst:
+        for run in (compiled.run, burst.run, lambda **given: burst.submit(**given).result()):
+            with pytest.raises(driver.GeneralFailure, match="Non concat axis dimensions must match") as caught:
+                run(a=a, b=b)
+            assert not any(suffix in str(caught.value) for suffix in (".cpp", ".cc", ".h:"))
+            assert len(str(caught.value)) < 400
