@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +17,7 @@ import pytest
 import stress
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from waiting import last
 
 import driver
 from burst import GeneralFailure, InvalidArgument, PeerDied, StatusError
@@ -460,11 +460,6 @@ def clients(kit):
         source.stdin.close()
 
 
-def spin_until(moment):
-    while time.monotonic() < moment:
-        os.sched_yield()
-
-
 def kill_a_device(kit, source):
     """While a thread keeps a model and restores it, again and again."""
     device = kit.living("reference")
@@ -477,7 +472,7 @@ def kill_a_device(kit, source):
 
     thread = threading.Thread(target=work)
     thread.start()
-    spin_until(time.monotonic() + source.random() * 0.03)
+    last(source.random() * 0.03)
     kill(device)
     thread.join(kit.patience)
     assert not thread.is_alive()
@@ -497,7 +492,7 @@ def test_killed_at_random_moments(home, kit, rounds):
                 kill_a_device(kit, source)
             else:
                 child = start()
-                spin_until(time.monotonic() + source.random() * 0.05)
+                last(source.random() * 0.05)
                 os.kill(child, signal.SIGKILL)
             with kit.living("reference") as successor:
                 check_restores(successor, kit.add_model(), first)

@@ -5,13 +5,13 @@ import os
 import random
 import signal
 import threading
-import time
 from collections import deque
 from pathlib import Path
 
 import numpy as np
 import pytest
 import stress
+from waiting import last
 
 import driver
 from driver.options import Cache
@@ -328,9 +328,7 @@ def _one_kill(staged, kit, files, source):
     use(prepared)
     staged.wait_until_held()
     staged.release()
-    end = time.monotonic() + source.random() * 0.02
-    while time.monotonic() < end:
-        os.sched_yield()
+    last(source.random() * 0.02)
     kill(device)
     device.close()
     staged.told("restored")

@@ -5,7 +5,6 @@ import fcntl
 import os
 import random
 import threading
-import time
 
 import msgpack
 import numpy as np
@@ -276,13 +275,13 @@ def test_garbage(device, kit):
             send(device, "supported", data, [offset, length])
 
 
-@pytest.mark.parametrize("seconds", [1, pytest.param(20, marks=pytest.mark.stress)])
-def test_mutations(device, kit, seconds):
+@pytest.mark.parametrize("refused", [150, pytest.param(3000, marks=pytest.mark.stress)])
+def test_mutations(device, kit, refused):
     """Random changes of good models never cost more than the call: it succeeds or is refused (seed 20)."""
-    source, end = random.Random(20), time.monotonic() + seconds
+    source = random.Random(20)
     models = [encoded(m) for m in (kit.add_model(), kit.conv_model(), kit.quantised_model(), branching_model())]
     counts = {True: 0, False: 0}
-    while time.monotonic() < end:
+    while counts[False] < refused:
         data, where = source.choice(models)
         structure = mutated(source, objects(data, where))
         data, where = rebuilt(data, where, structure)
@@ -291,7 +290,6 @@ def test_mutations(device, kit, seconds):
             for _ in range(source.randint(1, 4)):
                 data[source.randrange(len(data))] = source.randrange(256)
         counts[accepted(device, bytes(data), where)] += 1
-    assert counts[False] > 100, counts
     assert device.supported_operations(kit.add_model()) == [True]
 
 
