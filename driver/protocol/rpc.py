@@ -185,13 +185,20 @@ def failure(error: Exception) -> tuple[Reply, ErrorStatus]:
         case InvalidModel() | Malformed() | TypeError() | ValueError():
             return _words(error), ErrorStatus.INVALID_ARGUMENT
     _log.error("a call failed unexpectedly", exc_info=error)
-    return _words(error, f"{type(error).__name__}: "), ErrorStatus.GENERAL_FAILURE
+    return _words(error, f"{type(error).__name__}: ", remedy=beyond_the_sandbox(error)), ErrorStatus.GENERAL_FAILURE
 
 
-def _words(error: Exception, name: str = "", cause: Cause = NO_CAUSE) -> Reply:
+def beyond_the_sandbox(error: BaseException) -> str:
+    """The remedy for a file that a device may not open; "": that is not what the error is about."""
+    if not isinstance(error, PermissionError) or not error.filename:
+        return ""
+    return f"; the sandbox: a device opens the files that it names, needs = Needs(read_paths=({error.filename!r},))"
+
+
+def _words(error: Exception, name: str = "", cause: Cause = NO_CAUSE, remedy: str = "") -> Reply:
     """The error as text, cut to what fits into a message whatever the client made it quote."""
     more = [] if cause == NO_CAUSE else [cause]
-    return Reply([f"{name}{error}"[:_MAX_TEXT], *more])
+    return Reply([f"{name}{error}{remedy}"[:_MAX_TEXT], *more])
 
 
 def cause_in(more: list[Any]) -> Cause:

@@ -36,7 +36,7 @@ from driver.engine.process import main as run_engine
 from driver.engine.running_files import RunningFiles
 from driver.errors import signal_name
 from driver.nn.file_form import FILE
-from driver.protocol.rpc import PROTOCOL, Reply, call, farewell, refuse, serve
+from driver.protocol.rpc import PROTOCOL, Reply, beyond_the_sandbox, call, farewell, refuse, serve
 from driver.service.arrivals import ListeningSocket
 from driver.service.bounded_log import BoundedHandler, EngineLog, LogFile
 from driver.service.file_gate import FileGate
@@ -412,7 +412,7 @@ def run(name: str, arrivals: ClientArrivals, place: Place, options: ServiceOptio
         if isinstance(error, PeerDied):
             _log.error("device %r failed to start: its engine ended", name)
         else:
-            _log.exception("device %r failed to start", name)
+            _log.exception("device %r failed to start%s", name, beyond_the_sandbox(error))
         with arrivals.ending():  # clients see the failure now and read the log
             os._exit(1)
     is_well = service.run()

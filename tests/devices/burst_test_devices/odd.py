@@ -49,6 +49,14 @@ class Hollow(ReferenceDevice):
             raise RuntimeError("this engine is broken on purpose")
 
 
+class Curious(ReferenceDevice):
+    """Reads a file that it has not named, when it prepares a model."""
+
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
+        Path("/etc/hosts").read_text()
+        return super().prepare(model, preparation)
+
+
 class Moody(ReferenceDevice):
     """Has the status that the file "status" in BURST_RUNTIME_DIR says, a state and a reason, once it gets SIGUSR1."""
 

@@ -295,3 +295,12 @@ def test_the_numbers_are_those_of_the_kernel():
         assert len(ours.keys() & found.keys()) > len(ours) - 5
     assert NUMBERS.keys() > {*ALLOWED, *REFUSED}
     assert not ALLOWED.keys() & set(REFUSED)
+
+
+def test_what_the_sandbox_keeps_from_a_device_is_told_with_the_remedy(place, kit):
+    """A device that opens a file which it has not named is told how to name it, by the error of its client."""
+    with driver.connect("burst_test_devices.odd:Curious") as device:
+        if not device.stats()["sandbox"]["engine"]["landlock_files"]:
+            pytest.skip("files are not confined here")
+        with pytest.raises(GeneralFailure, match=r"the sandbox: .* needs = Needs\(read_paths=\('/etc/hosts',\)\)"):
+            device.prepare(kit.add_model())
