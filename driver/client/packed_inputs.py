@@ -74,7 +74,11 @@ def blank_input(tensor: TensorInfo, shape: tuple[int, ...] | None = None) -> Any
 
 
 def input_value(where: str, tensor: TensorInfo, given: Any) -> Any:
-    """What the application gives for an input, as `pack` takes it. `where`: the input, in words. Raises ValueError."""
+    """What the application gives for an input, as `pack` takes it. `where`: the input, in words. A model that does not
+    say what the input is, as a recorded one, takes any value. Raises ValueError.
+    """
+    if not tensor.kind:
+        return given
     found = _value(where, tensor.kind, given)
     if tensor.kind != TEXTS or tensor.shape is None:
         return found

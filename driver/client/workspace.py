@@ -452,7 +452,7 @@ def shapes_of(model: Model, given: InputShapes | None, where: str = "burst(input
             raise ValueError(f"{where}: {its} cannot be {shape}; the model says {_said(operand.dimensions)}")
     pairs = zip(operands, shapes, strict=True)
     return tuple(
-        None if shape is None else first_shape(operand) if operand.type == PACKED else tuple(shape)
+        None if shape is None else (room_for(math.prod(shape)),) if operand.type == PACKED else tuple(shape)
         for operand, shape in pairs
     )
 

@@ -12,8 +12,10 @@ import numpy as np
 from driver.engine.cache.memory import ModelMemory
 from driver.errors import DriverError
 from driver.nn import InvalidModel, validate
+from driver.nn.file_form import PACKED
 from driver.options import PREFERENCES, PRIORITIES
 from driver.protocol.model_codec import decode
+from driver.protocol.packed_values import unpack
 from driver.recording.frames import MAGIC, VERSION, Damaged, FileFrame, bulk_of, read
 from driver.recording.tape import UNANSWERED
 from fmq.closing import Closing
@@ -217,10 +219,12 @@ def _parts(described: Iterable[object], bulk: memoryview) -> list[Part | None]:
     return found
 
 
-def as_array(part: Part, operand: Operand) -> NDArray[Any]:
-    """The bytes as an array of the operand's type. Raises BadRecording."""
+def as_value(part: Part, operand: Operand) -> Any:
+    """The bytes as an array of the operand's type, or as the value that they hold. Raises BadRecording."""
     dimensions, raw = part
     try:
+        if operand.type == PACKED:
+            return unpack(np.frombuffer(raw, np.uint8))
         found: NDArray[Any] = np.frombuffer(raw, operand.type.dtype).reshape(dimensions)
     except (ValueError, OverflowError) as error:
         raise BadRecording(f"{len(raw)} bytes of shape {dimensions!r:.60} are no {operand.type.name}") from error

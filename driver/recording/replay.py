@@ -18,14 +18,13 @@ from driver.client.device import connect
 from driver.client.workspace import InputSet, OutputSet, Workspace
 from driver.devices import names
 from driver.options import PrepareOptions
-from driver.recording.file import BadRecording, as_array
+from driver.protocol.packed_values import pack
+from driver.recording.file import BadRecording, as_value
 from driver.recording.recorder import TapedPreparedModel
 from driver.recording.tape import UNANSWERED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
 
     from burst import Result
     from driver.client.device import RemoteDevice
@@ -227,7 +226,9 @@ class _Player:
         self._seats: dict[Shapes, Any] = {}
         self._present: Any = None
         self._flying: deque[tuple[int, Run, Future]] = deque()
-        self._seat(self._arrays(play.recording.run(numbers[0])))  # opens the burst before the first request's time
+        first = play.recording.run(numbers[0])
+        self._values(first)
+        self._seat(first)  # opens the burst before the first request's time
 
     def play(self) -> None:
         """Sends the stream's requests, in order."""
@@ -239,12 +240,12 @@ class _Player:
 
     def _play_one(self, number: int) -> None:
         run = self._play.recording.run(number)
-        arrays = self._arrays(run)
-        seat = self._seat(arrays)
+        values = self._values(run)
+        seat = self._seat(run)
         self._land(self._stream.depth - 1)
-        for place, array_ in zip(seat.inputs, arrays, strict=True):
+        for place, value in zip(seat.inputs, values, strict=True):
             if place is not None:
-                place[...] = array_
+                place[...] = value
         self._wait(run)
         left = None if run.deadline is None else max(run.deadline / 1e9, 1e-6)
         if self._stream.depth == 1:
@@ -285,14 +286,14 @@ class _Player:
             raise answer
         self._play.note(number, run, took, answer, self._outputs)
 
-    def _arrays(self, run: Run) -> list[NDArray[Any] | None]:
+    def _values(self, run: Run) -> list[Any]:
         if len(run.inputs) != len(self._inputs):
             raise BadRecording(f"a request of {len(run.inputs)} inputs; its model takes {len(self._inputs)}")
-        return [None if p is None else as_array(p, o) for p, o in zip(run.inputs, self._inputs, strict=True)]
+        return [None if p is None else as_value(p, o) for p, o in zip(run.inputs, self._inputs, strict=True)]
 
-    def _seat(self, arrays: list[NDArray[Any] | None]) -> Any:
-        """The burst, or the `_Plain`, for inputs of these shapes."""
-        shapes = tuple(None if a is None else a.shape for a in arrays)
+    def _seat(self, run: Run) -> Any:
+        """The burst, or the `_Plain`, for inputs of its shapes."""
+        shapes = tuple(None if part is None else part[0] for part in run.inputs)
         found = self._seats.get(shapes)
         if found is not self._present:
             self._land(0)  # results come in order within one burst alone
@@ -360,15 +361,19 @@ class Difference(NamedTuple):
 def largest(number: int, run: Run, answer: Result, operands: Sequence[Operand], tolerance: float) -> Difference | None:
     """The largest difference over all outputs of a request; None if all are within the tolerance."""
     found = [
-        difference(number, n, as_array(part, operand), new, tolerance)
+        difference(number, n, as_value(part, operand), new, tolerance)
         for n, (part, operand, new) in enumerate(zip(run.outputs, operands, answer.outputs, strict=False))
         if part is not None
     ]
     return max((one for one in found if one), key=lambda one: one.by, default=None)
 
 
-def difference(number: int, n: int, was: NDArray[Any], new: NDArray[Any], tolerance: float) -> Difference | None:
-    """The largest difference of output `n` of a request; None if it is within the tolerance."""
+def difference(number: int, n: int, was: Any, new: Any, tolerance: float) -> Difference | None:
+    """The largest difference of output `n` of a request; None if it is within the tolerance. Texts, sequences and maps
+    are equal, or another value.
+    """
+    if not isinstance(was, np.ndarray) or was.dtype == object:
+        return None if pack(was) == pack(new) else Difference(number, n, (), math.nan, math.inf)
     if was.shape != new.shape:
         return Difference(number, n, (), math.nan, math.inf)
     a, b = was.astype(np.float64), new.astype(np.float64)

@@ -9,6 +9,7 @@ import pytest
 import driver
 from burst import GeneralFailure, InvalidArgument, Memory, Request, RequestArgument
 from driver.protocol.packed_values import pack, unpack
+from driver.recording import Recording, record, replay
 
 pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
 
@@ -178,3 +179,18 @@ def test_a_device_that_takes_numbers_says_so(connect, files):
     pytest.importorskip("openvino", reason="needs the extra 'openvino'")
     words = "input 0 is no tensor of numbers: the device onnxruntime alone runs such files"
     assert connect("openvino").explain(driver.load(files("identity"), form="file")) == [words]
+
+
+def test_recorded_and_replayed(files, home, tmp_path):
+    """Texts and maps come back from a recording, through bursts and on the plain path, and are compared as values."""
+    long = np.array([["é" * 9000, ""]], object)
+    with record(tmp_path / "requests.burst"), driver.connect("onnxruntime") as device:
+        with device.prepare(driver.load(files("identity"), form="file")) as prepared, prepared.burst() as burst:
+            for words in (WORDS, long):
+                prepared.run(words)
+                burst.run(words)
+        with device.prepare(driver.load(files("classifier"), form="file")) as prepared:
+            prepared.run(ROWS)
+    with Recording(tmp_path / "requests.burst") as recording:
+        report = replay(recording, pace="max", tolerance=0.0)
+    assert (report.compared, report.different) == (5, 0)

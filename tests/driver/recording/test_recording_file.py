@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import driver
 from driver.recording import BadRecording, Recording, record
-from driver.recording.file import as_array
+from driver.recording.file import as_value
 from driver.recording.frames import MAGIC, MOST_WORDS, head
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
@@ -51,7 +51,7 @@ def read_all(path):
                 run = recording.run(number)
                 stream = recording.streams[run.stream]
                 operands = recording.model(stream.model).main.operands
-                [as_array(part, operands[0]) for part in run.inputs if part]
+                [as_value(part, operands[0]) for part in run.inputs if part]
             except BadRecording as error:
                 refused.append(str(error))
         return len(recording), recording.trouble, refused
