@@ -61,14 +61,14 @@ class PackedExecution(BoundExecution):
     def _source(self, number: int, port: FilePort, given: Any) -> Callable[[], Any] | None:
         """What gives ONNX Runtime this input in a run; None: it is left out."""
         where = f"input {number} ({port.name})"
+        if given is None and number >= self._owner.required:
+            return None
         if port.type == _STORED_AS_BITS:
             raise ValueError(f"{where}: ONNX Runtime takes no bfloat16 beside values that are no tensors")
         if port.type == PACKED.name:
             if given is None and not port.dtype.startswith("optional"):
                 raise ValueError(f"{where}: only optional values may be omitted, and this is {port.dtype}")
             return lambda: None if given is None else _value(where, given)
-        if given is None and number >= self._owner.required:
-            return None
         array = checked_input(where, "an .onnx file", given, port.stored)
         place, fill = source_of(array, port.dtype)
         if fill is not None:

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 import driver
 from burst import GeneralFailure, InvalidArgument, Memory, Request, RequestArgument
@@ -134,6 +135,19 @@ def test_compiled_and_cached(files, home, tmp_path):
             assert plain(compiled.run(ROWS)) == wanted
             assert "onnxruntime" in str(compiled.placement())
             assert compiled.burst().run(ROWS).outputs[0].tolist() == ["dog", "cat"]
+
+
+def test_a_text_that_the_file_has(connect, tmp_path):
+    """An input for which the file has a text may be left out, and given."""
+    ports = [helper.make_tensor_value_info(name, TensorProto.STRING, [None]) for name in "xdy"]
+    weights = [helper.make_tensor("d", TensorProto.STRING, [1], [b"!"])]
+    graph = helper.make_graph([helper.make_node("StringConcat", ["x", "d"], ["y"])], "g", ports[:2], ports[2:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
+    with connect("onnxruntime").prepare(driver.load(tmp_path / "net.onnx", form="file")) as prepared:
+        for run in (prepared.run, lambda given: prepared.burst().run(given).outputs):
+            assert run({"x": ["a", "b"]})["y"].tolist() == ["a!", "b!"]
+            assert run({"x": ["a", "b"], "d": ["?"]})["y"].tolist() == ["a?", "b?"]
 
 
 def test_served_in_batches(files, home):
