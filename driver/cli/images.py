@@ -49,18 +49,43 @@ def frame_of(shape: Sequence[int]) -> Frame | None:
 
 
 def opened(path: str) -> Image | None:
-    """The image in a file, turned as its EXIF says; None if Pillow does not read it. Raises UsageError."""
+    """The image in a file, turned as its EXIF says, of 8 bits a channel; None if Pillow does not know its format.
+
+    Raises UsageError.
+    """
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ModuleNotFoundError as error:
         raise click.UsageError(f"--input {path}: images need pillow: pip install 'burst-engine[cli]'") from error
     try:
         with Image.open(path) as file:
-            return ImageOps.exif_transpose(file)
+            kind = file.format
+            return _of_8_bits(ImageOps.exif_transpose(file), f"--input {path}")
     except Image.DecompressionBombError as error:
         raise click.UsageError(f"--input {path}: {error}; pass a smaller image") from error
-    except (OSError, ValueError, SyntaxError):
+    except UnidentifiedImageError:
         return None
+    except (OSError, ValueError, SyntaxError) as error:
+        raise click.UsageError(f"--input {path}: a damaged {kind} image: {error}; fetch or export it again") from error
+
+
+def _of_8_bits(image: Image, where: str) -> Image:
+    """The image with every value in its proportion: Pillow cuts off what is above 255. Raises UsageError.
+
+    Numbers of 16 bits are from 0 to 65535, and real numbers from 0 to 1, or else they have no range that is known.
+    """
+    from PIL import Image as Images
+
+    if not image.mode.startswith(("I", "F")):
+        return image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
+    values = np.asarray(image)
+    most = 1.0 if image.mode == "F" else 65535
+    if not (values.min(initial=0) >= 0 and values.max(initial=0) <= most):  # NaN neither
+        raise click.UsageError(
+            f"{where}: its values go from {values.min():g} to {values.max():g}, and an image of mode {image.mode} has "
+            f"them from 0 to {most:g}; pass an array (.npy)"
+        )
+    return Images.fromarray(np.rint(values * (255 / most)).astype(np.uint8))
 
 
 class ImageFit:
@@ -76,7 +101,7 @@ class ImageFit:
                 f"{where}: input {port.name!r} takes {shape_words(shape)}, which is not an image of 1, 3 or 4 channels;"
                 " pass an array (.npy), or --shape"
             )
-        self._frame, self._rank = frame, len(shape)
+        self._frame, self._rank, self._where = frame, len(shape), where
         self._size = _size(frame, first)
         self._inner = self._size if fit == STRETCH else _letterboxed(frame, first, self._size)
         self._table, words = _numbers(port, frame.channels, where, pixels)
@@ -98,7 +123,10 @@ class ImageFit:
 
         channels = self._frame.channels
         if image.mode != (mode := _MODES[channels]):
-            image = image.convert(mode)
+            try:
+                image = image.convert(mode)
+            except ValueError as error:
+                raise click.UsageError(f"{self._where}: {error}; convert the image to RGB first") from error
         if image.size != self._inner:
             image = image.resize(self._inner, Images.Resampling.BILINEAR)
         if self._inner != self._size:

@@ -15,7 +15,7 @@ import numpy as np
 from driver.cli.images import LETTERBOX, ImageFit, opened
 from driver.cli.ports import shape_words
 from driver.cli.sizes import SizeTable, by_input
-from driver.cli.sounds import Blocks, read_recording
+from driver.cli.sounds import Blocks, is_sound, read_recording
 from driver.cli.videos import Video, is_stream
 from driver.nn.tensors import TEXTS
 
@@ -77,9 +77,9 @@ def feeds(
     importer do, too.
     """
     sources, table = _sources(ports, given), SizeTable(ports, sizes)
-    if (options.block or options.hop) and not any(_is_sound(source) for source in sources.values()):
+    if (options.block or options.hop) and not any(is_sound(source) for source in sources.values()):
         option = f"--block {options.block}" if options.block else f"--hop {options.hop}"
-        raise click.UsageError(f"{option}: no input is a .wav file; pass one with --input, or leave it out")
+        raise click.UsageError(f"{option}: no input is a sound; pass one with --input, or leave it out")
     generator, found = np.random.default_rng(options.seed), dict[str, Feed]()
     for port in sorted(ports, key=lambda port: sources.get(port.name, RANDOM) == RANDOM):  # files tell sizes
         source = sources.get(port.name, RANDOM)
@@ -90,10 +90,6 @@ def feeds(
             found[port.name] = _made(port, table, generator, is_state=is_state)
         table.settle(port, found[port.name].array.shape)
     return [found[port.name] for port in ports]
-
-
-def _is_sound(source: str) -> bool:
-    return source.lower().endswith(".wav")
 
 
 def _sources(ports: Sequence[Port], given: Sequence[str]) -> dict[str, str]:
@@ -139,7 +135,7 @@ def _read(port: Port, shape: Sizes, source: str, options: FeedOptions) -> Feed:
     if source.lower().endswith((".npy", ".npz")):
         array, done = read_array(port, shape, source, f"--input {source}")
         return Feed(np.ascontiguousarray(array).reshape(array.shape), source, done)
-    if _is_sound(source):
+    if is_sound(source):
         return _of_sound(port, shape, source, options)
     is_text = not port.is_real and port.dtype != "bool" and 0 < len(shape) < 3
     return (_of_bytes if is_text else _of_image)(port, shape, source, options)

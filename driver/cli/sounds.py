@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import wave
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.cli.ports import Port
+
+
+_SUFFIXES = (
+    *(".wav", ".wave", ".w64", ".aif", ".aiff", ".au", ".caf"),
+    *(".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".wma", ".amr"),
+)
 
 
 class Recording(NamedTuple):
@@ -69,24 +75,37 @@ class Blocks:
             yield start / self.rate, self._port.stored(fitted).reshape(self._shape)
 
 
+def is_sound(source: str) -> bool:
+    """Whether an --input is a file of sound, by its suffix."""
+    return source.lower().endswith(_SUFFIXES)
+
+
 def read_recording(path: str, where: str) -> Recording:
-    """Reads a WAV file of integers. Raises UsageError."""
+    """Reads a file of sound, of any format that FFmpeg knows; of a damaged one what there is. Raises UsageError."""
     try:
-        with wave.open(path) as file:
-            width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
-            raw = file.readframes(file.getnframes())
-    except (wave.Error, EOFError, OSError) as error:
-        raise click.UsageError(f"{where}: not a PCM WAV file: {error or 'it is truncated'}") from error
-    raw = raw[: len(raw) - len(raw) % (width * channels)]
-    if not raw:
-        raise click.UsageError(f"{where}: the file contains no samples")
-    if width == 1:
-        numbers = np.frombuffer(raw, np.uint8).astype(np.float64) - 128
-    else:  # the highest bytes of 32 bits
-        wide = np.zeros((len(raw) // width, 4), np.uint8)
-        wide[:, 4 - width :] = np.frombuffer(raw, np.uint8).reshape(-1, width)
-        numbers = wide.view("<i4")[:, 0] / 2.0 ** (32 - 8 * width)
-    return Recording((numbers / 2.0 ** (8 * width - 1)).reshape(-1, channels), rate)
+        import av
+    except ModuleNotFoundError as error:
+        raise click.UsageError(f"{where}: sounds need PyAV: pip install 'burst-engine[video]'") from error
+    parts: list[NDArray[Any]] = []
+    damage = ""
+    try:
+        with av.open(path) as container:
+            if not container.streams.audio:
+                raise click.UsageError(f"{where}: the file contains no sound")
+            rate, resampler = container.streams.audio[0].rate, av.AudioResampler("dblp")  # a row for each channel
+            try:
+                for frame in chain(container.decode(audio=0), [None]):
+                    parts += [block.to_ndarray() for block in resampler.resample(frame)]
+            except av.FFmpegError as error:
+                damage = str(error.strerror)
+    except (av.FFmpegError, OSError, ValueError) as error:
+        told = getattr(error, "strerror", None) or error
+        raise click.UsageError(f"{where}: not a sound that FFmpeg reads: {told}") from error
+    if not sum(part.shape[1] for part in parts):
+        raise click.UsageError(f"{where}: the file contains no samples{damage and f': {damage}'}")
+    if damage:
+        click.echo(f"{where}: the sound is damaged ({damage}); what comes before that was taken", err=True)
+    return Recording(np.concatenate(parts, axis=1).T, rate)
 
 
 def _mixed(recording: Recording, shape: Sequence[int]) -> tuple[NDArray[np.float64], str]:

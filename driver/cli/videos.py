@@ -9,6 +9,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from av import VideoFrame
     from PIL.Image import Image
 
 _PATIENCE = 10.0  # seconds, for a stream to answer
@@ -23,7 +24,7 @@ class Video:
     """Frames with their times. Raises UsageError for what is no video."""
 
     def __init__(self, address: str) -> None:
-        self._address = address
+        self._address, self._damage = address, ""
         try:
             import av
         except ModuleNotFoundError as error:
@@ -42,26 +43,60 @@ class Video:
             raise self._wrong("it has no video stream")
 
     def __iter__(self) -> Iterator[tuple[float, Image]]:
-        """The second at which each frame is shown, and the frame. Raises UsageError."""
-        from PIL import Image
+        """The second at which each frame is shown, and the frame, turned as the film says. Raises UsageError.
 
-        shown, first = 0, None
-        try:
-            for frame in self._container.decode(video=0):
-                now = frame.time or 0.0
-                first = now if first is None else first
-                shown += 1
-                yield now - first, Image.fromarray(frame.to_ndarray(format="rgb24"))
-        except self._failures as error:
-            raise self._wrong(error) from error
+        What is damaged is left out, as players do, and counted at the end.
+        """
+        shown, first = 0, 0.0
+        for frame in self._frames():
+            now = frame.time or 0.0
+            first = first if shown else now
+            shown += 1
+            yield now - first, _upright(frame)
         if not shown:
             raise self._wrong("no frame can be decoded")
+        if self._damage:
+            click.echo(f"--input {self._address}: {self._damage}; the other frames were taken", err=True)
+
+    def _frames(self) -> Iterator[VideoFrame]:
+        packets, damaged = self._container.demux(video=0), 0
+        while True:
+            try:
+                packet = next(packets, None)
+            except self._failures as error:  # the file ends in the midst, or the connection
+                self._damage = f"it ends early: {_words(error)}"
+                return
+            if packet is None:
+                return
+            try:
+                frames = packet.decode()
+            except self._failures:
+                damaged += 1
+                self._damage = f"{damaged} damaged packet{'s' * (damaged > 1)} left out"
+            else:
+                yield from frames
 
     def close(self) -> None:
         """Closes the file, the camera or the connection."""
         self._container.close()
 
     def _wrong(self, reason: object) -> click.UsageError:
-        told = getattr(reason, "strerror", None) or reason
-        known = "supported: .npy, .npz, .wav, images (PNG, JPEG, …), and videos, cameras and streams that FFmpeg opens"
+        told = "; ".join(filter(None, (str(_words(reason)), self._damage)))
+        known = (
+            "supported: .npy, .npz, sounds, images (PNG, JPEG, …), and videos, cameras and streams that FFmpeg opens"
+        )
         return click.UsageError(f"--input {self._address}: not a readable image or video: {told}; {known}")
+
+
+def _words(reason: object) -> object:
+    return getattr(reason, "strerror", None) or reason
+
+
+def _upright(frame: VideoFrame) -> Image:
+    """Turned by what the film's display matrix says: phones store films as the sensor lies."""
+    from PIL import Image
+
+    image = Image.fromarray(frame.to_ndarray(format="rgb24"))
+    turns = {1: Image.Transpose.ROTATE_90, 2: Image.Transpose.ROTATE_180, 3: Image.Transpose.ROTATE_270}
+    turn = turns.get(round(getattr(frame, "rotation", 0) / 90) % 4)  # counterclockwise, as Pillow counts
+    return image if turn is None else image.transpose(turn)

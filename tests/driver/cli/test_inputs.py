@@ -2,6 +2,7 @@
 
 import io
 import wave
+from fractions import Fraction
 
 import click
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 from driver.cli.inputs import FeedOptions, feeds, write_arrays
 from driver.cli.ports import Port, inputs_of, outputs_of
 from driver.cli.sizes import given_sizes
+from driver.cli.sounds import read_recording
 from driver.cli.summaries import classes
 from driver.cli.timing import estimate
 from driver.importers import load
@@ -136,7 +138,128 @@ def test_what_is_no_image_is_told(tmp_path):
         fed(port("TENSOR_FLOAT32", (2, 3)), path)
 
 
+RAMP = np.linspace(0, 65535, 64).reshape(8, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("grey.png", RAMP.astype(np.uint16)),
+        ("grey.tiff", RAMP.astype(np.uint16)),
+        ("big.tiff", RAMP.astype(">u2")),
+        ("whole.tiff", RAMP.astype(np.int32)),
+        ("real.tiff", (RAMP / 65535).astype(np.float32)),
+    ],
+)
+def test_more_than_8_bits_keep_their_proportions(tmp_path, name, values):
+    """Depth, thermal and medical images: 65535, or 1.0, is white."""
+    Image.fromarray(values).save(tmp_path / name)
+    found = fed(port("TENSOR_FLOAT32", (8, 8)), tmp_path / name).array
+    np.testing.assert_allclose(found, RAMP / 65535, atol=0.6 / 255)
+
+
+def test_16_bits_of_each_colour_keep_their_proportions(tmp_path):
+    """As FFmpeg writes them, for Pillow does not."""
+    av = pytest.importorskip("av")
+    values = np.stack([RAMP, RAMP[::-1], RAMP.T], axis=2).astype(np.uint16)
+    codec = av.CodecContext.create("png", "w")
+    codec.width, codec.height, codec.pix_fmt, codec.time_base = 8, 8, "rgb48be", Fraction(1, 25)
+    frame = av.VideoFrame.from_ndarray(values, format="rgb48le").reformat(format="rgb48be")
+    (tmp_path / "colour.png").write_bytes(b"".join(bytes(packet) for packet in [*codec.encode(frame), *codec.encode()]))
+    found = fed(port("TENSOR_FLOAT32", (8, 8, 3)), tmp_path / "colour.png").array
+    np.testing.assert_allclose(found, values / 65535, atol=1.1 / 255)
+
+
+MODES = {
+    "png": ["1", "L", "LA", "P", "RGB", "RGBA"],
+    "tiff": ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"],
+    "jpeg": ["1", "L", "RGB", "CMYK"],
+    "gif": ["1", "L", "LA", "P", "RGB", "RGBA"],
+    "webp": ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"],
+}
+
+
+@pytest.mark.parametrize(("kind", "mode"), [(kind, mode) for kind, modes in MODES.items() for mode in modes])
+def test_every_mode_of_pillow_is_what_pillow_makes_of_it(tmp_path, kind, mode):
+    """Black and white, grey with alpha, palettes with a transparent colour, ink."""
+    random = np.random.default_rng(1).integers(0, 256, (8, 8, 3), np.uint8)
+    path = tmp_path / f"picture.{kind}"
+    has_hole = mode == "P" and kind in {"png", "gif"}
+    Image.fromarray(random).convert(mode).save(path, **({"transparency": 3} if has_hole else {}))
+    with Image.open(path) as image:
+        expected = np.asarray(image.convert("RGBA").convert("RGB"))
+    found = fed(port("TENSOR_FLOAT32", (8, 8, 3)), path, pixels="0..255").array
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [(RAMP * 2, "go from 0 to 131070"), (RAMP - 9, "go from -9"), (RAMP * np.nan, "from nan to nan")],
+)
+def test_an_image_without_a_known_range_is_refused(tmp_path, values, told):
+    """Heights, temperatures: with their range, and what can be passed instead."""
+    Image.fromarray(values.astype(np.float32)).save(tmp_path / "real.tiff")
+    with pytest.raises(click.UsageError, match=rf"{told}.*from 0 to 1; pass an array"):
+        fed(port("TENSOR_FLOAT32", (8, 8)), tmp_path / "real.tiff")
+
+
+def test_a_truncated_image_says_so(tmp_path):
+    """By its format; it is not taken for a film."""
+    Image.fromarray(np.random.default_rng(1).integers(0, 256, (99, 99, 3), np.uint8)).save(tmp_path / "whole.jpg")
+    (tmp_path / "half.jpg").write_bytes((tmp_path / "whole.jpg").read_bytes()[:3000])
+    with pytest.raises(click.UsageError, match=r"half.jpg: a damaged JPEG image: .*truncated.*; fetch"):
+        fed(port("TENSOR_FLOAT32", (8, 8, 3)), tmp_path / "half.jpg")
+
+
 # ---- sound
+
+
+SAMPLES = np.sin(np.arange(1600) / 7)[:, np.newaxis] * [0.5, -0.25]
+
+
+@pytest.mark.parametrize(
+    ("codec", "suffix", "form", "error"),
+    [
+        ("pcm_u8", "wav", "u8", 1 / 127),
+        ("pcm_s16le", "wav", "s16", 1 / 32767),
+        ("pcm_s24le", "wav", "s32", 1e-6),
+        ("pcm_s32le", "wav", "s32", 1e-8),
+        ("pcm_f32le", "wav", "flt", 1e-7),
+        ("pcm_f64le", "wav", "dbl", 1e-15),
+        ("pcm_alaw", "wav", "s16", 0.02),
+        ("pcm_mulaw", "wav", "s16", 0.02),
+        ("pcm_s16be", "aiff", "s16", 1 / 32767),
+        ("flac", "flac", "s16", 1 / 32767),
+        ("libmp3lame", "mp3", "fltp", 0.1),
+        ("aac", "m4a", "fltp", 0.1),
+    ],
+)
+def test_every_kind_of_sound(tmp_path, codec, suffix, form, error):
+    """Files that FFmpeg has written, of whole numbers, real numbers and logarithms: the samples that went in."""
+    av = pytest.importorskip("av")
+    path = tmp_path / f"sound.{suffix}"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=16000, layout="stereo")
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(SAMPLES.T), format="dblp", layout="stereo")
+        frame.sample_rate, frame.time_base, frame.pts = 16000, Fraction(1, 16000), 0
+        resampler = av.AudioResampler(form, frame_size=stream.codec_context.frame_size or None)
+        for part in [*resampler.resample(frame), *resampler.resample(None), None]:
+            container.mux(stream.encode(part))
+    recording = read_recording(str(path), "--input")
+    assert recording.rate == 16000
+    whole = recording.samples
+    assert whole.shape[1] == 2
+    delays = range(len(whole) - 800 if error == 0.1 else 1)  # codecs that transform blocks begin later
+    delay = min(delays, key=lambda n: np.abs(whole[n : n + 800] - SAMPLES[:800]).sum())
+    np.testing.assert_allclose(whole[delay : delay + 800], SAMPLES[:800], atol=error)
+
+
+def test_of_a_damaged_sound_the_beginning_is_taken(recording, capsys):
+    """A recorder that lost its power has not written how much follows."""
+    path = recording(np.full((1000, 1), 16384))
+    path.write_bytes(path.read_bytes()[:1044])
+    assert read_recording(str(path), "--input").samples.tolist() == [[0.5]] * 500
+    assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
@@ -180,7 +303,7 @@ def test_blocks_of_sound(recording):
     assert "3 blocks of 4, one every 2, the last padded with 1 zeros" in found.done
     with pytest.raises(click.UsageError, match=r"--block 4: input 'x' takes 1 x 3, blocks of 3 samples; leave"):
         fed(port("TENSOR_FLOAT32", (1, 3)), path, block=4)
-    with pytest.raises(click.UsageError, match=r"--hop 4: no input is a \.wav file"):
+    with pytest.raises(click.UsageError, match=r"--hop 4: no input is a sound"):
         fed(its, None, shapes=["1x1"], hop=4)
 
 
@@ -222,7 +345,7 @@ def test_a_damaged_recording_is_told(tmp_path, recording, content):
     path = recording(np.zeros((0, 1), int))
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(click.UsageError, match=r"not a PCM WAV file|the file contains no samples"):
+    with pytest.raises(click.UsageError, match=r"not a sound that FFmpeg reads|the file contains no samples"):
         fed(port("TENSOR_FLOAT32", (3,)), path)
 
 
