@@ -123,7 +123,7 @@ def measured(calls: Sequence[Callable[[], object]], rounds: int) -> list[list[fl
 
 def judge(device: Any, path: Path, rounds: int) -> Row:
     """Runs one file on both sides, and in its operations form."""
-    model = driver.load(path, form="file")
+    model = driver.load(path, form="file", optional=False)
     shapes = shapes_for(path, model)
     inputs = random_inputs(model, shapes)
     own = own_runtime(path, [*inputs.values()])

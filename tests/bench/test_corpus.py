@@ -54,6 +54,16 @@ def test_the_page(folder):
     assert "1 of 2 files are right; 1 bit for bit." in text
 
 
+def test_the_bits(folder):
+    """A file with other bits than its own runtime's, or that does not load, has a line, and the exit status says so."""
+    command = [sys.executable, BENCH / "same_bits.py", folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1, done.stderr
+    first, last = done.stdout.splitlines()
+    assert first.startswith(f"{folder.name}/text.onnx: ImportFailed: ")
+    assert last == "1 of 2 files: the bits of their own runtime"
+
+
 def test_what_counts_as_right(corpus):
     """Floats may differ by 1e-4 of the range of the output, quantised values by two steps, all else by nothing."""
     floats = np.linspace(-10, 10, 5, dtype=np.float32)
