@@ -50,7 +50,7 @@ PATIENCE = 30.0
 _STOPPED = 1.0  # the same, for a process that is stopped
 _LAUNCH = 15.0  # seconds in which a launcher, which sets limits and forks, has ended
 _FEWEST = 24  # descriptors with which a device serves one client
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+_FULL, _REFUSED = {errno.ENOSPC, errno.EDQUOT}, {errno.EPERM, errno.ENOSYS}
 _ELSEWHERE = "set BURST_RUNTIME_DIR to a directory of your own in which files and sockets can be made"
 _LOOK = 0.01  # seconds
 TEMPORARY, STAYING = Path("/tmp"), Path("/var/tmp")
@@ -64,11 +64,16 @@ def as_ours() -> Iterator[None]:
         yield
     except BurstError:
         raise
-    except OSError as error:
-        if error.errno not in _FULL and (found := exhausted(error, "this process")):
+    except (OSError, RuntimeError, MemoryError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        if number not in _FULL and (found := exhausted(error, "this process")):
             raise found from error
-        words = f"{error.filename or 'the runtime directory'}: {error.strerror or error}"
-        raise _of_all(f"no device can be reached or started: {words}; {_ELSEWHERE}") from error
+        if not isinstance(error, OSError):
+            raise
+        where, remedy = error.filename or "the runtime directory", _ELSEWHERE
+        if number in _REFUSED and not error.filename:
+            where, remedy = "a system call is refused", "`burst doctor` tries those that are needed"
+        raise _of_all(f"no device can be reached or started: {where}: {error.strerror or error}; {remedy}") from error
 
 
 def _of_all(words: str) -> DeviceFailed:

@@ -93,7 +93,8 @@ def _may(capability: int) -> bool:
 
 def reset() -> None:
     """Undoes what was inherited and can be undone: CPU affinity, resource limits, scheduling, memory policy."""
-    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    with suppress(OSError):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
     for number in (
         *ENOUGH,
         resource.RLIMIT_NICE,

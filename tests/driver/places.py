@@ -49,6 +49,12 @@ def _streams(*closed: str) -> tuple[str, ...]:
 
 
 _OWN = "mount --make-rprivate / && "
+_NEWER = f"""
+import errno, sys
+sys.path.append({str(FIRST_USE.parents[1])!r})
+from refused_calls import refuse
+refuse(errno.ENOSYS, 424, 434, 435, 436, 444, 445, 446, 449)  # pidfd_open, landlock, futex_waitv
+"""
 _READ_ONLY = (
     "touch RUN/reference.lock && mount --bind RUN/.. RUN/.. && mount --bind RUN RUN "
     "&& mount -o remount,bind,ro RUN && mount -o remount,bind,ro /"
@@ -134,6 +140,14 @@ RARE = (
     Situation("RLIMIT_AS of 700 MB", _limit("AS", 700 << 20)),
     Situation("RLIMIT_FSIZE of 64 kB", _limit("FSIZE", 64 << 10), says="RLIMIT_FSIZE"),
     Situation("RLIMIT_STACK of 128 kB", _limit("STACK", 128 << 10)),
+    Situation(
+        "no more processes or threads (RLIMIT_NPROC)",
+        "import numpy; " + _limit("NPROC", 1),
+        uid=STRANGER,
+        says="run out of resources",
+        needs_root=True,
+    ),
+    Situation("a filter that does not know newer system calls", _NEWER),
     Situation("RLIMIT_MEMLOCK of 0", _limit("MEMLOCK", 0)),
     Situation(
         "BURST_RUNTIME_DIR is a file",
