@@ -17,7 +17,7 @@ from driver.client.discovery import Place, files_there, runtime_dir, why_elsewhe
 from driver.config import in_home
 from driver.doctor.finding import Finding, State, size, text_of
 from driver.engine import landlock
-from driver.engine.limits import limits, limits_file, memory_bytes
+from driver.engine.limits import NO_LIMIT, limits, limits_file, memory_bytes
 from driver.errors import DeviceFailed
 from driver.libc import function
 from driver.runtime.cache.folder import default_folder
@@ -260,7 +260,8 @@ def limits_of_clients() -> Iterator[Finding]:
         return
     yield Finding("limits.toml", "ok", f"{path}, {'read' if path.exists() else 'does not exist; defaults apply'}")
     for name, value in asdict(found).items():
-        yield Finding(name, "ok", size(value) if name.endswith("bytes") else f"{value:g}")
+        words = "no limit" if value >= NO_LIMIT else size(value) if name.endswith("bytes") else f"{value:g}"
+        yield Finding(name, "ok", words)
 
 
 _LONG_NAME = "onnxruntime"

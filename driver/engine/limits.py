@@ -24,6 +24,8 @@ WEIGHT = 100
 """The weight of an account that limits.toml does not name."""
 RESERVED = 256
 """Descriptors of a device that no client gets."""
+NO_LIMIT = 2**62
+"""Bytes that no machine has."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,10 @@ class Limits:
     device_accounts: int = 64
     uid_applications: int = 128
     application_percent: int = 75
-    account_bytes: int = 2**62
+    account_bytes: int = NO_LIMIT
     account_pools: int = 8192
-    account_pool_bytes: int = 2**62
-    account_gpu_bytes: int = 2**62
+    account_pool_bytes: int = NO_LIMIT
+    account_gpu_bytes: int = NO_LIMIT
     account_descriptors: int = 8192
     account_mappings: int = 24_000
     account_threads: int = 2048
@@ -78,8 +80,8 @@ class Limits:
     account_buffers: int = 16_384
     account_fences: int = 4096
     device_pools: int = 16_384
-    device_pool_bytes: int = 2**62
-    device_gpu_bytes: int = 2**62
+    device_pool_bytes: int = NO_LIMIT
+    device_gpu_bytes: int = NO_LIMIT
     device_descriptors: int = 16_384
     device_mappings: int = 48_000
     device_threads: int = 4096

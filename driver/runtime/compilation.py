@@ -21,6 +21,7 @@ from driver.nn.file_form import file_of
 from driver.options import Preference, PrepareOptions, Priority, check_application
 from driver.runtime import capabilities as measures
 from driver.runtime.cache.device import CachedDevice, CompilationCache
+from driver.runtime.cache.folder import default_folder
 from driver.runtime.compiled import CompiledModel
 from driver.runtime.fallback import CpuFallback, FallbackModel, Fallbacks
 from driver.runtime.local import NAME, LocalDevice, LocalPrepared
@@ -52,7 +53,7 @@ def compile(  # noqa: A001 (the name that users look for)
     preference: Preference = "fast_single_answer",
     priority: Priority = "medium",
     timeout: float | None = None,
-    cache_dir: str | Path | None = None,
+    cache_dir: str | Path | Literal[True] | None = None,
     cache_token: bytes | None = None,
     progress: Callable[[str, float], object] | Literal[False] | None = None,
     require_device: str | None = None,
@@ -74,7 +75,7 @@ def compile(  # noqa: A001 (the name that users look for)
         preference: "low_power" chooses by power where all devices' power is known, the others by time.
         priority: "low", "medium" or "high": of its executions, among all of this application on a device.
         timeout: seconds. Each device is told what is left of it; when time is up, what it has begun is given up.
-        cache_dir: a folder in which compilations are kept for the next time; None keeps none.
+        cache_dir: a folder in which compilations are kept for the next time; True: `burst cache`'s; None keeps none.
         cache_token: 32 bytes that stand for this model, and save the time to hash it; None: its SHA-256.
         progress: called with what is done next, and which part of the whole is done, from 0 to 1. None: shown in a
             terminal when it takes more than a second. False: not shown.
@@ -87,21 +88,18 @@ def compile(  # noqa: A001 (the name that users look for)
     `load` raises, and what a device's `connect` or `prepare` raises where that may not fall back.
     """
     model = loaded(model) if name is None else loaded(model).named(name)
-    for word, value, allowed in (("preference", preference, Preference), ("priority", priority, Priority)):
-        if value not in get_args(allowed):
-            raise ValueError(f"{word}={value!r}: one of {', '.join(map(repr, get_args(allowed)))}")
+    _check_words(preference, priority)
     if cache_token is not None and cache_dir is None:
         raise ValueError("cache_token needs a cache_dir; give both or neither")
-    if device is not None:
-        if devices is not None or require_device is not None:
-            raise ValueError(f"device={_name(device)!r}: give it alone, without devices and require_device")
-        devices = [device]
+    if device is not None and (devices is not None or require_device is not None):
+        raise ValueError(f"device={_name(device)!r}: give it alone, without devices and require_device")
+    devices = devices if device is None else [device]
     _check_application(application, devices or ())
     names = _candidates(model, devices, require_device)
     may_fall_back = NAME in names and require_device is None
     asked = tuple(map(_name, names))
     any_, prepare = devices is None, PrepareOptions(preference, priority)
-    cache = cache_dir, cache_token
+    cache = default_folder() if cache_dir is True else cache_dir, cache_token
     options = CompileOptions(model, prepare, asked, require_device, may_fall_back, any_, *cache, application)
     clock = CompilationClock(timeout, progress)
     with ExitStack() as stack:
@@ -139,6 +137,13 @@ def _candidates(
     if len({_name(d) for d in found}) < len(found):
         raise ValueError(f"devices={[_name(d) for d in found]}: a device is named twice")
     return found
+
+
+def _check_words(preference: Preference, priority: Priority) -> None:
+    """Raises ValueError."""
+    for name, value, allowed in (("preference", preference, Preference), ("priority", priority, Priority)):
+        if value not in get_args(allowed):
+            raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, get_args(allowed)))}")
 
 
 def _check_application(application: str | None, devices: Sequence[str | RemoteDevice]) -> None:

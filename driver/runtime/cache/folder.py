@@ -48,7 +48,10 @@ class Folder:
         """
         if most is not None and most < 0:
             raise ValueError(f"most={most}: bytes that a folder may hold are 0 or more")
-        self.path = Path(path).absolute()
+        try:
+            self.path = Path(path).expanduser().absolute()
+        except RuntimeError as error:  # "~" of nobody, or of a process without a home
+            raise ValueError(str(error)) from None
         self.most = _configured() if most is None else most
         with contextlib.suppress(OSError):
             self.path.mkdir(mode=0o700, parents=True)

@@ -67,6 +67,14 @@ def burst(*arguments, **options):
 class TestCommand:
     """What is printed, and the exit status."""
 
+    def test_quiet_and_the_summary(self, place):
+        """--quiet leaves out what is ok; the last line counts all; figures without a limit say so."""
+        quiet = burst("--quiet").stdout.splitlines()
+        assert not any(line.startswith("ok ") for line in quiet)
+        warnings, notes, ok = (int(word.split()[0]) for word in quiet[-1].split(", "))
+        assert (warnings, notes) == tuple(sum(line.startswith(word) for line in quiet) for word in ("warning", "note"))
+        assert ok > 20
+
     def test_json(self, place):
         """Every finding has its fields; the limits in force are there; a machine on which tests run has no warning."""
         done = burst("--json")

@@ -55,6 +55,19 @@ def test_the_cache_lists_names(home, night_vision, tmp_path, monkeypatch):
     assert json.loads(done.output)
 
 
+def test_a_tilde_is_the_home_and_true_the_folder_of_burst_cache(home, night_vision, tmp_path, monkeypatch):
+    """`cache_dir="~/kept"` makes no folder of that name, and `cache_dir=True` keeps where `burst cache` looks."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    for folder in ("~/kept", True):
+        with driver.compile(night_vision, cache_dir=folder):
+            pass
+    assert not (tmp_path / "~").exists()
+    assert any((tmp_path / "kept").iterdir())
+    assert "night_vision.onnx" in CliRunner().invoke(command, ["cache", "list"]).output
+
+
 @pytest.mark.parametrize("what", [7, None, driver.ModelBuilder()])
 def test_what_is_no_model_is_told_what_makes_one(what):
     """Neither a model nor a path: TypeError with driver.load and driver.ModelBuilder."""
