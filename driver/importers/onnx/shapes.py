@@ -331,7 +331,7 @@ def spread(call: OnnxCall, value: Value, shape: Shape, wanted: Shape) -> Value:
     if shape == wanted:
         return value
     padded = (1,) * (len(wanted) - len(shape)) + shape
-    if any(w == 0 and p == 1 for p, w in zip(padded, wanted, strict=True)):
+    if any(p != w and 0 in (p, w) for p, w in zip(padded, wanted, strict=True)):  # an open size may be 1
         raise call.graph.unsized(f"it repeats {list(shape)} to {list(wanted)}")
     if len(wanted) > MOST_DIMENSIONS:
         before, after = fewer_dimensions(call.graph, [padded, wanted])

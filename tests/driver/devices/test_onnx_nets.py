@@ -101,7 +101,7 @@ def differences(nets, folder, own):
             wrong = differing(driver.load(path, form=form), net, own.run(net), alike, **options)
         except driver.DriverError as error:
             wrong = {(error, "")}
-        found += [f"{name}, {way}: {output}" for way, output in sorted(map(str, each) for each in wrong)]
+        found += [f"{name}, {way}: {output}" for way, output in sorted(tuple(map(str, each)) for each in wrong)]
     return found
 
 
