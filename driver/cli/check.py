@@ -27,17 +27,19 @@ _PATH: Any = click.Path(path_type=Path)
 @click.command(epilog=examples("burst check net.tflite", "burst check net.onnx --shape images=1x3x320x320"))
 @click.argument("model", type=_PATH)
 @shape_option
+@click.option("--no-run", is_flag=True, help="Only load the file: nothing is run on zeros.")
 @json_option
-def check(model: Path, shapes: tuple[str, ...], as_json: bool) -> None:
+def check(model: Path, shapes: tuple[str, ...], no_run: bool, as_json: bool) -> None:
     """Find every obstacle of a model file, in every form.
 
     MODEL is a .tflite or .onnx file. A file runs as it is, on the runtime that it was made for, or as operations of the
     HAL. For each form and device there is a table of what is in the way: the operator, its tensors, the reason, and the
-    remedy. Installed devices are started and asked. Exits with 1 if the file runs in no form.
+    remedy. Installed devices are started and asked; those that take the file as it is run it once, on zeros. Exits with
+    1 if the file runs in no form.
     """
     try:
         with progress() as tell:
-            report = find_obstacles(model, _sizes(model, shapes), tell)
+            report = find_obstacles(model, _sizes(model, shapes), tell, run=not no_run)
     except OSError as error:
         raise click.UsageError(f"MODEL {str(model)!r}: {error.strerror}; pass the path of a model file") from error
     if as_json:
@@ -57,8 +59,12 @@ def _show(report: ModelReport) -> None:
     for line in (report.summary, *report.offers):
         print_line(line)
     for (form, device), found in groupby(report.obstacles, lambda o: (o.form, o.device)):
+        told = list(found)
+        if len(told) == 1 and not (told[0].operator or told[0].tensors or told[0].remedy):
+            print_line(f"{_FORMS[form]}, on {device or 'any device'}: {told[0].reason}")
+            continue
         print_line(f"\n{_FORMS[form]}, on {device or 'any device'}:")
-        rows = [(o.operator or "", _some(o.tensors), o.reason, as_options(o.remedy or "")) for o in found]
+        rows = [(o.operator or "", _some(o.tensors), o.reason, as_options(o.remedy or "")) for o in told]
         filled = [n for n in range(4) if any(row[n] for row in rows)]
         head = [("operator", "tensors", "reason", "remedy")[n] for n in filled]
         print_table(head, [[row[n] for n in filled] for row in rows], folds=True)

@@ -159,8 +159,9 @@ def remedy_of(inputs: Mapping[str, InputSizes]) -> str | None:
 
 
 def _example(shape: tuple[int, ...] | None) -> tuple[int, ...]:
-    """A batch of one; images of 320 x 320, and sequences of 512 elements."""
+    """A batch of one, which is the first open size; images of 320 x 320, and sequences of 512 elements."""
     if shape is None:
         return (1, 1)
+    batch = shape.index(0) if 0 in shape[:2] else 0
     usual = 320 if len(shape) == 4 else 512
-    return tuple(d or (1 if axis == 0 else usual) for axis, d in enumerate(shape))
+    return tuple(d or (1 if axis == batch else usual) for axis, d in enumerate(shape))

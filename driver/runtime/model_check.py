@@ -2,33 +2,52 @@
 
 from __future__ import annotations
 
+import math
+import re
 import textwrap
+import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from burst import PeerDied, StatusError
+import numpy as np
+
+from burst import BurstError, PeerDied, StatusError
 from driver.client.device import connect
 from driver.devices import missing, names, usable_class
 from driver.devices.files import RUNTIMES
-from driver.errors import DeviceFailed, DeviceNotFound, ImportFailed, InvalidModel
+from driver.errors import DeviceFailed, DeviceNotFound, DriverError, ImportFailed, InvalidModel
 from driver.importers.files import ModelSource, kind_of
 from driver.importers.obstacle import named_sizes
-from driver.nn.file_form import FILE
+from driver.nn.file_form import FILE, tensor_type
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from driver.client.device import RemoteDevice
-    from driver.importers.header import Header
+    from driver.client.prepared_model import RemotePreparedModel
+    from driver.importers.header import Header, HeaderTensor
     from driver.importers.obstacle import Obstacle, Shapes
     from driver.nn import Model
 
+    Shape = tuple[int, ...]
+
 _WIDEST = 36, 72
 """Characters of the last two columns of the table."""
+_EXAMPLE = re.compile(r"(fix (its|the) sizes) with, for example, shapes=")
+"""The remedy of an importer, with sizes that it has made up."""
+_NO_RUN = "give sizes that it runs with (shapes=, --shape), or check it without a run (run=False, --no-run)"
+_PATIENCE = 30.0
+"""Seconds that the runs on zeros of one device may take together."""
+_USUAL = 1, 64, 320, 512
+"""Open sizes that are tried, one after the other."""
+_MOST_ZEROS = 1 << 24
+"""The most elements of all inputs together that are tried."""
 _MOST_NAMED = 4
 """Tensors of an operator that the table names."""
 
@@ -92,17 +111,22 @@ _AS = {"file": "as it is", "operations": "as operations of the HAL"}
 
 
 def check(
-    path: str | os.PathLike[str], shapes: Shapes | None = None, progress: Callable[[str], object] | None = None
+    path: str | os.PathLike[str],
+    shapes: Shapes | None = None,
+    progress: Callable[[str], object] | None = None,
+    *,
+    run: bool = True,
 ) -> ModelReport:
     """Find everything that keeps a model file from being loaded, or from running on the devices that are installed.
 
-    Devices that do not run are started. Those that run such files as they are prepare the model once, as far as it is
-    needed to know whether they take it.
+    Devices that do not run are started. Those that run such files as they are prepare the model and run it once, on
+    zeros, for half a minute at most; a size that stays open is 1 there, or else another that is usual.
 
     Args:
         path: of an .onnx or .tflite file.
         shapes: sizes of inputs by name, as for `load`.
         progress: is called with what is done next.
+        run: False: files are only prepared, and are said to run if a device has taken them.
 
     Raises ImportFailed for another suffix and for shapes that the file does not have, OSError.
     """
@@ -115,6 +139,7 @@ def check(
         return found.damaged(error)
     header = source.header.with_shapes(shapes)
     found.offers = _offers(Path(path), kind, header)
+    found.inputs = header.without_optional().inputs if run else None
     found.add("file", header.refusals)
     whole = None if header.refusals else source.model(header)
     operations, obstacles = source.converted(shapes)
@@ -150,6 +175,10 @@ class _Check:
         self._file, self._kind, self._runtime = file, kind, RUNTIMES[kind]
         self.works: list[tuple[str, str]] = []
         self.offers: tuple[str, ...] = ()
+        self.inputs: Sequence[HeaderTensor] | None = None  #: of the run on zeros; None: there is none
+        self._ran: dict[str, Shape] | None = (
+            None  #: sizes that ran; none where no run succeeded; None: no run was tried
+        )
         self._obstacles: list[FormObstacle] = []
         self._asked: list[str] = []
 
@@ -160,7 +189,17 @@ class _Check:
             told = [o for o in told if o.form != "file" or o.device in (None, self._runtime)]
             remedy = f'keep form="auto": {", ".join(whole)} runs the file as it is'
             told = [o if o.remedy or o.device or o.form == "file" else replace(o, remedy=remedy) for o in told]
+        told = [replace(o, remedy=self._tried(o.remedy)) for o in told]
         return ModelReport(self._file, tuple(works), tuple(told), tuple(self._asked), self.offers)
+
+    def _tried(self, remedy: str | None) -> str | None:
+        """The remedy with sizes that ran in the place of an example; with ? where none did."""
+        words = _EXAMPLE.match(remedy or "")
+        if words is None or self._ran is None or not self.inputs:
+            return remedy
+        is_open = {t.name: t.shape or () for t in self.inputs if t.shape is None or 0 in t.shape}
+        sizes = {name: self._ran.get(name, tuple(d or "?" for d in shape)) for name, shape in is_open.items()}
+        return f"{words[1]} with{', for example,' if self._ran else ''} shapes={sizes!r}"
 
     def damaged(self, error: ImportFailed) -> ModelReport:
         """The report on a file of which nothing can be read."""
@@ -198,25 +237,82 @@ class _Check:
 
     def _ask_whole(self, device: RemoteDevice, name: str, model: Model) -> None:
         (reason,) = device.explain(model)
+        remedy = None
         if reason is None:
             try:
-                device.prepare(model).close()
+                with device.prepare(model) as prepared:
+                    reason = None if self.inputs is None else self._run_on_zeros(prepared, self.inputs)
+                remedy = _NO_RUN if reason else None
             except (StatusError, PeerDied, InvalidModel) as error:
                 reason = str(error)
         if reason is None:
             self.works.append(("file", name))
         else:
-            self._obstacles.append(FormObstacle("file", name, None, (), reason, None))
+            self._obstacles.append(FormObstacle("file", name, None, (), reason, remedy))
+
+    def _run_on_zeros(self, prepared: RemotePreparedModel, inputs: Sequence[HeaderTensor]) -> str | None:
+        """Why no run succeeded, of which the last one is told; None: one did."""
+        fault, until = "it was loaded, and not run: no zeros fit its inputs", time.monotonic() + _PATIENCE
+        self._ran = self._ran or {}
+        for sizes in _sizes_to_try(inputs):
+            said = ", ".join(f"{name}={'x'.join(map(str, shape)) or 'scalar'}" for name, shape in sizes.items())
+            try:
+                feeds: Any = {t.name: _zeros(t, sizes[t.name]) for t in inputs}
+                prepared.run(feeds, timeout=max(0.1, until - time.monotonic()))
+            except (BurstError, DriverError, ValueError, TypeError) as error:
+                fault = f"it was loaded, but a run on zeros of {said:.200} failed: {error}"
+            else:
+                self._ran = self._ran or sizes
+                return None
+            if time.monotonic() > until:
+                break
+        return fault
 
     def _ask_operations(self, device: RemoteDevice, name: str, model: Model) -> None:
         """Reasons that several operations share are told once."""
-        pairs = zip(model.main.operations, device.explain(model), strict=True)
+        pairs = list(zip(model.main.operations, device.explain(model), strict=True))
+        if pairs and FILE.name in device.extensions and len({reason for _, reason in pairs}) == 1 and pairs[0][1]:
+            self._obstacles.append(FormObstacle("operations", name, None, (), pairs[0][1], None))
+            return
         reasons = Counter((operation.type, reason) for operation, reason in pairs if reason is not None)
         for (kind, reason), count in reasons.items():
             operator = kind if count == 1 else f"{count} {kind}"
             self._obstacles.append(FormObstacle("operations", name, operator, (), reason, None))
         if not reasons:
             self.works.append(("operations", name))
+
+
+def _sizes_to_try(inputs: Sequence[HeaderTensor]) -> Iterator[dict[str, Shape]]:
+    """Sizes for all inputs, those that are open the usual ones: first with the first of each input, the batch, of 1."""
+    is_open = any(t.shape is None or 0 in t.shape for t in inputs)
+    for batch, usual in [*((1, size) for size in _USUAL), *((size, size) for size in _USUAL[1:])][
+        : None if is_open else 1
+    ]:
+        symbols: dict[str, int] = {}
+        found = {t.name: _filled(t, batch, usual, symbols) for t in inputs}
+        if sum(math.prod(shape) for shape in found.values()) <= _MOST_ZEROS:
+            yield found
+
+
+def _filled(tensor: HeaderTensor, batch: int, usual: int, symbols: dict[str, int]) -> Shape:
+    """The shape of an input, `batch` for the first open size and `usual` for the others, unless `symbols` has it."""
+    shape = list((1,) if tensor.shape is None else tensor.shape)
+    names = (*tensor.sizes.symbols, *[""] * len(shape))
+    first = shape.index(0) if 0 in shape else -1
+    for axis, size in enumerate(shape):
+        if not size:
+            wanted = batch if axis == first else usual
+            shape[axis] = symbols.setdefault(names[axis], wanted) if names[axis] else wanted
+    return tuple(shape)
+
+
+def _zeros(tensor: HeaderTensor, shape: Shape) -> NDArray[Any]:
+    """Zeros, or empty texts. Raises ValueError for what is no tensor."""
+    if tensor.dtype == "packed":
+        if tensor.extra["type"] != "tensor(string)":
+            raise ValueError(f"{tensor.name} is {tensor.extra['type']}, of which there are no zeros")
+        return np.full(shape, "", object)
+    return np.zeros(shape, tensor_type(tensor.dtype, len(shape)).dtype)
 
 
 def _table(obstacles: Sequence[FormObstacle]) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import driver
-from driver.devices import device_class
+from driver.devices import device_class, missing
 from driver.runtime import model_check
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "importers"))
@@ -144,3 +144,45 @@ def test_a_device_that_is_not_installed(written, monkeypatch, shared):
     assert "needs onnxruntime 1.20" in told.reason
     assert told.remedy == "pip install 'burst-engine[onnxruntime]'"
     assert not report.ok
+
+
+def reshaped(shape, to):
+    """A file that runs only with inputs of as many elements; what it gives keeps it from becoming operations."""
+    proto = onnx.load_from_string(onnx_file({"x": (FLOAT, shape)}, {"y": (FLOAT, None)}, []))
+    nodes = [helper.make_node("Reshape", ["x", "s"], ["r"]), helper.make_node("Asin", ["r"], ["y"])]
+    proto.graph.node.extend(nodes)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array(to), "s"))
+    return proto.SerializeToString()
+
+
+def test_a_file_that_loads_and_does_not_run(command, written):
+    """Is not said to run: the run on zeros is told, with its sizes and what failed; no size is made up. With --no-run,
+    nothing runs.
+    """
+    path = written(reshaped(["n", 4], [7, 11]))
+    found = command("check", path, "--json", ends=1).json()
+    told = {o["device"]: o for o in found["obstacles"] if o["form"] == "file"}["onnxruntime"]
+    assert re.search(r"a run on zeros of x=\d+x4 failed: .*[Rr]eshape", told["reason"])
+    assert "--no-run" in told["remedy"]
+    (remedy,) = {o["remedy"] for o in found["obstacles"] if (o["operator"] or "").startswith("Reshape")}
+    assert remedy == "fix its sizes with shapes={'x': ('?', 4)}"
+    assert "x=?x4" in command("check", path, ends=1).out
+    assert ["file", "onnxruntime"] in command("check", path, "--no-run", "--json").json()["works"]
+
+
+@pytest.mark.integration
+def test_sizes_that_ran(command, written):
+    """Open sizes are tried, and the ones that ran are the example of the remedy."""
+    found = command("check", written(reshaped([2, "n", 1], [2, 64])), "--json").json()
+    assert ["file", "onnxruntime"] in found["works"]
+    (remedy,) = {o["remedy"] for o in found["obstacles"] if (o["operator"] or "").startswith("Reshape")}
+    assert remedy == "fix its sizes with, for example, shapes={'x': (2, 64, 1)}"
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(missing("openvino") is not None, reason="needs the extra 'openvino'")
+def test_a_device_that_runs_files_alone(command, written):
+    """Is one line, not a table with a row for each operation."""
+    lines = command("check", written(chain("Abs", "Neg", "Relu"))).out.splitlines()
+    (line,) = [line for line in lines if "no operations" in line]
+    assert line == "as operations of the HAL, on openvino: the device openvino runs model files, and no operations"
