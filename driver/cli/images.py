@@ -10,7 +10,7 @@ import numpy as np
 from driver.cli.ports import shape_words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
     from PIL.Image import Image
@@ -24,6 +24,7 @@ FITS = LETTERBOX, STRETCH = "letterbox", "stretch"
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, in the range 0..1
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _GREY = 114  # of the bars beside an image: YOLO's
+_ANIMATED = {"GIF", "WEBP", "PNG"}
 _STEP = 32  # networks that take images of any size mostly need a multiple of it
 
 
@@ -67,6 +68,26 @@ def opened(path: str) -> Image | None:
         return None
     except (OSError, ValueError, SyntaxError) as error:
         raise click.UsageError(f"--input {path}: a damaged {kind} image: {error}; fetch or export it again") from error
+
+
+def animation(path: str) -> Iterator[tuple[float, Image]] | None:
+    """The frames of an animated GIF, WebP or PNG, each with the second at which it is shown; None of what is none."""
+    from PIL import Image, ImageSequence
+
+    file = Image.open(path)
+    if file.format not in _ANIMATED or getattr(file, "n_frames", 1) == 1:  # an MPO's second image is a preview
+        file.close()
+        return None
+
+    def frames() -> Iterator[tuple[float, Image.Image]]:
+        second = 0.0
+        with file:
+            for frame in ImageSequence.Iterator(file):
+                image = _of_8_bits(frame.copy(), f"--input {path}")
+                yield second, image
+                second += frame.info.get("duration", 100) / 1000
+
+    return frames()
 
 
 def _of_8_bits(image: Image, where: str) -> Image:

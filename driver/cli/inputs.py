@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import numpy as np
 
-from driver.cli.images import LETTERBOX, ImageFit, opened
+from driver.cli.images import LETTERBOX, ImageFit, animation, opened
 from driver.cli.ports import shape_words
 from driver.cli.sizes import SizeTable, by_input
 from driver.cli.sounds import Blocks, is_sound, read_recording
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
+    from PIL.Image import Image
 
     from driver.cli.ports import Port
     from driver.cli.sizes import Sizes
@@ -145,20 +146,32 @@ def _of_image(port: Port, shape: Sizes, source: str, options: FeedOptions) -> Fe
     image = opened(source)
     if image is None:
         return _of_video(port, shape, source, options)
+    if frames := animation(source):
+        return _of_frames(port, shape, source, options, frames, lambda: None)
     fit = ImageFit(port, shape, image, f"--input {source}", pixels=options.pixels, fit=options.fit)
     return Feed(fit(image), source, fit.done)
 
 
 def _of_video(port: Port, shape: Sizes, source: str, options: FeedOptions) -> Feed:
     video = Video(source)
-    frames = iter(video)
+    return _of_frames(port, shape, source, options, iter(video), video.close)
+
+
+def _of_frames(
+    port: Port,
+    shape: Sizes,
+    source: str,
+    options: FeedOptions,
+    frames: Iterator[tuple[float, Image]],
+    close: Callable[[], object],
+) -> Feed:
     try:
         _, first = next(frames)
         fit = ImageFit(port, shape, first, f"--input {source}", pixels=options.pixels, fit=options.fit)
     except click.UsageError:
-        video.close()
+        close()
         raise
-    later = Later(FRAME, ((second, fit(image)) for second, image in frames), video.close)
+    later = Later(FRAME, ((second, fit(image)) for second, image in frames), close)
     return Feed(fit(first), source, fit.done, later)
 
 

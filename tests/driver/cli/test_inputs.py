@@ -203,6 +203,18 @@ def test_an_image_without_a_known_range_is_refused(tmp_path, values, told):
         fed(port("TENSOR_FLOAT32", (8, 8)), tmp_path / "real.tiff")
 
 
+@pytest.mark.parametrize("kind", ["gif", "webp", "png"])
+def test_an_animated_image_is_a_film(tmp_path, kind):
+    """Each of its frames, with its time."""
+    frames = [Image.new("RGB", (8, 8), (level, level, level)) for level in (0, 85, 255)]
+    path = tmp_path / f"film.{kind}"
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=200, lossless=True)
+    feed = fed(port("TENSOR_FLOAT32", (8, 8, 3)), path)
+    later = [(second, array.mean()) for second, array in feed.later.values]
+    assert feed.later.unit == "frame"
+    np.testing.assert_allclose([(0, feed.array.mean()), *later], [(0, 0), (0.2, 1 / 3), (0.4, 1)], atol=1e-6)
+
+
 def test_a_truncated_image_says_so(tmp_path):
     """By its format; it is not taken for a film."""
     Image.fromarray(np.random.default_rng(1).integers(0, 256, (99, 99, 3), np.uint8)).save(tmp_path / "whole.jpg")
