@@ -42,7 +42,14 @@ class Ended(Exception):
     """What a look raises here."""
 
 
-@pytest.mark.parametrize("name", ["CONV_2D 1x1", "TOPK_V2", "LSTM", "WHILE", "ADD"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "WHILE",
+        "ADD",
+        *(pytest.param(name, marks=pytest.mark.integration) for name in ("CONV_2D 1x1", "LSTM", "TOPK_V2")),
+    ],
+)
 def test_what_a_look_raises_ends_the_run(name):
     """At once, with that error; the same binding runs again."""
     model, feeds = prepared(name)

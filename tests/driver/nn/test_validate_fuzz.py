@@ -169,7 +169,7 @@ def outcome(model):
     except ExecutionFailed as error:
         return "failed", str(error)
     for index, tensor in zip(main.outputs, bound.results, strict=True):
-        assert tensor.data.dtype == main.operands[index].type.dtype
+        assert tensor.data.dtype == main.operands[index].type.stored_dtype
     return "computed", ""
 
 
@@ -215,10 +215,11 @@ def test_memory_that_is_not_to_be_had():
         Context().run(Interpreter(m.build()).bind, [np.ones(1, np.float32)])  # no other test says where memory is from
 
 
-def test_corrupted_models_are_refused_or_run():
+@pytest.mark.parametrize("count", [60, pytest.param(200, marks=pytest.mark.integration)])
+def test_corrupted_models_are_refused_or_run(count):
     """Validation raises InvalidModel and nothing else; what passes is computed, or fails at a named operation."""
-    outcomes = fuzz(200)
-    assert outcomes["refused"] > 100
+    outcomes = fuzz(count)
+    assert outcomes["refused"] > count / 2
     assert outcomes["computed"] > 2  # what is drawn depends on which modules are there
 
 

@@ -207,7 +207,7 @@ def test_a_disk_that_is_full(path, device, kit):
         prepared.run(X)
         kit.until(lambda: tape._most_bytes == 0)
         prepared.run(X)
-    assert tape.left_out["the file is full"] == 1
+    assert tape.left_out["the file is full"] >= 1  # and what came between the failure and its being known
 
 
 def test_who_is_not_recorded_pays_nothing(device, path, kit, monkeypatch):
