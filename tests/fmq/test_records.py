@@ -9,6 +9,7 @@ import signal
 import numpy as np
 import pytest
 from fmq_peers import SPACE_WAIT, asleep, control_word, must_raise, process, take, thread
+from waiting import PATIENCE
 
 import fmq
 
@@ -164,7 +165,7 @@ def test_a_writer_that_dies_in_the_middle(queue):
         back = fmq.RecordReader(r)
         with process(send_half_and_die, queue.descriptor, fails=True) as child:
             child.join()
-        assert back.receive(10) == b"whole"
+        assert back.receive(PATIENCE) == b"whole"
         must_raise(fmq.PeerDied, back.receive, 10)
         with take(queue, "writer") as w, thread(fmq.RecordWriter(w).send, record(300)):
             assert back.receive(20) == record(300)

@@ -13,6 +13,7 @@ import threading
 import numpy as np
 import pytest
 from fmq_peers import asleep, control_word, exchange_all, in_a_fork, must_raise, thread
+from waiting import PATIENCE
 
 import fmq
 
@@ -131,7 +132,7 @@ def test_an_end_that_is_closed_under_its_threads(pair):
                     pass
 
             with thread(call), thread(call), thread(call):
-                assert busy.wait(10)
+                assert busy.wait(PATIENCE)
                 asleep(control_word(queue, DATA_WAIT))
                 r.close()
                 assert w.peer == "released"

@@ -6,6 +6,7 @@ import threading
 import pytest
 from frames import frame, held, number_of
 from inside import controller_of, in_flight_of
+from waiting import PATIENCE
 
 from burst import Busy, Timeout
 
@@ -107,7 +108,7 @@ class TestLatest:
             first, second = burst.submit(frame(0.01, 1)), burst.submit(frame(0, 2))
             assert number_of(first.result()) == 1
             kit.until(lambda: executed(burst) == 2)
-            assert number_of(second.result(0.5)) == 2
+            assert number_of(second.result(PATIENCE)) == 2
 
     def test_dropped_callbacks(self, slow):
         """A dropped request calls back, and may be seen to have been dropped."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import PATIENCE
 
 import driver
 from burst import (
@@ -221,8 +222,8 @@ class TestAccount:
             with pytest.raises(ResourceExhaustedTransient, match=r"account_fences = 4 .* 3 fences"):
                 prepared.execute_fenced(request, [gate])
             os.eventfd_write(gate, 1)
-            assert [execution.result(10).status for execution in waiting] == [0, 0, 0]
-            prepared.execute_fenced(request, [gate]).result(10)
+            assert [execution.result(PATIENCE).status for execution in waiting] == [0, 0, 0]
+            prepared.execute_fenced(request, [gate]).result(PATIENCE)
             os.close(gate)
 
     def test_doctor(self, configure, kit):
@@ -256,7 +257,7 @@ class TestAccount:
             with pytest.raises(ResourceExhaustedPersistent, match=r"account_descriptors = 24 .* asks for 26"):
                 prepared.execute_fenced(request, [gate] * 30)
             for _ in range(30):
-                prepared.execute_fenced(request, [gate] * 2).result(10)
+                prepared.execute_fenced(request, [gate] * 2).result(PATIENCE)
             os.close(gate)
 
     def test_no_thread_for_an_execution(self, configure, kit):
@@ -265,7 +266,7 @@ class TestAccount:
         with driver.connect() as device, device.prepare(kit.add_model()) as prepared:
             pool = Memory.create(64)
             request = Request((RequestArgument(length=16),), (RequestArgument(offset=16, length=16),), (pool,))
-            assert prepared.execute_async(request).result(10).status == ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+            assert prepared.execute_async(request).result(PATIENCE).status == ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
 
 
 class TestFile:

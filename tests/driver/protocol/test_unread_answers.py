@@ -8,6 +8,7 @@ import threading
 import accounts
 import pytest
 from slow_to_close import SlowToClose
+from waiting import PATIENCE
 
 from burst.channel import Channel, ChannelLoop
 from driver.protocol import rpc
@@ -59,7 +60,7 @@ def test_one_answer_with_a_descriptor_waits_at_most(asked, monkeypatch):
         client.send([number, "give"])
     thread.join(20)
     assert not thread.is_alive()
-    message = client.receive(5)
+    message = client.receive(PATIENCE)
     assert (message.body, len(message.fds)) == ([0, 0], 1)
     message.close()
 
@@ -70,7 +71,7 @@ def test_a_client_that_reads_late_gets_all(asked):
     for number in range(20):
         client.send([number, "give" if number % 3 else "say"])
     for number in range(20):
-        message = client.receive(5)
+        message = client.receive(PATIENCE)
         assert message.body[:2] == [number, 0]
         assert len(message.fds) == bool(number % 3)
         message.close()

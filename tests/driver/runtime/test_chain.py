@@ -9,6 +9,7 @@ from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
+from waiting import PATIENCE
 
 import driver
 from burst import PeerDied, Timeout
@@ -211,7 +212,7 @@ def test_without_a_spare_a_death_ends_the_chain(settled, runtime_kit):
         driver.compile(runtime_kit.mixed_model(), [settled("Picky", 0.5), settled("Crashing", 0.9)]) as compiled,
         compiled.burst(depth=2) as burst,
     ):
-        for run in (burst.run, lambda x: burst.submit(x).result(10)):
+        for run in (burst.run, lambda x: burst.submit(x).result(PATIENCE)):
             with pytest.raises(PeerDied):
                 run(X)
 
