@@ -102,6 +102,9 @@ def _value(where: str, kind: str, given: Any) -> Any:
     if outer == "seq" and isinstance(given, list | tuple):
         return [_value(f"{where}[{n}]", inner[0], each) for n, each in enumerate(given)]
     if outer == "map" and isinstance(given, dict):
+        its = str if inner[0] == "string" else (int, np.integer)
+        if wrong := [key for key in given if not isinstance(key, its)]:
+            raise ValueError(f"{where} has the key {wrong[0]!r:.40}; {kind} takes keys of {inner[0]}")
         return given
     raise ValueError(f"{where} is {type(given).__name__}; {kind} takes a {'dict' if outer == 'map' else 'list'}")
 
@@ -132,7 +135,11 @@ def _texts(where: str, given: Any) -> NDArray[Any]:
 
 
 def _numbers(where: str, dtype: np.dtype[Any], given: Any) -> NDArray[Any]:
-    array = np.asarray(given, None if hasattr(given, "dtype") else dtype)
+    """An array as it is; of a list or a number, one that means the same. Raises ValueError."""
+    array = np.asarray(given)
+    if not hasattr(given, "dtype") and array.dtype.kind in "biuf":
+        cast = array.astype(dtype)
+        array = cast if dtype.kind == "f" or np.array_equal(cast, array) else array
     if array.dtype != dtype:
         raise ValueError(
             f"{where} has dtype {array.dtype}; the model takes {dtype}: convert it with .astype('{dtype}')"

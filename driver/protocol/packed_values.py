@@ -135,7 +135,10 @@ def _column(values: list[Any]) -> NDArray[Any]:
     if all(isinstance(value, str) for value in plain):
         return np.array(plain, object)
     if all(type(value) is int for value in plain):
-        return np.array(plain, np.int64)  # of what does not fit, numpy raises OverflowError
+        try:
+            return np.array(plain, np.int64)
+        except OverflowError:
+            raise ValueError("the integers of a map have 64 bits") from None
     if all(type(value) in {int, float} for value in plain):
         return np.array(plain, np.float64)
     raise ValueError("the keys of a map are all str or all int, and so are its values, or numbers")

@@ -1,7 +1,6 @@
 """Nets with texts, sequences, maps and optional values; and what ONNX Runtime itself gives for them."""
 
 import numpy as np
-import onnxruntime as ort
 from onnx import TensorProto, helper
 
 node, of = helper.make_node, helper.make_value_info
@@ -124,6 +123,8 @@ def write_net(name, folder, file="net.onnx"):
 
 def own(path, given):
     """What ONNX Runtime gives in this process."""
+    import onnxruntime as ort
+
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     return session.run(None, dict(zip([i.name for i in session.get_inputs()], given, strict=True)))
 

@@ -78,6 +78,8 @@ def test_one_text(connect, files):
         ("sequence", [ROWS], r"is ndarray; seq\(tensor\(float\)\) takes a list"),
         ("sequence", [[ROWS.astype(np.float64)]], r"\('s'\)\[0\] has dtype float64; the model takes float32"),
         ("map", [[(1, 2)]], "takes a dict"),
+        ("map", [{"x": {"a": 1.0}}], r"has the key 'a'; map\(int64,tensor\(float\)\) takes keys of int64"),
+        ("sequence", [[["a"]]], r"\('s'\)\[0\] has dtype <U1; the model takes float32"),
     ],
 )
 def test_what_does_not_fit(connect, files, name, given, words):

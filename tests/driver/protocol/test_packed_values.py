@@ -51,6 +51,7 @@ def test_a_value_comes_back(value):
         (np.array([1, "a"], object), "1 is no text"),
         ({"a": 1, 2: 3}, "keys of a map"),
         ({"a": [1]}, "keys of a map"),
+        ({2**70: 1}, "64 bits"),
         (object(), "object is no text, array, list or dict"),
         (np.array(["\ud800"], object), "surrogates"),
         (np.zeros(2, complex), "ndarray is no text"),
