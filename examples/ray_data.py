@@ -63,14 +63,14 @@ class Classifier:
 
     def open(self, model: driver.Model, read: Read) -> None:
         """A burst for `model`, whose images `read` makes of what a row says and of a shape."""
-        self.read, self.shape = read, tuple(map(int, model.inputs[0].shape))
+        self.read, self.shape, self.dtype = read, tuple(map(int, model.inputs[0].shape)), model.inputs[0].dtype
         self.burst = self.device.prepare(model, preference="sustained_speed").burst(depth=DEPTH, recover=True)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """The rows of `batch` with an answer each, copied out of the shared memory in which results are."""
         answers, waiting = [], deque()
         for number in batch["id"]:
-            image = self.read(number, self.shape)
+            image = self.read(number, self.shape).astype(self.dtype, copy=False)
             if len(waiting) == DEPTH:
                 answers.append(waiting.popleft().result().outputs[0].copy())
             waiting.append(self.burst.submit(image))

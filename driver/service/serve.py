@@ -53,7 +53,8 @@ CELL_LINGER = 5.0
 """Seconds that the cell of an account stays without clients."""
 
 _MOST_ENDS, _WITHIN = 10, 60.0  # of a service that is started again; seconds
-_RUN = "from driver.service.serve import main; main()"
+_RUN = "from driver.service.serve import main; main()  # burst serve"
+"""Its comment is what `ps` and `pgrep -f "burst serve"` find; the device's name follows it."""
 
 
 def serve(

@@ -45,6 +45,7 @@ def test_connected_to_by_path(own, kit):
         assert burst.run(X).outputs[0].tolist() == prepared.run(X)[0].tolist() == [[2, 2, 2, 2]]
         for pid in (device.service_pid, device.engine_pid):
             assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
+            assert b"burst serve\0reference" in Path(f"/proc/{pid}/cmdline").read_bytes()
             assert f"BURST_RUNTIME_DIR={Path(own).parent}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
             assert b"OPENBLAS_NUM_THREADS" in Path(f"/proc/{pid}/environ").read_bytes()
 
