@@ -110,9 +110,9 @@ def _value(where: str, kind: str, given: Any) -> Any:
 
 
 def _parts(kind: str) -> tuple[str, list[str]]:
-    """ "map(int64,tensor(float))" is a map, of int64 and tensor(float)."""
+    """What a kind is and of what: a map, of int64 and tensor(float); a sequence, of maps."""
     outer, _, inner = kind.removesuffix(")").partition("(")
-    return outer, inner.split(",", 1)
+    return outer, inner.split(",", 1) if outer == "map" else [inner]
 
 
 def _texts(where: str, given: Any) -> NDArray[Any]:
@@ -124,11 +124,12 @@ def _texts(where: str, given: Any) -> NDArray[Any]:
     for n, text in enumerate(found.reshape(-1).tolist()):
         if isinstance(text, str):
             continue
-        place = ", ".join(map(str, np.unravel_index(n, found.shape)))
+        index = np.unravel_index(n, found.shape)
+        place = ", ".join(map(str, index))
         if not isinstance(text, bytes):
             raise ValueError(f"{where} holds {text!r:.40} at [{place}]; a text is str, or bytes of UTF-8")  # noqa: TRY004
         try:
-            found.reshape(-1)[n] = text.decode()
+            found[index] = text.decode()
         except UnicodeDecodeError as error:
             raise ValueError(f"{where} holds bytes at [{place}] that are no UTF-8: {error.reason}") from None
     return found
