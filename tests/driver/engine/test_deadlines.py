@@ -350,7 +350,7 @@ class TestOnTheDevice:
         prepared, ran = noting
 
         async def cancelled_in_flight():
-            first = burst.submit(x(0.2, 4))
+            first, release = held(burst, 4)
             task = asyncio.ensure_future(burst.run_async(x(0, 5)))
             while burst.stats()["in_flight"] < 2:
                 await asyncio.sleep(0)
@@ -358,12 +358,15 @@ class TestOnTheDevice:
             last = burst.submit(x(0, 6))
             with pytest.raises(asyncio.CancelledError):
                 await task
+            release()
             await first
             await last
 
         with prepared.burst(depth=3) as burst:
-            first, cancelled, last = burst.submit(x(0.2, 1)), burst.submit(x(0, 2)), burst.submit(x(0, 3))
+            first, release = held(burst, 1)
+            cancelled, last = burst.submit(x(0, 2)), burst.submit(x(0, 3))
             assert cancelled.cancel()
+            release()
             assert last.result().outputs[0].tolist() == [[1, 4, 1, 1]]
             assert first.result().outputs[0][0, 1] == 2
             asyncio.run(cancelled_in_flight())
