@@ -14,11 +14,23 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
+from forked_devices import ForkServer
+from small_models import (
+    add_model,
+    conv_model,
+    long_model,
+    mul_model,
+    odd,
+    open_model,
+    optional_model,
+    quantised_model,
+    reshape_model,
+)
 
 import driver
 from burst import Memory, PeerDied, Request, RequestArgument
+from driver.client import discovery
 
 sys.path.append(str(Path(__file__).parents[1]))  # for programs of tests, which import this file by itself
 
@@ -26,6 +38,20 @@ from waiting import PATIENCE, until
 
 if importlib.util.find_spec("burst_test_devices") is None:
     pytest.exit("the tests' devices are not installed: pip install --editable tests/devices", 2)
+
+
+@pytest.fixture(scope="session")
+def fork_server():
+    """Starts the devices whose first client is this process; other processes start interpreters for theirs."""
+    with contextlib.closing(ForkServer()) as server, pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(discovery, "subprocess", server)
+        yield
+
+
+@pytest.fixture
+def new_interpreters(fork_server, monkeypatch):
+    """Devices start as they do for users, each with an interpreter of its own."""
+    monkeypatch.setattr(discovery, "subprocess", subprocess)
 
 
 class Process:
@@ -111,7 +137,7 @@ def new_place(monkeypatch):
 
 
 @pytest.fixture
-def place(monkeypatch):
+def place(monkeypatch, fork_server):
     """A runtime directory for this test alone."""
     with new_place(monkeypatch) as found:
         yield found
@@ -125,14 +151,14 @@ def process():
 
 
 @pytest.fixture(scope="session")
-def shared():
+def shared(fork_server):
     """A runtime directory whose devices serve all tests that do them no harm."""
     with pytest.MonkeyPatch.context() as monkeypatch, new_place(monkeypatch) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def _home():
+def _home(fork_server):
     with pytest.MonkeyPatch.context() as monkeypatch, new_place(monkeypatch) as found:
         yield found
 
@@ -166,10 +192,6 @@ def connect(shared, monkeypatch):
             return stack.enter_context(driver.connect(name if name.islower() else odd(name)))
 
         yield connect
-
-
-def odd(name):
-    return f"burst_test_devices.odd:{name}"
 
 
 @pytest.fixture
@@ -223,82 +245,6 @@ def dies(kill, wait, kind):
     if not isinstance(error, kind):
         raise error
     return end - begin
-
-
-def add_model(constant=1.0, shape=(1, 4), relaxed=False):
-    """x + constant."""
-    builder = driver.ModelBuilder(relaxed=relaxed)
-    x = builder.input("float32", shape)
-    builder.output(builder.operation("ADD", x, np.full(4, constant, np.float32), 0))
-    return builder.build()
-
-
-def mul_model():
-    """x * x."""
-    builder = driver.ModelBuilder()
-    x = builder.input("float32", (4,))
-    builder.output(builder.operation("MUL", x, x, 0))
-    return builder.build()
-
-
-def long_model(n):
-    """n times + 1."""
-    builder = driver.ModelBuilder()
-    x = builder.input("float32", (4,))
-    one = builder.constant(np.ones(4, np.float32))
-    for _ in range(n):
-        x = builder.operation("ADD", x, one, 0)
-    builder.output(x)
-    return builder.build()
-
-
-def conv_model():
-    """A convolution, a pool and a fully connected layer."""
-    random = np.random.default_rng(7)
-    builder = driver.ModelBuilder()
-    x = builder.input("float32", (1, 8, 8, 3))
-    filters = random.standard_normal((4, 3, 3, 3), np.float32)
-    x = builder.operation("CONV_2D", x, filters, np.zeros(4, np.float32), 1, 1, 1, 1)
-    x = builder.operation("MAX_POOL_2D", x, 1, 2, 2, 2, 2, 0)
-    weights = random.standard_normal((5, 64), np.float32)
-    builder.output(builder.operation("FULLY_CONNECTED", x, weights, np.zeros(5, np.float32), 0))
-    return builder.build()
-
-
-def quantised_model():
-    """A convolution with a scale per channel."""
-    random = np.random.default_rng(8)
-    builder = driver.ModelBuilder()
-    x = builder.input("quant8_asymm", (1, 6, 6, 2), scale=0.5, zero_point=128)
-    scales = (0.25, 0.5, 1.0)
-    filters = builder.constant(random.integers(-9, 9, (3, 3, 3, 2), np.int8), channel_quant=(scales, 0))
-    bias = builder.constant(np.arange(3, dtype=np.int32))
-    builder.output(builder.operation("CONV_2D", x, filters, bias, 1, 1, 1, 0, scale=2.0, zero_point=100))
-    return builder.build()
-
-
-def reshape_model():
-    """An output whose shape is an input, and therefore unknown."""
-    builder = driver.ModelBuilder()
-    x = builder.input("float32", (2, 3000))
-    builder.output(builder.operation("RESHAPE", x, builder.input("int32", (2,))))
-    return builder.build()
-
-
-def open_model():
-    """x + 1, for an x of any number of rows."""
-    builder = driver.ModelBuilder()
-    x = builder.input("float32", (0, 4))
-    builder.output(builder.operation("ADD", x, np.ones(4, np.float32), 0))
-    return builder.build()
-
-
-def optional_model():
-    """A transposition whose permutation may be omitted: then the axes are reversed."""
-    builder = driver.ModelBuilder()
-    x = builder.input("float32", (2, 3))
-    builder.output(builder.operation("TRANSPOSE", x, builder.input("int32", (2,)), dimensions=(0, 0)))
-    return builder.build()
 
 
 def request(inputs, nbytes):

@@ -433,7 +433,7 @@ CLIENTS = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 import driver
-from conftest import add_model
+from small_models import add_model
 from driver.vts.cache_files import CacheFileSet
 for line in sys.stdin:
     if not (child := os.fork()):

@@ -26,7 +26,7 @@ from driver.service.arrivals import ListeningSocket
 CONNECT = "import driver\nwith driver.connect() as d: print(d.service_pid, d.engine_pid)"
 
 
-def test_first_use_starts_it(place):
+def test_first_use_starts_it(place, new_interpreters):
     """A device is started by whoever needs it first, and found by all who come later, in any process."""
     assert place.pids() == []
     with driver.connect() as first, driver.connect() as second:
@@ -84,7 +84,7 @@ def children():
     return {pid for task in tasks for pid in (task / "children").read_text().split()}
 
 
-def test_no_zombie(place, process):
+def test_no_zombie(place, process, new_interpreters):
     """A device is nobody's child: its end leaves no zombie in the process that started it."""
     before = children()
     with driver.connect() as device:

@@ -55,7 +55,7 @@ with prepared.device, prepared, prepared.burst() as burst:
 
 FORK = """
 import os, sys, threading, time, numpy as np, driver, asyncio
-from conftest import add_model, odd
+from small_models import add_model, odd
 x = np.full((1, 4), 9, np.float32)
 zero = np.zeros((1, 4), np.float32)
 with driver.connect(odd("Slow")) as device, device.prepare(add_model()) as prepared:
@@ -136,7 +136,7 @@ def test_end_of_the_interpreter(connect, kit, ending):
     connect("Slow")
     code = f"""{HERE}
 import logging, numpy as np, driver
-from conftest import add_model, odd
+from small_models import add_model, odd
 logging.getLogger("asyncio").setLevel(logging.ERROR)  # which otherwise tells what a busy machine makes slow
 x = np.zeros((1, 4), np.float32)
 device = driver.connect(odd("Slow"))

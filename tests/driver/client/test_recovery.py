@@ -535,7 +535,7 @@ class TestQuarantine:
 NEIGHBOUR = """
 import select, sys, numpy as np, driver
 sys.path.insert(0, sys.argv[1])
-from conftest import add_model
+from small_models import add_model
 x = np.zeros((1, 4), np.float32)
 with driver.connect("burst_test_devices.odd:Fragile") as device, device.prepare(add_model()) as prepared:
     with prepared.burst(recover=True, depth=2) as burst:

@@ -42,7 +42,7 @@ import sys, numpy as np, driver
 from collections import deque
 from driver.client import recovery
 sys.path.insert(0, sys.argv[1])
-from conftest import add_model
+from small_models import add_model
 recovery._MOST_REVIVALS = 10**6
 with driver.connect(sys.argv[2]) as device, device.prepare(add_model()) as prepared:
     with prepared.burst(recover=True, depth=4) as burst:

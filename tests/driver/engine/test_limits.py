@@ -31,7 +31,7 @@ HERE = Path(__file__).parents[1]
 HOLDER = """
 import sys, driver
 sys.path.insert(0, sys.argv[1])
-from conftest import add_model
+from small_models import add_model
 device = None
 while not device:
     try:

@@ -15,7 +15,7 @@ MOST = {"threads": 1, "fds": 12, "mappings": 12}  # of one burst, on either side
 CLIENT = """
 import os, sys, threading, time, numpy as np, driver
 sys.path.insert(0, sys.argv[1])
-from conftest import add_model, odd
+from small_models import add_model, odd
 number, bursts, pace = int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 counts, wrong = [0] * bursts, []
 with driver.connect(odd("Slow")) as device:

@@ -154,7 +154,7 @@ def test_own_bursts_are_counted(own, kit, name):
 CLIENT = """
 import sys, numpy as np, driver
 sys.path.insert(0, sys.argv[1])
-from conftest import add_model
+from small_models import add_model
 device = driver.connect(sys.argv[2])
 model = device.prepare(add_model())
 bursts = [model.burst(depth=4) for _ in range(3)]

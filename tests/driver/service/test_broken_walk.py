@@ -27,7 +27,7 @@ HERE = Path(__file__).parents[1]
 ATTACKER = """
 import os, sys, numpy as np, driver
 sys.path.insert(0, sys.argv[2])
-from conftest import add_model
+from small_models import add_model
 from unsealed import truncate_queues
 device = driver.connect(sys.argv[1])
 prepared = device.prepare(add_model())

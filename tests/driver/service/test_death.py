@@ -184,7 +184,7 @@ def start_idle_monitor(prepared, kit):
 CLIENT = """
 import sys, numpy as np, driver
 sys.path.insert(0, sys.argv[1])
-from conftest import add_model
+from small_models import add_model
 device = driver.connect()
 models = [device.prepare(add_model(float(n))) for n in range(3)]
 bursts = [m.burst(memory=kind, depth=4) for m in models for kind in ("memfd", "posix")]
@@ -311,7 +311,7 @@ def test_nothing_stays(place, kit, process):
 WORKER = """
 import sys, numpy as np, driver
 sys.path.insert(0, sys.argv[1])
-from conftest import add_model
+from small_models import add_model
 x = np.zeros((1, 4), np.float32)
 print("ready", flush=True)
 while True:

@@ -125,7 +125,7 @@ def test_a_driver_may_leave_bursts_to_the_engine(build, model, x, flags):
 CLIENT = """
 import sys, numpy as np, driver
 sys.path.insert(0, sys.argv[1])
-from conftest import add_model
+from small_models import add_model
 device = driver.connect(sys.argv[2])
 model = device.prepare(add_model(shape=(4,)))
 bursts = [model.burst(depth=4) for _ in range(4)]
