@@ -84,8 +84,8 @@ def _distributions_of(name: str) -> list[str]:
 
     owners: dict[str, None] = {}
     for distribution in metadata.distributions():
-        files = distribution.files or ()
-        if any(file.parts[0] in {name, f"{name}.py"} for file in files):
+        record = distribution.read_text("RECORD") or ""  # `files` makes an object of each of its lines
+        if any(line.startswith((f"{name}/", f"{name}.py,")) for line in record.splitlines()):
             owners[distribution.name] = None
     return [owner for owner in owners if owner.lower().replace("_", "-") != DISTRIBUTION]
 
