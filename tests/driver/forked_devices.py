@@ -18,6 +18,7 @@ from pathlib import Path
 
 from driver.client import discovery, launch
 
+_KNOWN = "driver.service.process"  # a word by which a client knows a device's process
 _ROOM = 4096  # bytes of the server's environment, in which each device's is written
 
 
@@ -29,14 +30,14 @@ class ForkServer:
     def __init__(self):
         self._near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far:
-            words = [sys.executable, "-P", __file__, str(far.fileno())]
+            words = [sys.executable, "-P", __file__, str(far.fileno()), _KNOWN]
             environment = discovery.environment(Path("/")) | {"ROOM": "-" * _ROOM}
             self._process = subprocess.Popen(words, pass_fds=[far.fileno()], env=environment, cwd="/")
 
     def Popen(self, command, *, pass_fds, env, stdout, **options):  # noqa: N802 (as in subprocess)
         """A process of `command`; forked if it is the launcher of a device."""
         python, path, script, module, name, listener, apart = command
-        assert [path, script, module, options["cwd"]] == ["-P", launch.__file__, "driver.service.process", "/"]
+        assert [path, script, module, options["cwd"]] == ["-P", launch.__file__, _KNOWN, "/"]
         if python != sys.executable:
             return subprocess.Popen(command, pass_fds=pass_fds, env=env, stdout=stdout, **options)
         asked = json.dumps([[script, module, name, listener, apart], env]).encode()
@@ -96,7 +97,7 @@ def _set_environment(environment):
 
 
 if __name__ == "__main__":
-    import_module("driver.service.process")
+    import_module(_KNOWN)
     import_module("driver.devices.reference")
     with contextlib.suppress(KeyboardInterrupt), socket.socket(fileno=int(sys.argv[1])) as server:
         _serve(server)

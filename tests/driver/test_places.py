@@ -62,7 +62,7 @@ def test_the_page_lists_the_places():
 
 
 @pytest.mark.parametrize("which", ["service_pid", pytest.param("engine_pid", marks=pytest.mark.integration)])
-def test_a_stopped_device_is_named(place, new_interpreters, which):
+def test_a_stopped_device_is_named(place, which):
     """Who connects to a device of which a process is stopped is told which, and goes on when that does."""
     with driver.connect() as device:
         pid = getattr(device, which)
