@@ -58,11 +58,23 @@ def killed(device, *pids):
     return kill
 
 
+def told_by_the_mark(attacked, kit):
+    """Seconds until our burst is told of the device's death."""
+    device, _, burst, _ = attacked
+    took = kit.dies(killed(device), lambda: burst.run(FOREVER), PeerDied)
+    assert lib.fmq_life_state(life_word_of(controller_of(burst))) == lib.FMQ_DEAD
+    return took
+
+
 def test_a_neighbour_that_truncates_its_queues(attacked, kit):
     """Our burst is told of the device's death, by the mark."""
-    device, _, burst, _ = attacked
-    kit.dies(killed(device), lambda: burst.run(FOREVER), PeerDied)
-    assert lib.fmq_life_state(life_word_of(controller_of(burst))) == lib.FMQ_DEAD
+    told_by_the_mark(attacked, kit)
+
+
+@pytest.mark.stress
+def test_a_neighbour_delays_nothing(attacked, kit):
+    """Our burst is told within 100 ms."""
+    assert told_by_the_mark(attacked, kit) < PROMPT
 
 
 def test_a_listener_that_sleeps_on_a_page_that_is_gone(attacked, kit):
@@ -138,24 +150,38 @@ def preparing(device, prepared, kit):
     return lambda: device.prepare(kit.add_model(relaxed=True))
 
 
-@pytest.mark.parametrize(
+EACH_WAIT = pytest.mark.parametrize(
     "wait", [in_burst, expecting, submitted, awaited, plain, asynchronous, fenced, preparing], ids=lambda f: f.__name__
 )
-def test_every_wait_ends_without_a_mark(unmarked, kit, wait):
-    """The engine dies, its life words still say that it lives, and the wait ends all the same. Then the
-    device serves again.
-    """
+
+
+def told_without_a_mark(unmarked, kit, wait):
+    """Seconds until the wait ends. Then the device serves again."""
     device, prepared = unmarked
     with prepared.burst() as beside:
         beside.run(X * 0)
         call = wait(device, prepared, kit)
-        kit.dies(killed(device, device.engine_pid), call, PeerDied)
+        took = kit.dies(killed(device, device.engine_pid), call, PeerDied)
         word = life_word_of(controller_of(beside))
         assert lib.fmq_life_state(word) == lib.FMQ_ALIVE, "it was marked: this test shows nothing"
         with pytest.raises(PeerDied):
             beside.run(X * 0)
     with driver.connect(kit.odd("Unmarked")) as successor, successor.prepare(kit.add_model()) as again:
         assert again.run(X * 0)[0].tolist() == [[1, 1, 1, 1]]
+    return took
+
+
+@EACH_WAIT
+def test_every_wait_ends_without_a_mark(unmarked, kit, wait):
+    """The engine dies, its life words still say that it lives, and the wait ends all the same."""
+    told_without_a_mark(unmarked, kit, wait)
+
+
+@pytest.mark.stress
+@EACH_WAIT
+def test_every_wait_ends_soon_without_a_mark(unmarked, kit, wait):
+    """Within 1.1 s, for an engine of less than a GB."""
+    assert told_without_a_mark(unmarked, kit, wait) < ANYWAY
 
 
 def test_a_watcher_notices_without_a_mark(unmarked, kit):
