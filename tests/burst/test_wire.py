@@ -282,7 +282,12 @@ def test_words_of_version_2(version, change, why):
         (ErrorStatus.MISSED_DEADLINE_TRANSIENT, [OutputShape()], NO_TIMING, "element 0: 1 output shapes"),
         (ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT, [], Timing(1, 2), "element 1: a time with errorStatus"),
         (ErrorStatus.NONE, [OutputShape((-1,))], NO_TIMING, "element 2: OPERAND_DIMENSION_VALUE cannot hold"),
-        (ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, [OutputShape()], Timing(1, 2), "element 2: a time with errorStatus 3"),
+        (
+            ErrorStatus.OUTPUT_INSUFFICIENT_SIZE,
+            [OutputShape()],
+            Timing(1, 2),
+            "element 2: a time with errorStatus OUTPUT_",
+        ),
         (ErrorStatus.NONE, [], Timing(3, 2), "element 1: timeOnDevice 3 is more than timeInDriver 2"),
         (ErrorStatus.NONE, [], Timing(None, -1), "element 1: EXECUTION_TIMING cannot hold"),
         (ErrorStatus.NONE, [], Timing(None, 2**64), "element 1: EXECUTION_TIMING cannot hold"),

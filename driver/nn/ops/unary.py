@@ -9,7 +9,6 @@ import numpy as np
 from ..blocks import by_element
 from ..model import Operand
 from ..operation import ANY_RANK, Array, Call, OperationType, Signature, Tensor
-from ..types import OperandType
 from .elementwise import quietly, same_shape, smooth
 from .real import load, look_up, table
 
@@ -60,11 +59,8 @@ def _cast_check(inputs: Sequence[Operand], outputs: Sequence[Operand]) -> str | 
 
 
 def _cast(call: Call) -> None:
-    """Integers saturate, and then lose their fraction; NaN becomes the smallest of them. True is stored as 1."""
+    """Integers saturate, and then lose their fraction; NaN becomes the smallest of them."""
     source, out = call.tensor(0), call.outputs[0]
-    if out.type == OperandType.TENSOR_BOOL8:
-        call.step(np.not_equal, source.data, 0, out.data.view(np.bool_))
-        return
     if out.data.dtype.kind == "f" or np.can_cast(source.data.dtype, out.data.dtype):
         call.step(np.copyto, out.data, source.data, casting="unsafe")
         return

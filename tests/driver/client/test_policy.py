@@ -89,10 +89,12 @@ class TestLatest:
         """Of what is submitted while the device is busy exactly the newest frame is executed."""
         with slow.burst(depth=depth, policy="latest") as burst:
             for rounds in range(1, 5):
-                begun = [burst.submit(frame(0.01, n)) for n in range(depth)]
+                begun, releases = zip(*(held(burst, n) for n in range(depth)), strict=True)
                 waiting = [burst.submit(frame(0, n)) for n in range(10, 20)]
                 assert all(f.cancelled() for f in waiting[:-1])
                 assert not waiting[-1].done()
+                for release in releases:
+                    release()
                 assert number_of(waiting[-1].result()) == 19
                 assert [number_of(f.result()) for f in begun] == list(range(depth))
                 for dropped in waiting[:-1]:

@@ -92,7 +92,7 @@ def test_constants_reach_a_device_as_arrays_of_their_operands():
     shared = ModelStore(device).prepare(*sent(model_with_constants()), lambda: None)
     begin = shared.region.asarray().ctypes.data
     for (kind, dimensions, _, value), found in zip(CONSTANTS, device.constants, strict=True):
-        assert (found.dtype, found.shape) == (OperandType[kind].dtype, dimensions)
+        assert (found.dtype, found.shape) == (OperandType[kind].stored_dtype, dimensions)
         assert found.tobytes() == np.asarray(value).tobytes()
         assert not found.flags.writeable
         assert not found.nbytes or 0 <= found.ctypes.data - begin < shared.region.nbytes  # nothing was copied

@@ -24,14 +24,14 @@ SYSTEMD = "/user.slice/user-1000.slice/user@1000.service/app.slice/app-camera-12
 
 
 @pytest.mark.parametrize("name", ["", "x" * 101, "a\nb", "/system.slice/x", 5, b"camera", ["camera"]])
-def test_invalid_names_are_refused(name, device):
+def test_invalid_names_are_refused(name, device, kit):
     """By the client before it connects, and by the service whatever a client sends."""
     with pytest.raises(InvalidArgument, match=r"application=.*1 to 100 printable characters"):
         driver.connect("reference", application=name)
     with pytest.raises(InvalidArgument, match=r"application=.*1 to 100 printable characters"):
         device.call("hello", PROTOCOL, name)
     with pytest.raises(ValueError, match=r"application=.*1 to 100 printable characters"):
-        driver.compile(None, application=name)
+        driver.compile(kit.add_model(), application=name)
 
 
 def test_a_client_stays_in_its_application(device, kit):

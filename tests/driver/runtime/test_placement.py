@@ -179,6 +179,8 @@ def test_progress_is_shown_in_a_terminal_and_nowhere_else(runtime_kit, monkeypat
         def __init__(self, is_one):
             self.text, self.is_one = "", is_one
 
+        closed = False
+
         def isatty(self):
             return self.is_one
 

@@ -56,7 +56,7 @@ def test_the_surface_is_one():
     """Every public method has the same parameters, names and defaults in all of them."""
     for kind in CLASSES:
         assert issubclass(kind, driver.AnyPreparedModel)
-        for name in {name for name in dir(driver.AnyPreparedModel) if not name.startswith("_")}:
+        for name in {name for name in dir(driver.AnyPreparedModel) if not name.startswith("_")} - {"to_send"}:
             ours, theirs = (inspect.signature(getattr(found, name)) for found in (kind, driver.AnyPreparedModel))
             named = [[(p.name, p.kind, p.default) for p in found.parameters.values()] for found in (ours, theirs)]
             assert named[0] == named[1], (kind, name)

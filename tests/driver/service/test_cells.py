@@ -9,7 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from served_devices import CONNECT, FRIEND, GROUP, OTHER, PATIENCE, SERVER, Client, foreign
+from served_devices import CONNECT, FRIEND, GROUP, OTHER, SERVER, Client, foreign
+from waiting import PATIENCE
 from worded_files import FILER
 
 import driver

@@ -99,10 +99,13 @@ def test_within_100_ms(place, kit, side):
     """A burst is told within 100 ms in most of nine deaths: a machine may be busy now and then."""
     times = []
     for _ in range(9):
-        with driver.connect(kit.odd("Slow")) as device, device.prepare(kit.add_model()) as prepared:
-            with prepared.burst() as burst:
-                burst.run(X * 0)
-                times.append(kit.dies(killer(device, side), lambda burst=burst: burst.run(FOREVER), PeerDied))
+        with (
+            driver.connect(kit.odd("Slow")) as device,
+            device.prepare(kit.add_model()) as prepared,
+            prepared.burst() as burst,
+        ):
+            burst.run(X * 0)
+            times.append(kit.dies(killer(device, side), lambda burst=burst: burst.run(FOREVER), PeerDied))
     assert statistics.median(times) < PROMPT
 
 
