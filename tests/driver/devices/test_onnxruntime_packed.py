@@ -190,6 +190,21 @@ def test_an_explicit_request(connect, files):
         assert prepared.execute(request).status.name == "GENERAL_FAILURE"
 
 
+def test_a_buffer_of_the_device(connect, files):
+    """Texts that one execution leaves in a buffer of the device are the input of another."""
+    data = np.frombuffer(pack(WORDS), np.uint8)
+    memory, room = Memory.create(data.nbytes), Memory.create(4096)
+    memory.asarray(np.uint8)[:] = data
+    device, model = connect("onnxruntime"), driver.load(files("identity"), form="file")
+    with device.prepare(model) as first, device.prepare(model) as second:
+        roles = [driver.BufferRole(1, 0)], [driver.BufferRole(0, 0)]
+        with device.allocate(driver.BufferDesc((4096,)), [first, second], *roles) as buffer:
+            given = RequestArgument(pool=0, length=data.nbytes, dimensions=(data.nbytes,))
+            assert first.execute(Request([given], [RequestArgument(pool=1)], (memory, buffer))).status.name == "NONE"
+            request = Request([RequestArgument(pool=0)], [RequestArgument(pool=1, length=4096)], (buffer, room))
+            assert plain(second.execute(request).outputs[0]) == plain(WORDS)
+
+
 def test_a_device_that_takes_numbers_says_so(connect, files):
     """By the input, and with the device that runs such files."""
     pytest.importorskip("openvino", reason="needs the extra 'openvino'")
