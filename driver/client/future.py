@@ -17,7 +17,9 @@ from collections import deque
 from concurrent.futures import CancelledError
 from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from weakref import ref
 
 from burst import Result, Timeout
 from driver.client.receiver import RECEIVER
@@ -63,6 +65,10 @@ class Completion(ProcessBound, concurrent.futures.Future[_T], ABC):
     @abstractmethod
     def attend(self) -> None:
         """In the thread of an event loop: have the loop complete this."""
+
+    def _have_attended(self) -> None:
+        """Have the receiver attend to it."""
+        RECEIVER.call(self.attend)
 
     @abstractmethod
     def _poll(self) -> None:
@@ -113,7 +119,7 @@ class Completion(ProcessBound, concurrent.futures.Future[_T], ABC):
         """
         self.when_done(fn)
         if self._state is PENDING:
-            RECEIVER.call(self.attend)
+            self._have_attended()
 
     def when_done(self, function: Callable[[Any], object]) -> None:
         """As `add_done_callback`, for a caller that sees to it that a thread takes the result."""
@@ -173,7 +179,7 @@ class Completion(ProcessBound, concurrent.futures.Future[_T], ABC):
         with _making:
             made = self._made = self._made or threading.Condition()
         if self._state is PENDING:
-            RECEIVER.call(self.attend)
+            self._have_attended()
         return made
 
     @property
@@ -210,6 +216,11 @@ class ResultSource(Protocol):
 
     def arrival(self, future: Future) -> asyncio.Future[None]:
         """Done in the running loop when `future` is."""
+
+
+def _attend_if_kept(known: ref[Future]) -> None:
+    if future := known():
+        future.attend()
 
 
 class Future(Completion[Result]):
@@ -267,6 +278,12 @@ class Future(Completion[Result]):
         False when it has a result or an error.
         """
         return self.cancelled() or (self._state is PENDING and self._source.drop(self))
+
+    def _have_attended(self) -> None:
+        """Have the receiver attend to it. The burst keeps it while it is in flight; the receiver, which may be late,
+        does not, as the result would hold its buffers.
+        """
+        RECEIVER.call(partial(_attend_if_kept, ref(self)))
 
     def attend(self) -> None:
         """In the thread of an event loop: the loop takes results until this is done."""
