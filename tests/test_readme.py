@@ -22,14 +22,14 @@ EXPECTED = {  # of each block, in order: lines of its output
     "docs/importers.md": [["(1, 20)"], ["True True"]],
     "docs/models.md": [["[[75 75 75 75 75 75 75 75]]"], ["[1024.] [10]"]],
     "docs/runtime.md": [
-        ["[0, 1]\n(array([ 0.,  2.,  6., 12.], dtype=float32),)\n[ 2.  6. 12. 20.] 0\nreference (2 operations)"]
+        ["[0, 1]\n(output_0: float32[4] [0.0, 2.0, 6.0, 12.0])\n[ 2.  6. 12. 20.] 0\nreference (2 operations)"]
     ],
     "docs/devices.md": [["[False, True]"]],
     "docs/extensions.md": [["(('com.example.points', 1),)\n[ 0.+1.j -1.+0.j  0.+2.j]"]],
-    "docs/caching.md": [["'saved'", "'restored'"], ["''\n(array([2., 2., 2., 2.], dtype=float32),)"]],
+    "docs/caching.md": [["'saved'", "'restored'"], ["''\n(output_0: float32[4] [2.0, 2.0, 2.0, 2.0])"]],
     "docs/qos.md": [
         ["[1. 1. 1. 1.]\n[1. 1. 1. 1.]\nMissedDeadlinePersistent"],
-        ["(array([1., 1., 1., 1.], dtype=float32),)"],
+        ["(output_0: float32[4] [1.0, 1.0, 1.0, 1.0])"],
         ["ACTIVE GENERAL_FAILURE\n[[7. 7. 7. 7.]] SIGNALED\nTrue"],
         ["1"],
         ["camera None"],
