@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections import Counter
 
 import pytest
 import stress
@@ -58,12 +59,18 @@ def seed():
     return random.randrange(2**32)
 
 
+def often(build, milliseconds, mode, counted, least, flags=()):
+    """Runs it, again where a busy machine asks for it, until each of these was counted more often than `least`."""
+    total = Counter()
+    while min(total[name] for name in counted) <= least:
+        total += Counter(run(build, seed(), milliseconds, mode, flags))
+        assert not total["torn"]
+
+
 def test_no_torn_element_is_delivered(build):
     """A reader gets whole elements, and those that its position says, whatever their size and however often the writer
     overtakes it; or -EOVERFLOW."""
-    counts = run(build, seed(), 500, ENOUGH)
-    assert counts["torn"] == 0
-    assert min(counts["ok"], counts["overruns"]) > 100
+    often(build, 500, ENOUGH, ["ok", "overruns"], 100)
 
 
 @pytest.mark.stress
@@ -77,13 +84,12 @@ def test_the_sanitizers_find_nothing_in_a_torrent(build, flags):
 
 def test_sleeping_readers_are_woken(build):
     """Every element that a writer seldom writes reaches each of several sleeping readers, wherever they pause."""
-    assert run(build, seed(), 400, "sleep", JITTER)["ok"] > 100
+    often(build, 400, "sleep", ["ok"], 100, JITTER)
 
 
 def test_readers_that_are_stopped_do_not_disturb_others(build):
     """Nobody sleeps for good because others are stopped, nor accuses the writer of waking it for nothing."""
-    counts = run(build, seed(), 800, "stop")
-    assert min(counts["ok"], counts["stops"]) > 50
+    often(build, 800, "stop", ["ok", "stops"], 50)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
