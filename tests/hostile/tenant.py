@@ -23,13 +23,12 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from waiting import until
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
 from enemy import chain, memfd
+from waiting import until
 
 import driver
 from burst import Memory, Request, RequestArgument
