@@ -72,9 +72,11 @@ def pytest_terminal_summary(terminalreporter):
         Path(file).write_text(json.dumps(_tally))
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(autouse=True)
 def ctrl_c():
-    """A shell that runs us in the background ignores SIGINT for us and for our children; tests of Ctrl-C need it."""
+    """A shell that runs us in the background ignores SIGINT for us and for our children; tests of Ctrl-C need it. Each
+    test has it anew, whatever the last one has left.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
