@@ -14,7 +14,7 @@ demo: $(VENV)/demo
 # ONLY: more words for pytest, such as ONLY="--last-failed -n 0".
 ONLY ?=
 # Python keeps what it compiles, also where the environment forbids it: each process compiles all tests otherwise.
-RUN_TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+RUN_TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # Three workers for two cores: a test waits for a process about a third of its time.
 test: $(VENV)/test

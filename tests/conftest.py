@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -70,6 +71,13 @@ def pytest_terminal_summary(terminalreporter):
             terminalreporter.line(f"{times:>12,} {what}")
     if file := os.environ.get("BURST_TALLY"):
         Path(file).write_text(json.dumps(_tally))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    """How a worker ended that should not have: by which signal, or with which status."""
+    if error:
+        print(f"\n{node.gateway.id} ended with {node.gateway._io.wait()}", file=sys.stderr)
 
 
 @pytest.fixture(autouse=True)
