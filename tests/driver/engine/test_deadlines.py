@@ -485,15 +485,27 @@ class TestOnTheDevice:
     def test_a_success_that_comes_too_late_is_none(self, slow, kit):
         """A device that cannot look meanwhile answers a missed deadline when it is done, on both paths."""
         request, _ = kit.request([x(2 * SOON)], 16)
-        with plain_path(slow, request) as execute:
-            result = execute(deadlines.nanoseconds(after(SOON)), 20)
-        assert (result.status, result.cause.phase) == (TRANSIENT, "executing")
-        nested(0, result.cause.late_by)
-        assert result.outputs == ()
-        with slow.burst() as burst:
-            status, cause = asked_of_burst(burst, request, after(SOON))
-        assert (status, cause.phase) == (TRANSIENT, "executing")
-        nested(0, cause.late_by)
+
+        def on_plain_path():
+            with plain_path(slow, request) as execute:
+                result = execute(deadlines.nanoseconds(after(SOON)), PATIENCE)
+            assert result.outputs == ()
+            return result.status, result.cause
+
+        def in_burst():
+            with slow.burst() as burst:
+                return asked_of_burst(burst, request, after(SOON))
+
+        for way in (on_plain_path, in_burst):
+            status, cause = kit.until(lambda way=way: begun_in_time(*way()))
+            assert (status, cause.phase) == (TRANSIENT, "executing")
+            nested(0, cause.late_by)
+
+
+def begun_in_time(status, cause):
+    """Both, unless the deadline passed before the device began, as on a busy machine it may."""
+    assert status in (TRANSIENT, PERSISTENT)
+    return None if cause.phase in ("queued", "before start") else (status, cause)
 
 
 NUMBERS = itertools.count(1)  # a device may still have an equal model of another test, and know how long it takes

@@ -23,9 +23,8 @@ patient, impatient = st.none(), st.sampled_from([None, 0, 5 * US, 2 * MS])
 @st.composite
 def jobs(draw, patience):
     length = draw(lengths)
-    return Job(
-        draw(rests), length, draw(st.sampled_from([length, 20 * US, 300 * US, 3 * MS])), draw(patience), draw(usual)
-    )
+    checkpoints = max(draw(st.sampled_from([length, 20 * US, 300 * US, 3 * MS])), length // 100)  # so that a world ends
+    return Job(draw(rests), length, checkpoints, draw(patience), draw(usual))
 
 
 @st.composite

@@ -82,7 +82,7 @@ def test_a_model_has_so_many_seconds():
     with pytest.raises(ResourceExhaustedPersistent, match=r"more than validate_seconds = 0.05 s .* raise validate_sec"):
         service.explained(E, *sent(chain(3000)), spent)
     nested(0.05, spent.seconds)
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)  # those of other tests may end meanwhile
     used = budget()
     assert service.explained(E, *sent(chain(100)), used).reasons == [None] * 100
     assert used.seconds > 0
