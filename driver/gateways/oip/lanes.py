@@ -74,9 +74,9 @@ class Lane:
         return result
 
     def _execute(self, call: InPlaceCall) -> Result:
-        key = _key(call)
-        if self._latest and self._latest[0] == key:
-            found = self._latest[1]  # known to the burst, which need not encode it again
+        key, latest = _key(call), self._latest  # read once: `forget` of another thread clears it
+        if latest and latest[0] == key:
+            found = latest[1]  # known to the burst, which need not encode it again
         else:
             found = self._laid_out(call)
             self._latest = key, found

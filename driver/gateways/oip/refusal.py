@@ -76,9 +76,13 @@ _OF_ERRORS: tuple[tuple[type[Exception], RefusalCode], ...] = (
 
 
 def refusal_of(error: Exception, note: Callable[[Exception], object]) -> Refusal:
-    """What a client is told of an error. `note` gets those whose text is not for clients, because they are our bugs."""
+    """What a client is told of an error. `note` gets those whose text is not for clients, because they are our bugs.
+
+    Never `error` itself: a caller that keeps it in a variable makes a cycle of its frame, the error and the traceback,
+    and the frames in there keep a client's shared memory mapped until Python collects garbage.
+    """
     if isinstance(error, Refusal):
-        return error
+        return Refusal(error.code, error.text)
     for kind, code in _OF_ERRORS:
         if isinstance(error, kind):
             return Refusal(code, str(error))

@@ -5,11 +5,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from waiting import PATIENCE, until
 
 from burst import DeviceUnavailable, ErrorStatus, MissedDeadlineTransient
-from driver.gateways.oip.lanes import InPlaceCall, Lanes
+from driver.gateways.oip.lanes import InPlaceCall, Lane, Lanes
 from driver.gateways.oip.regions import NO_REGIONS
 
 PORTS = SimpleNamespace(inputs=(), outputs=())
@@ -128,3 +129,26 @@ def test_lane_that_cannot_be_opened(threads):
         first.result(PATIENCE)
     second.result(PATIENCE)
     lanes.close()
+
+
+def test_a_region_ends_while_a_lane_looks():
+    """A region that ends just as a lane compares a request with its latest one does that request no harm."""
+    executed = []
+    burst = SimpleNamespace(execute_as=lambda request, _: executed.append(request) or DONE, free_memory=lambda _: None)
+    port = SimpleNamespace(is_known=False, dtype=np.dtype(np.uint8), nbytes=len, stored=lambda _: 0)
+    lane = Lane(burst, SimpleNamespace(inputs=(port,), outputs=()))
+
+    class EndingRegion(tuple):
+        """A shape, in whose comparison another region ends, as in another thread."""
+
+        __slots__ = ()
+
+        def __eq__(self, other):
+            lane.forget(None)
+            return super().__eq__(other)
+
+        __hash__ = tuple.__hash__
+
+    for _ in range(2):
+        lane.execute(call()._replace(given=[SimpleNamespace(place=None, shape=EndingRegion((1,)))]))
+    assert executed[0] is executed[1]
