@@ -18,7 +18,7 @@ RUN_TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --
 
 # Three workers for two cores: a test waits for a process about a third of its time.
 test: $(VENV)/test
-	$(RUN_TESTS) -n 3 -m "not stress and not integration" $(ONLY)
+	$(RUN_TESTS) -n 3 -m "not (stress or integration or sources)" $(ONLY)
 
 # What takes seconds each, or needs more: the core in C raced, killed and model-checked; kills at random moments; attacks, fairness and
 # leaks over many rounds; drivers in C, among them examples/device-c on XNNPACK, built, held to the conformance tests and killed; every
@@ -27,12 +27,13 @@ test: $(VENV)/test
 integration: $(VENV)/integration $(VENV)/kserve/installed $(VENV)/swiftshader/installed
 	BURST_INTEGRATION=1 $(RUN_TESTS) -n 2 -o faulthandler_timeout=300 -m "integration and not stress" $(ONLY)
 
-check: $(VENV)/check
+check: $(VENV)/check $(VENV)/test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest fmq._core fmq._hot burst._core
 	$(BIN)/lint-imports
+	$(RUN_TESTS) -n 2 -m "sources and not integration"
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/zizmor --offline --quiet --config .github/zizmor.yml .github/workflows
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.sources
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("fmq", "burst", "driver")
 TOP = {

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from clock_readings import Readings, comparisons
 
+pytestmark = pytest.mark.sources
+
 TESTS = Path(__file__).parent
 ALLOWED = {
     "waiting.py:until": "the one limit: what has not come by then never comes",

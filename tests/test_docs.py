@@ -20,6 +20,8 @@ import driver
 import fmq
 from driver.cli.command import burst as command
 
+pytestmark = pytest.mark.sources
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [

@@ -30,6 +30,7 @@ def no_library(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
+@pytest.mark.integration
 def test_without_a_gpu_it_fails(no_library):
     """It says that there is none, and why, and runs nothing."""
     (line,) = ran("--device", "onnxruntime", ends=1)

@@ -79,6 +79,7 @@ def test_litert_computes_the_same(models, litert):
         np.testing.assert_allclose(answer().reshape(mine.shape), mine, atol=limit, rtol=1e-3, err_msg=name)
 
 
+@pytest.mark.integration
 @needs_two_cpus
 def test_the_script_tells_what_it_measured_and_what_not(tmp_path, monkeypatch):
     """A row for each operation that is asked for, with LiteRT's side or the reason why there is none."""

@@ -24,6 +24,7 @@ CRASHES = {
 }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("how", CRASHES)
 def test_who_crashed_the_device(service, burst, memory, increment, how):
     """The signal and the request stand in the trace of the burst that did it, and in no other."""

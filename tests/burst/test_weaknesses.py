@@ -252,6 +252,7 @@ def test_a_slot_stands_for_one_memory_for_ever(service, burst, memory, increment
     assert list(first.asarray(shape=8)) == [0] * 4 + [1] * 4
 
 
+@pytest.mark.integration
 def test_a_stuck_callback_holds_only_its_own_burst(monkeypatch, service, burst, memory, increment):
     """19. Others go on; its own ends within the bound, and nothing was executed without the memory."""
     monkeypatch.setattr(burst_server, "_CALLBACK_TIMEOUT", 1.0)
@@ -338,6 +339,7 @@ def test_a_version_that_nobody_agreed_upon(burst):
             burst(lambda _, answer=answer: Accepted(answer, os.dup(page.fd)))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("spin", [0.0, 50e-6, "adaptive"])
 def test_polling_is_a_choice_and_idling_is_free(service, burst, memory, spin):
     """23. Each burst has its own window, or learns one; one that has nothing to do uses no CPU on either side."""

@@ -41,6 +41,7 @@ def folder():
         yield Path(path)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("place", places.USUAL, ids=lambda place: place.title)
 def test_first_use(place, folder):
     """No raw error of the system comes out of the library."""

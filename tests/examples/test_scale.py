@@ -57,6 +57,7 @@ def test_a_way_costs_what_was_measured(found):
     assert busy[RAY] - busy[OIP] == pytest.approx(more, rel=0.01)
 
 
+@pytest.mark.integration
 def test_a_picture(tmp_path):
     """With the extra `demo`."""
     pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'burst-engine[demo]'")

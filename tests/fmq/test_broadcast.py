@@ -482,6 +482,7 @@ def kill_readers(count, seed):
     return worst
 
 
+@pytest.mark.integration
 def test_readers_that_come_go_and_die():
     """Ten pairs, at seeded moments; the writer goes on."""
     kill_readers(10, 1)

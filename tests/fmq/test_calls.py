@@ -391,6 +391,7 @@ def every_call(w, r, exchange):
     }, (one, out, listed, r.dtype, w, r, b"1", 0.5)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("what", ["read", "read into", "try", "list", "exchange", "refused", "raising", "blocks"])
 def test_nothing_is_left_behind(pair, what):
     """After a hundred thousand calls, no object has one reference more, and the memory is what it was."""

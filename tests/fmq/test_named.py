@@ -138,6 +138,7 @@ def make(name, start, told):
         told.put("won")
 
 
+@pytest.mark.integration
 def test_of_many_creators_of_one_name_one_wins():
     """The others get FileExistsError, and never a queue that is half made."""
     context = multiprocessing.get_context("fork")

@@ -74,6 +74,7 @@ def test_an_observer_cannot_take_the_writers_role(observed):
             call()
 
 
+@pytest.mark.integration
 def test_an_observer_cannot_write_to_the_memory(observed):
     """numpy refuses, and so does the processor."""
     region = observed[1]._place.control

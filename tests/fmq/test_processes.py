@@ -10,6 +10,7 @@ from fmq_peers import METHODS, echo, exchange_all, process, read_blocks, write_a
 import fmq
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("memory", ["memfd", "posix"])
 @pytest.mark.parametrize("method", METHODS)
 def test_small_input_from_another_process(method, memory):
@@ -82,6 +83,7 @@ def test_ping_pong(spin):
             assert r.read(1, 10)[0] == i
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("method", METHODS)
 def test_exchange(method):
     """One message each way in one call, of any length up to the capacity, each answered by its own answer."""

@@ -288,6 +288,7 @@ print(*found)
 """
 
 
+@pytest.mark.integration
 def test_only_the_main_thread_looks_for_signals():
     """A sleeper in the main thread wakes ten times a second, where handlers run; another thread's does not, and does in
     the child that it forks off, whose main thread it is.

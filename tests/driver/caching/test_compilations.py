@@ -300,6 +300,7 @@ def test_ten_thousand_corruptions(device, kit, tally):
                 check_refused(device, kit.add_model(), files, content)
 
 
+@pytest.mark.integration
 def test_records_survive_the_device(place, kit):
     """Killed or retired, its next life restores what it has kept."""
     with kit.living("reference") as device, kept(device, kit.add_model()) as files:

@@ -103,6 +103,7 @@ def test_a_mistyped_name_is_told_with_the_nearest(command, words, told):
     assert found.out == ""
 
 
+@pytest.mark.integration
 def test_what_fails_is_a_line(command, tmp_path, monkeypatch):
     """A runtime directory that cannot be used is no traceback, but a line on stderr, and ends with 1."""
     monkeypatch.setenv("BURST_RUNTIME_DIR", str(tmp_path))

@@ -55,6 +55,7 @@ def recorded(tmp_path_factory):
     return path
 
 
+@pytest.mark.integration
 def test_a_program_recorded_and_played(recorded):
     """A program that knows nothing of it is recorded, into a file of mode 0600, and gets the same answers again."""
     assert stat.S_IMODE(recorded.stat().st_mode) == 0o600

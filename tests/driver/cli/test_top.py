@@ -158,6 +158,7 @@ def test_bursts_come_and_go(place, kit):
         assert watcher.sample().devices[0].bursts == 2
 
 
+@pytest.mark.integration
 def test_a_killed_client_has_no_row(place, client, kit):
     """kill -9 of a client takes its row away, and leaves the others'."""
     victim, other = client(), client()
@@ -168,6 +169,7 @@ def test_a_killed_client_has_no_row(place, client, kit):
     kit.until(lambda: watcher.sample().devices[0].clients == 1)
 
 
+@pytest.mark.integration
 def test_a_killed_device_is_gone(place, client, kit, process):
     """And the one that is started after it is found."""
     client()
@@ -211,6 +213,7 @@ def test_a_device_that_does_not_answer_is_told(place, client, monkeypatch):
     assert watcher.sample().absent == {}
 
 
+@pytest.mark.integration
 def test_nobody_is_kept_from_ending(place, kit):
     """Who looks on is no client: a device whose clients have left ends while it is looked at."""
     watcher = Watcher()
@@ -249,6 +252,7 @@ def switches(pids):
     return found
 
 
+@pytest.mark.integration
 def test_a_served_device_by_its_path(place, tmp_path, client):
     """It is found by the path of its socket, and not without it."""
     folder = Path(f"{place.path}-home")
@@ -285,6 +289,7 @@ def test_a_client_that_writes_rubbish(place, kit):
 # ---- the command
 
 
+@pytest.mark.integration
 def test_64_bursts_fit_the_terminal(place, kit):
     """All lines fit; the first bursts of the order are there, and how many are not."""
     with driver.connect() as device, bursts_of(device, kit, 64) as bursts:
@@ -332,6 +337,7 @@ def test_json_lines(place, client):
     assert lines[0]["at"] < lines[1]["at"]
 
 
+@pytest.mark.integration
 def test_what_accounts_hold(place, client):
     """Each account and application has a line if asked, with what it holds of what it may, and has spent."""
     peer = client()
@@ -349,6 +355,7 @@ def test_what_accounts_hold(place, client):
     assert f"uid {os.getuid()} in the service: " in words
 
 
+@pytest.mark.integration
 def test_ctrl_c_ends_it_well(place, client):
     """On a terminal, while it shows a burst: the exit code is 0, and nothing of Python is said."""
     client()

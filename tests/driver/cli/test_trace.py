@@ -154,6 +154,7 @@ class Watched:
         self.trace = trace
 
 
+@pytest.mark.integration
 def test_bursts_of_running_clients(place, client, tmp_path):
     """Two clients run while they are followed: one file has both, and the command says how many requests it has."""
     peers = [client(SLOW), client(SLOW)]

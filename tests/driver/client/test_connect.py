@@ -66,6 +66,7 @@ def test_many_at_once(place, kit, count):
         assert client.wait(kit.patience) == 0
 
 
+@pytest.mark.integration
 def test_gone_when_nobody_needs_it(place, process, kit):
     """A device that nobody needs any more ends by itself, and leaves only its lock and its log."""
     before = kit.named_memory()
@@ -232,6 +233,7 @@ class Plugged(ReferenceDevice):
 """
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("imports", ["", "import no_such_module.at_all"], ids=["declared", "imported"])
 @pytest.mark.parametrize("extras", [[], ["plugged"]], ids=["plain", "extra"])
 def test_a_third_partys_device_that_is_not_installed(place, monkeypatch, tmp_path, imports, extras):
@@ -402,6 +404,7 @@ def stopped(place, kit):
         holder.kill()
 
 
+@pytest.mark.integration
 def test_a_stopped_process_holds_the_lock(place, stopped):
     """A process that was stopped (Ctrl-Z) amid a start holds up no other: they are told its pid and the remedy."""
     message = rf"process {stopped.pid} \(.*\) holds it and is stopped; continue it with `kill -CONT {stopped.pid}`"

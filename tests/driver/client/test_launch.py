@@ -29,6 +29,7 @@ for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
 _IGNORED = 1 << 12 | 1 << 24 | 3 << 31  # Python ignores PIPE and XFSZ; the C library keeps its own two
 
 
+@pytest.mark.integration
 def test_soft_limits_of_the_first_client_are_reset(place, kit):
     """What a client has restricted for itself, and a process may undo, the device undoes: for all of its threads."""
     with limited(SOFT) as client:

@@ -12,6 +12,7 @@ HERE = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
 
 
 class TestPickle:
+    @pytest.mark.integration
     def test_recipe(self, connect, kit):
         """An unpickled prepared model is the same one, prepared again on the device of that name by another process."""
         code = """

@@ -550,6 +550,7 @@ with driver.connect("burst_test_devices.odd:Fragile") as device, device.prepare(
 """
 
 
+@pytest.mark.integration
 def test_neighbours_recover_at_once(kit, burst):
     """Two processes go on without an exception while a third one's request crashes the device twice, and its model is
     quarantined there; to them that model, which they run as well, is as good as ever.

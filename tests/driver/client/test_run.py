@@ -426,6 +426,7 @@ class TestGivingUp:
             assert burst.run(slow(0.05)).outputs[0].tolist() == slow(1.05).tolist()
             assert burst.run(slow(0.03)).outputs[0].tolist() == slow(1.03).tolist()
 
+    @pytest.mark.integration
     def test_ctrl_c_in_prepare(self, connect, kit, place, monkeypatch):
         """Ctrl-C in prepare leaves the connection usable: the late answer is not taken for that of the next call."""
         monkeypatch.setenv("BURST_RUNTIME_DIR", str(place.path))

@@ -110,6 +110,7 @@ def spent_on_long(burst):
     return found[3:]
 
 
+@pytest.mark.integration
 def test_long_answers_are_polled_for(slow, apart):
     """The client wakes shortly before an answer is due that takes 20 ms, and polls; with spin=0 it does not.
 
@@ -203,6 +204,7 @@ def test_adaptive(fast, apart):
         assert max(sleeps) < 0.5, sleeps
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("spin", [None, 0, "adaptive"])
 @pytest.mark.parametrize("watched", [False, True], ids=["alone", "with asyncio"])
 def test_idle(place, kit, spin, watched):

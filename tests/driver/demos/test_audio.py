@@ -62,6 +62,7 @@ def invoke(tmp_path):
 class TestProgram:
     """As a program."""
 
+    @pytest.mark.integration
     def test_it_hears_the_keys_and_says_so_as_they_come(self, generated):
         """Of the keys in eight seconds at 5 and 0 dB nine in ten are right, each on a line with its truth."""
         verdicts = [verdict for *_, verdict in EVENT.findall(generated[0])]

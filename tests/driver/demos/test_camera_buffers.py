@@ -106,6 +106,7 @@ def test_the_demo_runs_on_the_cameras_buffers(filming, tmp_path, formats, how):
         assert sum(1 for _ in opened.decode(video=0)) == 8
 
 
+@pytest.mark.integration
 def test_a_camera_that_is_unplugged_ends_the_demo(film, tmp_path):
     """What was seen before is reported, and the message names the camera."""
     fill, seen = film.camera.fill, []

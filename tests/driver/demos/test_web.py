@@ -329,6 +329,7 @@ async def _unanswered(page):
 class TestDeaths:
     """Of the device, while the page is open."""
 
+    @pytest.mark.integration
     @pytest.mark.parametrize("kind", ["camera", "audio"])
     def test_the_page_says_so_and_the_stream_goes_on(self, place, tmp_path, kind):
         """`kill -9` of the engine: the state counts a death in words, and updates come from another engine process."""
@@ -350,6 +351,7 @@ class TestDeaths:
         serving(check, shows(kind, tmp_path))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", ["camera", "audio"])
 def test_recordings_are_private_and_whole(shared, monkeypatch, tmp_path, kind):
     """Switched on, then off: a folder and a file that nobody else may read, which can be played; its path is told."""
@@ -415,6 +417,7 @@ class TestCommand:
             assert "http://127.0.0.1:1/secret/" in file.read_text()
         assert not file.exists()
 
+    @pytest.mark.integration
     def test_without_its_library_it_says_what_to_install(self, tmp_path):
         """Without aiohttp, one line on standard error names the extra, and the exit status is 2."""
         (tmp_path / "aiohttp.py").write_text("raise ModuleNotFoundError(name='aiohttp')")

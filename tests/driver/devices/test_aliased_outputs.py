@@ -75,6 +75,7 @@ def differences(prepared, feeds, wanted):
     return found
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_outputs_of_onnx_files(runtime, tmp_path):
     """Every output is written, in each run, whatever it is beside an output; also where branches take turns."""

@@ -111,6 +111,7 @@ def test_what_is_no_subclass_is_refused_with_the_remedy(name):
         device_class(name)
 
 
+@pytest.mark.sources
 def test_nothing_of_a_device_is_looked_for_by_name():
     """What a device may define stands in the base classes, where mypy sees it; no getattr, no hasattr."""
     known = {name for base in BASES for name in (*vars(base), *vars(base).get("__annotations__", ())) if name[0] != "_"}

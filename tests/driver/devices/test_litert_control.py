@@ -218,6 +218,7 @@ def is_closed(graph):
     return is_known and not any(main.operands[i].channel_quant for i in main.inputs)
 
 
+@pytest.mark.integration
 @settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @seed(6)
 @given(graphs(largest=4))

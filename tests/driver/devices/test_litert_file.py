@@ -414,6 +414,7 @@ def test_a_model_that_is_not_its_file(litert):
         litert.prepare(model, Preparation())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("file", [convolution, counter, counting])
 def test_a_file_that_is_cut_off_or_changed(litert, file):
     """Damage to the tables that this device reads is told as an error."""

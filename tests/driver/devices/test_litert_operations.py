@@ -20,6 +20,7 @@ def test_all_are_tried():
     assert set(CASES) == set(LOWERINGS) - {"IF", "WHILE"}
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("letter", "build"), forms(CASES))
 def test_agrees_with_the_reference(litert, net, agrees, letter, build):
     """Claimed operations give what the reference gives, within the HAL's tolerances, for random data of each type."""

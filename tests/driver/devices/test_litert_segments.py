@@ -150,6 +150,7 @@ def check_in_pieces(graph):
     assert disagreement(lambda _: arrays, graph) is None, graph
 
 
+@pytest.mark.integration
 @examples(25)
 def test_random_graphs_in_pieces(graph):
     """Random graphs in as many segments as they have operations."""

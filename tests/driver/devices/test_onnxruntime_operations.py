@@ -106,6 +106,7 @@ def test_all_are_tried():
     assert set(CASES) <= set(LOWERINGS)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("letter", "build"), forms(ALL))
 def test_agrees_with_the_reference(onnxruntime, net, agrees, letter, build):
     """Claimed operations give what the reference gives, within the HAL's tolerances, for random data of each type."""

@@ -84,6 +84,7 @@ REAL = ["onnx_models/encoder.onnx", "onnx_models/gru.onnx", "onnx_models/resnet.
 REAL += ["vendor/gru_float32.tflite", "vendor/batches_float32.tflite", "vendor/mobilenet_float16.tflite"]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("file", REAL)
 def test_real_files(openvino, file):
     """Files of floats give what the reference makes of their operations."""
@@ -105,6 +106,7 @@ def test_a_file_that_is_refused(openvino):
         prepared(openvino, file_model(one("Sinh2", ["float32"], (2,), out=(2,))))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("dtype", DTYPES.values())
 @pytest.mark.parametrize("shape", [(), (3,), (1, 2, 1, 3, 2, 1), (2, 0, 3)], ids=str)
 def test_every_type_of_any_rank(openvino, dtype, shape):
@@ -273,6 +275,7 @@ def test_it_stands_in_for_the_own_runtime(name, place):
         np.testing.assert_allclose(compiled.run(x)[0], x / (1 + np.exp(-x)), rtol=1e-5)
 
 
+@pytest.mark.integration
 def test_its_library_is_loaded_by_devices_alone():
     """Not by whoever lists them, or imports the module; and without the part that would report that to Intel."""
     program = (

@@ -67,6 +67,7 @@ def burst(*arguments, **options):
 class TestCommand:
     """What is printed, and the exit status."""
 
+    @pytest.mark.integration
     def test_quiet_and_the_summary(self, place):
         """--quiet leaves out what is ok; the last line counts all; figures without a limit say so."""
         quiet = burst("--quiet").stdout.splitlines()
@@ -75,6 +76,7 @@ class TestCommand:
         assert (warnings, notes) == tuple(sum(line.startswith(word) for line in quiet) for word in ("warning", "note"))
         assert ok > 20
 
+    @pytest.mark.integration
     def test_json(self, place):
         """Every finding has its fields; the limits in force are there; a machine on which tests run has no warning."""
         done = burst("--json")
@@ -90,6 +92,7 @@ class TestCommand:
         assert done.returncode == 0
         assert place.files() == []  # nothing was started
 
+    @pytest.mark.integration
     def test_warning(self, place, tmp_path):
         """A file of limits that no device can start with is a warning, with what to do, and the status 1."""
         file = tmp_path / ".config/burst/limits.toml"

@@ -451,6 +451,7 @@ class TestOnTheDevice:
         assert (second, later.phase) == (TRANSIENT, "queued")
         assert later.retry_after >= 0.2
 
+    @pytest.mark.integration
     @pytest.mark.parametrize("way", ["plain", "burst"])
     def test_what_has_never_been_done_in_that_time_is_not_begun(self, noting, way, kit, connect):
         """By what executions took: refused at once, persistent; after several refusals in a row one is tried."""
@@ -626,6 +627,7 @@ class TestPreparation:
         nested(0, caught.value.late_by)
         device.prepare(kit.add_model()).close()
 
+    @pytest.mark.integration
     def test_behind_another_one(self, connect, kit):
         """Queued, and transient."""
         busy, other = connect("Slow"), connect("Slow")

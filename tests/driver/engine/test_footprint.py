@@ -95,6 +95,7 @@ def check(measured, charged, most=2.0):
 class TestModels:
     """A prepared model and the requests that stay bound to it."""
 
+    @pytest.mark.integration
     def test_model(self, measured, quota, make, number):
         """By operations, operands and constants."""
         fds, where = sent(make(number))
@@ -103,6 +104,7 @@ class TestModels:
         charge.take_decoded(shared, lambda: None)
         check(found, quota.held)
 
+    @pytest.mark.integration
     def test_plan(self, measured, quota, make, number):
         """By operations and arguments."""
         fds, where = sent(make(number))

@@ -89,6 +89,7 @@ def mappings(pid):
     return sorted(line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "memfd" in line)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("way", ["burst", "plain"])
 def test_memory_comes_back(quick, kit, way):
     """After a rest the temporaries are gone from the device, what the client handed over is still mapped, and the next

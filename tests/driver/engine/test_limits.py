@@ -122,6 +122,7 @@ class TestDevice:
                     driver.connect()
             assert prepared.run(X)[0].tolist() == [[1, 1, 1, 1]]
 
+    @pytest.mark.integration
     def test_killed(self, configure, kit):
         """Who is killed at the limit gives back everything, again and again, to others on the same device."""
         configure(uid_clients=2, client_bursts=4, client_models=1)

@@ -127,6 +127,7 @@ class TestUse:
             assert burst.stats()["copied_bytes"]["bulk"] == 0
             assert not heard(place, "copy_to")
 
+    @pytest.mark.integration
     @pytest.mark.parametrize("way", ["plain", "fenced", "burst"])
     @pytest.mark.parametrize(
         "given", [RequestArgument(offset=4), RequestArgument(length=12), RequestArgument(dimensions=(2, 4))]

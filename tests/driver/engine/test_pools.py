@@ -415,6 +415,7 @@ class TestHostile:
         assert not engine.has_ended(0)
         os.close(fd)
 
+    @pytest.mark.integration
     def test_indices_that_flip_while_it_executes(self, connect, name, process, kit):
         """Indices that change while GATHER runs are good or bad as a whole: a result holds entries that were asked for,
         or there is none. Nothing outside the values is ever read; the copies that this takes are counted as control.

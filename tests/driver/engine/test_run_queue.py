@@ -154,6 +154,7 @@ def test_a_debt_is_paid_by_staying_away():
     assert gained[0] / MS > 100
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("applications", [(0, 0), (0, 1)], ids=["of one application", "of two applications"])
 def test_short_requests_are_not_handed_from_one_to_the_other(applications):
     """A client that comes back soon after its result goes on until its quantum is used up, so that waking the other one
@@ -227,6 +228,7 @@ def test_only_ones_own_urgent_requests_starve():
     assert high == pytest.approx(low, abs=5)
 
 
+@pytest.mark.integration
 def test_the_share_of_an_account_bounds_the_sum_of_its_applications():
     """A uid with nine applications gets as much as a uid with one, and its nine get the same."""
     many = [saturating(0, HIGH, application=n) for n in range(9)]

@@ -253,6 +253,7 @@ print(open("/etc/hostname").read() != "")
     assert files(code) == "False False False\nTrue\n"
 
 
+@pytest.mark.integration
 def test_an_older_landlock():
     """With the rules of the first ABI, and of those between, files are confined; signals with the sixth."""
     code = """

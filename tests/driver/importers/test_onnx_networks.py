@@ -57,6 +57,7 @@ def test_a_network_on_the_reference(run, name):
     agrees(model, run(model, [feed])[0], other)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_on_litert(name):
     """The same with LiteRT, which takes every operation of each."""

@@ -68,6 +68,7 @@ def test_a_great_many_graphs(graph):
     check_graph(graph)
 
 
+@pytest.mark.integration
 def test_graphs_are_mixed():
     """Types, lengths, constants, inputs and unknown dimensions all vary."""
     types, lengths, unknown, kinds = Counter(), Counter(), Counter(), Counter()
@@ -89,6 +90,7 @@ def test_graphs_are_mixed():
     assert len(kinds) > 2 * len((MAKERS | IMAGE_MAKERS).keys() & OPERATIONS.keys()) // 3
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", sorted((MAKERS | IMAGE_MAKERS).keys() & OPERATIONS.keys()))
 def test_every_maker_makes_its_operation(name):
     """Graphs of one operation alone are valid and run, and they are of that operation."""
@@ -127,6 +129,7 @@ def test_two_devices_that_agree():
     assert smallest_difference(reference, examples=20) is None
 
 
+@pytest.mark.integration
 def test_a_wrong_padding_is_found_and_shrunk(monkeypatch):
     """A device that puts the odd element of SAME padding before the image is found, on one operation."""
 
@@ -155,6 +158,7 @@ def with_kernel(monkeypatch, name, build):
     return run
 
 
+@pytest.mark.integration
 def test_a_wrong_zero_point_is_found_and_shrunk(monkeypatch):
     """A device that is off by one step when it dequantises is found, on one element of one operation."""
     right = OPERATIONS["DEQUANTIZE"].build
@@ -185,6 +189,7 @@ def test_a_wrong_fusion_is_found_and_shrunk():
     assert operations_of(found)[1] == "RELU1"
 
 
+@pytest.mark.integration
 def test_wrong_rounding_is_found_by_its_bias(monkeypatch):
     """A device that rounds where it should cut off is never off by more than one step, and is found all the same."""
 

@@ -371,6 +371,7 @@ def test_bindings_run_in_several_threads_at_once():
     assert wrong == []
 
 
+@pytest.mark.integration
 def test_kernels_of_absurd_length_are_refused():
     """A window that would take millions of steps fails instead of filling the memory with them."""
     m = ModelBuilder()

@@ -123,6 +123,7 @@ def rule_of(mutation):
     return RULES[mutation.name.removeprefix("subgraph-0/").split("/")[0]]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("build", BUILDERS, ids=lambda b: b.__name__)
 def test_every_mutation_of_a_model_is_refused(build):
     """A valid model passes; each of its mutations is refused for its own rule, which names the operand or operation."""

@@ -90,6 +90,7 @@ def test_a_model_is_refused_at_its_first_fault(name):
     assert len(read) <= 8
 
 
+@pytest.mark.integration
 def test_all_subgraphs_together_have_a_bound():
     """Counts are of the whole model, whatever it is divided into."""
     graph = [[2**17, 0, [], []], *(operand(code=INT, dims=(), life=5) for _ in range(2**17))]
@@ -98,6 +99,7 @@ def test_all_subgraphs_together_have_a_bound():
         decode(memory, where)
 
 
+@pytest.mark.integration
 def test_branches_are_compared_by_their_numbers_first():
     """A thousand IFs of three inputs each, whose branches have many: the branches' lists are not read for each."""
     branch = [[MANY, 0, range(MANY), []], *(operand() for _ in range(MANY))]

@@ -78,6 +78,7 @@ def test_a_client_that_reads_late_gets_all(asked):
     assert thread.is_alive()
 
 
+@pytest.mark.integration
 def test_where_no_descriptor_can_be_sent_the_call_fails_and_the_connection_lives():
     """The kernel refuses at RLIMIT_NOFILE: that is no end of a peer."""
     if why := accounts.missing():

@@ -108,6 +108,7 @@ PLAUSIBLE = st.one_of(
 )
 
 
+@pytest.mark.integration
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words=st.lists(st.tuples(PLAUSIBLE, st.binary(max_size=40)), min_size=1, max_size=4))
 def test_any_words(good, tmp_path, words):

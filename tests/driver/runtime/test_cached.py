@@ -94,6 +94,7 @@ def test_every_step_is_kept(settled, runtime_kit, folder):
     assert {entry.device for entry in entries(folder)} == {picky, "reference"}
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "change",
     [
@@ -202,6 +203,7 @@ with driver.compile(
 """
 
 
+@pytest.mark.integration
 def test_processes_that_compile_the_same_wait_for_one(place, kit, folder):
     """Of four that begin at once, on a device whose preparations take a while, one compiles; the others restore."""
     arguments = [sys.executable, "-c", _COMPILE, kit.odd("Thorough"), str(folder)]

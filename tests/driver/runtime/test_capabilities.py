@@ -18,6 +18,7 @@ def named(devices):
     return {info.name: info for info in devices}
 
 
+@pytest.mark.integration
 def test_nothing_is_known_before_it_was_measured(place, runtime_kit, kit, monkeypatch):
     """driver.devices() has None until compile had to choose; then figures above 0, for this version and no other, and
     nothing is measured again.

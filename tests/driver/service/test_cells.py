@@ -79,6 +79,7 @@ def test_an_engine_that_dies_ends_no_other(members, broker, process):
     assert broker[1].poll() is None
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_client_that_comes_while_the_cell_ends(members, broker, process, which):
     """Whoever connects right after a cell was killed is served by the next, without an error."""
@@ -142,6 +143,7 @@ def test_cells_are_for_the_devices_account_and_root(members, broker):
     assert len(fds) == 4  # and the counts of the broker
 
 
+@pytest.mark.integration
 def test_limits_are_the_brokers(accounts, kit):
     """Clients beyond `uid_clients` and accounts beyond `device_accounts` are refused with the figure and the remedy."""
     with foreign("--group", GROUP, limits="uid_clients = 2\ndevice_accounts = 2\n") as (address, _):
@@ -157,6 +159,7 @@ def test_limits_are_the_brokers(accounts, kit):
         assert accounts[0].do("third.close(); device.close()") is None
 
 
+@pytest.mark.integration
 def test_model_files_run_in_the_engine_of_their_account(accounts, process):
     """Every account runs model files, in an engine of its own. A file that ends it ends no other, and the quarantine
     is that account's: it keeps no file from another.
@@ -183,6 +186,7 @@ def test_model_files_run_in_the_engine_of_their_account(accounts, process):
         assert [client.do("device.close()") for client in accounts[:2]] == [None, None]
 
 
+@pytest.mark.integration
 def test_figures_are_of_all_accounts(accounts, process, kit):
     """Metrics and `burst top` of the device's account and root sum over all engines; a counter does not fall when one
     of these ends.
@@ -229,6 +233,7 @@ def scraped(path):
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
 
+@pytest.mark.integration
 def test_weights_are_nice_values(accounts):
     """The kernel divides the processors between cells by the weights of limits.toml, and ends those of other accounts
     first when memory runs out.
@@ -351,6 +356,7 @@ for _ in range(200):
 """
 
 
+@pytest.mark.integration
 def test_answers_that_are_not_read_keep_no_descriptors_from_others(accounts, kit):
     """The kernel counts descriptors on their way by the account that sends them, which is the device's for all. An
     account that asks for many and reads no answer keeps no other one from getting its own.

@@ -197,6 +197,7 @@ def test_any_call_fails(any_device, side, call):
     sweep(any_device, side, call)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("side", ["service", "engine"])
 @pytest.mark.parametrize("call", ["mmap", "clone", "fcntl"])
 def test_calls_fail_from_one_on(device, side, call):

@@ -103,6 +103,7 @@ def test_a_validation_ends_at_its_deadline():
     assert service.explained(E, *sent(chain(1)), budget()).reasons == [None]
 
 
+@pytest.mark.integration
 def test_each_account_asks_a_process_of_its_own(clients):
     """A driver's code that hangs over one account's model answers about another's, and what it says is its own."""
     device = Slow()

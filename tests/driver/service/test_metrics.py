@@ -145,6 +145,7 @@ def test_nobody_is_named(served, kit):
     }
 
 
+@pytest.mark.integration
 def test_health(served):
     """/healthz and `burst serve --check` say that the device answers; while its engine hangs, that it does not."""
     check = ["serve", "--check", served.address]

@@ -38,6 +38,7 @@ def own():
         yield str(path / "run/reference.sock")
 
 
+@pytest.mark.integration
 def test_connected_to_by_path(own, kit):
     """A slash makes a name the path of a socket: the device there works, on both paths, and nothing else is started."""
     with driver.connect(own) as device, device.prepare(kit.add_model()) as prepared, prepared.burst() as burst:
@@ -168,6 +169,7 @@ def test_refuses_folders(refused):
         assert list(run.iterdir()) == []
 
 
+@pytest.mark.integration
 def test_tells_programs_where_it_is_served():
     """--json: one line, when clients may connect, and nothing after it."""
     with (
@@ -190,6 +192,7 @@ def test_refuses_what_is_served(refused, own, kit):
 # ---- life and death
 
 
+@pytest.mark.integration
 def test_stays_without_clients(own, process):
     """A served device does not end when nobody needs it."""
     with driver.connect(own) as device:
@@ -280,6 +283,7 @@ def members(accounts, for_group):
         assert client.do("device.close()") is None
 
 
+@pytest.mark.integration
 def test_modes(for_group):
     """A device for a group has a folder of 0750 and a socket of 0660, both the account's and that group's."""
     found = [os.stat(path) for path in (Path(for_group).parent, for_group)]
@@ -486,6 +490,7 @@ def test_who_looks_on_sees_their_own_account(members, for_group):
     assert members[0].do("[burst.close() for burst in bursts]") is None
 
 
+@pytest.mark.integration
 def test_a_killed_client_leaves_nothing(members, for_group, kit):
     """kill -9 of another account's client ends its bursts on the device, and nobody else notices."""
     friend = members[0]
@@ -527,6 +532,7 @@ def test_its_own_account_alone(accounts):
         assert os.listdir(Path(address).parent) == ["reference.lock"]
 
 
+@pytest.mark.integration
 def test_only_to_a_group_of_ones_own(accounts):
     """An account that is not in the group cannot serve it: it is told so, and leaves no folder behind."""
     with folder() as path:
@@ -619,6 +625,7 @@ out = device.explain(file)
 NOT_YOURS = "runs model files for its own account alone"
 
 
+@pytest.mark.integration
 def test_model_files_are_for_the_devices_own_account(accounts):
     """A device with one engine runs model files for its own account. Another is told why, and what to do instead."""
     with foreign("--group", GROUP, device=f"{SINGLE.partition(':')[0]}:Filer") as (address, _):

@@ -122,6 +122,7 @@ def test_watchdogs_of_others(monkeypatch):
     assert watchdog_seconds() is None
 
 
+@pytest.mark.integration
 def test_nobody_listens_to_what_it_prints(kit):
     """Whoever starts it may close its output at once: it is served all the same."""
     with tempfile.TemporaryDirectory(prefix="burst-n-", dir="/tmp") as folder:

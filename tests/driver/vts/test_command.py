@@ -210,6 +210,7 @@ def process(shared, monkeypatch):
     return process
 
 
+@pytest.mark.integration
 def test_a_pipe_gets_the_json_and_nothing_else(process):
     """No progress where nobody watches."""
     done = process("vts", "reference", "--filter", "device/version", "--json")

@@ -54,6 +54,7 @@ def test_its_json_is_of_that_form(page, vts):
     assert example["tests"][0].keys() == real["tests"][0].keys()
 
 
+@pytest.mark.integration
 def test_its_program_runs(page, shared, monkeypatch):
     """With the tests of bursts in the place of all."""
     monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))

@@ -44,6 +44,7 @@ def test_devices_that_serve_bursts_themselves_pass(shared, monkeypatch, name):
     assert sum(o.outcome == "passed" for o in found) > len(tests) / 2
 
 
+@pytest.mark.integration
 def test_what_does_not_apply_is_skipped_with_a_reason(outcomes):
     """The reference has one file, of data: no code to leave out or to change, and no file to exchange it with."""
     found = outcomes({"caching"})

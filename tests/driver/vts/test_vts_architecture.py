@@ -4,8 +4,12 @@ import ast
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 import driver
 from driver.vts import CATEGORIES
+
+pytestmark = pytest.mark.sources
 
 ROOT = Path(driver.__file__).parent
 LIBRARIES = {"click", "rich"}

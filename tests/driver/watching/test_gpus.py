@@ -37,6 +37,7 @@ def burst(*words, folder="", ends=0, **environment):
     return done.stdout
 
 
+@pytest.mark.integration
 def test_top_shows_what_the_device_occupies(place, kit, nvml):
     """A line for each GPU, whoever uses it; the memory of the engine beside the device's own; all of it in JSON."""
     with driver.connect("reference") as device, device.prepare(kit.add_model()) as prepared, prepared.burst() as opened:

@@ -361,6 +361,7 @@ class _CpuTensor:
         return CPU
 
 
+@pytest.mark.integration
 def test_the_cpu_cannot_read_a_pool(gpu):
     """It has no array; its address ends the process that touches it."""
     pool = GpuPool.allocate(64)

@@ -135,6 +135,7 @@ def test_nothing_is_noted_unless_it_is_wanted(prepared, kit):
         assert not len(followed.works)
 
 
+@pytest.mark.integration
 def test_the_command_draws_them(prepared, tmp_path):
     """`burst trace` has the device take times while it runs: its file has the three lanes, and requests in them."""
     path, is_over = tmp_path / "trace.json", threading.Event()

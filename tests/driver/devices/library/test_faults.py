@@ -156,6 +156,7 @@ def use(device, model, path, x, reach):
         device.call("status")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("function", "how", "words"), ANSWERED)
 def test_what_is_answered_is_checked(connect, order, model, x, function, how, words):
     """A status that is none, an object that is none, a shape that cannot be: GENERAL_FAILURE, and nothing has died."""

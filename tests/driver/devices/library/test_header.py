@@ -50,6 +50,7 @@ def test_numbers_are_those_of_the_hal():
     assert {name: OperandType[name] for name in types if name.startswith("TENSOR_")}.items() <= types.items()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("compiler", COMPILERS, ids=" ".join)
 def test_compiles_without_a_warning(compiler, tmp_path):
     """The header and the small library compile as C99, C11 and C++17 with all warnings as errors; so does a driver, and
@@ -85,6 +86,7 @@ def test_sizes_of_operands(tmp_path):
     assert subprocess.run([tmp_path / "sizes"], check=False).returncode == 0
 
 
+@pytest.mark.integration
 def test_the_command_prints_the_folder():
     """`--include` and `--cmake` print the folder with the header, the source and the file for CMake."""
     for option, file in (("--include", "burst_device.h"), ("--cmake", "BurstDeviceConfig.cmake")):
@@ -94,6 +96,7 @@ def test_the_command_prints_the_folder():
         assert (HEADERS / file).exists()
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="there is no cmake")
 def test_cmake_builds_a_driver(tmp_path):
     """`find_package(BurstDevice)` is all that a project needs to build one."""

@@ -58,6 +58,7 @@ def open_bursts(device):
     return bursts
 
 
+@pytest.mark.integration
 def test_the_library_serves_the_burst(own, model, x):
     """The library answers the requests, in order, with several in flight; the plain path gives the same."""
     with driver.connect(own) as device, device.prepare(model) as prepared, prepared.burst(depth=4) as burst:
@@ -106,6 +107,7 @@ def test_it_passes_the_kit(build, newest):
     assert sum(o.outcome == "passed" and o.category == "burst" for o in found) >= 12
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("flags", [["-DREFUSAL=BURST_DEVICE_UNAVAILABLE"], ["-DREFUSAL=BURST_GENERAL_FAILURE"]])
 def test_a_driver_may_leave_bursts_to_the_engine(build, model, x, flags):
     """With DEVICE_UNAVAILABLE the engine serves the burst; every other status is the client's error, with the driver's

@@ -61,6 +61,7 @@ def test_served_again_after_a_crash(served, folder, model, x):
     assert not Path(address).exists()
 
 
+@pytest.mark.integration
 def test_a_burst_goes_on_after_a_crash(served, folder, model, x):
     """A burst that recovers has its result from the driver's next life."""
     _, address = served
@@ -70,6 +71,7 @@ def test_a_burst_goes_on_after_a_crash(served, folder, model, x):
         np.testing.assert_array_equal(burst.run(x).outputs[0], (x + 1) * x)
 
 
+@pytest.mark.integration
 def test_the_service_ends_with_the_command(served, folder, model, x):
     """kill -9 of the command's process ends service and engine."""
     process, address = served

@@ -185,6 +185,7 @@ def test_a_burst_is_served_while_python_stands_still(tmp_path, place, model, x):
             held += int(burst.run(x, timeout=20).outputs[0][0, 0])
 
 
+@pytest.mark.integration
 def test_a_library_that_is_built_again(tmp_path, place, model, x):
     """Clients that connect afterwards get the new build, at once; those that were there keep the old one."""
     path = compiled(tmp_path / "libtoy.so", "toy.c")

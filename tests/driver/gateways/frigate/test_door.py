@@ -44,6 +44,7 @@ def assert_seen(asker, pixel=0.5):
     np.testing.assert_allclose(asker.look(frame_of(pixel)), rows_for(pixel), atol=1e-6)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", sorted(EXCHANGES))
 def test_recorded_exchanges(name, tmp_path):
     """What Frigate's own module sent gets, byte for byte, what was answered when it was recorded."""

@@ -139,6 +139,7 @@ def bounded(model, folder, **bounds):
 
 
 class TestMemory:
+    @pytest.mark.integration
     def test_messages_without_end(self, server, asker):
         """600 MB in parts that are too long, and in parts that are too many, cost the server less than 20 MB."""
         process = psutil.Process(server.pid)
@@ -179,6 +180,7 @@ class TestMemory:
 
 
 class TestTime:
+    @pytest.mark.integration
     @pytest.mark.parametrize(
         "begun", [b"", GREETING[:20], GREETING, HELLO + ASK[:5], HELLO + ASK[:40], HELLO + ASK[:-1]]
     )

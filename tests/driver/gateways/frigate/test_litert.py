@@ -53,6 +53,7 @@ def frigates_own(path, frame):
     return rows
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("has_shapes", [True, False])
 def test_the_boxes_that_frigate_itself_would_find(tmp_path, has_shapes):
     """Bit for bit, whether or not the file says the shapes of what TFLite_Detection_PostProcess makes."""

@@ -36,12 +36,14 @@ def test_from_the_beginning_to_the_end(folder, address):
     assert not (folder / "end").exists()
 
 
+@pytest.mark.integration
 def test_the_socket_is_the_accounts_own(folder):
     """Other accounts cannot open it, root excepted."""
     with serving("onnxruntime", f"ipc://{folder}/own", folder / "ssd.onnx", "ssd"):
         assert os.stat(folder / "own").st_mode & 0o777 == 0o700
 
 
+@pytest.mark.integration
 def test_an_address_that_is_taken(folder):
     """The server that has it keeps it: ZeroMQ alone would give its path away."""
     address = f"ipc://{folder}/taken"
@@ -53,6 +55,7 @@ def test_an_address_that_is_taken(folder):
         assert "use another address" in said(folder, told["frigate"], "yolox.onnx", "yolox")
 
 
+@pytest.mark.integration
 def test_a_socket_that_a_killed_server_left(folder):
     """Is taken over."""
     address = f"ipc://{folder}/left"
@@ -64,6 +67,7 @@ def test_a_socket_that_a_killed_server_left(folder):
         assert asker.look(frame_of(0, "uint8", "nhwc"), "ssd").shape == (20, 6)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -85,6 +89,7 @@ def test_what_cannot_be_served(folder, words, told):
     assert not (folder / "x").exists()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("words", [["--frigate", "ipc:///x"], ["--model", "m.onnx"], ["--model-type", "ssd"]])
 def test_options_that_go_together(words):
     """One of them alone says what the others are."""

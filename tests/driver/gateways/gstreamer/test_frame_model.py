@@ -81,6 +81,7 @@ def test_more_memories_than_are_kept(frames):
     assert len(os.listdir("/proc/self/fd")) < before + 80
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", [{}, {"planar": True}, {"dtype": "FLOAT"}, {"dtype": "FLOAT", "planar": True}])
 def test_copied(frames, kind):
     """Rows and planes with gaps, bytes and floats: the same answers."""
@@ -94,6 +95,7 @@ def test_copied(frames, kind):
     assert score(model.detect_in_copy(data.tobytes())) == pytest.approx(wanted, abs=1e-4)
 
 
+@pytest.mark.integration
 def test_a_device_that_is_killed(frames, place):
     """By kill -9 between two frames and amid them: the next answer is right."""
     model = frames()

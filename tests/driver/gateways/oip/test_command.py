@@ -33,6 +33,7 @@ def test_from_the_beginning_to_the_end(tmp_path):
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("words", "told"),
     [

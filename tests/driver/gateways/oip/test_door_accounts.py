@@ -120,6 +120,7 @@ def sockets():
             yield SimpleNamespace(theirs=paths[0], http=paths[1], mine=paths[2])
 
 
+@pytest.mark.integration
 def test_each_socket_is_of_one_account(sockets):
     """The owner connects to its own sockets, and to no other; a third account to none."""
     paths = [sockets.theirs, sockets.http, sockets.mine]

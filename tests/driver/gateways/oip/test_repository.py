@@ -219,6 +219,7 @@ class TestRunning:
         x = rows()
         np.testing.assert_array_equal(running.client.sum(x, x, model="late").as_numpy("sum"), 2 * x)
 
+    @pytest.mark.integration
     def test_every_beginning_of_a_model(self, running, tmp_path):
         """Wherever its writer stopped, the beginning of a model file is refused: no part of it is a model."""
         data = (running.models / "sum.onnx").read_bytes()
@@ -276,6 +277,7 @@ class TestRunning:
         with pytest.raises(InferenceServerException, match="max_batch_size is 2"):
             running.client.sum(rows(3), rows(3), model="m")
 
+    @pytest.mark.integration
     def test_another_file_under_load(self, running):
         """While requests run, the file is replaced: each answer is the old model's or the new one's; none is lost."""
         over, wrong, seen = threading.Event(), [], set()

@@ -116,6 +116,7 @@ def times(events):
 
 
 class TestStream:
+    @pytest.mark.integration
     @pytest.mark.parametrize("size", [1280, 1, 999, 5000, 60000], ids=str)
     def test_it_is_the_definition(self, word, size):
         """However the sound is cut, each 80 ms have the activation that the models give of the whole clip."""
@@ -392,6 +393,7 @@ class TestWrong:
 
         served(word, work)
 
+    @pytest.mark.integration
     @pytest.mark.parametrize(
         "sent",
         [
@@ -483,6 +485,7 @@ class TestWrong:
 
         served(word, work)
 
+    @pytest.mark.integration
     @pytest.mark.parametrize(
         ("sent", "told"),
         [
@@ -587,6 +590,7 @@ class TestWrong:
 
 
 class TestDeath:
+    @pytest.mark.integration
     @pytest.mark.parametrize("which", ["engine_pid", "service_pid"])
     def test_the_device_dies(self, word, which):
         """kill -9 of a process of the device, three times while sound is listened to: streams go on, with the
@@ -660,6 +664,7 @@ class TestCommand:
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
 
+    @pytest.mark.integration
     def test_other_machines(self, word):
         """An address that other machines reach is served, with a warning."""
         words = ["--wyoming", "tcp://0.0.0.0:0", "--wake-word", str(word)]
@@ -668,6 +673,7 @@ class TestCommand:
             process.terminate()
             assert "no password" in process.stderr.read()
 
+    @pytest.mark.integration
     @pytest.mark.parametrize(
         ("words", "told"),
         [

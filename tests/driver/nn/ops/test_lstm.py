@@ -165,6 +165,7 @@ def test_lstm(evaluate, dtype, form):
         np.testing.assert_allclose(result, wanted, **LIMITS[dtype])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("time_major", [False, True])
 @pytest.mark.parametrize("outputs", [1, 3])
 @pytest.mark.parametrize("form", FORMS)
@@ -178,6 +179,7 @@ def test_unidirectional_sequence_lstm(evaluate, form, outputs, time_major):
         np.testing.assert_allclose(result, wanted, **LIMITS[np.float32])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("time_major", [False, True])
 @pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize("has_states", [False, True])

@@ -61,6 +61,7 @@ def test_unidirectional_sequence_rnn(evaluate, dtype, outputs, time_major):
         np.testing.assert_allclose(results[1], expected[-1], **LIMITS[dtype])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("time_major", [False, True])
 @pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize("has_states", [False, True])
