@@ -5,6 +5,7 @@ One service is for one account: it has that account's table of shared memory, or
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +169,7 @@ def _no_memory() -> Refusal:
     )
 
 
+@cache
 def _version() -> str:
     try:
         return version("burst-engine")
