@@ -1,5 +1,6 @@
 """Outputs that are something else as well: files of every runtime, on memory that nothing else writes."""
 
+from functools import cache
 from importlib import import_module
 
 import numpy as np
@@ -28,9 +29,18 @@ def own_onnxruntime(path):
     return lambda feeds: session.run(None, dict(zip(names, feeds, strict=True)))
 
 
+@cache
+def own_core():
+    """One for all tests. Each core gives this thread a stack for signals; of two that end in the order in which they were
+    made, the second gives back that of the first, which is unmapped. The next signal ends the process, or overwrites what
+    lies there. The device has imported OpenVINO, without its converter.
+    """
+    return import_module("openvino").Core()
+
+
 def own_openvino(path):
-    """OpenVINO as any program uses it. The device has imported it, without its converter."""
-    core = import_module("openvino").Core()
+    """OpenVINO as any program uses it."""
+    core = own_core()
     compiled = core.compile_model(core.read_model(path), "CPU", {"EXECUTION_MODE_HINT": "ACCURACY"})
     request, count = compiled.create_infer_request(), len(compiled.outputs)
 
