@@ -31,9 +31,9 @@ def own_onnxruntime(path):
 
 @cache
 def own_core():
-    """One for all tests. Each core gives this thread a stack for signals; of two that end in the order in which they were
-    made, the second gives back that of the first, which is unmapped. The next signal ends the process, or overwrites what
-    lies there. The device has imported OpenVINO, without its converter.
+    """One for all tests. Each core gives this thread a stack for signals; of two that end in the order in which they
+    were made, the second gives back that of the first, which is unmapped. The next signal ends the process, or
+    overwrites what lies there. The device has imported OpenVINO, without its converter.
     """
     return import_module("openvino").Core()
 
