@@ -92,6 +92,7 @@ def free_port():
         return free.getsockname()[1]
 
 
+@pytest.mark.integration
 def test_the_command_of_the_container_serves_a_model(tmp_path, monkeypatch):
     """The runtime's own arguments, but for the ports and the folder: ready, and the model is there."""
     pytest.importorskip("uvicorn", reason="no uvicorn: pip install 'burst-engine[oip]'")

@@ -103,6 +103,7 @@ def test_the_manager_starts_the_device_of_all(manager, kit):
     assert len(manager.asked) == 1
 
 
+@pytest.mark.integration
 def test_a_manager_that_cannot(manager, kit):
     """When the manager refuses, the client starts a device for itself, and is told why."""
     manager.refusal = "the manager is tired"
@@ -114,6 +115,7 @@ def test_a_manager_that_cannot(manager, kit):
     assert b"cannot start it: the manager is tired" in said
 
 
+@pytest.mark.integration
 def test_without_a_manager(session, kit):
     """So it is where no manager listens; `systemd-run` is not called."""
     assert f"no manager listens at {session}/systemd/private" in user_manager.absence() or not shutil.which(

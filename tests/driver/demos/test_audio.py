@@ -69,6 +69,7 @@ class TestProgram:
         assert len(verdicts) > 20
         assert verdicts.count("right") >= 0.9 * len(verdicts)
 
+    @pytest.mark.integration
     def test_both_paths_answer_alike_and_are_tabulated(self, generated):
         """400 blocks on each path, to the bit; with percentiles, missed deadlines and the real-time factor."""
         text, folder = generated
@@ -101,6 +102,7 @@ class TestProgram:
         assert heard(again) == heard(text)
         assert {path.name for path in tmp_path.iterdir()} == {"audio.png"}
 
+    @pytest.mark.integration
     @pytest.mark.parametrize("blocks", [1, 7])
     def test_a_moment_of_silence_is_enough(self, invoke, tmp_path, blocks):
         """A file of so little sound, without any key, ends in tables and a picture all the same."""

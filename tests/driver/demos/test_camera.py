@@ -60,6 +60,7 @@ def test_demo_runs_and_leaves_its_results(tmp_path):
     assert private(tmp_path) == {"camera.mp4", "latency.png", "frame.png"}
 
 
+@pytest.mark.integration
 def test_the_summary_comes_as_json_and_alone(tmp_path):
     """With --json, standard output is one object; what it says of files, frames and calls is so."""
     done = invoke("--frames", 5, "--fps", 0, "--no-video", "--json", "--out", tmp_path)

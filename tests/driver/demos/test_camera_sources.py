@@ -197,6 +197,7 @@ def test_tables_split_the_time():
     assert "0.509" in text  # around the device, p50
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("device", [2000.0, None])
 def test_pictures_are_written(tmp_path, device):
     """Both pictures come out as PNG files, also for a device that does not measure its time."""

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import driver
 
@@ -34,6 +35,7 @@ def prepared_by(clients, model):
         yield devices[0], [stack.enter_context(device.prepare(model)) for device in devices]
 
 
+@pytest.mark.integration
 def test_one_copy_for_all_clients(place, kit):
     """With 8 clients a device has no more than 1.05 times the memory of one, and each gets its results."""
     model, x = large_model(), np.arange(MEGABYTES << 18, dtype=np.float32)

@@ -219,6 +219,7 @@ def test_the_device_is_killed(own, kit, home, process, name):
         assert all(other.has_ended() for other in firmware)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("recover", [False, True])
 def test_the_firmware_is_killed(own, kit, home, recover):
     """kill -9 of the firmware alone: a client that waits gets PeerDied, or with recover=True its result;

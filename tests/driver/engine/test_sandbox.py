@@ -201,6 +201,7 @@ def files(code, **environment):
     return done.stdout
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("path", ["/", "data", ""])
 def test_a_need_that_no_device_can_mean(path):
     """A relative path, or that of all files, is an error of the device's, which says so when it starts."""

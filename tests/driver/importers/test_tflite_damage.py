@@ -107,6 +107,7 @@ def test_one_operator_listed_over_and_over():
     refuse(w.file([w.operator("ABS", [w.input((2,))], (2,))]), r"operator 1 .* has a value already")
 
 
+@pytest.mark.integration
 def test_operators_without_results_listed_over_and_over():
     """The number of operators is limited, whatever they do, so that the time is."""
     w = Repeating()

@@ -275,6 +275,7 @@ def test_a_nice_value_stands_for_a_weight():
     assert nice_of(1, {1: 1}) == 19
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_in_good_order(accounts, process, number):
     """SIGTERM and Ctrl-C end the broker with 0, and all cells with it; the socket is gone."""

@@ -291,6 +291,7 @@ def test_modes(for_group):
     assert {(status.st_uid, status.st_gid) for status in found} == {(SERVER, GROUP)}
 
 
+@pytest.mark.integration
 def test_both_processes_are_the_accounts(for_group):
     """Service and engine run under that account, with its home: no client's, and not root's."""
     with driver.connect(for_group) as device:

@@ -18,6 +18,7 @@ def run_json(vts, *arguments):
     return json.loads(result.stdout), result
 
 
+@pytest.mark.integration
 def test_cases_of_a_file_are_run_in_all_their_variations(vts, write):
     """As they are, with open outputs, in a burst, and as signed twins."""
     found, result = run_json(vts, "reference", "--cases", write(ADD, QUANTISED), "--filter", "operations/add_*")

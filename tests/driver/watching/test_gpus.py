@@ -88,6 +88,7 @@ def findings(folder, **environment):
     return {one["subject"]: one for one in found if "GPU" in one["subject"]}
 
 
+@pytest.mark.integration
 def test_doctor_names_each_gpu(place, nvml):
     """With its memory and the driver's version."""
     found = findings(nvml)

@@ -195,6 +195,7 @@ class TestDeaths:
         gc.collect()
         kit.until(lambda: gpu.used < GRANULE)
 
+    @pytest.mark.integration
     def test_a_killed_client(self, prepared, gpu, kit):
         """kill -9 of a client whose pool the device has mapped: the memory is free."""
         program = (

@@ -188,6 +188,7 @@ def test_an_execution_that_does_not_end(connect, order, model, x, kit, how):
         check(successor, model, x)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("lie", "words"), LIES)
 def test_tables_that_lie(tmp_path, lie, words):
     """A table that cannot be: the library is named, what is wrong with it, and what to do; nothing is started."""

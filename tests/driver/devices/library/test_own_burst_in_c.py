@@ -72,6 +72,7 @@ def test_the_library_serves_the_burst(own, model, x):
         assert open_bursts(device) == 1
 
 
+@pytest.mark.integration
 def test_memory_times_and_deadlines(own, model, x, kit):
     """Freed memory is unmapped at once; times come only when they are asked for; a passed deadline is missed."""
     with driver.connect(own) as device, device.prepare(model) as prepared, prepared.burst() as burst:

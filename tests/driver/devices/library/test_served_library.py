@@ -41,6 +41,7 @@ def served(folder):
             process.kill()
 
 
+@pytest.mark.integration
 def test_served_again_after_a_crash(served, folder, model, x):
     """A crash of the driver ends what its client waits for, with the driver's name; the command's process stays, every
     client that connects is served, and SIGTERM ends it in good order.

@@ -63,6 +63,7 @@ def test_an_execution_calls_c_alone(toy, model, x):
     np.testing.assert_array_equal(out.view(np.float32), ((x + 1) * x)[0])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("at_once", [0, 1])
 def test_how_many_models_a_driver_prepares_at_once(tmp_path, model, at_once):
     """One, while another thread waits until its deadline; as many as come, if its table says so."""

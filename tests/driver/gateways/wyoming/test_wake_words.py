@@ -354,6 +354,7 @@ class TestAddresses:
 
 
 class TestWrong:
+    @pytest.mark.integration
     @pytest.mark.parametrize(
         ("message", "told"),
         [

@@ -40,6 +40,7 @@ def floats(rng, shape, dtype=np.float32):
     return (rng.integers(1, 64, shape) * rng.choice([-0.25, 0.25], shape)).astype(dtype)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("code", CLAMPS)
 @pytest.mark.parametrize(("a", "b"), SHAPES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
