@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from driver.cli.names import as_options, header_of
+from driver.cli.names import as_options, header_of, signature_option
 from driver.cli.output import examples, json_option, print_json, print_line, print_table, progress
 from driver.cli.ports import declared
 from driver.cli.sizes import Sizes, given_sizes, shape_option
@@ -27,9 +27,10 @@ _PATH: Any = click.Path(path_type=Path)
 @click.command(epilog=examples("burst check net.tflite", "burst check net.onnx --shape images=1x3x320x320"))
 @click.argument("model", type=_PATH)
 @shape_option
+@signature_option
 @click.option("--no-run", is_flag=True, help="Only load the file: nothing is run on zeros.")
 @json_option
-def check(model: Path, shapes: tuple[str, ...], no_run: bool, as_json: bool) -> None:
+def check(model: Path, shapes: tuple[str, ...], signature: str | None, no_run: bool, as_json: bool) -> None:
     """Find every obstacle of a model file, in every form.
 
     MODEL is a .tflite or .onnx file. A file runs as it is, on the runtime that it was made for, or as operations of the
@@ -39,7 +40,8 @@ def check(model: Path, shapes: tuple[str, ...], no_run: bool, as_json: bool) -> 
     """
     try:
         with progress() as tell:
-            report = find_obstacles(model, _sizes(model, shapes), tell, run=not no_run)
+            sizes = _sizes(model, shapes, signature)
+            report = find_obstacles(model, sizes, tell, signature=signature, run=not no_run)
     except OSError as error:
         raise click.UsageError(f"MODEL {str(model)!r}: {error.strerror}; pass the path of a model file") from error
     if as_json:
@@ -76,6 +78,6 @@ def _some(tensors: Sequence[str]) -> str:
     return ", ".join([*tensors[:_MOST_NAMED], *["…"] * (len(tensors) > _MOST_NAMED)])
 
 
-def _sizes(model: Path, words: tuple[str, ...]) -> dict[str, Sizes]:
+def _sizes(model: Path, words: tuple[str, ...], signature: str | None) -> dict[str, Sizes]:
     """The sizes in the values of --shape. Raises as `header_of`, and UsageError."""
-    return given_sizes(declared(header_of(model))[0], words) if words else {}
+    return given_sizes(declared(header_of(model, signature))[0], words) if words else {}

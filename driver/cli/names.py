@@ -69,16 +69,23 @@ def form_option(function: Callable[..., object]) -> Callable[..., object]:
     )(function)
 
 
-def header_of(path: Path) -> Header:
+def signature_option(function: Callable[..., object]) -> Callable[..., object]:
+    """The option --signature, as `signature`."""
+    return click.option(
+        "--signature", metavar="NAME", help="Entry of a .tflite file that has several. [default: its first subgraph]"
+    )(function)
+
+
+def header_of(path: Path, signature: str | None = None) -> Header:
     """The header of a model file. Raises UsageError if it cannot be opened, ImportFailed if it holds no valid model."""
     with _readable(path):
-        return read_header(path)
+        return read_header(path, signature)
 
 
-def loaded(path: Path, shapes: Shapes | None = None, form: Form = "auto") -> Model:
+def loaded(path: Path, shapes: Shapes | None = None, form: Form = "auto", signature: str | None = None) -> Model:
     """Loads a model. Raises as `header_of`."""
     with _readable(path):
-        return load(path, shapes, form, optional=False)
+        return load(path, shapes, form, signature=signature, optional=False)
 
 
 @contextmanager

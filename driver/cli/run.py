@@ -15,7 +15,7 @@ import numpy as np
 from burst import BurstError, StatusError
 from driver.cli.images import FITS, LETTERBOX, PIXELS
 from driver.cli.inputs import FeedOptions, storable, write_arrays
-from driver.cli.names import DeviceName, as_options, form_option, header_of, loaded
+from driver.cli.names import DeviceName, as_options, form_option, header_of, loaded, signature_option
 from driver.cli.output import (
     examples,
     json_option,
@@ -77,6 +77,7 @@ _options = with_options(
     ),
     shape_option,
     form_option,
+    signature_option,
     click.option(
         "--pixels",
         type=click.Choice(PIXELS),
@@ -141,6 +142,7 @@ class _Arguments:
     inputs: tuple[str, ...]
     shapes: tuple[str, ...]
     form: Form
+    signature: str | None
     pixels: str | None
     fit: str
     frames: int | None
@@ -202,7 +204,7 @@ def run(**given: Any) -> None:
     wish = _Arguments(**given)
     wish.check()
     labels, options = read_labels(wish.labels), FeedOptions(wish.seed, wish.pixels, wish.fit, wish.block, wish.hop)
-    wiring = Wiring.of(header_of(wish.model), wish.inputs, wish.shapes, wish.states, options)
+    wiring = Wiring.of(header_of(wish.model, wish.signature), wish.inputs, wish.shapes, wish.states, options)
     with closing(wiring), _with_remedy(wiring), progress() as tell:
         begin = time.monotonic()
         with _compiled(wish, wiring, tell) as compiled:
@@ -234,7 +236,7 @@ def _with_remedy(wiring: Wiring) -> Iterator[None]:
 
 def _compiled(wish: _Arguments, wiring: Wiring, tell: Callable[[str], object]) -> CompiledModel:
     """Loads the file with the sizes that its inputs have, and compiles it."""
-    model = loaded(wish.model, wiring.shapes, wish.form)
+    model = loaded(wish.model, wiring.shapes, wish.form, wish.signature)
     try:
         return compile(
             model,

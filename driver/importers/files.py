@@ -88,9 +88,9 @@ def load(
     return source.model(header, Once(partial(source.operations, shapes)) if form == "auto" else None)
 
 
-def read_header(path: str | os.PathLike[str]) -> Header:
+def read_header(path: str | os.PathLike[str], signature: str | None = None) -> Header:
     """What the header of a model file says of its inputs and outputs. Raises ImportFailed, OSError."""
-    return _read(Path(path), kind_of(path))[1]
+    return _read(Path(path), kind_of(path), signature)[1]
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:

@@ -115,6 +115,7 @@ def check(
     shapes: Shapes | None = None,
     progress: Callable[[str], object] | None = None,
     *,
+    signature: str | None = None,
     run: bool = True,
 ) -> ModelReport:
     """Find everything that keeps a model file from being loaded, or from running on the devices that are installed.
@@ -126,6 +127,7 @@ def check(
         path: of an .onnx or .tflite file.
         shapes: sizes of inputs by name, as for `load`.
         progress: is called with what is done next.
+        signature: the entry of a .tflite file that has several, as for `load`.
         run: False: files are only prepared, and are said to run if a device has taken them.
 
     Raises ImportFailed for another suffix and for shapes that the file does not have, OSError.
@@ -134,7 +136,7 @@ def check(
     tell("reading the file")
     found = _Check(Path(path).name, kind)
     try:
-        source = ModelSource(Path(path), kind)
+        source = ModelSource(Path(path), kind, signature)
     except ImportFailed as error:
         return found.damaged(error)
     header = source.header.with_shapes(shapes)

@@ -3,12 +3,17 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import driver
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "importers"))
+
+from tflite_writer import Writer
 
 
 @pytest.fixture
@@ -174,3 +179,18 @@ def test_it_is_a_program(files, shared):
     )
     assert done.stdout.startswith("{")
     assert done.stderr == ""
+
+
+def test_a_signature_is_chosen(command, tmp_path):
+    """--signature of a file that has several: its inputs and outputs are fed and shown; a wrong one is named."""
+    w = Writer()
+    x, other = w.input((4,)), w.graph()
+    y, z = w.operator("NEG", [x], (4,)), other.input((2,))
+    other.outputs = [other.operator("ABS", [z], (2,))]
+    path = tmp_path / "two.tflite"
+    signatures = [("turn", 0, {"x": x}, {"y": y}), ("size", 1, {"z": z}, {"s": other.outputs[0]})]
+    path.write_bytes(w.file([y], signatures=signatures))
+    found = command("run", path, "--signature", "size", "--runs", 1, "--json").json()
+    assert [each["name"] for each in (*found["inputs"], *found["outputs"])] == ["z", "s"]
+    assert "choose from turn, size" in command("run", path, "--signature", "sise", ends=2).err
+    assert "signature turn: x" in command("check", path, "--signature", "size", "--no-run").out

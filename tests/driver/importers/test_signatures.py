@@ -70,6 +70,12 @@ def test_the_check_lists_them(path, home):
         "signature decode: z: float32 [5] -> out: float32 [5]",
     )
     assert all(line in str(report) for line in report.offers)
+    other = driver.check(path, {"z": (5,)}, signature="decode")
+    assert other.ok
+    assert [line.partition(":")[0] for line in other.offers] == ["signature first", "signature encode"]
+    unknown = driver.check(path, signature="encoed")
+    assert not unknown.ok
+    assert "choose from encode, first, decode" in str(unknown)
 
 
 def test_damaged_files():
