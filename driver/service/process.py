@@ -375,7 +375,8 @@ def _exit_code(pid: int) -> int:
 def isolate() -> None:
     """Undoes what was inherited from the first client: CPU affinity, resource limits, signal mask, umask."""
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # not 0: a core handler behind a pipe ignores 0 and takes seconds
+    if resource.getrlimit(resource.RLIMIT_CORE)[1]:  # else there is less than that already
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # a core handler behind a pipe ignores 0, and takes seconds
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -151,7 +151,8 @@ def _try(device: Device, channel: Channel) -> None:
     try:
         region = sealed(message.take_fds(), where)
         seconds = LOAD_SECONDS + LOAD_SECONDS * region.nbytes // 10**9
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        if not 0 <= resource.getrlimit(resource.RLIMIT_CPU)[1] <= seconds:
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
         model = decode(region, where[:2])
         prepared = device.prepare(model, Preparation(preference))
     except Exception as error:  # noqa: BLE001 (whatever it is, it is the answer)

@@ -66,6 +66,7 @@ USUAL = (
     Situation("`sys.executable` is no Python, or none: uWSGI, embedding", "import sys; sys.executable = None"),
     Situation("a frozen application without a Python", _FROZEN, says="driver.set_executable"),
     Situation("23 descriptors", _limit("NOFILE", 23), says="descriptors"),
+    Situation("RLIMIT_CORE of 0, soft and hard", _limit("CORE", 0)),
     Situation(
         "a runtime directory of mode 0755",
         "import os; os.chmod(os.environ['BURST_RUNTIME_DIR'], 0o755)",
@@ -149,6 +150,7 @@ RARE = (
     ),
     Situation("a filter that does not know newer system calls", _NEWER),
     Situation("RLIMIT_MEMLOCK of 0", _limit("MEMLOCK", 0)),
+    Situation("RLIMIT_CPU of 30 s", _limit("CPU", 30), steps=ALL),
     Situation(
         "BURST_RUNTIME_DIR is a file",
         environment={"BURST_RUNTIME_DIR": "/etc/passwd"},

@@ -279,7 +279,7 @@ def test_limits_of_a_device(place):
     with driver.connect() as device:
         for pid in (device.service_pid, device.engine_pid):
             assert resource.prlimit(pid, resource.RLIMIT_MEMLOCK) == (0, 0)
-            assert resource.prlimit(pid, resource.RLIMIT_CORE) == (1, 1)
+            assert resource.prlimit(pid, resource.RLIMIT_CORE) in ((1, 1), (0, 0))
 
 
 def test_the_numbers_are_those_of_the_kernel():
