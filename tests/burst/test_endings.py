@@ -51,7 +51,7 @@ def test_closing_a_controller_ends_the_listener(host, burst, memory, mappings):
     client.close()
     device.wait_ended()
     assert not device.server._thread.is_alive()
-    assert fds() == before
+    assert fds() <= before  # those of other tests may end meanwhile
     assert mappings(pool) == 1
     assert not device.ended.acquire(blocking=False)
     assert len(client.trace.records()) == 1, "what it noted can still be read"

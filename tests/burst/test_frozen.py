@@ -63,7 +63,7 @@ def test_fill_may_keep_nothing():
     with pytest.raises(ValueError, match="fill kept an array"):
         Memory.frozen_by(100, kept.append)
     kept.clear()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.parametrize("change", [b"", DATA.tobytes() + b"more"], ids=["shorter", "longer"])
@@ -80,7 +80,7 @@ def test_a_file_that_changes(tmp_path, monkeypatch, change):
     monkeypatch.setattr(os, "preadv", preadv)
     with pytest.raises(OSError, match="the file has changed while it was read"):
         Memory.frozen(path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_it_travels():

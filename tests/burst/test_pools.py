@@ -103,7 +103,7 @@ class TestTravel:
         before = os.listdir("/proc/self/fd")
         arrived = [Memory.from_wire(p.to_wire(), os.dup(p.fd)) for p in [make(kind, file) for kind in KINDS]]
         assert len(arrived) == len(KINDS)
-        assert len(os.listdir("/proc/self/fd")) == len(before)
+        assert len(os.listdir("/proc/self/fd")) <= len(before)
 
     @pytest.mark.parametrize("plain", [["ashmen", 4096, True], ["", 1], ["hardware_buffer2"]])
     def test_unknown_kinds(self, plain, file):

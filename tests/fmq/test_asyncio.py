@@ -39,7 +39,7 @@ def test_what_is_there_is_read_without_a_thread():
         await w.write_async([1, 2])
         assert list(await r.read_async(2)) == [1, 2]
         assert len(await r.read_async(0)) == 0
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
 
     run(main)
     assert (r._async_bell, w._async_bell) == (None, None)

@@ -345,7 +345,7 @@ def fail_often():
         must_raise(ValueError, make_queue_of_two_small_memories, 2**20, SYNCHRONIZED)
         must_raise(ValueError, lambda: wired(queue, grantors=[[5, 0, 1]] * 3))
         must_raise(ValueError, fmq.MessageQueue.open, wired(queue, dtype="'<u8'"))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_20_two_memories(flavour):

@@ -231,7 +231,7 @@ def test_queues_come_and_go_in_many_threads():
                 assert list(r.read(2, 0)) == [me, i]
 
     together(*(lambda me=me: live(me) for me in range(4)))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_names_come_and_go_in_many_threads(name):

@@ -581,7 +581,7 @@ def test_a_disk_that_refuses_at_any_step_is_an_oserror(folder, monkeypatch, numb
         replace(entry, "old")
         with refusing(monkeypatch, step, number) as failed, contextlib.suppress(OSError):
             replace(entry, "new")
-        assert len(os.listdir("/proc/self/fd")) == fds
+        assert len(os.listdir("/proc/self/fd")) <= fds
         found.append(mark_of(entry))
         if not failed:
             break
@@ -603,7 +603,7 @@ def test_readers_meet_no_errors(folder, monkeypatch, number):
             entry.note_hit()
             folder.entries()
             assert mark_of(entry) in {None, "old"}
-        assert len(os.listdir("/proc/self/fd")) == fds
+        assert len(os.listdir("/proc/self/fd")) <= fds
         if not failed:
             break
     assert step > 15

@@ -177,7 +177,8 @@ class TestOnce:
             device.supported_operations(model)
             device.prepare(model).close()
         del model
-        assert (len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{device.engine_pid}/fd"))) == before
+        assert len(os.listdir("/proc/self/fd")) <= before[0]  # those of other tests may end meanwhile
+        assert len(os.listdir(f"/proc/{device.engine_pid}/fd")) <= before[1]
 
 
 def unsealed(seals):

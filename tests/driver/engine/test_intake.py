@@ -169,7 +169,7 @@ class TestWhatIsTaken:
             fd = os.open(opened[what], os.O_RDONLY) if what in opened else os.dup(file)
         with pytest.raises(InvalidArgument, match=r"shared memory \(memfd, POSIX\) and DMA-BUFs, and files on a local"):
             stranger.take(plain, fd)
-        assert open_files() == before
+        assert open_files() <= before
 
     @pytest.mark.parametrize("protection", [mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE])
     def test_a_file_that_may_not_answer_is_not_asked(self, stranger, tmp_path, protection):

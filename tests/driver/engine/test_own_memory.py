@@ -403,7 +403,7 @@ class TestClient:
         before = len(os.listdir("/proc/self/fd"))
         with heap() as fd, pytest.raises(ValueError, match=said):
             Memory.from_handle(fd, *arguments)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
 
     def test_it_is_not_mapped(self):
         """Its bytes are for the library that made it."""

@@ -4,13 +4,14 @@ import json
 import threading
 import time
 from collections import defaultdict
+from itertools import count
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from fake_cuda import Call, FakeCuda, Word
 from inside import controller_of
-from waiting import last, nested
+from waiting import last, nested, until
 
 import driver
 from burst import InvalidArgument, Malformed, Memory, Request, RequestArgument, Trace
@@ -84,19 +85,35 @@ def test_each_request_is_copied_in_computed_and_copied_out(prepared, kit):
     with prepared.burst() as b:
         for n in range(4):
             b.run(np.full(N, n, np.float32))
-        followed = asked()
-        for n in range(20):
-            b.run(np.full(N, n, np.float32))
-        until_told(kit, followed, 20)
-        lanes, records = lanes_of(followed), {int(r["id"]): r for r in followed.records}
-    assert list(lanes) == LANES
-    for spans in zip(*lanes.values(), strict=True):
-        assert len({number for *_, number in spans}) == 1
-        times = [end for begin, until, _ in spans for end in (begin, until)]
-        assert times == sorted(times)
-        record = records[spans[0][2]]
-        assert record["started"] / 1e3 - SLACK <= times[0]
-        assert times[-1] <= record["done"] / 1e3 + SLACK
+
+        def lie_in_their_requests():
+            followed = asked()
+            for n in range(20):
+                b.run(np.full(N, n, np.float32))
+            until_told(kit, followed, 20)
+            lanes, records = lanes_of(followed), {int(r["id"]): r for r in followed.records}
+            assert list(lanes) == LANES
+            return all(lies_in(records[spans[0][2]], spans) for spans in zip(*lanes.values(), strict=True))
+
+        kit.until(lie_in_their_requests)  # between two looks at its clock, a busy machine may do something else
+
+
+def lies_in(record, spans):
+    """Whether the spans of one request, which follow each other, lie between its start and its end."""
+    assert len({number for *_, number in spans}) == 1
+    times = [end for begin, until, _ in spans for end in (begin, until)]
+    assert times == sorted(times)
+    return is_between(record["started"] / 1e3 - SLACK, times, record["done"] / 1e3 + SLACK)
+
+
+def is_between(begin, times, end):
+    """Whether the clocks of the CPU and the GPU agree so far."""
+    try:
+        nested(begin, times[0])
+        nested(times[-1], end)
+    except AssertionError:
+        return False
+    return True
 
 
 def test_successive_requests_overlap_in_the_lanes(prepared, gpu, kit):
@@ -241,9 +258,11 @@ def test_a_new_reference_keeps_times_exact(context, monkeypatch):
     first = clock.reference()
     assert clock.reference() is first
     monkeypatch.setattr(work_clock, "RENEW", 0)
-    times = WorkTimes(clock, context)
+    times, numbers = WorkTimes(clock, context), count(1)
     with context.stream() as stream:
-        for number in (1, 2):
+
+        def is_exact():
+            number = next(numbers)
             times.request = WorkNote(trace, number)
             before = time.monotonic_ns()
             times.begin()
@@ -257,8 +276,10 @@ def test_a_new_reference_keeps_times_exact(context, monkeypatch):
             assert [work[0] for work in trace.works] == list(range(1, number + 1))
             ends = trace.works[-1][1:]
             assert list(ends) == sorted(ends)
-            nested(before - 1_000_000, ends[0])
-            nested(ends[-1], after + 1_000_000)
+            return is_between(before - 1_000_000, ends, after + 1_000_000)
+
+        until(is_exact)
+        until(is_exact)
     assert clock.reference() is not first
 
 
