@@ -165,9 +165,9 @@ class Tickets:
 def give_way() -> None:
     """Lowers the priority of this thread, and of those that it starts, below that of other programs on the machine.
 
-    Raising it again takes privileges.
+    Raising it again takes privileges, and so does raising one that is lower already.
     """
-    os.setpriority(os.PRIO_PROCESS, 0, 10)  # of a thread: Linux has them one by one
+    os.setpriority(os.PRIO_PROCESS, 0, max(10, os.getpriority(os.PRIO_PROCESS, 0)))  # Linux has one for each thread
 
 
 def _check(code: int, phase: Phase) -> None:

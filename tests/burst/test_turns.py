@@ -1,7 +1,10 @@
 """Callers who stop waiting, are interrupted or come two at a time: each gets the result of its own request."""
 
 import _thread
+import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -162,3 +165,13 @@ class TestInterruptions:
         gate.open.release()
         assert client.run(pool, 5, timeout=20).output_shapes == (OutputShape((5,)),)
         assert client.in_flight == 0
+
+
+@pytest.mark.parametrize("nice", [0, 19])
+def test_a_thread_that_gives_way(nice):
+    """Has a nice value of 10 or more, also where the program's own is 19 already, which it may not lower."""
+    code = "import os; from burst.turns import give_way; give_way(); print(os.getpriority(os.PRIO_PROCESS, 0))"
+    words = ["nice", "-n", str(nice), sys.executable, "-c", code]
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    found = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert int(found) == max(10, min(19, own + nice))

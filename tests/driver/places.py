@@ -151,6 +151,7 @@ RARE = (
     Situation("a filter that does not know newer system calls", _NEWER),
     Situation("RLIMIT_MEMLOCK of 0", _limit("MEMLOCK", 0)),
     Situation("RLIMIT_CPU of 30 s", _limit("CPU", 30), steps=ALL),
+    Situation("nice -n 19", words=("nice", "-n", "19"), steps=ALL),
     Situation(
         "BURST_RUNTIME_DIR is a file",
         environment={"BURST_RUNTIME_DIR": "/etc/passwd"},
