@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from driver.errors import ImportFailed
-from driver.importers.file_bytes import Array, open_beside, rewritten, sealed
+from driver.formats.file_bytes import Array
 from driver.importers.header import ExternalRange
+from driver.importers.sealed_files import open_beside, rewritten, sealed
 
 _MOST_FILES = 256
 _PAGE = 4096

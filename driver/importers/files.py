@@ -19,10 +19,11 @@ from typing import Any, Literal, cast
 
 from driver.devices.files import RUNTIMES
 from driver.errors import ImportFailed, InvalidModel
+from driver.formats.file_bytes import Array
 from driver.importers.external import copy_external
-from driver.importers.file_bytes import Array, open_file, rewritten, sealed
 from driver.importers.header import Header
 from driver.importers.obstacle import Obstacle, Shapes, failure, named_sizes
+from driver.importers.sealed_files import open_file, rewritten, sealed
 from driver.nn import Model, validate
 from driver.nn.errors import did_you_mean
 from driver.nn.file_form import ModelFile, model_of_file

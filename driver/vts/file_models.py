@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from driver.devices.litert.flatbuffer import schema
-from driver.devices.onnxruntime.writer import TYPES, ProtobufMessage
+from driver.formats.onnx_schema import DTYPES
+from driver.formats.protobuf import ProtoWriter
 from driver.nn import Model, Operand
 from driver.nn.file_form import ModelFile, model_of_file, tensor_type
 from driver.vts.cases import Case
@@ -39,7 +40,6 @@ _TFLITE_OPTIONS = {
     "SUB": "SubOptions",
     "PRODUCT": "BatchMatMulOptions",
 }
-_ONNX_TYPES = {"float32": "FLOAT", "float64": "DOUBLE"}
 _OPSET, _IR_VERSION = 13, 7
 
 
@@ -99,9 +99,9 @@ def _operand(port: Port) -> Operand:
 
 def onnx_file(network: Network, apart: Mapping[str, str] = MappingProxyType({})) -> bytes:
     """The bytes of an .onnx file. `apart`: inputs that are weights, by the names of the files in which these lie."""
-    graph = ProtobufMessage()
+    graph = ProtoWriter()
     for step in network.steps:
-        node = ProtobufMessage().text(4, _ONNX[step.kind]).text(2, step.output)
+        node = ProtoWriter().text(4, _ONNX[step.kind]).text(2, step.output)
         for name in step.inputs:
             node.text(1, name)
         graph.message(1, node)
@@ -113,29 +113,29 @@ def onnx_file(network: Network, apart: Mapping[str, str] = MappingProxyType({}))
             graph.message(11, _onnx_port(port))
     for port in network.outputs:
         graph.message(12, _onnx_port(port))
-    operators = ProtobufMessage().text(1, "").integer(2, _OPSET)
-    return ProtobufMessage().integer(1, _IR_VERSION).message(8, operators).message(7, graph).joined()
+    operators = ProtoWriter().text(1, "").integer(2, _OPSET)
+    return ProtoWriter().integer(1, _IR_VERSION).message(8, operators).message(7, graph).joined()
 
 
-def _onnx_port(port: Port) -> ProtobufMessage:
-    sizes = ProtobufMessage()
+def _onnx_port(port: Port) -> ProtoWriter:
+    sizes = ProtoWriter()
     for axis, size in enumerate(port.shape):
-        found = ProtobufMessage()
+        found = ProtoWriter()
         sizes.message(1, found.text(2, f"size{axis}") if size is None else found.integer(1, size))
-    tensor = ProtobufMessage().integer(1, _onnx_type(port)).message(2, sizes)
-    return ProtobufMessage().text(1, port.name).message(2, ProtobufMessage().message(1, tensor))
+    tensor = ProtoWriter().integer(1, _onnx_type(port)).message(2, sizes)
+    return ProtoWriter().text(1, port.name).message(2, ProtoWriter().message(1, tensor))
 
 
-def _onnx_weights(port: Port, file: str) -> ProtobufMessage:
-    found = ProtobufMessage()
+def _onnx_weights(port: Port, file: str) -> ProtoWriter:
+    found = ProtoWriter()
     for size in port.shape:
         found.integer(1, size or 0)
-    place = ProtobufMessage().text(1, "location").text(2, file)
+    place = ProtoWriter().text(1, "location").text(2, file)
     return found.integer(2, _onnx_type(port)).text(8, port.name).message(13, place).integer(14, 1)
 
 
 def _onnx_type(port: Port) -> int:
-    return TYPES[_ONNX_TYPES.get(port.dtype, port.dtype.upper())]
+    return {word: number for number, word in DTYPES.items()}[port.dtype]
 
 
 def tflite_file(network: Network) -> bytes:

@@ -24,9 +24,9 @@ from driver.devices.onnxruntime.library import Session, library, session_options
 from driver.devices.onnxruntime.onnx_file import OnnxFile, taken_apart
 from driver.devices.onnxruntime.program import restored, saved
 from driver.devices.onnxruntime.providers import INDEX_OPERATORS
-from driver.devices.onnxruntime.writer import TYPES
 from driver.devices.stoppable import StoppableRuns
 from driver.errors import ExecutionFailed, OutputInsufficientSize
+from driver.formats.onnx_schema import DTYPES, TYPES
 from driver.interface import BoundExecution, BufferArgument, PreparedModel
 from driver.nn import InvalidModel
 from driver.nn.file_form import PACKED, file_of, tensor_type
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     Shape = tuple[int, ...]
     Shapes = tuple[Shape | None, ...]
 
-_WORDS = {"FLOAT": "float32", "DOUBLE": "float64"}  # for all others ONNX has numpy's
 
 _LONG = 5e-3
 """Seconds. Runs that take longer make way for others, and end at their deadline."""
@@ -280,7 +279,7 @@ def _ports(what: str, found: Sequence[Any], operands: Sequence[Operand]) -> list
             continue
         if type_ not in TYPES or kind != f"tensor({word})":
             raise InvalidModel(f"{where}: the model says {operand.type.name}, but the file has {kind}")
-        dtype = _WORDS.get(type_, word)
+        dtype = DTYPES[TYPES[type_]]
         stored = tensor_type(dtype, None).dtype
         if operand.type.dtype != stored or operand.type == PACKED:
             raise InvalidModel(f"{where}: the model says {operand.type.name}, but the file has {kind}")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing, in_words
 from driver.devices.onnxruntime.gpu_place import GpuPlace, address_of
-from driver.devices.onnxruntime.writer import TYPES
 from driver.devices.stoppable import Attempt
+from driver.formats.onnx_schema import TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

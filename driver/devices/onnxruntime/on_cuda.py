@@ -16,8 +16,8 @@ from driver.devices.cuda.context import cuda_context
 from driver.devices.cuda.lane import CudaGpu, GpuExecution
 from driver.devices.onnxruntime.gpu_place import GpuPlace
 from driver.devices.onnxruntime.library import library
-from driver.devices.onnxruntime.writer import TYPES
 from driver.errors import ExecutionFailed
+from driver.formats.onnx_schema import TYPES
 
 if TYPE_CHECKING:
     import threading

@@ -6,10 +6,12 @@ part of the message: ONNX Runtime gets their addresses.
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from driver.formats.onnx_schema import ELEMENTS, TYPES
+from driver.formats.protobuf import ProtoWriter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,91 +24,13 @@ OPSET, CONTRIBUTED = 18, "com.microsoft"
 SMALL = 1024
 """Larger constants are not part of the message. Shapes and axes must be."""
 
-TYPES = {
-    "FLOAT": 1,
-    "UINT8": 2,
-    "INT8": 3,
-    "UINT16": 4,
-    "INT16": 5,
-    "INT32": 6,
-    "INT64": 7,
-    "BOOL": 9,
-    "FLOAT16": 10,
-    "DOUBLE": 11,
-    "UINT32": 12,
-    "UINT64": 13,
-    "BFLOAT16": 16,
-}
-"""ONNX's element types, by their names."""
-
 _IR_VERSION = 8
-_TYPE_OF = {
-    np.dtype({"FLOAT": "float32", "DOUBLE": "float64"}.get(name, name.lower())): name
-    for name in TYPES
-    if name != "BFLOAT16"
-}
+_TYPE_OF = {dtype: name for name, dtype in ELEMENTS.items()}
 
 
-class ProtobufMessage:
-    """Fields in the order in which they were added."""
-
-    def __init__(self) -> None:
-        self._chunks: list[bytes] = []
-        self.nbytes = 0
-
-    def integer(self, field: int, value: int) -> ProtobufMessage:
-        """A number of up to 64 bits."""
-        return self._add(_varint(field << 3) + _varint(value))
-
-    def real(self, field: int, value: float) -> ProtobufMessage:
-        """A float32."""
-        return self._add(_varint(field << 3 | 5) + struct.pack("<f", value))
-
-    def text(self, field: int, value: str) -> ProtobufMessage:
-        """A string."""
-        return self.data(field, value.encode())
-
-    def data(self, field: int, value: bytes) -> ProtobufMessage:
-        """Bytes."""
-        return self._add(_varint(field << 3 | 2) + _varint(len(value)))._add(value)
-
-    def message(self, field: int, value: ProtobufMessage) -> ProtobufMessage:
-        """A message within."""
-        return self._add(_varint(field << 3 | 2) + _varint(value.nbytes)).fields(value)
-
-    def fields(self, of: ProtobufMessage) -> ProtobufMessage:
-        """Those of another message."""
-        self._chunks += of._chunks
-        self.nbytes += of.nbytes
-        return self
-
-    def encoded(self, fields: bytes) -> ProtobufMessage:
-        """Fields of another message, as they are there."""
-        return self._add(fields)
-
-    def _add(self, chunk: bytes) -> ProtobufMessage:
-        self._chunks.append(chunk)
-        self.nbytes += len(chunk)
-        return self
-
-    def joined(self) -> bytes:
-        """All of it."""
-        return b"".join(self._chunks)
-
-
-def lying_elsewhere(tensor: ProtobufMessage) -> ProtobufMessage:
+def lying_elsewhere(tensor: ProtoWriter) -> ProtoWriter:
     """The message of a tensor of which ONNX Runtime gets the address."""
-    return tensor.message(13, ProtobufMessage().text(1, "location").text(2, "client")).integer(14, 1)
-
-
-def _varint(value: int) -> bytes:
-    value &= 2**64 - 1
-    found = bytearray()
-    while value > 127:
-        found.append(value & 127 | 128)
-        value >>= 7
-    found.append(value)
-    return bytes(found)
+    return tensor.message(13, ProtoWriter().text(1, "location").text(2, "client")).integer(14, 1)
 
 
 class Names:
@@ -130,16 +54,16 @@ class OrtWriter:
         self.operations: list[str] = []  #: in order
         self.weights: list[tuple[str, NDArray[Any]]] = []  #: constants outside the message, by their names
         self.tables: list[tuple[str, str, Sequence[int]]] = []  #: name, type and sizes of those that are inputs, too
-        self._nodes, self._constants = ProtobufMessage(), ProtobufMessage()
+        self._nodes, self._constants = ProtoWriter(), ProtoWriter()
         self._known: dict[tuple[Any, ...], str] = {}
         self._written: set[str] = set()
 
     def node(
         self, operation: str, inputs: Sequence[str], results: int = 1, domain: str = "", **attributes: Any
     ) -> list[str]:
-        """The names of its results. An omitted input is "". An attribute may be a `ProtobufMessage`, a graph."""
+        """The names of its results. An omitted input is "". An attribute may be a `ProtoWriter`, a graph."""
         outputs = [self.names.new() for _ in range(results)]
-        found = ProtobufMessage()
+        found = ProtoWriter()
         for field, names in ((1, inputs), (2, outputs)):
             for name in names:
                 found.text(field, name)
@@ -160,7 +84,7 @@ class OrtWriter:
         key = (array.dtype.str, array.shape, array.tobytes()) if array.size <= 8 else None
         if key in self._known:
             return self._known[key]
-        name, message = self.names.new(), ProtobufMessage()
+        name, message = self.names.new(), ProtoWriter()
         for size in array.shape:
             message.integer(1, size)
         message.integer(2, TYPES[_TYPE_OF[array.dtype]]).text(8, name)
@@ -185,9 +109,9 @@ class OrtWriter:
 
     def graph(
         self, inputs: Sequence[tuple[str, str, Sequence[int] | None]], outputs: Sequence[tuple[str, str]]
-    ) -> ProtobufMessage:
+    ) -> ProtoWriter:
         """`inputs`: name, type and dimensions, if these are known; `outputs`: name and type of each."""
-        found = ProtobufMessage().fields(self._nodes).text(2, "main").fields(self._constants)
+        found = ProtoWriter().fields(self._nodes).text(2, "main").fields(self._constants)
         for name, type_, shape in (*inputs, *self.tables):
             found.message(11, _tensor(name, type_, shape))
         for name, type_ in outputs:
@@ -195,10 +119,10 @@ class OrtWriter:
         return found
 
 
-def _attribute(name: str, value: Any) -> ProtobufMessage:
-    found = ProtobufMessage().text(1, name)
+def _attribute(name: str, value: Any) -> ProtoWriter:
+    found = ProtoWriter().text(1, name)
     match value:
-        case ProtobufMessage():
+        case ProtoWriter():
             return found.message(6, value).integer(20, 5)
         case str():
             return found.text(4, value).integer(20, 3)
@@ -211,19 +135,19 @@ def _attribute(name: str, value: Any) -> ProtobufMessage:
     return found.integer(20, 7)
 
 
-def _tensor(name: str, type_: str, shape: Sequence[int] | None = None) -> ProtobufMessage:
-    tensor = ProtobufMessage().integer(1, TYPES[type_])
+def _tensor(name: str, type_: str, shape: Sequence[int] | None = None) -> ProtoWriter:
+    tensor = ProtoWriter().integer(1, TYPES[type_])
     if shape is not None:
-        dimensions = ProtobufMessage()
+        dimensions = ProtoWriter()
         for size in shape:
-            dimensions.message(1, ProtobufMessage().integer(1, size))
+            dimensions.message(1, ProtoWriter().integer(1, size))
         tensor.message(2, dimensions)
-    return ProtobufMessage().text(1, name).message(2, ProtobufMessage().message(1, tensor))
+    return ProtoWriter().text(1, name).message(2, ProtoWriter().message(1, tensor))
 
 
-def model(graph: ProtobufMessage) -> bytes:
+def model(graph: ProtoWriter) -> bytes:
     """The bytes that ONNX Runtime reads."""
-    found = ProtobufMessage().integer(1, _IR_VERSION)
+    found = ProtoWriter().integer(1, _IR_VERSION)
     for domain, version in (("", OPSET), (CONTRIBUTED, 1)):
-        found.message(8, ProtobufMessage().text(1, domain).integer(2, version))
+        found.message(8, ProtoWriter().text(1, domain).integer(2, version))
     return found.message(7, graph).joined()

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from driver.errors import ImportFailed
-from driver.importers.file_bytes import Array
+from driver.formats.file_bytes import Array
 from driver.importers.transposes import MOST_DIMENSIONS
 from driver.nn import OPERATIONS, OperandType
 from driver.nn.builder import Value

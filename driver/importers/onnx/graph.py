@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from driver.errors import ImportFailed, InvalidModel
-from driver.importers.file_bytes import Array, BudgetSpent
+from driver.formats.file_bytes import Array, BudgetSpent
 from driver.importers.obstacle import Consequence, InputSizes, remedy_of
 from driver.importers.transposes import MOST_DIMENSIONS
 from driver.nn import Model, ModelBuilder, OperandLifeTime, OperandType, Subgraph

@@ -9,35 +9,21 @@ from dataclasses import replace
 from typing import NoReturn
 
 from driver.errors import ImportFailed
+from driver.formats.onnx_schema import DTYPES, FIELDS, TYPES, tensors
+from driver.formats.protobuf import ProtoBytes, ProtoMessage
 from driver.importers.header import ExternalRange, Header, HeaderTensor
 from driver.importers.obstacle import Obstacle
 
-from .file import FIELDS, ProtoBytes, ProtoMessage, declared_sizes, external_range, type_name
+from .file import declared_sizes, external_range, type_name
 
 _M, _G, _N, _A, _T = (FIELDS[f"{name}Proto"] for name in ("Model", "Graph", "Node", "Attribute", "Tensor"))
 _INFO, _TYPE, _ENTRY = (FIELDS[name] for name in ("ValueInfoProto", "TypeProto", "StringStringEntryProto"))
 _TENSOR_TYPE = FIELDS["TypeProto.Tensor"]
 _SEQUENCE, _MAP, _OPTIONAL = (FIELDS[f"TypeProto.{name}"] for name in ("Sequence", "Map", "Optional"))
 _SPARSE, _FUNCTION = FIELDS["SparseTensorProto"], FIELDS["FunctionProto"]
-DTYPES = {
-    1: "float32",
-    2: "uint8",
-    3: "int8",
-    4: "uint16",
-    5: "int16",
-    6: "int32",
-    7: "int64",
-    9: "bool",
-    10: "float16",
-    11: "float64",
-    12: "uint32",
-    13: "uint64",
-    16: "bfloat16",
-}
-"""Element types that are carried."""
-_STRING, _DEEPEST_TYPE = 8, 4
-_WORDS = {"float32": "float", "float64": "double"}
-"""ONNX's word of an element type, where it is not numpy's."""
+_DEEPEST_TYPE = 4
+_IN_PACKED = {*TYPES, "STRING"} - {"BFLOAT16"}
+"""Elements that packed values are made of."""
 _KINDS = {
     "opaque_type": "an opaque value",
     "sparse_tensor_type": "a sparse tensor",
@@ -51,7 +37,6 @@ _LONGEST_LABELS = 1 << 20
 # A quoted text, as Python and JSON write it, and whether it is a key. One that does not end goes up to the end of all:
 # so no character is read twice, whatever they are.
 _QUOTED = re.compile(r"""(?:'((?:[^'\\]|\\.)*)'?|"((?:[^"\\]|\\.)*)"?)(\s*:)?""", re.DOTALL)
-_DEEPEST = 64
 _OPTIONAL_SINCE, _MOST_OPTIONAL = 4, 16
 """The first IR version in which inputs may have a value in the file, and the most that do: an exporter that lists
 weights among the inputs lists all of them.
@@ -72,7 +57,8 @@ def read_header(data: memoryview) -> Header:
     functions = (span for function in model.messages(_M["functions"]) for span in function.spans(_FUNCTION["node"]))
     for span in (*graph.spans(_G["node"]), *functions):
         if _LOCATION in bytes(data[slice(*span)]):
-            ranges += _of_node(ProtoMessage(wire, *span), 0)
+            for tensor in tensors(ProtoMessage(wire, *span), "NodeProto"):
+                ranges += _range(tensor)
     listed = [(info.text(_INFO["name"]) in names, info) for info in graph.messages(_G["input"])]
     inputs = [_declared(info, "input") for has_value, info in listed if not has_value]
     defaults = [_declared(info, "input") for has_value, info in listed if has_value]
@@ -127,8 +113,8 @@ def _word(kind: ProtoMessage | None, depth: int) -> str:
 
 
 def _element(number: int) -> str:
-    name = "string" if number == _STRING else DTYPES.get(number, "")
-    return "" if name == "bfloat16" else _WORDS.get(name, name)
+    name = type_name(number)
+    return name.lower() if name in _IN_PACKED else ""
 
 
 def _refusal(kind: ProtoMessage | None, number: int) -> tuple[str, str]:
@@ -148,32 +134,7 @@ def _constants(graph: ProtoMessage) -> Iterator[ProtoMessage]:
     """The initializers of a graph; of sparse ones the values, which carry the name, and the indices."""
     yield from graph.messages(_G["initializer"])
     for sparse in graph.messages(_G["sparse_initializer"]):
-        yield from _parts(sparse)
-
-
-def _parts(sparse: ProtoMessage) -> Iterator[ProtoMessage]:
-    yield from sparse.messages(_SPARSE["values"])
-    yield from sparse.messages(_SPARSE["indices"])
-
-
-def _of_node(node: ProtoMessage, depth: int) -> Iterator[ExternalRange]:
-    """The tensors in other files of a node, and of the graphs in it. Only asked where the bytes of the key occur."""
-    if depth > _DEEPEST:
-        raise ImportFailed(f"damaged, or graphs in more than {_DEEPEST} other graphs")
-    for attribute in node.messages(_N["attribute"]):
-        for word in ("t", "tensors"):
-            for tensor in attribute.messages(_A[word]):
-                yield from _range(tensor)
-        for word in ("sparse_tensor", "sparse_tensors"):
-            for sparse in attribute.messages(_A[word]):
-                for tensor in _parts(sparse):
-                    yield from _range(tensor)
-        for word in ("g", "graphs"):
-            for graph in attribute.messages(_A[word]):
-                for tensor in _constants(graph):
-                    yield from _range(tensor)
-                for inner in graph.messages(_G["node"]):
-                    yield from _of_node(inner, depth + 1)
+        yield from tensors(sparse, "SparseTensorProto")
 
 
 def _range(tensor: ProtoMessage) -> Iterator[ExternalRange]:

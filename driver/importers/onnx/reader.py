@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from driver.errors import ImportFailed, InvalidModel
-from driver.importers.file_bytes import Array
+from driver.formats.file_bytes import Array
 from driver.importers.obstacle import Obstacle, Shapes, failure, fix_sizes
 from driver.nn import Model
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from driver.errors import ImportFailed
-from driver.importers.file_bytes import Array
+from driver.formats.file_bytes import Array
 from driver.nn.builder import Value
 
 from .call import OnnxCall

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from driver.errors import ImportFailed
-from driver.importers.file_bytes import Array
+from driver.formats.file_bytes import Array
 from driver.importers.transposes import MOST_DIMENSIONS, steps
 from driver.nn import OperandType
 from driver.nn.builder import Value

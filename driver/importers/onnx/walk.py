@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from driver.errors import DriverError, ImportFailed, InvalidModel
-from driver.importers.file_bytes import BudgetSpent
+from driver.formats.file_bytes import BudgetSpent
 from driver.importers.obstacle import MOST_OBSTACLES, Consequence, Obstacle
 from driver.nn import Interpreter, Model
 

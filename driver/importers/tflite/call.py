@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from driver.errors import ImportFailed, InvalidModel
-from driver.importers.file_bytes import Array
+from driver.formats.file_bytes import Array
 from driver.nn import OPERATIONS, Operand, OperandLifeTime, OperandType, Operation
 from driver.nn.builder import output_dimensions
 from driver.nn.calls import check_call, match_signature

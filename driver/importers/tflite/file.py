@@ -11,7 +11,7 @@ import numpy as np
 import tflite
 
 from driver.errors import ImportFailed
-from driver.importers.file_bytes import Array, FileBytes
+from driver.formats.file_bytes import Array, FileBytes
 from driver.importers.header import HIGHEST_RANK
 
 from .sparse import Level, dense

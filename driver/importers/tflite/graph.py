@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from driver.errors import ImportFailed, InvalidModel
-from driver.importers.file_bytes import Array
+from driver.formats.file_bytes import Array
 from driver.importers.obstacle import Consequence, InputSizes, remedy_of
 from driver.nn import Operand, OperandLifeTime, OperandType, Operation, Subgraph
 from driver.nn.operands import checked, constant_operand

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from driver.errors import ImportFailed
-from driver.importers.file_bytes import FileBytes
+from driver.formats.file_bytes import FileBytes
 from driver.importers.header import HIGHEST_RANK, Header, HeaderTensor
 from driver.importers.obstacle import Obstacle
 from driver.nn.errors import did_you_mean

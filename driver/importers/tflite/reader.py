@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from driver.errors import ImportFailed, InvalidModel
-from driver.importers.file_bytes import BudgetSpent
+from driver.formats.file_bytes import BudgetSpent
 from driver.importers.obstacle import MOST_OBSTACLES, Consequence, InputSizes, Obstacle, Shapes, failure, fix_sizes
 from driver.nn import Model, Subgraph, validate
 

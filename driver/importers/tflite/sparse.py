@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from driver.errors import ImportFailed
-from driver.importers.file_bytes import Array
+from driver.formats.file_bytes import Array
 
 
 @dataclass(frozen=True, slots=True)

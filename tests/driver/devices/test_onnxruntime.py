@@ -20,6 +20,7 @@ pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
 
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
 from driver.devices.onnxruntime import OnnxRuntimeDevice, device, library, writer
+from driver.formats.protobuf import ProtoWriter
 from driver.interface import BindOptions, Preparation
 
 
@@ -247,7 +248,7 @@ def test_a_model_that_it_refuses():
 def test_weights_are_no_part_of_the_message(onnxruntime, monkeypatch):
     """ONNX Runtime reads large weights where they lie, not in the message."""
     written = []
-    monkeypatch.setattr(writer.ProtobufMessage, "joined", lambda m: written.append(m.nbytes) or b"".join(m._chunks))
+    monkeypatch.setattr(ProtoWriter, "joined", lambda m: written.append(m.nbytes) or b"".join(m._chunks))
     builder, random = driver.ModelBuilder(), np.random.default_rng(4)
     x, weights = builder.input("float32", (1, 200)), random.standard_normal((500, 200), np.float32)
     builder.output(builder.operation("FULLY_CONNECTED", x, weights, np.zeros(500, np.float32), 0))

@@ -21,8 +21,8 @@ from tflite_writer import Writer
 
 import driver
 from burst.memory import frozen_memory
+from driver.formats import onnx_schema
 from driver.importers import files
-from driver.importers.onnx import header as onnx_header
 from driver.importers.tflite import header as tflite_header
 from driver.nn import OperandType, validate
 from driver.nn.file_form import FILE, file_of
@@ -83,10 +83,10 @@ def test_an_onnx_file_is_one_operation(written):
     ]
 
 
-@pytest.mark.parametrize("number", sorted(onnx_header.DTYPES))
+@pytest.mark.parametrize("number", sorted(onnx_schema.DTYPES))
 def test_every_type_of_onnx(written, number):
     """That numpy has, and bfloat16, has an operand type of the same elements."""
-    name = onnx_header.DTYPES[number]
+    name = onnx_schema.DTYPES[number]
     model = driver.load(written(onnx_file({"x": (number, [2])}, {"y": (number, [])})), form="file")
     tensor, scalar = (model.main.operands[side[0]].type for side in (model.main.inputs, model.main.outputs))
     assert tensor.dtype == scalar.dtype == np.dtype({"bfloat16": "uint16"}.get(name, name))
@@ -236,7 +236,7 @@ def test_what_is_not_carried_is_named(written, side, kind, told):
 
 def test_every_other_type_of_onnx_is_named(written):
     """As ONNX calls it, in both forms."""
-    known = {*onnx_header.DTYPES, TensorProto.STRING, TensorProto.UNDEFINED}
+    known = {*onnx_schema.DTYPES, TensorProto.STRING, TensorProto.UNDEFINED}
     for name, number in TensorProto.DataType.items():
         if number in known:
             continue

@@ -12,6 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_cases import CASES, C, Case, one, real
 
 import driver
+from driver.formats.onnx_schema import FIELDS
+from driver.formats.protobuf import ProtoBytes, ProtoMessage
 from driver.importers.onnx import file as onnx_file
 from driver.importers.onnx import reader as importer
 from driver.importers.onnx.table import TABLE
@@ -140,7 +142,7 @@ def test_the_formula_of_erf(run):
 
 def test_the_numbers_of_fields_are_those_of_the_schema():
     """Each that is read, beside the descriptors of the onnx package."""
-    for name, fields in onnx_file.FIELDS.items():
+    for name, fields in FIELDS.items():
         descriptor = onnx.onnx_ml_pb2.DESCRIPTOR.message_types_by_name[name.split(".")[0]]
         for inner in name.split(".")[1:]:
             descriptor = descriptor.nested_types_by_name[inner]
@@ -154,7 +156,7 @@ def test_constants_that_are_stored_as_numbers(kind):
     raw = helper.make_tensor("c", helper.np_dtype_to_tensor_dtype(np.dtype(kind)), values.shape, values.reshape(-1))
     wire = onnx_file.OnnxFile(memoryview(made("Abs", real(2))), {})
     held = raw.SerializeToString()
-    tensor = onnx_file.OnnxFile.tensor(wire, onnx_file.ProtoMessage(onnx_file.ProtoBytes(memoryview(held))))
+    tensor = onnx_file.OnnxFile.tensor(wire, ProtoMessage(ProtoBytes(memoryview(held))))
     np.testing.assert_array_equal(tensor.data.astype(np.int64), values.astype(np.int64))
 
 

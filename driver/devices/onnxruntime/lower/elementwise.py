@@ -9,7 +9,8 @@ import numpy as np
 
 from driver.devices.lowering.errors import require
 from driver.devices.onnxruntime.lower.node import AWAY, OrtNode, number_type, stored_type
-from driver.devices.onnxruntime.writer import CONTRIBUTED, TYPES
+from driver.devices.onnxruntime.writer import CONTRIBUTED
+from driver.formats.onnx_schema import TYPES
 from driver.nn.types import OperandType
 
 if TYPE_CHECKING:

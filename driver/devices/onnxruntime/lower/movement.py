@@ -9,7 +9,7 @@ import numpy as np
 
 from driver.devices.lowering.errors import require
 from driver.devices.onnxruntime.lower.node import OrtNode, number_type
-from driver.devices.onnxruntime.writer import TYPES
+from driver.formats.onnx_schema import TYPES
 from driver.nn.ops.axes import one_axis
 from driver.nn.ops.slices import paddings
 from driver.nn.ops.window import image_shape

@@ -14,7 +14,8 @@ import numpy as np
 
 from driver.devices.lowering.errors import require
 from driver.devices.lowering.node import STORED, LoweringGraph, LoweringNode
-from driver.devices.onnxruntime.writer import TYPES, OrtWriter
+from driver.devices.onnxruntime.writer import OrtWriter
+from driver.formats.onnx_schema import TYPES
 from driver.nn.ops.real import activation_bounds
 from driver.nn.types import OperandType
 

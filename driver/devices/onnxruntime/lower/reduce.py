@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from driver.devices.onnxruntime.lower.node import OrtNode, stored_type
 from driver.devices.onnxruntime.lower.products import check_products, quantised, weights_type
-from driver.devices.onnxruntime.writer import CONTRIBUTED, TYPES
+from driver.devices.onnxruntime.writer import CONTRIBUTED
+from driver.formats.onnx_schema import TYPES
 from driver.nn.ops.axes import LEAST_NORM, all_axes, one_axis
 
 if TYPE_CHECKING:

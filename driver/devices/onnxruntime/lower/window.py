@@ -11,7 +11,7 @@ import numpy as np
 from driver.devices.lowering.errors import require
 from driver.devices.onnxruntime.lower.node import PLANAR, OrtNode, stored_type
 from driver.devices.onnxruntime.lower.products import check_products, quantised, weights_type
-from driver.devices.onnxruntime.writer import TYPES
+from driver.formats.onnx_schema import TYPES
 from driver.nn.ops.conv import geometry, transposed_geometry
 from driver.nn.ops.resize import nearest_indices, neighbours
 from driver.nn.ops.window import Axis, image_shape, window_axes

@@ -1,22 +1,17 @@
-"""A model file in memory: copied once, and every access to it checked."""
+"""Model files in memory: opened safely, and copied once into memory that no process can write."""
 
 import os
 import stat
-import struct
 from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from burst.memory import Memory
 from driver.errors import ImportFailed
+from driver.formats.file_bytes import Array
 
-Array = NDArray[Any]
-_FREE = 1 << 16
-"""Bytes that even the smallest file may touch."""
 _DEEPEST = 8
 """Limit for the folders between a model and a file that it names."""
 _COPY = "copy the file itself beside the model"
@@ -88,56 +83,3 @@ def open_beside(model: Path, name: str) -> FileIO:
             os.close(found)
     except OSError as error:
         raise ImportFailed(f"{where}, which cannot be opened: {error.strerror}") from None
-
-
-class BudgetSpent(ImportFailed):
-    """The file causes more work than its size allows; nothing further is read of it."""
-
-
-class ByteBudget:
-    """Bytes that may still be touched, or made."""
-
-    def __init__(self, nbytes: int) -> None:
-        self._left = nbytes + _FREE
-
-    def extend(self, nbytes: int) -> None:
-        """Grow by `nbytes`, for a further file."""
-        self._left += nbytes
-
-    def affords(self, nbytes: int) -> bool:
-        """Whether half of what is left is enough for `nbytes`."""
-        return 2 * nbytes <= self._left
-
-    def charge(self, nbytes: int) -> None:
-        """Raise `ImportFailed` when the file makes the reader touch or make much more than the file holds."""
-        self._left -= nbytes
-        if self._left < 0:
-            raise BudgetSpent("damaged: the file uses the same bytes repeatedly, or asks for far more than it holds")
-
-
-class FileBytes:
-    """The bytes of an untrusted file.
-
-    reads: budget for what is read of it. makes: budget for what is made from it.
-    """
-
-    def __init__(self, data: memoryview) -> None:
-        self.data = data.cast("B")
-        self._start = np.frombuffer(self.data, np.uint8).ctypes.data
-        self.reads, self.makes = ByteBudget(4 * len(data)), ByteBudget(8 * len(data))
-
-    def part(self, start: int, nbytes: int) -> Array:
-        """A view of `nbytes` bytes from `start` on."""
-        if start < 0 or nbytes < 0 or start + nbytes > len(self.data):
-            raise ImportFailed(f"damaged: {nbytes} bytes at {start} lie outside the file of {len(self.data)} bytes")
-        return np.frombuffer(self.data, np.uint8, nbytes, start)
-
-    def offset(self, part: Array) -> int:
-        """Offset of a view of the file in it."""
-        return int(part.ctypes.data - self._start)
-
-    def unpack(self, form: struct.Struct, position: int) -> Any:
-        """Read the number at `position`."""
-        if not 0 <= position <= len(self.data) - form.size:
-            raise ImportFailed(f"damaged: position {position} lies outside the file of {len(self.data)} bytes")
-        return form.unpack_from(self.data, position)[0]
