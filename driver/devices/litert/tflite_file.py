@@ -26,9 +26,10 @@ from driver.devices.litert.builtin import (
     Builtin,
 )
 from driver.devices.litert.front import Front, NewNumbers, NewTable, NewTables, Number
-from driver.devices.litert.tables import TableBytes, Tables, root
 from driver.devices.litert.weights import Image, shared_root
 from driver.devices.lowering.model import ALIGNMENT
+from driver.formats.flatbuffer import ColumnBytes, FlatColumns, root_column
+from driver.formats.tflite_schema import DTYPES, FIELDS, IDENTIFIER, TYPE_NAMES, VERSION
 from driver.nn import InvalidModel
 
 if TYPE_CHECKING:
@@ -41,44 +42,16 @@ if TYPE_CHECKING:
     Places = NDArray[np.int64]
     Shape = tuple[int, ...]
 
-TYPES = {
-    0: "FLOAT32",
-    1: "FLOAT16",
-    2: "INT32",
-    3: "UINT8",
-    4: "INT64",
-    6: "BOOL",
-    7: "INT16",
-    9: "INT8",
-    10: "FLOAT64",
-    12: "UINT64",
-    15: "UINT32",
-    16: "UINT16",
-    18: "BFLOAT16",
-}
-"""Element types of tensors, by their numbers in the schema."""
+TYPES = {number: TYPE_NAMES[number] for number in DTYPES}
+"""Element types of tensors that are carried, by their numbers in the schema."""
 _INT32, _UINT8 = 2, 3
 _SHAPE_OPTIONS = 55  # among the kinds of options
 UNKNOWN = (1, 1)
 """What a shape's own shape never is."""
-_VERSION = 3
-_MODEL = {"operator_codes": 1, "subgraphs": 2, "buffers": 4, "metadata": 6, "external_buffers": 9}
-_CODE = {"deprecated_code": 0, "custom_code": 1, "version": 2, "code": 3}
-_SUBGRAPH = {"tensors": 0, "inputs": 1, "outputs": 2, "operators": 3, "name": 4}
-_TENSOR = {
-    "shape": 0,
-    "type": 1,
-    "buffer": 2,
-    "name": 3,
-    "quantization": 4,
-    "is_variable": 5,
-    "sparsity": 6,
-    "shape_signature": 7,
-    "has_rank": 8,
-    "external_buffer": 10,
-}
-_OPERATOR = {"code": 0, "inputs": 1, "outputs": 2, "options_type": 3, "options": 4, "large_options": 9}
-_BUFFER = {"data": 0, "offset": 1, "size": 2}
+_MODEL = {**FIELDS["Model"], "external_buffers": 9}
+_CODE, _SUBGRAPH, _BUFFER = FIELDS["OperatorCode"], FIELDS["SubGraph"], FIELDS["Buffer"]
+_TENSOR = {**FIELDS["Tensor"], "external_buffer": 10}
+_OPERATOR = {**FIELDS["Operator"], "large_options": 9}
 _NONE = np.zeros(0, np.int64)
 
 
@@ -165,7 +138,7 @@ class TfliteFile:
         are known before a run: then it is not UNKNOWN.
         """
         fields: dict[int, Field] = {
-            0: Number("I", _VERSION),
+            0: Number("I", VERSION),
             _MODEL["operator_codes"]: NewTables(self._codes.places, more=[_SHAPE_CODE] if is_asked else []),
             _MODEL["subgraphs"]: NewTables(self._subgraphs.places, {0: self._main_graph(shapes, is_asked=is_asked)}),
             _MODEL["buffers"]: NewTables(self._buffers.places, self._moved_buffers()),
@@ -185,11 +158,11 @@ class TfliteFile:
         fields[_SUBGRAPH["tensors"]] = NewTables(tensors, resized, [_tensor(UNKNOWN, _INT32)] if is_asked else [])
         if is_asked:
             shape: dict[int, Field] = {
-                _OPERATOR["code"]: Number("I", len(self._codes)),
+                _OPERATOR["opcode_index"]: Number("I", len(self._codes)),
                 _OPERATOR["inputs"]: NewNumbers([self.outputs[0].place]),
                 _OPERATOR["outputs"]: NewNumbers([tensors.size]),
-                _OPERATOR["options_type"]: Number("B", _SHAPE_OPTIONS),
-                _OPERATOR["options"]: NewTable({0: Number("b", _INT32)}),
+                _OPERATOR["builtin_options_type"]: Number("B", _SHAPE_OPTIONS),
+                _OPERATOR["builtin_options"]: NewTable({0: Number("b", _INT32)}),
             }
             fields[_SUBGRAPH["operators"]] = NewTables(operators, more=[NewTable(shape)])
             fields[_SUBGRAPH["outputs"]] = NewNumbers([tensors.size])
@@ -218,7 +191,7 @@ class TfliteFile:
             _SUBGRAPH["operators"]: NewTables(_NONE),
         }
         fields: dict[int, Field] = {
-            0: Number("I", _VERSION),
+            0: Number("I", VERSION),
             _MODEL["operator_codes"]: NewTables(_NONE),
             _MODEL["subgraphs"]: NewTables(_NONE, more=[NewTable(graph)]),
             _MODEL["buffers"]: NewTables(_NONE, more=[NewTable({})]),
@@ -226,24 +199,24 @@ class TfliteFile:
         return NewTable(fields)
 
 
-def _model(data: NDArray[np.uint8]) -> Tables:
-    if data[4:8].tobytes() != b"TFL3":
+def _model(data: NDArray[np.uint8]) -> FlatColumns:
+    if data[4:8].tobytes() != IDENTIFIER:
         raise InvalidModel("it is no .tflite file: bytes 4 to 7 are not TFL3")
-    return root(TableBytes(data), _MODEL)
+    return root_column(ColumnBytes(data.data, "the .tflite file is "), _MODEL)
 
 
-def _kinds(codes: Tables) -> Places:
-    return np.maximum(codes.numbers("code", 4), codes.numbers("deprecated_code", 1))
+def _kinds(codes: FlatColumns) -> Places:
+    return np.maximum(codes.numbers("builtin_code", 4), codes.numbers("deprecated_builtin_code", 1))
 
 
 class _Graph:
     """A subgraph."""
 
-    def __init__(self, table: Tables) -> None:
+    def __init__(self, table: FlatColumns) -> None:
         self.table = table
         self.tensors = table.tables("tensors", _TENSOR)
         self.operators = table.tables("operators", _OPERATOR)
-        self.codes = self.operators.numbers("code", 4)
+        self.codes = self.operators.numbers("opcode_index", 4)
         self._given, self._made = self.operators.lists("inputs"), self.operators.lists("outputs")
         self._shapes = self.tensors.lists("shape")
         for values, least in ((self._given.values, -1), (self._made.values, -1), (self._ends("inputs"), 0)):
@@ -375,8 +348,8 @@ def _tensor(shape: Sequence[int], code: int = _UINT8, more: Mapping[int, Field] 
 
 _SHAPE_CODE = NewTable(
     {
-        _CODE["deprecated_code"]: Number("b", Builtin.SHAPE),
+        _CODE["deprecated_builtin_code"]: Number("b", Builtin.SHAPE),
         _CODE["version"]: Number("i", 1),
-        _CODE["code"]: Number("i", Builtin.SHAPE),
+        _CODE["builtin_code"]: Number("i", Builtin.SHAPE),
     }
 )

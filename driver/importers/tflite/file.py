@@ -12,86 +12,60 @@ import tflite
 
 from driver.errors import ImportFailed
 from driver.formats.file_bytes import Array, FileBytes
+from driver.formats.flatbuffer import U32, FlatTable
+from driver.formats.tflite_schema import IDENTIFIER, TYPE_NAMES, VERSION
 from driver.importers.header import HIGHEST_RANK
 
 from .sparse import Level, dense
 
 # ---- flatbuffers -----------------------------------------------------------------------------------------------------
 # Generated accessors ask a *table* for everything: where a field lies, how long a vector is, what a number is. The
-# table of the flatbuffers package trusts the file. `CheckedTable` answers the same questions and checks every answer
-# against the bounds of the file, so whatever an accessor returns lies inside. A damaged file may list one long vector a
-# million times; each read is therefore charged to a budget of a few times the size of the file. Honest files touch each
-# byte about once.
+# table of the flatbuffers package trusts the file. `CheckedTable` answers the same questions from a `FlatTable`, which
+# checks every answer, so whatever an accessor returns lies inside the file.
 #
 #     model = guarded(generated.Model(), FileBytes(data), position)
 #     for subgraph in Tables(model, "Subgraphs", "subgraph"):
 #         inputs = numbers(subgraph, "Inputs")
 
-_U32, _S32, _U16 = struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<H")
-_TABLE = 8
-"""Bytes of the smallest useful table."""
 _MOST_TABLES = 1 << 16
 """Limit for one list."""
 
 
-class CheckedTable:
+class CheckedTable(FlatTable):
     """One table of a file, with the methods that generated accessors call."""
 
-    __slots__ = ("Bytes", "Pos", "_size", "_vtable")
-
-    def __init__(self, data: FileBytes, position: int) -> None:
-        self.Bytes, self.Pos = data, position
-        self._vtable = position - data.unpack(_S32, position)
-        self._size = data.unpack(_U16, self._vtable)
-
-    def Offset(self, slot: int) -> int:
-        """Offset of a vtable slot's field from the beginning of the table; 0 when the field is absent."""
-        return int(self.Bytes.unpack(_U16, self._vtable + slot)) if slot + 2 <= self._size else 0
-
-    def Indirect(self, position: int) -> int:
-        """Return the position that the offset at `position` points to."""
-        target = position + int(self.Bytes.unpack(_U32, position))
-        self.Bytes.unpack(_U32, target)
-        return target
+    __slots__ = ()
+    Bytes = property(lambda self: self.data)
+    Pos = property(lambda self: self.position)
+    Offset, Indirect = FlatTable.offset, FlatTable.target
 
     def Get(self, flags: Any, position: int) -> Any:
         """Read the number of a schema type at `position`."""
-        return flags.py_type(self.Bytes.unpack(flags.packer_type, position))
+        return flags.py_type(self.data.unpack(flags.packer_type, position))
 
     def String(self, position: int) -> bytes:
         """Read the string that the offset at `position` points to."""
-        start = self.Indirect(position)
-        length = self.Bytes.unpack(_U32, start)
-        self.Bytes.reads.charge(length)
-        return self.Bytes.part(start + 4, length).tobytes()
+        return self.vector(position, "u1").tobytes()
 
     def VectorLen(self, offset: int) -> int:
-        """How many tables the vector at `offset` from the table lists."""
-        start = self.Indirect(self.Pos + offset)
-        length = int(self.Bytes.unpack(_U32, start))
-        self.Bytes.part(start + 4, 4 * length)
-        self.Bytes.reads.charge(4 * length)
-        return length
+        """Return how many tables the vector at `offset` from the table lists."""
+        return self.vector(self.position + offset, "<u4").size
 
     def Vector(self, offset: int) -> int:
-        """The position of the first element of the vector at `offset` from the table."""
-        return self.Indirect(self.Pos + offset) + 4
+        """Return the position of the first element of the vector at `offset` from the table."""
+        return self.target(self.position + offset) + 4
 
     def Union(self, table: Any, offset: int) -> None:
         """Point `table` at the one at `offset` from this table."""
-        table.Bytes, table.Pos = self.Bytes, self.Indirect(self.Pos + offset)
+        table.Bytes, table.Pos = self.data, self.target(self.position + offset)
 
     def GetVectorAsNumpy(self, flags: Any, offset: int) -> Array:
-        """A view of the vector of numbers at `offset` from the table."""
-        start, dtype = self.Indirect(self.Pos + offset), np.dtype(flags.packer_type.format)
-        nbytes = int(self.Bytes.unpack(_U32, start)) * dtype.itemsize
-        self.Bytes.reads.charge(nbytes)
-        return self.Bytes.part(start + 4, nbytes).view(dtype)
+        """Return a view of the vector of numbers at `offset` from the table."""
+        return self.vector(self.position + offset, flags.packer_type.format)
 
 
 def guarded(table: Any, data: FileBytes, position: int) -> Any:
     """Attach a generated `table` accessor to `position`, with every answer checked."""
-    data.reads.charge(_TABLE)
     table._tab = CheckedTable(data, position)
     return table
 
@@ -141,19 +115,13 @@ def text(owner: Any, field: str) -> str:
 
 # ---- the schema ------------------------------------------------------------------------------------------------------
 
-_IDENTIFIER = b"TFL3"
 _MOST_OPERATORS = 1 << 14
 _CUSTOM = 32
 _NO_FIELDS = FileBytes(memoryview(struct.pack("<HHi", 4, 4, 4)))
 """A table (at position 4) without fields: every field has its default."""
 _DTYPES = {
-    "FLOAT32": "<f4",
-    "FLOAT16": "<f2",
-    "INT64": "<i8",
-    "INT32": "<i4",
-    "INT8": "i1",
-    "UINT8": "u1",
-    "BOOL": "u1",
+    name: np.dtype("u1" if name == "BOOL" else name.lower())
+    for name in ("FLOAT32", "FLOAT16", "INT64", "INT32", "INT8", "UINT8", "BOOL")
 }
 
 
@@ -161,7 +129,7 @@ def _names(enumeration: Any) -> dict[int, str]:
     return {value: name for name, value in vars(enumeration).items() if isinstance(value, int)}
 
 
-_OPERATORS, _OPTIONS, _TYPES = map(_names, (tflite.BuiltinOperator, tflite.BuiltinOptions, tflite.TensorType))
+_OPERATORS, _OPTIONS = map(_names, (tflite.BuiltinOperator, tflite.BuiltinOptions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +185,11 @@ class TfliteFile:
 
     def __init__(self, data: memoryview) -> None:
         self.bytes = FileBytes(data)
-        if bytes(data[4:8]) != _IDENTIFIER:
+        if bytes(data[4:8]) != IDENTIFIER:
             raise ImportFailed("not a .tflite file: bytes 4 to 7 are not TFL3")
-        model = guarded(tflite.Model(), self.bytes, self.bytes.unpack(_U32, 0))
-        if model.Version() != 3:
-            raise ImportFailed(f"schema version {model.Version()}; only 3 is supported")
+        model = guarded(tflite.Model(), self.bytes, self.bytes.unpack(U32, 0))
+        if model.Version() != VERSION:
+            raise ImportFailed(f"schema version {model.Version()}; only {VERSION} is supported")
         self._codes = Tables(model, "OperatorCodes", "operator code")
         self._buffers = Tables(model, "Buffers", "buffer")
         self._subgraphs = Tables(model, "Subgraphs", "subgraph")
@@ -310,7 +278,7 @@ class TfliteSubgraph:
         return (text(self._tensors[index], "Name") if 0 <= index < len(self._tensors) else "") or f"tensor {index}"
 
     def _tensor(self, index: int, table: Any) -> TfliteTensor:
-        name, kind = text(table, "Name"), _TYPES.get(table.Type(), str(table.Type()))
+        name, kind = text(table, "Name"), _type_name(table.Type())
         where = f"tensor {index} ({name[:64]!r}, {kind})"
         if kind not in _DTYPES:
             raise ImportFailed(f"{where}: the HAL has no tensors of this type")
@@ -327,13 +295,17 @@ class TfliteSubgraph:
 
     def _dense(self, data: Array, kind: str, shape: tuple[int, ...], sparsity: Any, where: str) -> Array:
         """The values of a sparse constant, with zeros between them."""
-        dtype = np.dtype(_DTYPES[kind])
+        dtype = _DTYPES[kind]
         order, metadata = integers(sparsity, "TraversalOrder"), Tables(sparsity, "DimMetadata", "level")
         if data.nbytes % dtype.itemsize or len(order) != len(metadata) or shape == ():
             raise ImportFailed(f"{where}: damaged: {data.nbytes} bytes, {len(order)} and {len(metadata)} sparse levels")
         self.file.bytes.makes.charge(dtype.itemsize * math.prod(shape))
         levels = [_level(dimension, table) for dimension, table in zip(order, metadata, strict=True)]
         return dense(levels, integers(sparsity, "BlockMap"), data.view(dtype), shape)
+
+
+def _type_name(number: int) -> str:
+    return TYPE_NAMES[number] if 0 <= number < len(TYPE_NAMES) else str(number)
 
 
 _VECTORS = {1: tflite.Int32Vector, 2: tflite.Uint16Vector, 3: tflite.Uint8Vector}
@@ -365,7 +337,7 @@ def _shape(table: Any, where: str, *, is_constant: bool) -> tuple[int, ...] | No
 
 
 def _values(data: Array, kind: str, shape: tuple[int, ...] | None, where: str) -> Array:
-    dtype = np.dtype(_DTYPES[kind])
+    dtype = _DTYPES[kind]
     if data.nbytes != math.prod(shape or ()) * dtype.itemsize:
         raise ImportFailed(f"{where}: {data.nbytes} bytes do not fit dimensions {list(shape or ())}")
     return data.view(dtype).reshape(shape or ())

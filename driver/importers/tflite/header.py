@@ -1,6 +1,6 @@
 """The header of a .tflite file: inputs and outputs of its first subgraph, their names, quantisation and labels.
 
-The tables of a flatbuffer are read here without the generated accessors of the package `tflite`, whose import takes
+The tables are read here without the generated accessors of the package `tflite`, whose import takes
 longer than loading a file of any usual size; so this needs no package.
 """
 
@@ -9,71 +9,21 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from driver.errors import ImportFailed
 from driver.formats.file_bytes import FileBytes
+from driver.formats.flatbuffer import U8, U32, FlatTable, root
+from driver.formats.tflite_schema import DTYPES, FIELDS, IDENTIFIER, TYPE_NAMES, VERSION
 from driver.importers.header import HIGHEST_RANK, Header, HeaderTensor
 from driver.importers.obstacle import Obstacle
 from driver.nn.errors import did_you_mean
 
-_U8, _U16, _U32, _S32 = struct.Struct("<B"), struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<i")
-_IDENTIFIER = b"TFL3"
-_VERSION = 3
-FIELDS: dict[str, dict[str, int]] = {
-    "Model": {"version": 0, "subgraphs": 2, "buffers": 4, "metadata": 6, "signature_defs": 7},
-    "SubGraph": {"tensors": 0, "inputs": 1, "outputs": 2},
-    "Tensor": {"shape": 0, "type": 1, "name": 3, "quantization": 4, "shape_signature": 7, "has_rank": 8},
-    "QuantizationParameters": {"scale": 2, "zero_point": 3},
-    "SignatureDef": {"inputs": 0, "outputs": 1, "signature_key": 2, "subgraph_index": 4},
-    "TensorMap": {"name": 0, "tensor_index": 1},
-    "Metadata": {"name": 0, "buffer": 1},
-    "Buffer": {"data": 0},
-}
-"""Places of fields in the tables of the schema, for the fields that are read."""
-_MODEL, _SUBGRAPH, _TENSOR, _QUANTISATION, _SIGNATURE, _NAMED, _METADATA, _BUFFER = FIELDS.values()
-DTYPES = {
-    0: "float32",
-    1: "float16",
-    2: "int32",
-    3: "uint8",
-    4: "int64",
-    6: "bool",
-    7: "int16",
-    9: "int8",
-    10: "float64",
-    12: "uint64",
-    15: "uint32",
-    16: "uint16",
-    18: "bfloat16",
-}
-"""Element types that are carried."""
-_ALL_TYPES = [
-    "FLOAT32",
-    "FLOAT16",
-    "INT32",
-    "UINT8",
-    "INT64",
-    "STRING",
-    "BOOL",
-    "INT16",
-    "COMPLEX64",
-    "INT8",
-    "FLOAT64",
-    "COMPLEX128",
-    "UINT64",
-    "RESOURCE",
-    "VARIANT",
-    "UINT32",
-    "UINT16",
-    "INT4",
-    "BFLOAT16",
-    "INT2",
-    "UINT4",
-    "FLOAT8_E4M3FN",
-    "FLOAT8_E5M2",
-]
-"""Names of all element types of the schema, by their numbers."""
+_MODEL, _SUBGRAPH, _TENSOR, _QUANTISATION, _SIGNATURE, _NAMED, _METADATA, _BUFFER = (
+    FIELDS[name]
+    for name in (
+        *("Model", "SubGraph", "Tensor", "QuantizationParameters"),
+        *("SignatureDef", "TensorMap", "Metadata", "Buffer"),
+    )
+)
 _SHOWN = 64
 """Characters of a name that an error message shows."""
 _MOST_TENSORS = 1 << 12
@@ -81,83 +31,14 @@ _MOST_TENSORS = 1 << 12
 _REMEDY = "export the model with a function around it that has only tensors of those"
 
 
-class FlatTable:
-    """One table: its fields by their places in the schema, each checked against the bounds of the file."""
-
-    def __init__(self, data: FileBytes, position: int) -> None:
-        self._data, self._position = data, position
-        data.reads.charge(8)
-        self._vtable = position - data.unpack(_S32, position)
-        self._size = data.unpack(_U16, self._vtable)
-
-    def place(self, field: int) -> int:
-        """The position of a field's content; 0 when the table does not have it."""
-        slot = 4 + 2 * field
-        offset = self._data.unpack(_U16, self._vtable + slot) if slot + 2 <= self._size else 0
-        return self._position + offset if offset else 0
-
-    def number(self, field: int, form: struct.Struct, default: int = 0) -> int:
-        """A number."""
-        place = self.place(field)
-        return int(self._data.unpack(form, place)) if place else default
-
-    def table(self, field: int) -> "FlatTable | None":
-        """Another table; None when absent."""
-        place = self.place(field)
-        return FlatTable(self._data, place + self._data.unpack(_U32, place)) if place else None
-
-    def array(self, field: int, dtype: str) -> np.ndarray[Any, Any]:
-        """A list of numbers, or the bytes of a text, as a view of the file; empty when absent."""
-        place = self.place(field)
-        if not place:
-            return np.zeros(0, dtype)
-        start = place + self._data.unpack(_U32, place)
-        nbytes = int(self._data.unpack(_U32, start)) * np.dtype(dtype).itemsize
-        self._data.reads.charge(nbytes)
-        return self._data.part(start + 4, nbytes).view(dtype)
-
-    def text(self, field: int) -> str:
-        """A text; empty when absent."""
-        return self.array(field, "u1").tobytes().decode("utf-8", "replace")
-
-    def tables(self, field: int) -> "FlatTables":
-        """A list of tables."""
-        place = self.place(field)
-        return FlatTables(self._data, place + self._data.unpack(_U32, place) if place else 0)
-
-
-class FlatTables:
-    """A list of tables, each read when it is asked for."""
-
-    def __init__(self, data: FileBytes, start: int) -> None:
-        self._data, self._start = data, start
-        self._count = int(data.unpack(_U32, start)) if start else 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def entry(self, index: int) -> tuple[int, int]:
-        """Where an entry of the list is, and the table to which it leads."""
-        if not 0 <= index < self._count:
-            raise ImportFailed(f"damaged: table {index} does not exist; there are {self._count}")
-        place = self._start + 4 + 4 * index
-        return place, place + self._data.unpack(_U32, place)
-
-    def __getitem__(self, index: int) -> FlatTable:
-        return FlatTable(self._data, self.entry(index)[1])
-
-    def __iter__(self) -> Iterator[FlatTable]:
-        return (self[index] for index in range(self._count))
-
-
 def read_header(data: memoryview) -> Header:
     """Reads the header. Raises ImportFailed for a damaged one."""
-    if bytes(data[4:8]) != _IDENTIFIER:
+    if bytes(data[4:8]) != IDENTIFIER:
         raise ImportFailed("not a .tflite file: bytes 4 to 7 are not TFL3")
     wire = FileBytes(data)
-    model = FlatTable(wire, wire.unpack(_U32, 0))
-    if (version := model.number(_MODEL["version"], _U32)) != _VERSION:
-        raise ImportFailed(f"schema version {version}; only {_VERSION} is supported")
+    model = root(wire)
+    if (version := model.number(_MODEL["version"], U32)) != VERSION:
+        raise ImportFailed(f"schema version {version}; only {VERSION} is supported")
     main = model.tables(_MODEL["subgraphs"])[0]
     tensors, labels = main.tables(_SUBGRAPH["tensors"]), _Labels(wire, model)
     found: dict[str, tuple[HeaderTensor, ...]] = {}
@@ -181,7 +62,7 @@ def read_header(data: memoryview) -> Header:
 def _signatures(model: FlatTable) -> list[tuple[str, int]]:
     """Names and subgraphs of all signatures, in the file's order."""
     key, number = _SIGNATURE["signature_key"], _SIGNATURE["subgraph_index"]
-    return [(each.text(key), each.number(number, _U32)) for each in model.tables(_MODEL["signature_defs"])]
+    return [(each.text(key), each.number(number, U32)) for each in model.tables(_MODEL["signature_defs"])]
 
 
 def as_first(data: memoryview, name: str) -> list[tuple[int, bytes]]:
@@ -191,37 +72,37 @@ def as_first(data: memoryview, name: str) -> list[tuple[int, bytes]]:
     and loops go on finding theirs by their numbers.
     """
     wire = FileBytes(data)
-    model = FlatTable(wire, wire.unpack(_U32, 0))
+    model = root(wire)
     known = [key for key, _ in _signatures(model)]
     if name not in known:
         remedy = f"choose from {', '.join(known)}{did_you_mean(name, known)}" if known else "it has none: leave it out"
         raise ImportFailed(f"there is no signature {name[:_SHOWN]!r}", remedy=remedy)
     signatures, subgraphs = model.tables(_MODEL["signature_defs"]), model.tables(_MODEL["subgraphs"])
     place, chosen = known.index(name), signatures[known.index(name)]
-    number = chosen.number(_SIGNATURE["subgraph_index"], _U32)
+    number = chosen.number(_SIGNATURE["subgraph_index"], U32)
     (first, was), (own, target) = signatures.entry(0), signatures.entry(place)
     at, graph = subgraphs.entry(0)[0], subgraphs.entry(number)[1]
     moves = [(first, target), (own, was), (at, graph)]
-    changes = [(entry, _U32.pack(end - entry)) for entry, end in moves if end > entry]  # tables lie behind their lists
+    changes = [(entry, U32.pack(end - entry)) for entry, end in moves if end > entry]  # tables lie behind their lists
     if number:
-        changes.append((chosen.place(_SIGNATURE["subgraph_index"]), _U32.pack(0)))
+        changes.append((chosen.place(_SIGNATURE["subgraph_index"]), U32.pack(0)))
     return changes
 
 
 def _signature(model: FlatTable, word: str) -> dict[int, str]:
     """Names in the first signature of the first subgraph, by tensor."""
     for signature in model.tables(_MODEL["signature_defs"]):
-        if signature.number(_SIGNATURE["subgraph_index"], _U32) == 0:
+        if signature.number(_SIGNATURE["subgraph_index"], U32) == 0:
             entries = signature.tables(_SIGNATURE[word])
-            return {e.number(_NAMED["tensor_index"], _U32): e.text(_NAMED["name"]) for e in entries}
+            return {e.number(_NAMED["tensor_index"], U32): e.text(_NAMED["name"]) for e in entries}
     return {}
 
 
 def _declared(tensor: FlatTable, where: str, name: str | None, labels: list[str]) -> HeaderTensor:
-    own, number = tensor.text(_TENSOR["name"]), tensor.number(_TENSOR["type"], _U8)
+    own, number = tensor.text(_TENSOR["name"]), tensor.number(_TENSOR["type"], U8)
     where = f"{where} ({(name or own)[:64]!r})"
     if number not in DTYPES:
-        named = _ALL_TYPES[number] if number < len(_ALL_TYPES) else f"type {number} of the schema"
+        named = TYPE_NAMES[number] if number < len(TYPE_NAMES) else f"type {number} of the schema"
         reason = f"{where} has elements of {named}, which the file form does not carry"
         return HeaderTensor(name or own, "", None, refusal=Obstacle(None, None, (name or own,), reason, _REMEDY))
     shape = tensor.array(_TENSOR["shape"], "<i4")
@@ -229,7 +110,7 @@ def _declared(tensor: FlatTable, where: str, name: str | None, labels: list[str]
     dims = [max(size, 0) for size in (signature if signature.size else shape)[: HIGHEST_RANK + 1].tolist()]
     if len(dims) > HIGHEST_RANK:
         raise ImportFailed(f"{where} has more than {HIGHEST_RANK} dimensions")
-    is_ranked = bool(dims) or where.startswith("input") or bool(tensor.number(_TENSOR["has_rank"], _U8))
+    is_ranked = bool(dims) or where.startswith("input") or bool(tensor.number(_TENSOR["has_rank"], U8))
     extra: dict[str, Any] = {"tensor": own} if name is not None else {}
     if labels:
         extra["labels"] = labels
@@ -282,12 +163,11 @@ class _Labels:
     def _metadata(self, model: FlatTable) -> FlatTable | None:
         for entry in model.tables(_MODEL["metadata"]):
             if entry.text(_METADATA["name"]) == _METADATA_NAME:
-                buffer = model.tables(_MODEL["buffers"])[entry.number(_METADATA["buffer"], _U32)]
+                buffer = model.tables(_MODEL["buffers"])[entry.number(_METADATA["buffer"], U32)]
                 data = buffer.array(_BUFFER["data"], "u1")
                 if data[4:8].tobytes() != _METADATA_IDENTIFIER:
                     return None
-                held = FileBytes(data.data)
-                graphs = FlatTable(held, held.unpack(_U32, 0)).tables(_MODEL_DATA["subgraph_metadata"])
+                graphs = root(FileBytes(data.data)).tables(_MODEL_DATA["subgraph_metadata"])
                 return graphs[0] if len(graphs) else None
         return None
 
@@ -299,7 +179,7 @@ class _Labels:
             tensors = self._main.tables(_SUBGRAPH_DATA[word])
             for file in tensors[place].tables(_TENSOR_DATA["associated_files"]) if place < len(tensors) else ():
                 name = file.text(_FILE["name"])
-                if file.number(_FILE["type"], _U8) in _LABEL_FILES and name in self._files:
+                if file.number(_FILE["type"], U8) in _LABEL_FILES and name in self._files:
                     if name not in self._read:
                         self._read[name] = self._lines(*self._files[name])
                     return self._read[name]
