@@ -116,7 +116,7 @@ REFUSED = tuple(_INTRUDERS.split())
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """The column above, and AUDIT_ARCH."""
 
-_FAMILIES = (1, 16)  # AF_UNIX, and AF_NETLINK, which tells whose a connection is
+_FAMILIES = (1,)  # AF_UNIX
 _LOAD, _JUMP, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x06  # of classic BPF
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 _NUMBER, _ARCHITECTURE, _FIRST = 0, 4, 16  # offsets in seccomp_data; the low half of the first argument

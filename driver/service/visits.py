@@ -8,13 +8,11 @@ with the most. A probe makes its request at once, and is not in reach of that ru
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -87,40 +85,11 @@ class Visits:
 
 
 def account_of(connection: socket.socket) -> Hashable:
-    """Which account connected: a uid on this machine, else the address of the other machine."""
+    """Return who connected: a uid at a Unix socket, else a machine's address; TCP does not tell accounts apart."""
     if connection.family == socket.AF_UNIX:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return int(struct.unpack("3i", credentials)[1])
     try:
-        host, port = connection.getpeername()[:2]
-        own_host, own_port = connection.getsockname()[:2]
+        return str(connection.getpeername()[0])
     except OSError:  # it has gone already
         return None
-    with suppress(OSError, struct.error):
-        uid = _uid_of(connection.family, (host, port), (own_host, own_port))
-        if uid is not None:
-            return uid
-    return str(host)
-
-
-_SOCK_DIAG, _BY_FAMILY, _REQUEST, _FAILED = 4, 20, 1, 2  # linux/netlink.h, linux/sock_diag.h
-_UID_AT = 16 + 4 + 48 + 12  # in the answer: past nlmsghdr, state, the socket's name, and three words
-
-
-def _uid_of(family: int, near: tuple[str, int], far: tuple[str, int]) -> int | None:
-    """The owner of the socket at `near` that is connected to `far`, both of this machine: sock_diag(7).
-
-    Raises OSError where the kernel lacks it.
-    """
-    hosts = (socket.inet_pton(family, host).ljust(16, b"\0") for host in (near[0], far[0]))
-    name = struct.pack("!HH", near[1], far[1]) + b"".join(hosts) + struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
-    query = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF) + name
-    header = struct.pack("=IHHII", 16 + len(query), _BY_FAMILY, _REQUEST, 0, 0)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as asking:
-        asking.settimeout(1.0)
-        asking.send(header + query)
-        answer = asking.recv(4096)
-    if struct.unpack_from("=IH", answer)[1] == _FAILED:
-        number = -struct.unpack_from("=i", answer, 16)[0]
-        raise OSError(number, os.strerror(number))
-    return int(struct.unpack_from("=I", answer, _UID_AT)[0])
