@@ -1,4 +1,7 @@
-"""Records and numbers of <linux/videodev2.h> for capturing: a test compares them with what a C compiler makes of it."""
+"""Records and numbers of <linux/videodev2.h> for capturing: a test compares them with what a C compiler makes of it.
+
+They are our own because linuxpy, which has them all, is under the GPL.
+"""
 
 from __future__ import annotations
 
