@@ -143,6 +143,9 @@ class _Handler(MetricsHandler):
         self.wfile.write(body)
 
 
+_END_OF_HEADERS, _MOST_HEADERS = b"\r\n\r\n", 4096
+
+
 class _Server(ThreadingHTTPServer):
     """A thread for each connection, as many as `visits` admits, and each until its deadline."""
 
@@ -161,7 +164,13 @@ class _Server(ThreadingHTTPServer):
             with suppress(OSError):  # it has ended already
                 request.shutdown(socket.SHUT_RDWR)
 
-        visit = self._visits.enter(account_of(request), end)
+        def asks() -> bool:
+            try:
+                return _END_OF_HEADERS in request.recv(_MOST_HEADERS, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except OSError:  # nothing is there, or it has ended
+                return False
+
+        visit = self._visits.enter(account_of(request), end, asks)
         if visit is None:
             self.shutdown_request(request)
             return

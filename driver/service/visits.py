@@ -3,7 +3,8 @@
 A client that connects and then says nothing, or one byte now and then, holds its connection until the deadline. So that
 such clients keep no others out, each account has a share of the connections, and a newcomer takes the place of the
 oldest connection that has not yet made its request: of its own account when that has its share, else of the account
-with the most. A probe makes its request at once, and is not in reach of that rule for longer.
+with the most. A probe makes its request at once, and is not in reach of that rule for longer; nor is one whose request
+has arrived, and waits for a thread to read it.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ PATIENCE = 10.0
 class Visit:
     """One connection."""
 
-    def __init__(self, account: Hashable, end: Callable[[], object]) -> None:
-        """`end` closes the connection; it must not wait, and does no harm when done twice."""
-        self.account, self.end = account, end
+    def __init__(self, account: Hashable, end: Callable[[], object], asks: Callable[[], bool]) -> None:
+        """`end` closes the connection; it must not wait, and does no harm when done twice. `asks`: True if a whole
+        request is there, unread.
+        """
+        self.account, self.end, self.asks = account, end, asks
         self.deadline: float | None = time.monotonic() + PATIENCE
         self.has_asked = False  #: the request is complete: no newcomer takes this connection's place
         self.is_evicted = False
@@ -42,12 +45,14 @@ class Visits:
         self._all: dict[Visit, None] = {}  # in the order of their arrival
         self._lock = threading.Lock()
 
-    def enter(self, account: Hashable, end: Callable[[], object]) -> Visit | None:
-        """Counts a new connection, if need be in the place of another; None if there is no place: close it then."""
+    def enter(
+        self, account: Hashable, end: Callable[[], object], asks: Callable[[], bool] = lambda: False
+    ) -> Visit | None:
+        """Count a new connection, if need be in the place of another; None if there is no place: close it then."""
         with self._lock:
             if len(self._all) >= 2 * self._most:  # those that were evicted have not left yet
                 return None
-            visit = Visit(account, end)
+            visit = Visit(account, end, asks)
             if not self._make_room(account):
                 return None
             self._all[visit] = None
@@ -63,7 +68,8 @@ class Visits:
             crowded = max(counts, key=counts.__getitem__)
         else:
             return True
-        oldest = next((visit for visit in present if visit.account == crowded and not visit.has_asked), None)
+        silent = (visit for visit in present if visit.account == crowded and not visit.has_asked)
+        oldest = next((visit for visit in silent if not visit.asks()), None)
         if oldest is None:
             return False
         oldest.is_evicted = True
