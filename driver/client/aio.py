@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from burst import Busy
-from driver.client.tasks import Tasks, call_in, complete_in
-from driver.deadlines import seconds_left
+from driver.client.completion import call_in
+from driver.client.tasks import Tasks
 
 if TYPE_CHECKING:
-    import asyncio
     from asyncio import AbstractEventLoop as _Loop
 
     from burst import Controller
-    from driver.client.future import Future
     from driver.client.pipeline import Pipeline
 
 
@@ -60,20 +58,6 @@ class Arrivals:
         return pipeline
 
     # ---- what the pipeline calls, in any thread
-
-    def of(self, future: Future) -> asyncio.Future[None]:
-        """Done in the running loop when `future` is."""
-        import asyncio
-
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-        future.when_done(lambda _: complete_in(loop, done))
-        if not done.done():
-            self.watch(loop)
-            if (left := seconds_left(future.deadline)) is not None:
-                timer = loop.call_later(left, self._pipeline.expire, future)
-                done.add_done_callback(lambda _: timer.cancel())
-        return done
 
     def tell(self) -> None:
         """Results may have been taken: there may be room for the first task in the queue, or another device."""

@@ -22,8 +22,9 @@ from burst import ErrorStatus, GeneralFailure, InvalidArgument, OutputShape, Res
 from burst.channel import close_all
 from burst.dropped import PATIENCE, DropList
 from burst.messages import NO_CAUSE, NO_TIMING, Cause
-from driver.client.future import Completion
+from driver.client.completion import Completion
 from driver.client.plain import SlotRegistry
+from driver.client.receiver import RECEIVER
 from driver.deadlines import checked, earlier, seconds_left
 from driver.errors import DriverError
 from driver.nn import combine_dimensions
@@ -170,11 +171,11 @@ class LaunchPath(Protocol):
         """Makes `poll` return when the device dies or the connection ends."""
 
 
-class FencedExecution(Completion[Result], Closing):
+class FencedExecution(Completion, Closing):
     """An execution launched by `prepared.execute_fenced`. Any number of threads may wait for it.
 
-    It is a future of `concurrent.futures`, too, which cannot be cancelled. When this object is closed or garbage, the
-    execution goes on; only its fence is closed here.
+    It cannot be cancelled. Its result may have any status; outputs are views of the request's pools, the timing counts
+    from the launch. When this object is closed or garbage, the execution goes on; only its fence is closed here.
     """
 
     def __init__(
@@ -219,7 +220,7 @@ class FencedExecution(Completion[Result], Closing):
         self._path.watch(poll)
 
     def done(self) -> bool:
-        """Whether it has ended, in success or failure."""
+        """True if it has ended, in success or failure."""
         return self.is_done or self.wait(0) != FenceState.ACTIVE
 
     def cancel(self) -> bool:
@@ -245,35 +246,25 @@ class FencedExecution(Completion[Result], Closing):
                     return _failure(str(error))
             return self._told
 
-    def result(self, timeout: float | None = None) -> Result:
-        """Waits for the result, which may have any status. Its outputs are views of the request's pools, its timing
-        counts from the launch.
-
-        Raises PeerDied, and Timeout: then the execution goes on, and this may be called again.
-        """
-        return super().result(timeout)
-
-    def join(self, timeout: float | None = None) -> None:
-        if not self.is_done:
-            if self.wait(timeout) == FenceState.ACTIVE:
-                raise Timeout(f"fenced execution {self._number} has not ended within {timeout} s")
-            self._settle()
+    def sleep(self, timeout: float | None) -> None:
+        """Wait for the fence, and ask the device how it ended. Raises Timeout."""
+        if self.wait(timeout) == FenceState.ACTIVE:
+            raise Timeout(f"fenced execution {self._number} has not ended within {timeout} s")
+        self._settle()
 
     def _settle(self) -> None:
-        """It has ended: ask how, once. The device answers at once."""
+        """Ask how it ended, once. The device answers at once."""
         with self._asking:
-            if not self.is_done:
-                try:
-                    info, text, cause = self.details()
-                    outputs = () if info.status else self._outputs()
-                    self.finish(Result(info.status, outputs, timing=info.launched, message=text, cause=cause))
-                except Exception as error:  # noqa: BLE001 (it is what the caller gets)
-                    self.fail(error)
+            self.attempt(self._outcome)
         self.call_back()
 
-    def _poll(self) -> None:
-        if self.wait(0) != FenceState.ACTIVE:
-            self._settle()
+    def _outcome(self) -> Result:
+        info, text, cause = self.details()
+        outputs = () if info.status else self._outputs()
+        return Result(info.status, outputs, timing=info.launched, message=text, cause=cause)
+
+    def _have_attended(self) -> None:
+        RECEIVER.call(self.attend)
 
     def attend(self) -> None:
         """In the thread of the receiver's loop, which is never closed."""
@@ -293,7 +284,6 @@ class FencedExecution(Completion[Result], Closing):
         loop.add_reader(copy, ended)
 
     def __await__(self) -> Generator[Any, None, Result]:
-        """The result, as from `result`."""
         yield from self._ended().__await__()
         return self.result(0)
 

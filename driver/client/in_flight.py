@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from burst import Controller
     from driver.client.buffers import EncodedRequest, RequestBuffers
-    from driver.client.future import Future
+    from driver.client.completion import Completion
     from driver.client.workspace import InputSet
 
 
@@ -21,7 +21,7 @@ class PendingRequest(NamedTuple):
 
     number: int  #: of its result, counted by the controller
     encoded: EncodedRequest
-    future: Future
+    future: Completion
 
 
 class InFlight:
@@ -35,8 +35,8 @@ class InFlight:
     def __init__(self, buffers: RequestBuffers) -> None:
         self._buffers = buffers
         self.requests: deque[PendingRequest] = deque()
-        self.staged: tuple[InputSet, Future] | None = None  #: the newest frame, kept until there is room
-        self.finished: deque[Future] = deque()  #: futures whose callbacks are due
+        self.staged: tuple[InputSet, Completion] | None = None  #: the newest frame, kept until there is room
+        self.finished: deque[Completion] = deque()  #: futures whose callbacks are due
         self.is_moving = False  #: a request is being taken out, and another may take its place
         self.is_running = False  #: a `Burst.run` holds `submitting`, and its request is not among `requests`
         self.new_locks()
@@ -86,23 +86,23 @@ class InFlight:
 
         self.as_receiver(0, work_if_idle)
 
-    def append(self, encoded: EncodedRequest, future: Future, number: int) -> None:
+    def append(self, encoded: EncodedRequest, future: Completion, number: int) -> None:
         """Under the lock: the newest request. Its outputs are in use from now on."""
         encoded.outputs.is_busy, encoded.outputs.number = True, number
         self.requests.append(PendingRequest(number, encoded, future))
 
-    def append_next(self, encoded: EncodedRequest, future: Future, sent: int) -> None:
+    def append_next(self, encoded: EncodedRequest, future: Completion, sent: int) -> None:
         """The same, for a request that is about to be sent after `sent` others."""
         while self.requests and self.requests[-1].number > sent:
             self.take_back()  # Ctrl-C came before it was sent
         self.append(encoded, future, sent + 1)
 
-    def append_unsent(self, encoded: EncodedRequest, future: Future, sent: int) -> None:
+    def append_unsent(self, encoded: EncodedRequest, future: Completion, sent: int) -> None:
         """The same, for a request that waits for the device to be started again, behind others that do."""
         last = self.requests[-1].number if self.requests else 0
         self.append(encoded, future, max(last, sent) + 1)
 
-    def numbers_of(self, future: Future) -> list[int]:
+    def numbers_of(self, future: Completion) -> list[int]:
         """Under the lock: the number of its request, if it is in flight."""
         return [pending.number for pending in self.requests if pending.future is future]
 
@@ -115,7 +115,7 @@ class InFlight:
         encoded.outputs.is_busy = False
         self._buffers.give_back(encoded.inputs)
 
-    def stage(self, inputs: InputSet, future: Future) -> bool:
+    def stage(self, inputs: InputSet, future: Completion) -> bool:
         """Under the lock: keep the newest frame until there is room. True if an older frame was dropped for it."""
         is_drop = False
         if self.staged is not None:

@@ -1,6 +1,6 @@
 """Asynchronous executions: many in flight on one connection to the engine, which queues them by priority.
 
-One thread completes their futures, calls their callbacks, and ends the wait of those that the device does not answer in
+One thread completes them, calls their callbacks, and ends the wait of those that the device does not answer in
 time. The first `execute_async` starts it, and it ends with the connection.
 """
 
@@ -10,7 +10,6 @@ import os
 import select
 import threading
 import weakref
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from burst import Malformed, PeerDied, Result, Timeout
 from burst.channel import Channel
 from burst.dropped import DropList
+from driver.client.completion import Completion
 from driver.client.plain import SlotRegistry
 from driver.protocol.plain_codec import fields_of
 from fmq import clock
@@ -33,43 +33,15 @@ if TYPE_CHECKING:
 _LONGEST = 10**6  # milliseconds that one poll may take
 
 
-class AsyncFuture(Future[Result]):
-    """The result of one asynchronous execution. `cancel` succeeds until it is done, and tells the device."""
-
-    def __init__(self, cancelled: Callable[[AsyncFuture], bool]) -> None:
-        """`cancelled`: tells the device; True unless another thread is about to complete it."""
-        super().__init__()
-        self._cancelled = cancelled
-
-    def cancel(self) -> bool:
-        """Gives it up: it is not begun if it was not yet, and told to stop if it was; then it may write to its outputs
-        until it does. False when it is done.
-        """
-        if not super().cancel():
-            return False
-        if self._cancelled(self):
-            self.set_running_or_notify_cancel()
-        return True
-
-
 class _Launched(NamedTuple):
-    future: AsyncFuture
+    completion: Completion
     request: Request  # keeps its pools
     finish: Callable[[Result], Result]
     wait: Wait
 
-    def complete(self, make: Callable[[], Result]) -> None:
-        """With what `make` returns or raises; nothing when it was cancelled."""
-        if not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            self.future.set_result(self.finish(make()))
-        except Exception as error:  # noqa: BLE001 (it belongs to the future)
-            self.future.set_exception(error)
-
 
 class AsyncClient:
-    """Launches executions and completes their futures. Any thread."""
+    """Launches executions and completes them. Any thread."""
 
     def __init__(self, channel: Channel) -> None:
         """Starts the thread."""
@@ -87,13 +59,13 @@ class AsyncClient:
 
     def launch(
         self, model: int, request: Request, wait: Wait, finish: Callable[[Result], Result], *, measure: bool
-    ) -> Future[Result]:
-        """`finish` makes of the device's result the future's. Raises InvalidArgument, Malformed, PeerDied."""
-        number = next(self._numbers)
-        future = AsyncFuture(partial(self._cancel, number))
+    ) -> Completion:
+        """`finish` makes of the device's result the caller's. Raises InvalidArgument, Malformed, PeerDied."""
+        number, completion = next(self._numbers), Completion()
+        completion.give_up = partial(self._cancel, number)
         with self._dropped:
             plain = self._slots.encode(model, request, measure)
-            self._pending[number] = _Launched(future, request, finish, wait)
+            self._pending[number] = _Launched(completion, request, finish, wait)
             try:
                 self._channel.send(["execute", number, plain, wait.end])
             except BaseException:
@@ -103,14 +75,12 @@ class AsyncClient:
         if end < self._next_end or not self._is_held:
             self._next_end = min(end, self._next_end)
             self._wake.send([])
-        return future
+        return completion
 
-    def _cancel(self, number: int, _: AsyncFuture) -> bool:
-        launched = self._take(number)
-        if launched and os.getpid() == self._pid:
+    def _cancel(self, number: int) -> None:
+        if self._take(number) and os.getpid() == self._pid:
             with suppress(PeerDied):
                 self._channel.send(["cancel", number])
-        return launched is not None
 
     def _take(self, number: int) -> _Launched | None:
         """For the thread that completes it: each gets it once."""
@@ -162,7 +132,7 @@ class AsyncClient:
             if launched.wait.end is not None and now >= launched.wait.end and self._take(number):
                 with suppress(PeerDied):
                     self._channel.send(["cancel", number])
-                launched.complete(launched.wait.given_up)
+                launched.completion.settle(launched.wait.given_up)
         return True
 
     def _answered(self, body: list[Any]) -> None:
@@ -175,9 +145,9 @@ class AsyncClient:
         if launched is None:
             return  # it was cancelled, or we have stopped waiting
         if launched.wait.end is not None and clock.now() > launched.wait.end:
-            launched.complete(launched.wait.given_up)
+            launched.completion.settle(launched.wait.given_up)
         else:
-            launched.complete(partial(Result, *fields))
+            launched.completion.settle(lambda: launched.finish(Result(*fields)))
 
     def _end(self, error: Exception) -> None:
         self.is_over = True  # before the pending ones end: what is launched after that cannot be sent
@@ -185,7 +155,7 @@ class AsyncClient:
         while self._pending:
             with suppress(KeyError):  # it was cancelled meanwhile
                 _, launched = self._pending.popitem()
-                launched.complete(partial(_raise, PeerDied(f"{error}; nothing is known of this execution")))
+                launched.completion.fail(PeerDied(f"{error}; nothing is known of this execution")).call_back()
 
 
 def _complete(reference: weakref.ref[AsyncClient], channel: int, wake: Channel) -> None:
@@ -204,10 +174,6 @@ def _complete(reference: weakref.ref[AsyncClient], channel: int, wake: Channel) 
         client = reference()
         goes_on = client is not None and client.step()
         del client
-
-
-def _raise(error: Exception) -> Result:
-    raise error
 
 
 def _send(channel: Channel, *message: object, fds: Any = ()) -> None:

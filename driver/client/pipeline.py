@@ -22,7 +22,7 @@ from burst.errors import timed_out
 from driver import fork
 from driver.client.aio import Arrivals
 from driver.client.buffers import buffers_for
-from driver.client.future import Future, wait_or_expire
+from driver.client.completion import Completion, wait_or_expire
 from driver.client.in_flight import InFlight
 from driver.client.recovery import quarantine
 from driver.client.session import FAILURES, BurstSession
@@ -80,7 +80,7 @@ class Pipeline:
         """How many requests may be in flight: what was asked for, or as many as fit into the queue."""
         return self.session.depth
 
-    def submit_by(self, arrays: tuple[Any, ...], timeout: float | None, deadline: int | None) -> Future:
+    def submit_by(self, arrays: tuple[Any, ...], timeout: float | None, deadline: int | None) -> Completion:
         """As `Burst.submit`; `deadline`: CLOCK_MONOTONIC ns."""
         end = None if timeout is None else time.monotonic() + timeout
         while (future := self.try_submit(arrays, deadline)) is None:
@@ -94,9 +94,9 @@ class Pipeline:
                 raise Timeout(f"depth={depth} requests were in flight for {timeout} s; nothing was sent") from None
         return future
 
-    def try_submit(self, arrays: tuple[Any, ...], deadline: int | None, told: int | None = None) -> Future | None:
-        """Without waiting; `told` as for `Future`. None: there is no room."""
-        future, session = Future(self, deadline, told), self.session
+    def try_submit(self, arrays: tuple[Any, ...], deadline: int | None, told: int | None = None) -> Completion | None:
+        """Without waiting; `told` as for `Completion`. None: there is no room."""
+        future, session = Completion(self, deadline, told), self.session
         try:
             session.check()
             with self.in_flight.submitting:
@@ -116,7 +116,7 @@ class Pipeline:
             self.call_back()
         return future
 
-    def _admit(self, future: Future) -> None:
+    def _admit(self, future: Completion) -> None:
         """Under both locks: sends it, or keeps it until there is room."""
         inputs = self.buffers.inputs
         if self.has_room:
@@ -130,7 +130,7 @@ class Pipeline:
 
     # ---- sending, under the lock
 
-    def _launch(self, encoded: EncodedRequest, future: Future) -> None:
+    def _launch(self, encoded: EncodedRequest, future: Completion) -> None:
         """Sends it, or has the fallback execute it. Raises only what is not this request's own failure."""
         try:
             self._send(encoded, future)
@@ -140,7 +140,7 @@ class Pipeline:
             future.finish(self.session.run_fallback(encoded, error))
             self.in_flight.finished.append(future)
 
-    def _send(self, encoded: EncodedRequest, future: Future) -> None:
+    def _send(self, encoded: EncodedRequest, future: Completion) -> None:
         controller, in_flight = self.session.controller, self.in_flight
         if self.options.recover and self.session.has_ended:
             # It goes to the device's next life, which begins when a thread waits for it or for those before it.
@@ -156,7 +156,7 @@ class Pipeline:
                 in_flight.take_back()
             raise
 
-    def _send_plain(self, encoded: EncodedRequest, future: Future) -> None:
+    def _send_plain(self, encoded: EncodedRequest, future: Completion) -> None:
         """The newest request did not go out by the queues."""
         try:
             future.finish(self.session.run_plain(encoded, seconds_left(future.told)))
@@ -186,7 +186,7 @@ class Pipeline:
         else:
             self._relaunch(self.session.encode(inputs, outputs), future)
 
-    def _relaunch(self, encoded: EncodedRequest, future: Future) -> None:
+    def _relaunch(self, encoded: EncodedRequest, future: Completion) -> None:
         """As `_launch`, for a request whose caller is elsewhere: what ends the burst is told to all."""
         try:
             self._launch(encoded, future)
@@ -269,7 +269,7 @@ class Pipeline:
                 self._launch_staged()
             in_flight.is_moving = False
 
-    def _complete(self, encoded: EncodedRequest, future: Future, reply: ResultPacket) -> None:
+    def _complete(self, encoded: EncodedRequest, future: Completion, reply: ResultPacket) -> None:
         """Gives a request its result."""
         if reply.status is _NONE:
             if future.deadline is not None and (late := clock.now() - future.deadline) > 0:
@@ -283,7 +283,7 @@ class Pipeline:
             self._give_up(encoded, future, self.session.error_of(reply, future.told))
         self.in_flight.finished.append(future)
 
-    def _give_up(self, encoded: EncodedRequest, future: Future, error: BaseException) -> None:
+    def _give_up(self, encoded: EncodedRequest, future: Completion, error: BaseException) -> None:
         """The device will not answer this request, which still has its memory: the fallback does, or it fails."""
         if self.session.fallback is None:
             future.fail(error)
@@ -305,20 +305,20 @@ class Pipeline:
 
     # ---- what futures ask for
 
-    def wait_for(self, future: Future, timeout: float | None) -> None:
+    def wait_for(self, future: Completion, timeout: float | None) -> None:
         """Until it is done, whichever thread finds that out: at its deadline it is. Raises Timeout."""
         wait_or_expire(future, timeout, partial(self.advance, lambda: future.is_done), self.expire)
 
-    def expire(self, future: Future) -> None:
+    def expire(self, future: Completion) -> None:
         """At its deadline: it is done, whatever comes."""
         self._give_back(future, unanswered(clock.now() - (future.deadline or 0)))
 
-    def drop(self, future: Future) -> bool:
+    def drop(self, future: Completion) -> bool:
         """Cancels it, unless it is done."""
         self.session.check_process()
         return self._give_back(future, CancelledError())
 
-    def _give_back(self, future: Future, error: BaseException) -> bool:
+    def _give_back(self, future: Completion, error: BaseException) -> bool:
         """Unless it is done, it fails. The device does not begin its request any more; a result is dropped."""
         with self.in_flight.lock:
             if future.is_done:
@@ -329,10 +329,6 @@ class Pipeline:
                 self.session.note_drop()
         future.call_back()
         return True
-
-    def arrival(self, future: Future) -> asyncio.Future[None]:
-        """Done in the running loop when `future` is."""
-        return self.arrivals.of(future)
 
     def attend(self, loop: asyncio.AbstractEventLoop) -> None:
         """In that loop's thread: it takes results until there is room."""
@@ -375,21 +371,21 @@ class Pipeline:
 
     # ---- for `Burst.run`, which holds `submitting`, when its one C call did not lead to a result
 
-    def recover_from(self, error: BaseException, encoded: EncodedRequest, timeout: float | None) -> Future:
+    def recover_from(self, error: BaseException, encoded: EncodedRequest, timeout: float | None) -> Completion:
         """Another way to the result of `run`: a future that is done. Raises what there is to raise."""
         if isinstance(error, NotSent | PeerDied) and self.session.goes_back(self.in_flight):
             return self._send_and_wait(self.session.encode(encoded.inputs, encoded.outputs), timeout)
         try:
             return self._recover_from(error, encoded, timeout)
         except FAILURES as failure:
-            return Future(self).finish(self.session.run_fallback(encoded, failure, timeout))
+            return Completion(self).finish(self.session.run_fallback(encoded, failure, timeout))
 
-    def _recover_from(self, error: BaseException, encoded: EncodedRequest, timeout: float | None) -> Future:
+    def _recover_from(self, error: BaseException, encoded: EncodedRequest, timeout: float | None) -> Completion:
         if isinstance(error, Busy):  # an event loop watches the results
             return self._send_and_wait(encoded, timeout)
         if isinstance(error, NotSent):
             try:
-                return Future(self).finish(self.session.run_plain(encoded, timeout))
+                return Completion(self).finish(self.session.run_plain(encoded, timeout))
             except PeerDied as died:
                 error = died
         if isinstance(error, GeneralFailure):
@@ -405,7 +401,7 @@ class Pipeline:
 
     def retry_with_larger_outputs(
         self, encoded: EncodedRequest, reply: ResultPacket, timeout: float | None, end: int | None
-    ) -> Future:
+    ) -> Completion:
         """Once more, when the request lacked only room for its outputs: a future that is done.
 
         `end`: of the timeout, CLOCK_MONOTONIC ns. Until it returns, the inputs must stay as they are.
@@ -416,9 +412,9 @@ class Pipeline:
                 raise self.session.error_of(reply, end)
             return self._send_and_wait(larger, None if end is None else max(1e-9, seconds_left(end) or 0.0))
         except FAILURES as failure:
-            return Future(self).finish(self.session.run_fallback(encoded, failure, timeout))
+            return Completion(self).finish(self.session.run_fallback(encoded, failure, timeout))
 
-    def _send_and_wait(self, encoded: EncodedRequest, timeout: float | None) -> Future:
+    def _send_and_wait(self, encoded: EncodedRequest, timeout: float | None) -> Completion:
         """One execution holding `receiving`, so that no event loop looks at the results."""
         try:
             end = None if timeout is None else clock.deadline_of(timeout)
@@ -427,7 +423,7 @@ class Pipeline:
             return self.recover_from(error, encoded, timeout)
         if reply.status is not _NONE:
             return self.retry_with_larger_outputs(encoded, reply, timeout, end)
-        return Future(self).finish(self.session.result_of(encoded, reply))
+        return Completion(self).finish(self.session.result_of(encoded, reply))
 
     def _exchange(self, packet: Packet, timeout: float | None, end: int | None) -> ResultPacket:
         """One execution. `end`: of the timeout or the deadline, of which the device is told."""
@@ -436,9 +432,9 @@ class Pipeline:
         self.in_flight.as_receiver(-1, lambda: replies.append(controller.send(packet, timeout, end)))
         return replies[0]
 
-    def _rescue(self, error: BaseException, encoded: EncodedRequest) -> Future:
+    def _rescue(self, error: BaseException, encoded: EncodedRequest) -> Completion:
         """After an error in `run`: its result is still to come, or is asked for again, or it is the error."""
-        future, session, in_flight = Future(self), self.session, self.in_flight
+        future, session, in_flight = Completion(self), self.session, self.in_flight
         died = session.is_recoverable(error)
         with in_flight.lock:
             if died and not session.has_ended:  # another thread has recovered the burst
@@ -558,7 +554,7 @@ class Pipeline:
         if kept:
             self._give_up_staged(*kept, error)
 
-    def _give_up_staged(self, inputs: InputSet, future: Future, error: Exception) -> None:
+    def _give_up_staged(self, inputs: InputSet, future: Completion, error: Exception) -> None:
         if self.session.fallback is None or self.session.is_closed:
             future.fail(error)
         else:

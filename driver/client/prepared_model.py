@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -21,6 +20,7 @@ from burst import (
 )
 from burst.channel import close_all
 from driver.client.burst import Burst
+from driver.client.completion import Completion
 from driver.client.device_buffers import check_buffers
 from driver.client.fenced import FencedExecution, FencedOptions, duplicates, output_shapes
 from driver.client.names import copies, together
@@ -164,10 +164,10 @@ class RemotePreparedModel(AnyPreparedModel):
         measure: bool = False,
         *,
         timeout: float | None = None,
-        callback: Callable[[Future[Result]], object] | None = None,
+        callback: Callable[[Completion], object] | None = None,
         loop_timeout: float | None = None,
         deadline: float | None = None,
-    ) -> Future[Result]:
+    ) -> Completion:
         """The same in the background, thousands at once: all wait in the device's run queue, by priority.
 
         The future has what `execute` returns or raises. `cancel()` gives the request up on the device, too. `callback`
@@ -181,18 +181,17 @@ class RemotePreparedModel(AnyPreparedModel):
         try:
             future = self._launch(request, options)
         except Exception as error:  # noqa: BLE001 (it belongs to the future)
-            future = Future()
-            future.set_exception(error)
+            future = Completion().fail(error)
         if callback:
             future.add_done_callback(callback)
         return future
 
-    def _launch(self, request: Request, options: ExecuteOptions) -> Future[Result]:
+    def _launch(self, request: Request, options: ExecuteOptions) -> Completion:
         self.device.check_process()
         request = with_loop_timeout(request, options.loop_timeout)
         wait = Wait.of(options.timeout, options.deadline)
         if missed := passed(wait.by):
-            return _done(missed)
+            return Completion().finish(missed)
         home = self.present_home()
         check_buffers(request.pools, home.connection)
 
@@ -205,7 +204,7 @@ class RemotePreparedModel(AnyPreparedModel):
             launches = home.connection.launches()
             return launches.launch(home.number, request, wait, finish, measure=options.measure)
         except InvalidArgument as error:
-            return _done(error.as_result())
+            return Completion().finish(error.as_result())
 
     def execute_fenced(
         self,
@@ -404,12 +403,6 @@ class RemotePreparedModel(AnyPreparedModel):
     def __exit__(self, *_: object) -> None:
         with suppress(PeerDied, DriverError):  # with the device, the model is gone too
             self.close()
-
-
-def _done(result: Result) -> Future[Result]:
-    future: Future[Result] = Future()
-    future.set_result(result)
-    return future
 
 
 def _prepare_again(address: str, model: Model, options: PrepareOptions, application: str | None) -> RemotePreparedModel:

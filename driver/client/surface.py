@@ -11,7 +11,7 @@ import numpy as np
 
 from burst import ErrorStatus
 from burst.errors import status_error
-from driver.client.future import Future
+from driver.client.completion import Completion
 from driver.client.names import by_position, copies, together
 from driver.client.open_input import OpenInput
 from driver.client.packed_inputs import blank_input
@@ -22,7 +22,6 @@ from fmq.closing import Closing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
-    from concurrent.futures import Future as ResultFuture
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -112,17 +111,15 @@ class AnyPreparedModel(Closing, ABC):
 
         Raises MissedDeadline* at the deadline.
         """
-        from asyncio import wrap_future
-
         end = None if timeout is None else time.monotonic() + timeout
         arrays = together(arrays, by_name)
         shapes = input_shapes(self.model, arrays)
         workspace = self._workspaces.take(shapes) or Workspace.create(self.model, shapes)
         workspace.inputs.fill(arrays)
-        result = await wrap_future(self.execute_async(workspace.request, timeout=timeout, deadline=deadline))
+        result = await self.execute_async(workspace.request, timeout=timeout, deadline=deadline)
         if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and workspace.grow(result.output_shapes):
             left = None if end is None else max(0.0, end - time.monotonic())
-            result = await wrap_future(self.execute_async(workspace.request, timeout=left, deadline=deadline))
+            result = await self.execute_async(workspace.request, timeout=left, deadline=deadline)
         views = () if result.status else workspace.outputs.arrays(result.output_shapes)
         outputs = copies(views)
         self._workspaces.put(shapes, workspace, workspace.nbytes)  # not after an error: a device may still write to it
@@ -155,10 +152,10 @@ class AnyPreparedModel(Closing, ABC):
         measure: bool = False,
         *,
         timeout: float | None = None,
-        callback: Callable[[ResultFuture[Result]], object] | None = None,
+        callback: Callable[[Completion], object] | None = None,
         loop_timeout: float | None = None,
         deadline: float | None = None,
-    ) -> ResultFuture[Result]:
+    ) -> Completion:
         """The same in the background, many at once. The future has what `execute` returns or raises.
 
         `callback` gets the future when it is done, in the thread that completes it: it must not wait for another one.
@@ -295,7 +292,7 @@ class AnyBurst(Closing, ABC):
 
     def submit(
         self, *arrays: Any, timeout: float | None = None, deadline: float | None = None, **by_name: Any
-    ) -> Future:
+    ) -> Completion:
         """Sends a request and does not wait for its result. With arrays, copies them into the inputs first.
 
         While `depth` requests are in flight, policy "block" waits (at most `timeout` seconds, then Timeout), "reject"
@@ -306,7 +303,7 @@ class AnyBurst(Closing, ABC):
         check_times(timeout=timeout)
         by = None if deadline is None else nanoseconds(deadline)
         if missed := passed(by):
-            return Future(self.source, by).fail(status_error(missed.status, missed.message, missed.cause))
+            return Completion(self.source, by).fail(status_error(missed.status, missed.message, missed.cause))
         return self.source.submit_by(together(arrays, by_name), timeout, by)
 
     async def run_async(

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from burst import Busy, MissedDeadlineTransient
 from burst.errors import timed_out
-from driver.client.future import ResultSource
+from driver.client.completion import ResultSource, complete_in
 from driver.deadlines import WAITING, check_times, earlier, nanoseconds, passed, seconds_left, unanswered
 from fmq import clock
 
 if TYPE_CHECKING:
     import asyncio
     from asyncio import AbstractEventLoop as _Loop
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Iterable
 
     from burst import Result
-    from driver.client.future import Future
+    from driver.client.completion import Completion
     from driver.options import Options
 
 _UNCLAIMED = 8  # results that tasks may be about to take; fewer than a burst lets be held
@@ -42,11 +42,11 @@ class RequestSource(ResultSource, Protocol):
     def has_room(self) -> bool:
         """For one more request."""
 
-    def submit_by(self, arrays: tuple[Any, ...], timeout: float | None, deadline: int | None) -> Future:
+    def submit_by(self, arrays: tuple[Any, ...], timeout: float | None, deadline: int | None) -> Completion:
         """As `Burst.submit`; `deadline`: CLOCK_MONOTONIC ns."""
 
-    def try_submit(self, arrays: tuple[Any, ...], deadline: int | None, told: int | None = None) -> Future | None:
-        """Without waiting; `told` as for `Future`. None: there is no room."""
+    def try_submit(self, arrays: tuple[Any, ...], deadline: int | None, told: int | None = None) -> Completion | None:
+        """Without waiting; `told` as for `Completion`. None: there is no room."""
 
     def attend(self, loop: _Loop) -> None:
         """In that loop's thread: it takes results until there is room. Then the burst calls `Tasks.tell`."""
@@ -92,7 +92,7 @@ class Tasks:
             self._unclaimed[loop] -= 1
             self._unclaimed += Counter()  # keeps no zeros, and no loops
 
-    async def _submit(self, source: RequestSource, arrays: tuple[Any, ...], times: TaskTimes) -> Future:
+    async def _submit(self, source: RequestSource, arrays: tuple[Any, ...], times: TaskTimes) -> Completion:
         import asyncio
 
         deadline = times.end
@@ -133,10 +133,10 @@ class Tasks:
         import asyncio
 
         given = aiter(frames) if isinstance(frames, AsyncIterable) else _each(frames)
-        pending: deque[tuple[Future, asyncio.Future[None]]] = deque()
+        pending: deque[tuple[Completion, asyncio.Future[None]]] = deque()
         times = TaskTimes.of(timeout, deadline)  # checks them
         send = partial(self._send, source, given, timeout, deadline)
-        sending: asyncio.Future[Future | None] | None = asyncio.ensure_future(send())
+        sending: asyncio.Future[Completion | None] | None = asyncio.ensure_future(send())
         try:
             while sending or pending:
                 waits: list[asyncio.Future[Any]] = [pending[0][1]] if pending else []
@@ -156,7 +156,7 @@ class Tasks:
                     future = sending.result()
                     sending = asyncio.ensure_future(send()) if future else None
                     if future:
-                        pending.append((future, source.arrival(future)))
+                        pending.append((future, future.arrival()))
                     del future
         finally:
             left = [future for future, _ in pending]
@@ -167,7 +167,7 @@ class Tasks:
 
     async def _send(
         self, source: RequestSource, frames: AsyncIterator[Any], timeout: float | None, deadline: float | None
-    ) -> Future | None:
+    ) -> Completion | None:
         """The next frame that is not refused, sent; None at the end."""
         while (given := await anext(frames, _END)) is not _END:
             with suppress(Busy):  # policy "reject", which has counted it
@@ -220,27 +220,3 @@ async def _each(frames: Iterable[Any]) -> AsyncIterator[Any]:
     for frame in frames:
         yield frame
         await asyncio.sleep(0)
-
-
-def call_in(loop: _Loop, function: Callable[..., None], *arguments: Any) -> bool:
-    """In the loop's thread; False when the loop is closed, and the tasks that waited there with it."""
-    try:
-        loop.call_soon_threadsafe(function, *arguments)
-    except RuntimeError:
-        return False
-    return True
-
-
-def complete_in(loop: _Loop, future: asyncio.Future[None]) -> None:
-    """In any thread, unless it is done or was cancelled. In the loop's own thread at once, as that needs no wake-up."""
-    import asyncio
-
-    if asyncio._get_running_loop() is loop:
-        _complete(future)
-    else:
-        call_in(loop, _complete, future)
-
-
-def _complete(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -29,10 +29,10 @@ from driver.recording.tape import UNANSWERED, Tape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import Future
 
     from burst import OutputShape, Request, RequestArgument, Result
     from burst.wire import ResultPacket
+    from driver.client.completion import Completion
     from driver.client.prepared_model import Home
     from driver.nn import Model, Operand
     from driver.options import ExecuteOptions, Options
@@ -222,13 +222,13 @@ class TapedPreparedModel(RemotePreparedModel):
             note.end(result.status, result.output_shapes)
         return result
 
-    def _launch(self, request: Request, options: ExecuteOptions) -> Future[Result]:
+    def _launch(self, request: Request, options: ExecuteOptions) -> Completion:
         """The same. Requests that are in flight at once are in streams of their own."""
         stream = self._idle_streams.pop() if self._idle_streams else self._tape.stream(self, "plain", 1, None)
         note = self._note(request, options, lambda: stream)
         future = super()._launch(request, options)
 
-        def end(future: Future[Result]) -> None:
+        def end(future: Completion) -> None:
             has_failed = future.cancelled() or future.exception() is not None
             if note:
                 note.end(UNANSWERED) if has_failed else note.end(future.result().status, future.result().output_shapes)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from burst import Result
+    from driver.client.completion import Completion
     from driver.client.device import RemoteDevice
-    from driver.client.future import Future
     from driver.client.prepared_model import RemotePreparedModel
     from driver.client.workspace import Shapes
     from driver.nn import Operand
@@ -225,7 +225,7 @@ class _Player:
         self._inputs, self._outputs = ([model.main.operands[i] for i in side] for side in sides)
         self._seats: dict[Shapes, Any] = {}
         self._present: Any = None
-        self._flying: deque[tuple[int, Run, Future]] = deque()
+        self._flying: deque[tuple[int, Run, Completion]] = deque()
         first = play.recording.run(numbers[0])
         self._values(first)
         self._seat(first)  # opens the burst before the first request's time

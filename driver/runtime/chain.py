@@ -30,11 +30,11 @@ from driver.runtime.places import ChainFrame, ChainMemory, StepBuffers
 
 if TYPE_CHECKING:
     from burst import Memory
-    from driver.client.future import Future
+    from driver.client.completion import Completion
     from driver.nn import Model
     from driver.options import Options
     from driver.runtime.fallback import CpuFallback
-    from driver.runtime.frames import FrameFuture
+    from driver.runtime.frames import PendingFrame
     from driver.runtime.places import StepInputs, StepOutputs
     from driver.runtime.plan import PlannedModel, PreparedStep
 
@@ -147,56 +147,56 @@ class Chain(FrameBurst[ChainFrame]):
 
     # ---- frames on their way
 
-    def _launch(self, future: FrameFuture[ChainFrame]) -> None:
+    def _launch(self, pending: PendingFrame[ChainFrame]) -> None:
         """As far as it gets without waiting."""
         self._launching += 1
-        if future.at == 0 and len(self._in_flight) == 1:
+        if pending.at == 0 and len(self._in_flight) == 1:
             for step in self._steps:
                 step.go_back()
         try:
-            if not self._is_on_its_way(future):
-                self._finish(future, None if future.is_done else _result(future.frame))
+            if not self._is_on_its_way(pending):
+                self._finish(pending, None if pending.completion.is_done else _result(pending.frame))
         except BaseException:  # Ctrl-C, perhaps: no thread takes the frame on
-            future.fail(CancelledError("the request was interrupted on its way"))
-            self._finish(future, None)
+            pending.completion.fail(CancelledError("the request was interrupted on its way"))
+            self._finish(pending, None)
             raise
         finally:
             self._launching -= 1
 
-    def _is_on_its_way(self, future: FrameFuture[ChainFrame]) -> bool:
+    def _is_on_its_way(self, pending: PendingFrame[ChainFrame]) -> bool:
         """Sends the frame to its next step; False if there is none, or none that does not end at once.
 
         The frame stays in flight until the step has been answered, whatever its deadline: so there is room for it.
         """
-        while future.at < len(self._steps) and not future.is_done:
-            step = self._steps[future.at]
-            step.buffers.aim(*future.frame.steps[future.at])
+        while pending.at < len(self._steps) and not pending.completion.is_done:
+            step = self._steps[pending.at]
+            step.buffers.aim(*pending.frame.steps[pending.at])
             try:
-                request = step.burst.source.try_submit((), None, future.deadline)
+                request = step.burst.source.try_submit((), None, pending.completion.deadline)
             except FAILURES as error:
-                self._end_step(future, error)
+                self._end_step(pending, error)
                 continue
             assert request is not None
             if request.is_done:
-                self._end_step(future, request.failure)
+                self._end_step(pending, request.failure)
                 continue
-            future.request = request
+            pending.request = request
             self._attended(request)
-            request.when_done(partial(self._arrived, future))
+            request.when_done(partial(self._arrived, pending))
             return True
         return False
 
-    def _end_step(self, future: FrameFuture[ChainFrame], error: BaseException | None) -> None:
+    def _end_step(self, pending: PendingFrame[ChainFrame], error: BaseException | None) -> None:
         """Under the lock: a step has ended, and falls back if it failed."""
-        n = future.at
-        future.at += 1
-        if error is None or future.is_done:
+        n = pending.at
+        pending.at += 1
+        if error is None or pending.completion.is_done:
             return
         try:
-            if self._fall_back(n, future.frame, error):
-                future.at = len(self._steps)
+            if self._fall_back(n, pending.frame, error):
+                pending.at = len(self._steps)
         except (Exception, CancelledError) as final:  # noqa: BLE001 (it is what the caller gets)
-            future.fail(final)
+            pending.completion.fail(final)
 
     def _fall_back(self, n: int, frame: ChainFrame, error: BaseException) -> bool:
         """Execute step `n` on the CPU; or else the whole model, which is True. Raises what no fallback helps."""
@@ -209,14 +209,14 @@ class Chain(FrameBurst[ChainFrame]):
         self._planned.fallback.take_over(error).execute(frame.whole).raise_for_status()
         return True
 
-    def _arrived(self, future: FrameFuture[ChainFrame], request: Future) -> None:
+    def _arrived(self, pending: PendingFrame[ChainFrame], request: Completion) -> None:
         """A step's request is done; the thread that finds that out first takes the frame on."""
         with self._lock:
-            if future.request is not request:
+            if pending.request is not request:
                 return
-            future.request = None
-            self._end_step(future, request.failure)
-            self._launch(future)
+            pending.request = None
+            self._end_step(pending, request.failure)
+            self._launch(pending)
             is_outermost = not self._launching  # else this thread still holds the lock, and calls back later
         if is_outermost:
             self._call_back()
@@ -225,12 +225,12 @@ class Chain(FrameBurst[ChainFrame]):
         for step in self._steps if self._in_flight else ():
             step.look()
 
-    def _advance(self, future: FrameFuture[ChainFrame], timeout: float | None) -> None:
+    def _advance(self, pending: PendingFrame[ChainFrame], timeout: float | None) -> None:
         with self._lock:  # another thread that holds it may be taking the frame to its next step
-            request = future.request
+            request = pending.request
         if request is not None:
             request.join(timeout)
-            self._arrived(future, request)
+            self._arrived(pending, request)
 
     # ----
 

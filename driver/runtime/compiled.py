@@ -28,9 +28,9 @@ from driver.serving import ServeOptions, Serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from concurrent.futures import Future
 
     from burst import Memory, Request, Result
+    from driver.client.completion import Completion
     from driver.client.device import RemoteDevice
     from driver.client.device_buffers import Buffer, BufferDesc, BufferRole
     from driver.client.fenced import FencedExecution, Waitable
@@ -197,10 +197,10 @@ class CompiledModel(FallbackModel, AnyPreparedModel):
         measure: bool = False,
         *,
         timeout: float | None = None,
-        callback: Callable[[Future[Result]], object] | None = None,
+        callback: Callable[[Completion], object] | None = None,
         loop_timeout: float | None = None,
         deadline: float | None = None,
-    ) -> Future[Result]:
+    ) -> Completion:
         """As `RemotePreparedModel.execute_async`; a request on shared buffers takes a thread of this process."""
         if not names_shared(request):
             return super().execute_async(

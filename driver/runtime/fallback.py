@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +23,7 @@ from burst import (
     StatusError,
 )
 from burst.errors import status_error
+from driver.client.completion import Completion, follow
 from driver.client.device import connect
 from driver.client.fenced import FencedOptions
 from driver.client.names import together
@@ -38,7 +38,6 @@ from driver.runtime.comeback import Comeback
 from driver.runtime.launched import launch_here
 from driver.runtime.local import BACKGROUND, LocalDevice, LocalPrepared
 from driver.runtime.places import check_shapes
-from driver.runtime.results import LaterResult
 from driver.runtime.shared_buffers import Evacuated, lost, names_buffers, names_vendor_memory
 
 if TYPE_CHECKING:
@@ -314,37 +313,35 @@ class FallbackModel:
         measure: bool = False,
         *,
         timeout: float | None = None,
-        callback: Callable[[Future[Result]], object] | None = None,
+        callback: Callable[[Completion], object] | None = None,
         loop_timeout: float | None = None,
         deadline: float | None = None,
-    ) -> Future[Result]:
+    ) -> Completion:
         """As `RemotePreparedModel.execute_async`; what falls back does so in another thread."""
-        options, life, whole = ExecuteOptions(measure, timeout, loop_timeout, deadline), self.life, LaterResult()
+        options, life, whole = ExecuteOptions(measure, timeout, loop_timeout, deadline), self.life, Completion()
         if callback:
             whole.add_done_callback(callback)
 
-        def then(execution: Future[Result]) -> None:
+        def then(execution: Completion) -> None:
             def attempt() -> Result:
                 return self._checked(execution.result())
 
             if is_final(attempt):
                 whole.settle(execution.result)
             else:
-                BACKGROUND.submit(lambda: whole.settle(lambda: self._or_instead(attempt, request, options, life)))
+                BACKGROUND.complete(whole, partial(self._or_instead, attempt, request, options, life))
 
-        whole.follow(self._launch_async(request, options), then)
+        follow(whole, self._launch_async(request, options), then)
         return whole
 
-    def _launch_async(self, request: Request, options: ExecuteOptions) -> Future[Result]:
+    def _launch_async(self, request: Request, options: ExecuteOptions) -> Completion:
         measure, timeout, loop_timeout, deadline = options
         try:
             return self.prepared.execute_async(  # type: ignore[no-any-return]
                 request, measure, timeout=timeout, loop_timeout=loop_timeout, deadline=deadline
             )
         except FAILURES as error:
-            failed: Future[Result] = Future()
-            failed.set_exception(error)
-            return failed
+            return Completion().fail(error)
 
     def _or_instead(
         self, attempt: Callable[[], Result], request: Request, options: ExecuteOptions, life: int

@@ -17,21 +17,19 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from burst import Busy, GeneralFailure, MissedDeadlineTransient, Result, Timeout
 from burst.errors import timed_out
-from driver.client.future import Future, wait_or_expire
+from driver.client.completion import Completion, call_in, wait_or_expire
 from driver.client.names import together
 from driver.client.surface import AnyBurst
-from driver.client.tasks import Tasks, TaskTimes, call_in, complete_in
-from driver.deadlines import earlier, seconds_left, unanswered, until
+from driver.client.tasks import Tasks, TaskTimes
+from driver.deadlines import earlier, unanswered, until
 from fmq import clock
 
 if TYPE_CHECKING:
-    import asyncio
     from asyncio import AbstractEventLoop as _Loop
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from driver.client.future import ResultSource
     from driver.options import Options
 
 _T = TypeVar("_T")
@@ -57,14 +55,13 @@ class FrameMemory(Protocol[_T]):
         """There are no more frames."""
 
 
-class FrameFuture(Future, Generic[_T]):
+class PendingFrame(Generic[_T]):
     """A frame on its way."""
 
-    def __init__(self, source: ResultSource, frame: _T, deadline: int | None, told: int | None = None) -> None:
-        super().__init__(source, deadline, told)
-        self.frame, self.begin = frame, clock.now()
+    def __init__(self, completion: Completion, frame: _T) -> None:
+        self.completion, self.frame, self.begin = completion, frame, clock.now()
         self.at = 0  #: the number of its step
-        self.request: Future | None = None  #: of the step that is being executed
+        self.request: Completion | None = None  #: of the step that is being executed
 
 
 class FrameBurst(AnyBurst, Generic[_T]):
@@ -73,9 +70,9 @@ class FrameBurst(AnyBurst, Generic[_T]):
     def __init__(self, options: Options, memory: FrameMemory[_T]) -> None:
         self.options, self._memory = options, memory
         self._lock = threading.RLock()
-        self._in_flight: deque[FrameFuture[_T]] = deque()
-        self._staged: FrameFuture[_T] | None = None  # the newest frame, kept until there is room
-        self._finished: deque[FrameFuture[_T]] = deque()  # their callbacks are due
+        self._in_flight: deque[PendingFrame[_T]] = deque()
+        self._staged: PendingFrame[_T] | None = None  # the newest frame, kept until there is room
+        self._finished: deque[Completion] = deque()  # their callbacks are due
         self._tasks = Tasks()
         self._loops: set[_Loop] = set()  # that have awaited frames
         self._runs = self._drops = self._timeouts = 0
@@ -93,11 +90,11 @@ class FrameBurst(AnyBurst, Generic[_T]):
         return True
 
     @abstractmethod
-    def _launch(self, future: FrameFuture[_T]) -> None:
+    def _launch(self, pending: PendingFrame[_T]) -> None:
         """Under the lock: sends a frame on its way, which ends with `_finish`."""
 
     @abstractmethod
-    def _advance(self, future: FrameFuture[_T], timeout: float | None) -> None:
+    def _advance(self, pending: PendingFrame[_T], timeout: float | None) -> None:
         """Without the lock: waits for news of a frame that was in flight. Raises Timeout."""
 
     def _collect(self) -> None:
@@ -163,7 +160,7 @@ class FrameBurst(AnyBurst, Generic[_T]):
         except MissedDeadlineTransient as error:
             raise TaskTimes.of(timeout, None).error(error) from None
 
-    def submit_by(self, arrays: tuple[Any, ...], timeout: float | None, deadline: int | None) -> Future:
+    def submit_by(self, arrays: tuple[Any, ...], timeout: float | None, deadline: int | None) -> Completion:
         """As `submit`; `deadline`: CLOCK_MONOTONIC ns."""
         end = None if timeout is None else time.monotonic() + timeout
         while (future := self.try_submit(arrays, deadline)) is None:
@@ -177,8 +174,8 @@ class FrameBurst(AnyBurst, Generic[_T]):
                 raise Timeout(f"depth={depth} requests were in flight for {timeout} s; nothing was sent") from None
         return future
 
-    def try_submit(self, arrays: tuple[Any, ...], deadline: int | None, told: int | None = None) -> Future | None:
-        """Without waiting; `told` as for `Future`. None: there is no room."""
+    def try_submit(self, arrays: tuple[Any, ...], deadline: int | None, told: int | None = None) -> Completion | None:
+        """Without waiting; `told` as for `Completion`. None: there is no room."""
         try:
             with self._lock:
                 self._check()
@@ -187,41 +184,40 @@ class FrameBurst(AnyBurst, Generic[_T]):
                     return None
                 frame = self._memory.frame(arrays)
                 self._memory.lend(frame)
-                future = FrameFuture(self, frame, deadline, told)
+                pending = PendingFrame(Completion(self, deadline, told), frame)
                 if self.has_room:
-                    self._in_flight.append(future)
-                    self._launch(future)
+                    self._in_flight.append(pending)
+                    self._launch(pending)
                 else:
-                    self._stage(future)
+                    self._stage(pending)
         finally:
             self._call_back()
-        return future
+        return pending.completion
 
-    def _stage(self, future: FrameFuture[_T]) -> None:
+    def _stage(self, pending: PendingFrame[_T]) -> None:
         """Keeps the newest frame until there is room."""
-        old, self._staged = self._staged, future
+        old, self._staged = self._staged, pending
         if old is not None:
-            if not old.is_done:
+            if not old.completion.is_done:
                 self._drops += 1
             self._give_up(old, CancelledError("a newer frame took its place"))
 
-    def _give_up(self, future: FrameFuture[_T], error: BaseException) -> None:
-        self._memory.take_back(future.frame)
-        future.fail(error)
-        self._finished.append(future)
+    def _give_up(self, pending: PendingFrame[_T], error: BaseException) -> None:
+        self._memory.take_back(pending.frame)
+        self._finished.append(pending.completion.fail(error))
 
-    def _finish(self, future: FrameFuture[_T], result: Result | None) -> None:
-        """Under the lock: the frame was executed, or its future has failed already."""
-        if future not in self._in_flight:  # a callback has finished it, or the burst was closed
+    def _finish(self, pending: PendingFrame[_T], result: Result | None) -> None:
+        """Under the lock: the frame was executed, or has failed already."""
+        if pending not in self._in_flight:  # a callback has finished it, or the burst was closed
             return
-        if result is not None and not future.is_done:
+        if result is not None and not pending.completion.is_done:
             self._runs += 1
-            future.finish(result)
-        self._in_flight.remove(future)
-        self._memory.take_back(future.frame)
-        self._finished.append(future)
+            pending.completion.finish(result)
+        self._in_flight.remove(pending)
+        self._memory.take_back(pending.frame)
+        self._finished.append(pending.completion)
         staged, self._staged = self._staged, None
-        if staged is not None and staged.is_done:
+        if staged is not None and staged.completion.is_done:
             self._memory.take_back(staged.frame)
         elif staged is not None:
             self._in_flight.append(staged)
@@ -249,23 +245,22 @@ class FrameBurst(AnyBurst, Generic[_T]):
                 self._lock.release()
         self._call_back()
 
-    def _wait(self, until: Callable[[], bool], future: FrameFuture[_T] | None, timeout: float | None) -> None:
+    def _wait(self, until: Callable[[], bool], future: Completion | None, timeout: float | None) -> None:
         """Until that holds, by news of `future`, or of the oldest frame in flight. Raises Timeout."""
         end = None if timeout is None else time.monotonic() + timeout
         while not until():
             with self._lock:
                 oldest = self._in_flight[0] if self._in_flight else None
-                target = future if future in self._in_flight else oldest
+                target = next((each for each in self._in_flight if each.completion is future), oldest)
             if target is not None:
                 self._advance(target, time_left(end, timeout))
             self._call_back()
 
-    def wait_for(self, future: Future, timeout: float | None) -> None:
+    def wait_for(self, future: Completion, timeout: float | None) -> None:
         """Until it is done: at its deadline it is. Raises Timeout."""
-        assert isinstance(future, FrameFuture)
         wait_or_expire(future, timeout, partial(self._wait, lambda: future.is_done, future), self.expire)
 
-    def expire(self, future: Future) -> None:
+    def expire(self, future: Completion) -> None:
         """At its deadline: it is done, whatever comes."""
         with self._lock:
             if future.is_done:
@@ -274,7 +269,7 @@ class FrameBurst(AnyBurst, Generic[_T]):
             self._timeouts += 1
         future.call_back()
 
-    def drop(self, future: Future) -> bool:
+    def drop(self, future: Completion) -> bool:
         """Cancels it, unless it is done."""
         with self._lock:
             if future.is_done:
@@ -286,29 +281,15 @@ class FrameBurst(AnyBurst, Generic[_T]):
 
     # ---- for asyncio
 
-    def arrival(self, future: Future) -> asyncio.Future[None]:
-        """Done in the running loop when `future` is."""
-        import asyncio
-
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-        future.when_done(lambda _: complete_in(loop, done))
-        if not future.is_done:
-            self.attend(loop)
-            if (left := seconds_left(future.deadline)) is not None:
-                timer = loop.call_later(left, self.expire, future)
-                done.add_done_callback(lambda _: timer.cancel())
-        return done
-
     def attend(self, loop: _Loop) -> None:
         """In that loop's thread: from now on it hears of the news of frames in flight."""
         with self._lock:
             self._loops.add(loop)
-            for future in self._in_flight:
-                if future.request is not None:
-                    hear(loop, future.request)
+            for pending in self._in_flight:
+                if pending.request is not None:
+                    hear(loop, pending.request)
 
-    def _attended(self, request: Future) -> None:
+    def _attended(self, request: Completion) -> None:
         """Under the lock: the loops that await frames hear of that one's news, too."""
         for loop in list(self._loops):
             if loop.is_running():
@@ -330,9 +311,9 @@ class FrameBurst(AnyBurst, Generic[_T]):
         with self._lock:
             self._is_closed = True
             waiting, self._staged = [*self._in_flight, *filter(None, [self._staged])], None
-            for future in waiting:
-                future.fail(GeneralFailure("this burst was closed before the result came"))
-                self._finished.append(future)
+            for pending in waiting:
+                closed = GeneralFailure("this burst was closed before the result came")
+                self._finished.append(pending.completion.fail(closed))
             self._in_flight.clear()
             self._end()
             self._memory.close()
@@ -343,7 +324,7 @@ class FrameBurst(AnyBurst, Generic[_T]):
         """Under the lock: gives up what executes frames."""
 
 
-def hear(loop: _Loop, request: Future) -> None:
+def hear(loop: _Loop, request: Completion) -> None:
     """The loop takes the result of a step's request, which calls back: that takes the frame on."""
     import asyncio
 

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from burst.errors import timed_out
 from burst.request_checks import check_request
 from driver import fork
 from driver.client.buffers import buffers_for
+from driver.client.completion import Completion
 from driver.client.device_buffers import check_buffers
 from driver.client.fenced import FencedOptions
 from driver.client.names import together
@@ -69,7 +70,6 @@ from fmq.closing import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import Future
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -79,9 +79,8 @@ if TYPE_CHECKING:
     from driver.interface import Device
     from driver.nn import Model
     from driver.options import Options, Preference
-    from driver.runtime.frames import FrameFuture
+    from driver.runtime.frames import PendingFrame
 
-_T = TypeVar("_T")
 NAME = "cpu"
 
 
@@ -92,13 +91,18 @@ class Background:
         self._threads: ThreadPoolExecutor | None = None
         fork.abandon_in_child(self)
 
-    def submit(self, work: Callable[[], _T], callback: Callable[[Future[_T]], object] | None = None) -> Future[_T]:
-        """As `ThreadPoolExecutor.submit`. `work` waits for nothing that comes after it here."""
-        self._threads = self._threads or ThreadPoolExecutor(os.cpu_count(), "burst-cpu")
-        future = self._threads.submit(work)
+    def submit(self, work: Callable[[], Result], callback: Callable[[Completion], object] | None = None) -> Completion:
+        """Complete a new completion with `work`, which waits for nothing that comes after it here."""
+        completion = Completion()
         if callback:
-            future.add_done_callback(callback)
-        return future
+            completion.add_done_callback(callback)
+        self.complete(completion, work)
+        return completion
+
+    def complete(self, completion: Completion, work: Callable[[], Result]) -> None:
+        """Do the work, unless it is given up before, and settle the completion with it."""
+        self._threads = self._threads or ThreadPoolExecutor(os.cpu_count(), "burst-cpu")
+        self._threads.submit(completion.settle, work)
 
     def abandon(self) -> None:
         """In a forked child: the threads are the parent's."""
@@ -224,10 +228,10 @@ class LocalPrepared(AnyPreparedModel):
         measure: bool = False,
         *,
         timeout: float | None = None,
-        callback: Callable[[Future[Result]], object] | None = None,
+        callback: Callable[[Completion], object] | None = None,
         loop_timeout: float | None = None,
         deadline: float | None = None,
-    ) -> Future[Result]:
+    ) -> Completion:
         """As `RemotePreparedModel.execute_async`, in threads of this process: as many at once as it has processors."""
         check_times(timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
         end = None if timeout is None else time.monotonic() + timeout
@@ -399,31 +403,31 @@ class LocalBurst(FrameBurst[LocalFrame]):
 
     # ---- in its thread
 
-    def _launch(self, future: FrameFuture[LocalFrame]) -> None:
+    def _launch(self, pending: PendingFrame[LocalFrame]) -> None:
         self._thread = self._thread or ThreadPoolExecutor(1, "burst-cpu")
-        self._thread.submit(self._work, future, clock.now())
+        self._thread.submit(self._work, pending, clock.now())
 
-    def _work(self, future: FrameFuture[LocalFrame], sent: int) -> None:
+    def _work(self, pending: PendingFrame[LocalFrame], sent: int) -> None:
         result, failure = None, None
         try:
-            if not (future.is_done or self._is_closed):
-                check("queued", future.told)
-                with due(future.told):
-                    result = self._executed(future.frame, future.begin, sent)
-                check("executing", future.told)
+            if not (pending.completion.is_done or self._is_closed):
+                check("queued", pending.completion.told)
+                with due(pending.completion.told):
+                    result = self._executed(pending.frame, pending.begin, sent)
+                check("executing", pending.completion.told)
         except BaseException as error:  # noqa: BLE001 (it is what this request gets)
             failure = error
         with self._lock:
             if failure is not None:
-                future.fail(failure)
-            self._finish(future, result if failure is None else None)
+                pending.completion.fail(failure)
+            self._finish(pending, result if failure is None else None)
             self._news.notify_all()
         del result
         self._call_back()
 
-    def _advance(self, future: FrameFuture[LocalFrame], timeout: float | None) -> None:
+    def _advance(self, pending: PendingFrame[LocalFrame], timeout: float | None) -> None:
         with self._lock:
-            if future in self._in_flight and not future.is_done and not self._news.wait(timeout):
+            if pending in self._in_flight and not pending.completion.is_done and not self._news.wait(timeout):
                 raise timed_out(timeout)
 
     def abandon(self) -> None:

@@ -24,6 +24,7 @@ from burst import (
 )
 from burst.errors import timed_out
 from burst.memory import VendorMemory
+from driver.client.completion import Completion, follow
 from driver.client.names import copies, together
 from driver.client.session import FAILURES
 from driver.client.surface import AnyPreparedModel
@@ -37,11 +38,9 @@ from driver.options import ExecuteOptions
 from driver.runtime.cache.device import CacheOutcome
 from driver.runtime.launched import failed_here, follow_all
 from driver.runtime.places import arguments, between, with_temporaries
-from driver.runtime.results import LaterResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import Future
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -83,7 +82,7 @@ class AsyncSteps(NamedTuple):
     options: ExecuteOptions
     end: float | None  #: of the timeout, a time.monotonic()
     waiting: deque[tuple[PreparedStep, Request]]
-    whole: LaterResult
+    whole: Completion
     spent: list[Timing]  #: by the steps so far
 
 
@@ -158,12 +157,12 @@ class PlannedModel(AnyPreparedModel):
         measure: bool = False,
         *,
         timeout: float | None = None,
-        callback: Callable[[Future[Result]], object] | None = None,
+        callback: Callable[[Completion], object] | None = None,
         loop_timeout: float | None = None,
         deadline: float | None = None,
-    ) -> Future[Result]:
+    ) -> Completion:
         """As `RemotePreparedModel.execute_async`: the thread that completes one step launches the next one."""
-        whole = LaterResult()
+        whole = Completion()
         if callback:
             whole.add_done_callback(callback)
         options = ExecuteOptions(measure, timeout, loop_timeout, deadline)
@@ -182,9 +181,9 @@ class PlannedModel(AnyPreparedModel):
         measure, _, loop_timeout, deadline = at.options
         left = self._left(at.end, at.options)
         execution = step.model.execute_async(its, measure, timeout=left, loop_timeout=loop_timeout, deadline=deadline)
-        at.whole.follow(execution, partial(self._then, at, step))
+        follow(at.whole, execution, partial(self._then, at, step))
 
-    def _then(self, at: AsyncSteps, step: PreparedStep, execution: Future[Result]) -> None:
+    def _then(self, at: AsyncSteps, step: PreparedStep, execution: Completion) -> None:
         result = execution.result()
         at.spent.append(result.timing)
         if result.status:

@@ -16,7 +16,9 @@ from frames import frame, held, number_of
 
 import driver
 from burst import Result
-from driver.client.future import Completion
+from driver.client.completion import Completion
+from driver.devices import device_class
+from driver.runtime.local import LocalDevice
 
 ROW = frame(0, 7)
 
@@ -123,6 +125,21 @@ def test_a_callback_comes_without_a_caller_that_waits(submit, kit):
     checked(called[0].result(0))
 
 
+def test_it_can_be_awaited(submit, kit):
+    """Pending or done, several times, in one loop after the other."""
+
+    async def awaited(future):
+        return await asyncio.wait_for(asyncio.ensure_future(once(future)), kit.patience)
+
+    async def once(future):
+        return await future
+
+    future = submit()
+    if isinstance(future, Completion):
+        for _ in range(2):
+            checked(asyncio.run(awaited(future)))
+
+
 def test_it_says_that_it_cannot_be_pickled(submit):
     """By the name of its class; what it is the future of can be."""
     future = submit()
@@ -186,6 +203,29 @@ class TestOneThatGoesOn:
             future = compiled.execute_async(kit.request([frame(0.2, 1)], 16)[0])
             assert future.cancel()
             assert concurrent.futures.wait([future], kit.patience).done == {future}
+
+    @pytest.mark.parametrize("where", ["device", "compiled", "this process"])
+    def test_an_asynchronous_execution_is_given_up(self, slow, kit, where):
+        """At the deadline of its wait, or with the task that awaits it: it has failed from then on, whatever comes."""
+
+        async def awaited(future):
+            await asyncio.wait_for(future, 0.01)
+
+        here = LocalDevice(device_class(kit.odd("Slow"))())
+        with (
+            driver.compile(slow.model, [slow.device]) as compiled,
+            here.prepare(slow.model) as local,
+        ):
+            model = {"device": slow, "compiled": compiled, "this process": local}[where]
+            first, second = (model.execute_async(kit.request([frame(0.2, 1)], 16)[0]) for _ in range(2))
+            for ask in (partial(first.result, deadline=time.monotonic() + 0.01), first.result):
+                with pytest.raises(driver.MissedDeadlineTransient):
+                    ask()
+            assert not first.cancel()
+            with pytest.raises(TimeoutError):
+                asyncio.run(awaited(second))
+            assert second.cancelled()
+            assert model.execute_async(kit.request([frame(0, 1)], 16)[0]).result(kit.patience).status == 0
 
     def test_the_end_of_the_burst_is_heard(self, slow, kit):
         """A burst that is closed ends the wait for its futures, with an error."""
