@@ -260,8 +260,11 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
                 raise timed_out(timeout)
 
     def settle(self, make: Callable[[], Result]) -> None:
-        """Do `attempt`, and call back."""
-        self.attempt(make)
+        """Do `attempt` in a thread that no caller waits in, and call back."""
+        try:
+            self.attempt(make)
+        except BaseException as error:  # noqa: BLE001 (the caller would wait for ever)
+            self.fail(error)
         self.give_up = None  # it may refer to this
         self.call_back()
 
@@ -270,7 +273,7 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
         if self._state is PENDING:
             try:
                 self.finish(make())
-            except BaseException as error:  # noqa: BLE001 (it belongs to the caller that asks for the result)
+            except Exception as error:  # noqa: BLE001 (it belongs to the caller that asks for the result)
                 self.fail(error)
 
     def finish(self, result: Result) -> Self:

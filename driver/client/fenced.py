@@ -99,6 +99,14 @@ class ExecutionInfo(NamedTuple):
     fenced: Timing  #: since all fences were signalled
 
 
+class Ending(NamedTuple):
+    """How a fenced execution ended, with the message and the cause of a failure."""
+
+    info: ExecutionInfo
+    message: str = ""
+    cause: Cause = NO_CAUSE
+
+
 class FencesClient:
     """Launches executions over one connection to the engine. Any thread."""
 
@@ -109,22 +117,26 @@ class FencesClient:
         self._forgotten: deque[int] = deque()
 
     def launch(
-        self, model: int, request: Request, options: FencedOptions, fds: list[int], count: int
-    ) -> tuple[int, int]:
-        """Returns number and fence of the execution. `fds`: the fences that are not null, of `count`.
-
-        Raises StatusError, PeerDied.
-        """
-        with self._dropped:
+        self,
+        model: int,
+        request: Request,
+        options: FencedOptions,
+        wait_for: Sequence[Waitable | None],
+        *,
+        outputs: Callable[[], tuple[NDArray[Any], ...]],
+    ) -> FencedExecution:
+        """Send the request and its fences; `outputs` makes the arrays of the result. Raises StatusError, PeerDied."""
+        with duplicates(wait_for) as fds, self._dropped:
             plain = self._slots.encode(model, request, options.measure)
-            times = options.deadline, options.duration
-            (number,), (fence,) = call(self._channel, "execute", plain, *times, count, self._unasked(), fds=fds)
-            return number, fence
+            terms = plain, options.deadline, options.duration, len(wait_for), self._unasked()
+            (number,), (fence,) = call(self._channel, "execute", *terms, fds=fds)
+        ask, forget = partial(self.ask, number), partial(self.forget, number)
+        return FencedExecution(fence, ask, outputs, watch=self.watch, forget=forget)
 
     def _unasked(self) -> list[int]:
         return [self._forgotten.popleft() for _ in range(len(self._forgotten))]
 
-    def ask(self, number: int) -> tuple[ExecutionInfo, str, Cause]:
+    def ask(self, number: int) -> Ending:
         """How an execution ended. Raises GeneralFailure while it is pending, PeerDied."""
         if os.getpid() != self._pid:
             raise DriverError("this execution was launched before a fork; use it in the process that launched it")
@@ -132,7 +144,7 @@ class FencesClient:
             values, _ = call(self._channel, "info", number, self._unasked())
         status, launched, fenced, text, *more = values
         self.forget(number)
-        return ExecutionInfo(ErrorStatus(status), Timing(*launched), Timing(*fenced)), text, cause_in(more)
+        return Ending(ExecutionInfo(ErrorStatus(status), Timing(*launched), Timing(*fenced)), text, cause_in(more))
 
     def forget(self, number: int) -> None:
         """The device may drop the outcome; it is told with the next call. Finalizers may call this."""
@@ -158,19 +170,6 @@ class FencesClient:
         self._channel.close()
 
 
-class LaunchPath(Protocol):
-    """Where an execution was launched, as far as its object knows it."""
-
-    def ask(self, number: int) -> tuple[ExecutionInfo, str, Cause]:
-        """How an execution ended. Raises GeneralFailure while it is pending, PeerDied."""
-
-    def forget(self, number: int) -> None:
-        """The outcome of an execution is not needed any more. Finalizers may call this."""
-
-    def watch(self, poll: select.poll) -> None:
-        """Makes `poll` return when the device dies or the connection ends."""
-
-
 class FencedExecution(Completion, Closing):
     """An execution launched by `prepared.execute_fenced`. Any number of threads may wait for it.
 
@@ -179,11 +178,21 @@ class FencedExecution(Completion, Closing):
     """
 
     def __init__(
-        self, path: LaunchPath, number: int, fence: int, outputs: Callable[[], tuple[NDArray[Any], ...]]
+        self,
+        fence: int,
+        ask: Callable[[], Ending],
+        outputs: Callable[[], tuple[NDArray[Any], ...]],
+        *,
+        watch: Callable[[select.poll], object] | None = None,
+        forget: Callable[[], object] | None = None,
     ) -> None:
-        """Use `prepared.execute_fenced`. Owns `fence`."""
-        self._path, self._number, self._fence, self._outputs = path, number, fence, outputs
-        self._told: tuple[ExecutionInfo, str, Cause] | None = None
+        """Use `prepared.execute_fenced`. Owns `fence`.
+
+        ask: called once when it has ended; raises GeneralFailure while it is pending, PeerDied. watch: makes a poll
+        return when the device dies or the connection ends. forget: called when the ending is not needed any more.
+        """
+        self._fence, self._ask, self._outputs, self._watch, self._forget = fence, ask, outputs, watch, forget
+        self._ending: Ending | None = None
         self._asking = threading.RLock()
 
     @property
@@ -208,7 +217,7 @@ class FencedExecution(Completion, Closing):
             return state
         poll = select.poll()
         poll.register(self._fence, select.POLLIN)
-        self._path.watch(poll)
+        self.watch(poll)
         left = 0 if timeout == 0 else seconds_left(end)
         found = poll.poll(None if left is None else left * 1e3)
         state = look(self._fence)
@@ -216,8 +225,9 @@ class FencedExecution(Completion, Closing):
         return FenceState.ERROR if state == FenceState.ACTIVE and has_ended else state
 
     def watch(self, poll: select.poll) -> None:
-        """Makes `poll` return when the device dies or the connection ends."""
-        self._path.watch(poll)
+        """Make `poll` return when the device dies or the connection ends."""
+        if self._watch is not None:
+            self._watch(poll)
 
     def done(self) -> bool:
         """True if it has ended, in success or failure."""
@@ -232,24 +242,24 @@ class FencedExecution(Completion, Closing):
 
         The status is GENERAL_FAILURE while it is pending. Raises PeerDied.
         """
-        return self.details()[0]
+        return self.details().info
 
-    def details(self) -> tuple[ExecutionInfo, str, Cause]:
+    def details(self) -> Ending:
         """The same with the message and the cause of a failure. Raises PeerDied."""
-        if self._told is None and not self.done():
-            return _failure(f"fenced execution {self._number} is still pending: wait for its fence")
+        if self._ending is None and not self.done():
+            return _failure("this fenced execution is still pending: wait for its fence")
         with self._asking:  # the device tells it once
-            if self._told is None:
+            if self._ending is None:
                 try:
-                    self._told = self._path.ask(self._number)
+                    self._ending = self._ask()
                 except GeneralFailure as error:
                     return _failure(str(error))
-            return self._told
+            return self._ending
 
     def sleep(self, timeout: float | None) -> None:
         """Wait for the fence, and ask the device how it ended. Raises Timeout."""
         if self.wait(timeout) == FenceState.ACTIVE:
-            raise Timeout(f"fenced execution {self._number} has not ended within {timeout} s")
+            raise Timeout(f"this fenced execution has not ended within {timeout} s")
         self._settle()
 
     def _settle(self) -> None:
@@ -305,8 +315,8 @@ class FencedExecution(Completion, Closing):
         fence, self._fence = self._fence, -1
         if fence >= 0:
             os.close(fence)
-            if self._told is None:
-                self._path.forget(self._number)
+            if self._ending is None and self._forget is not None:
+                self._forget()
 
     def __del__(self) -> None:
         self.close()
@@ -326,5 +336,5 @@ def output_shapes(model: Model, request: Request) -> tuple[OutputShape, ...]:
     return tuple(OutputShape(dimensions or ()) for dimensions in found)
 
 
-def _failure(text: str) -> tuple[ExecutionInfo, str, Cause]:
-    return ExecutionInfo(ErrorStatus.GENERAL_FAILURE, NO_TIMING, NO_TIMING), text, NO_CAUSE
+def _failure(text: str) -> Ending:
+    return Ending(ExecutionInfo(ErrorStatus.GENERAL_FAILURE, NO_TIMING, NO_TIMING), text)

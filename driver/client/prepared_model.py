@@ -22,7 +22,7 @@ from burst.channel import close_all
 from driver.client.burst import Burst
 from driver.client.completion import Completion
 from driver.client.device_buffers import check_buffers
-from driver.client.fenced import FencedExecution, FencedOptions, duplicates, output_shapes
+from driver.client.fenced import FencedExecution, FencedOptions, output_shapes
 from driver.client.names import copies, together
 from driver.client.pipeline import Pipeline
 from driver.client.recovery import Crash, Key, crash_in_preparation, describe, digest_of, quarantine
@@ -237,10 +237,11 @@ class RemotePreparedModel(AnyPreparedModel):
         request = with_loop_timeout(request, loop_timeout)
         home = self.present_home()
         check_buffers(request.pools, home.connection)
-        with duplicates(wait_for) as fds:
-            number, fence = home.connection.fences().launch(home.number, request, options, fds, len(wait_for))
-        shapes = output_shapes(self.model, request)
-        return FencedExecution(home.connection.fences(), number, fence, lambda: self.outputs(request, shapes))
+
+        def outputs() -> tuple[NDArray[Any], ...]:
+            return self.outputs(request, output_shapes(self.model, request))
+
+        return home.connection.fences().launch(home.number, request, options, wait_for, outputs=outputs)
 
     def outputs(self, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
         """Typed views of a request's outputs in its pools."""

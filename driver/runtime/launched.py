@@ -6,7 +6,8 @@ import os
 import select
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from burst import (
     ErrorStatus,
@@ -19,7 +20,7 @@ from burst import (
 )
 from burst.channel import close_all
 from burst.messages import NO_TIMING, Cause
-from driver.client.fenced import ExecutionInfo, FencedExecution, FencedOptions, duplicates, output_shapes
+from driver.client.fenced import Ending, ExecutionInfo, FencedExecution, FencedOptions, duplicates, output_shapes
 from driver.client.workspace import output_views
 from driver.deadlines import passed
 from driver.protocol.fences import FenceSignal, FenceState, kind_of, look
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 _FENCE_FAILED = "a fence that it waited for was set to error"
 
 
-class LaunchedHere:
-    """An execution in a thread of its own, which waits for its fences, executes, and signals the fence that it is."""
+class FencedThread:
+    """The thread of an execution in this process: it waits for the fences, executes, and signals a fence of its own."""
 
     def __init__(self, execute: Callable[[int | None], Result], fds: list[int], options: FencedOptions) -> None:
         """`execute`: until that deadline, CLOCK_MONOTONIC ns, once all fences `fds` are signalled: it owns these.
@@ -47,11 +48,8 @@ class LaunchedHere:
         """
         self._execute, self._fds, self._options = execute, list(fds), options
         self._launched_at, self._fenced_at = time.monotonic_ns(), 0
-        self._told: tuple[ExecutionInfo, str, Cause] | None = None
-        try:
-            self._signal = FenceSignal()
-        except OSError as error:
-            raise ResourceExhaustedTransient(f"no file descriptors are left for another fence: {error}") from error
+        self._ending: Ending | None = None
+        self._signal = _new_signal()
         self.fence = self._signal.fence  #: the caller's
         try:
             threading.Thread(target=self._run, name="burst-fenced", daemon=True).start()
@@ -60,34 +58,19 @@ class LaunchedHere:
             self._signal.fail()
             raise ResourceExhaustedTransient(f"no thread can be started for another execution: {error}") from error
 
-    # ---- what `FencedExecution` asks
-
-    def ask(self, number: int) -> tuple[ExecutionInfo, str, Cause]:
+    def ending(self) -> Ending:
         """How it ended. Its fence has been signalled, or set to error."""
-        del number
-        assert self._told is not None
-        return self._told
-
-    def forget(self, number: int) -> None:
-        """There is nothing to free: it ends with the last who holds it."""
-
-    def watch(self, poll: select.poll) -> None:
-        """It dies with this process."""
-
-    # ---- in its thread
+        assert self._ending is not None
+        return self._ending
 
     def _run(self) -> None:
         try:
-            result = self._result()
-        except StatusError as error:
-            result = error.as_result()
-        except Exception as error:  # noqa: BLE001 (it is what this execution gets)
-            result = Result(ErrorStatus.GENERAL_FAILURE, message=f"{type(error).__name__}: {error}")
+            result = _result_of(self._result)
         finally:
             close_all(self._fds)
         now = time.monotonic_ns()
         launched, fenced = (self._timing(result, since, now) for since in (self._launched_at, self._fenced_at))
-        self._told = ExecutionInfo(result.status, launched, fenced), result.message, result.cause
+        self._ending = Ending(ExecutionInfo(result.status, launched, fenced), result.message, result.cause)
         if result.status:
             self._signal.fail()
         else:
@@ -113,36 +96,22 @@ class LaunchedHere:
         return Timing(took if result.timing.time_on_device is None else result.timing.time_on_device, took)
 
 
-class StepsLaunched(NamedTuple):
-    """The executions of a model's steps, each of which waits for the one before."""
+def _new_signal() -> FenceSignal:
+    """Raises ResourceExhaustedTransient."""
+    try:
+        return FenceSignal()
+    except OSError as error:
+        raise ResourceExhaustedTransient(f"no file descriptors are left for another fence: {error}") from error
 
-    executions: list[FencedExecution]
-    steps: Sequence[Step]
-    delay: int  #: microseconds from before the first was launched until the last was
 
-    def ask(self, number: int) -> tuple[ExecutionInfo, str, Cause]:
-        """As the first one that has failed, or all of them one after the other. Raises PeerDied."""
-        del number
-        found = []
-        for step, execution in zip(self.steps, self.executions, strict=True):
-            if not execution.done():  # a later one has missed the deadline first
-                continue
-            info, text, cause = execution.details()
-            if info.status:
-                return info, f"operations {list(step.operations)}: {text}", cause
-            found.append((info, text, cause))
-        infos = [info for info, _, _ in found]
-        fenced, launched = _sum([info.fenced for info in infos]), infos[-1].launched.time_in_driver
-        whole = Timing(fenced.time_on_device, None if launched is None else launched + self.delay)
-        return ExecutionInfo(ErrorStatus.NONE, whole, fenced), "", found[-1][2]
-
-    def forget(self, number: int) -> None:
-        """Each execution is forgotten with its object."""
-
-    def watch(self, poll: select.poll) -> None:
-        """Makes `poll` return when one of the devices dies."""
-        for execution in self.executions:
-            execution.watch(poll)
+def _result_of(execute: Callable[[], Result]) -> Result:
+    """What it returns; a result without outputs of what it raises."""
+    try:
+        return execute()
+    except StatusError as error:
+        return error.as_result()
+    except Exception as error:  # noqa: BLE001 (it is what this execution gets)
+        return Result(ErrorStatus.GENERAL_FAILURE, message=f"{type(error).__name__}: {error}")
 
 
 def follow_all(
@@ -151,25 +120,49 @@ def follow_all(
     delay: int,
     outputs: Callable[[], tuple[NDArray[Any], ...]],
 ) -> FencedExecution:
-    """All of them as one, whose fence is that of the last one; `delay` as in `StepsLaunched`.
+    """The executions of a model's steps as one, each of which waits for the one before; its fence is the last one's.
 
-    Raises ResourceExhaustedTransient.
+    delay: microseconds from before the first was launched until the last was. Raises ResourceExhaustedTransient.
     """
     try:
         fence = os.dup(executions[-1].fence)
     except OSError as error:
         raise ResourceExhaustedTransient(f"no file descriptors are left for another fence: {error}") from error
-    return FencedExecution(StepsLaunched(executions, steps, delay), 0, fence, outputs)
+    ask = partial(_ending_of_all, executions, steps, delay)
+    return FencedExecution(fence, ask, outputs, watch=partial(_watch_all, executions))
 
 
-def failed_here(error: BaseException) -> FencedExecution:
-    """One that could not be launched: its fence is in error."""
+def _ending_of_all(executions: list[FencedExecution], steps: Sequence[Step], delay: int) -> Ending:
+    """That of the first one that has failed, or of all of them one after the other. Raises PeerDied."""
+    found = []
+    for step, execution in zip(steps, executions, strict=True):
+        if not execution.done():  # a later one has missed the deadline first
+            continue
+        ending = execution.details()
+        if ending.info.status:
+            return ending._replace(message=f"operations {list(step.operations)}: {ending.message}")
+        found.append(ending)
+    fenced, launched = _sum([ending.info.fenced for ending in found]), found[-1].info.launched.time_in_driver
+    whole = Timing(fenced.time_on_device, None if launched is None else launched + delay)
+    return Ending(ExecutionInfo(ErrorStatus.NONE, whole, fenced), cause=found[-1].cause)
 
-    def execute(_: int | None) -> Result:
+
+def _watch_all(executions: list[FencedExecution], poll: select.poll) -> None:
+    """Make `poll` return when one of the devices dies."""
+    for execution in executions:
+        execution.watch(poll)
+
+
+def failed_here(error: Exception) -> FencedExecution:
+    """An execution that could not be launched: its fence is in error. Raises ResourceExhaustedTransient."""
+
+    def execute() -> Result:
         raise error
 
-    launched = LaunchedHere(execute, [], FencedOptions(False, None, None))
-    return FencedExecution(launched, 0, launched.fence, tuple)
+    result, signal = _result_of(execute), _new_signal()
+    signal.fail()
+    ending = Ending(ExecutionInfo(result.status, NO_TIMING, NO_TIMING), result.message, result.cause)
+    return FencedExecution(signal.fence, lambda: ending, tuple)
 
 
 def _sum(timings: list[Timing]) -> Timing:
@@ -226,7 +219,7 @@ def launch_here(
             raise InvalidArgument(f"wait_for: {len(wait_for) - len(fds)} of {len(wait_for)} fences are null")
         if not may_have_failed:
             check_fences(fds)
-        launched = LaunchedHere(execute, fds, options)
+        thread = FencedThread(execute, fds, options)
         fds[:] = ()  # they are the thread's
     shapes = output_shapes(model, request)
-    return FencedExecution(launched, 0, launched.fence, lambda: output_views(model, request, shapes))
+    return FencedExecution(thread.fence, thread.ending, lambda: output_views(model, request, shapes))
