@@ -130,10 +130,20 @@ class Wait(NamedTuple):
     def of(cls, timeout: float | None, deadline: float | None) -> Self:
         """Begins now. Raises ValueError, and Timeout after 0 seconds, in which nothing is done."""
         if timeout is None and deadline is None:
-            return _WITHOUT_END  # type: ignore[return-value]
+            return ENDLESS  # type: ignore[return-value]
         by = None if deadline is None else nanoseconds(deadline)
         end = by if by is not None and by < clock.now() else earlier(timeout, by)
         return cls(by, timeout, None if end == FOREVER else end)
+
+    @property
+    def ends_by_timeout(self) -> bool:
+        """True if the timeout ends it, and not the deadline."""
+        return self.timeout is not None and self.end != self.by
+
+    def check(self, phase: Phase) -> None:
+        """Raises Timeout when its timeout has passed."""
+        if self.ends_by_timeout and self.end is not None and clock.now() >= self.end:
+            raise timed_out(self.timeout, phase)
 
     def given_up(self) -> Result:
         """What came of a request that was not answered by `end`. Raises Timeout, unless its deadline has passed."""
@@ -141,9 +151,6 @@ class Wait(NamedTuple):
             return missed
         late_by = max(0, clock.now() - (self.end or 0)) / 1e9
         raise timed_out(self.timeout, WAITING, late_by)
-
-
-_WITHOUT_END = Wait(None, None, None)
 
 
 ENDLESS = Wait(None, None, None)

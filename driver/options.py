@@ -61,15 +61,6 @@ class PrepareOptions(NamedTuple):
         return PrepareOptions(self.preference, self.priority)
 
 
-class ExecuteOptions(NamedTuple):
-    """How a request is executed, as `RemotePreparedModel.execute` takes and explains it, in that order."""
-
-    measure: bool = False
-    timeout: float | None = None
-    loop_timeout: float | None = None
-    deadline: float | None = None
-
-
 class Options(NamedTuple):
     """How a burst is opened, as `prepared.burst` takes and explains it."""
 

@@ -6,7 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from burst import Busy, ErrorStatus, MissedDeadlineTransient, Request, Result, Timeout
+from burst import Busy, ErrorStatus, MissedDeadlineTransient, Result, Timeout
 from burst._hot import HotBurst
 from burst.dropped import later
 from burst.errors import timed_out
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from burst import Memory
     from driver.client.buffers import EncodedRequest
+    from driver.client.job import Job
     from driver.client.pipeline import Pipeline
     from driver.client.tasks import Tasks
     from driver.client.workspace import OutputSet
     from driver.nn import Model
-    from driver.options import ExecuteOptions
 
 _NONE = ErrorStatus.NONE
 
@@ -175,8 +175,8 @@ class Burst(HotBurst, AnyBurst):
     def tasks(self) -> Tasks:
         return self._pipeline.arrivals.tasks
 
-    def execute_as(self, request: Request, options: ExecuteOptions) -> Result:
-        return self._session.executed(partial(self._pipeline.execute, request, options), request, options)
+    def perform(self, job: Job) -> Result:
+        return self._session.executed(partial(self._pipeline.perform, job), job)
 
     def free_memory(self, memory: Memory) -> None:
         self._pipeline.free_memory(memory)

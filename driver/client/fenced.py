@@ -25,12 +25,11 @@ from burst.messages import NO_CAUSE, NO_TIMING, Cause
 from driver.client.completion import Completion
 from driver.client.plain import SlotRegistry
 from driver.client.receiver import RECEIVER
-from driver.deadlines import checked, earlier, seconds_left
+from driver.deadlines import earlier, seconds_left
 from driver.errors import DriverError
 from driver.nn import combine_dimensions
 from driver.protocol.fences import FenceState, look
 from driver.protocol.rpc import call, cause_in
-from fmq.clock import FOREVER
 from fmq.closing import Closing
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
     from burst import Memory, Request
     from burst.channel import Channel
+    from driver.client.job import Job
     from driver.nn import Model
 
 _MOST_FENCES = 64  # per execution
@@ -51,21 +51,6 @@ class _HasDescriptor(Protocol):
 
 
 Waitable: TypeAlias = int | _HasDescriptor
-
-
-class FencedOptions(NamedTuple):
-    """How to execute a fenced request; times in nanoseconds."""
-
-    measure: bool
-    deadline: int | None
-    duration: int | None
-
-    @classmethod
-    def of(cls, measure: bool, deadline: float | None, duration: float | None) -> FencedOptions:
-        """From seconds. Raises ValueError."""
-        by = None if deadline is None else checked("deadline", deadline)
-        limit = None if duration is None else checked("duration", duration)
-        return cls(bool(measure), *(None if time == FOREVER else time for time in (by, limit)))
 
 
 @contextmanager
@@ -116,19 +101,11 @@ class FencesClient:
         self._slots = SlotRegistry(partial(call, channel), self._dropped, is_foreign=channel.is_foreign)
         self._forgotten: deque[int] = deque()
 
-    def launch(
-        self,
-        model: int,
-        request: Request,
-        options: FencedOptions,
-        wait_for: Sequence[Waitable | None],
-        *,
-        outputs: Callable[[], tuple[NDArray[Any], ...]],
-    ) -> FencedExecution:
+    def launch(self, model: int, job: Job, outputs: Callable[[], tuple[NDArray[Any], ...]]) -> FencedExecution:
         """Send the request and its fences; `outputs` makes the arrays of the result. Raises StatusError, PeerDied."""
-        with duplicates(wait_for) as fds, self._dropped:
-            plain = self._slots.encode(model, request, options.measure)
-            terms = plain, options.deadline, options.duration, len(wait_for), self._unasked()
+        with duplicates(job.after) as fds, self._dropped:
+            plain = self._slots.encode(model, job.request, job.measure)
+            terms = plain, job.wait.end, job.duration, len(job.after), self._unasked()
             (number,), (fence,) = call(self._channel, "execute", *terms, fds=fds)
         ask, forget = partial(self.ask, number), partial(self.forget, number)
         return FencedExecution(fence, ask, outputs, watch=self.watch, forget=forget)

@@ -26,8 +26,7 @@ from driver.client.completion import Completion, wait_or_expire
 from driver.client.in_flight import InFlight
 from driver.client.recovery import quarantine
 from driver.client.session import FAILURES, BurstSession
-from driver.deadlines import earlier, missed_in_waiting, nanoseconds, passed, seconds_left, unanswered
-from driver.protocol.plain_codec import with_loop_timeout
+from driver.deadlines import WAITING, missed_in_waiting, passed, seconds_left, unanswered
 from fmq import clock
 
 if TYPE_CHECKING:
@@ -38,10 +37,11 @@ if TYPE_CHECKING:
     from burst.controller import Packet
     from burst.wire import ResultPacket
     from driver.client.buffers import EncodedRequest, RequestBuffers
+    from driver.client.job import Job
     from driver.client.prepared_model import RemotePreparedModel
     from driver.client.session import Fallback
     from driver.client.workspace import InputSet
-    from driver.options import ExecuteOptions, Options
+    from driver.options import Options
 
 CLOSED = "this burst was closed before the result came"
 _NONE = ErrorStatus.NONE
@@ -453,44 +453,44 @@ class Pipeline:
 
     # ---- requests on pools of the caller's own
 
-    def execute(self, request: Request, options: ExecuteOptions) -> Result:
-        """As `Burst.execute`."""
-        if missed := passed(deadline := None if options.deadline is None else nanoseconds(options.deadline)):
+    def perform(self, job: Job) -> Result:
+        """Execute a request on pools of the caller's own, once no other is in flight."""
+        if missed := passed(job.wait.by):
             return missed
-        request = with_loop_timeout(request, options.loop_timeout)
         self.session.check()
         while True:
-            self.drain(options.timeout)
-            self.session.bind(request, self.in_flight)
+            self.drain(job.wait.timeout)
+            self.session.bind(job.request, self.in_flight)
             try:
                 with self.in_flight.submitting:
                     self.in_flight.begin(self.session.controller)
                     if self.in_flight.is_idle:
-                        return self._execute(request, options, deadline)
+                        return self._perform(job)
             except PeerDied as error:
-                self._recover_request(error, request)
+                self._recover_request(error, job.request)
             finally:
                 if self.loops:
                     self.loops.rearm()
 
-    def _execute(self, request: Request, options: ExecuteOptions, deadline: int | None) -> Result:
-        session, end = self.session, earlier(options.timeout, deadline)
+    def _perform(self, job: Job) -> Result:
+        session, request, wait = self.session, job.request, job.wait
+        wait.check(WAITING)
         try:
-            packet = session.controller.packet(request, measure=options.measure)
-            reply = self._exchange(packet, options.timeout, end)
+            packet = session.controller.packet(request, measure=job.measure)
+            reply = self._exchange(packet, wait.timeout, wait.end)
         except StatusError as error:
             return error.as_result()
         except NotSent:
             session.check()
-            result = session.prepared.execute(request, *options._replace(loop_timeout=None))
+            result = session.prepared.perform(job)
             session.note_plain()
             return result
         except Timeout:
-            if missed := missed_in_waiting(deadline):
+            if missed := missed_in_waiting(wait.by):
                 return missed
             raise
         if reply.status is not _NONE:
-            return session.error_of(reply, end).as_result()
+            return session.error_of(reply, wait.end).as_result()
         return Result(_NONE, session.prepared.outputs(request, reply.output_shapes), reply.output_shapes, reply.timing)
 
     def _recover_request(self, error: PeerDied, request: Request) -> None:

@@ -22,16 +22,16 @@ from burst.channel import close_all
 from driver.client.burst import Burst
 from driver.client.completion import Completion
 from driver.client.device_buffers import check_buffers
-from driver.client.fenced import FencedExecution, FencedOptions, output_shapes
+from driver.client.fenced import FencedExecution, output_shapes
+from driver.client.job import Job
 from driver.client.names import copies, together
 from driver.client.pipeline import Pipeline
 from driver.client.recovery import Crash, Key, crash_in_preparation, describe, digest_of, quarantine
 from driver.client.surface import AnyPreparedModel
 from driver.client.workspace import FreeList, KnownRequest, Workspace, input_shapes
-from driver.deadlines import ENDLESS, Wait, check_times, earlier, passed, seconds_left, until
+from driver.deadlines import Wait, passed, until
 from driver.errors import DriverError
-from driver.options import ExecuteOptions, Options, Policy, PrepareOptions, options_of
-from driver.protocol.plain_codec import with_loop_timeout
+from driver.options import Options, Policy, PrepareOptions, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,13 +42,9 @@ if TYPE_CHECKING:
     from burst.controller import Configure
     from driver.client.connection import Connection
     from driver.client.device import RemoteDevice
-    from driver.client.fenced import Waitable
     from driver.nn import Model
     from driver.options import InputShapes
     from fmq.region import Kind
-
-
-_NO_TIMES = None, None, None
 
 
 class Home(NamedTuple):
@@ -92,56 +88,31 @@ class RemotePreparedModel(AnyPreparedModel):
         if deadline is not None:
             with until(timeout, deadline) as left:
                 return self.run(*together(arrays, by_name), timeout=left)
-        arrays, end = together(arrays, by_name), earlier(timeout, None)
+        arrays, wait = together(arrays, by_name), Wait.of(timeout, None)
         shapes = input_shapes(self.model, arrays)
         workspace = self._workspaces.take(shapes) or Workspace.create(self.model, shapes)
         workspace.inputs.fill(arrays)
-        result = self._execute(workspace.request, ExecuteOptions(timeout=timeout))
+        result = self.perform(Job(workspace.request, wait))
         if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and workspace.grow(result.output_shapes):
-            left = None if end is None else max(1e-9, seconds_left(end) or 0.0)
-            result = self._execute(workspace.request, ExecuteOptions(timeout=left))
+            result = self.perform(Job(workspace.request, wait))
         outputs = copies(result.outputs)
         self._workspaces.put(shapes, workspace, workspace.nbytes)  # not after an error: it may be in use
         result.raise_for_status()
         return outputs
 
-    def execute(
-        self,
-        request: Request,
-        measure: bool = False,
-        timeout: float | None = None,
-        loop_timeout: float | None = None,
-        deadline: float | None = None,
-    ) -> Result:
-        """Executes an explicit request on the plain path, with any status; outputs are views of its pools.
-
-        `timeout`: seconds from now, `deadline`: a time.monotonic(). The device is told the earlier one, and gives up
-        what it cannot do by then. The wait ends there whatever it does: at the deadline with a result of status
-        MISSED_DEADLINE_TRANSIENT, after the timeout by Timeout. `loop_timeout`: seconds that a WHILE may take; by
-        default 2, at most 15.
-
-        Raises PeerDied, Timeout, and Malformed for a request that cannot be said.
-        """
-        options = ExecuteOptions(measure, timeout, loop_timeout, deadline)
-        if options[1:] != _NO_TIMES:
-            check_times(timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
-        return self._execute(request, options)
-
-    def _execute(self, request: Request, options: ExecuteOptions) -> Result:
+    def perform(self, job: Job) -> Result:
+        """Execute it on the plain path."""
         self.device.check_process()
-        wait = ENDLESS
-        if options[1:] != _NO_TIMES:
-            request = with_loop_timeout(request, options.loop_timeout)
-            wait = Wait.of(options.timeout, options.deadline)
-            if missed := passed(wait.by):
-                return missed
+        request, wait = job.request, job.wait
+        if missed := passed(wait.by):
+            return missed
         home = self.present_home()
         check_buffers(request.pools, home.connection)
         known = self._recognised(request)
         try:
             path = home.connection.take_plain_path(wait.end)
             try:
-                result = path.execute(home.number, request, known, measure=options.measure, deadline=wait.end)
+                result = path.execute(home.number, request, known, measure=job.measure, deadline=wait.end)
             except BaseException:
                 path.close()
                 raise
@@ -158,39 +129,17 @@ class RemotePreparedModel(AnyPreparedModel):
             known = self._recent = KnownRequest(request)
         return known
 
-    def execute_async(
-        self,
-        request: Request,
-        measure: bool = False,
-        *,
-        timeout: float | None = None,
-        callback: Callable[[Completion], object] | None = None,
-        loop_timeout: float | None = None,
-        deadline: float | None = None,
-    ) -> Completion:
-        """The same in the background, thousands at once: all wait in the device's run queue, by priority.
-
-        The future has what `execute` returns or raises. `cancel()` gives the request up on the device, too. `callback`
-        gets the future when it is done, in a thread that completes all futures of this device: it must not wait for
-        another one. When the connection ends, what is pending raises PeerDied.
-
-        Raises ValueError for what is no time.
-        """
-        check_times(timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
-        options = ExecuteOptions(measure, timeout, loop_timeout, deadline)
+    def start(self, job: Job) -> Completion:
+        """Execute it on the connection for asynchronous executions. When that ends, what is pending raises PeerDied."""
         try:
-            future = self._launch(request, options)
-        except Exception as error:  # noqa: BLE001 (it belongs to the future)
-            future = Completion().fail(error)
-        if callback:
-            future.add_done_callback(callback)
-        return future
+            return self._start(job)
+        except Exception as error:  # noqa: BLE001 (it belongs to the completion)
+            return Completion().fail(error)
 
-    def _launch(self, request: Request, options: ExecuteOptions) -> Completion:
+    def _start(self, job: Job) -> Completion:
         self.device.check_process()
-        request = with_loop_timeout(request, options.loop_timeout)
-        wait = Wait.of(options.timeout, options.deadline)
-        if missed := passed(wait.by):
+        request = job.request
+        if missed := passed(job.wait.by):
             return Completion().finish(missed)
         home = self.present_home()
         check_buffers(request.pools, home.connection)
@@ -202,46 +151,23 @@ class RemotePreparedModel(AnyPreparedModel):
 
         try:
             launches = home.connection.launches()
-            return launches.launch(home.number, request, wait, finish, measure=options.measure)
+            return launches.launch(home.number, request, job.wait, finish, measure=job.measure)
         except InvalidArgument as error:
             return Completion().finish(error.as_result())
 
-    def execute_fenced(
-        self,
-        request: Request,
-        wait_for: Sequence[Waitable | None] = (),
-        *,
-        measure: bool = False,
-        deadline: float | None = None,
-        loop_timeout: float | None = None,
-        duration: float | None = None,
-    ) -> FencedExecution:
-        """Launches an execution that runs when all of `wait_for` are signalled, and returns at once.
-
-        Args:
-            request: must say the shapes of outputs that the model leaves open.
-            wait_for: fences: descriptors, or whatever has a `fileno()`, as other fenced executions do. They stay yours.
-            measure: whether `info` has times.
-            deadline: of `time.monotonic()`; what is not done by then is missed.
-            loop_timeout: seconds that a WHILE may take.
-            duration: seconds that it may take from when the fences are signalled.
-
-        Raises InvalidArgument for a request that does not fit, for what is no fence and for fences in error;
-        MissedDeadlinePersistent for a deadline in the past; ResourceExhaustedTransient when too many are pending;
-        PeerDied.
-        """
+    def launch(self, job: Job) -> FencedExecution:
+        """Execute it when its fences are signalled, which the device watches."""
         self.device.check_process()
-        options = FencedOptions.of(measure, deadline, duration)
-        if missed := passed(options.deadline):
+        if missed := passed(job.wait.by):
             missed.raise_for_status()
-        request = with_loop_timeout(request, loop_timeout)
+        request = job.request
         home = self.present_home()
         check_buffers(request.pools, home.connection)
 
         def outputs() -> tuple[NDArray[Any], ...]:
             return self.outputs(request, output_shapes(self.model, request))
 
-        return home.connection.fences().launch(home.number, request, options, wait_for, outputs=outputs)
+        return home.connection.fences().launch(home.number, job, outputs)
 
     def outputs(self, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
         """Typed views of a request's outputs in its pools."""

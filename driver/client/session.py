@@ -15,6 +15,7 @@ from burst.datum import DATUM
 from burst.errors import status_error
 from driver.client.buffers import EncodedRequest
 from driver.client.device_buffers import check_buffers
+from driver.client.job import Job
 from driver.client.recovery import Recovery
 from driver.client.statistics import Statistics
 from driver.deadlines import earlier
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from driver.client.in_flight import InFlight
     from driver.client.prepared_model import Home, RemotePreparedModel
     from driver.client.workspace import InputSet, OutputSet
-    from driver.options import ExecuteOptions, Options
+    from driver.options import Options
 
 
 FAILURES = (StatusError, PeerDied, DeviceFailed)
@@ -41,7 +42,7 @@ FAILURES = (StatusError, PeerDied, DeviceFailed)
 class Replacement(Protocol):
     """A prepared model that executes a request in the device's place."""
 
-    def execute(self, request: Request, measure: bool = False, timeout: float | None = None) -> Result: ...
+    def perform(self, job: Job) -> Result: ...
 
 
 class Fallback(Protocol):
@@ -56,8 +57,7 @@ class Fallback(Protocol):
     def executed(
         self,
         attempt: Callable[[], Result],
-        request: Request,
-        options: ExecuteOptions,
+        job: Job,
         home: Callable[[BaseException], Home],
         /,
     ) -> Result:
@@ -179,9 +179,9 @@ class BurstSession:
 
     # ---- other ways to a result
 
-    def executed(self, attempt: Callable[[], Result], request: Request, options: ExecuteOptions) -> Result:
+    def executed(self, attempt: Callable[[], Result], job: Job) -> Result:
         """What `attempt` gives for a request on pools of the caller's own, or the fallback where it may do better."""
-        return self.fallback.executed(attempt, request, options, self._failed) if self.fallback else attempt()
+        return self.fallback.executed(attempt, job, self._failed) if self.fallback else attempt()
 
     def _failed(self, error: BaseException) -> Home:
         """The fallback may take the device's place. Where the burst was at home."""
@@ -192,7 +192,7 @@ class BurstSession:
         """One execution on the plain path, or by the fallback. Raises StatusError, PeerDied."""
         try:
             self.check()
-            result = self.prepared.execute(encoded.request, measure=self.options.measure, timeout=timeout)
+            result = self.prepared.perform(Job.of(encoded.request, measure=self.options.measure, timeout=timeout))
             self.note_plain()
             self._recovery.note_answer()
             return self._checked(encoded, result)
@@ -210,11 +210,12 @@ class BurstSession:
         self.check_process()
         if self.fallback is None or self.is_closed:
             raise error
-        replacement, measure = self.fallback.replacement(error, self._failed(error)), self.options.measure
-        result = replacement.execute(encoded.request, measure=measure, timeout=timeout)
+        replacement = self.fallback.replacement(error, self._failed(error))
+        job = Job.of(encoded.request, measure=self.options.measure, timeout=timeout)
+        result = replacement.perform(job)
         if result.status and self.buffers.grow(encoded.outputs, result.output_shapes):
             encoded = self.encode(encoded.inputs, encoded.outputs)
-            result = replacement.execute(encoded.request, measure=measure, timeout=timeout)
+            result = replacement.perform(job._replace(request=encoded.request))
         if result.status == ErrorStatus.GENERAL_FAILURE and isinstance(error, GeneralFailure):
             raise error  # the device's own words are clearer than those of another one
         return self._checked(encoded, result)

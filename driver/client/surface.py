@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burst import ErrorStatus
+from burst import ErrorStatus, Timeout
 from burst.errors import status_error
 from driver.client.completion import Completion
+from driver.client.job import Job
 from driver.client.names import by_position, copies, together
 from driver.client.open_input import OpenInput
 from driver.client.packed_inputs import blank_input
 from driver.client.workspace import FreeList, Workspace, input_shapes, shapes_of
-from driver.deadlines import check_times, nanoseconds, passed
-from driver.options import ExecuteOptions, options_of
+from driver.deadlines import Wait, check_times, nanoseconds, passed
+from driver.options import options_of
 from fmq.closing import Closing
 
 if TYPE_CHECKING:
@@ -111,22 +111,19 @@ class AnyPreparedModel(Closing, ABC):
 
         Raises MissedDeadline* at the deadline.
         """
-        end = None if timeout is None else time.monotonic() + timeout
-        arrays = together(arrays, by_name)
+        arrays, wait = together(arrays, by_name), Wait.of(timeout, deadline)
         shapes = input_shapes(self.model, arrays)
         workspace = self._workspaces.take(shapes) or Workspace.create(self.model, shapes)
         workspace.inputs.fill(arrays)
-        result = await self.execute_async(workspace.request, timeout=timeout, deadline=deadline)
+        result = await self.start(Job(workspace.request, wait))
         if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and workspace.grow(result.output_shapes):
-            left = None if end is None else max(0.0, end - time.monotonic())
-            result = await self.execute_async(workspace.request, timeout=left, deadline=deadline)
+            result = await self.start(Job(workspace.request, wait))
         views = () if result.status else workspace.outputs.arrays(result.output_shapes)
         outputs = copies(views)
         self._workspaces.put(shapes, workspace, workspace.nbytes)  # not after an error: a device may still write to it
         result.raise_for_status()
         return outputs
 
-    @abstractmethod
     def execute(
         self,
         request: Request,
@@ -144,8 +141,10 @@ class AnyPreparedModel(Closing, ABC):
 
         Raises PeerDied, Timeout, and Malformed for a request that cannot be said.
         """
+        return self.perform(
+            Job.of(request, measure=measure, timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
+        )
 
-    @abstractmethod
     def execute_async(
         self,
         request: Request,
@@ -156,12 +155,23 @@ class AnyPreparedModel(Closing, ABC):
         loop_timeout: float | None = None,
         deadline: float | None = None,
     ) -> Completion:
-        """The same in the background, many at once. The future has what `execute` returns or raises.
+        """The same in the background, many at once: on a device thousands, which wait in its run queue by priority.
 
-        `callback` gets the future when it is done, in the thread that completes it: it must not wait for another one.
+        The future has what `execute` returns or raises, and can be awaited. `cancel()` gives the request up on the
+        device, too. `callback` gets the future when it is done, in a thread that completes others: it must not wait for
+        another one.
+
+        Raises ValueError for what is no time.
         """
+        try:
+            job = Job.of(request, measure=measure, timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
+            completion = self.start(job)
+        except Timeout as error:
+            completion = Completion().fail(error)
+        if callback:
+            completion.add_done_callback(callback)
+        return completion
 
-    @abstractmethod
     def execute_fenced(
         self,
         request: Request,
@@ -186,6 +196,22 @@ class AnyPreparedModel(Closing, ABC):
         MissedDeadlinePersistent for a deadline in the past; ResourceExhaustedTransient when too many are pending;
         PeerDied.
         """
+        job = Job.of(request, measure=measure, loop_timeout=loop_timeout, deadline=deadline)
+        return self.launch(job.behind(wait_for, duration))
+
+    # ---- how a job is executed
+
+    @abstractmethod
+    def perform(self, job: Job) -> Result:
+        """Execute it while the caller waits."""
+
+    @abstractmethod
+    def start(self, job: Job) -> Completion:
+        """Execute it in the background. What fails belongs to the completion."""
+
+    @abstractmethod
+    def launch(self, job: Job) -> FencedExecution:
+        """Execute it when its fences are signalled."""
 
     def burst(
         self,
@@ -346,15 +372,14 @@ class AnyBurst(Closing, ABC):
 
         Raises PeerDied, Timeout, Busy.
         """
-        check_times(timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
-        options = ExecuteOptions(measure, timeout, loop_timeout, deadline)
+        job = Job.of(request, measure=measure, timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
         if self.on_memory is None:
-            return self.execute_as(request, options)
-        return self.on_memory(request, lambda its: self.execute_as(its, options))
+            return self.perform(job)
+        return self.on_memory(job.request, lambda its: self.perform(job._replace(request=its)))
 
     @abstractmethod
-    def execute_as(self, request: Request, options: ExecuteOptions) -> Result:
-        """As `execute`."""
+    def perform(self, job: Job) -> Result:
+        """Execute a request on pools of the caller's own."""
 
     @abstractmethod
     def free_memory(self, memory: Memory) -> None:

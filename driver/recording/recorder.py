@@ -23,7 +23,6 @@ from burst.memory import VendorMemory
 from driver.client.device import RemoteDevice
 from driver.client.prepared_model import RemotePreparedModel
 from driver.client.workspace import nbytes
-from driver.deadlines import earlier, nanoseconds
 from driver.errors import DriverError
 from driver.recording.tape import UNANSWERED, Tape
 
@@ -33,9 +32,11 @@ if TYPE_CHECKING:
     from burst import OutputShape, Request, RequestArgument, Result
     from burst.wire import ResultPacket
     from driver.client.completion import Completion
+    from driver.client.fenced import FencedExecution
+    from driver.client.job import Job
     from driver.client.prepared_model import Home
     from driver.nn import Model, Operand
-    from driver.options import ExecuteOptions, Options
+    from driver.options import Options
 
 VARIABLE, VARIABLE_MB = "BURST_RECORD", "BURST_RECORD_MB"
 MOST_MB = 4096
@@ -209,11 +210,11 @@ class TapedPreparedModel(RemotePreparedModel):
         self._known: tuple[Request, Arguments] | None = None
         self._idle_streams: list[int] = []  # of asynchronous requests
 
-    def _execute(self, request: Request, options: ExecuteOptions) -> Result:
+    def perform(self, job: Job) -> Result:
         """Forwards to the base class and records the request."""
-        note = self._note(request, options, self._stream)
+        note = self._note(job, self._stream)
         try:
-            result = super()._execute(request, options)
+            result = super().perform(job)
         except Exception:
             if note:
                 note.end(UNANSWERED)
@@ -222,11 +223,11 @@ class TapedPreparedModel(RemotePreparedModel):
             note.end(result.status, result.output_shapes)
         return result
 
-    def _launch(self, request: Request, options: ExecuteOptions) -> Completion:
+    def start(self, job: Job) -> Completion:
         """The same. Requests that are in flight at once are in streams of their own."""
         stream = self._idle_streams.pop() if self._idle_streams else self._tape.stream(self, "plain", 1, None)
-        note = self._note(request, options, lambda: stream)
-        future = super()._launch(request, options)
+        note = self._note(job, lambda: stream)
+        completion = super().start(job)
 
         def end(future: Completion) -> None:
             has_failed = future.cancelled() or future.exception() is not None
@@ -234,19 +235,18 @@ class TapedPreparedModel(RemotePreparedModel):
                 note.end(UNANSWERED) if has_failed else note.end(future.result().status, future.result().output_shapes)
             self._idle_streams.append(stream)
 
-        future.add_done_callback(end)
-        return future
+        completion.add_done_callback(end)
+        return completion
 
-    def _note(self, request: Request, options: ExecuteOptions, stream: Callable[[], int]) -> Note | None:
+    def _note(self, job: Job, stream: Callable[[], int]) -> Note | None:
         """None for a request on memory that is not here."""
         known = self._known
-        if known is None or known[0] is not request:
-            known = self._known = request, Arguments(self.model, request)
+        if known is None or known[0] is not job.request:
+            known = self._known = job.request, Arguments(self.model, job.request)
         if not known[1].is_whole:
             self._tape.leave_out(_NOT_HERE)
             return None
-        deadline = None if options.deadline is None else nanoseconds(options.deadline)
-        return Note(self._tape, stream(), known[1], earlier(options.timeout, deadline))
+        return Note(self._tape, stream(), known[1], job.wait.end)
 
     def _stream(self) -> int:
         """The stream of this thread, whose requests follow one another."""
@@ -254,10 +254,10 @@ class TapedPreparedModel(RemotePreparedModel):
             self._streams.number = self._tape.stream(self, "plain", 1, None)
         return int(self._streams.number)
 
-    def execute_fenced(self, *arguments: Any, **terms: Any) -> Any:
+    def launch(self, job: Job) -> FencedExecution:
         """Forwards to the base class. Not recorded: the inputs are unknown until the fences are signalled."""
         self._tape.leave_out(_FENCED)
-        return super().execute_fenced(*arguments, **terms)
+        return super().launch(job)
 
     def new_controller(self, options: Options, home: Home) -> Controller:
         """A controller that writes its requests to the tape."""

@@ -8,7 +8,6 @@ there is no thread in the background: the thread that waits, or submits, takes e
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
@@ -16,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from burst import ErrorStatus, PeerDied, Request, Result
 from driver.client.burst import Burst
+from driver.client.job import Job
 from driver.client.pipeline import Pipeline
 from driver.client.prepared_model import RemotePreparedModel
 from driver.client.session import FAILURES
 from driver.client.statistics import write_timeline
 from driver.client.workspace import shapes_of
-from driver.deadlines import earlier
-from driver.options import MOST_DEPTH, ExecuteOptions
+from driver.options import MOST_DEPTH
 from driver.runtime.fallback import executed, is_retryable
-from driver.runtime.frames import FrameBurst, time_left
+from driver.runtime.frames import FrameBurst
 from driver.runtime.local import LocalBurst, LocalPrepared
 from driver.runtime.places import ChainFrame, ChainMemory, StepBuffers
 
@@ -98,12 +97,11 @@ class StepBurst:
             old.close()
             self._pipeline = None
         request = Request(reads.arguments, writes.arguments, (reads.memory, writes.memory))
-        return local.execute(request).status == ErrorStatus.NONE
+        return local.perform(Job(request)).status == ErrorStatus.NONE
 
-    def execute(self, request: Request, *options: Any) -> Result:
-        """As `Burst.execute`, or on the CPU if that fails."""
-        its = ExecuteOptions(*options)
-        return executed(lambda: self.burst.execute(request, *its), self._instead, request, its)
+    def perform(self, job: Job) -> Result:
+        """Execute it in the burst, or on the CPU if that fails."""
+        return executed(lambda: self.burst.perform(job), self._instead, job)
 
     def _instead(self, error: BaseException) -> CpuFallback | None:
         return None if isinstance(self.burst, LocalBurst) else self.prepared.model.instead(error, self._life)
@@ -206,7 +204,7 @@ class Chain(FrameBurst[ChainFrame]):
             return False
         if self._planned.fallback is None:
             raise error
-        self._planned.fallback.take_over(error).execute(frame.whole).raise_for_status()
+        self._planned.fallback.take_over(error).perform(Job(frame.whole)).raise_for_status()
         return True
 
     def _arrived(self, pending: PendingFrame[ChainFrame], request: Completion) -> None:
@@ -239,18 +237,14 @@ class Chain(FrameBurst[ChainFrame]):
         """The burst of each step, to look at: their figures and traces."""
         return tuple(step.burst for step in self._steps)
 
-    def execute_as(self, request: Request, options: ExecuteOptions) -> Result:
-        """As `execute`, step by step; its timing is the sum of the steps'."""
-        earlier(options.timeout, None)
-        end = None if options.timeout is None else time.monotonic() + options.timeout
-        self._wait(lambda: not self._in_flight, None, options.timeout)
+    def perform(self, job: Job) -> Result:
+        """Execute it step by step; its timing is the sum of the steps'."""
+        self._wait(lambda: not self._in_flight, None, job.wait.timeout)
         with self._lock:
             self._check()
-            options = options._replace(timeout=time_left(end, options.timeout))
-            ways = [step.execute for step in self._steps]
-            return executed(
-                lambda: self._planned.execute_by(ways, request, options), self._whole_instead, request, options
-            )
+            job.wait.check("executing")
+            ways = [step.perform for step in self._steps]
+            return executed(lambda: self._planned.perform_by(ways, job), self._whole_instead, job)
 
     def _whole_instead(self, error: BaseException) -> CpuFallback | None:
         return self._planned.fallback if is_retryable(error) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -10,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from burst import PeerDied
 from driver.client.burst import Burst
-from driver.client.fenced import FencedOptions
 from driver.client.pipeline import Pipeline
 from driver.client.session import FAILURES
 from driver.client.surface import AnyPreparedModel, signature
 from driver.client.workspace import FreeList, Workspace
-from driver.deadlines import check_times
 from driver.errors import DriverError
-from driver.options import ExecuteOptions
 from driver.runtime.allocate import StepRole, allocate
 from driver.runtime.fallback import BurstFallback, CpuFallback, FallbackModel, Fallbacks
 from driver.runtime.launched import launch_here
@@ -27,13 +23,14 @@ from driver.runtime.shared_buffers import ModelRoles, names_shared, on_memory
 from driver.serving import ServeOptions, Serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from burst import Memory, Request, Result
+    from burst import Memory, Result
     from driver.client.completion import Completion
     from driver.client.device import RemoteDevice
     from driver.client.device_buffers import Buffer, BufferDesc, BufferRole
-    from driver.client.fenced import FencedExecution, Waitable
+    from driver.client.fenced import FencedExecution
+    from driver.client.job import Job
     from driver.client.prepared_model import RemotePreparedModel
     from driver.interface import Source
     from driver.nn import Model
@@ -179,62 +176,22 @@ class CompiledModel(FallbackModel, AnyPreparedModel):
         for step in self._steps:
             step.model.prepared.device.free_memory(memory)
 
-    def execute(
-        self,
-        request: Request,
-        measure: bool = False,
-        timeout: float | None = None,
-        loop_timeout: float | None = None,
-        deadline: float | None = None,
-    ) -> Result:
-        """As `RemotePreparedModel.execute`; `request` may also name buffers that `allocate` has made."""
-        way, options = super().execute, ExecuteOptions(measure, timeout, loop_timeout, deadline)
-        return on_memory(self._roles, request, lambda its: way(its, *options))
+    def perform(self, job: Job) -> Result:
+        """Execute it; the request may also name buffers that `allocate` has made."""
+        way = super().perform
+        return on_memory(self._roles, job.request, lambda its: way(job._replace(request=its)))
 
-    def execute_async(
-        self,
-        request: Request,
-        measure: bool = False,
-        *,
-        timeout: float | None = None,
-        callback: Callable[[Completion], object] | None = None,
-        loop_timeout: float | None = None,
-        deadline: float | None = None,
-    ) -> Completion:
-        """As `RemotePreparedModel.execute_async`; a request on shared buffers takes a thread of this process."""
-        if not names_shared(request):
-            return super().execute_async(
-                request, measure, timeout=timeout, callback=callback, loop_timeout=loop_timeout, deadline=deadline
-            )
-        check_times(timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
-        end = None if timeout is None else time.monotonic() + timeout
+    def start(self, job: Job) -> Completion:
+        """Execute it in the background; a request on shared buffers takes a thread of this process."""
+        if names_shared(job.request):
+            return BACKGROUND.submit(partial(self.perform, job))
+        return super().start(job)
 
-        def work() -> Result:
-            left = None if end is None else max(0.0, end - time.monotonic())
-            return self.execute(request, measure, left, loop_timeout, deadline)
-
-        return BACKGROUND.submit(work, callback)
-
-    def execute_fenced(
-        self,
-        request: Request,
-        wait_for: Sequence[Waitable | None] = (),
-        *,
-        measure: bool = False,
-        deadline: float | None = None,
-        loop_timeout: float | None = None,
-        duration: float | None = None,
-    ) -> FencedExecution:
-        """As `RemotePreparedModel.execute_fenced`; for shared buffers this process waits for the fences."""
-        if not names_shared(request):
-            return super().execute_fenced(
-                request, wait_for, measure=measure, deadline=deadline, loop_timeout=loop_timeout, duration=duration
-            )
-
-        def execute(end: int | None) -> Result:
-            return self.execute(request, measure, None, loop_timeout, None if end is None else end / 1e9)
-
-        return launch_here(self.model, request, wait_for, FencedOptions.of(measure, deadline, duration), execute)
+    def launch(self, job: Job) -> FencedExecution:
+        """Launch it; for shared buffers this process waits for the fences."""
+        if names_shared(job.request):
+            return launch_here(self.model, job, lambda end: self.perform(job.by(end)))
+        return super().launch(job)
 
     def allocate(
         self, desc: BufferDesc, input_roles: Sequence[BufferRole] = (), output_roles: Sequence[BufferRole] = ()

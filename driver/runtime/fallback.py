@@ -25,7 +25,6 @@ from burst import (
 from burst.errors import status_error
 from driver.client.completion import Completion, follow
 from driver.client.device import connect
-from driver.client.fenced import FencedOptions
 from driver.client.names import together
 from driver.client.prepared_model import RemotePreparedModel
 from driver.client.session import FAILURES
@@ -33,7 +32,6 @@ from driver.deadlines import until
 from driver.errors import DeviceNotFound, DriverError, NotPlaced
 from driver.nn import InvalidModel
 from driver.nn.file_form import file_of
-from driver.options import ExecuteOptions
 from driver.runtime.comeback import Comeback
 from driver.runtime.launched import launch_here
 from driver.runtime.local import BACKGROUND, LocalDevice, LocalPrepared
@@ -45,9 +43,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from burst import Request
     from driver.client.device import RemoteDevice
-    from driver.client.fenced import FencedExecution, Waitable
+    from driver.client.fenced import FencedExecution
+    from driver.client.job import Job
     from driver.client.prepared_model import Home
     from driver.errors import DeviceFailed
     from driver.nn import Model
@@ -201,14 +199,13 @@ def _types(model: Model) -> list[Any]:
 def executed(
     attempt: Callable[[], Result],
     instead: Callable[[BaseException], CpuFallback | None],
-    request: Request,
-    options: ExecuteOptions,
+    job: Job,
 ) -> Result:
     """What `attempt` gives; where the CPU may do better, what it makes of the request, if `instead` says so.
 
     Values of a device's buffers come to this process for that, and go back. Raises BuffersLost when it has died.
     """
-    result: Result | None = None
+    request, result = job.request, None
     failure: StatusError | PeerDied | DeviceFailed
     try:
         result = attempt()
@@ -223,7 +220,7 @@ def executed(
             raise failure
         return result
     if not names_buffers(request):
-        found = cpu.take_over(failure).execute(request, *options)
+        found = cpu.take_over(failure).perform(job)
         if found.status != ErrorStatus.GENERAL_FAILURE or not isinstance(failure, GeneralFailure):
             return found
         if result is None:  # as in a burst: the device's own words are clearer than those of another one
@@ -236,7 +233,7 @@ def executed(
     except StatusError as error:  # an input without a value
         return error.as_result()
     local = cpu.take_over(failure)
-    return evacuated.executed(lambda its: local.execute(its, *options))
+    return evacuated.executed(lambda its: local.perform(job._replace(request=its)))
 
 
 def is_final(attempt: Callable[[], Result]) -> bool:
@@ -287,40 +284,19 @@ class FallbackModel:
                     raise error from None  # as in `executed`
                 raise
 
-    def execute(
-        self,
-        request: Request,
-        measure: bool = False,
-        timeout: float | None = None,
-        loop_timeout: float | None = None,
-        deadline: float | None = None,
-    ) -> Result:
-        """As `RemotePreparedModel.execute`."""
-        options, life = ExecuteOptions(measure, timeout, loop_timeout, deadline), self.life
-        return self._or_instead(partial(self._executed, request, options), request, options, life)
-
-    def _executed(self, request: Request, options: ExecuteOptions) -> Result:
-        return self._checked(self.prepared.execute(request, *options))
+    def perform(self, job: Job) -> Result:
+        """Execute it on the device, or else on the CPU."""
+        life = self.life
+        return self._or_instead(lambda: self._checked(self.prepared.perform(job)), job, life)
 
     def _checked(self, result: Result) -> Result:
         graph = self.prepared.model.main
         check_shapes([graph.operands[i] for i in graph.outputs], result.output_shapes)
         return result
 
-    def execute_async(
-        self,
-        request: Request,
-        measure: bool = False,
-        *,
-        timeout: float | None = None,
-        callback: Callable[[Completion], object] | None = None,
-        loop_timeout: float | None = None,
-        deadline: float | None = None,
-    ) -> Completion:
-        """As `RemotePreparedModel.execute_async`; what falls back does so in another thread."""
-        options, life, whole = ExecuteOptions(measure, timeout, loop_timeout, deadline), self.life, Completion()
-        if callback:
-            whole.add_done_callback(callback)
+    def start(self, job: Job) -> Completion:
+        """Execute it on the device; what falls back does so in another thread."""
+        life, whole = self.life, Completion()
 
         def then(execution: Completion) -> None:
             def attempt() -> Result:
@@ -329,57 +305,33 @@ class FallbackModel:
             if is_final(attempt):
                 whole.settle(execution.result)
             else:
-                BACKGROUND.complete(whole, partial(self._or_instead, attempt, request, options, life))
+                BACKGROUND.complete(whole, partial(self._or_instead, attempt, job, life))
 
-        follow(whole, self._launch_async(request, options), then)
+        follow(whole, self.prepared.start(job), then)
         return whole
 
-    def _launch_async(self, request: Request, options: ExecuteOptions) -> Completion:
-        measure, timeout, loop_timeout, deadline = options
-        try:
-            return self.prepared.execute_async(  # type: ignore[no-any-return]
-                request, measure, timeout=timeout, loop_timeout=loop_timeout, deadline=deadline
-            )
-        except FAILURES as error:
-            return Completion().fail(error)
+    def _or_instead(self, attempt: Callable[[], Result], job: Job, life: int) -> Result:
+        return executed(attempt, lambda error: self.instead(error, life), job)
 
-    def _or_instead(
-        self, attempt: Callable[[], Result], request: Request, options: ExecuteOptions, life: int
-    ) -> Result:
-        return executed(attempt, lambda error: self.instead(error, life), request, options)
-
-    def launch(self, request: Request, wait_for: Sequence[Waitable | None], **options: Any) -> FencedExecution:
-        """As `execute_fenced`; falls back when it cannot be launched, and not later."""
+    def launch_or_instead(self, job: Job) -> FencedExecution:
+        """Launch it; falls back when it cannot be launched, and not later."""
         life = self.life
         try:
-            return self.prepared.execute_fenced(request, wait_for, **options)  # type: ignore[no-any-return]
+            return self.prepared.launch(job)  # type: ignore[no-any-return]
         except FAILURES as error:
-            return self.replacement(error, life).execute_fenced(request, wait_for, **options)
+            return self.replacement(error, life).launch(job)
 
-    def execute_fenced(
-        self,
-        request: Request,
-        wait_for: Sequence[Waitable | None] = (),
-        *,
-        measure: bool = False,
-        deadline: float | None = None,
-        loop_timeout: float | None = None,
-        duration: float | None = None,
-    ) -> FencedExecution:
-        """As `RemotePreparedModel.execute_fenced`; where it may fall back, this process signals its fence."""
+    def launch(self, job: Job) -> FencedExecution:
+        """Launch it; where it may fall back, this process signals its fence."""
         life, model = self.life, self.prepared.model
-        launched = self.launch(
-            request, wait_for, measure=measure, deadline=deadline, loop_timeout=loop_timeout, duration=duration
-        )
+        launched = self.launch_or_instead(job)
         if self.fallback is None or life != self.life or self.is_replaced:
             return launched
 
         def execute(end: int | None) -> Result:
-            options = ExecuteOptions(measure, None, loop_timeout, None if end is None else end / 1e9)
-            return self._or_instead(launched.result, request, options, life)
+            return self._or_instead(launched.result, job.by(end), life)
 
-        its = FencedOptions.of(measure, deadline, duration)
-        return launch_here(model, request, wait_for, its, execute, may_have_failed=True)
+        return launch_here(model, job, execute, may_have_failed=True)
 
     def replacement(self, error: BaseException, life: int) -> LocalPrepared | RemotePreparedModel:
         """What executes after that failure, as `instead` says; raises it when there is nothing."""
@@ -438,8 +390,7 @@ class BurstFallback(NamedTuple):
     def executed(
         self,
         attempt: Callable[[], Result],
-        request: Request,
-        options: ExecuteOptions,
+        job: Job,
         home: Callable[[BaseException], Home],
     ) -> Result:
         """As `executed`, with the burst at that `home` when it failed."""
@@ -448,7 +399,7 @@ class BurstFallback(NamedTuple):
             is_present = home(error) is self.home()
             return self.model.instead(error, self.model.life if is_present else _PAST)
 
-        return executed(attempt, instead, request, options)
+        return executed(attempt, instead, job)
 
     def home(self) -> Home | None:
         """Where the model is prepared now; None while the CPU is in the device's place."""

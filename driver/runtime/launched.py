@@ -20,7 +20,7 @@ from burst import (
 )
 from burst.channel import close_all
 from burst.messages import NO_TIMING, Cause
-from driver.client.fenced import Ending, ExecutionInfo, FencedExecution, FencedOptions, duplicates, output_shapes
+from driver.client.fenced import Ending, ExecutionInfo, FencedExecution, duplicates, output_shapes
 from driver.client.workspace import output_views
 from driver.deadlines import passed
 from driver.protocol.fences import FenceSignal, FenceState, kind_of, look
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from burst import Request
-    from driver.client.fenced import Waitable
+    from driver.client.job import Job
     from driver.nn import Model
     from driver.runtime.partition import Step
 
@@ -41,12 +40,12 @@ _FENCE_FAILED = "a fence that it waited for was set to error"
 class FencedThread:
     """The thread of an execution in this process: it waits for the fences, executes, and signals a fence of its own."""
 
-    def __init__(self, execute: Callable[[int | None], Result], fds: list[int], options: FencedOptions) -> None:
+    def __init__(self, execute: Callable[[int | None], Result], fds: list[int], job: Job) -> None:
         """`execute`: until that deadline, CLOCK_MONOTONIC ns, once all fences `fds` are signalled: it owns these.
 
         Raises ResourceExhaustedTransient.
         """
-        self._execute, self._fds, self._options = execute, list(fds), options
+        self._execute, self._fds, self._job = execute, list(fds), job
         self._launched_at, self._fenced_at = time.monotonic_ns(), 0
         self._ending: Ending | None = None
         self._signal = _new_signal()
@@ -77,7 +76,7 @@ class FencedThread:
             self._signal.signal()
 
     def _result(self) -> Result:
-        deadline, duration = self._options.deadline, self._options.duration
+        deadline, duration = self._job.wait.end, self._job.duration
         state = _awaited(self._fds, deadline)
         self._fenced_at = time.monotonic_ns()
         if state == FenceState.ERROR:
@@ -90,7 +89,7 @@ class FencedThread:
         return self._execute(min((end for end in ends if end is not None), default=None))
 
     def _timing(self, result: Result, since: int, now: int) -> Timing:
-        if not (self._options.measure and since) or result.status:
+        if not (self._job.measure and since) or result.status:
             return NO_TIMING
         took = (now - since) // 1000
         return Timing(took if result.timing.time_on_device is None else result.timing.time_on_device, took)
@@ -199,27 +198,21 @@ def check_fences(fds: Sequence[int]) -> None:
 
 
 def launch_here(
-    model: Model,
-    request: Request,
-    wait_for: Sequence[Waitable | None],
-    options: FencedOptions,
-    execute: Callable[[int | None], Result],
-    *,
-    may_have_failed: bool = False,
+    model: Model, job: Job, execute: Callable[[int | None], Result], *, may_have_failed: bool = False
 ) -> FencedExecution:
     """`execute`, until a deadline, CLOCK_MONOTONIC ns, in a thread that waits for these fences first.
 
     `may_have_failed`: a device has looked at the fences already. Raises InvalidArgument, MissedDeadlinePersistent,
     ResourceExhaustedTransient.
     """
-    if missed := passed(options.deadline):
+    if missed := passed(job.wait.by):
         missed.raise_for_status()
-    with duplicates(wait_for) as fds:
-        if len(fds) < len(wait_for):
-            raise InvalidArgument(f"wait_for: {len(wait_for) - len(fds)} of {len(wait_for)} fences are null")
+    with duplicates(job.after) as fds:
+        if len(fds) < len(job.after):
+            raise InvalidArgument(f"wait_for: {len(job.after) - len(fds)} of {len(job.after)} fences are null")
         if not may_have_failed:
             check_fences(fds)
-        thread = FencedThread(execute, fds, options)
+        thread = FencedThread(execute, fds, job)
         fds[:] = ()  # they are the thread's
-    shapes = output_shapes(model, request)
+    request, shapes = job.request, output_shapes(model, job.request)
     return FencedExecution(thread.fence, thread.ending, lambda: output_views(model, request, shapes))

@@ -24,7 +24,6 @@ from burst import (
     MissedDeadlineTransient,
     Result,
     StatusError,
-    Timeout,
     Timing,
     Trace,
 )
@@ -35,7 +34,7 @@ from driver import fork
 from driver.client.buffers import buffers_for
 from driver.client.completion import Completion
 from driver.client.device_buffers import check_buffers
-from driver.client.fenced import FencedOptions
+from driver.client.job import Job
 from driver.client.names import together
 from driver.client.recovery import describe
 from driver.client.statistics import spread, write_timeline
@@ -43,12 +42,11 @@ from driver.client.surface import AnyPreparedModel
 from driver.client.workspace import FreeList, InputSet, OutputSet, Workspace, input_shapes, output_views
 from driver.deadlines import (
     WAITING,
+    Wait,
     check,
     check_entry,
-    check_times,
     deadline,
     due,
-    earlier,
     nanoseconds,
     passed,
     until,
@@ -60,8 +58,7 @@ from driver.errors import ExecutionFailed
 from driver.interface import Preparation
 from driver.nn import validate
 from driver.nn.known import explained
-from driver.options import ExecuteOptions, check_preference
-from driver.protocol.plain_codec import with_loop_timeout
+from driver.options import check_preference
 from driver.runtime.frames import FrameBurst
 from driver.runtime.launched import launch_here
 from fmq import clock
@@ -69,13 +66,13 @@ from fmq.clock import FOREVER
 from fmq.closing import Closing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import ArrayLike, NDArray
 
     from burst import Memory, OutputShape, Request
     from driver.client.buffers import RequestBuffers
-    from driver.client.fenced import FencedExecution, Waitable
+    from driver.client.fenced import FencedExecution
     from driver.interface import Device
     from driver.nn import Model
     from driver.options import Options, Preference
@@ -91,11 +88,9 @@ class Background:
         self._threads: ThreadPoolExecutor | None = None
         fork.abandon_in_child(self)
 
-    def submit(self, work: Callable[[], Result], callback: Callable[[Completion], object] | None = None) -> Completion:
+    def submit(self, work: Callable[[], Result]) -> Completion:
         """Complete a new completion with `work`, which waits for nothing that comes after it here."""
         completion = Completion()
-        if callback:
-            completion.add_done_callback(callback)
         self.complete(completion, work)
         return completion
 
@@ -178,40 +173,28 @@ class LocalPrepared(AnyPreparedModel):
         arrays = together(arrays, by_name)
         workspace = Workspace.create(self.model, input_shapes(self.model, arrays))
         workspace.inputs.fill(arrays)
-        options = ExecuteOptions(timeout=timeout)
-        result = self._execute(workspace.request, options)
+        wait = Wait.of(timeout, None)
+        result = self.perform(Job(workspace.request, wait))
         if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and workspace.grow(result.output_shapes):
-            result = self._execute(workspace.request, options)
+            result = self.perform(Job(workspace.request, wait))
         result.raise_for_status()
         return result.outputs
 
-    def execute(
-        self,
-        request: Request,
-        measure: bool = False,
-        timeout: float | None = None,
-        loop_timeout: float | None = None,
-        deadline: float | None = None,
-    ) -> Result:
-        """As `RemotePreparedModel.execute`. Raises Timeout when the result is not there in `timeout` seconds."""
-        return self._execute(request, ExecuteOptions(measure, timeout, loop_timeout, deadline))
-
-    def _execute(self, request: Request, options: ExecuteOptions) -> Result:
-        check_times(timeout=options.timeout, loop_timeout=options.loop_timeout, deadline=options.deadline)
+    def perform(self, job: Job) -> Result:
+        """Execute it in this thread. Raises Timeout when the result is not there in time."""
+        request, by = job.request, job.wait.by
         check_buffers(request.pools, None)
-        request = with_loop_timeout(request, options.loop_timeout)
-        by = None if options.deadline is None else nanoseconds(options.deadline)
         if missed := passed(by):
             return missed
-        begin, since = time.monotonic(), clock.now()
+        since = clock.now()
         try:
-            with in_time(begin, options.timeout, by):
+            with in_time(job.wait):
                 execution = self.bind(request)
                 run_here(execution)
                 check("executing", by)
         except StatusError as error:
             return error.as_result()
-        shapes, took = tuple(execution.shapes), timing(clock.now() - since, options.measure)
+        shapes, took = tuple(execution.shapes), timing(clock.now() - since, job.measure)
         return Result(ErrorStatus.NONE, output_views(self.model, request, shapes), shapes, took)
 
     def bind(self, request: Request) -> BoundRequest:
@@ -222,52 +205,24 @@ class LocalPrepared(AnyPreparedModel):
                 raise InvalidArgument(f"token {pool.token}: no buffer of this process; it belongs to a device")
         return BoundRequest(self.model, self._prepared, request)
 
-    def execute_async(
-        self,
-        request: Request,
-        measure: bool = False,
-        *,
-        timeout: float | None = None,
-        callback: Callable[[Completion], object] | None = None,
-        loop_timeout: float | None = None,
-        deadline: float | None = None,
-    ) -> Completion:
-        """As `RemotePreparedModel.execute_async`, in threads of this process: as many at once as it has processors."""
-        check_times(timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
-        end = None if timeout is None else time.monotonic() + timeout
-        by = None if deadline is None else nanoseconds(deadline)
-        earlier(timeout, by)
-        missed = passed(by)
+    def start(self, job: Job) -> Completion:
+        """Execute it in a thread of this process: as many at once as it has processors."""
+        missed = passed(job.wait.by)
 
         def work() -> Result:
             try:
-                check("queued", by)
+                check("queued", job.wait.by)
             except StatusError as error:  # others were first, unless it was too late from the beginning
                 return missed or error.as_result()
-            left = None if end is None else max(1e-9, end - time.monotonic())
-            try:
-                return self.execute(request, measure, left, loop_timeout, deadline)
-            except Timeout as error:
-                raise timed_out(timeout, error.phase, error.late_by) from None
+            return self.perform(job)
 
-        return BACKGROUND.submit(work, callback)
+        return BACKGROUND.submit(work)
 
-    def execute_fenced(
-        self,
-        request: Request,
-        wait_for: Sequence[Waitable | None] = (),
-        *,
-        measure: bool = False,
-        deadline: float | None = None,
-        loop_timeout: float | None = None,
-        duration: float | None = None,
-    ) -> FencedExecution:
-        """As `RemotePreparedModel.execute_fenced`, in a thread of its own."""
-        options = FencedOptions.of(measure, deadline, duration)
-        request = with_loop_timeout(request, loop_timeout)
-        check_buffers(request.pools, None)
-        bound = self.bind(request)
-        check_outputs(self.model, request)
+    def launch(self, job: Job) -> FencedExecution:
+        """Execute it in a thread of its own."""
+        check_buffers(job.request.pools, None)
+        bound = self.bind(job.request)
+        check_outputs(self.model, job.request)
 
         def execute(end: int | None) -> Result:
             check("queued", end)
@@ -276,7 +231,7 @@ class LocalPrepared(AnyPreparedModel):
             check("executing", end)
             return Result(ErrorStatus.NONE)
 
-        return launch_here(self.model, request, wait_for, options, execute)
+        return launch_here(self.model, job, execute)
 
     def open_burst(self, options: Options) -> LocalBurst:
         """What says how to wait and how to recover has nothing to say."""
@@ -357,11 +312,10 @@ class LocalBurst(FrameBurst[LocalFrame]):
         return self._prepared.model
 
     def _run(self, arrays: tuple[Any, ...], timeout: float | None) -> Result:
-        begin, buffers = time.monotonic(), self._frames.buffers
-        since = clock.now()
+        wait, buffers, since = Wait.of(timeout, None), self._frames.buffers, clock.now()
         if arrays:
             self._frames.copied += buffers.fill(arrays)
-        with in_time(begin, timeout):
+        with in_time(wait):
             return self._executed(LocalFrame(buffers.inputs, buffers.free_outputs()), since, clock.now())
 
     def _executed(self, frame: LocalFrame, begin: int, sent: int) -> Result:
@@ -440,10 +394,9 @@ class LocalBurst(FrameBurst[LocalFrame]):
 
     # ----
 
-    def execute_as(self, request: Request, options: ExecuteOptions) -> Result:
-        """As `execute`, in this thread."""
+    def perform(self, job: Job) -> Result:
         self._check()
-        return self._prepared.execute(request, *options)
+        return self._prepared.perform(job)
 
     def free_memory(self, memory: Memory) -> None:
         """Nothing is kept of pools."""
@@ -485,23 +438,20 @@ def run_here(execution: BoundRequest) -> None:
 
 
 @contextmanager
-def in_time(begin: float, timeout: float | None, deadline: int | None = None) -> Iterator[None]:
-    """An execution that has to end so many seconds after `begin`, or else raises Timeout, and by the deadline.
-
-    Raises ValueError for what is no timeout.
-    """
-    end = earlier(timeout, None) or FOREVER
-    earliest = min(end, lib.burst_due(), FOREVER if deadline is None else deadline)
+def in_time(wait: Wait) -> Iterator[None]:
+    """Bound an execution in this thread. Raises Timeout when its timeout has passed, during it or before."""
+    end = FOREVER if wait.end is None else wait.end
+    earliest = min(end, lib.burst_due())
     try:
         with due(earliest):
             yield
-            late_by = time.monotonic() - begin - timeout if timeout is not None else 0.0
+            late_by = (clock.now() - end) / 1e9
     except MissedDeadlineTransient as error:
-        if end != earliest or clock.now() <= end:  # a loop may have taken too long
+        if not wait.ends_by_timeout or end != earliest or clock.now() <= end:  # a loop may have taken too long
             raise
-        raise timed_out(timeout, "executing", error.late_by) from None
-    if late_by > 0:
-        raise timed_out(timeout, WAITING, late_by)
+        raise timed_out(wait.timeout, "executing", error.late_by) from None
+    if wait.ends_by_timeout and late_by > 0:
+        raise timed_out(wait.timeout, WAITING, late_by)
 
 
 def timing(ns: int, measure: bool) -> Timing:

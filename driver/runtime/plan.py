@@ -19,22 +19,20 @@ from burst import (
     Request,
     Result,
     StatusError,
-    Timeout,
     Timing,
 )
-from burst.errors import timed_out
 from burst.memory import VendorMemory
 from driver.client.completion import Completion, follow
+from driver.client.job import Job
 from driver.client.names import copies, together
 from driver.client.session import FAILURES
 from driver.client.surface import AnyPreparedModel
 from driver.client.workspace import FreeList, InputSet, Workspace, input_shapes, nbytes, output_views
-from driver.deadlines import check_times, earlier, nanoseconds, passed, until
+from driver.deadlines import Wait, passed, until
 from driver.engine.binding import check_arguments
 from driver.engine.launched import check_outputs
 from driver.engine.named_buffers import check_alone
 from driver.errors import OutputInsufficientSize
-from driver.options import ExecuteOptions
 from driver.runtime.cache.device import CacheOutcome
 from driver.runtime.launched import failed_here, follow_all
 from driver.runtime.places import arguments, between, with_temporaries
@@ -54,8 +52,8 @@ if TYPE_CHECKING:
     from driver.runtime.partition import Step
 
 
-Way: TypeAlias = "Callable[..., Result]"
-"""A step's `execute`."""
+Way: TypeAlias = "Callable[[Job], Result]"
+"""A step's `perform`."""
 
 
 class PreparedStep(NamedTuple):
@@ -77,10 +75,8 @@ class PreparedStep(NamedTuple):
 class AsyncSteps(NamedTuple):
     """An asynchronous execution on its way. It refers to no execution of a step, whose callbacks refer to this."""
 
-    request: Request
+    job: Job
     room: Memory  #: for temporaries
-    options: ExecuteOptions
-    end: float | None  #: of the timeout, a time.monotonic()
     waiting: deque[tuple[PreparedStep, Request]]
     whole: Completion
     spent: list[Timing]  #: by the steps so far
@@ -118,70 +114,44 @@ class PlannedModel(AnyPreparedModel):
         if deadline is not None:
             with until(timeout, deadline) as left:
                 return self.run(*together(arrays, by_name), timeout=left)
-        arrays = together(arrays, by_name)
-        earlier(timeout, None)
+        arrays, wait = together(arrays, by_name), Wait.of(timeout, None)
         shapes = input_shapes(self.model, arrays)
         workspace = self._workspaces.take(shapes) or Workspace.create(self.model, shapes)
         workspace.inputs.fill(arrays)
         with self._temporary_room() as room:
-            ways = [step.model.execute for step in self.steps]
-            result = self._execute(ways, workspace.request, room, ExecuteOptions(timeout=timeout))
+            result = self._perform([step.model.perform for step in self.steps], Job(workspace.request, wait), room)
         outputs = copies(result.outputs)
         result = result._replace(outputs=())
         self._workspaces.put(shapes, workspace, workspace.nbytes)  # not after an error: a device may still write to it
         result.raise_for_status()
         return outputs
 
-    def execute(
-        self,
-        request: Request,
-        measure: bool = False,
-        timeout: float | None = None,
-        loop_timeout: float | None = None,
-        deadline: float | None = None,
-    ) -> Result:
-        """As `RemotePreparedModel.execute`; its timing is the sum of the steps'."""
-        options = ExecuteOptions(measure, timeout, loop_timeout, deadline)
-        return self.execute_by([step.model.execute for step in self.steps], request, options)
+    def perform(self, job: Job) -> Result:
+        """Execute it step by step; its timing is the sum of the steps'."""
+        return self.perform_by([step.model.perform for step in self.steps], job)
 
-    def execute_by(self, ways: Sequence[Way], request: Request, options: ExecuteOptions) -> Result:
+    def perform_by(self, ways: Sequence[Way], job: Job) -> Result:
         """The same, each step in its way."""
-        if refusal := self._refusal(request, options):
+        if refusal := self._refusal(job):
             return refusal
         with self._temporary_room() as room:
-            return self._execute(ways, request, room, options)
+            return self._perform(ways, job, room)
 
-    def execute_async(
-        self,
-        request: Request,
-        measure: bool = False,
-        *,
-        timeout: float | None = None,
-        callback: Callable[[Completion], object] | None = None,
-        loop_timeout: float | None = None,
-        deadline: float | None = None,
-    ) -> Completion:
-        """As `RemotePreparedModel.execute_async`: the thread that completes one step launches the next one."""
+    def start(self, job: Job) -> Completion:
+        """Execute it step by step: the thread that completes one step starts the next one."""
         whole = Completion()
-        if callback:
-            whole.add_done_callback(callback)
-        options = ExecuteOptions(measure, timeout, loop_timeout, deadline)
-        if refusal := self._refusal(request, options):
-            whole.settle(lambda: refusal)
-        else:
-            room = self._take_room()
-            end = None if timeout is None else time.monotonic() + timeout
-            waiting = deque(zip(self.steps, self._requests(request, room), strict=True))
-            self._launch(AsyncSteps(request, room, options, end, waiting, whole, []))
+        if refusal := self._refusal(job):
+            return whole.finish(refusal)
+        room = self._take_room()
+        waiting = deque(zip(self.steps, self._requests(job.request, room), strict=True))
+        self._start_next(AsyncSteps(job, room, waiting, whole, []))
         return whole
 
-    def _launch(self, at: AsyncSteps) -> None:
-        """The next step. Raises Timeout, and what the step's model raises."""
+    def _start_next(self, at: AsyncSteps) -> None:
+        """Raises Timeout when no time is left for it."""
         step, its = at.waiting.popleft()
-        measure, _, loop_timeout, deadline = at.options
-        left = self._left(at.end, at.options)
-        execution = step.model.execute_async(its, measure, timeout=left, loop_timeout=loop_timeout, deadline=deadline)
-        follow(at.whole, execution, partial(self._then, at, step))
+        at.job.wait.check("executing")
+        follow(at.whole, step.model.start(at.job._replace(request=its)), partial(self._then, at, step))
 
     def _then(self, at: AsyncSteps, step: PreparedStep, execution: Completion) -> None:
         result = execution.result()
@@ -189,46 +159,31 @@ class PlannedModel(AnyPreparedModel):
         if result.status:
             at.whole.settle(lambda: _failure_of(step, result))
         elif at.waiting:
-            self._launch(at)
+            self._start_next(at)
         else:
             self._rooms.put(None, at.room, at.room.nbytes)  # not after an error: a device may still write to it
-            at.whole.settle(lambda: self._success_of(at.request, at.spent))
+            at.whole.settle(lambda: self._success_of(at.job.request, at.spent))
 
-    def execute_fenced(
-        self,
-        request: Request,
-        wait_for: Sequence[Waitable | None] = (),
-        *,
-        measure: bool = False,
-        deadline: float | None = None,
-        loop_timeout: float | None = None,
-        duration: float | None = None,
-    ) -> FencedExecution:
-        """As `RemotePreparedModel.execute_fenced`: each step waits for the fence of the one before, on its own device.
-
-        `duration`: of each step.
-        """
-        options = ExecuteOptions(measure, None, loop_timeout, deadline)
-        refusal = self._refusal(request, options)
+    def launch(self, job: Job) -> FencedExecution:
+        """Launch all steps: each waits for the fence of the one before, on its own device. `duration`: of each step."""
+        refusal = self._refusal(job)
         if refusal and refusal.status != ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # a fence has no room for that one
             refusal.raise_for_status()
-        check_outputs(self.model, request)
+        check_outputs(self.model, job.request)
         room = self._take_room()
         launched: list[FencedExecution] = []
-        fences: Sequence[Waitable | None] = wait_for
+        fences: Sequence[Waitable | None] = job.after
         begin, delay = time.monotonic_ns(), 0
-        for step, its in zip(self.steps, self._requests(request, room), strict=True):
+        for step, its in zip(self.steps, self._requests(job.request, room), strict=True):
             try:
-                execution = step.model.launch(
-                    its, fences, measure=measure, deadline=deadline, loop_timeout=loop_timeout, duration=duration
-                )
+                execution = step.model.launch_or_instead(job._replace(request=its, after=fences))
             except (*FAILURES, ValueError) as error:
                 if not launched:
                     raise
                 execution = failed_here(error)  # the steps before it go on, and are to be waited for
             launched.append(execution)
             fences, delay = [execution], (time.monotonic_ns() - begin) // 1000
-        return follow_all(launched, [step.step for step in self.steps], delay, lambda: self._views(request))
+        return follow_all(launched, [step.step for step in self.steps], delay, lambda: self._views(job.request))
 
     def _take_room(self) -> Memory:
         return self._rooms.take(None) or Memory.create(self._room)
@@ -239,24 +194,16 @@ class PlannedModel(AnyPreparedModel):
         yield room
         self._rooms.put(None, room, room.nbytes)  # not after an error: a device may still write to it
 
-    def _execute(self, ways: Sequence[Way], request: Request, room: Memory, options: ExecuteOptions) -> Result:
+    def _perform(self, ways: Sequence[Way], job: Job, room: Memory) -> Result:
         """Step by step; ends at the first that fails."""
-        end, spent = None if options.timeout is None else time.monotonic() + options.timeout, list[Timing]()
-        for step, execute, its in zip(self.steps, ways, self._requests(request, room), strict=True):
-            try:
-                result = execute(its, *options._replace(timeout=self._left(end, options)))
-            except Timeout as error:
-                raise timed_out(options.timeout, error.phase, error.late_by) from None
+        spent = list[Timing]()
+        for step, perform, its in zip(self.steps, ways, self._requests(job.request, room), strict=True):
+            job.wait.check("executing")
+            result = perform(job._replace(request=its))
             if result.status:
                 return _failure_of(step, result)
             spent.append(result.timing)
-        return self._success_of(request, spent)
-
-    def _left(self, end: float | None, options: ExecuteOptions) -> float | None:
-        left = None if end is None else end - time.monotonic()
-        if left is not None and left <= 0:
-            raise timed_out(options.timeout, "executing")
-        return left
+        return self._success_of(job.request, spent)
 
     def _success_of(self, request: Request, spent: Sequence[Timing]) -> Result:
         return Result(ErrorStatus.NONE, self._views(request), self._shapes(request), _total(spent))
@@ -272,15 +219,10 @@ class PlannedModel(AnyPreparedModel):
         sides = [arguments(step.step, where) for step in self.steps]
         return [Request(*its, _pools_of(its, pools), request.loop_timeout) for its in sides]
 
-    def _refusal(self, request: Request, options: ExecuteOptions) -> Result | None:
-        """What no step could say as it should be said: a step knows neither the model's inputs nor all outputs.
-
-        Raises ValueError, Timeout for times in which nothing can be done.
-        """
-        check_times(timeout=options.timeout, loop_timeout=options.loop_timeout, deadline=options.deadline)
-        by = None if options.deadline is None else nanoseconds(options.deadline)
-        earlier(options.timeout, by)
-        if missed := passed(by):
+    def _refusal(self, job: Job) -> Result | None:
+        """What no step could say as it should be said: a step knows neither the model's inputs nor all outputs."""
+        request = job.request
+        if missed := passed(job.wait.by):
             return missed
         try:
             check_arguments(self.model, request)

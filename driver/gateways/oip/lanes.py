@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import BurstError, DeviceUnavailable, ErrorStatus, Memory, Request, RequestArgument
+from driver.client.job import Job
 from driver.client.tasks import TaskTimes
 from driver.deadlines import seconds_left
 from driver.gateways.oip.refusal import invalid
-from driver.options import ExecuteOptions
 from driver.serving.waiting import ExecutionEstimate, QueueFull, RequestQueue, WaitingRequest
 from fmq import FmqError, clock
 
@@ -83,7 +83,7 @@ class Lane:
         for target, port, given in zip(found.targets, self._ports.inputs, call.given, strict=True):
             if target is not None:
                 target[...] = port.stored(given)
-        return self.burst.execute_as(found.request, ExecuteOptions(deadline=call.deadline))
+        return self.burst.perform(Job.of(found.request, deadline=call.deadline))
 
     def _laid_out(self, call: InPlaceCall) -> LaidOutRequest:
         pools = {region.name: n for n, region in enumerate(call.regions, 1)}

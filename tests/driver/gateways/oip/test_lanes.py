@@ -33,8 +33,8 @@ class HeldDevice:
         self.bursts += 1
         return self
 
-    def execute_as(self, _, options):
-        self.deadlines.append(options.deadline)
+    def perform(self, job):
+        self.deadlines.append(job.wait.by)
         self.running.release()
         assert self.go.acquire(timeout=PATIENCE)
         return DONE
@@ -73,7 +73,7 @@ def test_order(threads):
     device.go.release(4)
     for future in futures:
         future.result(PATIENCE)
-    assert device.deadlines == [far, far + 1, far + 2, far + 3]
+    assert device.deadlines == [int((far + n) * 1e9) for n in range(4)]
     assert device.bursts == 1
     lanes.close()
     assert device.closed == 1
@@ -134,7 +134,7 @@ def test_lane_that_cannot_be_opened(threads):
 def test_a_region_ends_while_a_lane_looks():
     """A region that ends just as a lane compares a request with its latest one does that request no harm."""
     executed = []
-    burst = SimpleNamespace(execute_as=lambda request, _: executed.append(request) or DONE, free_memory=lambda _: None)
+    burst = SimpleNamespace(perform=lambda job: executed.append(job.request) or DONE, free_memory=lambda _: None)
     port = SimpleNamespace(is_known=False, dtype=np.dtype(np.uint8), nbytes=len, stored=lambda _: 0)
     lane = Lane(burst, SimpleNamespace(inputs=(port,), outputs=()))
 

@@ -1,0 +1,54 @@
+"""One execution, as everything below the surface takes it: made once, from what the caller wrote."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from driver.deadlines import ENDLESS, Wait, check_times, checked
+from driver.protocol.plain_codec import with_loop_timeout
+from fmq.clock import FOREVER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from burst import Request
+    from driver.client.fenced import Waitable
+
+
+class Job(NamedTuple):
+    """A request, and how to execute it.
+
+    request: with its loop timeout. wait: for how long the caller waits, and what the device is told. after: fences that
+    come first. duration: nanoseconds that it may take from when these are signalled.
+    """
+
+    request: Request
+    wait: Wait = ENDLESS
+    measure: bool = False
+    after: Sequence[Waitable | None] = ()
+    duration: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        *,
+        measure: bool = False,
+        timeout: float | None = None,
+        loop_timeout: float | None = None,
+        deadline: float | None = None,
+    ) -> Self:
+        """Begins now. Raises ValueError for what is no time, and Timeout after 0 seconds, in which nothing is done."""
+        if timeout is None and deadline is None and loop_timeout is None:
+            return cls(request, ENDLESS, measure)
+        check_times(timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
+        return cls(with_loop_timeout(request, loop_timeout), Wait.of(timeout, deadline), measure)
+
+    def behind(self, fences: Sequence[Waitable | None], duration: float | None = None) -> Self:
+        """The same when all fences are signalled; `duration` in seconds. Raises ValueError."""
+        limit = None if duration is None else checked("duration", duration)
+        return self._replace(after=fences, duration=None if limit == FOREVER else limit)
+
+    def by(self, end: int | None) -> Self:
+        """The same without fences, and done by `end`, CLOCK_MONOTONIC ns."""
+        return self._replace(wait=Wait(end, None, end), after=(), duration=None)
