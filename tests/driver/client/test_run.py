@@ -1,5 +1,6 @@
 """Executions: by every path the same results, and errors that leave the path usable."""
 
+import asyncio
 import gc
 import os
 import re
@@ -10,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from inside import controller_of, writer_of
-from waiting import nested
+from waiting import PATIENCE, nested
 
 import driver
 from burst import Busy, ErrorStatus, Memory, Request, RequestArgument, Timeout
 from driver.nn import Interpreter
+from driver.runtime.local import LocalDevice
 
 X = np.array([[1, 2, 3, 4]], np.float32)
 Y = X + 1
@@ -592,3 +594,20 @@ class TestMeasuring:
         with device.prepare(builder.build()) as prepared, prepared.burst() as burst:
             for outputs in (prepared.run(), burst.run().outputs):
                 assert outputs[0].tolist() == [[1.5] * 3] * 2
+
+
+@pytest.mark.parametrize("way", ["run", "run_async", "in this process"])
+def test_a_timeout_counts_from_the_call(device, kit, monkeypatch, way):
+    """Where an output is larger than its first guess, the second try has what the first one left."""
+    x, jobs = np.zeros((100_000, 4), np.float32), []
+    with (LocalDevice() if way == "in this process" else device).prepare(kit.open_model()) as prepared:
+        name = "start" if way == "run_async" else "perform"
+        execute = getattr(prepared, name)
+        monkeypatch.setattr(prepared, name, lambda job: (jobs.append(job), execute(job))[1])
+        if way == "run_async":
+            (found,) = asyncio.run(prepared.run_async(x, timeout=PATIENCE))
+        else:
+            (found,) = prepared.run(x, timeout=PATIENCE)
+    assert (found == 1).all()
+    assert len(jobs) == 2
+    assert jobs[0].wait == jobs[1].wait
