@@ -111,6 +111,7 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
     _made: threading.Condition | None = None  # `_condition`, once it was asked for
     _waiting: list[Any] | None = None  # `_waiters`, likewise
     _called: deque[Callable[[Any], object]] | None = None  # callbacks, where there are any
+    _is_attended: bool = False  # the receiver has it
 
     def __init__(
         self, source: ResultSource = OTHER_THREAD, deadline: int | None = None, told: int | None = None
@@ -192,8 +193,7 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
         callbacks wait for this one; at once if it is done.
         """
         self.when_done(fn)
-        if self._state is PENDING:
-            self._have_attended()
+        self._have_attended_once()
 
     def __await__(self) -> Generator[Any, None, Result]:
         if self._state is PENDING:
@@ -243,6 +243,11 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
         """In the thread of an event loop: have the loop complete this."""
         if self._state is PENDING:
             self.arrival()
+
+    def _have_attended_once(self) -> None:
+        if self._state is PENDING and not self._is_attended:
+            self._is_attended = True
+            self._have_attended()
 
     def _have_attended(self) -> None:
         """Have the receiver attend to it. The burst keeps it while it is in flight; the receiver, which may be late,
@@ -320,7 +325,9 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
     def _call(self, function: Callable[[Self], object]) -> None:
         try:
             function(self)
-        except Exception:  # noqa: BLE001 (as concurrent.futures does: the waiting thread has not caused it)
+        except BaseException as error:  # (as concurrent.futures does: the waiting thread has not caused it)
+            if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C, or the end of the program; other threads complete what others wait for
             _log.exception("a callback of %r raised", self)
 
     # ---- for concurrent.futures
@@ -329,8 +336,7 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         with _making:
             made = self._made = self._made or threading.Condition()
-        if self._state is PENDING:
-            self._have_attended()
+        self._have_attended_once()
         return made
 
     @property
@@ -380,7 +386,7 @@ def wait_or_expire(
 ) -> None:
     """Do what `ResultSource.wait_for` says: `wait` ends when it is done, or raises Timeout after so many seconds."""
     left = seconds_left(completion.deadline)
-    if left is None or (timeout is not None and timeout <= left):
+    if left is None or (timeout is not None and timeout <= left and left > 0):
         wait(timeout)
         return
     try:

@@ -261,7 +261,11 @@ class FencedExecution(Completion, Closing):
         if self._fence < 0 or self.is_done:
             loop.run_in_executor(None, self._settle)
             return
-        copy = os.dup(self._fence)  # an event loop has only one reader per descriptor
+        try:
+            copy = os.dup(self._fence)  # an event loop has only one reader per descriptor
+        except OSError:  # there are no more descriptors
+            loop.run_in_executor(None, self.join)
+            return
 
         def ended() -> None:
             loop.remove_reader(copy)
@@ -271,7 +275,8 @@ class FencedExecution(Completion, Closing):
         loop.add_reader(copy, ended)
 
     def __await__(self) -> Generator[Any, None, Result]:
-        yield from self._ended().__await__()
+        if not self.is_done:
+            yield from self._ended().__await__()
         return self.result(0)
 
     async def _ended(self) -> None:

@@ -162,6 +162,8 @@ class Pipeline:
             future.finish(self.session.run_plain(encoded, seconds_left(future.told)))
         except StatusError as error:
             future.fail(error)
+        except Timeout:
+            future.fail(unanswered(clock.now() - (future.told or 0)))
         except PeerDied as error:
             if self.session.is_recoverable(error):
                 return  # it stays in flight, for the device's next life
@@ -420,7 +422,7 @@ class Pipeline:
             end = None if timeout is None else clock.deadline_of(timeout)
             reply = self._exchange(encoded.packet, timeout, end)
         except BaseException as error:  # noqa: BLE001 (raised again, unless there is another way)
-            return self.recover_from(error, encoded, timeout)
+            return self.recover_from(error, encoded, None if end is None else max(1e-9, seconds_left(end) or 0))
         if reply.status is not _NONE:
             return self.retry_with_larger_outputs(encoded, reply, timeout, end)
         return Completion(self).finish(self.session.result_of(encoded, reply))
@@ -459,7 +461,10 @@ class Pipeline:
             return missed
         self.session.check()
         while True:
-            self.drain(job.wait.timeout)
+            try:
+                self.drain(seconds_left(job.wait.end))
+            except Timeout:
+                return job.wait.given_up()
             self.session.bind(job.request, self.in_flight)
             try:
                 with self.in_flight.submitting:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from burst import ErrorStatus, PeerDied, Request, Result
+from burst import ErrorStatus, PeerDied, Request, Result, Timeout
 from driver.client.burst import Burst
 from driver.client.job import Job
 from driver.client.pipeline import Pipeline
@@ -21,6 +21,7 @@ from driver.client.prepared_model import RemotePreparedModel
 from driver.client.session import FAILURES
 from driver.client.statistics import write_timeline
 from driver.client.workspace import shapes_of
+from driver.deadlines import seconds_left
 from driver.options import MOST_DEPTH
 from driver.runtime.fallback import executed, is_retryable
 from driver.runtime.frames import FrameBurst
@@ -239,7 +240,10 @@ class Chain(FrameBurst[ChainFrame]):
 
     def perform(self, job: Job) -> Result:
         """Execute it step by step; its timing is the sum of the steps'."""
-        self._wait(lambda: not self._in_flight, None, job.wait.timeout)
+        try:
+            self._wait(lambda: not self._in_flight, None, seconds_left(job.wait.end))
+        except Timeout:
+            return job.wait.given_up()
         with self._lock:
             self._check()
             job.wait.check("executing")

@@ -28,7 +28,7 @@ from driver.client.device import connect
 from driver.client.names import together
 from driver.client.prepared_model import RemotePreparedModel
 from driver.client.session import FAILURES
-from driver.deadlines import until
+from driver.deadlines import WAITING, Wait, seconds_left, until
 from driver.errors import DeviceNotFound, DriverError, NotPlaced
 from driver.nn import InvalidModel
 from driver.nn.file_form import file_of
@@ -272,13 +272,14 @@ class FallbackModel:
         if deadline is not None:
             with until(timeout, deadline) as left:
                 return self.run(*together(arrays, by_name), timeout=left)
-        arrays, life = together(arrays, by_name), self.life
+        arrays, life, wait = together(arrays, by_name), self.life, Wait.of(timeout, None)
         try:
             return self.prepared.run(*arrays, timeout=timeout)  # type: ignore[no-any-return]
         except FAILURES as error:
             other = self.replacement(error, life)
+            wait.check(WAITING)
             try:
-                return other.run(*arrays, timeout=timeout)
+                return other.run(*arrays, timeout=seconds_left(wait.end))
             except GeneralFailure:
                 if isinstance(error, GeneralFailure):
                     raise error from None  # as in `executed`

@@ -15,10 +15,11 @@ import pytest
 from frames import frame, held, number_of
 
 import driver
-from burst import Result
+from burst import MissedDeadlineTransient, Result
 from driver.client.completion import Completion
 from driver.devices import device_class
 from driver.runtime.local import LocalDevice
+from fmq import clock
 
 ROW = frame(0, 7)
 
@@ -120,9 +121,27 @@ def test_a_callback_comes_without_a_caller_that_waits(submit, kit):
     future.add_done_callback(called.append)
     future.add_done_callback(lambda _: heard.set())
     assert heard.wait(kit.patience)
+    kit.until(lambda: called == [future])  # two threads may call back
     future.add_done_callback(called.append)
     assert called == [future, future]
     checked(called[0].result(0))
+
+
+def test_a_callback_that_ends_its_thread_ends_no_other(submit, kit):
+    """SystemExit out of a callback is logged, and callbacks of later executions come as ever."""
+    for _ in range(2):
+        heard = threading.Event()
+        if not isinstance(future := submit(), Completion):
+            return
+        future.add_done_callback(lambda _: sys.exit("not this thread"))
+        future.add_done_callback(lambda _, heard=heard: heard.set())
+        kit.until(heard.is_set)
+
+
+def test_a_result_that_is_asked_for_after_its_deadline():
+    """Is a missed deadline, also for a caller that does not wait."""
+    with pytest.raises(MissedDeadlineTransient):
+        Completion(deadline=clock.now() - 1).result(0)
 
 
 def test_it_can_be_awaited(submit, kit):

@@ -417,6 +417,15 @@ class TestOnTheDevice:
             assert (reply.status, cause.phase) == (TRANSIENT, "queued")
             nested(0, cause.late_by)
 
+    def test_a_request_that_waits_for_others_in_its_burst(self, slow, kit):
+        """Its caller's wait ends at its deadline, however long the one before it takes."""
+        request, _ = kit.request([x()], 16)
+        with slow.burst() as burst:
+            long = burst.submit(x(LONG))
+            result = burst.execute(request, deadline=after(SOON))
+            assert result.status is TRANSIENT
+            assert not long.done()
+
     def test_back_to_back_on_an_idle_device(self, connect, kit):
         """A request that is sent at once after a result has waited for no other: too little time is persistent."""
         with connect("Noting").prepare(kit.add_model()) as prepared, prepared.burst() as burst:
