@@ -93,6 +93,12 @@ def seconds_left(deadline: int | None) -> float | None:
     return min(max(0, deadline - clock.now()) / 1e9, _LONGEST_WAIT)
 
 
+def timeout_until(end: int | None) -> float | None:
+    """The timeout of another try that ends then: a moment at least, as 0 would mean that nothing is tried."""
+    left = seconds_left(end)
+    return None if left is None else max(1e-9, left)
+
+
 def _late(now: int, deadline: int) -> float | None:
     return (now - deadline) / 1e9 if now > deadline else None
 
@@ -185,7 +191,7 @@ def until(timeout: float | None, deadline: float) -> Iterator[float | None]:
         yield timeout
     else:
         with waiting(deadline):
-            yield max(1e-9, seconds_left(by) or 0.0)
+            yield timeout_until(by)
 
 
 # ---- what a device does about it

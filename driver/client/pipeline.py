@@ -26,7 +26,7 @@ from driver.client.completion import Completion, wait_or_expire
 from driver.client.in_flight import InFlight
 from driver.client.recovery import quarantine
 from driver.client.session import FAILURES, BurstSession
-from driver.deadlines import WAITING, missed_in_waiting, passed, seconds_left, unanswered
+from driver.deadlines import WAITING, missed_in_waiting, passed, seconds_left, timeout_until, unanswered
 from fmq import clock
 
 if TYPE_CHECKING:
@@ -412,7 +412,7 @@ class Pipeline:
             larger = self.session.with_larger_outputs(encoded, reply)
             if larger is None:
                 raise self.session.error_of(reply, end)
-            return self._send_and_wait(larger, None if end is None else max(1e-9, seconds_left(end) or 0.0))
+            return self._send_and_wait(larger, timeout_until(end))
         except FAILURES as failure:
             return Completion(self).finish(self.session.run_fallback(encoded, failure, timeout))
 
@@ -422,7 +422,7 @@ class Pipeline:
             end = None if timeout is None else clock.deadline_of(timeout)
             reply = self._exchange(encoded.packet, timeout, end)
         except BaseException as error:  # noqa: BLE001 (raised again, unless there is another way)
-            return self.recover_from(error, encoded, None if end is None else max(1e-9, seconds_left(end) or 0))
+            return self.recover_from(error, encoded, timeout_until(end))
         if reply.status is not _NONE:
             return self.retry_with_larger_outputs(encoded, reply, timeout, end)
         return Completion(self).finish(self.session.result_of(encoded, reply))

@@ -28,7 +28,7 @@ from driver.client.device import connect
 from driver.client.names import together
 from driver.client.prepared_model import RemotePreparedModel
 from driver.client.session import FAILURES
-from driver.deadlines import WAITING, Wait, seconds_left, until
+from driver.deadlines import WAITING, Wait, timeout_until, until
 from driver.errors import DeviceNotFound, DriverError, NotPlaced
 from driver.nn import InvalidModel
 from driver.nn.file_form import file_of
@@ -279,7 +279,7 @@ class FallbackModel:
             other = self.replacement(error, life)
             wait.check(WAITING)
             try:
-                return other.run(*arrays, timeout=seconds_left(wait.end))
+                return other.run(*arrays, timeout=timeout_until(wait.end))
             except GeneralFailure:
                 if isinstance(error, GeneralFailure):
                     raise error from None  # as in `executed`
