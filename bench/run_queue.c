@@ -84,7 +84,7 @@ int main(int argc, char **argv) {
     if (argc < 3) return fprintf(stderr, "usage: run_queue floor|alone|checkpoint|beside|two COUNT\n"), 2;
     const char *mode = argv[1];
     workers = mode[0] == 'b' ? 2 : 1;
-    burst_runqueue *queue = burst_runqueue_new(2, 2000000);
+    burst_run_queue *queue = burst_run_queue_new(2, 2000000);
     worker them[2];
     pthread_t thread;
     burst_share *own = burst_share_new(queue, 100), *other = mode[0] == 't' ? burst_share_new(queue, 100) : own;

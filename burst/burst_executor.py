@@ -15,7 +15,7 @@ from burst._core import lib
 from burst.errors import GeneralFailure, OutputInsufficientSize, Result, status_error
 from burst.executor import Estimates, Job
 from burst.messages import NO_CAUSE, Cause, ErrorStatus, OutputShape
-from burst.turns import FOREVER
+from burst.run_queue import FOREVER
 from burst.wire import Token
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from burst.errors import Result
     from burst.executor import Execution
     from burst.messages import Request
-    from burst.turns import Ticket
+    from burst.run_queue import Ticket
     from burst.wire import Token
     from fmq import Descriptor
 

@@ -33,21 +33,21 @@ from burst.errors import (
 from burst.exhaustion import exhausted
 from burst.messages import NO_CAUSE, NO_TIMING, Cause, ErrorStatus, OutputShape, Request, Timing
 from burst.request_checks import check_request
+from burst.run_queue import FOREVER
 from burst.slots import MappingCache
-from burst.turns import FOREVER
 from burst.wire import Token
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from burst.memory import Memory
-    from burst.turns import Flow, Ticket
+    from burst.run_queue import Flow, Ticket
     from burst.wire import RequestPacket
 
 _log = logging.getLogger(__name__)
 
 
-COMPLETED = int(ffi.cast("uintptr_t", ffi.addressof(lib, "burst_landed")))
+COMPLETED = int(ffi.cast("uintptr_t", ffi.addressof(lib, "burst_inflight_complete")))
 """The address of the C function that ends what `Execution.launch` has begun."""
 
 
@@ -60,11 +60,11 @@ class Execution(Protocol):
     is the same as no attribute. An attribute `failure` is a function from that status to the error that `run` would
     have raised; without one the error says the status alone.
 
-    It may have an attribute `launch`, a function of an address, the flight's: it begins what `run` does, and returns at
-    once. When the outputs are written, `COMPLETED` has to be called with the flight, once, in any thread: a C function
-    `void f(void *flight)`, which neither waits nor takes the GIL. Then a burst's listener calls `launch` instead of
-    `run` or `native`, but for the first time, and takes the next request; answers keep the order of the requests. It
-    raises before it has begun anything, or not at all. None is the same as no attribute.
+    It may have an attribute `launch`, a function of an address, which stands for the run: it begins what `run` does,
+    and returns at once. When the outputs are written, `COMPLETED` has to be called with that address, once, in any
+    thread: a C function `void f(void *run)`, which neither waits nor takes the GIL. Then a burst's listener calls
+    `launch` instead of `run` or `native`, but for the first time, and takes the next request; answers keep the order of
+    the requests. It raises before it has begun anything, or not at all. None is the same as no attribute.
 
     It may have an attribute `cancel`, which any thread may call when the client is gone: the run in progress ends as
     soon as it can, and later runs end at once. None is the same as no attribute.
@@ -251,8 +251,8 @@ class Plan:
         else:
             self._spares.append(claimed)
 
-    def spoil(self) -> None:
-        """An execution failed, or was not run: the buffers that it writes have no value."""
+    def invalidate_outputs(self) -> None:
+        """Note that the buffers that it writes have no value: an execution failed, or was not run."""
         for word in self.written:
             word[0] = 1
 
@@ -328,7 +328,7 @@ class Run:
     def fail(self, error: Exception) -> None:
         """Notes that it failed."""
         plan = self.plan
-        plan.spoil()
+        plan.invalidate_outputs()
         was_given_up = isinstance(error, StatusError) and error.phase == "executing" and not self.ended
         if was_given_up and plan.estimate is not None and not self._is_first:
             lib.burst_took(plan.estimate, monotonic_ns() - self.begun, 0)

@@ -36,11 +36,11 @@ from burst.errors import (
 from burst.execution_burst import ExecutionBurst
 from burst.executor import CachedExecutor, Job, Outcome, Plan, RequestCodec, Run
 from burst.messages import ErrorStatus, Timing
+from burst.run_queue import give_way
 from burst.serving_thread import ServingThread
 from burst.slots import MappingCache
-from burst.turns import give_way
 from burst.wire import ResultPacket, decode_request, encode_result
-from burst.work_notes import flies
+from burst.work_notes import note_trace
 from fmq import Flavour, FmqError, InvalidDescriptor, MessageQueue
 from fmq.errors import raise_errno
 
@@ -156,7 +156,7 @@ class ExecutionBurstServer(ExecutionBurst):
             self._ticket.close()
         with self._starting:
             if not self._is_over:
-                lib.burst_ground(self._listener)
+                lib.burst_inflight_close(self._listener)
         self._callback.shutdown()
         self._writer.close()  # first: the listener may be waiting for room in it
         self._reader.close()
@@ -203,7 +203,7 @@ class ExecutionBurstServer(ExecutionBurst):
 
     def _end(self) -> None:
         """Frees everything, once nothing of it runs. The listener calls it last; `stop` does when none has started."""
-        lib.burst_land(self._listener)
+        lib.burst_inflight_drain(self._listener)
         with self._starting:
             self._is_over = True
         self._writer.close()
@@ -316,11 +316,11 @@ class ExecutionBurstServer(ExecutionBurst):
 
     def _launching(self, index: int, launch: Callable[[int], object]) -> Callable[[], object]:
         """What is called for runs that go on outside of the listener's thread. The first one has ended here."""
-        flight = lib.burst_flies(self._listener, index)
-        if flight == ffi.NULL:
+        run = lib.burst_inflight_new(self._listener, index)
+        if run == ffi.NULL:
             raise MemoryError("no memory for a burst's plans")
-        address = int(ffi.cast("uintptr_t", flight))
-        flies(address, self.trace)
+        address = int(ffi.cast("uintptr_t", run))
+        note_trace(address, self.trace)
         return partial(launch, address)
 
     def _forget(self, slots: frozenset[int] | None) -> frozenset[int]:
@@ -340,7 +340,7 @@ class ExecutionBurstServer(ExecutionBurst):
 
     def _drop_stale(self) -> set[int]:
         """Drops the plans that were freed while they ran and have ended. Returns the slots that can be freed now."""
-        ended = [i for i in self._stale if not lib.burst_runs(self._listener, i)]
+        ended = [i for i in self._stale if not lib.burst_inflight_is_pending(self._listener, i)]
         freed = set[int]().union(*(self._stale.pop(i) for i in ended))
         for i in ended:
             self._drop(i)

@@ -1,6 +1,6 @@
 """Where a device notes when its accelerator worked on a request: in the trace of the request's burst.
 
-`Execution.launch` gets the address of a flight. While it is called, `work_note` says which request that is.
+`Execution.launch` gets the address of a run. While it is called, `work_note` says which request that is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from burst.trace import Trace
 
-_traces: WeakValueDictionary[int, Trace] = WeakValueDictionary()  # by flight; a flight's memory may be another's later
+_traces: WeakValueDictionary[int, Trace] = WeakValueDictionary()  # by run, whose memory may be another's later
 
 
 class WorkNote(NamedTuple):
@@ -30,14 +30,14 @@ class WorkNote(NamedTuple):
         self.trace.note_work(self.number, times)
 
 
-def flies(flight: int, trace: Trace) -> None:
-    """The burst with this trace has made this flight."""
-    _traces[flight] = trace
+def note_trace(run: int, trace: Trace) -> None:
+    """Note which trace the requests of this run are in."""
+    _traces[run] = trace
 
 
-def work_note(flight: int) -> WorkNote | None:
-    """For the request that is being launched with this flight; None where its burst has no trace that wants it now."""
-    trace = _traces.get(flight)
+def work_note(run: int) -> WorkNote | None:
+    """Return the note of the request that is being launched as this run; None if its trace wants none now."""
+    trace = _traces.get(run)
     if trace is None or trace.works_until < time.monotonic():
         return None
-    return WorkNote(trace, lib.burst_flight_id(ffi.cast("void *", flight)))
+    return WorkNote(trace, lib.burst_inflight_id(ffi.cast("void *", run)))

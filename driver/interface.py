@@ -380,9 +380,9 @@ class Needs(NamedTuple):
 class Device(ABC):
     """Runs models. One instance lives in the service and says what it supports; another one runs models in the engine.
 
-    Executions let more urgent ones through where they call `burst.turns.checkpoint()` in their thread: often, between
-    operations, holding nothing that others wait for. An execution that cannot pause, but can be aborted and started
-    again, runs inside `burst.turns.stoppable`.
+    Executions let more urgent ones through where they call `burst.run_queue.checkpoint()` in their thread: often,
+    between operations, holding nothing that others wait for. An execution that cannot pause, but can be aborted and
+    started again, runs inside `burst.run_queue.stoppable`.
     """
 
     name: str

@@ -213,12 +213,13 @@ def test_named_code_exists(page):
 
 
 @pytest.mark.parametrize(
-    ("path", "each"), [("burst/turns.py", "Tickett"), ("burst/turns.py", "Ticket.fly"), ("burst/no.py", "Ticket")]
+    ("path", "each"),
+    [("burst/run_queue.py", "Tickett"), ("burst/run_queue.py", "Ticket.fly"), ("burst/no.py", "Ticket")],
 )
 def test_a_name_that_is_not_there_is_found(path, each):
     """So that silence above means something."""
     assert found_in(path, each) is None
-    assert found_in("burst/turns.py", "Ticket.enter") is not None
+    assert found_in("burst/run_queue.py", "Ticket.enter") is not None
 
 
 WALKS = DOCS / "how-it-works.md"
@@ -259,10 +260,10 @@ def test_each_arrow_of_the_tour_is_a_call():
 
 def test_an_arrow_that_is_no_call_is_found():
     """So that silence above means something; brackets and line ends do not hide an arrow."""
-    text = "`burst/turns.py: Ticket.enter` (x)\n → `burst/turns.py: RunQueue` → `burst/turns.py: Share`"
+    text = "`burst/run_queue.py: Ticket.enter` (x)\n → `burst/run_queue.py: RunQueue` → `burst/run_queue.py: Share`"
     assert [(a, b) for (_, a), (_, b) in arrows(text)] == [("Ticket.enter", "RunQueue"), ("RunQueue", "Share")]
-    assert "RunQueue" not in names_in("burst/turns.py", "Ticket.enter")
-    assert "burst_enter" in names_in("burst/turns.py", "Ticket.enter")
+    assert "RunQueue" not in names_in("burst/run_queue.py", "Ticket.enter")
+    assert "burst_enter" in names_in("burst/run_queue.py", "Ticket.enter")
     assert "burst_enter" in names_in("csrc/burst/listener.c", "admitted")
 
 

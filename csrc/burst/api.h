@@ -159,8 +159,9 @@ typedef struct {
     int is_refused; /* Python did not begin it */
     uint32_t pauses; /* requests in a row that came long after polling for them would have ended */
     int32_t failed; /* what a plan's C function returned, which Python explains and answers */
-    struct burst_air *air; /* executions that have begun and go on elsewhere */
-    int took_off;          /* the request in hand is one of these */
+    struct burst_inflight *inflight; /* executions that have begun and end elsewhere */
+    int overlaps;     /* there are such plans, or there were */
+    int is_in_flight; /* the request in hand is one of these */
     int may_not_wait;      /* for room for an answer */
 } burst_listener;
 
@@ -181,28 +182,30 @@ int burst_expect(burst_listener *listener, uint32_t i, burst_estimate *estimate)
 uint64_t burst_could_begin(const burst_listener *listener);
 int burst_writes(burst_listener *listener, uint32_t i, uint32_t **writes, uint64_t n); /* words to set to 1 when plan i fails */
 int burst_forget(burst_listener *listener, uint32_t i); /* from any thread; true: it runs, and -ESTALE comes after it */
-/* flights: executions that only begin in the listener's thread, and land in another one, in any order: work for a GPU, say.
- * Meanwhile the listener takes the next request; answers go out in the order of the requests. README.md, "Flights". */
+/* in flight: executions that only begin in the listener's thread, and end in another one, in any order: work for a GPU, say.
+ * Meanwhile the listener takes the next request; answers go out in the order of the requests. README.md, "In flight". */
 typedef struct {
     void *to;
     const void *from;
     uint64_t bytes;
 } burst_copy;
 typedef struct {
-    void *flight;
+    void *run;
     burst_copy *copies;
     uint64_t n;
-} burst_landing;
-typedef int32_t burst_beginning(void *context, void *flight); /* 0: burst_landed(flight) follows; else an error status */
+} burst_completion;
+typedef int32_t burst_beginning(void *context, void *run); /* 0: burst_inflight_complete(run) follows; else an error status */
 /* As burst_learn: from now on the function of plan i (a burst_beginning), or what Python calls for it, only begins. Returns the
- * flight, which is the plan's for good; NULL: no memory. burst_timed_overdue watches it. */
-void *burst_flies(burst_listener *listener, uint32_t i);
-uint64_t burst_flight_id(const void *flight); /* of the request that it is up for; while it is, or begins */
-void burst_landed(void *flight); /* once for each execution that has begun; any thread, without waiting for any other */
-void burst_landed_after(void *landing); /* the same, once copies are made: a burst_landing, which lives as long as the flight */
-void burst_land(burst_listener *listener); /* waits until none goes on */
-void burst_ground(burst_listener *listener); /* the client is gone: none begins any more, and those that go on have to end now; any thread */
-_Bool burst_runs(const burst_listener *listener, uint32_t i); /* whether plan i goes on; any thread */
+ * plan's run, which lives as long as the plan; NULL: no memory. burst_timed_overdue watches it. */
+void *burst_inflight_new(burst_listener *listener, uint32_t i);
+uint64_t burst_inflight_id(const void *run); /* of the request that it is for, from its begin to its answer */
+void burst_inflight_complete(void *run);     /* once for each execution that has begun; any thread, without waiting for any other */
+void burst_inflight_copy_and_complete(void *completion); /* the same, after the copies of a burst_completion, which lives as long
+                                                          * as the run */
+void burst_inflight_drain(burst_listener *listener); /* waits until none is in flight */
+void burst_inflight_close(burst_listener *listener); /* the client is gone: none begins any more, and those in flight have to end
+                                                      * now; any thread */
+_Bool burst_inflight_is_pending(const burst_listener *listener, uint32_t i); /* whether plan i runs; any thread */
 /* foreign: a library's calls as a burst_function. Contexts that share a turn run one after the other. */
 typedef int foreign_function(void *object, uint64_t number, uint64_t n_inputs, void *inputs, uint64_t n_outputs, void *outputs);
 typedef struct {
@@ -257,15 +260,15 @@ int32_t burst_managed_run(void *managed); /* afterwards what it wrote has a valu
  * for each priority of each client, a ticket for each thread that executes. NULL: no memory, or a number out of range. An
  * object that is freed lives on until all that was made for it is freed, too; free a ticket only when it has no slot and no
  * thread waits with it. */
-typedef struct burst_runqueue burst_runqueue;
+typedef struct burst_run_queue burst_run_queue;
 typedef struct burst_share burst_share;
 typedef struct burst_application burst_application;
 typedef struct burst_flow burst_flow;
 enum { BURST_LOW = 0, BURST_MEDIUM = 1, BURST_HIGH = 2 };
-burst_runqueue *burst_runqueue_new(uint32_t slots, uint64_t quantum_ns); /* slots: that many executions at once */
-void burst_runqueue_free(burst_runqueue *queue);
-_Bool burst_runqueue_is_idle(const burst_runqueue *queue); /* a hint: no ticket has a slot, and none waits */
-burst_share *burst_share_new(burst_runqueue *queue, uint32_t weight); /* 1 to 1000 */
+burst_run_queue *burst_run_queue_new(uint32_t slots, uint64_t quantum_ns); /* slots: that many executions at once */
+void burst_run_queue_free(burst_run_queue *queue);
+_Bool burst_run_queue_is_idle(const burst_run_queue *queue); /* a hint: no ticket has a slot, and none waits */
+burst_share *burst_share_new(burst_run_queue *queue, uint32_t weight); /* 1 to 1000 */
 void burst_share_free(burst_share *share);
 burst_application *burst_application_new(burst_share *share);
 void burst_application_free(burst_application *application);
@@ -304,7 +307,7 @@ void burst_policy_expect(burst_ticket *ticket, const burst_estimate *estimate, u
 _Bool burst_policy_begin(burst_ticket *ticket); /* false: the last slot is not for this one, so it arrives, too */
 _Bool burst_policy_owes(const burst_ticket *ticket); /* a ticket waited while it ran, so it must call finish; else it may not */
 void burst_policy_arrive(burst_ticket *ticket, uint64_t now);
-burst_ticket *burst_policy_next(burst_runqueue *queue, uint64_t now); /* NULL: no ticket waits that may have the slot */
+burst_ticket *burst_policy_next(burst_run_queue *queue, uint64_t now); /* NULL: no ticket waits that may have the slot */
 _Bool burst_policy_yields(burst_ticket *ticket, uint64_t now);
 void burst_policy_yield(burst_ticket *ticket, uint64_t now);
 void burst_policy_finish(burst_ticket *ticket, uint64_t now);

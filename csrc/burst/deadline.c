@@ -7,7 +7,7 @@
 
 #include "burst/api.h"
 #include "burst/packet.h"
-#include "burst/runqueue.h"
+#include "burst/run_queue.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>

@@ -3,24 +3,24 @@
 
 #include "burst/api.h"
 #include "fmq/futex.h"
-#include "burst/runqueue.h"
+#include "burst/run_queue.h"
 
 #include <stdlib.h>
 
 enum { BRIEF = 10 }; /* quanta */
 
-burst_runqueue *burst_runqueue_new(uint32_t slots, uint64_t quantum_ns) {
+burst_run_queue *burst_run_queue_new(uint32_t slots, uint64_t quantum_ns) {
     if (!slots || !quantum_ns || quantum_ns > INT64_MAX / 2 / BRIEF) return NULL;
-    burst_runqueue *q = aligned_alloc(FMQ_LINE, sizeof *q);
+    burst_run_queue *q = aligned_alloc(FMQ_LINE, sizeof *q);
     if (!q) return NULL;
-    *q = (burst_runqueue){.slots = slots, .users = 1, .quantum = quantum_ns, .brief = BRIEF * quantum_ns};
+    *q = (burst_run_queue){.slots = slots, .users = 1, .quantum = quantum_ns, .brief = BRIEF * quantum_ns};
     pthread_mutex_init(&q->lock, NULL);
     return q;
 }
 
 static bool was_last(_Atomic uint32_t *users) { return atomic_fetch_sub(users, 1) == 1; }
 
-void burst_runqueue_free(burst_runqueue *q) {
+void burst_run_queue_free(burst_run_queue *q) {
     if (!was_last(&q->users)) return;
     pthread_mutex_destroy(&q->lock);
     free(q);
@@ -39,7 +39,7 @@ static void leave_group(fair_group *group, fair_entity *member) {
     *at = member->next;
 }
 
-burst_share *burst_share_new(burst_runqueue *q, uint32_t weight) {
+burst_share *burst_share_new(burst_run_queue *q, uint32_t weight) {
     burst_share *s = weight && weight <= MOST_WEIGHT ? calloc(1, sizeof *s) : NULL;
     if (!s) return NULL;
     s->users = 1;
@@ -51,9 +51,9 @@ burst_share *burst_share_new(burst_runqueue *q, uint32_t weight) {
 
 void burst_share_free(burst_share *s) {
     if (!was_last(&s->users)) return;
-    burst_runqueue *q = s->queue;
+    burst_run_queue *q = s->queue;
     free(s);
-    burst_runqueue_free(q);
+    burst_run_queue_free(q);
 }
 
 burst_application *burst_application_new(burst_share *s) {
@@ -63,7 +63,7 @@ burst_application *burst_application_new(burst_share *s) {
     a->share = s;
     a->fair.weight = MOST_WEIGHT;
     atomic_fetch_add(&s->users, 1);
-    burst_runqueue *q = s->queue;
+    burst_run_queue *q = s->queue;
     pthread_mutex_lock(&q->lock);
     if (!s->applications.members) join_group(&q->shares, &s->fair);
     join_group(&s->applications, &a->fair);
@@ -74,7 +74,7 @@ burst_application *burst_application_new(burst_share *s) {
 /* A share outlives its applications: so an account that comes again still owes what it owed. */
 static void leave_share(burst_application *a) {
     burst_share *s = a->share;
-    burst_runqueue *q = s->queue;
+    burst_run_queue *q = s->queue;
     pthread_mutex_lock(&q->lock);
     leave_group(&s->applications, &a->fair);
     if (s->turn == a) s->turn = NULL;
@@ -103,11 +103,11 @@ burst_flow *burst_flow_new(burst_application *a, uint32_t priority) {
 void burst_flow_free(burst_flow *f) {
     if (!was_last(&f->users)) return;
     burst_application *a = f->application;
-    burst_runqueue *q = a->share->queue;
+    burst_run_queue *q = a->share->queue;
     pthread_mutex_lock(&q->lock);
     if (f->is_used && !--a->share->used_flows) atomic_fetch_sub(&q->accounts, 1);
     pthread_mutex_unlock(&q->lock);
-    runqueue_serve(q); /* the last slot may be kept for no other account any more */
+    run_queue_serve(q); /* the last slot may be kept for no other account any more */
     free(f);
     burst_application_free(a);
 }

@@ -13,7 +13,7 @@
 #include "burst/listener.h"
 #include "fmq/futex.h"
 #include "burst/packet.h"
-#include "burst/runqueue.h"
+#include "burst/run_queue.h"
 #include "fmq/sleep.h"
 #include "burst/trace.h"
 
@@ -31,11 +31,11 @@ static _Atomic uint32_t polling; /* listeners of this process */
 int burst_plans(burst_listener *l, uint32_t n) {
     l->plans = calloc(n, sizeof *l->plans);
     l->count = l->plans ? n : 0;
-    return l->plans ? flights_new(l) : -ENOMEM;
+    return l->plans ? inflight_new(l) : -ENOMEM;
 }
 
 static void drop(struct burst_plan *p) {
-    flights_drop(p);
+    inflight_drop(p);
     free(p->packet);
     free(p->answer);
     *p = (struct burst_plan){0};
@@ -44,7 +44,7 @@ static void drop(struct burst_plan *p) {
 void burst_drop_plans(burst_listener *l) {
     for (uint32_t i = 0; i < l->count; i++) drop(&l->plans[i]);
     free(l->plans);
-    flights_free(l);
+    inflight_free(l);
     l->plans = NULL;
     l->count = l->used = 0;
 }
@@ -60,7 +60,7 @@ int burst_learn(burst_listener *l, uint32_t i, const void *answer, uint64_t answ
                 int measure, uint64_t copied, uint64_t checked) {
     if (i >= l->count || (function && !answer)) return -EINVAL;
     struct burst_plan *p = &l->plans[i];
-    flights_await(l, p);
+    if (p->pending) inflight_await(p->pending);
     drop(p);
     p->packet_bytes = l->bytes - (l->framed ? DATUM : 0);
     p->answer_bytes = answer_bytes;
@@ -93,8 +93,9 @@ int burst_writes(burst_listener *l, uint32_t i, uint32_t **writes, uint64_t n) {
     return 0;
 }
 
-/* Of an execution that failed, or was not run. Relaxed, because a word says nothing about memory that is being written. */
-static void spoil(const struct burst_plan *p) {
+/* After an execution that failed, or was not run: what it writes has no value. Relaxed, because a word says nothing about
+ * memory that is being written. */
+static void invalidate_outputs(const struct burst_plan *p) {
     for (uint64_t i = 0; i < p->n_writes; i++)
         atomic_store_explicit((_Atomic uint32_t *)p->writes[i], 1, memory_order_relaxed);
 }
@@ -119,7 +120,7 @@ static bool recognise(burst_listener *l, uint64_t bytes) {
         const struct burst_plan *p = &l->plans[i];
         if (p->packet_bytes != bytes || !bytes || memcmp(p->packet, l->buffer, bytes)) continue;
         l->last = i;
-        flights_await(l, p);
+        if (p->pending) inflight_await(p->pending);
         if (begin(l, i)) return true;
     }
     return false;
@@ -167,6 +168,12 @@ static int put_success(burst_listener *l, unsigned char *packet, uint64_t bytes,
     return r == -EMSGSIZE ? put_status(l, GENERAL_FAILURE) : r;
 }
 
+/* That time, or when the last run that ended elsewhere was answered, if that was later. */
+static uint64_t later(const burst_listener *l, uint64_t time) {
+    uint64_t answered = l->overlaps ? inflight_answered_at(l) : 0;
+    return answered > time ? answered : time;
+}
+
 static void note_done(burst_listener *l, bool is_refused) {
     l->done = futex_now();
     if (is_refused) l->started = l->done;
@@ -176,9 +183,8 @@ static void note_done(burst_listener *l, bool is_refused) {
     note(&record->started, l->started);
     note(&record->done, l->done);
     note(&record->id, l->id);
-    uint64_t landed = flights_landed_at(l);
     count(&l->trace->device.answered, 1);
-    count(&l->trace->device.busy_ns, l->done - (landed > l->taken ? landed : l->taken));
+    count(&l->trace->device.busy_ns, l->done - later(l, l->taken));
     note(&l->trace->device.running, 0);
 }
 
@@ -237,17 +243,19 @@ static uint32_t final_status(const burst_listener *l, const struct burst_plan *p
     return (uint32_t)burst_missed(e, l->known - queued, l->deadline, took, l->is_first || others || queued);
 }
 
+static bool is_any_in_flight(const burst_listener *l) { return l->overlaps && inflight_any(l); }
+
 /* The request in hand is answered by this thread, after those that came before it. */
 static int answer_here(burst_listener *l) {
-    if (l->took_off) flights_abort(l, current(l));
-    l->took_off = 0;
-    return flights_are_up(l) ? flights_land(l) : 0;
+    if (l->is_in_flight) inflight_abort(l, current(l));
+    l->is_in_flight = 0;
+    return is_any_in_flight(l) ? inflight_drain(l) : 0;
 }
 
 static int answer_python(burst_listener *l, const void *answer, uint64_t bytes) {
     if (!l->in_python) return 0;
     l->in_python = 0;
-    if (l->took_off && !answer) return l->took_off = 0, l->current = -1, 0; /* Python has begun it */
+    if (l->is_in_flight && !answer) return l->is_in_flight = 0, l->current = -1, 0; /* Python has begun it */
     int over = answer_here(l);
     if (over) return over;
     leave_slot(l);
@@ -258,7 +266,7 @@ static int answer_python(burst_listener *l, const void *answer, uint64_t bytes) 
     uint32_t status = final_status(l, p, said);
     if (l->is_refused) note_usual(l, p ? p->estimate : NULL);
     l->is_refused = 0;
-    if (p && status) spoil(p);
+    if (p && status) invalidate_outputs(p);
     int stale = leave_plan(l), r = status != said ? put_status(l, status) : put_outcome(l, p, answer, bytes);
     return r ? r : stale;
 }
@@ -266,12 +274,12 @@ static int answer_python(burst_listener *l, const void *answer, uint64_t bytes) 
 /* Whether an answer goes out by plain stores: there is room, the client looks, and no ticket waits for the slot. */
 static bool is_plain(const burst_listener *l, const struct burst_plan *p) {
     const struct fmq_end *e = l->out;
-    bool fits = p && p->answer && !flights_are_up(l) && ring_known(e) >= p->answer_bytes / DATUM;
-    return fits && !sleep_wakes(e) && !runqueue_has_waiters();
+    bool fits = p && p->answer && !is_any_in_flight(l) && ring_known(e) >= p->answer_bytes / DATUM;
+    return fits && !sleep_wakes(e) && !run_queue_has_waiters();
 }
 
 int64_t burst_answer(burst_listener *l) {
-    return l->took_off || is_plain(l, current(l)) ? answer_python(l, NULL, 0) : -EAGAIN;
+    return l->is_in_flight || is_plain(l, current(l)) ? answer_python(l, NULL, 0) : -EAGAIN;
 }
 
 uint32_t listener_judge(burst_listener *view, bool *is_stale) {
@@ -279,7 +287,7 @@ uint32_t listener_judge(burst_listener *view, bool *is_stale) {
     note_done(view, false);
     uint32_t status = final_status(view, p, 0);
     note_copies(view, p);
-    if (status) spoil(p);
+    if (status) invalidate_outputs(p);
     *is_stale = leave_plan(view);
     return status;
 }
@@ -305,20 +313,20 @@ static int run_native(burst_listener *l) {
     return r ? r : is_stale ? -ESTALE : 0;
 }
 
-/* The same, of one that ends elsewhere; or Python begins it. */
-static int64_t begin_flight(burst_listener *l) {
+/* Begins a run that ends elsewhere; or Python begins it. */
+static int64_t begin_run(burst_listener *l) {
     struct burst_plan *p = &l->plans[l->current];
-    flights_take_off(l, p);
+    inflight_start(l, p);
     if (!p->function) {
         l->in_python = 1;
         return l->current + 1;
     }
-    l->failed = ((burst_beginning *)(void *)p->function)(p->context, p->flight);
+    l->failed = ((burst_beginning *)(void *)p->function)(p->context, p->pending);
     if (l->failed) {
         l->in_python = 1;
         return -EREMOTEIO;
     }
-    l->took_off = 0;
+    l->is_in_flight = 0;
     l->current = -1;
     return 0;
 }
@@ -343,7 +351,7 @@ static bool may_poll(const burst_listener *l) {
     /* Relaxed, because both are hints. Before the first look at the processors, 0 forbids nothing. */
     uint32_t usable = atomic_load_explicit(&l->request->process->processors.usable, memory_order_relaxed);
     bool fits = atomic_fetch_add_explicit(&polling, 1, memory_order_relaxed) < usable || !usable;
-    return fits && !runqueue_has_waiters();
+    return fits && !run_queue_has_waiters();
 }
 
 /* How long to poll: longer after long work, when the client's caches are cold and it comes back slowly. */
@@ -372,8 +380,7 @@ static int wait_for_request(burst_listener *l) {
 static int take_request(burst_listener *l) {
     int r = end_enter_free(l->request);
     if (r) return r;
-    uint64_t landed = flights_landed_at(l);
-    l->before = landed > l->done ? landed : l->done;
+    l->before = later(l, l->done);
     r = wait_for_request(l);
     int64_t bytes = r ? r : packet_take(l->request, l->buffer, l->buffer_bytes, l->framed ? REQUEST_SIZE_AT : 0);
     end_leave(l->request);
@@ -411,7 +418,7 @@ static int admitted(burst_listener *l) {
     l->is_first = 0;
     if (is_abandoned(l)) return GENERAL_FAILURE;
     int32_t status = l->deadline == UINT64_MAX ? 0 : may_begin(l, p ? p->estimate : NULL);
-    burst_ticket *t = p && p->flight ? flights_ticket(p->flight) : l->ticket;
+    burst_ticket *t = p && p->pending ? inflight_ticket(p->pending) : l->ticket;
     if (status || !p || !t) return status;
     int r = burst_enter(t, p->estimate, l->deadline, l->started);
     if (!r && t->number) {
@@ -437,13 +444,13 @@ static int64_t serve(burst_listener *l) {
         int over = answer_here(l);
         if (over) return over;
         note_done(l, true);
-        if (is_known) spoil(current(l));
+        if (is_known) invalidate_outputs(current(l));
         int stale = leave_plan(l);
         if (r > 0) r = put_status(l, (uint32_t)r);
         return r ? r : stale;
     }
     note(&l->trace->device.begun, l->id);
-    if (is_known && l->plans[l->current].flight) return begin_flight(l);
+    if (is_known && l->plans[l->current].pending) return begin_run(l);
     if (is_known && l->plans[l->current].function) return run_native(l);
     l->in_python = 1;
     return is_known ? l->current + 1 : -ENOENT;
@@ -452,6 +459,6 @@ static int64_t serve(burst_listener *l) {
 int64_t burst_listen(burst_listener *l, const void *answer, uint64_t bytes) {
     blame_on(&l->trace->device.signal);
     int64_t r = answer_python(l, answer, bytes);
-    while (!r && !(r = flights_tend(l))) r = serve(l);
+    while (!r && !(r = l->overlaps ? inflight_tend(l) : 0)) r = serve(l);
     return r;
 }

@@ -1,4 +1,4 @@
-/* A listener's plans, and what it shares with those of its executions that go on elsewhere (flights.c). Not exported. */
+/* A listener's plans, and what it shares with those of its executions that go on elsewhere (inflight.c). Not exported. */
 #ifndef BURST_LISTENER_H
 #define BURST_LISTENER_H
 
@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct burst_flight;
+struct burst_pending;
 
 struct burst_plan {
     unsigned char *packet, *answer; /* the request up to its volatile end; the result of a success, or NULL */
@@ -17,7 +17,7 @@ struct burst_plan {
     burst_estimate *estimate;  /* of its runs, or NULL */
     uint32_t **writes; /* words of the buffers that it writes: 1, no value, after a failure; Python keeps them */
     uint64_t n_writes;
-    struct burst_flight *flight; /* NULL: its runs end before the listener goes on */
+    struct burst_pending *pending; /* its run that ends elsewhere; NULL: its runs end before the listener goes on */
     bool measure;
     _Atomic uint32_t state; /* of the two bits below; README.md, "Plans" */
 };
@@ -29,17 +29,17 @@ enum { VALID = 1, RUNS = 2 };
 uint32_t listener_judge(burst_listener *view, bool *is_stale);
 int listener_put(burst_listener *view, const struct burst_plan *p, uint32_t status);
 
-/* flights.c, from the listener's thread. */
-int flights_new(burst_listener *l);
-void flights_free(burst_listener *l);
-void flights_drop(struct burst_plan *p);      /* with its plan */
-burst_ticket *flights_ticket(const struct burst_flight *f);
-void flights_await(const burst_listener *l, const struct burst_plan *p); /* until that plan does not go on */
-void flights_take_off(burst_listener *l, struct burst_plan *p);
-void flights_abort(burst_listener *l, struct burst_plan *p); /* the last to take off has not begun after all */
-bool flights_are_up(const burst_listener *l);
-int flights_land(burst_listener *l);   /* waits for all, and answers; 0, or why the burst is over */
-int flights_tend(burst_listener *l);   /* what a landing has left to this thread; -ESTALE: as burst_listen */
-uint64_t flights_landed_at(const burst_listener *l); /* when the last one was answered; 0: none was */
+/* inflight.c, from the listener's thread. All but the first three are for listeners that have such plans: `overlaps`. */
+int inflight_new(burst_listener *l);
+void inflight_free(burst_listener *l);
+void inflight_drop(struct burst_plan *p); /* with its plan */
+burst_ticket *inflight_ticket(const struct burst_pending *p);
+void inflight_await(struct burst_pending *p); /* until its answer is out */
+void inflight_start(burst_listener *l, struct burst_plan *p);
+void inflight_abort(burst_listener *l, struct burst_plan *p); /* the last one has not begun after all */
+bool inflight_any(const burst_listener *l);
+int inflight_drain(burst_listener *l); /* waits for all, and answers; 0, or why the burst is over */
+int inflight_tend(burst_listener *l);  /* does what other threads left to this one; -ESTALE: as burst_listen */
+uint64_t inflight_answered_at(const burst_listener *l); /* when the last one was answered; 0: none was */
 
 #endif

@@ -20,8 +20,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from burst.run_queue import give_way
 from burst.trace import STAGES
-from burst.turns import give_way
 from driver.cli.output import examples
 from driver.client.discovery import runtime_dir
 from driver.errors import DriverError

@@ -13,7 +13,7 @@ import numpy as np
 
 from burst import DeviceUnavailable, InvalidArgument, Memory, PeerDied, StatusError, Timeout, Trace
 from burst.channel import MAX_FDS
-from burst.turns import FlowCounts
+from burst.run_queue import FlowCounts
 from driver.client import discovery, served
 from driver.client.cells import cells_of
 from driver.client.connection import Connection, traces_of
@@ -432,7 +432,7 @@ class RemoteDevice(Closing):
         `application`: the name that was declared, or the control group's, or "" for what belongs to the account alone.
         `application_share`: the part of the account's contended time that this application has used since it came.
         `sandbox`: for "service" and "engine", what the process has given up, by layer.
-        `priorities`: for "low", "medium" and "high" what `burst.turns.FlowCounts` says.
+        `priorities`: for "low", "medium" and "high" what `burst.run_queue.FlowCounts` says.
         """
         (slots, waiting, weight, application, flows), _ = self.call("turns")
         counts = [FlowCounts(*plain) for plain in flows]

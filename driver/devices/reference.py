@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from burst import GeneralFailure
-from burst.turns import checkpoint
+from burst.run_queue import checkpoint
 from driver.deadlines import check
 from driver.interface import BoundExecution, CacheFiles, Device, Needs, PreparedModel, Saved
 from driver.nn import OPERATIONS, Bound, Interpreter

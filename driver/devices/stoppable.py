@@ -12,8 +12,8 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from burst._core import lib
+from burst.run_queue import checkpoint, stoppable
 from burst.serving_thread import ServingThread
-from burst.turns import checkpoint, stoppable
 from driver.deadlines import overdue, seconds_left
 from driver.errors import LoopTimeout
 

@@ -266,9 +266,9 @@ def _loop_timeout(request: Request) -> float:
     return LOOP_TIMEOUT if request.loop_timeout is None else min(request.loop_timeout / 1e9, LONGEST_LOOP_TIMEOUT)
 
 
-def _launch(launch: Callable[[int], object], flight: int) -> None:
+def _launch(launch: Callable[[int], object], run: int) -> None:
     try:
-        launch(flight)
+        launch(run)
     except DriverError as error:
         raise _as_answer(error) from error
 
@@ -480,7 +480,7 @@ class ManagedRequest:
             bound.run()
         self._named.settle(bound.shapes)
 
-    def _launch(self, flight: int) -> None:
+    def _launch(self, run: int) -> None:
         """A buffer that it writes has a value from now on, for requests that come after it: the driver puts them after
         it, too. Raises StatusError; then these buffers are fresh.
         """
@@ -491,7 +491,7 @@ class ManagedRequest:
         for buffer, _ in self._named.written:
             buffer.is_fresh = False  # before it begins: once it has, its end may say otherwise
         try:
-            bound.launch(flight)
+            bound.launch(run)
         except BaseException:
             for buffer, _ in self._named.written:
                 buffer.is_fresh = True

@@ -22,8 +22,8 @@ from burst import (
 from burst.channel import Channel, Message, close_all
 from burst.datum import DATUM
 from burst.exhaustion import exhausted
+from burst.run_queue import Flow, Ticket, waiters
 from burst.server import check_queue
-from burst.turns import Flow, Ticket, waiters
 from burst.wire import VERSIONS
 from driver.deadlines import due
 from driver.engine.binding import execution
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from burst import Request
     from burst.executor import Execution
-    from burst.turns import Application, FlowCounts
+    from burst.run_queue import Application, FlowCounts
     from driver.engine.hints import BurstHints
     from driver.engine.launched import LaunchServer
     from driver.engine.ledger import Claim, Holder

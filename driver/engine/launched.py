@@ -31,9 +31,9 @@ from burst import (
 from burst.channel import Channel, Message, close_all, pack
 from burst.exhaustion import DescriptorsLost
 from burst.messages import NO_CAUSE, NO_TIMING, Cause
+from burst.run_queue import Ticket
 from burst.serving_thread import ServingThread
 from burst.slots import checked_slots
-from burst.turns import Ticket
 from driver.engine.driver_memory import DriverPool
 from driver.engine.ledger import price
 from driver.engine.request_worker import RequestWorker
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from burst import Request
     from burst.executor import Execution, Outcome, Plan
-    from burst.turns import Flow
+    from burst.run_queue import Flow
     from driver.engine.ledger import Claim
     from driver.engine.limits import Limits
     from driver.engine.schedule import ReadyQueue

@@ -14,7 +14,7 @@ from typing import Any
 
 from burst import ResourceExhaustedPersistent, ResourceExhaustedTransient
 from burst.memory_limits import control_group_bytes, control_groups, machine_bytes
-from burst.turns import MOST_WEIGHT
+from burst.run_queue import MOST_WEIGHT
 from driver.config import configured, in_home
 
 RELEASE = "release buffers and models"

@@ -23,7 +23,7 @@ from weakref import WeakSet
 
 from burst import ResourceExhaustedTransient
 from burst.executor import Estimates
-from burst.turns import give_way
+from burst.run_queue import give_way
 from driver.deadlines import Rate, deadline, taking
 from driver.engine.account_threads import AccountThreads
 from driver.engine.cache.compilations import Declined

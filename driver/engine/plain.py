@@ -10,8 +10,8 @@ from burst import Malformed, PeerDied
 from burst.channel import Channel, Message
 from burst.executor import Run
 from burst.exhaustion import DescriptorsLost
+from burst.run_queue import Tickets
 from burst.serving_thread import ServingThread
-from burst.turns import Tickets
 from driver.engine.request_worker import RequestWorker
 from driver.protocol.plain_codec import EXECUTE, EXECUTE_BY, encode_answer, split_deadline
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from burst import Memory, Request
     from burst.executor import Execution, Plan
-    from burst.turns import Flow
+    from burst.run_queue import Flow
 
 
 class PlainServer:

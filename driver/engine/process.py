@@ -24,9 +24,9 @@ from burst import (
 )
 from burst._core import lib
 from burst.channel import Channel, ChannelLoop
+from burst.run_queue import Application, RunQueue, Share, waiters
 from burst.serving_thread import ServingThread
 from burst.trace import blamed, note_crashes
-from burst.turns import Application, RunQueue, Share, waiters
 from driver.deadlines import check, check_entry, due, seconds_left
 from driver.engine import sandbox
 from driver.engine.cache.compilations import VerifiedCache

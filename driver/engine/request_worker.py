@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from burst import Request
     from burst.executor import Encode, Execution, Plan
     from burst.exhaustion import DescriptorsLost
-    from burst.turns import Flow
+    from burst.run_queue import Flow
 
 
 class RequestWorker:

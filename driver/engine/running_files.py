@@ -401,13 +401,13 @@ class BoundedExecution(BoundExecution):
         self._running.watch_cancelled(self._inner)
 
 
-def _launch(launch: Callable[[int], object], digest: bytes, running: RunningFiles, flight: int) -> None:
+def _launch(launch: Callable[[int], object], digest: bytes, running: RunningFiles, run: int) -> None:
     """Begins an execution of that file, which is noted until it has begun."""
     slot = running.slot()
     if slot is not None:
         slot.begin(digest)
     try:
-        launch(flight)
+        launch(run)
     finally:
         if slot is not None:
             slot.end()

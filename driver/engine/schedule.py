@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from burst.executor import Plan
-    from burst.turns import Flow, Ticket
+    from burst.run_queue import Flow, Ticket
     from driver.engine.ledger import Claim
 
 _NONE, _GENERAL_FAILURE = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
@@ -320,7 +320,7 @@ class FenceSchedule:
             if was_awaited:
                 self._settle(launched, outcome)
             else:
-                launched.plan.spoil()
+                launched.plan.invalidate_outputs()
             launched.ticket = None
             return was_awaited
 
@@ -349,7 +349,7 @@ class FenceSchedule:
             if done.fenced and not done.ticket:
                 self._queue_of(done).remove(done)
             if outcome.status != _NONE:
-                done.plan.spoil()
+                done.plan.invalidate_outputs()
             done.conclude(outcome)
             if outcome.status == _NONE:
                 for follower in done.followers:

@@ -9,10 +9,10 @@ from driver.options import PRIORITIES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from burst.turns import FlowCounts
+    from burst.run_queue import FlowCounts
 
 SUMMED = ("executions", "waits", "yields", "waiting", "waited", "used")
-"""The fields of `burst.turns.FlowCounts` that can be added up."""
+"""The fields of `burst.run_queue.FlowCounts` that can be added up."""
 
 
 class Totals:

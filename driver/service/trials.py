@@ -21,7 +21,7 @@ import numpy as np
 
 from burst import ErrorStatus, GeneralFailure, Malformed, PeerDied, Timeout
 from burst.errors import status_error
-from burst.turns import give_way
+from burst.run_queue import give_way
 from driver.deadlines import overdue, passed, seconds_left
 from driver.errors import signal_name
 from driver.interface import BindOptions, Preparation

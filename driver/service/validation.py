@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from burst import ResourceExhaustedPersistent
 from burst.channel import close_all
 from burst.memory import KINDS
-from burst.turns import give_way
+from burst.run_queue import give_way
 from driver.deadlines import check, overdue, passed, seconds_left
 from driver.engine.account_threads import AccountThreads
 from driver.engine.limits import raised

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from burst.turns import checkpoint
+from burst.run_queue import checkpoint
 from driver import Device, PreparedModel
 from driver.deadlines import checker
 from driver.interface import BoundExecution

@@ -45,7 +45,7 @@ typedef struct {
     _Atomic int users;
 } client;
 
-static burst_runqueue *queue;
+static burst_run_queue *queue;
 static burst_share *shares[2];
 static burst_ticket *served_shares[2]; /* from the beginning: alone, a share may use all slots for long executions */
 static burst_application *applications[APPLICATIONS]; /* every other one of the same share */
@@ -174,7 +174,7 @@ int main(int argc, char **argv) {
     uint64_t seed = strtoull(argv[1], NULL, 10) * 2 + 1, until = futex_now() + strtoull(argv[2], NULL, 10) * 1000000;
     pthread_t threads[THREADS];
     alarm((unsigned)(strtoull(argv[2], NULL, 10) / 1000 + 30)); /* somebody waits for ever */
-    MUST((queue = burst_runqueue_new(SLOTS, 20000)));
+    MUST((queue = burst_run_queue_new(SLOTS, 20000)));
     for (uint32_t n = 0; n < 2; n++) MUST((shares[n] = burst_share_new(queue, n ? 300 : 100)));
     for (unsigned n = 0; n < APPLICATIONS; n++) MUST((applications[n] = burst_application_new(shares[n % 2])));
     for (unsigned n = 0; n < FLOWS; n++) clients[n] = new_client(n);
@@ -192,7 +192,7 @@ int main(int argc, char **argv) {
     for (unsigned n = 0; n < FLOWS; n++) let_go(clients[n]);
     for (unsigned n = 0; n < APPLICATIONS; n++) burst_application_free(applications[n]);
     for (uint32_t n = 0; n < 2; n++) burst_share_free(shares[n]);
-    burst_runqueue_free(queue);
+    burst_run_queue_free(queue);
     printf("served: %lu, yielded: %lu, missed: %lu, closed: %lu\n", (unsigned long)served, (unsigned long)yielded,
            (unsigned long)missed, (unsigned long)closed);
     return 0;

@@ -15,7 +15,10 @@ import stress
 
 HERE = Path(__file__).parent
 CORE = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "seats", "event", "bridge"))
-BURST = tuple(f"burst/{name}.c" for name in ("packet", "listener", "blame", "deadline", "runqueue", "flows", "turns"))
+BURST = tuple(
+    f"burst/{name}.c"
+    for name in ("packet", "listener", "inflight", "timed", "blame", "deadline", "policy", "flows", "run_queue")
+)
 FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-include", "scheduled.h")
 SANITIZE = ("-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all")
 HINT = "no clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev)"
@@ -31,8 +34,6 @@ MUTANTS = {  # what is left out, and what it is replaced by
     ),
     "fuzz_listener": (
         "burst/listener.c",
-        "burst/flights.c",
-        "burst/timed.c",
         "    return atomic_fetch_and(&p->state, ~(uint32_t)RUNS) & VALID ? 0 : -ESTALE;",
         "    atomic_fetch_and(&p->state, ~(uint32_t)RUNS);\n    return 0;",
     ),

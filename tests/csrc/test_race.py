@@ -1,4 +1,4 @@
-"""Real threads under the sanitizers: ring_race.c, hostile.c, and the races of plans, flights, cancels and turns."""
+"""Real threads under the sanitizers: ring_race.c, hostile.c, races of plans, runs in flight, cancels, run queues."""
 
 import random
 import re
@@ -12,9 +12,9 @@ pytestmark = pytest.mark.integration
 THREAD = ("-fsanitize=thread", "-Wno-tsan")  # it cannot see fences; what they order is all atomic
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
 WITH_BRIDGE = (*CORE, "fmq/bridge.c")
-TURNS = ("burst/deadline.c", "burst/runqueue.c", "burst/flows.c", "burst/turns.c")
-SERVING = ("burst/listener.c", "burst/flights.c", "burst/timed.c", "burst/blame.c")
-BURST = (*WITH_BRIDGE, *TURNS, "burst/packet.c", "burst/caller.c", *SERVING)
+RUN_QUEUE = ("burst/deadline.c", "burst/policy.c", "burst/flows.c", "burst/run_queue.c")
+SERVING = ("burst/listener.c", "burst/inflight.c", "burst/timed.c", "burst/blame.c")
+BURST = (*WITH_BRIDGE, *RUN_QUEUE, "burst/packet.c", "burst/caller.c", *SERVING)
 FLAVOURS = {"synchronized": 1, "unsynchronized": 2, "broadcast": 3}
 
 
@@ -32,18 +32,18 @@ def race_of_plans(build, flags, milliseconds, seed):
     return counted(build("plan_race.c", *BURST, flags=flags), milliseconds, seed, names)
 
 
-def race_of_flights(build, flags, milliseconds, seed):
+def race_of_runs_in_flight(build, flags, milliseconds, seed):
     names = {"answered", "learnt", "flown", "together", "failed", "caught"}
-    return counted(build("flight_race.c", *BURST, flags=flags), milliseconds, seed, names)
+    return counted(build("inflight_race.c", *BURST, flags=flags), milliseconds, seed, names)
 
 
 def race_of_cancels(build, flags, milliseconds, seed):
-    program = build("foreign_race.c", "burst/foreign.c", *TURNS, "fmq/futex.c", flags=flags)
+    program = build("foreign_race.c", "burst/foreign.c", *RUN_QUEUE, "fmq/futex.c", flags=flags)
     return counted(program, milliseconds, seed, {"whole", "before", "between", "within"})
 
 
-def race_of_turns(build, flags, milliseconds, seed):
-    program = build("run_queue_race.c", *WITH_BRIDGE, *TURNS, flags=flags)
+def race_of_run_queues(build, flags, milliseconds, seed):
+    program = build("run_queue_race.c", *WITH_BRIDGE, *RUN_QUEUE, flags=flags)
     return counted(program, milliseconds, seed, {"served", "yielded", "missed", "closed"})
 
 
@@ -81,11 +81,11 @@ def test_plans_are_forgotten_while_they_run(build, flags):
 
 
 @pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
-def test_flights_land_in_any_order(build, flags):
+def test_runs_in_flight_end_in_any_order(build, flags):
     """Runs that end in other threads are answered once and in order, also where the client leaves no room for answers;
     plans that are forgotten meanwhile keep their memory until then.
     """
-    race_of_flights(build, flags, 300, 1)
+    race_of_runs_in_flight(build, flags, 300, 1)
 
 
 @pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
@@ -101,7 +101,7 @@ def test_turns_are_taken(build, flags):
     """Eight threads enter, yield and leave two slots while flows are closed: never three have one, nobody waits for
     ever, and who gets none is told why.
     """
-    race_of_turns(build, flags, 800, 1)
+    race_of_run_queues(build, flags, 800, 1)
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
@@ -128,10 +128,10 @@ def test_runs_are_cancelled_for_long(build, flags):
 
 @pytest.mark.stress
 @pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
-def test_flights_land_for_long(build, flags):
+def test_runs_in_flight_end_for_long(build, flags):
     """The same for half a minute, from a printed seed."""
     seed = random.randrange(2**32)
-    print(f"seed {seed}, 30 s:", race_of_flights(build, flags, stress.times(30_000), seed))
+    print(f"seed {seed}, 30 s:", race_of_runs_in_flight(build, flags, stress.times(30_000), seed))
 
 
 @pytest.mark.stress
@@ -147,7 +147,7 @@ def test_plans_are_forgotten_for_long(build, flags):
 def test_turns_are_taken_for_long(build, flags):
     """The same for half a minute, from a printed seed."""
     seed = random.randrange(2**32)
-    print(f"seed {seed}, 30 s:", race_of_turns(build, flags, stress.times(30_000), seed))
+    print(f"seed {seed}, 30 s:", race_of_run_queues(build, flags, stress.times(30_000), seed))
 
 
 @pytest.mark.stress

@@ -2,7 +2,7 @@
 
 An execution has memory of the GPU of its own for each argument, so the next request may be copied in while this one
 computes. Within a lane executions compute one after the other. When the last copy is out, a host function of the stream
-publishes the answer (`burst_landed`): no thread of Python waits for it.
+publishes the answer (`burst_inflight_complete`): no thread of Python waits for it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from driver.devices.cuda.device_buffers import GpuBuffer
 
 _log = logging.getLogger(__name__)
-_COMPLETED_AFTER = int(burst_ffi.cast("uintptr_t", burst_ffi.addressof(burst_lib, "burst_landed_after")))
+_COMPLETED_AFTER = int(burst_ffi.cast("uintptr_t", burst_ffi.addressof(burst_lib, "burst_inflight_copy_and_complete")))
 _LOOK = 0.05
 """Seconds between two looks at whether the context is lost, while executions go on."""
 
@@ -186,7 +186,7 @@ class GpuExecution(BoundExecution):
         lane.enter(self)
         copies = [copy for output in self.outputs if (copy := output.last_copy())]
         self._copies = burst_ffi.new("burst_copy[]", [tuple(_pointers(copy)) for copy in copies])
-        self._landing = burst_ffi.new("burst_landing *", (burst_ffi.NULL, self._copies, len(copies)))
+        self._completion = burst_ffi.new("burst_completion *", (burst_ffi.NULL, self._copies, len(copies)))
 
     def work(self, stream: CudaStream) -> None:
         """Adds the computation to the stream. Raises CudaFailed, ExecutionFailed."""
@@ -206,19 +206,19 @@ class GpuExecution(BoundExecution):
         if not all(is_sufficient for _, is_sufficient in self.shapes):
             raise OutputInsufficientSize(tuple(self.shapes))
 
-    def launch(self, flight: int) -> None:
+    def launch(self, run: int) -> None:
         """Executes, and lets the stream answer. Raises as `run`."""
         self._check_begin()
-        function, argument = COMPLETED, flight
+        function, argument = COMPLETED, run
         if len(self._copies):
-            self._landing.flight = burst_ffi.cast("void *", flight)
-            function, argument = _COMPLETED_AFTER, int(burst_ffi.cast("uintptr_t", self._landing))
-        self._lane.add(self, (function, argument), self._timed(flight))
+            self._completion.run = burst_ffi.cast("void *", run)
+            function, argument = _COMPLETED_AFTER, int(burst_ffi.cast("uintptr_t", self._completion))
+        self._lane.add(self, (function, argument), self._timed(run))
 
-    def _timed(self, flight: int) -> WorkTimes | None:
+    def _timed(self, run: int) -> WorkTimes | None:
         """What takes the times of the run that begins; None: they are not wanted. Raises CudaFailed."""
         gpu = self._lane.gpu
-        note = work_note(flight) if gpu.clock.is_wanted else None
+        note = work_note(run) if gpu.clock.is_wanted else None
         if note is None:
             return None
         if self._times is None:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from burst.turns import checkpoint
+from burst.run_queue import checkpoint
 from burst_test_devices import runtime_folder
 from driver.devices.reference import ReferenceDevice
 from driver.errors import ExecutionFailed

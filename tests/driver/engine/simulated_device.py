@@ -1,4 +1,4 @@
-"""A device on simulated time under the policy of its run queue (csrc/burst/runqueue.c), and what has to hold at
+"""A device on simulated time under the policy of its run queue (csrc/burst/policy.c), and what has to hold at
 each event.
 
 Clients have threads that ask, wait for their answer, rest, and ask again. Every start, checkpoint and end is checked as
@@ -111,7 +111,7 @@ class Device:
 
     def __init__(self, world):
         self.world, self.now, self.events, self.order = world, 0, [], itertools.count()
-        self.queue = ffi.gc(lib.burst_runqueue_new(world.slots, QUANTUM), lib.burst_runqueue_free)
+        self.queue = ffi.gc(lib.burst_run_queue_new(world.slots, QUANTUM), lib.burst_run_queue_free)
         self.shares = [Share(self.queue, weight) for weight in world.weights]
         names = dict.fromkeys((client.uid, client.application) for client in world.clients)
         self.applications = {(uid, name): Application(self.shares[uid]) for uid, name in names}

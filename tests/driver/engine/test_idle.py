@@ -11,7 +11,7 @@ import pytest
 from inside import programs_of
 
 import driver
-from burst.turns import Application, RunQueue, Share
+from burst.run_queue import Application, RunQueue, Share
 from driver.devices.litert import LiteRtDevice
 from driver.engine.client import EngineClient
 from driver.engine.ledger import Ledger

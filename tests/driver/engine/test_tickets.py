@@ -8,8 +8,8 @@ import pytest
 from simulated_device import MS, QUANTUM, US
 
 from burst._core import ffi, lib
-from burst.turns import Application, Flow, RunQueue, Share, Ticket
-from burst.turns import waiters as burst_waiters
+from burst.run_queue import Application, Flow, RunQueue, Share, Ticket
+from burst.run_queue import waiters as burst_waiters
 from fmq import clock
 
 FOREVER = 2**64 - 1
@@ -20,7 +20,7 @@ class Queue:
     """A run queue of one slot, and all that is made for it."""
 
     def __init__(self, slots=1):
-        self.handle = ffi.gc(lib.burst_runqueue_new(slots, QUANTUM), lib.burst_runqueue_free)
+        self.handle = ffi.gc(lib.burst_run_queue_new(slots, QUANTUM), lib.burst_run_queue_free)
         self.share = ffi.gc(lib.burst_share_new(self.handle, 100), lib.burst_share_free)
         self.application = ffi.gc(lib.burst_application_new(self.share), lib.burst_application_free)
 
@@ -113,8 +113,8 @@ def test_a_slot_is_not_kept_for_who_does_not_come_back():
 def test_numbers_that_are_none_are_refused():
     """No queue without slots or quantum, no share without weight, no priority beyond high."""
     queue = Queue()
-    assert not lib.burst_runqueue_new(0, QUANTUM)
-    assert not lib.burst_runqueue_new(1, 0)
+    assert not lib.burst_run_queue_new(0, QUANTUM)
+    assert not lib.burst_run_queue_new(1, 0)
     assert not any(lib.burst_share_new(queue.handle, weight) for weight in (0, 1001))
     assert not any(lib.burst_flow_new(queue.application, priority) for priority in (3, 2**32 - 1))
 
@@ -268,7 +268,7 @@ def test_the_last_slot_is_left_to_the_other_account(usual):
     for each in (waiting, last):
         each.may_leave.set()
         each.thread.join(30)
-    assert lib.burst_runqueue_is_idle(queue.handle)
+    assert lib.burst_run_queue_is_idle(queue.handle)
 
 
 def test_an_account_whose_estimate_was_wrong_is_not_believed_for_a_while():

@@ -30,7 +30,7 @@ from burst import (
     memory,
 )
 from burst.channel import Message
-from burst.turns import Application, Flow, RunQueue, Share
+from burst.run_queue import Application, Flow, RunQueue, Share
 from burst.wire import Token
 from driver.engine import plain
 from driver.protocol import plain_codec, rpc

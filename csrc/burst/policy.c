@@ -1,25 +1,25 @@
 /* The scheduling policy of a device: which ticket runs next, which has to yield, and what each is charged. No clock, no lock
- * and no futex: turns.c, which waits, passes the time in and calls this under its lock.
+ * and no futex: run_queue.c, which waits, passes the time in and calls this under its lock.
  *
  * Between accounts (shares), and between the applications of an account: start-time fair queueing by the time that they
  * used. Within an application: strict priority. Within a priority: deficit round robin between clients (flows). Within a
  * flow: first come, first served. All of it counts *contended* time, of a clock that stands still while no ticket waits: a
- * client that runs while no other wants the device owes nothing to clients that come later. README.md, "Turns", has the
+ * client that runs while no other wants the device owes nothing to clients that come later. README.md, "Run queue", has the
  * bounds.
  */
 #include <stdint.h>
 
 #include "burst/api.h"
-#include "burst/runqueue.h"
+#include "burst/run_queue.h"
 
 static const uint64_t DOUBT = 100; /* for each ns that an execution lasts longer than one that was estimated to be brief may */
 
 /* ---- the contended clock ------------------------------------------------------------------------------------------ */
 
 /* Relaxed, because only a start and an end beside the lock read it there, and these may be a little off. */
-static uint64_t standing(const burst_runqueue *q) { return atomic_load_explicit(&q->contended, memory_order_relaxed); }
+static uint64_t standing(const burst_run_queue *q) { return atomic_load_explicit(&q->contended, memory_order_relaxed); }
 
-static uint64_t contended(const burst_runqueue *q, uint64_t now) {
+static uint64_t contended(const burst_run_queue *q, uint64_t now) {
     return standing(q) + (q->waiting && now > q->since ? now - q->since : 0);
 }
 
@@ -29,7 +29,7 @@ static burst_application *application_of(fair_entity *member) { return (burst_ap
 
 static void begin_waiting(const burst_flow *f, uint64_t now) {
     burst_application *a = f->application;
-    burst_runqueue *q = a->share->queue;
+    burst_run_queue *q = a->share->queue;
     a->rings[f->priority].waiting++;
     a->fair.waiting++;
     a->share->fair.waiting++;
@@ -44,7 +44,7 @@ static void begin_waiting(const burst_flow *f, uint64_t now) {
 
 static void end_waiting(const burst_flow *f, uint64_t now) {
     burst_application *a = f->application;
-    burst_runqueue *q = a->share->queue;
+    burst_run_queue *q = a->share->queue;
     uint64_t clock = contended(q, now);
     a->rings[f->priority].waiting--;
     a->fair.waiting--;
@@ -206,7 +206,7 @@ void burst_policy_doubt(burst_ticket *t, uint64_t now) {
 }
 
 static bool is_kept_from(const burst_share *s) {
-    const burst_runqueue *q = s->queue;
+    const burst_run_queue *q = s->queue;
     return s->long_runs && q->long_runs + 1 >= q->slots && q->long_accounts < q->accounts;
 }
 
@@ -214,7 +214,7 @@ bool burst_policy_may_begin(const burst_ticket *t) { return !t->is_long || !is_k
 
 static void count_long(const burst_ticket *t, uint32_t change) {
     if (!t->is_long) return;
-    burst_runqueue *q = t->queue;
+    burst_run_queue *q = t->queue;
     burst_share *s = t->flow->application->share;
     q->long_accounts -= s->long_runs > 0;
     q->long_runs += change;
@@ -287,14 +287,14 @@ static bool may_go_on(const burst_share *s, uint64_t now) {
 }
 
 /* The share that has used least, of those whose next ticket may have a slot. */
-static burst_share *next_share(const burst_runqueue *q, uint64_t now) {
+static burst_share *next_share(const burst_run_queue *q, uint64_t now) {
     fair_entity *least = NULL;
     for (fair_entity *m = q->shares.members; m; m = m->next)
         if (m->waiting && (!least || is_less(m->pace, least->pace)) && may_go_on(share_of(m), now)) least = m;
     return share_of(least);
 }
 
-burst_ticket *burst_policy_next(burst_runqueue *q, uint64_t now) {
+burst_ticket *burst_policy_next(burst_run_queue *q, uint64_t now) {
     burst_share *s = next_share(q, now);
     if (!s) return NULL;
     burst_ticket *t = first_of(s);

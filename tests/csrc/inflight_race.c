@@ -2,7 +2,7 @@
  * and a thread that forgets plans: run under ThreadSanitizer, and under Address- and UBSanitizer, which see any use of a plan's
  * memory after it was let go.
  *
- *   flight_race SEED MILLISECONDS
+ *   inflight_race SEED MILLISECONDS
  *
  * Acceptable outcomes, all others abort: each request is answered, once, in order; a plan that was forgotten while it ran is told
  * of by -ESTALE, once it has ended; every plan's memory is let go exactly once.
@@ -31,7 +31,7 @@ typedef struct {
     uint64_t source, target;
     _Atomic uint32_t is_up;
 } memory;
-typedef struct { memory *of; void *flight; } job;
+typedef struct { memory *of; void *run; } job;
 
 static burst_listener listener;
 static burst_caller caller;
@@ -51,7 +51,7 @@ static unsigned first_job, n_jobs;
 #define MUST(x)                                                                                                        \
     do {                                                                                                               \
         if (!(x)) {                                                                                                    \
-            fprintf(stderr, "flight_race: line %d: not %s\n", __LINE__, #x);                                           \
+            fprintf(stderr, "inflight_race: line %d: not %s\n", __LINE__, #x);                                           \
             abort();                                                                                                   \
         }                                                                                                              \
     } while (0)
@@ -106,7 +106,7 @@ static void fly(job j) {
     atomic_store(&j.of->is_up, 0);
     atomic_fetch_add(&flown, 1);
     atomic_fetch_sub(&up, 1);
-    burst_landed(j.flight);
+    burst_inflight_complete(j.run);
 }
 
 static void *work(void *argument) {
@@ -125,9 +125,9 @@ static void *work(void *argument) {
 }
 
 /* A burst_beginning. Now and then it fails, or has ended when it returns. */
-static int32_t begin(void *context, void *flight) {
+static int32_t begin(void *context, void *run) {
     static uint64_t random = 88172645463325252u;
-    job j = {context, flight};
+    job j = {context, run};
     uint64_t dice = random_of(&random) % 16;
     if (!dice) return 2;
     MUST(!atomic_exchange(&j.of->is_up, 1));
@@ -152,7 +152,7 @@ static void learn(const void *answer, uint64_t bytes) {
     memory *before = memories[i];
     memories[i] = calloc(1, sizeof(memory));
     MUST(!burst_learn(&listener, i, answer, bytes, (void *)(uintptr_t)begin, memories[i], 1, 0, 0));
-    MUST(burst_flies(&listener, i));
+    MUST(burst_inflight_new(&listener, i));
     if (before) let_go(before);
     stale[i] = false;
     learnt++;
@@ -162,7 +162,7 @@ static void learn(const void *answer, uint64_t bytes) {
 static void let_go_of_stale(void) {
     MUST(!pthread_mutex_lock(&lock));
     for (uint32_t i = 0; i < PLANS; i++) {
-        if (!stale[i] || burst_runs(&listener, i)) continue;
+        if (!stale[i] || burst_inflight_is_pending(&listener, i)) continue;
         let_go(memories[i]);
         memories[i] = NULL, stale[i] = false;
         caught++;
@@ -208,18 +208,18 @@ static void *forget(void *argument) {
 }
 
 static burst_ticket *new_ticket(burst_flow **flow) {
-    burst_runqueue *queue = burst_runqueue_new(WORKERS + 1, ms);
+    burst_run_queue *queue = burst_run_queue_new(WORKERS + 1, ms);
     burst_share *share = burst_share_new(queue, 100);
     burst_application *application = burst_application_new(share);
     *flow = burst_flow_new(application, BURST_MEDIUM);
     burst_application_free(application);
     burst_share_free(share);
-    burst_runqueue_free(queue);
+    burst_run_queue_free(queue);
     return burst_ticket_new(*flow);
 }
 
 int main(int argc, char **argv) {
-    if (argc != 3) return fprintf(stderr, "usage: flight_race SEED MILLISECONDS\n"), 2;
+    if (argc != 3) return fprintf(stderr, "usage: inflight_race SEED MILLISECONDS\n"), 2;
     seed = strtoull(argv[1], NULL, 10) * 2 + 1, until = fmq_now() + strtoull(argv[2], NULL, 10) * ms;
     static burst_trace trace;
     static unsigned char buffers[3][REQUESTS_FIT * DATUM];
@@ -236,10 +236,10 @@ int main(int argc, char **argv) {
     pthread_t threads[5];
     for (int i = 0; i < 5; i++) MUST(!pthread_create(&threads[i], NULL, bodies[i], NULL));
     for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
-    burst_ground(&listener);
+    burst_inflight_close(&listener);
     fmq_stop(listener.request);
     pthread_join(threads[4], NULL);
-    burst_land(&listener);
+    burst_inflight_drain(&listener);
     for (uint32_t i = 0; i < PLANS; i++)
         if (memories[i]) let_go(memories[i]);
     burst_drop_plans(&listener);

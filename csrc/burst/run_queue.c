@@ -1,5 +1,5 @@
 /* Waiting for a slot of a device: one word that says whether a ticket waits, one lock for that case, and a futex word for each
- * ticket. runqueue.c decides which ticket comes next. README.md, "Turns", has the protocol.
+ * ticket. policy.c decides which ticket comes next. README.md, "Run queue", has the protocol.
  *
  * While no ticket waits, entering and leaving are one compare-and-exchange each, and no clock is read.
  */
@@ -7,7 +7,7 @@
 
 #include "burst/api.h"
 #include "fmq/futex.h"
-#include "burst/runqueue.h"
+#include "burst/run_queue.h"
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -22,14 +22,14 @@ static _Atomic uint32_t preemption_requests; /* grows when a ticket begins to wa
 /* ---- slots --------------------------------------------------------------------------------------------------------- */
 
 /* Takes a slot if one is free and no ticket waits: a ticket that waits makes `turns` greater than any number of slots. */
-static bool take_slot(burst_runqueue *q) {
+static bool take_slot(burst_run_queue *q) {
     uint64_t turns = atomic_load_explicit(&q->turns, memory_order_relaxed); /* relaxed, because the exchange looks again */
     while (turns < q->slots)
         if (atomic_compare_exchange_weak(&q->turns, &turns, turns + RUNNER)) return true;
     return false;
 }
 
-static bool give_slot_back(burst_runqueue *q) {
+static bool give_slot_back(burst_run_queue *q) {
     uint64_t turns = atomic_load_explicit(&q->turns, memory_order_relaxed); /* relaxed, because the exchange looks again */
     while (turns < WAITER)
         if (atomic_compare_exchange_weak(&q->turns, &turns, turns - RUNNER)) return true;
@@ -50,7 +50,7 @@ static void note_end_of_wait(burst_ticket *t, uint64_t now) {
 }
 
 /* Under the lock: gives a free slot to the ticket that comes next. */
-static burst_ticket *hand_on(burst_runqueue *q, uint64_t now) {
+static burst_ticket *hand_on(burst_run_queue *q, uint64_t now) {
     uint64_t turns = atomic_load(&q->turns);
     if (turns < WAITER || (uint32_t)turns >= q->slots) return NULL;
     burst_ticket *next = burst_policy_next(q, now);
@@ -63,7 +63,7 @@ static burst_ticket *hand_on(burst_runqueue *q, uint64_t now) {
 }
 
 /* The same, with the lock taken here, unless a ticket was called that will do it. */
-static burst_ticket *hand_on_the_rest(burst_runqueue *q) {
+static burst_ticket *hand_on_the_rest(burst_run_queue *q) {
     pthread_mutex_lock(&q->lock);
     burst_ticket *next = q->called ? NULL : hand_on(q, futex_now());
     pthread_mutex_unlock(&q->lock);
@@ -72,18 +72,18 @@ static burst_ticket *hand_on_the_rest(burst_runqueue *q) {
 
 /* Not under the lock: wakes the tickets that were given a slot, until none is free. A ticket may have gone on already: then
  * this wakes no thread. */
-static void wake(burst_runqueue *q, const burst_ticket *self, burst_ticket *next) {
+static void wake(burst_run_queue *q, const burst_ticket *self, burst_ticket *next) {
     for (; next; next = hand_on_the_rest(q))
         if (next != self) futex_wake(&next->word, 1, FUTEX_BITSET_MATCH_ANY);
 }
 
-void runqueue_serve(burst_runqueue *q) { wake(q, NULL, hand_on_the_rest(q)); }
+void run_queue_serve(burst_run_queue *q) { wake(q, NULL, hand_on_the_rest(q)); }
 
 /* ---- waiting ------------------------------------------------------------------------------------------------------- */
 
 /* Under the lock: it does not wait any more, and has no slot. */
 static void drop_out(burst_ticket *t, uint32_t word) {
-    burst_runqueue *q = t->queue;
+    burst_run_queue *q = t->queue;
     uint64_t now = futex_now();
     burst_policy_abandon(t, now);
     note_end_of_wait(t, now);
@@ -95,7 +95,7 @@ static void drop_out(burst_ticket *t, uint32_t word) {
 static bool is_in_line(uint32_t word) { return word == WAITS || word == CALLED; }
 
 static int give_up(burst_ticket *t) {
-    burst_runqueue *q = t->queue;
+    burst_run_queue *q = t->queue;
     pthread_mutex_lock(&q->lock);
     bool gives_up = is_in_line(atomic_load(&t->word));
     if (gives_up) drop_out(t, OUT);
@@ -106,7 +106,7 @@ static int give_up(burst_ticket *t) {
 
 /* The slot that was free when this ticket was called goes to the ticket that comes next, perhaps itself, if it is still free. */
 static void answer_call(burst_ticket *t) {
-    burst_runqueue *q = t->queue;
+    burst_run_queue *q = t->queue;
     pthread_mutex_lock(&q->lock);
     if (q->called == t) {
         q->called = NULL;
@@ -151,7 +151,7 @@ static burst_ticket *stand_in_line(burst_ticket *t, uint64_t change, uint64_t no
 }
 
 static int enter_line(burst_ticket *t, uint64_t latest) {
-    burst_runqueue *q = t->queue;
+    burst_run_queue *q = t->queue;
     burst_ticket *next = NULL;
     pthread_mutex_lock(&q->lock);
     bool is_closed = atomic_load(&t->closed);
@@ -169,7 +169,7 @@ static int enter_line(burst_ticket *t, uint64_t latest) {
 
 /* Takes a slot if one is free for this ticket and none waits. What is long is counted, so it takes the lock. */
 static bool begin_at_once(burst_ticket *t, uint64_t now) {
-    burst_runqueue *q = t->queue;
+    burst_run_queue *q = t->queue;
     t->begun = now;
     if (!t->is_long) return take_slot(q) && burst_policy_begin(t);
     pthread_mutex_lock(&q->lock);
@@ -213,12 +213,12 @@ int burst_enter(burst_ticket *t, const burst_estimate *estimate, uint64_t deadli
     return r;
 }
 
-_Bool burst_runqueue_is_idle(const burst_runqueue *q) {
+_Bool burst_run_queue_is_idle(const burst_run_queue *q) {
     return !atomic_load_explicit(&q->turns, memory_order_relaxed); /* relaxed, because it is a hint */
 }
 
 /* Under the lock: calls a ticket for the slot that was left. It gets the slot if the client of `t` sends no request first. */
-static burst_ticket *call(burst_runqueue *q, burst_ticket *standby) {
+static burst_ticket *call(burst_run_queue *q, burst_ticket *standby) {
     if (q->called) return NULL;
     q->called = standby;
     atomic_store(&standby->word, CALLED);
@@ -226,7 +226,7 @@ static burst_ticket *call(burst_runqueue *q, burst_ticket *standby) {
 }
 
 static void give_up_slot(burst_ticket *t) {
-    burst_runqueue *q = t->queue;
+    burst_run_queue *q = t->queue;
     if (!t->is_long && has_several_accounts(q)) burst_policy_doubt(t, futex_now());
     if (!t->is_long && !burst_policy_owes(t) && give_slot_back(q)) return;
     pthread_mutex_lock(&q->lock);
@@ -240,7 +240,7 @@ static void give_up_slot(burst_ticket *t) {
     wake(q, NULL, next);
 }
 
-void runqueue_detach(const burst_ticket *t) {
+void run_queue_detach(const burst_ticket *t) {
     if (running == t) running = NULL;
 }
 
@@ -253,7 +253,7 @@ uint64_t burst_leave(burst_ticket *t) {
 }
 
 _Bool burst_must_yield(burst_ticket *t) {
-    burst_runqueue *q = t->queue;
+    burst_run_queue *q = t->queue;
     /* Relaxed, because a ticket that begins to wait at this moment is seen at the next checkpoint. */
     if (atomic_load_explicit(&q->turns, memory_order_relaxed) < WAITER) return false;
     pthread_mutex_lock(&q->lock);
@@ -263,7 +263,7 @@ _Bool burst_must_yield(burst_ticket *t) {
 }
 
 int burst_yield(burst_ticket *t) {
-    burst_runqueue *q = t->queue;
+    burst_run_queue *q = t->queue;
     burst_ticket *next = NULL;
     pthread_mutex_lock(&q->lock);
     uint64_t now = futex_now();
@@ -284,7 +284,7 @@ int burst_yield(burst_ticket *t) {
 }
 
 void burst_ticket_close(burst_ticket *t) {
-    burst_runqueue *q = t->queue;
+    burst_run_queue *q = t->queue;
     pthread_mutex_lock(&q->lock);
     atomic_store(&t->closed, true);
     if (is_in_line(atomic_load(&t->word))) {
@@ -292,7 +292,7 @@ void burst_ticket_close(burst_ticket *t) {
         futex_wake(&t->word, 1, FUTEX_BITSET_MATCH_ANY);
     }
     pthread_mutex_unlock(&q->lock);
-    runqueue_serve(q);
+    run_queue_serve(q);
 }
 
 /* ---- the ticket of this thread ------------------------------------------------------------------------------------- */
@@ -304,7 +304,7 @@ int burst_checkpoint(void) {
     return atomic_load_explicit(&t->closed, memory_order_relaxed) || burst_must_yield(t) ? burst_yield(t) : 0;
 }
 
-bool runqueue_has_waiters(void) {
+bool run_queue_has_waiters(void) {
     return atomic_load_explicit(&waiters, memory_order_relaxed); /* relaxed, because it is a hint */
 }
 

@@ -1,6 +1,6 @@
-/* The run queue of a device: what it knows of accounts, applications, clients and executions. runqueue.c decides with it, turns.c waits. */
-#ifndef BURST_RUNQUEUE_H
-#define BURST_RUNQUEUE_H
+/* The run queue of a device: what it knows of accounts, applications, clients and executions. policy.c decides with it, run_queue.c waits. */
+#ifndef BURST_RUN_QUEUE_H
+#define BURST_RUN_QUEUE_H
 
 #include "fmq/layout.h"
 
@@ -32,7 +32,7 @@ typedef struct {
 struct burst_share {
     fair_entity fair; /* first: a member of the queue's group is a share */
     _Atomic uint32_t users; /* its owner, and its applications */
-    burst_runqueue *queue;
+    burst_run_queue *queue;
     fair_group applications; /* while there is one, the share is in the queue's group */
     burst_application *turn; /* that was given a slot last, or NULL */
     uint32_t long_runs;      /* slots that its long executions hold */
@@ -71,7 +71,7 @@ struct burst_flow {
 
 struct burst_ticket {
     burst_flow *flow;
-    burst_runqueue *queue;
+    burst_run_queue *queue;
     burst_ticket *next;  /* that waits in its flow */
     burst_ticket *sibling; /* in its flow's `tickets` */
     uint64_t number;     /* of its arrival, which orders tickets within a flow; 0: it began at once */
@@ -86,10 +86,10 @@ struct burst_ticket {
     bool holds;          /* it has a slot; its thread's own */
     bool is_long;        /* its execution may last longer than `brief`; its thread's own while it does not wait */
     _Atomic bool closed; /* written under the lock */
-    _Atomic uint32_t word; /* README.md, "Turns" */
+    _Atomic uint32_t word; /* README.md, "Run queue" */
 };
 
-struct burst_runqueue {
+struct burst_run_queue {
     alignas(FMQ_LINE) _Atomic uint64_t turns; /* tickets that have a slot, plus 2^32 times those that wait */
     _Atomic uint64_t contended;               /* the contended clock, where it stood still last */
     uint32_t slots;
@@ -110,7 +110,7 @@ static inline uint64_t burst_executions_of(const burst_ticket *t) {
 }
 
 /* Whether several accounts are served. Relaxed, because an account that comes at this moment finds what it finds. */
-static inline bool has_several_accounts(const burst_runqueue *q) {
+static inline bool has_several_accounts(const burst_run_queue *q) {
     return atomic_load_explicit(&q->accounts, memory_order_relaxed) > 1;
 }
 
@@ -120,13 +120,13 @@ void burst_policy_doubt(burst_ticket *t, uint64_t now); /* a brief execution end
 /* ns: the shortest that an execution took, less for each doubt; 0: not known. In deadline.c */
 uint64_t burst_needed(const burst_estimate *estimate);
 
-void runqueue_serve(burst_runqueue *q); /* hands free slots on. In turns.c */
+void run_queue_serve(burst_run_queue *q); /* hands free slots on. In run_queue.c */
 
 uint64_t burst_policy_outranking(const burst_ticket *t); /* waiting tickets of its application with a higher priority */
 
 /* What has the ticket's slot goes on outside of this thread: checkpoints here are not for it, and another thread leaves. */
-void runqueue_detach(const burst_ticket *t);
+void run_queue_detach(const burst_ticket *t);
 
-bool runqueue_has_waiters(void); /* Hint: any ticket queued in this process? Relaxed load. In turns.c */
+bool run_queue_has_waiters(void); /* Hint: any ticket queued in this process? Relaxed load. In run_queue.c */
 
 #endif

@@ -1,0 +1,256 @@
+"""Which execution of a device runs when. These are the objects of csrc/README.md, "Run queue".
+
+A queue has a share for each account, a share an application for each program of the account, an application a flow for
+each priority of each of its clients, a flow a ticket for each thread that executes. All of them end with their last
+reference, in any order.
+
+A device need not know them: `checkpoint` and `stoppable` find the ticket of the thread that executes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from contextlib import contextmanager
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from burst._core import ffi, lib
+from burst.errors import GeneralFailure, MissedDeadlineTransient
+from burst.messages import Cause
+from burst.serving_thread import ServingThread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from burst.messages import Phase
+
+FOREVER = 2**64 - 1
+MOST_WEIGHT = 1000
+
+_waiters = lib.burst_waiters()
+
+
+def _owned(pointer: Any, free: Callable[[Any], None]) -> Any:
+    """Freed with its last reference. Raises MemoryError."""
+    if not pointer:
+        raise MemoryError("no memory for a run queue")
+    return ffi.gc(pointer, free)
+
+
+class RunQueue:
+    """Decides which execution of a device runs when."""
+
+    def __init__(self, slots: int, quantum: float, *, is_shared: bool = False) -> None:
+        """`slots`: executions at a time. `quantum`: seconds that one client may go on while its equals wait.
+
+        is_shared: by accounts. Then no thread that has a slot is nice to other programs: beside busy ones it would keep
+        the slot, and the lock of the queue, from other accounts.
+
+        Raises ValueError.
+        """
+        if not 1 <= slots < 2**32 or not 1e-9 <= quantum <= 1e9:
+            raise ValueError(
+                f"slots={slots!r}, quantum={quantum!r}: from 1 slot, and from a nanosecond to 10^9 seconds"
+            )
+        self.slots, self.is_shared = slots, is_shared
+        self.handle = _owned(lib.burst_run_queue_new(slots, int(quantum * 1e9)), lib.burst_run_queue_free)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no execution has a slot and none waits, at this moment."""
+        return bool(lib.burst_run_queue_is_idle(self.handle))
+
+
+class Share:
+    """Fair-share scheduling group: all clients of one account."""
+
+    def __init__(self, queue: RunQueue, weight: int) -> None:
+        """`weight`: from 1 to 1000, against those of the others."""
+        self.queue, self.weight = queue, weight
+        self.handle = _owned(lib.burst_share_new(queue.handle, weight), lib.burst_share_free)
+
+
+class Application:
+    """All clients of one program of an account: priorities order its executions, and no others."""
+
+    def __init__(self, share: Share, name: str) -> None:
+        """`name`: within the account; for display."""
+        self.share, self.name = share, name
+        self.handle = _owned(lib.burst_application_new(share.handle), lib.burst_application_free)
+
+
+class FlowCounts(NamedTuple):
+    """What a flow has done. Times are seconds; what was *used* counts only while a ticket waited for a slot."""
+
+    executions: int
+    waits: int
+    yields: int
+    waiting: int  #: now
+    waited: float  #: by all its tickets, also by those that still wait
+    used: float
+    used_by_application: float
+    used_by_uid: float
+    used_by_all: float
+
+
+class Flow:
+    """The executions of one client at one priority: 0, 1 or 2 for low, medium, high."""
+
+    def __init__(self, application: Application, priority: int) -> None:
+        self.application = application  # an account has one share as long as any of its executions runs
+        self.gives_way = priority == 0 and not application.share.queue.is_shared
+        self.handle = _owned(lib.burst_flow_new(application.handle, priority), lib.burst_flow_free)
+
+    def counts(self) -> FlowCounts:
+        found = ffi.new("burst_flow_counts *")
+        lib.burst_flow_count(self.handle, found)
+        used = (found.used_ns, found.application_used_ns, found.share_used_ns, found.all_used_ns)
+        times = (found.waited_ns, *used)
+        return FlowCounts(found.executions, found.waits, found.yields, found.waiting, *(ns / 1e9 for ns in times))
+
+
+class Ticket:
+    """Lets one thread execute: it enters before an execution and leaves after it. Any thread may close the ticket."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow, self.gives_way = flow, flow.gives_way
+        self.handle = _owned(lib.burst_ticket_new(flow.handle), lib.burst_ticket_free)
+
+    def enter(self, deadline: int = FOREVER, estimate: Any = None) -> None:
+        """Waits for a slot, as long as there is time for what the estimate says an execution needs.
+
+        Raises MissedDeadlineTransient, GeneralFailure; then the thread has none.
+        """
+        known = ffi.NULL if estimate is None else estimate
+        code = lib.burst_enter(self.handle, known, deadline, monotonic_ns())
+        if code:
+            _check(code, "queued")
+
+    def leave(self) -> int:
+        """Gives the slot up; does nothing without one. Returns the nanoseconds that its last execution has waited for
+        others, before and since it began.
+        """
+        waited: int = lib.burst_leave(self.handle)
+        return waited
+
+    def close(self) -> None:
+        """Ends the wait of the thread that waits with it, now or later: GeneralFailure."""
+        lib.burst_ticket_close(self.handle)
+
+
+class Tickets:
+    """The tickets of one thread that executes for several flows: one for each. Any thread may close them."""
+
+    def __init__(self) -> None:
+        self._tickets: dict[Flow, Ticket] = {}
+        self._is_closed = False
+
+    def of(self, flow: Flow) -> Ticket:
+        ticket = self._tickets.get(flow)
+        if ticket is None:
+            ticket = self._tickets[flow] = Ticket(flow)
+            if self._is_closed:
+                ticket.close()
+        return ticket
+
+    def close(self) -> None:
+        """Closes all of them, also those that `of` makes later."""
+        self._is_closed = True  # before the loop: a ticket that `of` makes meanwhile is closed there
+        for ticket in list(self._tickets.values()):
+            ticket.close()
+
+
+def give_way() -> None:
+    """Lowers the priority of this thread, and of those that it starts, below that of other programs on the machine.
+
+    Raising it again takes privileges, and so does raising one that is lower already.
+    """
+    os.setpriority(os.PRIO_PROCESS, 0, max(10, os.getpriority(os.PRIO_PROCESS, 0)))  # Linux has one for each thread
+
+
+def _check(code: int, phase: Phase) -> None:
+    if code == -errno.ETIMEDOUT:
+        raise MissedDeadlineTransient(cause=Cause(phase))
+    if code:
+        raise GeneralFailure("its client is gone")
+
+
+def waiters() -> int:
+    """Executions of this process that wait for a slot."""
+    return int(_waiters[0])
+
+
+def checkpoint() -> None:
+    """Called where this thread's execution can pause: gives its slot to executions that come first, and waits for it.
+
+    Raises MissedDeadlineTransient, GeneralFailure; then the execution has to end.
+    """
+    if _waiters[0]:
+        _check(lib.burst_checkpoint(), "executing")
+
+
+class _Attempt:
+    """A run in progress that can be stopped. `was_stopped`: for an execution with a higher priority."""
+
+    def __init__(self, ticket: Any, stop: Callable[[], object]) -> None:
+        self.ticket, self._stop, self.was_stopped = ticket, stop, False
+
+    def stop(self) -> None:
+        self.was_stopped = True
+        self._stop()
+
+
+_attempts: list[_Attempt] = []  # in the order in which they began
+_attempts_lock = threading.Lock()
+_watch: ServingThread | None = None
+
+
+@contextmanager
+def stoppable(stop: Callable[[], object]) -> Iterator[_Attempt]:
+    """Makes a call preemptible that has no checkpoints but can be repeated from its beginning.
+
+    Another thread calls `stop` to end it when an execution with a higher priority waits. Then the caller looks at
+    `was_stopped`, comes to a `checkpoint`, and repeats the call.
+    """
+    checkpoint()
+    attempt = _Attempt(lib.burst_set_preemptible(True), stop)
+    if not attempt.ticket:
+        yield attempt
+        return
+    try:
+        with _attempts_lock:
+            _attempts.append(attempt)
+            _begin_to_watch()
+            _stop_for_others()  # for executions that began to wait before this one was listed
+        yield attempt
+    finally:
+        with _attempts_lock:
+            _attempts.remove(attempt)
+        lib.burst_set_preemptible(False)
+
+
+def _begin_to_watch() -> None:
+    global _watch  # noqa: PLW0603 (one for the process)
+    if _watch is None:
+        watch = ServingThread(_watch_for_preemption, name="burst-preempt")
+        watch.start()
+        _watch = watch
+
+
+def _watch_for_preemption() -> None:
+    seen = 0
+    while True:
+        seen = lib.burst_await_preemption(seen)
+        with _attempts_lock:
+            _stop_for_others()
+
+
+def _stop_for_others() -> None:
+    """Stops as many executions of each application as higher ones wait; the latest first: they lose the least work."""
+    for attempt in reversed(_attempts):
+        application = lib.burst_application_of(attempt.ticket)
+        stopping = sum(a.was_stopped and lib.burst_application_of(a.ticket) == application for a in _attempts)
+        if not attempt.was_stopped and lib.burst_outranking(attempt.ticket) > stopping:
+            attempt.stop()
