@@ -41,7 +41,7 @@ def tests(cases: Iterable[Case], in_bursts: int) -> Iterator[Test]:
         if (opened := case.with_open_outputs()) is not None:
             yield Test(f"{name}/dynamic", partial(execute_dynamic, case, opened))
         if (twin := case.signed()) is not None:
-            yield Test(f"{name}/signed", partial(execute, twin))
+            yield Test(f"{name}/signed", partial(execute_twin, case, twin))
 
 
 def execute(case: Case, target: Target) -> None:
@@ -58,6 +58,15 @@ def execute(case: Case, target: Target) -> None:
         check_bare(answer)
     else:
         check_answer(case, answer)
+
+
+def execute_twin(case: Case, twin: Case, target: Target) -> None:
+    """Execute the signed twin, which the device must support exactly if it supports the unsigned case."""
+    if set(case.operations) <= OPERATIONS.keys():
+        unsigned, signed = (all(target.supported(each.model)) for each in (case, twin))
+        which = "unsigned form and not its signed twin" if unsigned else "signed twin and not its unsigned form"
+        check(unsigned == signed, f"the device supports the {which}")
+    execute(twin, target)
 
 
 def execute_in_burst(case: Case, target: Target) -> None:

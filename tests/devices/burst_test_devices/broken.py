@@ -19,7 +19,7 @@ import numpy as np
 
 from driver.devices.reference import ReferenceDevice
 from driver.interface import BoundExecution, PreparedModel
-from driver.nn import OPERATIONS, Interpreter
+from driver.nn import OPERATIONS, Interpreter, OperandType
 from driver.nn import Bound as NumpyBound
 from driver.protocol.model_codec import decode
 
@@ -138,6 +138,15 @@ class Liar(ReferenceDevice):
         if any(operation.type == "MUL" for operation in model.main.operations):
             raise RuntimeError("this device multiplies nothing")
         return super().prepare(model, preparation)
+
+
+class Uncoupled(ReferenceDevice):
+    """Supports unsigned quantised data, and not its signed twin."""
+
+    def supported_operations(self, model: Model) -> list[bool]:
+        """True for models without signed data."""
+        signed = OperandType.TENSOR_QUANT8_ASYMM_SIGNED
+        return [all(operand.type != signed for operand in model.main.operands)] * len(model.main.operations)
 
 
 class Mortal(_Executing):

@@ -347,13 +347,13 @@ CASES = {
         ("fqs", convolution((2,), dilation=(2, 1))),
         ("qs", convolution(channel=0)),
         ("qs", convolution((0, 2, 1, 0), channel=0, nchw=True, activation=3)),
-        ("q", convolution(zero=77)),
+        ("qs", convolution(zero=77)),
     ],
     "DEPTHWISE_CONV_2D": [
         ("fhqs", depthwise()),
         ("fqs", depthwise((1, 0, 2, 1), nchw=True)),
         ("qs", depthwise(channel=3)),
-        ("q", depthwise(zero=77)),
+        ("qs", depthwise(zero=77)),
         ("fs", depthwise((2,), fan=1, dilation=(2, 2))),
     ],
     "DEPTH_TO_SPACE": [
@@ -371,7 +371,7 @@ CASES = {
     "FULLY_CONNECTED": [
         ("fhqs", dense()),
         ("fqs", dense((2, 3, 4), activation=1)),
-        ("q", dense(zero=60)),
+        ("qs", dense(zero=60)),
         ("fhqs", dense_of_computed()),
         ("qs", dense_of_computed(zero=128)),
     ],

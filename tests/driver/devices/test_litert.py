@@ -81,7 +81,6 @@ REFUSED = [
     refused("integer division", "i", lambda m: m.run("DIV", m.x(3), m.x(3), 0)),
     refused("far scales", "q", lambda m: m.run("ADD", m.x(3, scale=3.0), m.x(3, scale=0.001), 0, scale=3.0)),
     refused("broadcast input", "f", lambda m: m.run("PRELU", m.x(1, 3), m.x(2, 3))),
-    refused("signed weights with a zero point", "s", lambda m: convolution(m, zero=77)),
     refused("bias in other steps", "q", lambda m: convolution(m, bias_scale=0.5)),
     refused("padded average", "q", lambda m: m.run("AVERAGE_POOL_2D", m.x(1, 4, 4, 1), 1, 0, 1, 0, 1, 1, 2, 2, 0)),
     refused("more than TFLite counts", "f", huge),

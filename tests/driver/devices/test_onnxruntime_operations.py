@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
 
-from operation_cases import CASES, convolution, depthwise, forms, pair, pool, transposed
+from operation_cases import CASES, forms, pair, pool, transposed
 
 from driver.devices.onnxruntime import OnnxRuntimeDevice
 from driver.devices.onnxruntime.lower import LOWERINGS
@@ -63,8 +63,6 @@ MORE = {
         ("qs", pool("AVERAGE_POOL_2D", (2, 0, 1, 1, 2, 1, 3, 3, 1))),
         ("fqs", pool("AVERAGE_POOL_2D", (*WHOLE[0], *WHOLE[1], *WHOLE[2], 0))),
     ],
-    "CONV_2D": [("s", convolution(zero=77))],
-    "DEPTHWISE_CONV_2D": [("s", depthwise(zero=60))],
     "DIV": [("i", divided)],
     "ELU": [("fh", lambda net: net.run("ELU", net.x(3, 5), 0.5))],
     "FILL": [("fi", fill)],

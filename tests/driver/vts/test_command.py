@@ -31,6 +31,16 @@ def test_cases_of_a_file_are_run_in_all_their_variations(vts, write):
     assert result.exit_code == 0
 
 
+def test_a_device_supports_both_signs_or_neither(vts, write):
+    """As VTS couples TENSOR_QUANT8_ASYMM with its signed twin: a device that supports one of the two fails."""
+    found, _ = run_json(
+        vts, "burst_test_devices.broken:Uncoupled", "--cases", write(QUANTISED), "--filter", "*/add_quantised*/signed"
+    )
+    (test,) = found["tests"]
+    assert test["outcome"] == "failed"
+    assert test["message"] == "the device supports the unsigned form and not its signed twin"
+
+
 def test_json_adds_up(vts, write):
     """Device and version, a summary, the same by category, and every test with what came of it."""
     found, result = run_json(vts, "reference", "--cases", write(ADD, WRONG, UNKNOWN), "--filter", "operations/[auw]*")

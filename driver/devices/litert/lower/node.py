@@ -241,8 +241,8 @@ def quantisation(tensor: Tensor, type_: str) -> Quantisation | None:
         return Quantisation((tensor.scale,)) if tensor.scale else None
     if not tensor.type.is_quantised or type_ not in ("INT8", "UINT8"):
         return None
-    is_shifted = tensor.type == OperandType.TENSOR_QUANT8_ASYMM and type_ == "INT8"
-    return Quantisation((tensor.scale,), tensor.zero_point - 128 * is_shifted)
+    moved = {("UINT8", "INT8"): -128, ("INT8", "UINT8"): 128}.get((stored_type(tensor), type_), 0)
+    return Quantisation((tensor.scale,), tensor.zero_point + moved)
 
 
 def _moved(shape: Sequence[int], moved: bool) -> Sequence[int]:
@@ -254,9 +254,9 @@ def _retyped(tensor: Tensor, type_: str) -> NDArray[Any]:
     stored = stored_type(tensor)
     if type_ == stored:
         return tensor.data
-    if (stored, type_) == ("UINT8", "INT8"):
-        shifted: NDArray[Any] = tensor.data ^ 0x80
-        return shifted.view(np.int8)  # its zero point moves with it
+    if {stored, type_} == {"UINT8", "INT8"}:
+        shifted: NDArray[Any] = tensor.data.view(np.uint8) ^ 0x80
+        return shifted.view(type_.lower())  # its zero point moves with it
     if (stored, type_) == ("UINT8", "BOOL"):
         return np.not_equal(tensor.data, 0).view(np.uint8)
     require((stored, type_) == ("FLOAT16", "FLOAT32"), f"a constant of {stored} as {type_}")
@@ -266,7 +266,8 @@ def _retyped(tensor: Tensor, type_: str) -> NDArray[Any]:
 class LiteRtNode(LoweringNode[LiteRtGraph]):
     """One operation: its parameters (`call`), and its operands as tensors in the forms it asks for.
 
-    `byte`: the cheapest type for unsigned 8-bit data here: INT8 when an operand already has that form.
+    byte: the cheapest type for unsigned 8-bit data here: INT8 when an operand already has that form.
+    signed_byte: the type for signed 8-bit data that may have a zero point.
     """
 
     def __init__(self, graph: LiteRtGraph, operation: Operation, call: Call) -> None:
@@ -274,7 +275,7 @@ class LiteRtNode(LoweringNode[LiteRtGraph]):
         self._inputs, self._outputs = operation.inputs, operation.outputs
         given = [tensor for i in self._inputs if (tensor := graph.tensors[i]) is not None]
         require(not all(tensor.fixed for tensor in given), "all its inputs are constants, and TFLite folds it away")
-        self.byte = "UINT8"
+        self.byte, self.signed_byte = "UINT8", "INT8"
         eights = [i for i in self._inputs if self._is_byte(i)]
         if any(
             graph.has(i, LiteRtForm("INT8", moved)) for i in eights for moved in (False, True) if not self._fixed(i)
@@ -294,6 +295,8 @@ class LiteRtNode(LoweringNode[LiteRtGraph]):
             return "BOOL"
         if tensor.type == OperandType.TENSOR_QUANT8_ASYMM:
             return self.byte
+        if tensor.type == OperandType.TENSOR_QUANT8_ASYMM_SIGNED:
+            return self.signed_byte
         stored = stored_type(tensor)
         return _COMPUTED.get(stored, stored)
 

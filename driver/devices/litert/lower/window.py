@@ -56,17 +56,17 @@ def _window(node: LiteRtNode, source: int, y: Axis, x: Axis, nchw: bool, fill: A
 
 
 def check_products(node: LiteRtNode) -> None:
-    """Whether TFLite can sum the quantised products of inputs 0 and 1; settles the sign of bytes that have none.
+    """Require that TFLite can sum the quantised products of inputs 0 and 1, and choose the sign of their bytes.
 
-    Kernels with a sign take no zero point of weights, so bytes become signed where the weights' zero is the middle.
+    Its signed kernels take no zero point of weights. So bytes are signed where the weights' zero is the middle of their
+    range, and unsigned elsewhere.
     """
     data, weights, out = node.input(0), node.input(1), node.output()
     if not out.type.is_quantised:
         return
     middle = _MIDDLE if data.type == OperandType.TENSOR_QUANT8_ASYMM else 0
     is_centred = weights.channel_quant is not None or weights.zero_point == middle
-    node.byte = "INT8" if is_centred else "UINT8"
-    require(is_centred or middle, "its weights have a zero point")
+    node.byte = node.signed_byte = "INT8" if is_centred else "UINT8"
     scales = weights.channel_quant[0] if weights.channel_quant else [weights.scale]
     fits = weights.channel_quant or math.isclose(node.input(2).scale, data.scale * weights.scale, rel_tol=1e-6)
     require(fits and min(scales) > 0, "the scale of its bias is not that of its products")
