@@ -27,9 +27,13 @@ test: $(VENV)/test
 integration: $(VENV)/integration $(VENV)/kserve/installed $(VENV)/swiftshader/installed
 	BURST_INTEGRATION=1 $(RUN_TESTS) -n 2 -o faulthandler_timeout=300 -m "integration and not stress" $(ONLY)
 
+# C that clang-format writes; comments are wrapped by hand.
+FORMATTED = $(wildcard $(foreach folder,fmq fmq/python libfmq,csrc/$(folder)/*.[ch] csrc/$(folder)/*.hpp))
+
 check: $(VENV)/check $(VENV)/test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest fmq._core fmq._hot burst._core
 	$(BIN)/lint-imports

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.sources
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("fmq", "burst", "driver")
 TOP = {
-    *(".ci", ".github", ".gitignore", "LICENSE", "Makefile", "README.md", "pyproject.toml"),
+    *(".ci", ".clang-format", ".github", ".gitignore", "LICENSE", "Makefile", "README.md", "pyproject.toml"),
     *("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
     *("bench", "burst", "burst_engine", "csrc", "docs", "driver", "examples", "fmq", "tests"),
 }

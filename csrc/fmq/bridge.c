@@ -1,10 +1,12 @@
-/* The bridge: threads that sleep on the words of many queues and peers, and signal a descriptor when one changes. They write
- * to an eventfd when a transfer on a queue would not wait: that is how select and asyncio wait for a queue. They shut a
- * socket down when a peer dies: the kernel closes a dead process's own sockets only after it has freed its memory, which
- * takes about 80 ms per resident GB; it marks a life word before that.
+/* The bridge: threads that sleep on the words of many queues and peers, and signal a descriptor
+ * when one changes. They write to an eventfd when a transfer on a queue would not wait: that is how
+ * select and asyncio wait for a queue. They shut a socket down when a peer dies: the kernel closes
+ * a dead process's own sockets only after it has freed its memory, which takes about 80 ms per
+ * resident GB; it marks a life word before that.
  *
- * A bell rings once. It then hangs on in silence until it is armed again, which so wakes no thread, and is taken down by the
- * next reason to ring if it was not. The bridge costs nothing before the first bell.
+ * A bell rings once. It then hangs on in silence until it is armed again, which so wakes no thread,
+ * and is taken down by the next reason to ring if it was not. The bridge costs nothing before the
+ * first bell.
  */
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -23,19 +25,24 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { BELLS = 63, GROUPS = 64 }; /* a wait word and a life word each, the doorbell, the process's endings: one futex_waitv, one thread */
-static const uint64_t OLD_KERNEL_SLICE = 5000000; /* ns: without futex_waitv everything is looked at this often */
-static const uint64_t SEATS_SLICE = 50000000;     /* ns: and a broadcast writer's readers, whose lives are too many to sleep on */
+/* A wait word and a life word each, the doorbell, the process's endings: one futex_waitv, one
+ * thread. */
+enum { BELLS = 63, GROUPS = 64 };
+/* ns: without futex_waitv everything is looked at this often. */
+static const uint64_t OLD_KERNEL_SLICE = 5000000;
+/* ns: and a broadcast writer's readers, whose lives are too many to sleep on. */
+static const uint64_t SEATS_SLICE = 50000000;
 
 typedef struct {
     _Atomic uint32_t *life; /* NULL: a free bell */
     _Atomic uint32_t *wait; /* of a queue's end; NULL: life alone */
-    const fmq_end *end;      /* NULL: life alone */
-    fmq_end *seats_of;       /* the same, of a broadcast writer; else NULL */
+    const fmq_end *end;     /* NULL: life alone */
+    fmq_end *seats_of;      /* the same, of a broadcast writer; else NULL */
     _Atomic uint64_t *counter;
     uint64_t target; /* what the counter has to reach */
     bool shared;     /* see SLEEP_SHARED_SLICE */
-    bool is_rung;    /* and was not armed since: `target` is the transfer after those that it rang for */
+    /* And was not armed since: `target` is the transfer after those that it rang for. */
+    bool is_rung;
     int fd;
     bool is_socket;
     uint32_t uses; /* how often this bell was given out: part of its token */
@@ -53,7 +60,8 @@ static struct {
     group groups[GROUPS];
 } bridge = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* In the child of a fork: the threads are gone. The sockets are our duplicates; an eventfd is its owner's to close. */
+/* In the child of a fork: the threads are gone. The sockets are our duplicates; an eventfd is its
+ * owner's to close. */
 static void forget(void) {
     pthread_mutex_init(&bridge.lock, NULL);
     for (int g = 0; g < GROUPS; g++) {
@@ -67,7 +75,7 @@ static void forget(void) {
     }
 }
 
-/* ---- ringing ------------------------------------------------------------------------------------------------------- */
+/* ---- ringing --------------------------------------------------------------------------------- */
 
 static void ring(bell *b, bool is_death) {
     uint64_t one = 1;
@@ -84,10 +92,12 @@ static bool is_over(const bell *b, uint32_t life, uint32_t ended) {
     if (!b->wait) return false;
     if (end_is_lost(b->end, life, ended)) return true;
     if (b->seats_of) return seats_have_room(b->seats_of, b->target);
-    return life == LIFE_RELEASED || (int64_t)(atomic_load(b->counter) - b->target) >= 0; /* pairs: SLEEP */
+    /* pairs: SLEEP */
+    return life == LIFE_RELEASED || (int64_t)(atomic_load(b->counter) - b->target) >= 0;
 }
 
-/* Rings for a transfer, and hangs on: true. Not for an end, which is told by taking the bell down, nor twice. */
+/* Rings for a transfer, and hangs on: true. Not for an end, which is told by taking the bell down,
+ * nor twice. */
 static bool ring_on(bell *b, uint32_t life, uint32_t ended) {
     if (!b->wait || b->seats_of || b->is_rung || life == LIFE_RELEASED) return false;
     if (life_is_dead(life) || end_is_lost(b->end, life, ended)) return false;
@@ -98,11 +108,13 @@ static bool ring_on(bell *b, uint32_t life, uint32_t ended) {
     return true;
 }
 
-/* Announces the sleep and then looks, as an end does for itself. Returns how many entries to sleep on; 0: it is taken down. */
+/* Announces the sleep and then looks, as an end does for itself. Returns how many entries to sleep
+ * on; 0: it is taken down. */
 static unsigned announce(bell *b, futex_entry *entries) {
     uint32_t ended, life, announced;
     do {
-        ended = b->wait ? atomic_load(&b->end->ended) : 0, life = atomic_load(b->life); /* pairs: DEAD */
+        /* pairs: DEAD */
+        ended = b->wait ? atomic_load(&b->end->ended) : 0, life = atomic_load(b->life);
         if (b->seats_of) sleep_ask(b->seats_of, 0);
         announced = b->wait ? sleep_announce(b->wait) : 0;
         if (!is_over(b, life, ended)) break;
@@ -114,7 +126,7 @@ static unsigned announce(bell *b, futex_entry *entries) {
     return n;
 }
 
-/* ---- the thread ---------------------------------------------------------------------------------------------------- */
+/* ---- the thread ------------------------------------------------------------------------------ */
 
 static void sooner(uint64_t *until, uint64_t ns) {
     uint64_t then = futex_now() + ns;
@@ -136,7 +148,9 @@ static unsigned look_at_all(group *g, futex_entry *entries, uint64_t *until) {
         n += announce(&g->bells[i], entries + n);
     }
     pthread_mutex_unlock(&bridge.lock);
-    if (atomic_exchange(&g->heard, rung) != rung) futex_wake(&g->heard, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* pairs: HEARD */
+    /* pairs: HEARD */
+    if (atomic_exchange(&g->heard, rung) != rung)
+        futex_wake(&g->heard, INT_MAX, FUTEX_BITSET_MATCH_ANY);
     return n;
 }
 
@@ -155,7 +169,7 @@ static void *thread_main(void *argument) {
     return NULL;
 }
 
-/* ---- bells ------------------------------------------------------------------------------------------------------- */
+/* ---- bells ----------------------------------------------------------------------------------- */
 
 static void ring_doorbell(group *g) {
     atomic_fetch_add(&g->doorbell, 1);
@@ -188,7 +202,8 @@ static bell *find(int64_t token, group **g) {
     return b->life && b->uses == (uint32_t)(token >> 16) ? b : NULL;
 }
 
-/* Returns a token: the bell's use, its group and its place. `again`: the token of a bell that this one replaces, or -1. */
+/* Returns a token: the bell's use, its group and its place. `again`: the token of a bell that this
+ * one replaces, or -1. */
 static int64_t hang(bell as_described, int64_t again) {
     group *g;
     int error = 0;
@@ -197,8 +212,11 @@ static int64_t hang(bell as_described, int64_t again) {
     if (!b) b = find_free(&g, &error);
     int64_t token = error;
     if (b) {
-        uint64_t rung; /* by the bell that this one replaces; under the lock, so that no late ring is taken for a new one */
-        if (!as_described.is_socket && read(as_described.fd, &rung, sizeof rung) < 0) {} /* it was not */
+        /* By the bell that this one replaces; under the lock, so that no late ring is taken for a
+         * new one. */
+        uint64_t rung;
+        /* It was not. */
+        if (!as_described.is_socket && read(as_described.fd, &rung, sizeof rung) < 0) {}
         as_described.uses = b->uses + 1;
         *b = as_described;
         token = (int64_t)b->uses << 16 | (g - bridge.groups) << 8 | (b - g->bells);
@@ -208,16 +226,18 @@ static int64_t hang(bell as_described, int64_t again) {
     return token;
 }
 
-/* Arms a bell that still hangs on the same end, without waking the thread: that sleeps on the end's words, whatever the target,
- * and every move of them wakes it. False: it does not hang. */
+/* Arms a bell that still hangs on the same end, without waking the thread: that sleeps on the end's
+ * words, whatever the target, and every move of them wakes it. False: it does not hang. */
 static bool arm_again(const bell *as_described, int64_t token) {
     group *g;
     pthread_mutex_lock(&bridge.lock);
     bell *b = find(token, &g);
-    bool is_same = b && b->wait && !b->seats_of && b->end == as_described->end && b->fd == as_described->fd;
+    bool is_same =
+        b && b->wait && !b->seats_of && b->end == as_described->end && b->fd == as_described->fd;
     if (is_same) {
         uint64_t rung;
-        if (b->is_rung && read(b->fd, &rung, sizeof rung) < 0) {} /* another reader of the eventfd has emptied it */
+        /* Another reader of the eventfd has emptied it. */
+        if (b->is_rung && read(b->fd, &rung, sizeof rung) < 0) {}
         b->is_rung = false, b->target = as_described->target;
         uint32_t ended = atomic_load(&b->end->ended), life = atomic_load(b->life); /* pairs: DEAD */
         if (is_over(b, life, ended) && !ring_on(b, life, ended)) ring(b, life_is_dead(life));
@@ -227,7 +247,8 @@ static bool arm_again(const bell *as_described, int64_t token) {
 }
 
 int64_t fmq_watch(void *word, int socket) {
-    int copy = fcntl(socket, F_DUPFD_CLOEXEC, 0); /* ours, so that the number cannot be reused under us */
+    /* Ours, so that the number cannot be reused under us. */
+    int copy = fcntl(socket, F_DUPFD_CLOEXEC, 0);
     if (copy < 0) return -errno;
     int64_t token = hang((bell){.life = word, .fd = copy, .is_socket = true}, -1);
     if (token < 0) close(copy);
@@ -239,7 +260,11 @@ int64_t fmq_bridge(fmq_end *e, uint64_t n, int eventfd, int64_t again) {
     if (n > e->capacity) return -EMSGSIZE;
     int64_t token = end_enter_free(e);
     if (token) return token;
-    bell b = {.life = e->their_life, .wait = e->my_wait, .end = e, .counter = &e->theirs->counter, .fd = eventfd};
+    bell b = {.life = e->their_life,
+              .wait = e->my_wait,
+              .end = e,
+              .counter = &e->theirs->counter,
+              .fd = eventfd};
     b.target = e->position + n - (e->writer ? e->capacity : 0);
     if (e->writer && e->overwrites) b.target = atomic_load(b.counter); /* there is always room */
     b.shared = end_is_one_of_many(e);
@@ -270,9 +295,13 @@ void fmq_unhang(int64_t token) {
     }
     uint32_t rung = b ? atomic_load(&g->doorbell) : 0;
     pthread_mutex_unlock(&bridge.lock);
-    /* From our return on the thread does not sleep on this bell's words, where it would take wakes that are for others. */
-    for (uint32_t heard; b && (int32_t)((heard = atomic_load(&g->heard)) - rung) < 0;) /* pairs: HEARD */
+    /* From our return on the thread does not sleep on this bell's words, where it would take wakes
+     * that are for others. */
+    /* pairs: HEARD */
+    for (uint32_t heard; b && (int32_t)((heard = atomic_load(&g->heard)) - rung) < 0;)
         futex_wait(&g->heard, heard, FUTEX_BITSET_MATCH_ANY, FMQ_FOREVER);
-    /* The kernel's one wake may have come to the thread just before, which does not look at this life any more. */
-    if (b && life_is_dead(atomic_load(life))) futex_wake(life, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* pairs: DEAD */
+    /* The kernel's one wake may have come to the thread just before, which does not look at this
+     * life any more. */
+    /* pairs: DEAD */
+    if (b && life_is_dead(atomic_load(life))) futex_wake(life, INT_MAX, FUTEX_BITSET_MATCH_ANY);
 }

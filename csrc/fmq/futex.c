@@ -28,8 +28,9 @@ uint64_t futex_now(void) {
 /* glibc registers a word that the kernel keeps at the CPU's number; reading it costs nothing. */
 uint32_t futex_cpu(void) {
 #ifdef HAS_RSEQ
-    const struct rseq *own = (const struct rseq *)((const char *)__builtin_thread_pointer() + __rseq_offset);
-    int32_t cpu = (int32_t) * (const volatile uint32_t *)&own->cpu_id;
+    const struct rseq *own =
+        (const struct rseq *)((const char *)__builtin_thread_pointer() + __rseq_offset);
+    int32_t cpu = (int32_t)*(const volatile uint32_t *)&own->cpu_id;
     if (__rseq_size && cpu >= 0) return (uint32_t)cpu + 1;
 #endif
     return (uint32_t)sched_getcpu() + 1;
@@ -44,7 +45,8 @@ static struct timespec *absolute(uint64_t deadline, struct timespec *storage) {
 
 int futex_wait(_Atomic uint32_t *word, uint32_t expected, uint32_t mask, uint64_t deadline) {
     struct timespec at;
-    long r = syscall(SYS_futex, word, FUTEX_WAIT_BITSET, expected, absolute(deadline, &at), NULL, mask);
+    long r =
+        syscall(SYS_futex, word, FUTEX_WAIT_BITSET, expected, absolute(deadline, &at), NULL, mask);
     return r < 0 ? -errno : 0;
 }
 
@@ -54,8 +56,8 @@ int futex_wait_all(futex_entry *entries, unsigned n, uint64_t deadline) {
     return r < 0 ? -errno : (int)r;
 }
 
-int futex_wait_either(_Atomic uint32_t *a, uint32_t in_a, _Atomic uint32_t *b, uint32_t in_b, _Atomic uint32_t *own, uint32_t in_own,
-                      uint64_t deadline) {
+int futex_wait_either(_Atomic uint32_t *a, uint32_t in_a, _Atomic uint32_t *b, uint32_t in_b,
+                      _Atomic uint32_t *own, uint32_t in_own, uint64_t deadline) {
     futex_entry entries[3] = {futex_on(a, in_a), futex_on(b, in_b), futex_on_private(own, in_own)};
     int r = futex_wait_all(entries, 3, deadline);
     return r < 0 ? r : 0;
@@ -71,7 +73,8 @@ void futex_wake_private(_Atomic uint32_t *word) {
 
 void futex_release(_Atomic uint32_t *word) {
     /* FUTEX_OP(…) of linux/futex.h shifts an int into its sign. */
-    const unsigned operation = FUTEX_OP_SET | FUTEX_OP_OPARG_SHIFT, set_bit_31 = operation << 28 | FUTEX_OP_CMP_EQ << 24 | 31 << 12;
+    const unsigned operation = FUTEX_OP_SET | FUTEX_OP_OPARG_SHIFT,
+                   set_bit_31 = operation << 28 | FUTEX_OP_CMP_EQ << 24 | 31 << 12;
     if (syscall(SYS_futex, word, FUTEX_WAKE_OP, INT_MAX, (void *)0, word, set_bit_31) >= 0) return;
     atomic_store(word, FUTEX_WAITERS); /* refused by a filter, or the page is gone */
     futex_wake(word, INT_MAX, FUTEX_BITSET_MATCH_ANY);

@@ -1,16 +1,19 @@
 /* Telling others that this process died, within microseconds and whatever its size.
  *
- * The kernel walks a dying thread's robust list before it frees the process's memory, marks each listed word that holds
- * the thread's id with FUTEX_OWNER_DIED, and wakes one waiter on it. glibc's robust mutexes use that list for threads;
- * we want processes, so one thread that does nothing else owns all words of the process.
+ * The kernel walks a dying thread's robust list before it frees the process's memory, marks each
+ * listed word that holds the thread's id with FUTEX_OWNER_DIED, and wakes one waiter on it. glibc's
+ * robust mutexes use that list for threads; we want processes, so one thread that does nothing else
+ * owns all words of the process.
  *
- * The list must be in memory that no peer can write, the words in memory that peers can see. The kernel finds a word at
- * its node + one constant. So two arenas of equal shape: slot i of `words` maps the peer-visible page, slot i of `nodes`
- * is private; node and word have the same offset in their pages, and the constant is words - nodes.
+ * The list must be in memory that no peer can write, the words in memory that peers can see. The
+ * kernel finds a word at its node + one constant. So two arenas of equal shape: slot i of `words`
+ * maps the peer-visible page, slot i of `nodes` is private; node and word have the same offset in
+ * their pages, and the constant is words - nodes.
  *
- * The kernel's walk ends at the first word that it cannot touch, because a peer has truncated its page, say. So the list is
- * in order: words on pages that this process made and sealed come first, and no peer can keep them from being marked. Words
- * in sealed memory of queues follow, and last those in memory that can be truncated. link.c is the second way.
+ * The kernel's walk ends at the first word that it cannot touch, because a peer has truncated its
+ * page, say. So the list is in order: words on pages that this process made and sealed come first,
+ * and no peer can keep them from being marked. Words in sealed memory of queues follow, and last
+ * those in memory that can be truncated. link.c is the second way.
  */
 #define _GNU_SOURCE
 #include "fmq/life.h"
@@ -36,7 +39,8 @@
 #include <unistd.h>
 
 enum { SLOTS = 2048 }; /* the kernel's ROBUST_LIST_LIMIT */
-enum { OWN, SEALED, UNSEALED }; /* who can take a word's page away: no process; none, but it can make a hole; a peer */
+/* Who can take a word's page away: no process; none, but it can make a hole; a peer. */
+enum { OWN, SEALED, UNSEALED };
 
 typedef struct node {
     struct node *_Atomic next;
@@ -59,8 +63,9 @@ static struct {
     unsigned char ranks[SLOTS];
 } life = {.lock = PTHREAD_MUTEX_INITIALIZER, .started = PTHREAD_COND_INITIALIZER};
 
-static fmq_process process = {
-    .version = FMQ_PROCESS_VERSION, .end_bytes = sizeof(struct fmq_end), .processors.look = processors_look};
+static fmq_process process = {.version = FMQ_PROCESS_VERSION,
+                              .end_bytes = sizeof(struct fmq_end),
+                              .processors.look = processors_look};
 
 static void *thread_main(void *unused) {
     (void)unused;
@@ -90,7 +95,8 @@ static void forget(void) {
 fmq_process *fmq_this_process(void) { return &process; }
 
 static char *reserve_arena(void) {
-    char *p = mmap(NULL, SLOTS * life.page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *p = mmap(NULL, SLOTS * life.page, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return NULL;
     madvise(p, SLOTS * life.page, MADV_DONTFORK);
     fmq_remember(p, SLOTS * life.page, life.page); /* pages of peers' queues are mapped in here */
@@ -119,7 +125,9 @@ int life_start(void) {
     return r;
 }
 
-static _Atomic uint32_t *word_of(node *n) { return (_Atomic uint32_t *)((char *)n + life.head.futex_offset); }
+static _Atomic uint32_t *word_of(node *n) {
+    return (_Atomic uint32_t *)((char *)n + life.head.futex_offset);
+}
 
 static void unmap_slot(int slot) {
     void *page = life.words + (size_t)slot * life.page;
@@ -143,7 +151,8 @@ static int map_slot(int fd, uint64_t offset) {
     if (slot == SLOTS) return -ENOSPC;
     uint64_t inside = offset % life.page;
     void *at = life.words + (size_t)slot * life.page;
-    void *p = mmap(at, life.page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, (off_t)(offset - inside));
+    void *p = mmap(at, life.page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
+                   (off_t)(offset - inside));
     if (p == MAP_FAILED) return -errno;
     madvise(p, life.page, MADV_DONTFORK);
     life.leftovers -= life.leftover[slot];
@@ -176,12 +185,14 @@ int fmq_life_hold(int fd, uint64_t offset, int own) {
     if (slot >= 0) {
         life.ranks[slot] = rank_of(fd, own);
         node *n = life.used[slot], *before = last_before(life.ranks[slot]);
-        /* Each step leaves a list that the kernel can walk: we may be killed between any two. Linked before the word is
-         * ours, so that there is no moment in which the word is ours and unlisted. */
+        /* Each step leaves a list that the kernel can walk: we may be killed between any two.
+         * Linked before the word is ours, so that there is no moment in which the word is ours and
+         * unlisted. */
         atomic_store(&n->next, atomic_load(&before->next));
         atomic_store(&before->next, n);
         atomic_store(word_of(n), life.tid | FUTEX_WAITERS);
-        /* Threads that sleep on a predecessor's life look again: the kernel woke only one of them. */
+        /* Threads that sleep on a predecessor's life look again: the kernel woke only one of
+         * them. */
         futex_wake(word_of(n), INT_MAX, FUTEX_BITSET_MATCH_ANY);
         slot |= process.generation << 16; /* a child's inherited slots are not its own */
     }

@@ -1,15 +1,19 @@
 /* The second way to learn of a peer's death, for when the first is broken.
  *
- * The kernel marks a dead process's life words before it frees the process's memory, unless its walk meets a word that it cannot
- * touch, whatever the reason. But it also closes all of the process's descriptors, about 80 ms later per resident GB.
- * The life thread sleeps until that happens to one of two kinds:
+ * The kernel marks a dead process's life words before it frees the process's memory, unless its
+ * walk meets a word that it cannot touch, whatever the reason. But it also closes all of the
+ * process's descriptors, about 80 ms later per resident GB. The life thread sleeps until that
+ * happens to one of two kinds:
  *
  * - a socket whose other end only the peer has. It hangs up.
- * - the file on which the peer holds the lock of its role in a queue (fmq/role.py). Its being closed is an inotify event of the
- *   queue's memory. Other files of the same memory are closed, too, so the thread asks who has the lock; and the kernel
- *   sends the event some instructions before it drops the lock, so the thread asks several times, and once more before a second is over.
+ * - the file on which the peer holds the lock of its role in a queue (fmq/role.py). Its being
+ *   closed is an inotify event of the queue's memory. Other files of the same memory are closed,
+ *   too, so the thread asks who has the lock; and the kernel sends the event some instructions
+ *   before it drops the lock, so the thread asks several times, and once more before a second is
+ *   over.
  *
- * While nothing is closed the thread does not wake. Both descriptors, of epoll and of inotify, are made with the first link.
+ * While nothing is closed the thread does not wake. Both descriptors, of epoll and of inotify, are
+ * made with the first link.
  */
 #define _GNU_SOURCE
 #include "fmq/link.h"
@@ -32,40 +36,45 @@
 #include <unistd.h>
 
 enum { INOTIFY = 0, EVENTS = 16 };
-enum { YIELDS = 10 }; /* of one look: shorter than a sleep */
+enum { YIELDS = 10 };                    /* of one look: shorter than a sleep */
 static const uint64_t PAUSE = 900000000; /* ns until the second look */
 
 typedef struct link {
     struct link *next;
     int64_t token;
     fmq_end *end;
-    int socket;    /* a duplicate, so that the number cannot be reused under us; or -1: */
-    int file, wd;  /* the caller's, open as long as the link; its watch */
+    int socket;   /* a duplicate, so that the number cannot be reused under us; or -1: */
+    int file, wd; /* the caller's, open as long as the link; its watch */
     int64_t byte;
-    bool closed;   /* a file of the memory was */
-    uint64_t due;  /* when to look once more */
+    bool closed;  /* a file of the memory was */
+    uint64_t due; /* when to look once more */
 } link_entry;
 
 static struct {
     pthread_mutex_t lock;
     link_entry *first;
     int64_t last_token;
-    int poll, inotify;         /* or -1 */
-    _Atomic uint32_t is_made;  /* the first of the two: the thread waits for it */
+    int poll, inotify;        /* or -1 */
+    _Atomic uint32_t is_made; /* the first of the two: the thread waits for it */
 } links = {.lock = PTHREAD_MUTEX_INITIALIZER, .poll = -1, .inotify = -1};
 
-/* ---- locks ------------------------------------------------------------------------------------------------------- */
+/* ---- locks ----------------------------------------------------------------------------------- */
 
-/* F_GETLK and not F_OFD_GETLK: to the latter, locks of this very file do not count, and both roles may be this process's. */
+/* F_GETLK and not F_OFD_GETLK: to the latter, locks of this very file do not count, and both roles
+ * may be this process's. */
 static bool is_locked(const link_entry *l, unsigned seat) {
-    struct flock asked = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)l->byte + seat, .l_len = 1};
+    struct flock asked = {
+        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)l->byte + seat, .l_len = 1};
     return fcntl(l->file, F_GETLK, &asked) || asked.l_type != F_UNLCK;
 }
 
-/* A word that says "alive" while no process has the lock is of a dead process. A release changes the word before it drops the
- * lock; a successor takes the lock before it changes the word, so it would be seen at the second question. */
-static bool is_dead_unmarked(const link_entry *l, unsigned seat, _Atomic uint32_t *word, uint32_t life) {
-    if (life == LIFE_NOBODY || life == LIFE_RELEASED || life_is_dead(life) || is_locked(l, seat)) return false;
+/* A word that says "alive" while no process has the lock is of a dead process. A release changes
+ * the word before it drops the lock; a successor takes the lock before it changes the word, so it
+ * would be seen at the second question. */
+static bool is_dead_unmarked(const link_entry *l, unsigned seat, _Atomic uint32_t *word,
+                             uint32_t life) {
+    if (life == LIFE_NOBODY || life == LIFE_RELEASED || life_is_dead(life) || is_locked(l, seat))
+        return false;
     return !is_locked(l, seat) && atomic_load(word) == life;
 }
 
@@ -76,7 +85,8 @@ static void look_once(link_entry *l) {
         if (is_dead_unmarked(l, k, word, life)) seats_lose(l->end, k, life);
     }
     if (l->end->records) return;
-    if (is_dead_unmarked(l, 0, l->end->their_life, atomic_load(l->end->their_life))) fmq_lose(l->end);
+    if (is_dead_unmarked(l, 0, l->end->their_life, atomic_load(l->end->their_life)))
+        fmq_lose(l->end);
 }
 
 static void look_at_lock(link_entry *l) {
@@ -107,14 +117,14 @@ static void read_inotify(void) {
     while ((n = read(links.inotify, &found, sizeof found)) > 0) {
         for (ssize_t at = 0; at < n;) {
             struct inotify_event *event = (struct inotify_event *)(void *)(found.bytes + at);
-            for (link_entry *l = links.first; l; l = l->next)
-                if (l->socket < 0 && (event->wd == l->wd || event->wd < 0)) l->closed = true; /* < 0: events were dropped */
+            for (link_entry *l = links.first; l; l = l->next) /* < 0: events were dropped. */
+                if (l->socket < 0 && (event->wd == l->wd || event->wd < 0)) l->closed = true;
             at += (ssize_t)(sizeof *event + event->len);
         }
     }
 }
 
-/* ---- the thread ---------------------------------------------------------------------------------------------------- */
+/* ---- the thread ------------------------------------------------------------------------------ */
 
 static void hang_up(int64_t token) {
     link_entry *l = links.first;
@@ -125,7 +135,8 @@ static void hang_up(int64_t token) {
 void link_serve(void) {
     struct epoll_event events[EVENTS];
     int wait = -1;
-    while (!atomic_load(&links.is_made)) futex_wait(&links.is_made, 0, FUTEX_BITSET_MATCH_ANY, FMQ_FOREVER);
+    while (!atomic_load(&links.is_made))
+        futex_wait(&links.is_made, 0, FUTEX_BITSET_MATCH_ANY, FMQ_FOREVER);
     for (;;) {
         int n = epoll_wait(links.poll, events, EVENTS, wait);
         pthread_mutex_lock(&links.lock);
@@ -152,7 +163,7 @@ void link_forget(void) {
     atomic_store(&links.is_made, 0);
 }
 
-/* ---- links --------------------------------------------------------------------------------------------------------- */
+/* ---- links ----------------------------------------------------------------------------------- */
 
 static int add_to_poll(int fd, uint32_t events, int64_t token) {
     struct epoll_event event = {.events = events, .data.u64 = (uint64_t)token};
@@ -182,7 +193,8 @@ static int make_inotify(void) {
 static int watch_socket(link_entry *l, int socket) {
     l->socket = fcntl(socket, F_DUPFD_CLOEXEC, 0);
     if (l->socket < 0) return -errno;
-    int r = add_to_poll(l->socket, EPOLLRDHUP | EPOLLONESHOT, l->token); /* also EPOLLHUP, EPOLLERR */
+    /* Also EPOLLHUP, EPOLLERR. */
+    int r = add_to_poll(l->socket, EPOLLRDHUP | EPOLLONESHOT, l->token);
     if (r) close(l->socket);
     return r;
 }
@@ -202,7 +214,14 @@ static int64_t add(fmq_end *end, int socket, int file, int64_t byte) {
     link_entry *l = calloc(1, sizeof *l);
     if (!l) return -ENOMEM;
     pthread_mutex_lock(&links.lock);
-    *l = (link_entry){.next = links.first, .token = ++links.last_token, .end = end, .socket = -1, .file = file, .wd = -1, .byte = byte, .due = FMQ_FOREVER};
+    *l = (link_entry){.next = links.first,
+                      .token = ++links.last_token,
+                      .end = end,
+                      .socket = -1,
+                      .file = file,
+                      .wd = -1,
+                      .byte = byte,
+                      .due = FMQ_FOREVER};
     r = make_poll();
     if (!r) r = socket >= 0 ? watch_socket(l, socket) : watch_file(l);
     int64_t token = r ? r : l->token;
@@ -214,7 +233,9 @@ static int64_t add(fmq_end *end, int socket, int file, int64_t byte) {
 }
 
 int64_t fmq_link(fmq_end *end, int socket) { return socket < 0 ? -EBADF : add(end, socket, -1, 0); }
-int64_t fmq_link_lock(fmq_end *end, int file, int64_t byte) { return file < 0 ? -EBADF : add(end, -1, file, byte); }
+int64_t fmq_link_lock(fmq_end *end, int file, int64_t byte) {
+    return file < 0 ? -EBADF : add(end, -1, file, byte);
+}
 
 /* The last link of a memory ends its watch. */
 static void unwatch(int wd) {
@@ -232,7 +253,8 @@ void fmq_unlink(int64_t token) {
     if (l) {
         *at = l->next;
         if (l->socket >= 0) {
-            epoll_ctl(links.poll, EPOLL_CTL_DEL, l->socket, NULL); /* the caller's copy keeps it open */
+            /* The caller's copy keeps it open. */
+            epoll_ctl(links.poll, EPOLL_CTL_DEL, l->socket, NULL);
             close(l->socket);
         } else {
             unwatch(l->wd);

@@ -12,17 +12,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- geometry ---------------------------------------------------------------------------------------------------- */
+/* ---- geometry -------------------------------------------------------------------------------- */
 
 uint64_t fmq_now(void) { return futex_now(); }
 
 uint64_t fmq_ring_bytes(uint64_t capacity, uint32_t element_bytes) {
-    const uint64_t most = UINT64_C(1) << 40; /* far from every overflow below, far beyond every machine */
+    /* Far from every overflow below, far beyond every machine. */
+    const uint64_t most = UINT64_C(1) << 40;
     if (!capacity || !element_bytes || capacity > most / element_bytes) return 0;
     return capacity * element_bytes;
 }
 
-uint64_t fmq_control_bytes(uint32_t flavour) { return flavour == FMQ_BROADCAST ? FMQ_BROADCAST_CONTROL : FMQ_PAGE; }
+uint64_t fmq_control_bytes(uint32_t flavour) {
+    return flavour == FMQ_BROADCAST ? FMQ_BROADCAST_CONTROL : FMQ_PAGE;
+}
 
 int fmq_format(void *control, const fmq_shape *shape) {
     if (!fmq_ring_bytes(shape->capacity, shape->element_bytes)) return -EINVAL;
@@ -35,12 +38,14 @@ int fmq_format(void *control, const fmq_shape *shape) {
     c->capacity = shape->capacity;
     c->element_bytes = shape->element_bytes;
     c->dtype_hash = shape->dtype_hash;
-    c->magic = FMQ_MAGIC; /* the region becomes reachable for others only after this call returned */
+    /* The region becomes reachable for others only after this call returned. */
+    c->magic = FMQ_MAGIC;
     return 0;
 }
 
 int fmq_shape_of(const void *control, fmq_shape *shape) {
-    const volatile fmq_control *c = control; /* volatile: fetched once, and what was checked is what is used */
+    /* Volatile: fetched once, and what was checked is what is used. */
+    const volatile fmq_control *c = control;
     if (c->magic != FMQ_MAGIC) return -EINVAL;
     if (c->version != FMQ_VERSION) return -EPROTONOSUPPORT;
     *shape = (fmq_shape){c->capacity, c->dtype_hash, c->element_bytes, c->flavour};
@@ -48,7 +53,7 @@ int fmq_shape_of(const void *control, fmq_shape *shape) {
     return fmq_ring_bytes(shape->capacity, shape->element_bytes) ? 0 : -EMSGSIZE;
 }
 
-/* ---- ends -------------------------------------------------------------------------------------------------------- */
+/* ---- ends ------------------------------------------------------------------------------------ */
 
 static void point_at(fmq_end *e, fmq_control *c, int role) {
     e->writer = role == FMQ_WRITER;
@@ -60,10 +65,12 @@ static void point_at(fmq_end *e, fmq_control *c, int role) {
     if (!end_is_listener(e)) return;
     e->mine = NULL;       /* any number of readers, each with a position of its own */
     e->their_wait = NULL; /* the writer never waits */
-    if (role == FMQ_OBSERVER) e->my_wait = NULL; /* nor can we, for want of a word that we may write */
+    /* Nor can we, for want of a word that we may write. */
+    if (role == FMQ_OBSERVER) e->my_wait = NULL;
 }
 
-/* A restarted owner goes on where the dead one stopped: its lock is ours, so its last publish is visible. */
+/* A restarted owner goes on where the dead one stopped: its lock is ours, so its last publish is
+ * visible. */
 static int take_over(fmq_end *e) {
     if (e->seats && !e->writer) return seats_join(e), 0;
     e->seen = atomic_load(&e->theirs->counter);
@@ -129,10 +136,13 @@ int64_t fmq_position(fmq_end *e) {
     return (int64_t)(position & INT64_MAX);
 }
 
-/* An onlooker copies elements and then looks how far they may have been overwritten meanwhile (README.md). */
+/* An onlooker copies elements and then looks how far they may have been overwritten meanwhile
+ * (README.md). */
 uint64_t fmq_glance(const void *counter) {
-    atomic_thread_fence(memory_order_acquire); /* the copying happened before this look.  pairs: BEGIN */
-    return atomic_load((_Atomic uint64_t *)(uintptr_t)counter); /* and what follows, after it.  pairs: VISIBLE */
+    /* The copying happened before this look.  pairs: BEGIN */
+    atomic_thread_fence(memory_order_acquire);
+    /* And what follows, after it.  pairs: VISIBLE */
+    return atomic_load((_Atomic uint64_t *)(uintptr_t)counter);
 }
 
 int fmq_notify(fmq_end *e, void *flag, uint32_t mask) {
@@ -144,12 +154,13 @@ int fmq_notify(fmq_end *e, void *flag, uint32_t mask) {
     return 0;
 }
 
-/* ---- transfers --------------------------------------------------------------------------------------------------- */
+/* ---- transfers ------------------------------------------------------------------------------- */
 
 int64_t fmq_available(fmq_end *e) {
     int r = end_enter(e);
     if (r) return r;
-    r = end_is_listener(e) ? ring_look_ahead(e) : ring_look(e); /* an overrun is told by the next transfer */
+    /* An overrun is told by the next transfer. */
+    r = end_is_listener(e) ? ring_look_ahead(e) : ring_look(e);
     int64_t n = r ? r : (int64_t)(ring_known(e) & INT64_MAX);
     end_leave(e);
     return n;
@@ -181,7 +192,8 @@ int fmq_reserve(fmq_end *e, uint64_t n, fmq_spans *spans, uint64_t spin_ns, uint
 static int still_ours(fmq_end *e) {
     if (!end_is_one_of_many(e)) return 0;
     if (e->overwrites) return ring_still_whole(e);
-    atomic_thread_fence(memory_order_acquire); /* the reads happened before this look.  pairs: OUT */
+    /* The reads happened before this look.  pairs: OUT */
+    atomic_thread_fence(memory_order_acquire);
     return seats_verdict(e);
 }
 
@@ -231,7 +243,7 @@ int fmq_read(fmq_end *e, void *elements, uint64_t n, uint64_t spin_ns, uint64_t 
     return told(e, r);
 }
 
-/* ---- readers of an unsynchronized queue -------------------------------------------------------------------------- */
+/* ---- readers of an unsynchronized queue ------------------------------------------------------ */
 
 int fmq_keep_latest(fmq_end *e, uint64_t n) {
     if (!end_is_listener(e)) return -EINVAL;
@@ -249,9 +261,10 @@ int fmq_keep_latest(fmq_end *e, uint64_t n) {
 
 uint64_t fmq_lost(const fmq_end *e) { return e->lost; }
 
-/* ---- exchange ---------------------------------------------------------------------------------------------------- */
+/* ---- exchange -------------------------------------------------------------------------------- */
 
-/* Everything that has arrived is one message: its writer published it at once, and has no leave to send another. */
+/* Everything that has arrived is one message: its writer published it at once, and has no leave to
+ * send another. */
 static int64_t take_message(fmq_end *e, void *buffer, uint64_t buffer_bytes) {
     uint64_t n = ring_known(e), bytes = n * e->element_bytes;
     if (bytes > buffer_bytes) return -EMSGSIZE;
@@ -269,9 +282,10 @@ static int send_packet(fmq_end *e, const void *packet, uint64_t bytes) {
     return r;
 }
 
-static inline int64_t exchange(const fmq_channel *c, const void *packet, uint64_t bytes, int (*wait)(const fmq_channel *, uint64_t),
-                        uint64_t deadline) {
-    if (c->in->overwrites || c->out->overwrites || c->in->seats || c->out->seats) return -EINVAL; /* every message has to arrive */
+static inline int64_t exchange(const fmq_channel *c, const void *packet, uint64_t bytes,
+                               int (*wait)(const fmq_channel *, uint64_t), uint64_t deadline) {
+    /* Every message has to arrive. */
+    if (c->in->overwrites || c->out->overwrites || c->in->seats || c->out->seats) return -EINVAL;
     int64_t r = end_enter_free(c->in);
     if (r) return r;
     if (bytes) r = send_packet(c->out, packet, bytes);
@@ -281,8 +295,13 @@ static inline int64_t exchange(const fmq_channel *c, const void *packet, uint64_
     return r;
 }
 
-static int spin_and_sleep(const fmq_channel *c, uint64_t deadline) { return sleep_until(c->in, 1, c->spin_ns, deadline); }
-static int spin_only(const fmq_channel *c, uint64_t until) { (void)until; return sleep_spin(c->in, 1, c->start_ns); }
+static int spin_and_sleep(const fmq_channel *c, uint64_t deadline) {
+    return sleep_until(c->in, 1, c->spin_ns, deadline);
+}
+static int spin_only(const fmq_channel *c, uint64_t until) {
+    (void)until;
+    return sleep_spin(c->in, 1, c->start_ns);
+}
 
 int64_t fmq_exchange(const fmq_channel *c, const void *packet, uint64_t bytes, uint64_t deadline) {
     return exchange(c, packet, bytes, spin_and_sleep, deadline);
@@ -292,7 +311,7 @@ static int64_t exchange_start(const fmq_channel *c, const void *packet, uint64_t
     return exchange(c, packet, bytes, spin_only, 0);
 }
 
-/* ---- for fmq._hot ------------------------------------------------------------------------------------------------ */
+/* ---- for fmq._hot ---------------------------------------------------------------------------- */
 
 static int hot_write(fmq_end *e, void *elements, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
     return fmq_write(e, elements, n, spin_ns, deadline);
@@ -303,6 +322,7 @@ static int hot_reserve(fmq_end *e, void *spans, uint64_t n, uint64_t spin_ns, ui
 }
 
 const fmq_calls *fmq_hot_calls(void) {
-    static const fmq_calls calls = {hot_write, fmq_read, hot_reserve, fmq_commit, fmq_exchange, exchange_start, fmq_now};
+    static const fmq_calls calls = {hot_write,    fmq_read,       hot_reserve, fmq_commit,
+                                    fmq_exchange, exchange_start, fmq_now};
     return &calls;
 }

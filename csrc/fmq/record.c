@@ -1,7 +1,9 @@
-/* Records: messages of any length on a queue of bytes. A record is sent in parts; a part is a head and its bytes, published at once.
+/* Records: messages of any length on a queue of bytes. A record is sent in parts; a part is a head
+ * and its bytes, published at once.
  *
- * So a reader that joins, or takes a dead one's place, begins at a part's head, and goes on to the first part of a record. All
- * that the head says is the peer's word: it is checked here against the queue, and by the caller against what it accepts.
+ * So a reader that joins, or takes a dead one's place, begins at a part's head, and goes on to the
+ * first part of a record. All that the head says is the peer's word: it is checked here against the
+ * queue, and by the caller against what it accepts.
  */
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -30,7 +32,8 @@ static void copy_at(fmq_end *e, uint64_t skip, void *here, uint64_t n, bool in) 
     e->slot = slot;
 }
 
-int fmq_part_write(fmq_end *e, const void *bytes, uint64_t n, uint64_t total, uint32_t flags, uint64_t spin_ns, uint64_t deadline) {
+int fmq_part_write(fmq_end *e, const void *bytes, uint64_t n, uint64_t total, uint32_t flags,
+                   uint64_t spin_ns, uint64_t deadline) {
     if (!e->writer || e->element_bytes != 1 || n > UINT32_MAX || n > total) return -EINVAL;
     part_head head = {RECORD | (flags & (FMQ_FIRST | FMQ_LAST)), (uint32_t)n, total};
     int r = end_enter_free(e);
@@ -63,11 +66,14 @@ int fmq_part_peek(fmq_end *e, fmq_part *part, uint64_t spin_ns, uint64_t deadlin
         copy_at(e, 0, &head, HEAD, false);
         r = check(e, &head);
     }
-    if (!r) r = sleep_until(e, HEAD + (uint64_t)head.bytes, spin_ns, deadline); /* is there, if the writer is honest */
+    /* Is there, if the writer is honest. */
+    if (!r) r = sleep_until(e, HEAD + (uint64_t)head.bytes, spin_ns, deadline);
     if (!r) {
-        uint64_t at = e->slot + HEAD < e->capacity ? e->slot + HEAD : e->slot + HEAD - e->capacity, straight = e->capacity - at;
+        uint64_t at = e->slot + HEAD < e->capacity ? e->slot + HEAD : e->slot + HEAD - e->capacity,
+                 straight = e->capacity - at;
         uint64_t first = head.bytes < straight ? head.bytes : straight;
-        *part = (fmq_part){e->ring + at, e->ring, first, head.bytes - first, head.total, head.bytes + HEAD, head.mark & 255};
+        *part = (fmq_part){e->ring + at, e->ring,           first,          head.bytes - first,
+                           head.total,   head.bytes + HEAD, head.mark & 255};
         e->reserved = part->taken;
     }
     end_leave(e);

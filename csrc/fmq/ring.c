@@ -1,18 +1,20 @@
 /* An atomic circular FIFO: two free-running 64-bit counters of elements, each with one writer.
  *
- * head counts the elements ever written, tail those ever read. Only their difference matters; neither wraps in practice,
- * and full differs from empty. A slot is counter % capacity. Transfers are all or nothing: the peer sees a counter move
- * once, over everything that was copied.
+ * head counts the elements ever written, tail those ever read. Only their difference matters;
+ * neither wraps in practice, and full differs from empty. A slot is counter % capacity. Transfers
+ * are all or nothing: the peer sees a counter move once, over everything that was copied.
  *
- * Synchronized: both roles run the same code: each publishes its own counter and looks at the other's. A writer's free
- * places and a reader's elements are the same subtraction seen from two sides (ring_known).
+ * Synchronized: both roles run the same code: each publishes its own counter and looks at the
+ * other's. A writer's free places and a reader's elements are the same subtraction seen from two
+ * sides (ring_known).
  *
- * Unsynchronized: there is no tail. The writer says in `begin` how far it is about to write, writes, and moves head. A
- * reader copies, and then looks at begin: what was overwritten meanwhile is not returned. Both touch the elements at the
- * same time, so both use atomic accesses, which cost nothing, and a fence each, which x86 has for nothing.
+ * Unsynchronized: there is no tail. The writer says in `begin` how far it is about to write,
+ * writes, and moves head. A reader copies, and then looks at begin: what was overwritten meanwhile
+ * is not returned. Both touch the elements at the same time, so both use atomic accesses, which
+ * cost nothing, and a fence each, which x86 has for nothing.
  *
- * Broadcast: as synchronized, with a tail for each reader (seats.c). A reader that was evicted may be reading what the writer
- * overwrites; it looks at its verdict afterwards, as above at begin.
+ * Broadcast: as synchronized, with a tail for each reader (seats.c). A reader that was evicted may
+ * be reading what the writer overwrites; it looks at its verdict afterwards, as above at begin.
  */
 #define _GNU_SOURCE
 #include "fmq/ring.h"
@@ -28,8 +30,8 @@ int ring_broken(struct fmq_end *e) {
     return -EPROTO;
 }
 
-/* The writer has begun to overwrite what we have not read. Goes on at the middle of the ring, to get ahead of a fast
- * writer, or where the oldest whole element is. */
+/* The writer has begun to overwrite what we have not read. Goes on at the middle of the ring, to
+ * get ahead of a fast writer, or where the oldest whole element is. */
 static int overrun(struct fmq_end *e, uint64_t begin) {
     uint64_t head = atomic_load(&e->theirs->counter);
     if (head < e->seen || (begin > head && begin - head > e->capacity)) return ring_broken(e);
@@ -44,7 +46,8 @@ static int overrun(struct fmq_end *e, uint64_t begin) {
 
 /* Whether what was just read, from `position` on, can be believed. */
 int ring_still_whole(struct fmq_end *e) {
-    atomic_thread_fence(memory_order_acquire); /* the reads above happened before this look.  pairs: BEGIN */
+    /* The reads above happened before this look.  pairs: BEGIN */
+    atomic_thread_fence(memory_order_acquire);
     /* relaxed, because of the fence */
     uint64_t begin = atomic_load_explicit(&e->theirs->begin, memory_order_relaxed);
     return begin > e->position && begin - e->position > e->capacity ? overrun(e, begin) : 0;
@@ -61,19 +64,22 @@ int ring_look_ahead(struct fmq_end *e) {
 static int look_at_stream(struct fmq_end *e) {
     int r = ring_look_ahead(e);
     if (!r) r = ring_still_whole(e);
-    return !r && ring_known(e) > e->capacity ? ring_broken(e) : r; /* nothing was overwritten, it claims */
+    /* Nothing was overwritten, it claims. */
+    return !r && ring_known(e) > e->capacity ? ring_broken(e) : r;
 }
 
-/* Refreshes the private copy of the peer's counter. The peer is not trusted: it may only have moved forward, and not
- * beyond what the ring can hold. */
+/* Refreshes the private copy of the peer's counter. The peer is not trusted: it may only have moved
+ * forward, and not beyond what the ring can hold. */
 int ring_look(struct fmq_end *e) {
     if (e->broken) return -EPROTO;
     if (e->overwrites) return e->writer ? 0 : look_at_stream(e);
     if (e->records) return seats_look(e);
     /* acquire: what the peer published before this counter is visible after it.  pairs: VISIBLE.
-     * seq_cst, because between announcing a sleep and sleeping this load must not move up.  pairs: SLEEP */
+     * seq_cst, because between announcing a sleep and sleeping this load must not move up.
+     * pairs: SLEEP */
     uint64_t now = atomic_load_explicit(&e->theirs->counter, memory_order_seq_cst);
-    int out = e->seats ? seats_verdict(e) : 0; /* after the counter, which runs away from a reader that is out */
+    /* After the counter, which runs away from a reader that is out. */
+    int out = e->seats ? seats_verdict(e) : 0;
     if (out) return out;
     uint64_t lag = e->writer ? e->position - now : now - e->position;
     if (now - e->seen > e->capacity || lag > e->capacity) return ring_broken(e);
@@ -81,24 +87,28 @@ int ring_look(struct fmq_end *e) {
     return 0;
 }
 
-/* 0 when n are at hand. Looks at the peer's cache line only when the private copy does not suffice. */
+/* 0 when n are at hand. Looks at the peer's cache line only when the private copy does not
+ * suffice. */
 int ring_need(struct fmq_end *e, uint64_t n) {
     if (n > e->capacity) return -EMSGSIZE;
     if (e->broken) return -EPROTO; /* for good, also if enough was seen before */
     if (e->overran) return -EOVERFLOW;
-    /* More than the ring holds is not at hand, but overrun; only fmq_available leaves that to us. */
+    /* More than the ring holds is not at hand, but overrun; only fmq_available leaves that to
+     * us. */
     if (ring_known(e) >= n && ring_known(e) <= e->capacity) return 0;
     int r = ring_look(e);
     if (r) return r;
     return ring_known(e) >= n ? 0 : -EAGAIN;
 }
 
-/* Says on which CPU the counter last moved, so that a waiter on the same one sleeps at once instead of spinning. */
+/* Says on which CPU the counter last moved, so that a waiter on the same one sleeps at once instead
+ * of spinning. */
 static void note_cpu(struct fmq_end *e) {
     uint32_t cpu = futex_cpu();
     if (cpu == e->my_cpu) return;
     e->my_cpu = cpu;
-    atomic_store_explicit(&e->mine->cpu, cpu, memory_order_relaxed); /* a hint: no order is needed */
+    /* A hint: no order is needed. */
+    atomic_store_explicit(&e->mine->cpu, cpu, memory_order_relaxed);
 }
 
 void ring_move_to(struct fmq_end *e, uint64_t position) {
@@ -106,11 +116,13 @@ void ring_move_to(struct fmq_end *e, uint64_t position) {
     e->slot = position % e->capacity;
 }
 
-/* Before a writer with many readers touches its next n slots. What a dead predecessor had begun stays begun. */
+/* Before a writer with many readers touches its next n slots. What a dead predecessor had begun
+ * stays begun. */
 void ring_begin(struct fmq_end *e, uint64_t n) {
     if (!e->overwrites && !e->seats) return;
     if (e->position + n > e->begun) e->begun = e->position + n;
-    /* relaxed, because of the fence: a reader that sees one of the writes after it also sees begin.  pairs: BEGIN */
+    /* relaxed, because of the fence: a reader that sees one of the writes after it also sees begin.
+     * pairs: BEGIN */
     atomic_store_explicit(&e->mine->begin, e->begun, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
 }
@@ -122,20 +134,21 @@ void ring_publish(struct fmq_end *e, uint64_t n) {
     if (e->slot >= e->capacity) e->slot -= e->capacity;
     if (!e->mine) return;
     note_cpu(e);
-    /* release: a peer that sees this counter also sees the copies above.  pairs: VISIBLE.
-     * seq_cst, because the look at the peer's wait word that follows must not move up.  pairs: SLEEP */
+    /* release: a peer that sees this counter also sees the copies above.  pairs: VISIBLE. seq_cst,
+     * because the look at the peer's wait word that follows must not move up.  pairs: SLEEP */
     atomic_store_explicit(&e->mine->counter, e->position, memory_order_seq_cst);
 }
 
-/* A reader of a broadcast queue races with the writer only when it is out, and then nothing of its copy is returned. So memcpy
- * will do, which is faster than words one by one; ThreadSanitizer, which would tell of that race, gets words. */
+/* A reader of a broadcast queue races with the writer only when it is out, and then nothing of its
+ * copy is returned. So memcpy will do, which is faster than words one by one; ThreadSanitizer,
+ * which would tell of that race, gets words. */
 #if defined(__SANITIZE_THREAD__)
 enum { BY_WORDS = 1 };
 #else
 enum { BY_WORDS = 0 };
 #endif
 
-/* ---- copies ------------------------------------------------------------------------------------------------------ */
+/* ---- copies ---------------------------------------------------------------------------------- */
 
 /* Relaxed, because begin and the fences say what can be believed. */
 static void copy_byte(unsigned char *there, unsigned char *here, bool in) {
@@ -143,14 +156,23 @@ static void copy_byte(unsigned char *there, unsigned char *here, bool in) {
     else *here = atomic_load_explicit((_Atomic unsigned char *)there, memory_order_relaxed);
 }
 
-/* Like memcpy between shared (`there`) and private memory, by accesses that another process may race with: whole words
- * where they are aligned, bytes at the edges. Relaxed, because of the fences, as above. */
+/* Eight bytes, aligned in shared memory. */
+static void copy_word(unsigned char *there, unsigned char *here, bool in) {
+    uint64_t word;
+    if (in) { /* both relaxed, because of the fences */
+        memcpy(&word, here, 8);
+        atomic_store_explicit((_Atomic uint64_t *)there, word, memory_order_relaxed);
+    } else {
+        word = atomic_load_explicit((_Atomic uint64_t *)there, memory_order_relaxed);
+        memcpy(here, &word, 8);
+    }
+}
+
+/* Like memcpy between shared (`there`) and private memory, by accesses that another process may
+ * race with: whole words where they are aligned, bytes at the edges. */
 static void copy_words(unsigned char *there, unsigned char *here, uint64_t bytes, bool in) {
     for (; bytes && (uintptr_t)there % 8; bytes--) copy_byte(there++, here++, in);
-    for (uint64_t word; bytes >= 8; there += 8, here += 8, bytes -= 8) { /* relaxed, because of the fences */
-        if (in) memcpy(&word, here, 8), atomic_store_explicit((_Atomic uint64_t *)there, word, memory_order_relaxed);
-        else word = atomic_load_explicit((_Atomic uint64_t *)there, memory_order_relaxed), memcpy(here, &word, 8);
-    }
+    for (; bytes >= 8; there += 8, here += 8, bytes -= 8) copy_word(there, here, in);
     for (; bytes; bytes--) copy_byte(there++, here++, in);
 }
 
@@ -173,4 +195,6 @@ void ring_copy_in(struct fmq_end *e, const void *elements, uint64_t n) {
     copy_both(e, (unsigned char *)(uintptr_t)elements, n, true);
 }
 
-void ring_copy_out(struct fmq_end *e, void *elements, uint64_t n) { copy_both(e, elements, n, false); }
+void ring_copy_out(struct fmq_end *e, void *elements, uint64_t n) {
+    copy_both(e, elements, n, false);
+}

@@ -1,8 +1,10 @@
-/* The seats of a broadcast queue: each reader has a line with its tail, and the writer waits for the least of them.
+/* The seats of a broadcast queue: each reader has a line with its tail, and the writer waits for
+ * the least of them.
  *
- * README.md, "Broadcast", has the protocol. In short: a seat counts from JOINING on, for as long as its life word says
- * "alive" and the writer has not declared its reader out. A reader joins by a tail that may be old, says JOINING, and then
- * looks where head is: that is where it begins, and no writer that missed it can be further than one ring from there.
+ * README.md, "Broadcast", has the protocol. In short: a seat counts from JOINING on, for as long as
+ * its life word says "alive" and the writer has not declared its reader out. A reader joins by a
+ * tail that may be old, says JOINING, and then looks where head is: that is where it begins, and no
+ * writer that missed it can be further than one ring from there.
  */
 #define _GNU_SOURCE
 #include "fmq/seats.h"
@@ -19,9 +21,10 @@
 
 static uint32_t turn_of(uint32_t state) { return state >> 2; }
 
-/* ---- a reader ---------------------------------------------------------------------------------------------------- */
+/* ---- a reader -------------------------------------------------------------------------------- */
 
-/* The holder of a seat's lock, before it holds the life word: a predecessor's state must not count with a new life. */
+/* The holder of a seat's lock, before it holds the life word: a predecessor's state must not count
+ * with a new life. */
 int fmq_clear_seat(void *control, int role) {
     unsigned k = (unsigned)role - FMQ_SEAT;
     if (k >= FMQ_SEATS) return -EINVAL;
@@ -35,14 +38,17 @@ void seats_join(struct fmq_end *e) {
     e->turn = turn_of(atomic_load(&seat->state) + 4);
     if (!e->turn) e->turn = 1; /* a verdict of 0 is none */
     atomic_store(&seat->pid, (uint32_t)getpid());
-    atomic_store(&seat->counter, atomic_load(&e->theirs->counter)); /* old by the time that the writer sees it */
+    /* Old by the time that the writer sees it. */
+    atomic_store(&seat->counter, atomic_load(&e->theirs->counter));
     /* The life word was set before, the tail too.  pairs: SEAT */
     atomic_store(&seat->state, e->turn << 2 | SEAT_JOINING);
-    /* seq_cst: a writer that missed the state was not beyond this head when it looked.  pairs: SEAT */
+    /* seq_cst: a writer that missed the state was not beyond this head when it looked.
+     * pairs: SEAT */
     e->seen = atomic_load(&e->theirs->counter);
     ring_move_to(e, e->seen);
     atomic_store(&seat->counter, e->seen);
-    atomic_store(&seat->state, e->turn << 2 | SEAT_TAKEN); /* from here on the tail has to be true */
+    /* From here on the tail has to be true. */
+    atomic_store(&seat->state, e->turn << 2 | SEAT_TAKEN);
 }
 
 int seats_verdict(const struct fmq_end *e) {
@@ -52,21 +58,24 @@ int seats_verdict(const struct fmq_end *e) {
     return (verdict & 255) == OUT_CORRUPT ? -EPROTO : -ESTALE;
 }
 
-/* After a move. The writer says which tail it needs, so that only a reader that comes past it makes a system call. */
+/* After a move. The writer says which tail it needs, so that only a reader that comes past it makes
+ * a system call. */
 bool seats_peer_cares(const struct fmq_end *e) {
     uint64_t need = atomic_load(&e->theirs->need);
     return !need || ((int64_t)(e->before - need) < 0 && (int64_t)(e->position - need) >= 0);
 }
 
-/* ---- the writer's look --------------------------------------------------------------------------------------------- */
+/* ---- the writer's look ----------------------------------------------------------------------- */
 
 static bool is_out(const struct fmq_end *e, unsigned k, uint32_t turn) {
-    /* `out` after the verdict, which the reader sees: who finds either may overwrite.  pairs: OUT */
+    /* `out` after the verdict, which the reader sees: who finds either may overwrite.
+     * pairs: OUT */
     return atomic_load(&e->records[k].out) == turn || atomic_load(&e->verdicts[k]) >> 8 == turn;
 }
 
 static void declare_out(struct fmq_end *e, unsigned k, uint32_t turn, unsigned why) {
-    atomic_store(&e->verdicts[k], (uint64_t)turn << 8 | why); /* before anything of it is overwritten.  pairs: OUT */
+    /* Before anything of it is overwritten.  pairs: OUT */
+    atomic_store(&e->verdicts[k], (uint64_t)turn << 8 | why);
     atomic_store(&e->records[k].out, turn);
 }
 
@@ -78,7 +87,9 @@ typedef struct {
 } sight_of_seat;
 
 /* Before its life and its tail, which a joining reader sets first.  pairs: SEAT */
-static uint32_t state_of(const struct fmq_end *e, unsigned k) { return atomic_load(&e->seats[k].state); }
+static uint32_t state_of(const struct fmq_end *e, unsigned k) {
+    return atomic_load(&e->seats[k].state);
+}
 
 /* False: free, left, or out. */
 static bool look_at(const struct fmq_end *e, unsigned k, uint32_t state, sight_of_seat *saw) {
@@ -101,7 +112,9 @@ static bool counts(struct fmq_end *e, unsigned k, uint32_t state, uint64_t *tail
     if (!saw.is_alive) return declare_out(e, k, saw.turn, OUT_DEAD), false;
     uint64_t lag = e->position - saw.tail;
     bool went_back = known->turn == saw.turn && (int64_t)(saw.tail - known->tail) < 0;
-    if (saw.is_joining && (int64_t)lag >= 0 && lag > e->capacity) saw.tail = e->position - e->capacity; /* it is old */
+    /* It is old. */
+    if (saw.is_joining && (int64_t)lag >= 0 && lag > e->capacity)
+        saw.tail = e->position - e->capacity;
     else if (lag > e->capacity || went_back) return declare_out(e, k, saw.turn, OUT_CORRUPT), false;
     known->turn = saw.turn;
     known->life = saw.life;
@@ -114,7 +127,8 @@ int seats_look(struct fmq_end *e) {
     for (unsigned k = 0; k < FMQ_SEATS; k++) {
         uint32_t state = state_of(e, k);
         e->records[k].life = 0;
-        if (!state || !counts(e, k, state, &tail) || e->position - tail < e->position - least) continue;
+        if (!state || !counts(e, k, state, &tail) || e->position - tail < e->position - least)
+            continue;
         least = tail;
         e->theirs = &e->seats[k]; /* whose CPU matters */
     }
@@ -122,7 +136,8 @@ int seats_look(struct fmq_end *e) {
     return 0;
 }
 
-/* All that are alive: one that does not hold the writer up may be killed between its change of the wait word and its wake. */
+/* All that are alive: one that does not hold the writer up may be killed between its change of the
+ * wait word and its wake. */
 unsigned seats_words(const struct fmq_end *e, futex_entry *entries) {
     unsigned n = 0;
     for (unsigned k = 0; k < FMQ_SEATS; k++)
@@ -130,12 +145,13 @@ unsigned seats_words(const struct fmq_end *e, futex_entry *entries) {
     return n;
 }
 
-/* ---- any thread of the writer's process ------------------------------------------------------------------------------ */
+/* ---- any thread of the writer's process ------------------------------------------------------ */
 
 bool seats_have_room(const struct fmq_end *e, uint64_t target) {
     sight_of_seat saw;
     for (unsigned k = 0; k < FMQ_SEATS; k++)
-        if (look_at(e, k, state_of(e, k), &saw) && saw.is_alive && (int64_t)(saw.tail - target) < 0) return false;
+        if (look_at(e, k, state_of(e, k), &saw) && saw.is_alive && (int64_t)(saw.tail - target) < 0)
+            return false;
     return true;
 }
 
@@ -154,9 +170,14 @@ int fmq_readers(fmq_end *e, fmq_reader *readers) {
     for (unsigned k = 0; k < FMQ_SEATS; k++) {
         if (!look_at(e, k, state_of(e, k), &saw)) continue;
         uint64_t head = atomic_load(&e->mine->counter), unread = head - saw.tail;
-        if (unread > e->capacity) unread = 0; /* it joins in this moment, or its next look is its last */
-        readers[n++] = (fmq_reader){.seat = k, .turn = saw.turn, .position = head - unread, .unread = unread,
-                                    .pid = atomic_load(&e->seats[k].pid), .is_alive = saw.is_alive};
+        /* It joins in this moment, or its next look is its last. */
+        if (unread > e->capacity) unread = 0;
+        readers[n++] = (fmq_reader){.seat = k,
+                                    .turn = saw.turn,
+                                    .position = head - unread,
+                                    .unread = unread,
+                                    .pid = atomic_load(&e->seats[k].pid),
+                                    .is_alive = saw.is_alive};
     }
     return n;
 }
@@ -177,7 +198,7 @@ void seats_lose(struct fmq_end *e, unsigned seat, uint32_t life) {
     sleep_look_again(e);
 }
 
-/* ---- opening --------------------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 int seats_attach(struct fmq_end *e, void *control, int role) {
     unsigned k = (unsigned)role - FMQ_SEAT;

@@ -7,22 +7,30 @@
 
 /* What the writer keeps of a seat in private memory. */
 struct seat_record {
-    uint64_t tail;         /* where that reader was last */
-    uint32_t turn;         /* which reader that was */
-    uint32_t life;         /* its life word when the writer last looked; 0: the writer does not wait for it */
+    uint64_t tail; /* where that reader was last */
+    uint32_t turn; /* which reader that was */
+    /* Its life word when the writer last looked; 0: the writer does not wait for it. */
+    uint32_t life;
     _Atomic uint32_t out;  /* the turn that the writer does not count any more */
     _Atomic uint32_t lost; /* the life that ended without a mark (link.c) */
 };
 
 int seats_attach(struct fmq_end *e, void *control, int role); /* fmq_open: 0, or -errno */
-void seats_join(struct fmq_end *e);                           /* takes the place of take_over for a reader */
+/* Takes the place of take_over for a reader. */
+void seats_join(struct fmq_end *e);
 
-int seats_look(struct fmq_end *e);                            /* the writer's ring_look: `seen` becomes the least tail */
-int seats_verdict(const struct fmq_end *e);                   /* of a reader: 0, or why it is out */
-bool seats_have_room(const struct fmq_end *e, uint64_t target);     /* whether all tails are there; any thread */
-bool seats_any(const struct fmq_end *e);                      /* whether a reader lives; any thread */
-bool seats_peer_cares(const struct fmq_end *e);               /* whether the writer may wait for what this reader just did */
-unsigned seats_words(const struct fmq_end *e, futex_entry *entries); /* what the writer sleeps on, as it last looked */
-void seats_lose(struct fmq_end *e, unsigned seat, uint32_t life);    /* that reader is gone, though it was not marked */
+/* The writer's ring_look: `seen` becomes the least tail. */
+int seats_look(struct fmq_end *e);
+int seats_verdict(const struct fmq_end *e); /* of a reader: 0, or why it is out */
+/* Whether all tails are there; any thread. */
+bool seats_have_room(const struct fmq_end *e, uint64_t target);
+/* Whether a reader lives; any thread. */
+bool seats_any(const struct fmq_end *e);
+/* Whether the writer may wait for what this reader just did. */
+bool seats_peer_cares(const struct fmq_end *e);
+/* What the writer sleeps on, as it last looked. */
+unsigned seats_words(const struct fmq_end *e, futex_entry *entries);
+/* That reader is gone, though it was not marked. */
+void seats_lose(struct fmq_end *e, unsigned seat, uint32_t life);
 
 #endif

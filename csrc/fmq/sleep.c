@@ -1,4 +1,5 @@
-/* Waiting for the peer: poll for a window, then sleep. README.md proves that no wake-up is lost, whichever side dies where. */
+/* Waiting for the peer: poll for a window, then sleep. README.md proves that no wake-up is lost,
+ * whichever side dies where. */
 #define _GNU_SOURCE
 #include <stdint.h>
 
@@ -15,9 +16,11 @@
 #include <unistd.h>
 
 enum { SPINS_AT_FIRST = 256, SPINS_PER_CLOCK = 64, SPURIOUS_LIMIT = 1000, LOOK_AGAIN = 1 };
-static const uint64_t SIGNAL_SLICE = 100000000; /* ns: the main thread looks for signals this often */
+/* ns: the main thread looks for signals this often. */
+static const uint64_t SIGNAL_SLICE = 100000000;
 static const uint64_t LOOK_AT_PROCESSORS = UINT64_C(1000000000); /* ns */
-static const uint64_t OLD_KERNEL_SLICE = 50000000; /* ns: without futex_waitv a death is polled for */
+/* ns: without futex_waitv a death is polled for. */
+static const uint64_t OLD_KERNEL_SLICE = 50000000;
 
 static void relax(void) {
 #if defined(__x86_64__)
@@ -27,15 +30,17 @@ static void relax(void) {
 #endif
 }
 
-/* ---- wake -------------------------------------------------------------------------------------------------------- */
+/* ---- wake ------------------------------------------------------------------------------------ */
 
 void sleep_wake_peer(fmq_end *e) {
     if (e->notify) fmq_event_wake(e->notify, e->notify_mask);
     if (!e->their_wait) return;
-    /* Plain load first: while the peer is awake its wait word stays shared in both caches.  pairs: SLEEP */
+    /* Plain load first: while the peer is awake its wait word stays shared in both caches.
+     * pairs: SLEEP */
     if (!(atomic_load_explicit(e->their_wait, memory_order_seq_cst) & 1)) return;
     if (e->seats && !e->writer && !seats_peer_cares(e)) return;
-    atomic_fetch_add(e->their_wait, 1); /* even, and a value that no sleeper may be about to sleep on */
+    /* Even, and a value that no sleeper may be about to sleep on. */
+    atomic_fetch_add(e->their_wait, 1);
     futex_wake(e->their_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);
 }
 
@@ -45,10 +50,13 @@ void sleep_greet_peer(fmq_end *e) {
     futex_wake(e->their_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);
 }
 
-uint32_t sleep_announce(_Atomic uint32_t *word) { return atomic_fetch_or(word, 1) | 1; /* seq_cst.  pairs: SLEEP */ }
+uint32_t sleep_announce(_Atomic uint32_t *word) {
+    return atomic_fetch_or(word, 1) | 1; /* seq_cst.  pairs: SLEEP */
+}
 
-/* Tells this process's threads that wait on an end why it is over, by words that only this process can reach: a peer may
- * have truncated the shared ones. The words change before the wake, so no sleeper can miss it. */
+/* Tells this process's threads that wait on an end why it is over, by words that only this process
+ * can reach: a peer may have truncated the shared ones. The words change before the wake, so no
+ * sleeper can miss it. */
 static void tell_own_threads(fmq_end *e, uint32_t why) {
     atomic_fetch_or(&e->ended, why); /* pairs: STOP */
     atomic_fetch_add(&e->ended, END_TOLD);
@@ -60,13 +68,15 @@ static void tell_own_threads(fmq_end *e, uint32_t why) {
 void sleep_look_again(fmq_end *e) { tell_own_threads(e, 0); }
 
 void sleep_call(fmq_end *e) {
-    atomic_store(&e->called, 1); /* before the change of `ended`, so a sleeper that misses this is woken */
+    /* Before the change of `ended`, so a sleeper that misses this is woken. */
+    atomic_store(&e->called, 1);
     tell_own_threads(e, 0);
 }
 
-/* Returns when no thread is inside a call any more: from then on this end changes nothing, and another end may take the
- * role. A thread may sleep on its wait word alone (old kernels), so that is woken too, again and again, whatever it
- * says. The word keeps its value: other readers may sleep on it too, and if we were killed after a change, they would sleep on. */
+/* Returns when no thread is inside a call any more: from then on this end changes nothing, and
+ * another end may take the role. A thread may sleep on its wait word alone (old kernels), so that
+ * is woken too, again and again, whatever it says. The word keeps its value: other readers may
+ * sleep on it too, and if we were killed after a change, they would sleep on. */
 void fmq_stop(fmq_end *e) {
     if (!end_is_ours(e)) {
         atomic_fetch_or(&e->ended, END_STOPPED);
@@ -85,10 +95,11 @@ void fmq_lose(fmq_end *e) {
     tell_own_threads(e, END_LOST);
 }
 
-/* ---- spin -------------------------------------------------------------------------------------------------------- */
+/* ---- spin ------------------------------------------------------------------------------------ */
 
 static uint32_t their_cpu(const fmq_end *e) {
-    return atomic_load_explicit(&e->theirs->cpu, memory_order_relaxed); /* a hint: no order is needed */
+    /* A hint: no order is needed. */
+    return atomic_load_explicit(&e->theirs->cpu, memory_order_relaxed);
 }
 
 /* Relaxed, because this only ends the spinning: the turn that follows looks properly. */
@@ -99,13 +110,17 @@ static bool is_over(const fmq_end *e) {
     return ended && ((ended & END_STOPPED) || end_is_lost(e, life, ended));
 }
 
-/* The end of a window that begins now, by what is known of the processors: a peer that never moved is probably on the same
- * one, if there is only one, and a quota pays for little polling. Relaxed, because all of it is a hint. */
-static uint64_t end_of_window(const fmq_end *e, uint64_t now, uint64_t spin_ns, uint32_t mine, uint32_t theirs) {
+/* The end of a window that begins now, by what is known of the processors: a peer that never moved
+ * is probably on the same one, if there is only one, and a quota pays for little polling. */
+static uint64_t end_of_window(const fmq_end *e, uint64_t now, uint64_t spin_ns, uint32_t mine,
+                              uint32_t theirs) {
     struct fmq_processors *p = &e->process->processors;
+    /* Relaxed, because all of this is a hint. */
     uint64_t looked = atomic_load_explicit(&p->looked, memory_order_relaxed);
-    bool is_known = !p->has_siblings || (processors_core(p, mine) && (!theirs || processors_core(p, theirs)));
-    if (p->look && (!looked || now - looked > LOOK_AT_PROCESSORS || !is_known)) p->look(p, now, mine, theirs);
+    bool is_known =
+        !p->has_siblings || (processors_core(p, mine) && (!theirs || processors_core(p, theirs)));
+    if (p->look && (!looked || now - looked > LOOK_AT_PROCESSORS || !is_known))
+        p->look(p, now, mine, theirs);
     /* Relaxed, because these are hints, too. */
     if (!theirs && atomic_load_explicit(&p->usable, memory_order_relaxed) == 1) return now;
     uint64_t most = atomic_load_explicit(&p->most_ns, memory_order_relaxed);
@@ -115,8 +130,10 @@ static uint64_t end_of_window(const fmq_end *e, uint64_t now, uint64_t spin_ns, 
 static int spin_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
     uint32_t mine = futex_cpu(), theirs = their_cpu(e);
     if (!spin_ns || mine == theirs) return -EAGAIN;
-    /* No pauses at first, because on new processors one is as long as a transfer; but a peer on the same core needs them. */
-    uint32_t at_first = processors_are_siblings(&e->process->processors, mine, theirs) ? 0 : SPINS_AT_FIRST;
+    /* No pauses at first, because on new processors one is as long as a transfer; but a peer on the
+     * same core needs them. */
+    uint32_t at_first =
+        processors_are_siblings(&e->process->processors, mine, theirs) ? 0 : SPINS_AT_FIRST;
     uint64_t until = 0;
     for (uint32_t i = 1;; i++) {
         if (i > at_first) relax();
@@ -129,7 +146,7 @@ static int spin_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline)
     }
 }
 
-/* ---- sleep ------------------------------------------------------------------------------------------------------- */
+/* ---- sleep ----------------------------------------------------------------------------------- */
 
 int sleep_ended(const fmq_end *e, uint32_t life, uint32_t ended) {
     if ((ended | atomic_load(&e->ended)) & END_STOPPED) return -ECANCELED; /* pairs: STOP */
@@ -143,10 +160,13 @@ typedef struct {
     uint32_t life, ended, announced;
 } sight;
 
-/* Announces a sleep, and then looks: 0 when n are at hand, -EAGAIN when there is reason to sleep. */
+/* Announces a sleep, and then looks: 0 when n are at hand, -EAGAIN when there is reason to
+ * sleep. */
 static int announce(fmq_end *e, uint64_t n, sight *saw) {
-    /* Life before data: what a peer published before it died is delivered before its death is told.  pairs: DEAD */
-    saw->ended = atomic_load(&e->ended); /* before life, which a peer in good order changes before it closes anything */
+    /* Life before data: what a peer published before it died is delivered before its death is told.
+     * pairs: DEAD */
+    /* Before life, which a peer in good order changes before it closes anything. */
+    saw->ended = atomic_load(&e->ended);
     saw->life = atomic_load(e->their_life);
     sleep_ask(e, e->rung ? 0 : e->position + n - e->capacity);
     saw->announced = sleep_announce(e->my_wait);
@@ -155,13 +175,17 @@ static int announce(fmq_end *e, uint64_t n, sight *saw) {
     return r == -EAGAIN && atomic_load(&e->called) && atomic_exchange(&e->called, 0) ? -EINTR : r;
 }
 
-/* The kernel wakes one sleeper of a dead process's word; that one, whatever else it finds, wakes the others. */
+/* The kernel wakes one sleeper of a dead process's word; that one, whatever else it finds, wakes
+ * the others. */
 static void pass_on_death(fmq_end *e) {
-    if (life_is_dead(atomic_load(e->their_life))) futex_wake(e->their_life, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* pairs: DEAD */
+    /* pairs: DEAD */
+    if (life_is_dead(atomic_load(e->their_life)))
+        futex_wake(e->their_life, INT_MAX, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* A wake for nothing: a peer may do that now and then, and not for ever. Progress, though not yet enough, is something.
- * A word that readers share is also woken when one of them is stopped, and many readers wake one writer: that breaks no rule. */
+/* A wake for nothing: a peer may do that now and then, and not for ever. Progress, though not yet
+ * enough, is something. A word that readers share is also woken when one of them is stopped, and
+ * many readers wake one writer: that breaks no rule. */
 static int count_spurious(fmq_end *e) {
     if (end_has_many(e)) return LOOK_AGAIN;
     if (e->seen != e->progress) e->progress = e->seen, e->spurious = 0;
@@ -169,8 +193,8 @@ static int count_spurious(fmq_end *e) {
     return ring_broken(e);
 }
 
-/* Asked once for each thread and fork: two system calls before each sleep would be as many as the sleep and the wake. A
- * process that has no role does not count its forks. */
+/* Asked once for each thread and fork: two system calls before each sleep would be as many as the
+ * sleep and the wake. A process that has no role does not count its forks. */
 static bool is_main_thread(const fmq_end *e) {
     static _Thread_local int asked = INT_MIN; /* in that generation of the process */
     static _Thread_local bool is_main;
@@ -182,8 +206,8 @@ static bool is_main_thread(const fmq_end *e) {
     return is_main;
 }
 
-/* A signal that arrives just before the futex call would be noticed only after it, so Python's main thread, where
- * handlers run, does not sleep for long. No other thread wakes without a reason. */
+/* A signal that arrives just before the futex call would be noticed only after it, so Python's main
+ * thread, where handlers run, does not sleep for long. No other thread wakes without a reason. */
 static uint64_t no_longer_than(const fmq_end *e, uint64_t deadline) {
     uint64_t slice = is_main_thread(e) ? futex_now() + SIGNAL_SLICE : FMQ_FOREVER;
     return slice < deadline ? slice : deadline;
@@ -202,12 +226,15 @@ static int sleep_on_seats(fmq_end *e, sight saw, uint64_t until) {
 /* As futex_wait; LOOK_AGAIN when no wake came and the deadline has not passed either. */
 static int sleep_once(fmq_end *e, sight saw, uint64_t until) {
     uint64_t slice = end_has_many(e) ? futex_now() + SLEEP_SHARED_SLICE : FMQ_FOREVER;
-    int r = e->records ? sleep_on_seats(e, saw, slice < until ? slice : until) : futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, &e->ended, saw.ended,
-                              slice < until ? slice : until);
+    int r = e->records ? sleep_on_seats(e, saw, slice < until ? slice : until)
+                       : futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life,
+                                           &e->ended, saw.ended, slice < until ? slice : until);
     if (r == -ETIMEDOUT && slice < until) return LOOK_AGAIN;
-    if (r != -ENOSYS && r != -EPERM) return r; /* EPERM: a container's filter older than the system call */
+    /* EPERM: a container's filter older than the system call. */
+    if (r != -ENOSYS && r != -EPERM) return r;
     slice = futex_now() + OLD_KERNEL_SLICE;
-    r = futex_wait(e->my_wait, saw.announced, FUTEX_BITSET_MATCH_ANY, slice < until ? slice : until);
+    r = futex_wait(e->my_wait, saw.announced, FUTEX_BITSET_MATCH_ANY,
+                   slice < until ? slice : until);
     return r == -ETIMEDOUT && slice < until ? LOOK_AGAIN : r;
 }
 
@@ -248,7 +275,8 @@ static int why_not(fmq_end *e, uint64_t n) {
 }
 
 static int wait_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
-    int r = e->interrupted ? -EAGAIN : spin_for(e, n, spin_ns, deadline); /* a repeated call has polled already */
+    /* A repeated call has polled already. */
+    int r = e->interrupted ? -EAGAIN : spin_for(e, n, spin_ns, deadline);
     if (r == -EAGAIN) r = sleep_for(e, n, deadline);
     e->interrupted = r == -EINTR;
     return r;
@@ -263,7 +291,8 @@ static int wait_and_learn(fmq_end *e, uint64_t n, uint64_t deadline) {
     uint64_t begin = futex_now();
     int r = wait_for(e, n, sleep_window(e, FMQ_SPIN_ADAPTIVE), deadline);
     uint64_t waited = futex_now() - begin;
-    if (waited > 4 * SLEEP_COSTS) waited = 4 * SLEEP_COSTS; /* one long pause does not change the habit */
+    /* One long pause does not change the habit. */
+    if (waited > 4 * SLEEP_COSTS) waited = 4 * SLEEP_COSTS;
     e->usual_wait += waited / 8 - e->usual_wait / 8;
     return r;
 }
@@ -273,20 +302,22 @@ int sleep_until(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
     if (!deadline) return r == -EAGAIN ? why_not(e, n) : r;
     if (r != -EAGAIN) return e->interrupted = false, r;
     if (deadline == SLEEP_NEVER) return spin_for(e, n, spin_ns, FMQ_FOREVER);
-    return spin_ns == FMQ_SPIN_ADAPTIVE ? wait_and_learn(e, n, deadline) : wait_for(e, n, spin_ns, deadline);
+    return spin_ns == FMQ_SPIN_ADAPTIVE ? wait_and_learn(e, n, deadline)
+                                        : wait_for(e, n, spin_ns, deadline);
 }
 
-/* ---- several at once --------------------------------------------------------------------------------------------- */
+/* ---- several at once ------------------------------------------------------------------------- */
 
-/* What one system call sleeps on: of the first ends a wait word and a life word each (of a broadcast writer all its
- * readers'), and this process's endings. */
+/* What one system call sleeps on: of the first ends a wait word and a life word each (of a
+ * broadcast writer all its readers'), and this process's endings. */
 typedef struct {
     futex_entry entries[FUTEX_MOST];
     uint8_t owners[FUTEX_MOST]; /* whose they are */
     unsigned n, ends;
 } words_of_all;
 
-/* Marks the ends on which a transfer of one element would not wait, and returns how many those are. */
+/* Marks the ends on which a transfer of one element would not wait, and returns how many those
+ * are. */
 static int look_at_all(fmq_end *const *ends, unsigned n, uint8_t *ready, words_of_all *words) {
     int count = 0;
     uint32_t endings = atomic_load(&ends[0]->process->endings); /* before the looks */
@@ -307,7 +338,8 @@ static int look_at_all(fmq_end *const *ends, unsigned n, uint8_t *ready, words_o
     return count;
 }
 
-/* One turn; as sleep_once. More ends than one system call takes, and old kernels, are looked at every millisecond. */
+/* One turn; as sleep_once. More ends than one system call takes, and old kernels, are looked at
+ * every millisecond. */
 static int sleep_on_all(fmq_end *const *ends, unsigned n, words_of_all *words, uint64_t until) {
     uint64_t slice = n > words->ends ? futex_now() + 1000000 : FMQ_FOREVER;
     for (unsigned i = 0; i < words->ends && slice == FMQ_FOREVER; i++)
@@ -315,7 +347,8 @@ static int sleep_on_all(fmq_end *const *ends, unsigned n, words_of_all *words, u
     int r = futex_wait_all(words->entries, words->n + 1, slice < until ? slice : until);
     if (r == -ENOSYS || r == -EPERM) {
         slice = futex_now() + 1000000;
-        r = futex_wait(ends[0]->my_wait, (uint32_t)words->entries[0].expected, FUTEX_BITSET_MATCH_ANY, slice < until ? slice : until);
+        r = futex_wait(ends[0]->my_wait, (uint32_t)words->entries[0].expected,
+                       FUTEX_BITSET_MATCH_ANY, slice < until ? slice : until);
     } else if (r >= 0 && (unsigned)r < words->n) {
         count_spurious(ends[words->owners[r]]);
     }
@@ -330,8 +363,10 @@ static int wait_for_one_of(fmq_end *const *ends, unsigned n, uint8_t *ready, uin
         if (!deadline) return -EAGAIN;
         r = sleep_on_all(ends, n, &words, until);
         for (unsigned i = 0; i < n; i++) pass_on_death(ends[i]);
-        if (r != -ETIMEDOUT && r != -EINTR && futex_now() < until) continue; /* a peer that wakes us all the time */
-        if ((count = look_at_all(ends, n, ready, &words))) return count; /* before reporting a timeout or a signal */
+        /* A peer that wakes us all the time. */
+        if (r != -ETIMEDOUT && r != -EINTR && futex_now() < until) continue;
+        /* Before reporting a timeout or a signal. */
+        if ((count = look_at_all(ends, n, ready, &words))) return count;
         return r == -EINTR || until < deadline ? -EINTR : -ETIMEDOUT;
     }
     return count;

@@ -1,8 +1,10 @@
-/* fmq.h for C++17, header only. A queue's elements have a C++ type: numbers are what numpy calls them, anything else that can be
- * copied by its bytes is "|V<its size>". Everything is freed with its last owner; objects may go in any order.
+/* fmq.h for C++17, header only. A queue's elements have a C++ type: numbers are what numpy calls
+ * them, anything else that can be copied by its bytes is "|V<its size>". Everything is freed with
+ * its last owner; objects may go in any order.
  *
- * Each function that can fail throws fmq::error, or, without exceptions (-fno-exceptions), ends the program with the reason.
- * `try_write`, `try_read` and `try_reserve` return fmq.h's results instead.
+ * Each function that can fail throws fmq::error, or, without exceptions (-fno-exceptions), ends the
+ * program with the reason. `try_write`, `try_read` and `try_reserve` return fmq.h's results
+ * instead.
  */
 #ifndef FMQ_HPP
 #define FMQ_HPP
@@ -44,7 +46,11 @@ template <class R> R checked(R result) {
 
 inline std::uint64_t after_ms(std::uint64_t ms) { return fmq_now() + ms * 1000000; }
 
-enum class flavour { synchronized = FMQ_QUEUE_SYNCHRONIZED, unsynchronized = FMQ_QUEUE_UNSYNCHRONIZED, broadcast = FMQ_QUEUE_BROADCAST };
+enum class flavour {
+    synchronized = FMQ_QUEUE_SYNCHRONIZED,
+    unsynchronized = FMQ_QUEUE_UNSYNCHRONIZED,
+    broadcast = FMQ_QUEUE_BROADCAST
+};
 
 /* A pointer and a count, as std::span of C++20. */
 template <class T> class span {
@@ -73,7 +79,9 @@ template <class T> std::string dtype_of() {
     const std::string size = std::to_string(sizeof(T));
     if (std::is_same<T, bool>::value) return "|b1";
     if (std::is_floating_point<T>::value && sizeof(T) <= 8) return "<f" + size;
-    if (std::is_integral<T>::value) return (sizeof(T) > 1 ? "<" : "|") + std::string(std::is_signed<T>::value ? "i" : "u") + size;
+    if (std::is_integral<T>::value)
+        return (sizeof(T) > 1 ? "<" : "|") + std::string(std::is_signed<T>::value ? "i" : "u") +
+               size;
     return "|V" + size;
 }
 
@@ -111,11 +119,13 @@ public:
 
 protected:
     using handle::handle;
-    template <class T> int try_reserve_of(std::uint64_t n, spans<T> *found, std::uint64_t deadline) {
+    template <class T>
+    int try_reserve_of(std::uint64_t n, spans<T> *found, std::uint64_t deadline) {
         fmq_queue_spans raw;
         int result = fmq_queue_reserve(get(), n, &raw, deadline);
         if (result >= 0)
-            *found = {{static_cast<T *>(raw.first), std::size_t(raw.n_first)}, {static_cast<T *>(raw.second), std::size_t(raw.n_second)}};
+            *found = {{static_cast<T *>(raw.first), std::size_t(raw.n_first)},
+                      {static_cast<T *>(raw.second), std::size_t(raw.n_second)}};
         return result;
     }
 };
@@ -123,24 +133,36 @@ protected:
 template <class T> class writer : public end {
 public:
     explicit writer(fmq_queue_end *held) : end(held) {}
-    void write(const T &element, std::uint64_t deadline = FMQ_FOREVER) { write(&element, 1, deadline); }
-    void write(const T *elements, std::size_t n, std::uint64_t deadline = FMQ_FOREVER) { checked(try_write(elements, n, deadline)); }
-    int try_write(const T *elements, std::size_t n, std::uint64_t deadline) { return fmq_queue_write(get(), elements, n, deadline); }
+    void write(const T &element, std::uint64_t deadline = FMQ_FOREVER) {
+        write(&element, 1, deadline);
+    }
+    void write(const T *elements, std::size_t n, std::uint64_t deadline = FMQ_FOREVER) {
+        checked(try_write(elements, n, deadline));
+    }
+    int try_write(const T *elements, std::size_t n, std::uint64_t deadline) {
+        return fmq_queue_write(get(), elements, n, deadline);
+    }
     spans<T> reserve(std::uint64_t n, std::uint64_t deadline = FMQ_FOREVER) {
         spans<T> found;
         checked(try_reserve(n, &found, deadline));
         return found;
     }
-    int try_reserve(std::uint64_t n, spans<T> *found, std::uint64_t deadline) { return try_reserve_of(n, found, deadline); }
+    int try_reserve(std::uint64_t n, spans<T> *found, std::uint64_t deadline) {
+        return try_reserve_of(n, found, deadline);
+    }
     /* A record, on a queue of unsigned char. */
-    void send(const void *bytes, std::size_t n, std::uint64_t deadline = FMQ_FOREVER) { checked(fmq_queue_send(get(), bytes, n, deadline)); }
+    void send(const void *bytes, std::size_t n, std::uint64_t deadline = FMQ_FOREVER) {
+        checked(fmq_queue_send(get(), bytes, n, deadline));
+    }
     /* Of a broadcast queue. */
     std::vector<fmq_queue_listener> readers() const {
         std::vector<fmq_queue_listener> found(64);
         found.resize(std::size_t(checked(fmq_queue_get_readers(get(), found.data(), 64))));
         return found;
     }
-    void evict(const fmq_queue_listener &reader) { checked(fmq_queue_evict(get(), reader.seat, reader.turn)); }
+    void evict(const fmq_queue_listener &reader) {
+        checked(fmq_queue_evict(get(), reader.seat, reader.turn));
+    }
 };
 
 template <class T> class reader : public end {
@@ -151,14 +173,20 @@ public:
         read(&element, 1, deadline);
         return element;
     }
-    void read(T *elements, std::size_t n, std::uint64_t deadline = FMQ_FOREVER) { checked(try_read(elements, n, deadline)); }
-    int try_read(T *elements, std::size_t n, std::uint64_t deadline) { return fmq_queue_read(get(), elements, n, deadline); }
+    void read(T *elements, std::size_t n, std::uint64_t deadline = FMQ_FOREVER) {
+        checked(try_read(elements, n, deadline));
+    }
+    int try_read(T *elements, std::size_t n, std::uint64_t deadline) {
+        return fmq_queue_read(get(), elements, n, deadline);
+    }
     spans<const T> reserve(std::uint64_t n, std::uint64_t deadline = FMQ_FOREVER) {
         spans<const T> found;
         checked(try_reserve(n, &found, deadline));
         return found;
     }
-    int try_reserve(std::uint64_t n, spans<const T> *found, std::uint64_t deadline) { return try_reserve_of(n, found, deadline); }
+    int try_reserve(std::uint64_t n, spans<const T> *found, std::uint64_t deadline) {
+        return try_reserve_of(n, found, deadline);
+    }
     /* A record of at most `room` bytes, which returns how many it has. */
     std::size_t receive(void *bytes, std::size_t room, std::uint64_t deadline = FMQ_FOREVER) {
         return std::size_t(checked(fmq_queue_receive(get(), bytes, room, deadline)));
@@ -173,7 +201,8 @@ template <class T> class queue : public handle<fmq_queue, fmq_queue_close> {
 
 public:
     /* A new one; `name` empty: it has none. */
-    explicit queue(std::uint64_t capacity, const std::string &name = "", flavour kind = flavour::synchronized)
+    explicit queue(std::uint64_t capacity, const std::string &name = "",
+                   flavour kind = flavour::synchronized)
         : base(create(capacity, name, kind)) {}
     static queue open(const std::string &name) {
         fmq_queue *opened = nullptr;
@@ -199,7 +228,8 @@ private:
     static fmq_queue *create(std::uint64_t capacity, const std::string &name, flavour kind) {
         fmq_queue *made = nullptr;
         const char *where = name.empty() ? nullptr : name.c_str();
-        checked(fmq_queue_create(where, dtype_of<T>().c_str(), sizeof(T), capacity, int(kind), &made));
+        checked(
+            fmq_queue_create(where, dtype_of<T>().c_str(), sizeof(T), capacity, int(kind), &made));
         return made;
     }
     fmq_queue_end *take(int (*role)(fmq_queue *, fmq_queue_end **)) {

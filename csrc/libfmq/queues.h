@@ -27,7 +27,7 @@ typedef struct queue_role {
     fmq_end *end;
     struct queue_role *next; /* of all that have a lock */
     pthread_mutex_t lock_of_bell;
-    int bell; /* an eventfd; -1: none */
+    int bell;      /* an eventfd; -1: none */
     int64_t token; /* fmq_bridge's; -1: none */
     struct {       /* what has come of a record; of the thread that is inside fmq_queue_receive */
         _Atomic uint32_t busy;

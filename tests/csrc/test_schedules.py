@@ -6,8 +6,8 @@ import pytest
 
 pytestmark = pytest.mark.integration
 
-WAIT = """futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, &e->ended, saw.ended,
-                              slice < until ? slice : until)"""
+WAIT = """futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life,
+                                           &e->ended, saw.ended, slice < until ? slice : until)"""
 STOP_WAKES = "if (e->my_wait) futex_wake(e->my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);"
 ANNOUNCE = "saw->announced = sleep_announce(e->my_wait);"
 LOOK = "    int r = ring_need(e, n);\n"

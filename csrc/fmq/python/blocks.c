@@ -3,7 +3,7 @@
 
 #include <stdatomic.h>
 
-/* ---- spans ------------------------------------------------------------------------------------------------------- */
+/* ---- spans ----------------------------------------------------------------------------------- */
 
 enum { MOST_KEPT = 64 };
 
@@ -22,11 +22,13 @@ static hot_span *place_of(hot_end *h, const fmq_spans *at) {
     return h->kept ? &h->kept[at->start / at->first % MOST_KEPT] : NULL;
 }
 
-/* Whether the program has nothing of it any more, and left it as it was: all references are ours and each other's. */
+/* Whether the program has nothing of it any more, and left it as it was: all references are ours
+ * and each other's. */
 static int is_free(const hot_span *k, const hot_end *h) {
     const hot_array *a = (const hot_array *)k->first;
     if (Py_REFCNT(k->span) != 1 || Py_REFCNT(k->first) != 2 || Py_REFCNT(k->lease) != 3) return 0;
-    return a->nd == 1 && (uint64_t)a->dimensions[0] == k->n && a->data == k->data && a->flags == k->flags && a->dtype == h->dtype;
+    return a->nd == 1 && (uint64_t)a->dimensions[0] == k->n && a->data == k->data &&
+           a->flags == k->flags && a->dtype == h->dtype;
 }
 
 static void drop(hot_span *k) {
@@ -78,7 +80,7 @@ void hot_clear_spans(hot_end *h) {
     PyMem_Free(kept);
 }
 
-/* ---- transactions ------------------------------------------------------------------------------------------------- */
+/* ---- transactions ---------------------------------------------------------------------------- */
 
 typedef struct {
     PyObject_HEAD
@@ -91,13 +93,17 @@ typedef struct {
 
 static const char *const transaction_names[] = {"n", "timeout"};
 
-static PyObject *new_transaction(PyObject *self, PyObject *const *args, Py_ssize_t n_args, PyObject *names, const char *what) {
+static PyObject *new_transaction(PyObject *self, PyObject *const *args, Py_ssize_t n_args,
+                                 PyObject *names, const char *what) {
     PyObject *found[2] = {NULL, Py_None};
     double seconds;
     Py_ssize_t n;
-    if (hot_arguments(transaction_names, 2, args, n_args, names, found) || !hot_is_open((hot_end *)self)) return NULL;
+    if (hot_arguments(transaction_names, 2, args, n_args, names, found) ||
+        !hot_is_open((hot_end *)self))
+        return NULL;
     if (hot_count(found[0], &n) || hot_seconds(found[1], &seconds)) return NULL;
-    transaction *t = (transaction *)((allocfunc)PyType_GetSlot(hot_transaction_type, Py_tp_alloc))(hot_transaction_type, 0);
+    transaction *t = (transaction *)((allocfunc)PyType_GetSlot(hot_transaction_type, Py_tp_alloc))(
+        hot_transaction_type, 0);
     if (!t) return NULL;
     Py_INCREF(self);
     t->end = (hot_end *)self, t->what = what, t->n = n, t->seconds = seconds;
@@ -117,7 +123,9 @@ static PyObject *enter_block(PyObject *self, PyObject *unused) {
     transaction *t = (transaction *)self;
     hot_end *h = t->end;
     fmq_spans at = {0, 0, 0};
-    if (atomic_load(&t->lease)) return PyErr_Format(PyExc_RuntimeError, "this block is open already; call %s again", t->what);
+    if (atomic_load(&t->lease))
+        return PyErr_Format(PyExc_RuntimeError, "this block is open already; call %s again",
+                            t->what);
     int code = hot_move(h, h->calls->reserve, &at, t->n, t->seconds);
     if (code) return hot_refuse(h, code, t->what, t->n);
     PyObject *lease, *span = span_of(h, &at, &lease);
@@ -126,12 +134,15 @@ static PyObject *enter_block(PyObject *self, PyObject *unused) {
     return span;
 }
 
-/* (type of the exception or None, …). A reservation of nothing is none: one that is open may be another thread's. */
+/* (type of the exception or None, …). A reservation of nothing is none: one that is open may be
+ * another thread's. */
 static PyObject *exit_block(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     transaction *t = (transaction *)self;
     hot_end *h = t->end;
     PyObject *lease = atomic_exchange(&t->lease, NULL);
-    if (!lease) return PyErr_Format(PyExc_RuntimeError, "this block has not begun; use `with` on what %s returns", t->what);
+    if (!lease)
+        return PyErr_Format(PyExc_RuntimeError,
+                            "this block has not begun; use `with` on what %s returns", t->what);
     int is_whole = !n || args[0] == Py_None, is_over = !set_over(lease, Py_True);
     Py_DECREF(lease);
     int code = t->n ? h->calls->commit(h->end, is_whole && is_over ? (uint64_t)t->n : 0) : 0;
@@ -156,7 +167,7 @@ static int clear_transaction(PyObject *self) {
 
 static void free_transaction(PyObject *self) { hot_free(self, clear_transaction); }
 
-/* ---- exchanges ---------------------------------------------------------------------------------------------------- */
+/* ---- exchanges ------------------------------------------------------------------------------- */
 
 typedef struct {
     PyObject_HEAD
@@ -186,7 +197,8 @@ static int64_t ask(hot_exchange *x, const void *packet, uint64_t bytes, uint64_t
     return got;
 }
 
-static PyObject *call_exchange(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *names) {
+static PyObject *call_exchange(PyObject *self, PyObject *const *args, Py_ssize_t n,
+                               PyObject *names) {
     hot_exchange *x = (hot_exchange *)self;
     PyObject *found[2] = {NULL, NULL}, *message = NULL;
     if (hot_arguments(exchange_names, 2, args, n, names, found)) return NULL;
@@ -203,7 +215,8 @@ static PyObject *call_exchange(PyObject *self, PyObject *const *args, Py_ssize_t
     }
     Py_ssize_t sent = packet.len;
     PyBuffer_Release(&packet);
-    if (got < 0 && got != -EINTR) Py_XDECREF(PyObject_CallMethod(self, "_refuse", "in", (int)got, sent));
+    if (got < 0 && got != -EINTR)
+        Py_XDECREF(PyObject_CallMethod(self, "_refuse", "in", (int)got, sent));
     return message;
 }
 
@@ -212,7 +225,8 @@ static PyObject *begin_exchange(PyObject *self, PyObject *args) {
     hot_exchange *x = (hot_exchange *)self;
     PyObject *out, *back;
     double hold;
-    if (!PyArg_ParseTuple(args, "O!O!d", hot_writer_type, &out, hot_reader_type, &back, &hold)) return NULL;
+    if (!PyArg_ParseTuple(args, "O!O!d", hot_writer_type, &out, hot_reader_type, &back, &hold))
+        return NULL;
     if (!hot_is_open((hot_end *)out) || !hot_is_open((hot_end *)back)) return NULL;
     if (x->back) return PyErr_Format(PyExc_ValueError, "an exchange begins once");
     hot_end *o = (hot_end *)out, *b = (hot_end *)back;
@@ -245,11 +259,12 @@ static void free_exchange(PyObject *self) {
     hot_free(self, clear_exchange);
 }
 
-/* ---- their types ------------------------------------------------------------------------------------------------- */
+/* ---- their types ----------------------------------------------------------------------------- */
 
 static PyMethodDef transaction_methods[] = {
     {"__enter__", enter_block, METH_NOARGS, "The span."},
-    {"__exit__", FAST(exit_block), METH_FASTCALL, "Ends the span: transfers, or after an exception drops the reservation."},
+    {"__exit__", FAST(exit_block), METH_FASTCALL,
+     "Ends the span: transfers, or after an exception drops the reservation."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -262,19 +277,23 @@ static PyType_Slot transaction_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec hot_transaction_spec = {"fmq._hot.Transaction", sizeof(transaction), 0, CLOSED_TYPE, transaction_slots};
+PyType_Spec hot_transaction_spec = {"fmq._hot.Transaction", sizeof(transaction), 0, CLOSED_TYPE,
+                                    transaction_slots};
 
 static PyMethodDef exchange_methods[] = {
     {"__call__", FAST(call_exchange), METH_FASTCALL | METH_KEYWORDS,
      "__call__($self, /, packet, deadline=18446744073709551615)\n--\n\n"
-     "Sends `packet` (b\"\": nothing) and returns the next message. `deadline`: absolute CLOCK_MONOTONIC ns.\n\n"
-     "Raises BufferError when the packet does not fit: then nothing was sent. Timeout: it was sent."},
+     "Sends `packet` (b\"\": nothing) and returns the next message. `deadline`: absolute "
+     "CLOCK_MONOTONIC ns.\n\n"
+     "Raises BufferError when the packet does not fit: then nothing was sent. Timeout: it was "
+     "sent."},
     {"_begin_hot", begin_exchange, METH_VARARGS, "(out, back, hold)"},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot exchange_slots[] = {
-    {Py_tp_doc, (void *)"A write and a read in one call. `_refuse` of the class that is made of it raises."},
+    {Py_tp_doc,
+     (void *)"A write and a read in one call. `_refuse` of the class that is made of it raises."},
     {Py_tp_methods, exchange_methods},
     {Py_tp_traverse, (void *)visit_exchange},
     {Py_tp_clear, (void *)clear_exchange},
@@ -282,4 +301,5 @@ static PyType_Slot exchange_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec hot_exchange_spec = {"fmq._hot.HotExchange", sizeof(hot_exchange), 0, OPEN_TYPE, exchange_slots};
+PyType_Spec hot_exchange_spec = {"fmq._hot.HotExchange", sizeof(hot_exchange), 0, OPEN_TYPE,
+                                 exchange_slots};

@@ -1,14 +1,16 @@
 /* fmq._hot: the transfers of an end, and an exchange, each in one call from Python.
  *
- * This folder and burst/hot.c are what includes Python.h: a function of cffi cannot be a method, take optional arguments
- * without parsing them in Python, or return None or an array. It moves no element itself: it calls fmq._core by the
- * table of fmq_hot_calls. What is not the usual case it leaves to the Python class that is made of each type here: `_write`
- * and `_read` take other arrays than those that C knows, `_refuse` raises, `rearm` tells a bell.
+ * This folder and burst/hot.c are what includes Python.h: a function of cffi cannot be a method,
+ * take optional arguments without parsing them in Python, or return None or an array. It moves no
+ * element itself: it calls fmq._core by the table of fmq_hot_calls. What is not the usual case it
+ * leaves to the Python class that is made of each type here: `_write` and `_read` take other arrays
+ * than those that C knows, `_refuse` raises, `rearm` tells a bell.
  *
- * What is at hand is transferred while the global lock is held, because giving it up and taking it again costs more than
- * that; a large transfer, and a wait after the first `hold_ns`, give it up. `fmq_stop` is called without the global lock,
- * so a thread that has it may be inside an end that another one stops. Free-threaded Python runs the same code: an end serves one
- * thread at a time by itself, and what is here belongs to one call, is changed atomically, or does not change.
+ * What is at hand is transferred while the global lock is held, because giving it up and taking it
+ * again costs more than that; a large transfer, and a wait after the first `hold_ns`, give it up.
+ * `fmq_stop` is called without the global lock, so a thread that has it may be inside an end that
+ * another one stops. Free-threaded Python runs the same code: an end serves one thread at a time by
+ * itself, and what is here belongs to one call, is changed atomically, or does not change.
  */
 #include "fmq/python/hot.h"
 
@@ -16,22 +18,25 @@
 
 enum { MOST_WITH_LOCK = 65536, ONLY_TRY = 0, ONLY_POLL = 1 };
 
-/* ---- arguments ---------------------------------------------------------------------------------------------------- */
+/* ---- arguments ------------------------------------------------------------------------------- */
 
-int hot_arguments(const char *const *known, Py_ssize_t most, PyObject *const *args, Py_ssize_t n, PyObject *names,
-                          PyObject **found) {
+int hot_arguments(const char *const *known, Py_ssize_t most, PyObject *const *args, Py_ssize_t n,
+                  PyObject *names, PyObject **found) {
     Py_ssize_t by_name = names ? PyTuple_Size(names) : 0;
-    if (n > most) return PyErr_Format(PyExc_TypeError, "%zd arguments: at most %zd are known", n, most), -1;
+    if (n > most)
+        return PyErr_Format(PyExc_TypeError, "%zd arguments: at most %zd are known", n, most), -1;
     for (Py_ssize_t i = 0; i < n; i++) found[i] = args[i];
     for (Py_ssize_t k = 0; k < by_name; k++) {
         PyObject *name = PyTuple_GetItem(names, k);
         Py_ssize_t i = 0;
         while (i < most && PyUnicode_CompareWithASCIIString(name, known[i])) i++;
-        if (i == most) return PyErr_Format(PyExc_TypeError, "%R is no argument of this call", name), -1;
+        if (i == most)
+            return PyErr_Format(PyExc_TypeError, "%R is no argument of this call", name), -1;
         if (i < n) return PyErr_Format(PyExc_TypeError, "%R is given twice", name), -1;
         found[i] = args[n + k];
     }
-    if (!found[0]) return PyErr_Format(PyExc_TypeError, "%s: this argument is needed", known[0]), -1;
+    if (!found[0])
+        return PyErr_Format(PyExc_TypeError, "%s: this argument is needed", known[0]), -1;
     return 0;
 }
 
@@ -57,11 +62,11 @@ int hot_seconds(PyObject *timeout, double *seconds) {
     return 0;
 }
 
-/* ---- arrays ------------------------------------------------------------------------------------------------------- */
+/* ---- arrays ---------------------------------------------------------------------------------- */
 
 enum { IS_CONTIGUOUS = 1, IS_WRITABLE = 0x400 };
 PyTypeObject *hot_array_type;
-static PyObject *new_empty;      /* numpy.empty */
+static PyObject *new_empty; /* numpy.empty */
 PyTypeObject *hot_writer_type, *hot_reader_type, *hot_transaction_type;
 
 static const hot_array *plain_array(PyObject *o, PyObject *dtype, int flags) {
@@ -76,14 +81,15 @@ static Py_ssize_t size_of(const hot_array *a) {
     return n;
 }
 
-/* ---- ends --------------------------------------------------------------------------------------------------------- */
+/* ---- ends ------------------------------------------------------------------------------------ */
 
 static uint64_t deadline_of(const hot_end *h, double seconds) {
     return seconds < 1e9 ? h->calls->now() + (uint64_t)(seconds * 1e9) + 1 : UINT64_MAX;
 }
 
 /* The code of the transfer; -EINTR: an exception is set. */
-static int wait_for(const hot_end *h, fmq_transfer function, void *elements, uint64_t n, double seconds) {
+static int wait_for(const hot_end *h, fmq_transfer function, void *elements, uint64_t n,
+                    double seconds) {
     uint64_t deadline = seconds > 0 ? deadline_of(h, seconds) : ONLY_TRY;
     int code;
     do {
@@ -94,22 +100,27 @@ static int wait_for(const hot_end *h, fmq_transfer function, void *elements, uin
     return code;
 }
 
-int hot_move(const hot_end *h, fmq_transfer function, void *elements, Py_ssize_t n, double seconds) {
+int hot_move(const hot_end *h, fmq_transfer function, void *elements, Py_ssize_t n,
+             double seconds) {
     if (n < 0) return -EMSGSIZE;
-    if (n > MOST_WITH_LOCK / h->itemsize) return wait_for(h, function, elements, (uint64_t)n, seconds);
+    if (n > MOST_WITH_LOCK / h->itemsize)
+        return wait_for(h, function, elements, (uint64_t)n, seconds);
     uint64_t patience = seconds > 0 ? h->hold_ns : 0;
     int code = function(h->end, elements, (uint64_t)n, patience, patience ? ONLY_POLL : ONLY_TRY);
-    return code == -EAGAIN && seconds > 0 ? wait_for(h, function, elements, (uint64_t)n, seconds) : code;
+    return code == -EAGAIN && seconds > 0 ? wait_for(h, function, elements, (uint64_t)n, seconds)
+                                          : code;
 }
 
 PyObject *hot_refuse(hot_end *h, int code, const char *what, Py_ssize_t n) {
-    if (code != -EINTR) Py_XDECREF(PyObject_CallMethod((PyObject *)h, "_refuse", "isn", code, what, n));
+    if (code != -EINTR)
+        Py_XDECREF(PyObject_CallMethod((PyObject *)h, "_refuse", "isn", code, what, n));
     return NULL;
 }
 
 int hot_judge(hot_end *h, int code, const char *what, Py_ssize_t n) {
     if (!code && !h->has_bell) return 0;
-    PyObject *told = h->has_bell && code != -EINTR ? PyObject_CallMethod((PyObject *)h, "rearm", NULL) : NULL;
+    PyObject *told =
+        h->has_bell && code != -EINTR ? PyObject_CallMethod((PyObject *)h, "rearm", NULL) : NULL;
     Py_XDECREF(told);
     if (PyErr_Occurred()) return -1;
     return code ? (hot_refuse(h, code, what, n), -1) : 0;
@@ -117,7 +128,8 @@ int hot_judge(hot_end *h, int code, const char *what, Py_ssize_t n) {
 
 int hot_is_open(const hot_end *h) {
     if (h->end) return 1;
-    PyErr_SetString(PyExc_ValueError, "this end was never made: `queue.writer()` and `queue.reader()` make ends");
+    PyErr_SetString(PyExc_ValueError,
+                    "this end was never made: `queue.writer()` and `queue.reader()` make ends");
     return 0;
 }
 
@@ -126,14 +138,16 @@ static PyObject *begin_hot(PyObject *self, PyObject *args) {
     hot_end *h = (hot_end *)self;
     PyObject *calls, *end, *keeps, *dtype, *span;
     Py_ssize_t capacity;
-    if (!PyArg_ParseTuple(args, "OOOOnO", &calls, &end, &keeps, &dtype, &capacity, &span)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOOOnO", &calls, &end, &keeps, &dtype, &capacity, &span))
+        return NULL;
     PyObject *itemsize = PyObject_GetAttrString(dtype, "itemsize");
     Py_ssize_t bytes = itemsize ? PyLong_AsSsize_t(itemsize) : -1;
     Py_XDECREF(itemsize);
     const fmq_calls *found = PyLong_AsVoidPtr(calls);
     fmq_end *core = PyLong_AsVoidPtr(end);
     if (PyErr_Occurred()) return NULL;
-    if (h->end || !found || !core || bytes < 1) return PyErr_Format(PyExc_ValueError, "an end begins once, with an address");
+    if (h->end || !found || !core || bytes < 1)
+        return PyErr_Format(PyExc_ValueError, "an end begins once, with an address");
     Py_INCREF(keeps), Py_INCREF(dtype), Py_INCREF(span);
     h->keeps = keeps, h->dtype = dtype, h->span = span;
     h->itemsize = bytes, h->capacity = capacity, h->calls = found, h->end = core;
@@ -147,7 +161,8 @@ static PyObject *transfer_bytes(PyObject *self, PyObject *args) {
     PyObject *elements, *timeout;
     Py_ssize_t n;
     double seconds;
-    if (!PyArg_ParseTuple(args, "sOnO", &what, &elements, &n, &timeout) || !hot_is_open(h)) return NULL;
+    if (!PyArg_ParseTuple(args, "sOnO", &what, &elements, &n, &timeout) || !hot_is_open(h))
+        return NULL;
     if (hot_seconds(timeout, &seconds)) return NULL;
     int reads = *what == 'r';
     Py_buffer view;
@@ -189,7 +204,7 @@ void hot_free(PyObject *self, inquiry clear) {
 
 static void free_end(PyObject *self) { hot_free(self, clear_end); }
 
-/* ---- the writer --------------------------------------------------------------------------------------------------- */
+/* ---- the writer ------------------------------------------------------------------------------ */
 
 static const char *const write_names[] = {"elements", "timeout"};
 
@@ -201,7 +216,8 @@ static int write_array(hot_end *h, PyObject *elements, double seconds, Py_ssize_
     return hot_move(h, h->calls->write, a->data, *n, seconds);
 }
 
-static PyObject *writer_write(PyObject *self, PyObject *const *args, Py_ssize_t n_args, PyObject *names) {
+static PyObject *writer_write(PyObject *self, PyObject *const *args, Py_ssize_t n_args,
+                              PyObject *names) {
     hot_end *h = (hot_end *)self;
     PyObject *found[2] = {NULL, Py_None};
     double seconds;
@@ -225,20 +241,22 @@ static PyObject *writer_try_write(PyObject *self, PyObject *elements) {
     Py_RETURN_TRUE;
 }
 
-/* ---- the reader --------------------------------------------------------------------------------------------------- */
+/* ---- the reader ------------------------------------------------------------------------------ */
 
 static const char *const read_names[] = {"n", "timeout", "out"};
 
 static PyObject *empty_array(const hot_end *h, Py_ssize_t n) {
-    PyObject *count = PyLong_FromSsize_t(n), *arguments = count ? PyTuple_Pack(2, count, h->dtype) : NULL;
+    PyObject *count = PyLong_FromSsize_t(n),
+             *arguments = count ? PyTuple_Pack(2, count, h->dtype) : NULL;
     PyObject *array = arguments ? PyObject_Call(new_empty, arguments, NULL) : NULL;
     Py_XDECREF(arguments);
     Py_XDECREF(count);
     return array;
 }
 
-/* The array with the elements; Py_None: there are too few for a read that only tries; NULL: an exception, or none: then
- * `_read` has to look at what it was given. `tries`: -EAGAIN is no error. */
+/* The array with the elements; Py_None: there are too few for a read that only tries; NULL: an
+ * exception, or none: then `_read` has to look at what it was given. `tries`: -EAGAIN is no
+ * error. */
 static PyObject *read_array(hot_end *h, Py_ssize_t n, double seconds, PyObject *out, int tries) {
     const hot_array *a = NULL;
     PyObject *array = out;
@@ -255,12 +273,15 @@ static PyObject *read_array(hot_end *h, Py_ssize_t n, double seconds, PyObject *
     return NULL;
 }
 
-static PyObject *reader_read(PyObject *self, PyObject *const *args, Py_ssize_t n_args, PyObject *names) {
+static PyObject *reader_read(PyObject *self, PyObject *const *args, Py_ssize_t n_args,
+                             PyObject *names) {
     hot_end *h = (hot_end *)self;
     PyObject *found[3] = {NULL, Py_None, Py_None};
     double seconds;
     Py_ssize_t n;
-    if (hot_arguments(read_names, 3, args, n_args, names, found) || !hot_is_open(h) || hot_count(found[0], &n)) return NULL;
+    if (hot_arguments(read_names, 3, args, n_args, names, found) || !hot_is_open(h) ||
+        hot_count(found[0], &n))
+        return NULL;
     if (hot_seconds(found[1], &seconds)) return NULL;
     PyObject *array = read_array(h, n, seconds, found[2], 0);
     if (array || PyErr_Occurred()) return array;
@@ -276,8 +297,8 @@ static PyObject *reader_try_read(PyObject *self, PyObject *given) {
     return PyObject_CallMethod(self, "_try_read", "n", n);
 }
 
-/* (channel, packet, bytes) -> code: of another module, whose function is the first word behind `channel`. The addresses are
- * integers. The global lock is held. */
+/* (channel, packet, bytes) -> code: of another module, whose function is the first word behind
+ * `channel`. The addresses are integers. The global lock is held. */
 static PyObject *start(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     typedef int64_t function(void *channel, const void *packet, uint64_t bytes);
     (void)module;
@@ -289,18 +310,22 @@ static PyObject *start(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     return PyLong_FromLongLong((**(function *const *)channel)(channel, packet, bytes));
 }
 
-/* ---- the types ---------------------------------------------------------------------------------------------------- */
+/* ---- the types ------------------------------------------------------------------------------- */
 
 static PyMethodDef end_methods[] = {
     {"_begin_hot", begin_hot, METH_VARARGS, "Which end of the C core this is."},
-    {"_transfer", transfer_bytes, METH_VARARGS, "(\"write\" or \"read\", bytes-like, n, timeout): n elements."},
+    {"_transfer", transfer_bytes, METH_VARARGS,
+     "(\"write\" or \"read\", bytes-like, n, timeout): n elements."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyMemberDef end_members[] = {
-    {"spin_ns", T_ULONGLONG, offsetof(hot_end, spin_ns), 0, "The polling window in the C core's unit."},
-    {"hold_ns", T_ULONGLONG, offsetof(hot_end, hold_ns), 0, "So long a wait keeps the global lock."},
-    {"_has_bell", T_BOOL, offsetof(hot_end, has_bell), 0, "Whether a transfer is followed by `rearm`."},
+    {"spin_ns", T_ULONGLONG, offsetof(hot_end, spin_ns), 0,
+     "The polling window in the C core's unit."},
+    {"hold_ns", T_ULONGLONG, offsetof(hot_end, hold_ns), 0,
+     "So long a wait keeps the global lock."},
+    {"_has_bell", T_BOOL, offsetof(hot_end, has_bell), 0,
+     "Whether a transfer is followed by `rearm`."},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -317,18 +342,22 @@ static PyType_Slot end_slots[] = {
 static PyMethodDef writer_methods[] = {
     {"write", FAST(writer_write), METH_FASTCALL | METH_KEYWORDS,
      "write($self, /, elements, timeout=None)\n--\n\n"
-     "Writes all elements or none, waiting for room. Raises Timeout, Closed, PeerDied, Corrupt, ValueError."},
+     "Writes all elements or none, waiting for room. Raises Timeout, Closed, PeerDied, Corrupt, "
+     "ValueError."},
     {"try_write", writer_try_write, METH_O,
      "try_write($self, elements, /)\n--\n\n"
-     "Writes all elements if there is room for them now. Raises PeerDied or Closed when there never will be."},
+     "Writes all elements if there is room for them now. Raises PeerDied or Closed when there "
+     "never will be."},
     {"reserve", FAST(hot_reserve), METH_FASTCALL | METH_KEYWORDS,
      "reserve($self, /, n, timeout=None)\n--\n\n"
-     "`with w.reserve(n) as span:` writes in place. All becomes visible at the end; nothing if the block raises."},
+     "`with w.reserve(n) as span:` writes in place. All becomes visible at the end; nothing if the "
+     "block raises."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot writer_slots[] = {
-    {Py_tp_doc, (void *)"Writes in one call. `_write` of the class that is made of it takes what is no plain array."},
+    {Py_tp_doc, (void *)"Writes in one call. `_write` of the class that is made of it takes what "
+                        "is no plain array."},
     {Py_tp_methods, writer_methods},
     {0, NULL},
 };
@@ -336,23 +365,29 @@ static PyType_Slot writer_slots[] = {
 static PyMethodDef reader_methods[] = {
     {"read", FAST(reader_read), METH_FASTCALL | METH_KEYWORDS,
      "read($self, /, n, timeout=None, out=None)\n--\n\n"
-     "Takes n elements, waiting for them. `out`: a C-contiguous array of the queue's dtype with n elements, of any shape, "
+     "Takes n elements, waiting for them. `out`: a C-contiguous array of the queue's dtype with n "
+     "elements, of any shape, "
      "which is filled and returned; else a new one is.\n\n"
-     "Raises Timeout, Overrun, Closed, PeerDied, Corrupt, and ValueError also for an `out` that does not fit: nothing is "
+     "Raises Timeout, Overrun, Closed, PeerDied, Corrupt, and ValueError also for an `out` that "
+     "does not fit: nothing is "
      "taken then."},
     {"try_read", reader_try_read, METH_O,
      "try_read($self, n, /)\n--\n\n"
-     "n elements if they are there now. Raises PeerDied or Closed when they will not come any more."},
+     "n elements if they are there now. Raises PeerDied or Closed when they will not come any "
+     "more."},
     {"peek", FAST(hot_peek), METH_FASTCALL | METH_KEYWORDS,
      "peek($self, /, n, timeout=None)\n--\n\n"
-     "`with r.peek(n) as span:` reads in place. The end of the block takes the elements; an exception leaves them.\n\n"
-     "The writer of an unsynchronized queue may overwrite them meanwhile. Then the block ends with Overrun; discard\n"
+     "`with r.peek(n) as span:` reads in place. The end of the block takes the elements; an "
+     "exception leaves them.\n\n"
+     "The writer of an unsynchronized queue may overwrite them meanwhile. Then the block ends with "
+     "Overrun; discard\n"
      "what it has read."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot reader_slots[] = {
-    {Py_tp_doc, (void *)"Reads in one call. `_read` of the class that is made of it judges an `out` that is no plain array."},
+    {Py_tp_doc, (void *)"Reads in one call. `_read` of the class that is made of it judges an "
+                        "`out` that is no plain array."},
     {Py_tp_methods, reader_methods},
     {0, NULL},
 };
@@ -381,7 +416,8 @@ static int is_known(PyObject *array, PyTypeObject *type) {
     Py_buffer view;
     if (Py_TYPE(array) != type || PyObject_GetBuffer(array, &view, PyBUF_STRIDES)) return 0;
     int same = a->data == view.buf && a->nd == 2 && view.ndim == 2;
-    for (int i = 0; i < 2 && same; i++) same = a->dimensions[i] == view.shape[i] && a->strides[i] == view.strides[i];
+    for (int i = 0; i < 2 && same; i++)
+        same = a->dimensions[i] == view.shape[i] && a->strides[i] == view.strides[i];
     PyBuffer_Release(&view);
     PyObject *dtype = same ? PyObject_GetAttrString(array, "dtype") : NULL;
     PyObject *flags = dtype ? PyObject_GetAttrString(array, "flags") : NULL;
@@ -397,8 +433,10 @@ static int look_at_numpy(void) {
     PyObject *numpy = PyImport_ImportModule("numpy");
     PyObject *type = numpy ? PyObject_GetAttrString(numpy, "ndarray") : NULL;
     new_empty = numpy ? PyObject_GetAttrString(numpy, "empty") : NULL;
-    PyObject *sample = type && new_empty ? PyObject_CallFunction(new_empty, "(ii)s", 2, 3, "i2") : NULL;
-    if (sample && is_known(sample, (PyTypeObject *)type)) hot_array_type = (PyTypeObject *)type; /* both kept for ever */
+    PyObject *sample =
+        type && new_empty ? PyObject_CallFunction(new_empty, "(ii)s", 2, 3, "i2") : NULL;
+    /* Both kept for ever. */
+    if (sample && is_known(sample, (PyTypeObject *)type)) hot_array_type = (PyTypeObject *)type;
     Py_XDECREF(sample);
     Py_XDECREF(numpy);
     if (sample) PyErr_Clear();
@@ -417,7 +455,8 @@ static int add_types(PyObject *module) {
 
 static PyMethodDef functions[] = {
     {"start", FAST(start), METH_FASTCALL,
-     "start(channel, packet, nbytes, /)\n--\n\nCalls the function that is the first word behind `channel`, an address."},
+     "start(channel, packet, nbytes, /)\n--\n\nCalls the function that is the first word behind "
+     "`channel`, an address."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -430,11 +469,8 @@ static PyModuleDef_Slot module_slots[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "fmq._hot",
-    .m_doc = "Transfers in one call.",
-    .m_methods = functions,
-    .m_slots = module_slots,
+    PyModuleDef_HEAD_INIT,  .m_name = "fmq._hot",    .m_doc = "Transfers in one call.",
+    .m_methods = functions, .m_slots = module_slots,
 };
 
 PyMODINIT_FUNC PyInit__hot(void) { return PyModuleDef_Init(&definition); }

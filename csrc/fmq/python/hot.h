@@ -10,8 +10,8 @@
 
 #include <errno.h>
 
-/* The beginning of a numpy array, as its ABI promises. look_at_numpy finds out whether it is so; else every array goes the
- * way of the unusual ones. */
+/* The beginning of a numpy array, as its ABI promises. look_at_numpy finds out whether it is so;
+ * else every array goes the way of the unusual ones. */
 typedef struct {
     PyObject_HEAD
     char *data;
@@ -35,7 +35,7 @@ typedef struct {
     PyObject_HEAD
     const fmq_calls *calls;
     fmq_end *end;
-    PyObject *keeps; /* what `end` belongs to */
+    PyObject *keeps;        /* what `end` belongs to */
     PyObject *dtype, *span; /* span: (start, first, second) -> Span */
     unsigned long long spin_ns, hold_ns;
     Py_ssize_t itemsize, capacity;
@@ -47,8 +47,8 @@ extern PyTypeObject *hot_writer_type, *hot_reader_type, *hot_transaction_type; /
 extern PyType_Spec hot_transaction_spec, hot_exchange_spec;
 
 /* Fills `found` by place or by name; what is not given stays as it is. -1: an exception. */
-int hot_arguments(const char *const *known, Py_ssize_t most, PyObject *const *args, Py_ssize_t n, PyObject *names,
-                  PyObject **found);
+int hot_arguments(const char *const *known, Py_ssize_t most, PyObject *const *args, Py_ssize_t n,
+                  PyObject *names, PyObject **found);
 int hot_count(PyObject *given, Py_ssize_t *n);
 int hot_seconds(PyObject *timeout, double *seconds);
 int hot_is_open(const hot_end *h); /* 0: an exception */
