@@ -411,7 +411,7 @@ def clients(bench: Bench, path: Path, count: int) -> Iterator[list[subprocess.Po
 
 def gpu_bytes() -> int:
     """Of all programs, on GPU 0. Raises NotMeasured."""
-    from driver.watching import GpuReader
+    from driver.monitor import GpuReader
 
     reader = GpuReader()
     found = reader.read()

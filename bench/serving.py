@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from driver.cli.timing import Estimate
-    from driver.serving import ModelServer
+    from driver.replicas import ModelServer
 
     Answer = Callable[[np.ndarray[Any, Any]], Awaitable[np.ndarray[Any, Any]]]
 

@@ -25,14 +25,14 @@ from burst.trace import STAGES
 from driver.cli.output import examples
 from driver.client.discovery import runtime_dir
 from driver.errors import DriverError
-from driver.watching import Sample, Watcher
+from driver.monitor import Sample, Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from rich.console import RenderableType
 
-    from driver.watching import AccountFigures, BurstFigures, DeviceFigures, GpuFigures, Spread
+    from driver.monitor import AccountFigures, BurstFigures, DeviceFigures, GpuFigures, Spread
 
 _MANY = 3  # with more devices, each gets only one line
 _WIDE, _WIDEST = 100, 140  # width of a terminal with room for application and priority, and for the stages

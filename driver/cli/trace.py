@@ -10,7 +10,7 @@ import click
 
 from driver.cli.output import examples
 from driver.errors import DriverError
-from driver.watching import Followed, Watcher, follow, write
+from driver.monitor import Followed, Watcher, follow, write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from driver.doctor.finding import Finding, size
-from driver.watching import GpuReader
+from driver.monitor import GpuReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

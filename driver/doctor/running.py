@@ -18,12 +18,12 @@ from driver.client.launch import ENOUGH
 from driver.doctor.finding import Finding
 from driver.engine.limits import limits_file
 from driver.errors import DriverError
-from driver.watching import accounts_of
+from driver.monitor import accounts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from driver.watching import AccountFigures
+    from driver.monitor import AccountFigures
 
 _NEARLY = 0.8  # of a limit
 SERVED = Path("/run/burst")

@@ -14,13 +14,13 @@ from driver.client.session import FAILURES
 from driver.client.surface import AnyPreparedModel, signature
 from driver.client.workspace import FreeList, Workspace
 from driver.errors import DriverError
+from driver.replicas import ServeOptions, Serving
 from driver.runtime.allocate import StepRole, allocate
 from driver.runtime.fallback import BurstFallback, CpuFallback, FallbackModel, Fallbacks
 from driver.runtime.launched import launch_here
 from driver.runtime.local import BACKGROUND, NAME, LocalBurst, LocalPrepared
 from driver.runtime.plan import PlannedModel, PreparedStep
 from driver.runtime.shared_buffers import ModelRoles, names_shared, on_memory
-from driver.serving import ServeOptions, Serving
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -151,8 +151,10 @@ class CompiledModel(FallbackModel, AnyPreparedModel):
         shapes: InputShapes | None = None,
         name: str = "",
     ) -> Serving:
-        """Serves many callers at once: `async with model.serve() as server` gives a `driver.serving.ModelServer`, whose
-        `run` any task of this event loop awaits; `with model.serve() as server` a `BlockingServer`, for any thread.
+        """Serve many callers at once.
+
+        `async with model.serve() as server` gives a `driver.replicas.ModelServer`, whose `run` any task of this event
+        loop awaits; `with model.serve() as server` gives a `BlockingServer`, for any thread.
 
         Args:
             replicas: bursts on this model, each of which the device serves in a thread.

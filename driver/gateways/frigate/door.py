@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from driver.gateways.frigate.counts import DetectorCounts
     from driver.gateways.frigate.exchange import FrameCall
     from driver.gateways.frigate.frame_detector import FrameDetector
-    from driver.serving import ModelServer
+    from driver.replicas import ModelServer
 
 _PATIENCE = 8.0  # seconds: after ten, Frigate believes that its detector is stuck
 _MOST_ENVELOPE, _LONGEST_LABEL = 2, 255

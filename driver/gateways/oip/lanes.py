@@ -16,7 +16,7 @@ from driver.client.job import Job
 from driver.client.tasks import TaskTimes
 from driver.deadlines import seconds_left
 from driver.gateways.oip.refusal import invalid
-from driver.serving.waiting import ExecutionEstimate, QueueFull, RequestQueue, WaitingRequest
+from driver.replicas.waiting import ExecutionEstimate, QueueFull, RequestQueue, WaitingRequest
 from fmq import FmqError, clock
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from driver.gateways.oip.regions import RegionTable
     from driver.nn import Model
     from driver.options import Preference, Priority
-    from driver.serving.blocking import BlockingServer
+    from driver.replicas.blocking import BlockingServer
 
 _QUEUE = 256
 _STAGES = "queue", "compute_input", "compute_infer", "compute_output"

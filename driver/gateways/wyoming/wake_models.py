@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.nn import Model
-    from driver.serving import ModelServer
+    from driver.replicas import ModelServer
 
     Floats = NDArray[np.float32]
 

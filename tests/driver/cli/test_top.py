@@ -23,7 +23,7 @@ from burst.trace import STAGES
 from driver.cli.command import burst as command
 from driver.cli.top import COLUMNS, view
 from driver.client import discovery
-from driver.watching import Watcher
+from driver.monitor import Watcher
 
 X = np.ones((1, 4), np.float32)
 TOP = [sys.executable, "-m", "driver.cli", "top"]
@@ -201,7 +201,7 @@ def test_nobody_is_started(place, devices, words):
 
 def test_a_device_that_does_not_answer_is_told(place, client, monkeypatch):
     """Who listens and says nothing is given up after a while, and named; the others are shown."""
-    monkeypatch.setattr("driver.watching.device._PATIENCE", 0.1)
+    monkeypatch.setattr("driver.monitor.device._PATIENCE", 0.1)
     with discovery.listen(discovery.Place(place.path, "mute")):
         peer = client()
         watcher = Watcher()

@@ -16,8 +16,8 @@ import driver
 from burst.timeline import ON_DEVICE
 from burst.trace import STAGES
 from driver.cli.command import burst as command
-from driver.watching import Watcher, events, follow
-from driver.watching.follow import Followed
+from driver.monitor import Watcher, events, follow
+from driver.monitor.follow import Followed
 
 X = np.ones((1, 4), np.float32)
 SLOW = "burst_test_devices.odd:Slow"

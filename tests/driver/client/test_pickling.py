@@ -17,7 +17,7 @@ import fmq
 from burst import ErrorStatus, OutputShape, Result, Timing
 from burst.errors import Timeout, status_error
 from burst.messages import Cause
-from driver import errors, serving
+from driver import errors, replicas
 from driver.client.recovery import digest_of
 from fmq.process_bound import ProcessBound
 
@@ -47,7 +47,7 @@ ERRORS = [
     errors.OutputInsufficientSize((((2, 3), False), ((4,), True))),
     errors.ImportFailed("what happened", "Loop", 7, remedy="what helps", others=2),
     errors.ImportFailed("what happened"),
-    serving.QueueFull("what happened", 0.25),
+    replicas.QueueFull("what happened", 0.25),
     driver.CameraFailed("what happened"),
     driver.CameraLost("what happened"),
 ]
@@ -85,7 +85,7 @@ def test_an_error_can_be_raised_again_by_ray(error):
 
 def test_every_public_error_is_in_the_table():
     """All that the packages export; a StatusError is always one of its classes."""
-    modules = fmq, burst, driver, driver.errors, driver.serving
+    modules = fmq, burst, driver, driver.errors, driver.replicas
     public = {getattr(module, name) for module in modules for name in module.__all__}
     wanted = {kind for kind in public if inspect.isclass(kind) and issubclass(kind, Exception)}
     assert wanted - {type(error) for error in ERRORS} == {burst.StatusError}
@@ -139,20 +139,20 @@ VALUES = [
     *[driver.BufferDesc((1, 4)), driver.BufferRole(0, 0, 1.0), driver.CacheFiles(1, 2), driver.Saved((b"1",), (b"2",))],
     *[driver.DeviceStatus("available"), driver.ExecutionInfo(burst.ErrorStatus.NONE, Timing(), Timing(1, 2))],
     driver.Capabilities({"FLOAT32": PERFORMANCE}, *[PERFORMANCE] * 4, "measured"),
-    *[serving.ServeOptions(), MODEL, MODEL.main, MODEL.main.operands[0], MODEL.main.operations[0], MODEL.inputs[0]],
+    *[replicas.ServeOptions(), MODEL, MODEL.main, MODEL.main.operands[0], MODEL.main.operations[0], MODEL.inputs[0]],
 ]
 FOR_AUTHORS = {driver.Device, driver.PreparedModel, burst.BurstExecutorWithCache}  #: to be derived from
 FOUND_ELSEWHERE = {
     *[fmq.QueueInfo, driver.DeviceInfo, driver.ModelBuilder],  # `test_what_is_found_pickles`
     *[fmq.Descriptor, fmq.Region, fmq.EventFlag, fmq.MessageQueue],  # `test_memory_goes_to_a_process_of_ours`
     *[burst.Memory, burst.HardwareBuffer],
-    *[driver.CompiledModel, driver.RemotePreparedModel, serving.Serving],  # `test_a_compiled_model_runs_in_a_pool`
+    *[driver.CompiledModel, driver.RemotePreparedModel, replicas.Serving],  # `test_a_compiled_model_runs_in_a_pool`
 }
 REFUSED = {burst.Offer, driver.Cache}  #: tuples of what belongs to a process
 
 
 def public_classes():
-    modules = fmq, burst, driver, driver.serving
+    modules = fmq, burst, driver, driver.replicas
     found = {getattr(module, name) for module in modules for name in module.__all__}
     return {kind for kind in found if inspect.isclass(kind) and not issubclass(kind, Exception)}
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 import driver
 from driver.cli.command import burst as command
 from driver.demos import EDGES
-from driver.watching import Watcher
+from driver.monitor import Watcher
 
 
 @pytest.fixture

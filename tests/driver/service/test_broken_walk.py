@@ -16,7 +16,7 @@ from inside import controller_of, life_word_of
 
 import driver
 from burst import PeerDied
-from driver.watching import Watcher
+from driver.monitor import Watcher
 from fmq._core import lib
 
 X = np.ones((1, 4), np.float32)

@@ -16,8 +16,8 @@ from worded_files import FILER
 import driver
 from burst import ResourceExhaustedTransient
 from driver.doctor import running
+from driver.monitor import Watcher
 from driver.service.cell import nice_of
-from driver.watching import Watcher
 
 HELPERS = str(Path(__file__).parents[1])
 PIDS = "out = device.service_pid, device.engine_pid"

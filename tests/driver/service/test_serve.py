@@ -25,10 +25,10 @@ from burst import ErrorStatus, Request, RequestArgument
 from burst.channel import close_all
 from driver.cli.command import burst as command
 from driver.client import discovery
+from driver.monitor import Watcher
 from driver.runtime import capabilities
 from driver.service import serve as serving
 from driver.service.process import LINGER
-from driver.watching import Watcher
 
 
 @pytest.fixture(scope="module")
@@ -481,7 +481,7 @@ def test_who_looks_on_sees_their_own_account(members, for_group):
     """What `burst top` reads has the bursts and clients of one account, whatever others do; root's has all."""
     look = "sample = watcher.sample(); out = [len(sample.bursts), sample.devices[0].bursts]"
     for client in members:
-        assert client.do(f"from driver.watching import Watcher; watcher = Watcher([{for_group!r}])", look) == [0, 0]
+        assert client.do(f"from driver.monitor import Watcher; watcher = Watcher([{for_group!r}])", look) == [0, 0]
     assert members[0].do("bursts = [prepared.burst(), prepared.burst()]") is None
     assert Watcher([for_group]).sample().devices[0].bursts == 2
     assert members[1].do(look) == [0, 0]

@@ -11,7 +11,7 @@ import driver
 from burst import GeneralFailure, Request, RequestArgument, ResourceExhaustedTransient
 from driver import BufferDesc, BufferRole
 from driver.devices.cuda.device_buffers import uuid_fields
-from driver.watching import Watcher
+from driver.monitor import Watcher
 
 GPU = "burst_test_devices.gpu:CudaAdd"
 X = np.arange(1, 5, dtype=np.float32).reshape(1, 4)

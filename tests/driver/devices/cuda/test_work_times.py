@@ -21,8 +21,8 @@ from driver.cli.command import burst as command
 from driver.client import discovery
 from driver.client.connection import Connection
 from driver.devices.cuda.work_clock import IN, KERNELS, OUT, WorkClock, WorkTimes
-from driver.watching import Watcher, events
-from driver.watching.follow import Followed
+from driver.monitor import Watcher, events
+from driver.monitor.follow import Followed
 
 DEVICE = "burst_test_devices.gpu:CudaAdd"
 N = 1024

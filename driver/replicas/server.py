@@ -16,9 +16,9 @@ from driver.client.surface import signature
 from driver.client.tasks import TaskTimes
 from driver.client.workspace import shapes_of
 from driver.deadlines import WAITING, seconds_left
-from driver.serving.batching import apart, joinable, joined
-from driver.serving.figures import ServerFigures
-from driver.serving.waiting import ExecutionEstimate, QueueFull, RequestQueue, WaitingRequest
+from driver.replicas.batching import apart, joinable, joined
+from driver.replicas.figures import ServerFigures
+from driver.replicas.waiting import ExecutionEstimate, QueueFull, RequestQueue, WaitingRequest
 from fmq import clock
 from fmq.clock import FOREVER
 from fmq.process_bound import ProcessBound
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from driver.client.surface import AnyBurst, AnyPreparedModel
     from driver.client.workspace import Shapes
     from driver.nn import Model
-    from driver.serving.options import ServeOptions
+    from driver.replicas.options import ServeOptions
 
 
 class Replica:

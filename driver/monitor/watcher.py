@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from burst import BurstError
 from driver.client import discovery, served
 from driver.errors import DeviceNotFound, DriverError
-from driver.watching.device import WatchedDevice
-from driver.watching.figures import BurstFigures, DeviceFigures, Sample
-from driver.watching.gpus import GpuReader
+from driver.monitor.device import WatchedDevice
+from driver.monitor.figures import BurstFigures, DeviceFigures, Sample
+from driver.monitor.gpus import GpuReader
 from fmq import FmqError
 
 if TYPE_CHECKING:

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import importlib
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +15,9 @@ from frames import frame
 
 import driver
 from burst import Busy, DeviceUnavailable, MissedDeadlineTransient, StatusError, Timeout
-from driver.serving import QueueFull
-from driver.serving.waiting import ExecutionEstimate, RequestQueue
+from driver import replicas
+from driver.replicas import QueueFull
+from driver.replicas.waiting import ExecutionEstimate, RequestQueue
 
 ENDLESS = 60.0  # seconds that an execution takes at most in these tests: until its input changes, or its device dies
 
@@ -22,6 +25,14 @@ ENDLESS = 60.0  # seconds that an execution takes at most in these tests: until 
 def numbers(outputs):
     """Of a frame (frames.py) that was served."""
     return int(outputs[0][0, 1]) - 1
+
+
+def test_the_old_name_of_the_module_warns(monkeypatch):
+    """`driver.serving` still gives what `driver.replicas` has, and says that it is deprecated."""
+    monkeypatch.delitem(sys.modules, "driver.serving", raising=False)
+    with pytest.warns(DeprecationWarning, match=r"driver\.replicas"):
+        old = importlib.import_module("driver.serving")
+    assert old.ModelServer is replicas.ModelServer
 
 
 @pytest.fixture
@@ -235,7 +246,7 @@ def order_of(milliseconds, usual):
 
     async def main():
         from driver.client.tasks import TaskTimes
-        from driver.serving.waiting import WaitingRequest
+        from driver.replicas.waiting import WaitingRequest
 
         queue, estimate, loop = RequestQueue(10, 1, 0), ExecutionEstimate(), asyncio.get_running_loop()
         for _ in range(100):

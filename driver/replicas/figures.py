@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from driver.serving.waiting import WaitingRequest
+    from driver.replicas.waiting import WaitingRequest
 
 _LATEST = 2048
 

@@ -11,7 +11,7 @@ import pytest
 
 import driver
 from driver.doctor import nvidia_gpus
-from driver.watching import GpuReader
+from driver.monitor import GpuReader
 
 SOURCE = Path(__file__).parent / "fake_nvml.c"
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from driver.nn import Model
-    from driver.serving.waiting import WaitingRequest
+    from driver.replicas.waiting import WaitingRequest
 
 
 def joinable(model: Model, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], int, object]:

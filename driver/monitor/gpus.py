@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from driver.watching.figures import GpuFigures
+from driver.monitor.figures import GpuFigures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -22,11 +22,11 @@ from driver.client.cells import cells_of
 from driver.client.connection import Connection, trace_memory
 from driver.client.statistics import cpu_of_listener
 from driver.errors import DeviceNotFound, DriverError
+from driver.monitor.figures import AccountFigures, BurstFigures, DeviceFigures, Holding, Queue, Spread
+from driver.monitor.gpus import gpu_memory_of
 from driver.options import PRIORITIES
 from driver.protocol.census import Census, CensusCounts
 from driver.protocol.ledger_report import LedgerReport
-from driver.watching.figures import AccountFigures, BurstFigures, DeviceFigures, Holding, Queue, Spread
-from driver.watching.gpus import gpu_memory_of
 from fmq import FmqError, LifePage
 from fmq._core import lib
 from fmq.region import Region
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from driver.watching.figures import GpuFigures
+    from driver.monitor.figures import GpuFigures
 
 
 _Number = TypeVar("_Number", int, float)

@@ -1,10 +1,10 @@
 """Watches running devices and their bursts from outside: only reads shared memory, and wakes no process."""
 
-from driver.watching.device import WatchedBurst, accounts_of
-from driver.watching.figures import AccountFigures, BurstFigures, DeviceFigures, GpuFigures, Queue, Sample, Spread
-from driver.watching.follow import Followed, events, follow, write
-from driver.watching.gpus import GpuReader
-from driver.watching.watcher import Watcher
+from driver.monitor.device import WatchedBurst, accounts_of
+from driver.monitor.figures import AccountFigures, BurstFigures, DeviceFigures, GpuFigures, Queue, Sample, Spread
+from driver.monitor.follow import Followed, events, follow, write
+from driver.monitor.gpus import GpuReader
+from driver.monitor.watcher import Watcher
 
 __all__ = [
     "AccountFigures",

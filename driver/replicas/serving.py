@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from driver.serving.blocking import BlockingServer
-from driver.serving.server import ModelServer
+from driver.replicas.blocking import BlockingServer
+from driver.replicas.server import ModelServer
 
 if TYPE_CHECKING:
     from driver.client.surface import AnyPreparedModel
-    from driver.serving.options import ServeOptions
+    from driver.replicas.options import ServeOptions
 
 
 class Serving:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from driver.watching.device import WatchedBurst
-    from driver.watching.watcher import Watcher
+    from driver.monitor.device import WatchedBurst
+    from driver.monitor.watcher import Watcher
 
 _SOONEST, _LATEST = 0.5e-3, 50e-3  # seconds between two looks at a burst
 _FRESH = lib.BURST_RECORDS / 4  # requests that are worth a look
