@@ -80,7 +80,7 @@ def _plain_path(prepared: RemotePreparedModel, arrays: Sequence[Any]) -> Callabl
     workspace = Workspace(InputSet(prepared.model, input_shapes(prepared.model, arrays)), OutputSet(prepared.model))
     workspace.inputs.fill(arrays)
     result = prepared.execute(workspace.request)
-    if result.output_shapes and workspace.grow(result.output_shapes):
+    if workspace.grow_for(result):
         result = prepared.execute(workspace.request)
     result.raise_for_status()
     return partial(prepared.execute, workspace.request)
@@ -194,8 +194,7 @@ def _here(device: str, model: Model, arrays: Sequence[Any]) -> Callable[[], obje
     space = Workspace(InputSet(model, input_shapes(model, arrays)), OutputSet(model))
     space.inputs.fill(arrays)
     result = prepared.execute(space.request)
-    if result.output_shapes:
-        space.grow(result.output_shapes)
+    space.grow_for(result)
     execution = prepared.bind(space.request)
     return execution.run
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from burst import (
     Accepted,
     Controller,
-    ErrorStatus,
     GeneralFailure,
     InvalidArgument,
     PeerDied,
@@ -23,25 +22,24 @@ from driver.client.burst import Burst
 from driver.client.completion import Completion
 from driver.client.device_buffers import check_buffers
 from driver.client.fenced import FencedExecution, output_shapes
-from driver.client.job import Job
-from driver.client.names import copies, together
 from driver.client.pipeline import Pipeline
 from driver.client.recovery import Crash, Key, crash_in_preparation, describe, digest_of, quarantine
 from driver.client.surface import AnyPreparedModel
-from driver.client.workspace import FreeList, KnownRequest, Workspace, input_shapes
-from driver.deadlines import Wait, passed, until
+from driver.client.workspace import KnownRequest
+from driver.deadlines import passed
 from driver.errors import DriverError
 from driver.options import Options, Policy, PrepareOptions, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     from burst import Memory, Offer, OutputShape, Request, Result
     from burst.controller import Configure
     from driver.client.connection import Connection
     from driver.client.device import RemoteDevice
+    from driver.client.job import Job
     from driver.nn import Model
     from driver.options import InputShapes
     from fmq.region import Kind
@@ -74,31 +72,7 @@ class RemotePreparedModel(AnyPreparedModel):
         self.home, self._is_freed = Home(device.connection, number), False
         self._prepare = prepare or (lambda trace: device.home_of(model, lasting._replace(trace=trace)))
         self._preparing, self._crashed_in_preparation = threading.Lock(), False
-        self._workspaces: FreeList[Workspace] = FreeList()
         self._recent: KnownRequest | None = None
-
-    def run(
-        self,
-        *arrays: ArrayLike | None,
-        timeout: float | None = None,
-        deadline: float | None = None,
-        **by_name: ArrayLike | None,
-    ) -> tuple[NDArray[Any], ...]:
-        """Executes once on the plain path, as `AnyPreparedModel.run` says."""
-        if deadline is not None:
-            with until(timeout, deadline) as left:
-                return self.run(*together(arrays, by_name), timeout=left)
-        arrays, wait = together(arrays, by_name), Wait.of(timeout, None)
-        shapes = input_shapes(self.model, arrays)
-        workspace = self._workspaces.take(shapes) or Workspace.create(self.model, shapes)
-        workspace.inputs.fill(arrays)
-        result = self.perform(Job(workspace.request, wait))
-        if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and workspace.grow(result.output_shapes):
-            result = self.perform(Job(workspace.request, wait))
-        outputs = copies(result.outputs)
-        self._workspaces.put(shapes, workspace, workspace.nbytes)  # not after an error: it may be in use
-        result.raise_for_status()
-        return outputs
 
     def perform(self, job: Job) -> Result:
         """Execute it on the plain path."""

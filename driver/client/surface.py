@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burst import ErrorStatus, Timeout
+from burst import Timeout
 from burst.errors import status_error
 from driver.client.completion import Completion
 from driver.client.job import Job
@@ -62,9 +63,12 @@ class AnyPreparedModel(Closing, ABC):
 
     model: Model
     preference: Preference
-    _workspaces: FreeList[Workspace]
 
-    @abstractmethod
+    @cached_property
+    def _workspaces(self) -> FreeList[Workspace]:
+        """Memory of earlier runs, by the shapes of their inputs."""
+        return FreeList()
+
     def run(
         self,
         *arrays: ArrayLike | None,
@@ -72,7 +76,7 @@ class AnyPreparedModel(Closing, ABC):
         deadline: float | None = None,
         **by_name: ArrayLike | None,
     ) -> tuple[NDArray[Any], ...]:
-        """Executes once: an array per input (None: omitted), an array per output, which is yours.
+        """Execute once: an array per input (None: omitted), an array per output, which is yours.
 
         Inputs come by position, by name (`run(images=x)`), or in one dict by name, which also takes names such as
         "timeout". Outputs are a tuple that also takes names: `outputs["boxes"]`.
@@ -81,6 +85,41 @@ class AnyPreparedModel(Closing, ABC):
         does not come in `timeout` seconds, and MissedDeadline* when it does not come by the `deadline`, a
         time.monotonic(). The device is told the earlier one, and gives up what it cannot do by then.
         """
+        arrays, wait = together(arrays, by_name), Wait.of(timeout, deadline)
+        workspace = self._filled_workspace(arrays)
+        result = self.perform(Job(workspace.request, wait))
+        if workspace.grow_for(result):
+            result = self.perform(Job(workspace.request, wait))
+        return self._outputs_of(workspace, result)
+
+    async def run_async(
+        self,
+        *arrays: ArrayLike | None,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        **by_name: ArrayLike | None,
+    ) -> tuple[NDArray[Any], ...]:
+        """Do as `run`, for asyncio. Cancelling the task gives the request up."""
+        arrays, wait = together(arrays, by_name), Wait.of(timeout, deadline)
+        workspace = self._filled_workspace(arrays)
+        result = await self.start(Job(workspace.request, wait))
+        if workspace.grow_for(result):
+            result = await self.start(Job(workspace.request, wait))
+        return self._outputs_of(workspace, result)
+
+    def _filled_workspace(self, arrays: Sequence[Any]) -> Workspace:
+        """Return memory that no execution uses, with these arrays in its inputs. Raises ValueError."""
+        shapes = input_shapes(self.model, arrays)
+        workspace = self._workspaces.take(shapes) or Workspace.create(self.model, shapes)
+        workspace.inputs.fill(arrays)
+        return workspace
+
+    def _outputs_of(self, workspace: Workspace, result: Result) -> tuple[NDArray[Any], ...]:
+        """Return the caller's own copies. After a failure the memory is not used again: a device may write to it."""
+        result.raise_for_status()
+        outputs = copies(result.outputs)
+        self._workspaces.put(workspace.inputs.shapes, workspace, workspace.nbytes)
+        return outputs
 
     def warm_up(
         self,
@@ -99,30 +138,6 @@ class AnyPreparedModel(Closing, ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {signature(self.model)}>"
-
-    async def run_async(
-        self,
-        *arrays: ArrayLike | None,
-        timeout: float | None = None,
-        deadline: float | None = None,
-        **by_name: ArrayLike | None,
-    ) -> tuple[NDArray[Any], ...]:
-        """As `run`, for asyncio. Cancelling the task gives the request up. `deadline`: a time.monotonic().
-
-        Raises MissedDeadline* at the deadline.
-        """
-        arrays, wait = together(arrays, by_name), Wait.of(timeout, deadline)
-        shapes = input_shapes(self.model, arrays)
-        workspace = self._workspaces.take(shapes) or Workspace.create(self.model, shapes)
-        workspace.inputs.fill(arrays)
-        result = await self.start(Job(workspace.request, wait))
-        if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and workspace.grow(result.output_shapes):
-            result = await self.start(Job(workspace.request, wait))
-        views = () if result.status else workspace.outputs.arrays(result.output_shapes)
-        outputs = copies(views)
-        self._workspaces.put(shapes, workspace, workspace.nbytes)  # not after an error: a device may still write to it
-        result.raise_for_status()
-        return outputs
 
     def execute(
         self,

@@ -259,9 +259,11 @@ class Workspace:
         """Of its memory."""
         return self.inputs.memory.nbytes + self.outputs.memory.nbytes
 
-    def grow(self, shapes: Sequence[OutputShape]) -> bool:
-        """Makes room for outputs of these shapes; False when there was room already."""
-        sizes = self.outputs.needed(shapes)
+    def grow_for(self, result: Result) -> bool:
+        """Make room for the outputs of a request that lacked room. False: it lacked something else, or nothing."""
+        if result.status != ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+            return False
+        sizes = self.outputs.needed(result.output_shapes)
         if sizes is None:
             return False
         self.outputs.lay_out(sizes)

@@ -15,6 +15,7 @@ import numpy as np
 
 from burst import ErrorStatus, StatusError, Timeout
 from driver.client.device import connect
+from driver.client.job import Job
 from driver.client.workspace import InputSet, OutputSet, Workspace
 from driver.devices import names
 from driver.options import PrepareOptions
@@ -321,9 +322,10 @@ class _Plain:
 
     def run(self, timeout: float | None) -> Result:
         """Raises StatusError, PeerDied, Timeout."""
-        result = self._prepared.execute(self._workspace.request, timeout=timeout)
-        if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and self._workspace.grow(result.output_shapes):
-            result = self._prepared.execute(self._workspace.request, timeout=timeout)
+        job = Job.of(self._workspace.request, timeout=timeout)
+        result = self._prepared.perform(job)
+        if self._workspace.grow_for(result):
+            result = self._prepared.perform(job._replace(request=self._workspace.request))
         result.raise_for_status()
         return result
 

@@ -12,7 +12,6 @@ from driver.client.burst import Burst
 from driver.client.pipeline import Pipeline
 from driver.client.session import FAILURES
 from driver.client.surface import AnyPreparedModel, signature
-from driver.client.workspace import FreeList, Workspace
 from driver.errors import DriverError
 from driver.replicas import ServeOptions, Serving
 from driver.runtime.allocate import StepRole, allocate
@@ -92,7 +91,6 @@ class CompiledModel(FallbackModel, AnyPreparedModel):
         self.preference, self.priority = options.preference, options.priority
         self._steps, self._devices, self._fallbacks = steps, devices, fallbacks
         self._is_closed = False
-        self._workspaces: FreeList[Workspace] = FreeList()
         self._roles = ModelRoles(next(_numbers), model)
         if len(steps) == 1:
             super().__init__(steps[0].model.prepared, steps[0].model.fallback)

@@ -25,10 +25,8 @@ from burst import (
 from burst.errors import status_error
 from driver.client.completion import Completion, follow
 from driver.client.device import connect
-from driver.client.names import together
 from driver.client.prepared_model import RemotePreparedModel
 from driver.client.session import FAILURES
-from driver.deadlines import WAITING, Wait, timeout_until, until
 from driver.errors import DeviceNotFound, DriverError, NotPlaced
 from driver.nn import InvalidModel
 from driver.nn.file_form import file_of
@@ -40,8 +38,6 @@ from driver.runtime.shared_buffers import Evacuated, lost, names_buffers, names_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
 
     from driver.client.device import RemoteDevice
     from driver.client.fenced import FencedExecution
@@ -264,26 +260,6 @@ class FallbackModel:
     def is_replaced(self) -> bool:
         """Whether the CPU is in the place of its device."""
         return bool(self.life % 2)
-
-    def run(
-        self, *arrays: Any, timeout: float | None = None, deadline: float | None = None, **by_name: Any
-    ) -> tuple[NDArray[Any], ...]:
-        """As `RemotePreparedModel.run`."""
-        if deadline is not None:
-            with until(timeout, deadline) as left:
-                return self.run(*together(arrays, by_name), timeout=left)
-        arrays, life, wait = together(arrays, by_name), self.life, Wait.of(timeout, None)
-        try:
-            return self.prepared.run(*arrays, timeout=timeout)  # type: ignore[no-any-return]
-        except FAILURES as error:
-            other = self.replacement(error, life)
-            wait.check(WAITING)
-            try:
-                return other.run(*arrays, timeout=timeout_until(wait.end))
-            except GeneralFailure:
-                if isinstance(error, GeneralFailure):
-                    raise error from None  # as in `executed`
-                raise
 
     def perform(self, job: Job) -> Result:
         """Execute it on the device, or else on the CPU."""

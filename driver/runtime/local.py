@@ -34,12 +34,10 @@ from driver import fork
 from driver.client.buffers import buffers_for
 from driver.client.completion import Completion
 from driver.client.device_buffers import check_buffers
-from driver.client.job import Job
-from driver.client.names import together
 from driver.client.recovery import describe
 from driver.client.statistics import spread, write_timeline
 from driver.client.surface import AnyPreparedModel
-from driver.client.workspace import FreeList, InputSet, OutputSet, Workspace, input_shapes, output_views
+from driver.client.workspace import InputSet, OutputSet, Workspace, output_views
 from driver.deadlines import (
     WAITING,
     Wait,
@@ -49,7 +47,6 @@ from driver.deadlines import (
     due,
     nanoseconds,
     passed,
-    until,
 )
 from driver.devices.reference import ReferenceDevice
 from driver.engine.binding import BoundRequest
@@ -68,11 +65,12 @@ from fmq.closing import Closing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     from burst import Memory, OutputShape, Request
     from driver.client.buffers import RequestBuffers
     from driver.client.fenced import FencedExecution
+    from driver.client.job import Job
     from driver.interface import Device
     from driver.nn import Model
     from driver.options import Options, Preference
@@ -157,28 +155,6 @@ class LocalPrepared(AnyPreparedModel):
         """Use `device.prepare`."""
         self.device, self.model, self.preference = device, model, preference
         self._prepared = kernels.prepare(model, Preparation(preference, deadline(), partial(check, "preparing")))
-        self._workspaces: FreeList[Workspace] = FreeList()
-
-    def run(
-        self,
-        *arrays: ArrayLike | None,
-        timeout: float | None = None,
-        deadline: float | None = None,
-        **by_name: ArrayLike | None,
-    ) -> tuple[NDArray[Any], ...]:
-        """As `RemotePreparedModel.run`."""
-        if deadline is not None:
-            with until(timeout, deadline) as left:
-                return self.run(*together(arrays, by_name), timeout=left)
-        arrays = together(arrays, by_name)
-        workspace = Workspace.create(self.model, input_shapes(self.model, arrays))
-        workspace.inputs.fill(arrays)
-        wait = Wait.of(timeout, None)
-        result = self.perform(Job(workspace.request, wait))
-        if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and workspace.grow(result.output_shapes):
-            result = self.perform(Job(workspace.request, wait))
-        result.raise_for_status()
-        return result.outputs
 
     def perform(self, job: Job) -> Result:
         """Execute it in this thread. Raises Timeout when the result is not there in time."""

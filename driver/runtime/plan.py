@@ -23,12 +23,10 @@ from burst import (
 )
 from burst.memory import VendorMemory
 from driver.client.completion import Completion, follow
-from driver.client.job import Job
-from driver.client.names import copies, together
 from driver.client.session import FAILURES
 from driver.client.surface import AnyPreparedModel
-from driver.client.workspace import FreeList, InputSet, Workspace, input_shapes, nbytes, output_views
-from driver.deadlines import Wait, passed, until
+from driver.client.workspace import FreeList, InputSet, nbytes, output_views
+from driver.deadlines import passed
 from driver.engine.binding import check_arguments
 from driver.engine.launched import check_outputs
 from driver.engine.named_buffers import check_alone
@@ -40,10 +38,11 @@ from driver.runtime.places import arguments, between, with_temporaries
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     from burst import RequestArgument
     from driver.client.fenced import FencedExecution, Waitable
+    from driver.client.job import Job
     from driver.nn import Model
     from driver.options import Options, Preference
     from driver.runtime.cache.device import CachedDevice
@@ -93,7 +92,6 @@ class PlannedModel(AnyPreparedModel):
     ) -> None:
         self.model, self.steps, self.preference, self.fallback = model, tuple(steps), preference, fallback
         self.temporaries = between(model, [step.step for step in steps])
-        self._workspaces: FreeList[Workspace] = FreeList()
         self._rooms: FreeList[Memory] = FreeList()
         # The layout alone: each execution has temporaries of its own.
         graph = with_temporaries(model, self.temporaries).main
@@ -102,29 +100,6 @@ class PlannedModel(AnyPreparedModel):
             (*(None for _ in model.main.inputs), *(graph.operands[i].dimensions for i in self.temporaries)),
         )
         self._room, self._places = laid.memory.nbytes, laid.arguments[len(model.main.inputs) :]
-
-    def run(
-        self,
-        *arrays: ArrayLike | None,
-        timeout: float | None = None,
-        deadline: float | None = None,
-        **by_name: ArrayLike | None,
-    ) -> tuple[NDArray[Any], ...]:
-        """As `RemotePreparedModel.run`."""
-        if deadline is not None:
-            with until(timeout, deadline) as left:
-                return self.run(*together(arrays, by_name), timeout=left)
-        arrays, wait = together(arrays, by_name), Wait.of(timeout, None)
-        shapes = input_shapes(self.model, arrays)
-        workspace = self._workspaces.take(shapes) or Workspace.create(self.model, shapes)
-        workspace.inputs.fill(arrays)
-        with self._temporary_room() as room:
-            result = self._perform([step.model.perform for step in self.steps], Job(workspace.request, wait), room)
-        outputs = copies(result.outputs)
-        result = result._replace(outputs=())
-        self._workspaces.put(shapes, workspace, workspace.nbytes)  # not after an error: a device may still write to it
-        result.raise_for_status()
-        return outputs
 
     def perform(self, job: Job) -> Result:
         """Execute it step by step; its timing is the sum of the steps'."""

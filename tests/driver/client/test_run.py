@@ -596,11 +596,16 @@ class TestMeasuring:
                 assert outputs[0].tolist() == [[1.5] * 3] * 2
 
 
-@pytest.mark.parametrize("way", ["run", "run_async", "in this process"])
-def test_a_timeout_counts_from_the_call(device, kit, monkeypatch, way):
+@pytest.mark.parametrize("way", ["run", "run_async"])
+@pytest.mark.parametrize("where", ["a device", "this process", "compiled", "compiled, with the CPU behind it"])
+def test_a_timeout_counts_from_the_call(device, kit, monkeypatch, where, way):
     """Where an output is larger than its first guess, the second try has what the first one left."""
-    x, jobs = np.zeros((100_000, 4), np.float32), []
-    with (LocalDevice() if way == "in this process" else device).prepare(kit.open_model()) as prepared:
+    x, jobs, model = np.zeros((100_000, 4), np.float32), [], kit.open_model()
+    if where.startswith("compiled"):
+        prepared = driver.compile(model, [device, *["cpu"] * where.endswith("it")])
+    else:
+        prepared = (LocalDevice() if where == "this process" else device).prepare(model)
+    with prepared:
         name = "start" if way == "run_async" else "perform"
         execute = getattr(prepared, name)
         monkeypatch.setattr(prepared, name, lambda job: (jobs.append(job), execute(job))[1])
