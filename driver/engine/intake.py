@@ -1,9 +1,9 @@
 """How memory that a client hands over comes into the engine: looked at, counted, and only then mapped.
 
 Whatever way it takes (a burst's callback, a plain path, launched executions, copies of buffers), it is counted in the
-ledger for as long as it is mapped. From another account than the engine's own, only memory is mapped, all of whose
-pages are there: what has holes would be paid by the engine, which touches them first. A file on a disk, for reading,
-is copied once.
+ledger for as long as it is mapped. What has come one way and comes another is neither mapped nor counted again. From
+another account than the engine's own, only memory is mapped, all of whose pages are there: what has holes would be paid
+by the engine, which touches them first. A file on a disk, for reading, is copied once.
 
 No wait for a file is the engine's: pages of a file come in the thread that serves its client, before that waits for
 its turn on the device, and without the GIL; a copy is read by a thread of the client's own, for a limited time.
@@ -16,13 +16,14 @@ import fcntl
 import mmap
 import os
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
-from weakref import finalize
+from weakref import WeakValueDictionary, finalize
 
-from burst import GeneralFailure, InvalidArgument, Memory, ResourceExhaustedTransient
+from burst import GeneralFailure, HardwareBuffer, InvalidArgument, Malformed, Memory, ResourceExhaustedTransient
 from burst.backing import Backing, backing_of, has_holes
-from burst.channel import close_all
-from burst.memory import MappedFd
+from burst.channel import close_all, pack
+from burst.memory import HardwareBufferBlob, MappedFd
 from burst.serving_thread import ServingThread
 from driver.engine.ledger import price
 from fmq.errors import InvalidDescriptor
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _REMEDY = "free memory that the device knows"
 _PRICE = price("pool", pools=1)
 _MOST_AT_ONCE = 1 << 30  # bytes
+_SHARED = {Memory.kind, MappedFd.kind, HardwareBuffer.kind, HardwareBufferBlob.kind}
 
 
 def bring_pages(request: Request) -> None:
@@ -54,6 +56,7 @@ class MemoryIntake:
         """patience: seconds for reading a file. is_stranger: the client is of another account than this process."""
         self._quota, self._is_stranger = quota, is_stranger
         self._copies = FileCopies(patience)
+        self._mapped: WeakValueDictionary[tuple[int, int, bytes], Memory] = WeakValueDictionary()
 
     def __call__(self, plain: Any, fd: int) -> Memory:
         """The memory that `plain` describes, mapped. Owns `fd`.
@@ -69,6 +72,17 @@ class MemoryIntake:
                 raise
             if backing is Backing.DISK:
                 return self._copied(plain[1:], fd)
+        name = _name_of(plain, fd) if backing is Backing.MEMORY else None
+        if name and (known := self._mapped.get(name)) is not None:
+            close_all([fd])
+            return known
+        memory = self._taken(plain, fd, backing)
+        if name:
+            self._mapped[name] = memory
+        return memory
+
+    def _taken(self, plain: Any, fd: int, backing: Backing) -> Memory:
+        """Map it and count it. Owns `fd`. Raise as `__call__`."""
         claims: list[Claim] = []
         try:
             memory = Memory.from_wire(plain, fd, lambda nbytes: claims.append(self._claim(nbytes, fd, backing)))
@@ -215,6 +229,16 @@ def _copy_of(fd: int, offset: int, nbytes: int) -> int:
 
 def _cut_off(done: int, nbytes: int) -> NoReturn:
     raise OSError(errno.ESTALE, f"it ended after {done} of {nbytes} bytes")
+
+
+def _name_of(plain: Any, fd: int) -> tuple[int, int, bytes] | None:
+    """Return what tells memory from all other memory while it is mapped; None for what only a driver knows."""
+    match plain:
+        case [str(kind), *_] if kind in _SHARED:  # a driver may want to hear of each of its own
+            with suppress(OSError, Malformed, ValueError, TypeError, OverflowError):
+                found = os.fstat(fd)
+                return found.st_dev, found.st_ino, pack(plain)
+    return None
 
 
 def _is_sealed(fd: int) -> bool:

@@ -36,6 +36,7 @@ from driver.engine.intake import MemoryIntake
 from driver.engine.ledger import Ledger
 from driver.engine.limits import Limits
 from driver.interface import CacheFiles
+from driver.protocol.ledger_report import LedgerReport
 from driver.protocol.model_codec import InvalidModel, sealed
 from driver.protocol.plain_codec import decode_answer, encode_request
 
@@ -351,18 +352,41 @@ def works(device, model):
 
 
 def test_one_application_maps_no_more_pools_than_it_may(own, kit):
-    """Ten thousand registrations of one page, of which all but 6,144 are refused with the figure; others go on."""
+    """Ten thousand pages are registered, of which all but 6,144 are refused with the figure; others go on."""
     hostile, honest = own("hostile"), own("honest")
-    before, fd = mappings(hostile), memfd(PAGE)
+    before, fd = mappings(hostile), memfd(10_000 * PAGE, written=False)
     with hostile.prepare(kit.add_model()) as prepared, plain_path(hostile) as channel:
         for slot in range(10_000):
-            register(channel, slot, ["ashmem", PAGE, False], fd)
+            register(channel, slot, ["mmap_fd", PAGE, 3, slot * PAGE], fd)
         status, text = answer(channel, prepared, 9_999)
         assert (status, text[:72]) == (12, "") or "account_pools" in text or "account_guards" in text, text
         assert answer(channel, prepared, 0) == (0, "")
         assert mappings(hostile) - before < 13_000
         works(honest, kit.add_model())
     os.close(fd)
+
+
+def test_memory_is_mapped_and_counted_once(own, kit):
+    """Whatever ways it comes: plain, asynchronous and fenced executions, and bursts."""
+    device = own("one")
+    pool = Memory.create(2 * PAGE)
+    pool.asarray(np.float32)[:4] = 1
+    request = Request((RequestArgument(length=16),), (RequestArgument(offset=16, length=16),), (pool,))
+
+    def held():
+        rows = [row for row in LedgerReport.read(device.call, "engine").rows if row.application == "one"]
+        return rows[0].held.get("pools", 0), rows[0].held.get("pool_bytes", 0)
+
+    def mapped():
+        with open(f"/proc/{device.engine_pid}/maps") as maps:
+            return sum(row.split()[4] == str(os.fstat(pool.fd).st_ino) for row in maps)
+
+    with device.prepare(kit.add_model()) as prepared, prepared.burst() as burst, prepared.burst() as other:
+        for execute in (burst.execute, other.execute, prepared.execute):
+            assert execute(request).status == 0
+        assert prepared.execute_async(request).result(PATIENCE).status == 0
+        assert prepared.execute_fenced(request).result(PATIENCE).status == 0
+        assert (held(), mapped()) == ((1, 2 * PAGE), 1)
 
 
 def test_one_application_takes_no_more_addresses_than_it_may(own, kit):
@@ -381,10 +405,10 @@ def test_one_application_takes_no_more_addresses_than_it_may(own, kit):
 def test_one_application_takes_no_more_guards_than_it_may(own, kit):
     """5,000 pools that could be truncated, more than the process can guard: the neighbour's POSIX memory is mapped."""
     hostile, honest = own("hostile"), own("honest")
-    fd = memfd(PAGE)
+    fd = memfd(5_000 * PAGE, written=False)
     with hostile.prepare(kit.add_model()) as prepared, plain_path(hostile) as channel:
         for slot in range(5_000):
-            register(channel, slot, ["ashmem", PAGE, False], fd)
+            register(channel, slot, ["mmap_fd", PAGE, 3, slot * PAGE], fd)
         assert "account_guards" in answer(channel, prepared, 4_999)[1]
         pool = Memory.create(PAGE, "posix")
         pool.asarray(np.float32)[:4] = 1
