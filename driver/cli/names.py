@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 from click.shell_completion import CompletionItem
 
-from driver.client.served import is_path
+from driver.client.served_sockets import is_path
 from driver.devices import names, usable_class
 from driver.devices.library.description import absolute
 from driver.errors import DeviceNotFound, ImportFailed

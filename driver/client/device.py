@@ -14,7 +14,7 @@ import numpy as np
 from burst import DeviceUnavailable, InvalidArgument, Memory, PeerDied, StatusError, Timeout, Trace
 from burst.channel import MAX_FDS
 from burst.run_queue import FlowCounts
-from driver.client import discovery, served
+from driver.client import discovery, served_sockets
 from driver.client.cells import cells_of
 from driver.client.connection import Connection, traces_of
 from driver.client.device_buffers import RemoteBuffer, kind_of
@@ -74,7 +74,7 @@ def connect(name: str = "reference", *, application: str | None = None) -> Remot
     if application is not None:
         check_application(application)
     name = absolute(name)
-    found = _served(name, application) if served.is_path(name) else _own(name, application)
+    found = _served(name, application) if served_sockets.is_path(name) else _own(name, application)
     return RemoteDevice(found, name, application)
 
 
@@ -104,9 +104,9 @@ def _own(name: str, application: str | None, attempts: int = _ATTEMPTS) -> Conne
 def _served(address: str, application: str | None) -> Connection:
     for _ in range(_ATTEMPTS - 1):  # an account's engine that ends is followed by another one
         with suppress(PeerDied):
-            return _greeted(address, served.connect(address), application)
+            return _greeted(address, served_sockets.connect(address), application)
     try:
-        return _greeted(address, served.connect(address), application)
+        return _greeted(address, served_sockets.connect(address), application)
     except PeerDied as error:
         raise DeviceFailed(f"{address}: it ended, or does not serve uid {os.getuid()}; its log says more") from error
 
@@ -223,7 +223,7 @@ class RemoteDevice(Closing):
             self._attempts += 1
             try:
                 self._revivals.count(self.address)
-                if served.is_path(self.address):
+                if served_sockets.is_path(self.address):
                     wait = _PATIENCE if patience is None else patience
                     self.connection = _served_again(self.address, self.application, wait)
                 else:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burst import BurstError
-from driver.client import served
+from driver.client import served_sockets
 from driver.client.cells import cells_of
 from driver.client.connection import Connection
 from driver.client.discovery import Place, files_there, find
@@ -58,7 +58,7 @@ def _served() -> Iterator[Finding]:
     for path in sorted(SERVED.glob("*.sock")):
         with (
             suppress(BurstError, DriverError),  # it may not be for this account
-            served.connect(str(path)) as channel,
+            served_sockets.connect(str(path)) as channel,
             cells_of(Connection(channel, timeout=_WITHIN), _WITHIN) as cells,
         ):
             for uid, connection in cells.connected:

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 
 from burst import BurstError, Memory, Trace
-from driver.client import discovery, served
+from driver.client import discovery, served_sockets
 from driver.client.cells import cells_of
 from driver.client.connection import Connection, trace_memory
 from driver.client.statistics import cpu_of_listener
@@ -228,7 +228,7 @@ def _sum(found: Iterable[_Number | None]) -> _Number | None:
 
 @contextmanager
 def _connected(address: str) -> Iterator[Connection]:
-    channel = served.connect(address) if served.is_path(address) else None
+    channel = served_sockets.connect(address) if served_sockets.is_path(address) else None
     channel = channel or discovery.running(address)
     if channel is None:
         raise DeviceNotFound(f"name={address!r}: not running; it starts with its first client")

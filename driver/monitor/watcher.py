@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from burst import BurstError
-from driver.client import discovery, served
+from driver.client import discovery, served_sockets
 from driver.errors import DeviceNotFound, DriverError
 from driver.monitor.device import WatchedDevice
 from driver.monitor.figures import BurstFigures, DeviceFigures, Sample
@@ -29,7 +29,7 @@ class Watcher:
         what accounts hold, too, which costs a connection to each device. Raises DriverError.
         """
         for name in addresses:
-            if not served.is_path(name):
+            if not served_sockets.is_path(name):
                 discovery.Place(discovery.runtime_dir(), name)
         self._with_accounts = with_accounts
         self._addresses = list(dict.fromkeys(addresses))

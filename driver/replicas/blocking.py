@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from driver.nn import Model
-    from driver.replicas.server import ModelServer
+    from driver.replicas.model_server import ModelServer
 
 _T = TypeVar("_T")
 

@@ -24,7 +24,7 @@ import numpy as np
 from burst import StatusError
 from driver.client.device import status_of
 from driver.client.discovery import runtime_dir, stem_of
-from driver.client.served import is_path
+from driver.client.served_sockets import is_path
 from driver.devices import device_class, lacking, names, not_installed
 from driver.devices.reference import ReferenceDevice
 from driver.errors import DeviceFailed

@@ -265,7 +265,7 @@ class Broker:
             os.close(log.writable)
         account.ends.pop()
         self._watch(cell.channel.fileno(), partial(self._read, cell))
-        self._watch(cell.pidfd, partial(self._bury, cell))
+        self._watch(cell.pidfd, partial(self._reap, cell))
         self._watch(cell.log.readable, partial(self._copy_log, cell))
         self._count(+1)
         waiting, account.waiting = account.waiting, []
@@ -316,15 +316,15 @@ class Broker:
             self._let_go(cell)
             return
         try:
-            self._heed(cell, message)
+            self._handle(cell, message)
         except (Malformed, TypeError, ValueError):
-            _log.error("the cell of uid %d says what it must not, so it ends", cell.uid)
+            _log.error("the cell of uid %d sent an invalid message", cell.uid)
             os.kill(cell.pid, signal.SIGKILL)
             self._let_go(cell)
         finally:
             message.close()
 
-    def _heed(self, cell: CellProcess, message: Message) -> None:
+    def _handle(self, cell: CellProcess, message: Message) -> None:
         """Raises Malformed. A cell that a client has taken over can say anything."""
         match message.body:
             case ["left"] if cell.clients:
@@ -370,7 +370,7 @@ class Broker:
         cell.is_ending = True
         cell.kill_at = cell.kill_at or time.monotonic() + _END_TIMEOUT
 
-    def _bury(self, cell: CellProcess) -> None:
+    def _reap(self, cell: CellProcess) -> None:
         """Its process has ended."""
         pid, status = os.waitpid(cell.pid, os.WNOHANG)
         if not pid:

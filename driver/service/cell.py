@@ -20,7 +20,7 @@ from burst.channel import Channel, Message, close_all
 from burst.exhaustion import DescriptorsLost
 from driver.engine.limits import WEIGHT, weights
 from driver.protocol.rpc import take_fd
-from driver.service.arrivals import Arrival
+from driver.service.client_source import AcceptedClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ _GROUP_PATIENCE = 2.0  # seconds
 
 
 class Cell:
-    """The broker, as a cell's service sees it: its `ClientArrivals`."""
+    """The broker, as a cell's service sees it: its `ClientSource`."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self._came = channel, 0
@@ -46,7 +46,7 @@ class Cell:
     def fileno(self) -> int:
         return self._channel.fileno()
 
-    def accept(self) -> Arrival | None:
+    def accept(self) -> AcceptedClient | None:
         try:
             message = self._channel.receive()
         except DescriptorsLost as error:
@@ -55,9 +55,9 @@ class Cell:
         match message.body:
             case ["client"]:
                 self._came += 1
-                return Arrival(Channel.from_fd(take_fd(message)))
+                return AcceptedClient(Channel.from_fd(take_fd(message)))
             case ["watcher"]:
-                return Arrival(Channel.from_fd(take_fd(message)), is_watcher=True)
+                return AcceptedClient(Channel.from_fd(take_fd(message)), is_watcher=True)
             case ["cells", *values]:
                 self._answers.put((values, message.take_fds()))
         return None

@@ -131,7 +131,7 @@ def _serve(device: Device, work: Work, channel: Channel) -> None:
                     continue
                 if children.pop(child.channel.fileno(), None):
                     poll.unregister(child.channel)
-                _bury(child)
+                _reap(child)
 
 
 def _forked(device: Device, work: Work, channel: Channel) -> _Child:
@@ -151,7 +151,7 @@ def _forked(device: Device, work: Work, channel: Channel) -> _Child:
     return _Child(pid, os.pidfd_open(pid), channel, words)
 
 
-def _bury(child: _Child) -> None:
+def _reap(child: _Child) -> None:
     """Tells how the child has ended, unless it had done all."""
     _, status = os.waitpid(child.pid, 0)
     size = os.fstat(child.words).st_size

@@ -32,9 +32,9 @@ from driver.engine.totals import SUMMED
 from driver.errors import DeviceFailed
 from driver.options import PRIORITIES
 from driver.service.health import WITHIN
+from driver.service.http_connections import ConnectionLimiter, HttpConnection, account_of
 from driver.service.ledger_metrics import LedgerReports, ledger_metrics
 from driver.service.process_figures import KINDS, ProcessFigures
-from driver.service.visits import Visit, Visits, account_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -147,7 +147,7 @@ _END_OF_HEADERS, _MOST_HEADERS = b"\r\n\r\n", 4096
 
 
 class _Server(ThreadingHTTPServer):
-    """A thread for each connection, as many as `visits` admits, and each until its deadline."""
+    """A thread for each connection, as many as its limiter admits, and each until its deadline."""
 
     daemon_threads = True
     address_family = socket.AF_UNIX  # of the socket that it makes at first: the sandbox refuses others
@@ -157,7 +157,7 @@ class _Server(ThreadingHTTPServer):
         self.socket.close()
         self.socket = listener
         self.scrapes = threading.Semaphore(_SCRAPES)
-        self._visits, self._of = Visits(), dict[Any, Visit]()
+        self._limiter, self._of = ConnectionLimiter(), dict[Any, HttpConnection]()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         def end() -> None:
@@ -170,11 +170,11 @@ class _Server(ThreadingHTTPServer):
             except OSError:  # nothing is there, or it has ended
                 return False
 
-        visit = self._visits.enter(account_of(request), end, asks)
-        if visit is None:
+        connection = self._limiter.enter(account_of(request), end, asks)
+        if connection is None:
             self.shutdown_request(request)
             return
-        self._of[request] = visit
+        self._of[request] = connection
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no thread can be started
@@ -192,11 +192,11 @@ class _Server(ThreadingHTTPServer):
         self._of[request].has_asked = True
 
     def _left(self, request: Any) -> None:
-        self._visits.leave(self._of.pop(request))
+        self._limiter.leave(self._of.pop(request))
 
     def service_actions(self) -> None:
         """Called twice a second, and after each connection."""
-        self._visits.end_overdue()
+        self._limiter.end_overdue()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignores clients that disconnect before their answer."""

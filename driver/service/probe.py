@@ -6,7 +6,7 @@ import threading
 from queue import Empty, SimpleQueue
 
 from burst import ResourceExhaustedTransient
-from driver.client import served
+from driver.client import served_sockets
 from driver.errors import DeviceFailed
 from driver.protocol.rpc import PROTOCOL, call
 
@@ -32,7 +32,7 @@ def _look(address: str, within: float, found: SimpleQueue[str | Exception]) -> N
 
 
 def _greet(address: str, within: float) -> str:
-    with served.connect(address) as channel:
+    with served_sockets.connect(address) as channel:
         try:
             (_, name, version, *_), _ = call(channel, "hello", PROTOCOL, timeout=within)
         except ResourceExhaustedTransient as error:

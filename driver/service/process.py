@@ -37,8 +37,8 @@ from driver.engine.running_files import RunningFiles
 from driver.errors import signal_name
 from driver.nn.file_form import FILE
 from driver.protocol.rpc import PROTOCOL, Reply, beyond_the_sandbox, call, farewell, refuse, serve
-from driver.service.arrivals import ListeningSocket
 from driver.service.bounded_log import BoundedHandler, EngineLog, LogFile
+from driver.service.client_source import ListeningSocket
 from driver.service.file_gate import FileGate
 from driver.service.fork_server import SCORES
 from driver.service.service_client import ServiceClient
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from driver.interface import Device
-    from driver.service.arrivals import Arrival, ClientArrivals
+    from driver.service.client_source import AcceptedClient, ClientSource
 
 _log = logging.getLogger(__name__)
 LINGER = 2.0  # seconds without a client
@@ -91,11 +91,11 @@ class Service:
         self,
         name: str,
         kind: type[Device],
-        arrivals: ClientArrivals,
+        source: ClientSource,
         options: ServiceOptions,
         engine: EngineProcess,
     ) -> None:
-        self._name, self._arrivals, self._options = name, arrivals, options
+        self._name, self._source, self._options = name, source, options
         self._engine, self._engine_pid, self._running = engine
         self._device = kind()
         self.files = FileGate(self._device, name, options.account)  # forks: before there are threads
@@ -115,7 +115,7 @@ class Service:
     def run(self) -> bool:
         """Serves until it has had no client for a while, or `stop` becomes readable; False if the engine has ended."""
         poll, linger, stop = select.poll(), self._options.linger, self._options.stop
-        for fd in (self._arrivals.fileno(), self._engine.fileno(), self._left, *([] if stop is None else [stop])):
+        for fd in (self._source.fileno(), self._engine.fileno(), self._left, *([] if stop is None else [stop])):
             poll.register(fd, select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll(None if self._clients or linger is None else linger * 1e3)}
@@ -124,18 +124,18 @@ class Service:
             if stop in ready or self._engine.fileno() in ready:
                 self._end(is_stopped=stop in ready)
                 return stop in ready
-            if self._arrivals.fileno() in ready:
+            if self._source.fileno() in ready:
                 if linger is not None and self._options.account is None and self._device.is_outdated():
-                    poll.unregister(self._arrivals.fileno())
+                    poll.unregister(self._source.fileno())
                     self._hand_over()
                 elif not self._accept():
                     self._end(is_stopped=True)
                     return True
-            if not ready and not self._clients and self._arrivals.retire(self.files.close):
+            if not ready and not self._clients and self._source.retire(self.files.close):
                 return True
 
     def _end(self, *, is_stopped: bool) -> None:
-        with self._arrivals.ending():
+        with self._source.ending():
             if not is_stopped and (self._device.asked_apart or self._running.ends()):  # the status comes late
                 code = _exit_code(self._engine_pid)
                 self.files.note_end(code, self._running.ends())
@@ -158,14 +158,14 @@ class Service:
 
     def _hand_over(self) -> None:
         """Takes no more clients: the next client starts a service of the new code. Those that are here stay."""
-        with self._arrivals.ending():
+        with self._source.ending():
             pass
         _log.info("the driver was replaced; new clients get another process")
 
     def _accept(self) -> bool:
         """Takes a client; False: the broker has ended this service."""
         try:
-            found = self._arrivals.accept()
+            found = self._source.accept()
         except PeerDied:
             return False
         except (OSError, Malformed) as error:  # it has left, or too many files are open: go on serving others
@@ -176,7 +176,7 @@ class Service:
             self._begin(found)
         return True
 
-    def _begin(self, found: Arrival) -> None:
+    def _begin(self, found: AcceptedClient) -> None:
         """Serves a client in a thread of its own."""
         channel, uid = found.channel, found.channel.peer_uid
         if found.is_watcher:
@@ -190,7 +190,7 @@ class Service:
                 _log.error("a client could not be served: %s", error)
                 refuse(channel, error, _RETRY)
                 self._leave(uid)
-                self._arrivals.left()
+                self._source.left()
             else:
                 self._clients += 1
 
@@ -212,10 +212,10 @@ class Service:
             except RuntimeError:
                 self._refusing.release()
                 channel.close()
-                self._arrivals.left()
+                self._source.left()
         else:
             channel.close()
-            self._arrivals.left()
+            self._source.left()
         return True
 
     def _refuse(self, channel: Channel, error: StatusError) -> None:
@@ -224,7 +224,7 @@ class Service:
             refuse(channel, error)
         finally:
             self._refusing.release()
-            self._arrivals.left()
+            self._source.left()
 
     def _leave(self, uid: int) -> None:
         with self._door:
@@ -247,7 +247,7 @@ class Service:
             self._channels.discard(channel)
             channel.close()
             self._leave(uid)
-            self._arrivals.left()
+            self._source.left()
             os.eventfd_write(self._left, 1)
 
     @property
@@ -280,8 +280,8 @@ class Service:
         ServingThread(serve_it, name="own client").start()
 
     def cells(self, uid: int, first: int) -> Reply:
-        """As of `ClientArrivals.cells`, for the device's own account and root; none for others."""
-        return Reply(*self._arrivals.cells(first)) if uid in {0, os.getuid()} else Reply([0])
+        """As of `ClientSource.cells`, for the device's own account and root; none for others."""
+        return Reply(*self._source.cells(first)) if uid in {0, os.getuid()} else Reply([0])
 
     def note(self, outcome: str) -> None:
         """Counts the outcome of a preparation."""
@@ -336,7 +336,7 @@ class Service:
 
 
 def start_engine(
-    name: str, kind: type[Device], arrivals: ClientArrivals, log: EngineLog, *, is_shared: bool
+    name: str, kind: type[Device], source: ClientSource, log: EngineLog, *, is_shared: bool
 ) -> EngineProcess:
     """Starts the engine process. It ends when this process dies or closes its end of the channel.
 
@@ -353,7 +353,7 @@ def start_engine(
         try:
             log.redirect()
             near.close()
-            arrivals.close()
+            source.close()
             sandbox.enter_files(kind, sandbox.state_folder())
             run_engine(name, kind, far, running, is_shared=is_shared)
         except BaseException:  # noqa: BLE001 (this process must not go on as a second service)
@@ -390,7 +390,7 @@ def kept_files(place: Place, device: type[Device]) -> dict[Path, Access]:
     return own | dict.fromkeys((place.lock, place.log), Access.READ | Access.WRITE) | sandbox.state_folder()
 
 
-def run(name: str, arrivals: ClientArrivals, place: Place, options: ServiceOptions) -> NoReturn:
+def run(name: str, source: ClientSource, place: Place, options: ServiceOptions) -> NoReturn:
     """Runs the service process. Exits with 1 after a failure."""
     file = LogFile(place.log)
     logging.basicConfig(level=logging.INFO, handlers=[BoundedHandler(file.write, "the service's log")], force=True)
@@ -398,8 +398,8 @@ def run(name: str, arrivals: ClientArrivals, place: Place, options: ServiceOptio
     engine_log, engine = EngineLog(file), None
     try:
         sandbox.enter_files(kind := device_class(name), kept_files(place, kind))
-        engine = start_engine(name, kind, arrivals, engine_log, is_shared=options.is_shared)
-        service = Service(name, kind, arrivals, options, engine)
+        engine = start_engine(name, kind, source, engine_log, is_shared=options.is_shared)
+        service = Service(name, kind, source, options, engine)
         gc.enable()
         engine_log.begin()
         sandbox.enter(service.needed_calls)
@@ -414,7 +414,7 @@ def run(name: str, arrivals: ClientArrivals, place: Place, options: ServiceOptio
             _log.error("device %r failed to start: its engine ended", name)
         else:
             _log.exception("device %r failed to start%s", name, beyond_the_sandbox(error))
-        with arrivals.ending():  # clients see the failure now and read the log
+        with source.ending():  # clients see the failure now and read the log
             os._exit(1)
     is_well = service.run()
     engine_log.finish()

@@ -25,16 +25,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from driver.client import discovery
-from driver.client.served import owner_of
+from driver.client.served_sockets import owner_of
 from driver.config import home, listed_home
 from driver.devices import device_class, usable_class
 from driver.devices.library.description import absolute
 from driver.engine import sandbox
 from driver.errors import DeviceFailed
-from driver.service.arrivals import ListeningSocket
 from driver.service.bounded_log import BoundedHandler, LogFile
 from driver.service.broker import Broker
 from driver.service.cell import settle
+from driver.service.client_source import ListeningSocket
 from driver.service.fork_server import SCORES, end_with_parent
 from driver.service.health import VARIABLES, begin_monitoring
 from driver.service.process import ServiceOptions, kept_files, run

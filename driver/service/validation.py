@@ -23,7 +23,7 @@ from driver.engine.limits import raised
 from driver.nn.file_form import FILE, is_file
 from driver.nn.known import explained
 from driver.protocol.model_codec import decode_valid, operations_on, sealed
-from driver.service.asking import Asker
+from driver.service.support_query import SupportQuery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,7 +89,7 @@ class Validator:
     def __init__(self, device: Device, limits: Limits, extensions: Callable[[int], Sequence[str]]) -> None:
         """Forks if the device is asked apart: no thread may exist yet. `extensions`: that an account may use."""
         self._device, self._limits, self._extensions = device, limits, extensions
-        self._asker = Asker(device, limits.driver_seconds) if device.asked_apart else None
+        self._query = SupportQuery(device, limits.driver_seconds) if device.asked_apart else None
         self._threads = AccountThreads("validation", _THREADS, give_way)
 
     def explained(self, uid: int, fds: list[int], where: object, budget: ValidationBudget) -> Explained:
@@ -131,15 +131,15 @@ class Validator:
         own: list[int] = []
         budget.begin()
         try:
-            own += [os.dup(fd) for fd in fds] if self._asker else []
+            own += [os.dup(fd) for fd in fds] if self._query else []
             memory = sealed(fds, where)
             sizes.append(memory.nbytes)
             self._limits.check_size("client_bytes", sum(memory.occupied.values()), "prepare a smaller model")
             model, extensions = decode_valid(memory, where, budget), self._extensions(uid)
             if is_file(model) and FILE.name not in extensions:
                 return Explained.of(model, [NOT_YOURS])
-            if self._asker:
-                reasons = self._asker.explained(uid, own, where, extensions, len(model.main.operations))
+            if self._query:
+                reasons = self._query.explain(uid, own, where, extensions, len(model.main.operations))
             else:
                 reasons = explained(model, extensions, self._device.explain)
             return Explained.of(model, self._with_memory(model, memory, reasons))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 from burst import ErrorStatus
 from driver.client.device import connect
-from driver.client.served import is_path
+from driver.client.served_sockets import is_path
 from driver.devices import device_class
 from driver.devices.library.description import is_library
 from driver.interface import Needs, State

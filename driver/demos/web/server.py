@@ -24,7 +24,7 @@ from driver.demos.recordings import private
 from driver.demos.web.board import Board, Viewer
 from driver.demos.web.settings import Values
 from driver.demos.web.stream import ShowThread
-from driver.service.visits import PATIENCE, Visit, Visits, account_of
+from driver.service.http_connections import PATIENCE, ConnectionLimiter, HttpConnection, account_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
@@ -49,7 +49,8 @@ class Server:
         self._port = self._socket.getsockname()[1]
         self._token = secrets.token_urlsafe(32)
         self._show, self._values, self._board = show, Values(show.settings), Board()
-        self._visits, self._connections = Visits(most_of_account=2 * MOST_VIEWERS), dict[web.RequestHandler, Visit]()
+        self._limiter = ConnectionLimiter(most_of_account=2 * MOST_VIEWERS)
+        self._connections = dict[web.RequestHandler, HttpConnection]()
         self.url = f"http://{HOST}:{self._port}/{self._token}/"
 
     @asynccontextmanager
@@ -108,13 +109,13 @@ class Server:
     def _admit(self, account: Hashable, transport: asyncio.Transport, protocol: web.RequestHandler) -> None:
         """Give it a place until its deadline; a stream keeps it."""
         for gone in [found for found in self._connections if not found.connected]:
-            self._visits.leave(self._connections.pop(gone))
-        visit = self._visits.enter(account, transport.abort)
-        if visit is None:
+            self._limiter.leave(self._connections.pop(gone))
+        connection = self._limiter.enter(account, transport.abort)
+        if connection is None:
             transport.abort()
             return
-        self._connections[protocol] = visit
-        asyncio.get_running_loop().call_later(PATIENCE, self._visits.end_overdue)
+        self._connections[protocol] = connection
+        asyncio.get_running_loop().call_later(PATIENCE, self._limiter.end_overdue)
 
     # ---- who may see it
 
@@ -164,8 +165,8 @@ class Server:
             raise web.HTTPForbidden(text="only the page itself may open the stream: the Origin header is missing\n")
         if len(self._board) >= MOST_VIEWERS:
             raise web.HTTPServiceUnavailable(text=f"{MOST_VIEWERS} pages are open; close one\n")
-        visit = self._connections[request.protocol]
-        visit.has_asked, visit.deadline = True, None
+        connection = self._connections[request.protocol]
+        connection.has_asked, connection.deadline = True, None
         page = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=LONGEST_MESSAGE, compress=False)
         viewer = Viewer(self._board)
         self._board.join(viewer)

@@ -21,7 +21,7 @@ import pytest
 import driver
 from driver.client import discovery
 from driver.doctor import machine
-from driver.service.arrivals import ListeningSocket
+from driver.service.client_source import ListeningSocket
 
 CONNECT = "import driver\nwith driver.connect() as d: print(d.service_pid, d.engine_pid)"
 
@@ -116,16 +116,16 @@ def test_retirement_looks_once_more(place):
     listener.bind(str(path))
     listener.listen()
     here = discovery.Place(place.path, "x")
-    arrivals = ListeningSocket(listener, here)
+    source = ListeningSocket(listener, here)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
         client.connect(str(path))
-        assert not arrivals.retire(lambda: finished.append(1))
+        assert not source.retire(lambda: finished.append(1))
         listener.accept()[0].close()
     with here.locked():
-        assert not arrivals.retire(lambda: finished.append(1))
+        assert not source.retire(lambda: finished.append(1))
     assert path.exists()
     assert not finished
-    assert arrivals.retire(lambda: finished.append(1))
+    assert source.retire(lambda: finished.append(1))
     assert not path.exists()
     assert finished
 

@@ -457,7 +457,7 @@ def rivals_of(pid):
 
 def test_clients_that_send_a_byte_now_and_then(monkeypatch):
     """Connections that never complete a request keep no page out, and are cut off at their deadline."""
-    monkeypatch.setattr("driver.service.visits.PATIENCE", 1.0)
+    monkeypatch.setattr("driver.service.http_connections.PATIENCE", 1.0)
     monkeypatch.setattr("driver.demos.web.server.PATIENCE", 1.0)
 
     async def test(server, session, show):

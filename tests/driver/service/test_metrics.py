@@ -27,8 +27,8 @@ import driver
 from driver.cli.command import burst as command
 from driver.engine.process import Engine
 from driver.service import health, metrics_server, probe
+from driver.service.http_connections import ConnectionLimiter, account_of
 from driver.service.metrics_server import StageHistogram
-from driver.service.visits import Visits, account_of
 
 BEGAN = time.time() - 1  # seconds: no device of these tests has started before
 X = np.ones((1, 4), np.float32)
@@ -310,7 +310,7 @@ def test_clients_that_send_a_byte_now_and_then(served, count, is_foreign):
 @contextlib.contextmanager
 def in_this_process(monkeypatch, trouble=lambda: ""):
     """The server alone, with a deadline of half a second; its port."""
-    monkeypatch.setattr("driver.service.visits.PATIENCE", 0.5)
+    monkeypatch.setattr("driver.service.http_connections.PATIENCE", 0.5)
     handler = type("Handler", (metrics_server._Handler,), {"trouble": staticmethod(trouble)})
     with metrics_server._Server(metrics_server.listen(":0"), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -344,7 +344,7 @@ def test_scrapes_leave_room_for_health(monkeypatch):
 
     monkeypatch.setattr(metrics_server.MetricsHandler, "do_GET", hang)
     with in_this_process(monkeypatch) as port:
-        monkeypatch.setattr("driver.service.visits.PATIENCE", 20.0)
+        monkeypatch.setattr("driver.service.http_connections.PATIENCE", 20.0)
         server = Served(port=port)
         scrapes = [threading.Thread(target=_scrape, args=(server,)) for _ in range(4)]
         try:
@@ -366,16 +366,16 @@ def _scrape(server):
 
 def test_no_account_takes_the_place_of_another():
     """An account with many connections loses its own oldest; requests that are complete are not cut off."""
-    visits, ended = Visits(most=4, most_of_account=3), []
-    mine = [visits.enter("a", partial(ended.append, n)) for n in range(3)]
-    assert visits.enter("b", lambda: ended.append("b"))
-    assert visits.enter("a", lambda: ended.append(3))
+    limiter, ended = ConnectionLimiter(most=4, most_of_account=3), []
+    mine = [limiter.enter("a", partial(ended.append, n)) for n in range(3)]
+    assert limiter.enter("b", lambda: ended.append("b"))
+    assert limiter.enter("a", lambda: ended.append(3))
     assert ended == [0]
     mine[1].has_asked = True
-    assert visits.enter("c", lambda: ended.append("c"))
+    assert limiter.enter("c", lambda: ended.append("c"))
     assert ended == [0, 2]
-    visits.leave(mine[1])
-    assert visits.enter("a", lambda: ended.append(4))
+    limiter.leave(mine[1])
+    assert limiter.enter("a", lambda: ended.append(4))
     assert ended == [0, 2]
 
 

@@ -1,4 +1,4 @@
-"""Devices that `burst serve` runs, by the paths of their sockets. The client never starts them.
+"""Connects to devices that `burst serve` runs, by the paths of their sockets. The client never starts them.
 
 By a path the user says which account to trust: the owner of the folder. So no other account but root may be able to put
 a socket there, and the listening process must belong to that owner.
@@ -17,12 +17,12 @@ from driver.errors import DeviceFailed, DeviceNotFound
 
 
 def is_path(address: str) -> bool:
-    """Whether a device's address is the path of a socket; names of devices have no slash, and libraries end in .so."""
+    """Return True if an address is the path of a socket: names of devices have no slash, libraries end in .so."""
     return "/" in address and not is_library(address)
 
 
 def connect(address: str) -> Channel:
-    """A connection to the device that is served there. Raises DeviceNotFound, DeviceFailed."""
+    """Return a connection to the device that is served there. Raises DeviceNotFound, DeviceFailed."""
     path = Path(address)
     if not path.is_absolute():
         raise DeviceNotFound(f"name={address!r}: the path of a socket is absolute; use {os.path.abspath(address)!r}")
@@ -36,7 +36,7 @@ def connect(address: str) -> Channel:
         raise
     except OSError as error:
         sock.close()
-        raise _told(address, error) from error
+        raise _explained_error(address, error) from error
     channel = Channel(sock)
     if (uid := channel.peer_uid) != owner:
         channel.close()
@@ -47,7 +47,7 @@ def connect(address: str) -> Channel:
 
 
 def owner_of(folder: Path) -> int:
-    """The uid that decides, alone but for root, what lies in a folder. Raises DeviceFailed when others do, OSError."""
+    """Return the only uid, but root, that can put files into a folder. Raises DeviceFailed if others can; OSError."""
     for place in (folder, *folder.parents):
         mode = place.stat().st_mode
         is_sticky = place != folder and mode & stat.S_ISVTX  # there, what is in it belongs to its owners
@@ -58,7 +58,7 @@ def owner_of(folder: Path) -> int:
     return folder.stat().st_uid
 
 
-def _told(address: str, error: OSError) -> DeviceNotFound | DeviceFailed:
+def _explained_error(address: str, error: OSError) -> DeviceNotFound | DeviceFailed:
     match error:
         case FileNotFoundError() | NotADirectoryError():
             return DeviceNotFound(f"name={address!r}: no device is served there; start it with `burst serve`")

@@ -1,4 +1,4 @@
-"""What `CompiledModel.serve` returns."""
+"""The context that `CompiledModel.serve` returns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from driver.replicas.blocking import BlockingServer
-from driver.replicas.server import ModelServer
+from driver.replicas.model_server import ModelServer
 
 if TYPE_CHECKING:
     from driver.client.surface import AnyPreparedModel

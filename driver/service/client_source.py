@@ -1,4 +1,4 @@
-"""Where the clients of a service come from: its own listening socket, or the broker that accepts them for it."""
+"""The sources of a service's clients: its own listening socket, or the broker that accepts them for it."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ _GREETING = 0.1  # seconds for the hello of a client that is turned away
 _PATIENCE = 2.0  # seconds to wait for the lock at the end
 
 
-class Arrival(NamedTuple):
-    """A connection that has come."""
+class AcceptedClient(NamedTuple):
+    """A connection to a client, newly accepted."""
 
     channel: Channel
-    is_watcher: bool = False  #: it only looks at figures, and is outside of the limits
+    is_watcher: bool = False  #: it only reads figures, and no limit counts it
 
 
-class ClientArrivals(Protocol):
-    """Where the clients of one service come from."""
+class ClientSource(Protocol):
+    """A source of clients for one service."""
 
     def fileno(self) -> int:
-        """Readable when `accept` has something to do; negative once no client comes any more."""
+        """Return a descriptor: readable when `accept` has something to do, negative once no client comes any more."""
 
-    def accept(self) -> Arrival | None:
-        """The next client; None: another message came. Raises OSError; PeerDied when the service has to end."""
+    def accept(self) -> AcceptedClient | None:
+        """Return the next client, or None after another message. Raises OSError; PeerDied when the service must end."""
 
     def left(self) -> None:
-        """A client has left. Any thread."""
+        """Note that a client has left. Safe from any thread."""
 
     def retire(self, finish: Callable[[], object]) -> bool:
-        """Whether the service, which has no clients, ends now: none is on its way to it. Calls `finish` before."""
+        """Return True if the service, which has no clients, ends now, as none is on its way. Calls `finish` before."""
 
     def ending(self) -> AbstractContextManager[None]:
-        """No further client comes, and within no other service begins."""
+        """Accept no further client; no other service begins until the context ends."""
 
     def cells(self, first: int) -> tuple[list[object], list[int]]:
-        """The number of all cells and a page of `CellRow`, from number `first` on; a connection to each of these."""
+        """Return how many cells there are, and a page of `CellRow` from number `first` on with a connection to each."""
 
     def close(self) -> None:
-        """Closes the descriptors of this process: of the engine, when it has been forked."""
+        """Close the source's descriptors in this process: the engine, which has inherited them, calls it."""
 
 
 class ListeningSocket:
-    """The socket of a device, on which its only service listens."""
+    """The `ClientSource` of a device with one service: the socket on which it listens."""
 
     def __init__(self, listener: socket.socket, place: Place) -> None:
         self._listener, self._place, self._last = listener, place, LastDescriptor()
@@ -61,18 +61,18 @@ class ListeningSocket:
     def fileno(self) -> int:
         return self._listener.fileno()
 
-    def accept(self) -> Arrival:
+    def accept(self) -> AcceptedClient:
         try:
-            return Arrival(Channel(self._listener.accept()[0]))
+            return AcceptedClient(Channel(self._listener.accept()[0]))
         except OSError as error:
             self._last.turn_away(self._listener, error, _GREETING)
             raise
 
     def left(self) -> None:
-        """Does nothing: the service counts its clients itself."""
+        """Do nothing: the service counts its clients itself."""
 
     def retire(self, finish: Callable[[], object]) -> bool:
-        """A client takes the same lock before it starts a service, so it either finds this one or starts another."""
+        """Take the lock that a client takes before it starts a service: it finds this one or starts another."""
         if self.fileno() < 0:  # another one has taken over
             finish()
             return True
@@ -90,7 +90,7 @@ class ListeningSocket:
             yield
 
     def cells(self, first: int) -> tuple[list[object], list[int]]:
-        """None: one service has all accounts."""
+        """Return no cells: one service has all accounts."""
         del first
         return [0], []
 

@@ -1,4 +1,4 @@
-"""What a device supports, asked in a process apart: for devices that call code of others.
+"""Asks a device, in a process apart, which operations it supports: for devices that call code of others.
 
 Such code may crash or never return. The process opens the device, answers one model after the other, and lives until it
 is closed, crashes, or takes too long; the next question gets a fresh one. So the code never runs in the service's own
@@ -38,8 +38,8 @@ _MOST_IDLE = 4  # processes
 _MOST_BYTES = 64 << 20  # of an answer
 
 
-class Asker:
-    """Asks one device. Any thread."""
+class SupportQuery:
+    """A place to ask one device what it supports. Safe from any thread."""
 
     def __init__(self, device: Device, seconds: float) -> None:
         """Forks, as `ForkServer` does. `seconds`: that an answer may take."""
@@ -47,33 +47,34 @@ class Asker:
         self._during = mmap.mmap(-1, mmap.PAGESIZE)
         self._server = ForkServer(device, partial(_answer_all, device, self._during))
         self._changing = threading.Lock()
-        self._places, self._idle = list(range(_PLACES)), dict[int, AskedProcess]()
+        self._places, self._idle = list(range(_PLACES)), dict[int, QueryProcess]()
 
-    def explained(
+    def explain(
         self, uid: int, fds: Sequence[int], where: Any, extensions: Sequence[str], count: int
     ) -> list[str | None]:
-        """As `driver.nn.known.explained`, of that account's valid model in these descriptors, which has `count`
-        operations.
+        """Return a reason for each operation of that account's valid model that is not supported, else None.
+
+        `fds`, `where`: the model, which has `count` operations.
 
         Raises StatusError: also when the process ends, or is ended because it takes too long.
         """
         process = self._taken(uid)
         try:
-            return process.explained(fds, where, extensions, count)
+            return process.explain(fds, where, extensions, count)
         finally:
             self._put_back(uid, process)
 
-    def _taken(self, uid: int) -> AskedProcess:
-        """One that nothing else asks. Raises GeneralFailure."""
+    def _taken(self, uid: int) -> QueryProcess:
+        """Return a process that nothing else asks. Raises GeneralFailure."""
         with self._changing:
             if found := self._idle.pop(uid, None):
                 return found
             if not self._places:
                 raise GeneralFailure(f"driver {self._name!r} is asked by too many at once; try again later")
             place = self._places.pop()
-        return AskedProcess(self._name, self._seconds, self._server, self._during, place)
+        return QueryProcess(self._name, self._seconds, self._server, self._during, place)
 
-    def _put_back(self, uid: int, process: AskedProcess) -> None:
+    def _put_back(self, uid: int, process: QueryProcess) -> None:
         with self._changing:
             if process.is_alive and uid not in self._idle and len(self._idle) < _MOST_IDLE:
                 self._idle[uid] = process
@@ -82,8 +83,8 @@ class Asker:
         process.close()
 
 
-class AskedProcess:
-    """A process that is asked. One thread at a time."""
+class QueryProcess:
+    """A process that answers for the device. One thread at a time."""
 
     def __init__(self, name: str, seconds: float, server: ForkServer, during: mmap.mmap, place: int) -> None:
         """`place`: where in `during` it says which function it calls."""
@@ -95,11 +96,11 @@ class AskedProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked again."""
+        """True if it can be asked again."""
         return self._channel is not None
 
-    def explained(self, fds: Sequence[int], where: Any, extensions: Sequence[str], count: int) -> list[str | None]:
-        """As `Asker.explained`."""
+    def explain(self, fds: Sequence[int], where: Any, extensions: Sequence[str], count: int) -> list[str | None]:
+        """Return the reasons, as `SupportQuery.explain` does."""
         try:
             if self._channel is None:
                 self._channel = self._server.begin()
@@ -132,7 +133,7 @@ class AskedProcess:
 
     @property
     def _what(self) -> str:
-        """What it is doing, or did last."""
+        """The device, and the function that it calls or called last."""
         name = bytes(self._during).rstrip(b"\0").decode(errors="replace")
         return f"driver {self._name!r}: {name or 'its start'}"
 
@@ -143,7 +144,7 @@ class AskedProcess:
         raise GeneralFailure(f"{self._what} ended its process {how}{said}")
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -192,7 +193,7 @@ def _answer_all(device: Device, during: mmap.mmap, channel: Channel) -> None:
 
 
 def _end_without(reason: str) -> NoReturn:
-    """The hardware is lost to this process; the next question gets another one."""
+    """End this process, for which the hardware is lost; the next question gets another one."""
     os.write(2, reason.encode())
     os._exit(1)
 

@@ -1,4 +1,4 @@
-"""Who may hold connections of a small HTTP server: a bounded number, fairly by account, each for a bounded time.
+"""The connections of a small HTTP server: a bounded number, fairly shared by accounts, each for a bounded time.
 
 A client that connects and then says nothing, or one byte now and then, holds its connection until the deadline. So that
 such clients keep no others out, each account has a share of the connections, and a newcomer takes the place of the
@@ -24,8 +24,8 @@ PATIENCE = 10.0
 """Seconds that a connection may take in all, from its first byte to the last of the answer."""
 
 
-class Visit:
-    """One connection."""
+class HttpConnection:
+    """A connection of an HTTP server."""
 
     def __init__(self, account: Hashable, end: Callable[[], object], asks: Callable[[], bool]) -> None:
         """`end` closes the connection; it must not wait, and does no harm when done twice. `asks`: True if a whole
@@ -37,30 +37,30 @@ class Visit:
         self.is_evicted = False
 
 
-class Visits:
-    """The connections of one server. Any thread."""
+class ConnectionLimiter:
+    """A limiter of the connections to one server, which evicts silent ones. Safe from any thread."""
 
     def __init__(self, most: int = MOST, most_of_account: int = MOST_OF_ACCOUNT) -> None:
         self._most, self._share = most, most_of_account
-        self._all: dict[Visit, None] = {}  # in the order of their arrival
+        self._all: dict[HttpConnection, None] = {}  # in the order of their arrival
         self._lock = threading.Lock()
 
     def enter(
         self, account: Hashable, end: Callable[[], object], asks: Callable[[], bool] = lambda: False
-    ) -> Visit | None:
+    ) -> HttpConnection | None:
         """Count a new connection, if need be in the place of another; None if there is no place: close it then."""
         with self._lock:
             if len(self._all) >= 2 * self._most:  # those that were evicted have not left yet
                 return None
-            visit = Visit(account, end, asks)
+            connection = HttpConnection(account, end, asks)
             if not self._make_room(account):
                 return None
-            self._all[visit] = None
-            return visit
+            self._all[connection] = None
+            return connection
 
     def _make_room(self, account: Hashable) -> bool:
-        present = [visit for visit in self._all if not visit.is_evicted]
-        counts = Counter(visit.account for visit in present)
+        present = [connection for connection in self._all if not connection.is_evicted]
+        counts = Counter(connection.account for connection in present)
         if counts[account] >= self._share:
             crowded = account
         elif len(present) >= self._most:
@@ -68,26 +68,26 @@ class Visits:
             crowded = max(counts, key=counts.__getitem__)
         else:
             return True
-        silent = (visit for visit in present if visit.account == crowded and not visit.has_asked)
-        oldest = next((visit for visit in silent if not visit.asks()), None)
+        silent = (connection for connection in present if connection.account == crowded and not connection.has_asked)
+        oldest = next((connection for connection in silent if not connection.asks()), None)
         if oldest is None:
             return False
         oldest.is_evicted = True
         oldest.end()
         return True
 
-    def leave(self, visit: Visit) -> None:
-        """Its connection has ended."""
+    def leave(self, connection: HttpConnection) -> None:
+        """Forget a connection that has ended."""
         with self._lock:
-            self._all.pop(visit, None)
+            self._all.pop(connection, None)
 
     def end_overdue(self) -> None:
-        """Ends the connections whose deadline has passed. Call it now and then."""
+        """End the connections whose deadline has passed. Call it now and then."""
         now = time.monotonic()
         with self._lock:
-            overdue = [visit for visit in self._all if visit.deadline is not None and visit.deadline <= now]
-        for visit in overdue:
-            visit.end()
+            overdue = [each for each in self._all if each.deadline is not None and each.deadline <= now]
+        for connection in overdue:
+            connection.end()
 
 
 def account_of(connection: socket.socket) -> Hashable:
