@@ -67,7 +67,7 @@ def frame_of(number: int, arrays: Arrays) -> Arrays:
 
 
 def check(result: Result, number: int) -> None:
-    """This frame's, and not another's that came out of turn."""
+    """Fail unless the result is this frame's, and not another's that came out of turn."""
     found = float(result.outputs[0][0, -1])
     if found != number:
         raise SystemExit(f"bench: frame {number} was answered with {found}")

@@ -264,7 +264,7 @@ def held(pid: int | str = "self") -> dict[str, float]:
 
 
 def pin_client() -> None:
-    """This process on its CPU, before it has threads. Ends the script where there are not two CPUs."""
+    """Move this process to its CPU, before it has threads. Ends the script where there are not two CPUs."""
     if not {CLIENT_CPU, DEVICE_CPU} <= os.sched_getaffinity(0):
         sys.exit(f"bench: CPUs {CLIENT_CPU} and {DEVICE_CPU} are needed, one for each side")
     os.sched_setaffinity(0, {CLIENT_CPU})

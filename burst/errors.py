@@ -107,7 +107,7 @@ class BuffersLost(PeerDied):
 
 
 class Quarantined(PeerDied):
-    """This model has crashed its device again and again, and is not run on it any more by this process.
+    """A model has crashed its device again and again, and is not run on it any more by this process.
 
     The message says the signal, the model and the last request. Other models, and other processes, are served.
     """

@@ -233,7 +233,7 @@ class Plan:
         return Outcome(ErrorStatus.NONE, tuple(self.execution.shapes), timing)
 
     def claim(self) -> Plan:
-        """This plan; one that was bound to the same request, if another thread has claimed this one.
+        """Return the outcome of its run, which has just succeeded.
 
         Give it back with `release`. Raises what binding raises.
         """

@@ -53,8 +53,8 @@ def described(kind: str, *given: Any) -> HandleDescription:
 
 
 def register_kinds(kinds: Iterable[str], opener: Opener) -> None:
-    """This process is a device with these kinds. `opener` gets what a client described, checked, and a descriptor that
-    it owns, and returns a `burst.Memory`. It raises StatusError.
+    """Make this process a device with these kinds. `opener` gets what a client described, checked, and a descriptor
+    that it owns, and returns a `burst.Memory`. It raises StatusError.
 
     Raises ValueError for a name that is not a driver's own.
     """

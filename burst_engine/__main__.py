@@ -8,7 +8,7 @@ from burst_engine.names import BEGINNINGS, expect
 
 
 def main() -> None:
-    """Exits with 2 if something else is imported in place of one of our packages."""
+    """Run the command `burst`; exit with 2 if something else is imported in place of one of our packages."""
     try:
         expect(*BEGINNINGS)
     except ImportError as error:

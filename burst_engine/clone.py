@@ -18,8 +18,10 @@ _PACKAGES = ("burst_engine", "fmq", "burst", "driver")
 
 
 def use_installed(name: str) -> None:
-    """Makes the package of that name, which is being imported, the installed one, if it lies in a clone that is not
-    built. Raises ImportError if that cannot be done, with the remedy.
+    """Import the installed package of that name in place of the one that is being imported, which lies in an unbuilt
+    clone.
+
+    Raises ImportError, with the remedy, if that cannot be done.
     """
     module = sys.modules[name]
     file = Path(module.__file__ or "")
@@ -34,7 +36,7 @@ def use_installed(name: str) -> None:
 
 
 def obstacle(clone: Path) -> str | None:
-    """What keeps a program in this unbuilt clone from importing what is installed; None if nothing does."""
+    """Return what keeps a program in this unbuilt clone from importing what is installed; None if nothing does."""
     for name in _PACKAGES:
         spec = _installed(name)
         if spec is None or not _has_the_init(spec, clone / name / "__init__.py"):
@@ -43,14 +45,14 @@ def obstacle(clone: Path) -> str | None:
 
 
 def is_unbuilt(folder: Path) -> bool:
-    """Whether the folder is a clone without its modules in C; of an editable installation, a finder has them."""
+    """Return True if the folder is a clone without its modules in C; of an editable installation, a finder has them."""
     if not (folder / "csrc").is_dir() or not (folder / "fmq/__init__.py").is_file():
         return False
     return not any(finder.find_spec("fmq._core", [str(folder / "fmq")]) for finder in sys.meta_path)
 
 
 def _installed(name: str) -> ModuleSpec | None:
-    """What an import of that name finds outside of clones."""
+    """Return the spec that an import of that name finds outside of clones."""
     return PathFinder.find_spec(name, [folder for folder in sys.path if not (Path(folder) / "csrc").is_dir()])
 
 

@@ -40,14 +40,14 @@ class Namesake:
 
 
 def expect(*names: str) -> None:
-    """Raises ImportError if something else would be imported under one of these names, with its file and a remedy."""
+    """Raise ImportError if something else would be imported under one of these names, with its file and a remedy."""
     for name in names:
         if found := imposter(name):
             raise ImportError(f"{found}: {found.remedy}", name=name, path=found.place)
 
 
 def imposter(name: str) -> Namesake | None:
-    """What `import` finds under that name, if it is not ours."""
+    """Return what `import` finds under that name, unless it is ours."""
     try:
         spec = importlib.util.find_spec(name)
     except ValueError:  # imported by a program that gave it no spec

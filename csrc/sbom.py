@@ -15,14 +15,16 @@ Component = dict[str, Any]
 
 
 def library(name: str, scope: str, version: str = "", **more: Any) -> Component:
-    """A package of PyPI. Without a version if what is installed beside the wheel decides it."""
+    """Return a package of PyPI, without a version if the one that is installed beside the wheel decides."""
     purl = f"pkg:pypi/{name.lower().replace('_', '-')}" + f"@{version}" * bool(version)
     found: Component = {"type": "library", "bom-ref": purl, "name": name, "scope": scope, "purl": purl}
     return found | ({"version": version} if version else {}) | more
 
 
 def document(project: dict[str, Any]) -> dict[str, Any]:
-    """Of pyproject.toml's table. The same for the same sources and the same cffi: its number is made from its words."""
+    """Return the list of contents for pyproject.toml's table. Its number is made from its words: equal sources, equal
+    list.
+    """
     name, version, licence = project["name"], project["version"], project["license"]
     itself = library(name, "required", version, licenses=[{"license": {"id": licence}}])
     needed = [re.match(r"[\w.-]+", line) for line in project["dependencies"]]
@@ -54,7 +56,7 @@ def document(project: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Reads pyproject.toml beside this folder."""
+    """Read pyproject.toml beside this folder."""
     with (Path(__file__).parents[1] / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
     Path(sys.argv[1]).write_text(json.dumps(document(project), indent=2) + "\n")

@@ -37,7 +37,7 @@ set(CMAKE_C_FLAGS_INIT "-ffile-prefix-map={source}=. -ffile-prefix-map={tools}=.
 
 
 def epoch() -> str:
-    """The time that all files inside bear: the environment's, or the commit's, or 1980, where zip files begin."""
+    """Return the time of all files inside: the environment's, or the commit's, or 1980, where zip files begin."""
     if given := os.environ.get("SOURCE_DATE_EPOCH"):
         return given
     shown = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -45,7 +45,7 @@ def epoch() -> str:
 
 
 def build(kind: str, source: Path, out: Path, *options: str, **environment: str) -> None:
-    """Runs `python -m build` with the packages that this Python has: nothing is fetched."""
+    """Run `python -m build` with the packages that this Python has: nothing is fetched."""
     command = [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", out, *options, source]
     done = subprocess.run(
         command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
@@ -68,7 +68,7 @@ def make_tools(tools: Path, processor: str, source: Path) -> Path:
 
 
 def build_wheel(source: Path, out: Path, processor: str) -> Path:
-    """A wheel for that processor, whose name states the oldest glibc that it runs on."""
+    """Return a wheel for that processor, whose name states the oldest glibc that it runs on."""
     platform = f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{processor}"
     tools = source.parent / processor
     arguments = f"cmake.args=-DCMAKE_TOOLCHAIN_FILE={make_tools(tools, processor, source)}"
@@ -81,7 +81,7 @@ def build_wheel(source: Path, out: Path, processor: str) -> Path:
 
 
 def check(wheel: Path, processor: str) -> None:
-    """Ends the program if the wheel is too large, or needs more of a system than its name states."""
+    """End the program if the wheel is too large, or needs more of a system than its name states."""
     if (nbytes := wheel.stat().st_size) > MOST_BYTES:
         sys.exit(f"make wheels: {wheel.name} has {nbytes:,} bytes, and may have {MOST_BYTES:,}")
     command = [sys.executable, "-m", "auditwheel", "show", "--json", wheel]
@@ -93,7 +93,7 @@ def check(wheel: Path, processor: str) -> None:
 
 
 def main() -> None:
-    """Builds, checks, and writes SHA256SUMS beside what it built."""
+    """Build, check, and write SHA256SUMS beside the wheels."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--out", type=Path, default=ROOT / "dist", help="folder, which is emptied first")
     arguments.add_argument("--processor", choices=PROCESSORS, action="append", help="default: all")

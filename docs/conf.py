@@ -14,7 +14,7 @@ release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["versi
 
 
 def shown_version() -> str:
-    """The release, or which development version the pages are for: a commit that has no release's tag."""
+    """Return the release, or the development version that the pages are for: a commit without a release's tag."""
     words = ["git", "-C", str(ROOT), "describe", "--always", "--tags", "--match", f"v{release}"]
     found = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
     is_release = found in ("", f"v{release}")  # "": an sdist, which has no history
@@ -80,7 +80,7 @@ def signature(_app: Sphinx, what: str, name: str, *_: object) -> tuple[str, str]
 
 
 def docstring(_app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Drops the docstring that Python gives to a field of a named tuple: it says nothing."""
+    """Drop the docstring that Python gives to a field of a named tuple: it says nothing."""
     if lines and lines[0].startswith("Alias for field number"):
         lines.clear()
 
@@ -108,7 +108,7 @@ PARAMETERS = {
 
 
 def replaced(text: str, words: dict[str, str]) -> str:
-    """The text with each key's value in its place."""
+    """Return the text with each key's value in its place."""
     for old, new in words.items():
         text = text.replace(old, new)
     return text
@@ -123,7 +123,7 @@ def make_accessible(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """The blocks of the protocol's page are in no language that a lexer knows."""
+    """Register what the pages need. The blocks of the protocol's page are in no language that a lexer knows."""
     app.connect("build-finished", make_accessible)
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", docstring)

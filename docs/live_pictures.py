@@ -22,7 +22,7 @@ VIEWS = {"wide": (1280, 900, "light"), "narrow": (390, 844, "dark")}
 
 @contextmanager
 def demo(kind: str) -> Iterator[str]:
-    """The address of its page."""
+    """Run that demo, and yield the address of its page."""
     command = [sys.executable, "-u", "-m", "driver.cli", "demo", kind, "--web", "--device", "litert"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None

@@ -35,7 +35,7 @@ def in_home(text: str) -> Path:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether a folder is this account's, or will be: a container may give root's to every account."""
+    """Return True if a folder is this account's, or will be: a container may give root's to every account."""
     try:
         owner = path.stat().st_uid
     except FileNotFoundError:

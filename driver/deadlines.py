@@ -59,7 +59,7 @@ def check_times(**times: float | None) -> None:
 
 
 def nanoseconds(deadline: float) -> int:
-    """Of a deadline, checked. Raises ValueError."""
+    """Return a deadline in nanoseconds, checked. Raises ValueError."""
     return checked("deadline", deadline)
 
 
@@ -71,7 +71,7 @@ def taken(plain: object) -> int | None:
 
 
 def earlier(timeout: float | None, deadline: int | None) -> int | None:
-    """The deadline, or the end of so many seconds from now, whichever comes first; None without both.
+    """Return the deadline, or the end of so many seconds from now, whichever comes first; None without both.
 
     Raises ValueError, and Timeout after 0 seconds, in which nothing is done.
     """
@@ -94,7 +94,7 @@ def seconds_left(deadline: int | None) -> float | None:
 
 
 def timeout_until(end: int | None) -> float | None:
-    """The timeout of another try that ends then: a moment at least, as 0 would mean that nothing is tried."""
+    """Return the timeout of another try that ends then: a moment at least, as with 0 nothing would be tried."""
     left = seconds_left(end)
     return None if left is None else max(1e-9, left)
 
@@ -107,7 +107,7 @@ def _late(now: int, deadline: int) -> float | None:
 
 
 def passed(deadline: int | None) -> Result | None:
-    """The result of a request whose deadline had passed before it was sent."""
+    """Return the result of a request whose deadline had passed before it was sent; None if it has not passed."""
     if deadline is None or (now := clock.now()) <= deadline:
         return None
     error = MissedDeadlinePersistent(cause=Cause("before start", _late(now, deadline)))
@@ -115,7 +115,7 @@ def passed(deadline: int | None) -> Result | None:
 
 
 def missed_in_waiting(deadline: int | None) -> Result | None:
-    """The result of a request whose deadline has passed, of which we know no more."""
+    """Return the result of a request whose deadline has passed while it waited, of which we know no more."""
     if deadline is None or (now := clock.now()) < deadline:
         return None
     error = unanswered(now - deadline)
@@ -147,12 +147,14 @@ class Wait(NamedTuple):
         return self.timeout is not None and self.end != self.by
 
     def check(self, phase: Phase) -> None:
-        """Raises Timeout when its timeout has passed."""
+        """Raise Timeout if its timeout has passed."""
         if self.ends_by_timeout and self.end is not None and clock.now() >= self.end:
             raise timed_out(self.timeout, phase)
 
     def given_up(self) -> Result:
-        """What came of a request that was not answered by `end`. Raises Timeout, unless its deadline has passed."""
+        """Return the result of a request that was not answered by `end`. Raises Timeout, unless its deadline has
+        passed.
+        """
         if missed := missed_in_waiting(self.by):
             return missed
         late_by = max(0, clock.now() - (self.end or 0)) / 1e9
@@ -169,7 +171,7 @@ def unanswered(late_ns: int) -> MissedDeadlineTransient:
 
 @contextmanager
 def waiting(deadline: float | None) -> Iterator[int | None]:
-    """A call that ends at that time.monotonic(); gives it in nanoseconds. Raises MissedDeadline*."""
+    """Bound a call by that time.monotonic(); gives it in nanoseconds. Raises MissedDeadline*."""
     by = None if deadline is None else nanoseconds(deadline)
     if found := passed(by):
         found.raise_for_status()
@@ -199,7 +201,7 @@ def until(timeout: float | None, deadline: float) -> Iterator[float | None]:
 
 @contextmanager
 def due(deadline: int | None) -> Iterator[None]:
-    """What this thread does meanwhile has to be done by then."""
+    """Bound what this thread does meanwhile by a deadline, which `check` looks at."""
     before = lib.burst_due()
     lib.burst_set_due(FOREVER if deadline is None else deadline)
     try:
@@ -215,25 +217,25 @@ def deadline() -> int | None:
 
 
 def check(phase: Phase, deadline: int | None = None) -> None:
-    """Raises MissedDeadlineTransient when what this thread does is overdue. `deadline`: its, if it is known."""
+    """Raise MissedDeadlineTransient if this thread's work is overdue. `deadline`: its, if it is known."""
     end = int(lib.burst_due()) if deadline is None else deadline
     if end != FOREVER and clock.now() > end:
         raise overdue(phase, end)
 
 
 def overdue(phase: Phase, deadline: int) -> StatusError:
-    """The error of what is given up, or was not begun because of others."""
+    """Return the error of work that is given up, or was not begun because of others."""
     return missed(ErrorStatus.MISSED_DEADLINE_TRANSIENT, phase, clock.now(), deadline)
 
 
 def checker() -> Callable[[], None] | None:
-    """What to call before each operation of an execution in this thread; None when there is no deadline."""
+    """Return the function to call before each operation of an execution in this thread; None without a deadline."""
     deadline = lib.burst_due()
     return None if deadline == FOREVER else partial(check, "executing", deadline)
 
 
 def check_entry(phase: Phase) -> None:
-    """Raises MissedDeadlinePersistent when what this thread is about to do was overdue from the beginning."""
+    """Raise MissedDeadlinePersistent if what this thread is about to do was overdue from the beginning."""
     deadline = lib.burst_due()
     if (now := clock.now()) > deadline:
         raise missed(ErrorStatus.MISSED_DEADLINE_PERSISTENT, phase, now, deadline)
@@ -253,7 +255,7 @@ def taking(lock: threading.Lock) -> Iterator[None]:
 
 
 def missed(status: ErrorStatus, phase: Phase, now: int, deadline: int) -> StatusError:
-    """The error of a request that has missed its deadline, or will."""
+    """Return the error of a request that has missed its deadline, or will."""
     is_transient = status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
     cause = Cause(phase, _late(now, deadline))
     return MissedDeadlineTransient(cause=cause) if is_transient else MissedDeadlinePersistent(cause=cause)
@@ -275,7 +277,7 @@ class Rate:
 
     @contextmanager
     def preparing(self, operations: int, nbytes: int) -> Iterator[None]:
-        """Raises MissedDeadlinePersistent when not enough time is left for what this thread prepares meanwhile."""
+        """Raise MissedDeadlinePersistent if too little time is left for what this thread prepares meanwhile."""
         self._check(operations, nbytes)
         begin = time.monotonic()
         try:

@@ -14,14 +14,14 @@ class ForkListener(Protocol):
     """An object that a forked child must not use."""
 
     def abandon(self) -> None:
-        """Called in a forked child: drop what is the parent's."""
+        """Drop what is the parent's. Called in a forked child."""
 
 
 _listeners: weakref.WeakSet[ForkListener] = weakref.WeakSet()
 
 
 def abandon_in_child(listener: ForkListener) -> None:
-    """Calls its `abandon` in every child that is forked from now on."""
+    """Call the listener's `abandon` in every child that is forked from now on."""
     _listeners.add(listener)
 
 
@@ -37,7 +37,7 @@ class _Unusable:
 
 
 def unusable(check: Callable[[], None]) -> Any:
-    """Takes the place of an object that may not be used any more. `check` raises the error that says why."""
+    """Return an object in place of one that may not be used any more. `check` raises the error that says why."""
     return _Unusable(check)
 
 

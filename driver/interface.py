@@ -108,21 +108,21 @@ class BoundExecution:
     """True: `run` of a static model raises nothing but StatusError once all outputs fit. The engine calls it bare."""
 
     def failure(self, status: ErrorStatus) -> Exception:
-        """What `run` would have raised in the place of a run of `native` that has just returned `status`.
+        """Return what `run` would have raised in the place of a run of `native` that has just returned `status`.
 
         By default an error that says the status alone.
         """
         return status_error(status)
 
     def cancel(self) -> None:
-        """Ends the run in progress, by `run` or `native`, and every later one, with ExecutionFailed or GENERAL_FAILURE.
+        """End the run in progress, by `run` or `native`, and every later one, with ExecutionFailed or GENERAL_FAILURE.
 
         The engine calls it for clients that are gone: from any thread, at any time, any number of times. It returns at
         once; the run ends at the next point where the device looks. By default a run goes on to its end.
         """
 
     def is_running(self) -> bool:
-        """Whether a run is in progress. From any thread.
+        """Return True if a run is in progress. Safe from any thread.
 
         The engine asks when it has cancelled the execution: a run that goes on for a second more ends the engine, so
         that the client that is gone does not hold a slot. By default the engine is not ended.
@@ -138,7 +138,7 @@ class CacheFiles(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What a device keeps of a prepared model: bytes for each file."""
+    """The bytes that a device keeps of a prepared model, for each file."""
 
     model: Sequence[bytes | NDArray[np.uint8]] = ()
     data: Sequence[bytes | NDArray[np.uint8]] = ()
@@ -168,14 +168,14 @@ class PreparedModel(ABC):
         outputs: Sequence[NDArray[Any]],
         options: BindOptions,
     ) -> BoundExecution:
-        """Inputs typed and shaped (None: omitted), outputs as raw uint8 memory. A `BufferArgument` is in the place of
-        each array that lies in a DriverBuffer, which only a driver with `allocate` or `map_memory` gets.
+        """Bind inputs, typed and shaped (None: omitted), and outputs, as raw uint8 memory. A `BufferArgument` is in the
+        place of each array that lies in a DriverBuffer, which only a driver with `allocate` or `map_memory` gets.
 
         Raises ExecutionFailed, ValueError.
         """
 
     def saved(self, root: NDArray[np.uint8]) -> Saved | None:
-        """What `Device.restore` needs to make this model again in less time; None: not worth keeping.
+        """Return what `Device.restore` needs to make this model again in less time; None: not worth keeping.
 
         Called after the model is prepared, for each client that keeps it. `root`: the bytes of the model, of which
         constants are views. They are kept in any case.
@@ -183,7 +183,7 @@ class PreparedModel(ABC):
         return None
 
     def rest(self) -> None:  # noqa: B027 (by default there is nothing to give back)
-        """Gives back memory that the next `bind` can make again.
+        """Give back memory that the next `bind` can make again.
 
         Called from any thread when nothing has run on the device for a while and nothing is bound to the model.
         """
@@ -199,7 +199,8 @@ class PreparedModel(ABC):
         """Hint: such a burst has ended: it was closed, or its client is gone. Called as `burst_began`."""
 
     def improved(self, preparation: Preparation) -> PreparedModel | None:
-        """A better model to replace this one, for devices that first make a quick one; None: there is nothing better.
+        """Return a better model to replace this one, for devices that first make a quick one; None: there is nothing
+        better.
 
         Called once after `improves_after` executions, in a background thread of low priority, while this model serves,
         and others may be prepared or improved.
@@ -209,8 +210,8 @@ class PreparedModel(ABC):
         return None
 
     def configure_execution_burst(self, offer: BurstOffer) -> ExecutionBurst | None:
-        """A burst of the driver's own on this model: it reads and writes the queues itself, or has an executor that
-        keeps the client's memory (`burst.ExecutionBurstServer.create_with_executor`). None: the engine serves it.
+        """Return a burst of the driver's own on this model: it reads and writes the queues itself, or has an executor
+        that keeps the client's memory (`burst.ExecutionBurstServer.create_with_executor`). None: the engine serves it.
 
         The engine starts and stops it, and tells it what the client frees. `offer.on_end` must be called once, soon
         after `stop`. What the driver serves itself takes no turns with other executions, unless it uses `offer.ticket`.
@@ -242,7 +243,8 @@ class DriverBuffer(ABC):
     """
 
     def array(self) -> NDArray[np.uint8] | None:
-        """The bytes of the value in the HAL's layout (row-major, without gaps), where the CPU can use them as they lie.
+        """Return the bytes of the value in the HAL's layout (row-major, without gaps), if the CPU can use them as they
+        lie.
 
         None: the layout is the driver's own.
         """
@@ -250,14 +252,14 @@ class DriverBuffer(ABC):
 
     @abstractmethod
     def copy_from(self, source: NDArray[np.uint8]) -> None:
-        """Makes `source` the value: all of its bytes, in the HAL's layout. May raise anything; then it has no value."""
+        """Make `source` the value: all of its bytes, in the HAL's layout. May raise anything; then it has no value."""
 
     @abstractmethod
     def copy_to(self, target: NDArray[np.uint8]) -> None:
-        """Writes the value to all of `target`, in the HAL's layout. May raise anything."""
+        """Write the value to all of `target`, in the HAL's layout. May raise anything."""
 
     def copy_across(self, source: DriverBuffer) -> bool:
-        """Makes the value of another buffer of this driver its own; both have one type and the same dimensions.
+        """Make the value of another buffer of this driver its own; both have one type and the same dimensions.
 
         False, as by default: the engine copies by `copy_to` and `copy_from`, through its own memory. May raise
         anything; then this buffer has no value.
@@ -271,7 +273,7 @@ class DriverBuffer(ABC):
 
 
 class BufferArgument(NamedTuple):
-    """What `bind` gets for an input or output that lies in a driver's buffer."""
+    """An input or output in a driver's buffer, as `bind` gets it."""
 
     buffer: DriverBuffer
     dimensions: tuple[int, ...]  #: of an input all are known; of an output what model and client say, 0: not known
@@ -280,7 +282,7 @@ class BufferArgument(NamedTuple):
 
 
 class BufferUse(NamedTuple):
-    """What a buffer is for: input or output `io_index` of a prepared model, in which part of all executions."""
+    """The use of a buffer: input or output `io_index` of a prepared model, in which part of all executions."""
 
     prepared: PreparedModel
     is_input: bool
@@ -314,7 +316,7 @@ State = Literal["available", "busy", "offline", "unknown"]
 
 
 class DeviceStatus(NamedTuple):
-    """Whether a device takes work, and why it does not: "busy" for now, "offline" until something is done about it.
+    """The state of a device: it takes work, or is "busy" for now, or "offline" until something is done about it.
 
     "unknown" is no refusal: a device that cannot tell is asked all the same, and so is one that does not run yet.
     """
@@ -324,7 +326,7 @@ class DeviceStatus(NamedTuple):
 
     @property
     def takes_work(self) -> bool:
-        """Whether it prepares and executes."""
+        """True if it prepares and executes."""
         return self.state in {"available", "unknown"}
 
     def __str__(self) -> str:
@@ -336,7 +338,9 @@ Source = Literal["stated", "measured"]
 
 
 class Performance(NamedTuple):
-    """What something takes on a device, relative to the CPU in the client's process: lower is better, 1.0 the same."""
+    """The time or power that something takes on a device, relative to the CPU in the client's process: lower is better,
+    1.0 the same.
+    """
 
     exec_time: float
     power_usage: float | None = None  #: None where it is not known
@@ -357,7 +361,7 @@ class Capabilities(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What a device needs of the system beyond what every program that computes has: what a sandbox has to leave it.
+    """The needs of a device beyond those of every program that computes: a sandbox leaves it these.
 
     Paths are absolute, or begin with "~/"; a folder stands for all that is in it. One that is not there when the device
     starts gives nothing. Shared libraries of the system and Python's own files are no needs.
@@ -420,7 +424,9 @@ class Device(ABC):
     """
 
     def is_outdated(self) -> bool:
-        """Whether the code that it was made of has been replaced since, so that new clients want another process."""
+        """Return True if the code that it was made of has been replaced since, so that new clients want another
+        process.
+        """
         return False
 
     watched: Callable[[str], AbstractContextManager[object]] = nullcontext
@@ -453,7 +459,7 @@ class Device(ABC):
 
     @property
     def capabilities(self) -> Capabilities | None:
-        """What the driver states about the device's speed and power; None: Burst measures it.
+        """The driver's statements about the device's speed and power; None: Burst measures it.
 
         Override it as an attribute of the class, or as a property where the hardware has to be asked: the engine reads
         it when a client asks. Statements are about all that the device supports: a type without a figure costs
@@ -479,7 +485,7 @@ class Device(ABC):
 
     @classmethod
     def missing(cls) -> str | None:
-        """What the device needs and this machine lacks; None: nothing. By default it looks for `library`.
+        """Return what the device needs and this machine lacks; None: nothing. By default it looks for `library`.
 
         Called in the client, before a process is started. `driver.connect` raises DeviceNotFound with this text, and
         `driver.compile` leaves the device out unless the caller names it. Load nothing here: it must be quick.
@@ -488,7 +494,7 @@ class Device(ABC):
 
     @classmethod
     def remedy(cls) -> str | None:
-        """What a user does about what `missing` says; None: install the extra of the device's name."""
+        """Return what a user can do about what `missing` says; None: install the extra of the device's name."""
         return None
 
     @abstractmethod
@@ -518,7 +524,7 @@ class Device(ABC):
         root: NDArray[np.uint8],
         preparation: Preparation,
     ) -> PreparedModel:
-        """As `prepare`, of a model that was prepared before, from what `PreparedModel.saved` returned.
+        """Prepare a model that was prepared before, from what `PreparedModel.saved` returned.
 
         Called only for devices with `cache_files`. `saved` and `root` are exactly what was saved: verified, in memory
         that no other process can change. They are arrays of uint8 in one block, each on the page after the one before
@@ -533,8 +539,8 @@ class Device(ABC):
         """
 
     def time_work(self, until: float) -> bool:
-        """Notes until that time (time.monotonic()) when its accelerator works on what is launched, for `burst trace`:
-        each launched execution by `burst.work_notes`. False, as by default: it does not. Any thread.
+        """Note until that time (time.monotonic()) when its accelerator works on what is launched, for `burst trace`:
+        each launched execution by `burst.work_notes`. False, the default: it does not. Safe from any thread.
         """
         return False
 
@@ -547,7 +553,7 @@ class Device(ABC):
         return None
 
     def map_memory(self, handle: MemoryHandle) -> NDArray[np.uint8] | DriverBuffer:
-        """Maps memory of one of `own_memory_kinds`. Any thread, several at once.
+        """Map memory of one of `own_memory_kinds`. Safe from any thread, several at once.
 
         An array of uint8 with one axis is used as other pools are, at any offset, and unmapped when Python frees it;
         if it is read-only, no output can lie in it. A DriverBuffer is used whole. The client may write to the memory at
@@ -559,7 +565,7 @@ class Device(ABC):
 
 
 def _is_there(module: str) -> bool:
-    """Whether a module could be imported, as far as can be told without loading it."""
+    """Return True if a module could be imported, as far as can be told without loading it."""
     try:
         return find_spec(module) is not None
     except (ImportError, ValueError):  # its package is missing, or it was made by hand
@@ -568,7 +574,7 @@ def _is_there(module: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What is known about an installed device without starting it."""
+    """The facts about an installed device that are known without starting it."""
 
     name: str
     version: str

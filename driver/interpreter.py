@@ -51,7 +51,7 @@ def executable() -> str:
 
 
 def _likely() -> Iterator[str]:
-    """The program itself, then those of its environment, as venv and the build lay them out."""
+    """Yield the program itself, then those of its environment, as venv and the build lay them out."""
     yield sys.executable or ""
     version = sysconfig.get_python_version()
     folders = [os.path.join(prefix, "bin") for prefix in (sys.prefix, sys.exec_prefix)]

@@ -15,7 +15,7 @@ _library = CDLL(None)
 
 
 def function(name: str, kind: str) -> Any:
-    """The function with this name as a pointer of the C type `kind`; None where the C library has none.
+    """Return the function with this name as a pointer of the C type `kind`; None where the C library has none.
 
     A call gives up the GIL, and leaves errno in `ffi.errno`.
     """

@@ -51,13 +51,13 @@ class PrepareOptions(NamedTuple):
     trace: Trace | None = None  #: where the device notes a crash while it prepares
 
     def checked(self) -> PrepareOptions:
-        """Raises ValueError naming what is wrong."""
+        """Return these options; raise ValueError naming what is wrong."""
         check_preference(self.preference)
         number_of(self.priority)
         return self
 
     def lasting(self) -> PrepareOptions:
-        """What holds for the same model when it is prepared again."""
+        """Return the options that hold for the same model when it is prepared again."""
         return PrepareOptions(self.preference, self.priority)
 
 
@@ -73,7 +73,7 @@ class Options(NamedTuple):
     recover: bool
 
     def checked(self) -> Options:
-        """Raises ValueError naming what is wrong."""
+        """Return these options; raise ValueError naming what is wrong."""
         spin_ns(self.spin)
         if not 1 <= self.depth <= MOST_DEPTH:
             raise ValueError(f"depth={self.depth!r}: from 1 to {MOST_DEPTH} requests in flight")
@@ -83,7 +83,9 @@ class Options(NamedTuple):
 
 
 def options_of(preference: Preference, **options: Any) -> Options:
-    """Checked, with the defaults of `RemotePreparedModel.burst`, also for None. Raises ValueError, TypeError."""
+    """Return a preference's options, checked; None stands for the defaults of `RemotePreparedModel.burst`. Raises
+    ValueError, TypeError.
+    """
     spin, depth = _SPINS.get(preference, DEFAULT_SPIN), _DEPTHS.get(preference, 1)
     defaults = Options(spin, "memfd", False, None, depth, "block", False)
     if unknown := options.keys() - set(Options._fields):
@@ -95,20 +97,20 @@ LOW, MEDIUM, HIGH = range(len(PRIORITIES))
 
 
 def check_preference(preference: object) -> None:
-    """Raises ValueError."""
+    """Raise ValueError if the preference is unknown."""
     if preference not in PREFERENCES:
         raise ValueError(f"preference={preference!r:.40}: one of {', '.join(map(repr, PREFERENCES))}")
 
 
 def number_of(priority: Priority) -> int:
-    """As it travels. Raises ValueError."""
+    """Return the number for this priority on the wire. Raises ValueError."""
     if priority not in PRIORITIES:
         raise ValueError(f"priority={priority!r}: one of {', '.join(map(repr, PRIORITIES))}")
     return PRIORITIES.index(priority)
 
 
 def check_application(name: object) -> None:
-    """Checks the name that a client declares for its application. Raises InvalidArgument."""
+    """Check the name that a client declares for its application. Raises InvalidArgument."""
     if not (isinstance(name, str) and 0 < len(name) <= _MOST_APPLICATION and name.isprintable() and name[0] != "/"):
         raise InvalidArgument(
             f"application={name!r:.120}: must be a str of 1 to {_MOST_APPLICATION} printable characters that does not "

@@ -5,6 +5,7 @@ import inspect
 import re
 import subprocess
 import tomllib
+from fnmatch import fnmatch
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
@@ -317,6 +318,26 @@ def test_every_test_says_what_it_claims():
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 assert ast.get_docstring(node), f"{name(path)}:{node.lineno} {node.name}"
+
+
+def test_docstrings_are_sentences():
+    """A function does something, a class is something; no docstring begins as the second half of a sentence.
+
+    Files that pyproject.toml exempts from ruff's D401 are exempt here, too.
+    """
+    fragment = re.compile(r"(As|Of|Whether|What|The same)\b")
+    ignores = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]["per-file-ignores"]
+    exempt = [pattern for pattern, rules in ignores.items() if "D401" in rules]
+    found = []
+    for path in tracked("*.py"):
+        if not any(fnmatch(name(path), pattern) for pattern in exempt):
+            found += [
+                f"{name(path)}:{node.lineno} {node.name}: {docstring:.60}"
+                for node in ast.walk(parsed(path))
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+                and fragment.match(docstring := ast.get_docstring(node) or "")
+            ]
+    assert not found
 
 
 def test_no_test_sleeps():

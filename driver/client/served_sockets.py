@@ -47,7 +47,7 @@ def connect(address: str) -> Channel:
 
 
 def owner_of(folder: Path) -> int:
-    """Return the only uid, but root, that can put files into a folder. Raises DeviceFailed if others can; OSError."""
+    """Return the owner of a folder. Raises DeviceFailed if others, but root, can write there; OSError."""
     for place in (folder, *folder.parents):
         mode = place.stat().st_mode
         is_sticky = place != folder and mode & stat.S_ISVTX  # there, what is in it belongs to its owners

@@ -149,7 +149,7 @@ class EngineClient:
         return self.quota.holder
 
     def join(self, _: Message, name: str, is_declared: bool) -> Reply:
-        """This client is of that application. The service calls it when the client says hello.
+        """Make this client one of that application. The service calls it when the client says hello.
 
         A name that is not declared is no reason to refuse a client: beyond the limit it stays in the account's own.
         Raises InvalidArgument when the client has prepared a model, ResourceExhaustedTransient.

@@ -199,7 +199,7 @@ class Slot:
         return bytes(self._bytes)
 
     def begin(self, digest: bytes) -> None:
-        """This thread runs the file from now on. A listener has its own place for signals whenever it runs."""
+        """Note that this thread runs the file from now on. A listener has a place of its own for signals when it runs."""
         self._bytes[:] = digest
         lib.burst_blame_on(self._place)
 
@@ -208,7 +208,7 @@ class Slot:
         self._bytes[:] = _NONE
 
     def note_function(self, name: str) -> str:
-        """This thread calls a function of that name from now on; "": none. Returns the one before."""
+        """Note that this thread calls a function of that name from now on; "": none. Returns the one before."""
         before = bytes(self._row["function"][0]).decode()
         self._row["function"] = name.encode()
         return before

@@ -87,7 +87,7 @@ def main() -> None:
 
 
 class NoSilentFile(Exception):
-    """This machine mounts none."""
+    """The machine mounts no such file."""
 
 
 class SilentFile(PosixPath):

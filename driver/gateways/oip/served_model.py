@@ -34,7 +34,7 @@ _STAGES = "queue", "compute_input", "compute_infer", "compute_output"
 
 
 class ModelGone(DeviceUnavailable):
-    """This version has been unloaded, or another file has taken its place. Nothing was executed for this request."""
+    """A version was unloaded, or another file has taken its place. Nothing was executed for the request."""
 
 
 class PriorityLane:

@@ -73,7 +73,7 @@ class Axis:
         return counts
 
     def checked(self) -> "Axis":
-        """This axis; `ValueError` when its numbers make no sense."""
+        """Return this axis; raise `ValueError` if its numbers make no sense."""
         if self.stride < 1 or self.dilation < 1 or self.filter < 1:
             raise ValueError(
                 f"stride {self.stride}, dilation {self.dilation} and filter {self.filter} have to be above 0"

@@ -281,7 +281,7 @@ def test_a_full_folder_stays_whole(tmp_path, fork):
 
 
 def die_at(step):
-    """This process kills itself before its call to the disk of that number."""
+    """Kill this process before its call to the disk of that number."""
     count = itertools.count(1)
 
     def deadly(function):
