@@ -199,7 +199,7 @@ class Slot:
         return bytes(self._bytes)
 
     def begin(self, digest: bytes) -> None:
-        """Note that this thread runs the file from now on. A listener has a place of its own for signals when it runs."""
+        """Note that this thread runs the file from now on. A listener has its own place for signals while it runs."""
         self._bytes[:] = digest
         lib.burst_blame_on(self._place)
 
