@@ -1,4 +1,4 @@
-"""How the product is built: rooms and the imports between them, circles, ladders, size, and what tests reach for.
+"""How the product is built: rooms and the imports between them, circles, ladders, size, copies of one contract.
 
     python bench/house.py [CHECKOUT ...]     # a column for each; without any, this checkout
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 PACKAGES = ("fmq", "burst", "driver")
 C_COMMENT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\])*"', re.DOTALL)
 C_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|\w+|<<=|>>=|->|\+\+|--|&&|\|\||<<|>>|[-+*/%&|^<>=!]=|\S')
+EXECUTE = re.compile(r"_?(execute|run)(_[a-z]\w*)?$")
+APART = re.compile(r"driver\.(cli|demos|devices|doctor|nn|vts)\b")  # commands, judges and arithmetic, not the contract
+SURFACE = {"run", "run_async", "execute", "execute_async", "execute_fenced"}
 Figures = dict[str, int | str]
 
 
@@ -144,6 +147,11 @@ def statements(tree: ast.Module) -> int:
     )
 
 
+def of_package(source: Source, package: str) -> int:
+    """Statements of one of the packages."""
+    return sum(statements(tree) for name, tree in source.trees.items() if name.split(".")[0] == package)
+
+
 def size(source: Source) -> Figures:
     """Statements and tokens (no comments, no docstrings, lines of any length); public and private names."""
     c = "\n".join(path.read_text() for path in (source.root / "csrc").rglob("*.[ch]"))
@@ -158,17 +166,54 @@ def size(source: Source) -> Figures:
     }
     return {
         **public,
-        "Python statements": sum(map(statements, source.trees.values())),
+        **{f"Python statements, {package}": of_package(source, package) for package in PACKAGES},
         "C tokens": len(C_TOKEN.findall(code)),
         "Python statements of tests": sum(map(statements, source.tests)),
         "private names that tests reach for": f"{len(set(private))} ({len(private)} times)",
     }
 
 
+def called(node: ast.Call) -> str:
+    """The name of what is called."""
+    return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+
+
+def mentions(node: ast.AST, *names: str) -> bool:
+    """Return whether a name of those stands below this node."""
+    return any(getattr(each, "id", getattr(each, "attr", "")) in names for each in ast.walk(node))
+
+
+def contracts(source: Source) -> Figures:
+    """How often the product says what an execution is: its names, its futures, its tables, its second try."""
+    functions, calls, tries = [], [], 0
+    for name, tree in source.trees.items():
+        nodes = list(ast.walk(tree))
+        calls += [node for node in nodes if isinstance(node, ast.Call)]
+        if not APART.match(name):
+            functions += [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+            asked = [node.test for node in nodes if isinstance(node, ast.If)]
+            tries += sum(mentions(node, "OUTPUT_INSUFFICIENT_SIZE", "OutputInsufficientSize") for node in asked)
+    futures = [
+        name
+        for at, name in source.classes
+        if any(end.endswith(("Future", "Completion")) for end in (name, *source.bases(at, name)))
+    ]
+    return {
+        "definitions of run, execute, execute_async, execute_fenced, run_async": sum(n in SURFACE for n in functions),
+        "definitions of execute*, run*, _execute*, _run*": sum(bool(EXECUTE.match(name)) for name in functions),
+        "conditions on outputs that are too small": tries,
+        "classes of futures": f"{len(futures)}: {', '.join(sorted(futures))}",
+        "tables of slots that are made": sum(bool(re.match("Slot[A-Z]", called(call))) for call in calls),
+        "calls with more than four terms by position": sum(len(call.args) > 4 for call in calls),
+        "uses of getattr": sum(called(call) == "getattr" for call in calls),
+    }
+
+
 def main() -> None:
     """Prints a table in Markdown: a line for each figure, a column for each checkout."""
     roots = [Path(name).resolve() for name in sys.argv[1:]] or [Path(__file__).parents[1]]
-    columns = [{**shape(source), **classes(source), **size(source)} for source in map(Source, roots)]
+    figures = (shape, classes, size, contracts)
+    columns = [{key: value for ask in figures for key, value in ask(source).items()} for source in map(Source, roots)]
     print(f"| | {' | '.join(root.name for root in roots)} |\n|---|{'---|' * len(roots)}")
     for key in columns[0]:
         print(f"| {key} | {' | '.join(str(column[key]) for column in columns)} |")

@@ -147,6 +147,20 @@ def test_a_script_measures_every_row_it_promises(tmp_path, script, options, rows
     assert {"processor", "processors", "kernel", "governor", "load", "python", "numpy"} <= found["conditions"].keys()
 
 
+def test_walks_count_calls_in_each_process(tmp_path):
+    """A request on the plain path calls Python in the client and the engine, and one in a known burst calls none."""
+    target = tmp_path / "walks.json"
+    words = ["--quick", "--only", "burst.run, known", "prepared.execute", "--json", str(target)]
+    command = [sys.executable, str(BENCH / "walks.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    (walks,) = json.loads(target.read_text()).values()
+    assert walks["burst.run, known"]["figures"] == {}
+    assert all(0 < files <= calls for calls, files, _ in walks["prepared.execute"]["figures"].values())
+    assert walks["prepared.execute"]["figures"].keys() == {"client", "engine"}
+    assert re.search(r"^\| prepared.execute \| client \| \d+ / \d+ / \d+ \|$", done.stdout, re.MULTILINE)
+
+
 @needs_two_cpus
 @pytest.mark.stress
 def test_the_stream_is_measured_alone_and_beside_others(tmp_path):
