@@ -12,7 +12,9 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from burst._core import lib
+from burst.adapted import cancel_of
 from burst.errors import GeneralFailure, OutputInsufficientSize, Result, status_error
+from burst.execution import Execution
 from burst.executor import Estimates, Job
 from burst.messages import NO_CAUSE, Cause, ErrorStatus, OutputShape
 from burst.run_queue import FOREVER
@@ -38,7 +40,7 @@ class ExecutorCache:
     """
 
     def __init__(self, executor: BurstExecutorWithCache) -> None:
-        self._executor, self._lock = executor, threading.Lock()
+        self._executor, self._lock, self.cancel = executor, threading.Lock(), cancel_of(executor)
         self._added, self._freed = set[int](), list[int]()
         self._fetch: Callable[[list[int]], list[Memory]] | None = None
         self.estimates = Estimates()
@@ -80,12 +82,6 @@ class ExecutorCache:
             self._remove_freed()
         return checked_result(found, request)
 
-    @property
-    def cancel(self) -> Callable[[], object] | None:
-        """The executor's own, if it has one."""
-        found: Callable[[], object] | None = getattr(self._executor, "cancel", None)
-        return found
-
     def _add(self, slots: Iterable[int]) -> None:
         """Under the lock."""
         executor = self._executor
@@ -124,23 +120,24 @@ class ExecutorCache:
                 _log.exception("an executor failed to remove slot %d", slot)
 
 
-class _ExecutorRun:
-    """A burst.Execution of one request by an executor."""
+class _ExecutorRun(Execution):
+    """One request, executed by an executor."""
 
-    is_static, native = False, None
+    is_static = False
 
     def __init__(self, cache: ExecutorCache, measure: bool, request: Request) -> None:
         """The pools of the request are slots, and tokens."""
         self._cache, self._slots, self._measure = cache, tuple(request.pools), measure
         self._request = request._replace(pools=())
-        self.estimate, self.cancel = cache.estimates.of(request), cache.cancel
-        self.shapes: tuple[OutputShape, ...] = ()
-        self.time_on_device: int | None = None
+        self.estimate, self.shapes = cache.estimates.of(request), ()
 
     def run(self) -> None:
         result = self._cache.execute(self._request, self._slots, self._measure)
         self.shapes = result.output_shapes
         self.time_on_device = result.timing.time_on_device if self._measure else None
+
+    def cancel(self) -> None:
+        self._cache.cancel()
 
 
 def checked_result(found: object, request: Request) -> Result:

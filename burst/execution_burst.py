@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from burst.channel import Channel
     from burst.errors import Result
-    from burst.executor import Execution
+    from burst.execution import Execution
     from burst.messages import Request
     from burst.run_queue import Ticket
     from burst.wire import Token

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from burst._core import ffi, lib
+from burst.adapted import as_execution
 from burst.causes import admit, missed, not_done
 from burst.errors import (
     InternalError,
@@ -28,7 +29,6 @@ from burst.errors import (
     MissedDeadlineTransient,
     ResourceExhaustedTransient,
     StatusError,
-    status_error,
 )
 from burst.exhaustion import exhausted
 from burst.messages import NO_CAUSE, NO_TIMING, Cause, ErrorStatus, OutputShape, Request, Timing
@@ -40,6 +40,7 @@ from burst.wire import Token
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from burst.execution import Execution
     from burst.memory import Memory
     from burst.run_queue import Flow, Ticket
     from burst.wire import RequestPacket
@@ -49,49 +50,6 @@ _log = logging.getLogger(__name__)
 
 COMPLETED = int(ffi.cast("uintptr_t", ffi.addressof(lib, "burst_inflight_complete")))
 """The address of the C function that ends what `Execution.launch` has begun."""
-
-
-class Execution(Protocol):
-    """One request, bound to its memory, to be run any number of times.
-
-    It may have an attribute `native`: the addresses of a C function `int32_t f(void *context)` that does what `run`
-    does, and of its context. If the shapes never change, the listener calls that function instead of `run`, without
-    Python and without the GIL, one call at a time. It returns an ErrorStatus and lives as long as the execution. None
-    is the same as no attribute. An attribute `failure` is a function from that status to the error that `run` would
-    have raised; without one the error says the status alone.
-
-    It may have an attribute `launch`, a function of an address, which stands for the run: it begins what `run` does,
-    and returns at once. When the outputs are written, `COMPLETED` has to be called with that address, once, in any
-    thread: a C function `void f(void *run)`, which neither waits nor takes the GIL. Then a burst's listener calls
-    `launch` instead of `run` or `native`, but for the first time, and takes the next request; answers keep the order of
-    the requests. It raises before it has begun anything, or not at all. None is the same as no attribute.
-
-    It may have an attribute `cancel`, which any thread may call when the client is gone: the run in progress ends as
-    soon as it can, and later runs end at once. None is the same as no attribute.
-
-    It may have an attribute `estimate`: a burst_estimate of the time that executions of this kind take; runs update it.
-
-    It may have an attribute `written`: uint32_t words in C, one for each buffer of the device that it writes. They are
-    set to 1, no value, when an execution fails, also if it was not run.
-
-    It may have an attribute `time_on_device`: the microseconds that the last run computed, as the device measured them;
-    None: all the time that `run` took.
-
-    And attributes `copied_bytes`, the bytes of its arguments that each run copies, and `checked_bytes`, how many of
-    these it copies only to check them in private memory; 0 where they are missing.
-    """
-
-    @property
-    def run(self) -> Callable[[], object]:
-        """Executes. Raises StatusError."""
-
-    @property
-    def shapes(self) -> Sequence[OutputShape]:
-        """The shapes of the outputs, after a run."""
-
-    @property
-    def is_static(self) -> bool:
-        """True when `shapes` never changes."""
 
 
 class Estimates:
@@ -192,8 +150,6 @@ class Plan:
         "_bind",
         "_claimed",
         "_spares",
-        "checked",
-        "copied",
         "estimate",
         "execution",
         "flow",
@@ -204,7 +160,6 @@ class Plan:
         "slots",
         "success",
         "ticket",
-        "written",
     )
 
     def __init__(self, job: Job, request: Request) -> None:
@@ -213,12 +168,8 @@ class Plan:
         self.slots = frozenset(slot for slot in packet.slots if not isinstance(slot, Token))
         self._bind: Callable[[], Plan] = lambda: Plan(job, request)
         self._claimed, self._spares = threading.Lock(), list[Plan]()
-        self.execution = execution = job.bind(request)
-        self.run, self.measure = execution.run, packet.measure
-        self.copied: int = getattr(execution, "copied_bytes", 0)
-        self.checked: int = getattr(execution, "checked_bytes", 0)
-        self.estimate: Any = getattr(execution, "estimate", None)
-        self.written: Any = getattr(execution, "written", ())
+        self.execution = execution = as_execution(job.bind(request))
+        self.run, self.measure, self.estimate = execution.run, packet.measure, execution.estimate
         self.ticket: Ticket | None = None  #: of the thread that runs it, where that is always the same
         self.has_run = False  #: the first run takes longer than the others, so the estimate ignores it
         #: of a success, without its times, where the shapes never change
@@ -227,7 +178,7 @@ class Plan:
 
     def success_now(self, timing: Timing = NO_TIMING) -> Outcome:
         """What came of its run, which has just succeeded."""
-        computed = getattr(self.execution, "time_on_device", None)
+        computed = self.execution.time_on_device
         if computed is not None and self.measure:
             timing = timing._replace(time_on_device=computed)
         return Outcome(ErrorStatus.NONE, tuple(self.execution.shapes), timing)
@@ -253,20 +204,12 @@ class Plan:
 
     def invalidate_outputs(self) -> None:
         """Note that the buffers that it writes have no value: an execution failed, or was not run."""
-        for word in self.written:
+        for word in self.execution.written:
             word[0] = 1
 
     def cancel(self) -> None:
-        """Ends its run as soon as possible, where the execution can be cancelled. The result is not needed any more."""
-        cancel = getattr(self.execution, "cancel", None)
-        if cancel is not None:
-            cancel()
-
-    def failure(self, status: ErrorStatus) -> Exception:
-        """Why the C function of its execution returned that status."""
-        failure = getattr(self.execution, "failure", None)
-        found: Exception = failure(status) if failure else status_error(status)
-        return found
+        """End its run as soon as possible, where the execution can be cancelled. Its result is not needed any more."""
+        self.execution.cancel()
 
 
 class Run:

@@ -47,8 +47,9 @@ from fmq.errors import raise_errno
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from burst.execution import Execution
     from burst.execution_burst import BurstExecutorWithCache, BurstOffer
-    from burst.executor import Execution, MemoryCache
+    from burst.executor import MemoryCache
     from burst.memory import Memory
     from burst.messages import Request
     from burst.wire import RequestPacket
@@ -271,7 +272,7 @@ class ExecutionBurstServer(ExecutionBurst):
         plan = self._plans[self._listener.current]
         try:
             status = ErrorStatus(self._listener.failed)
-            error = plan.failure(status) if plan else status_error(status)
+            error = plan.execution.failure(status) if plan else status_error(status)
         except Exception as worse:  # noqa: BLE001 (as in _serve)
             error = worse
         return self._refuse(error)
@@ -288,8 +289,8 @@ class ExecutionBurstServer(ExecutionBurst):
     def _learn(self, plan: Plan) -> None:
         """Adds a plan, and drops the oldest when the table is full. The caller holds the executor's lock."""
         i, self._next = self._next, (self._next + 1) % MAX_PLANS
-        success, native = plan.success, getattr(plan.execution, "native", None)
-        function, context = native if native and success else (0, 0)
+        execution, success = plan.execution, plan.success
+        function, context = execution.native if execution.native and success else (0, 0)
         code = lib.burst_learn(
             self._listener,
             i,
@@ -298,19 +299,20 @@ class ExecutionBurstServer(ExecutionBurst):
             ffi.cast("void *", function),
             ffi.cast("void *", context),
             plan.measure,
-            plan.copied - plan.checked,
-            plan.checked,
+            execution.copied_bytes - execution.checked_bytes,
+            execution.checked_bytes,
         )
         if code:
             raise_errno(code, "learn")
         if plan.estimate is not None:
             lib.burst_expect(self._listener, i, plan.estimate)
-        lib.burst_writes(self._listener, i, plan.written if len(plan.written) else ffi.NULL, len(plan.written))
+        written = execution.written
+        lib.burst_writes(self._listener, i, written if len(written) else ffi.NULL, len(written))
         self._stale.pop(i, None)
         self._plans[i] = plan
         self._runs[i] = plan.run if success else None
-        if launch := getattr(plan.execution, "launch", None) if success else None:
-            self._runs[i] = self._launching(i, launch)
+        if success and execution.launch is not None:
+            self._runs[i] = self._launching(i, execution.launch)
         if self._is_ending:
             plan.cancel()
 

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from burst import Request
-    from burst.executor import Execution, Outcome, Plan
+    from burst.execution import Execution
+    from burst.executor import Outcome, Plan
     from burst.run_queue import Flow
     from driver.engine.ledger import Claim
     from driver.engine.limits import Limits

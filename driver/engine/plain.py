@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from burst import Memory, Request
-    from burst.executor import Execution, Plan
+    from burst.execution import Execution
+    from burst.executor import Plan
     from burst.run_queue import Flow
 
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from burst import Request
-    from burst.executor import Encode, Execution, Plan
+    from burst.execution import Execution
+    from burst.executor import Encode, Plan
     from burst.exhaustion import DescriptorsLost
     from burst.run_queue import Flow
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from burst import BurstOffer
-    from burst.executor import Execution
+    from burst.execution import Execution
     from driver.interface import PreparedModel
     from driver.nn import Model
 
