@@ -25,13 +25,15 @@ from burst import (
 )
 from burst import OutputInsufficientSize as InsufficientSize
 from burst._core import ffi, lib
+from burst.execution import Execution
 from burst.memory import VendorMemory
 from burst.memory_limits import check_available
 from burst.messages import Cause
 from burst.request_checks import check_request
 from burst.wire import Token
 from driver.engine.device_memory import ManagedBuffer
-from driver.engine.driver_memory import DriverPool, HoldingExecution
+from driver.engine.driver_execution import DriverExecution
+from driver.engine.driver_memory import DriverPool
 from driver.engine.named_buffers import NamedBuffers
 from driver.errors import DriverError, ExecutionFailed, LoopTimeout, OutputInsufficientSize
 from driver.interface import BindOptions, BufferArgument
@@ -218,11 +220,21 @@ def _arrays(model: Model, request: Request, access: PoolAccess) -> tuple[list[Ar
     return inputs, outputs
 
 
-class BoundRequest:
-    """A burst.Execution: one request on one prepared model, checked, with its arrays in the pools."""
+class BoundRequest(Execution):
+    """One request on one prepared model, checked, with its arrays in the pools."""
 
-    def __init__(self, model: Model, prepared: PreparedModel, request: Request, options: BindOptions = _USUAL) -> None:
-        """`options`: its loop timeout is that of the request.
+    claim: Claim | None = None
+    """What it costs its client, given back with it."""
+
+    def __init__(
+        self,
+        model: Model,
+        prepared: PreparedModel,
+        request: Request,
+        options: BindOptions = _USUAL,
+        around: Callable[[BoundExecution, Sequence[HeldBuffer]], DriverExecution] = DriverExecution,
+    ) -> None:
+        """`options`: its loop timeout is that of the request. `around`: what is done around the driver's execution.
 
         Raises InvalidArgument for a request that does not fit, GeneralFailure for what cannot be computed.
         """
@@ -230,36 +242,36 @@ class BoundRequest:
         inputs, outputs = _arrays(model, request, access)
         request = access.with_image_shapes(request)
         try:
-            self._bound = prepared.bind(inputs, outputs, options._replace(loop_timeout=_loop_timeout(request)))
+            bound = prepared.bind(inputs, outputs, options._replace(loop_timeout=_loop_timeout(request)))
         except ExecutionFailed as error:
             raise GeneralFailure(str(error)) from error
         except ValueError as error:
             raise InvalidArgument(str(error)) from error
-        if access.held:
-            self._bound = HoldingExecution(self._bound, access.held)
-        self.is_static = prepared.is_static if self._bound.is_static is None else self._bound.is_static
+        self._driver = driver = around(bound, access.held)
+        self.is_static = prepared.is_static if bound.is_static is None else bound.is_static
         if self.is_static:
-            _check_shapes(request, self._bound)
-        is_fit = self.is_static and all(enough for _, enough in self._bound.shapes)
-        self.native = self._bound.native if is_fit and not access else None
-        launch = self._bound.launch if is_fit and not access else None
-        self.launch = launch and partial(_launch, launch)
-        self.cancel = self._bound.cancel
-        is_bare = is_fit and self._bound.is_infallible
-        run = partial(_run_static, self._bound.run) if self.is_static else partial(_run, request, self._bound)
-        self.run = access.wrap(self._bound.run if is_bare else run)
-        self.copied_bytes = self._bound.copied_bytes + access.copied_bytes
-        self.checked_bytes = self._bound.checked_bytes
-        self.estimate: Any = None  #: burst_estimate of its duration, set by the engine
+            _check_shapes(request, bound)
+        is_fit = self.is_static and all(enough for _, enough in bound.shapes)
+        if is_fit and not access:
+            self.native = driver.native
+            self.launch = driver.launch and partial(_launch, driver.launch)
+        run = partial(_run_static, driver.run) if self.is_static else partial(_run, request, driver)
+        self.run = access.wrap(driver.run if is_fit and bound.is_infallible else run)
+        self.copied_bytes = bound.copied_bytes + access.copied_bytes
+        self.checked_bytes = bound.checked_bytes
 
     @property
-    def shapes(self) -> Sequence[OutputShape]:
+    def shapes(self) -> Sequence[OutputShape]:  # type: ignore[override]  # follows the driver's
         """Shapes of the outputs, once it has run."""
-        return _shapes(self._bound)
+        return tuple(OutputShape(*shape) for shape in self._driver.shapes)
 
     def failure(self, status: ErrorStatus) -> Exception:
-        """Why `native` has returned that status."""
-        return _as_answer(self._bound.failure(status))
+        """Return why `native` has returned that status."""
+        return _as_answer(self._driver.failure(status))
+
+    def cancel(self) -> None:
+        """End the run in progress as soon as the device can. It will not run again."""
+        self._driver.cancel()
 
 
 def _loop_timeout(request: Request) -> float:
@@ -281,10 +293,10 @@ def _run_static(run: Callable[[], object]) -> None:
         raise _as_answer(error) from error
 
 
-def _run(request: Request, bound: BoundExecution) -> None:
+def _run(request: Request, execution: DriverExecution) -> None:
     try:
-        bound.run()
-        _check_shapes(request, bound)
+        execution.run()
+        _check_shapes(request, execution)
     except DriverError as error:
         raise _as_answer(error) from error
 
@@ -302,17 +314,13 @@ def _as_answer(error: Exception) -> Exception:
     return error
 
 
-def _check_shapes(request: Request, bound: BoundExecution) -> None:
+def _check_shapes(request: Request, bound: BoundExecution | DriverExecution) -> None:
     """Raises GeneralFailure where the request gives an output's shape and it is wrong, as the HAL demands."""
     for n, (argument, (found, _)) in enumerate(zip(request.outputs, bound.shapes, strict=True)):
         if combine_dimensions(argument.dimensions, found) is None:
             raise GeneralFailure(
                 f"output {n}: the request gives dimensions {list(argument.dimensions)}, but its shape is {list(found)}"
             )
-
-
-def _shapes(bound: BoundExecution) -> tuple[OutputShape, ...]:
-    return tuple(OutputShape(*shape) for shape in bound.shapes)
 
 
 def _check_counts(model: Model, request: Request) -> None:
@@ -398,8 +406,10 @@ _RUN = ffi.addressof(lib, "burst_managed_run")
 _NATIVE = "burst_function *", "void *"
 
 
-def execution(loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pace: Callable[[], object]) -> Any:
-    """A burst.Execution of a request whose pools are `Memory`, or tokens of buffers.
+def execution(
+    loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pace: Callable[[], object]
+) -> BoundRequest | ManagedRequest:
+    """Return a request bound, whose pools are `Memory`, or tokens of buffers.
 
     Raises InvalidArgument, GeneralFailure.
     """
@@ -409,21 +419,28 @@ def execution(loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pa
     if any(isinstance(pool, Token) for pool in request.pools):
         found = ManagedRequest(loaded, request, buffers, pace)
     else:
-        found = BoundRequest(loaded.model, loaded.prepared, request, loaded.options(pace))
+        found = _bound(loaded, request, loaded.options(pace))
     found.estimate = loaded.shared.estimates.of(request)
     return found
+
+
+def _bound(loaded: LoadedModel, request: Request, options: BindOptions) -> BoundRequest:
+    return BoundRequest(loaded.model, loaded.prepared, request, options, around=loaded.shared.execution)
 
 
 def _count_on_gpu(quota: Quota, nbytes: int) -> Claim:
     return quota.take("close bursts, or use fewer different requests", gpu_bytes=nbytes)
 
 
-class ManagedRequest:
-    """A burst.Execution on buffers. Before each run it checks whether they have changed.
+class ManagedRequest(Execution):
+    """One request on buffers. Before each run it checks whether they have changed.
 
     The value of a buffer is demanded when a run begins, because an execution that is still to come may write it. While
     a buffer of open dimensions has no value, only its role is checked, and the run binds the rest.
     """
+
+    claim: Claim | None = None
+    """What it costs its client, given back with it."""
 
     def __init__(
         self, loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pace: Callable[[], object] = lambda: None
@@ -437,27 +454,26 @@ class ManagedRequest:
         self.native = self._native(bound.native) if bound and self.is_static and bound.native else None
         begins = bound is not None and self.is_static and bound.launch is not None
         self._is_launched = begins and all(buffer.held for buffer, _ in self._named.written)
-        self.estimate: Any = None
 
     @property
-    def launch(self) -> Callable[[int], object] | None:
+    def launch(self) -> Callable[[int], object] | None:  # type: ignore[override]  # no cycle: no garbage is collected
         """Begins what `run` does, where the driver can do so, and all that is written lies in its own memory: it puts
         what reads that memory later after this.
         """
         return self._launch if self._is_launched else None
 
     @property
-    def shapes(self) -> Sequence[OutputShape]:
+    def shapes(self) -> Sequence[OutputShape]:  # type: ignore[override]  # follows what is bound
         """Shapes of the outputs, once it has run."""
         return self._bound.shapes if self._bound else ()
 
     @property
-    def copied_bytes(self) -> int:
+    def copied_bytes(self) -> int:  # type: ignore[override]  # follows what is bound
         """Bytes of arguments that each run copies."""
         return self._bound.copied_bytes if self._bound else 0
 
     @property
-    def checked_bytes(self) -> int:
+    def checked_bytes(self) -> int:  # type: ignore[override]  # follows what is bound
         """How many of these it copies only to check them."""
         return self._bound.checked_bytes if self._bound else 0
 
@@ -531,7 +547,7 @@ class ManagedRequest:
         try:
             named = self._named = NamedBuffers(self._request, found, self._loaded.number)
             if named.are_known:
-                self._bound = BoundRequest(self._loaded.model, self._loaded.prepared, named.request, self._options)
+                self._bound = _bound(self._loaded, named.request, self._options)
         except Exception:
             for argument in self._request.outputs:
                 if not argument.has_no_value and argument.pool in found:

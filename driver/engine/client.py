@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from burst import Request
-    from burst.executor import Execution
+    from burst.execution import Execution
     from burst.run_queue import Application, FlowCounts
     from driver.engine.hints import BurstHints
     from driver.engine.launched import LaunchServer
@@ -273,12 +273,11 @@ class EngineClient:
             self._engine.check_available()
             claim = self._plan_claim(loaded)
             bring_pages(request)
-            bound: Any = execution(loaded, request, self._buffers, self._engine.pace.for_others)
+            bound = execution(loaded, request, self._buffers, self._engine.pace.for_others)
             if self._engine.rests or self._is_large() or any(worker.bound >= _FEW for worker in self.workers()):
                 self._engine.idle.begin()
             bound.claim = claim  # given back with the plan
-            found: Execution = bound
-            return found
+            return bound
 
         return bind
 

@@ -34,7 +34,6 @@ from driver.engine.driver_memory import DriverPool
 from driver.engine.footprint import Footprint
 from driver.engine.ledger import Claim, price
 from driver.engine.limits import RELEASE, no_room
-from driver.engine.models import of_driver
 from driver.interface import BindOptions, BufferRequest, BufferUse
 from driver.nn import combine_dimensions
 from driver.options import PRIORITIES
@@ -433,8 +432,7 @@ class ManagedBuffers:
         claim, held = self.quota.take("release buffers", **price("buffer")), None
         if self._driver and _is_fixed(kind, dimensions):
             sides = (True, inputs), (False, outputs)
-            own = [of_driver(model.prepared) for model in models]
-            uses = [BufferUse(own[m], is_input, n, f) for is_input, side in sides for m, n, f in side]
+            uses = [BufferUse(models[m].prepared, is_input, n, f) for is_input, side in sides for m, n, f in side]
             held = self._driver.allocate(BufferRequest(kind.type, dimensions, tuple(uses)), self.quota)
         buffer = ManagedBuffer(kind, dimensions, roles, self.quota, held)
         buffer.claim = claim

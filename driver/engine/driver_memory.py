@@ -20,14 +20,13 @@ import numpy as np
 from burst import GeneralFailure, InvalidArgument, Memory, StatusError
 from burst.own_kinds import register_kinds
 from burst.serving_thread import ServingThread
-from driver.interface import BoundExecution, Device, DriverBuffer, MemoryHandle
+from driver.interface import Device, DriverBuffer, MemoryHandle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from burst import ErrorStatus
     from burst.own_kinds import HandleDescription
     from driver.engine.device_memory import Quota
     from driver.interface import BufferRequest
@@ -216,40 +215,6 @@ class DriverPool(Memory):
         if self.held:
             raise GeneralFailure(f"memory of kind {self.kind} has no bytes that the CPU can use; use a pool of bytes")
         return super().asarray(dtype, shape, offset)
-
-
-class HoldingExecution(BoundExecution):
-    """An execution that is bound to a driver's buffers, with these: it is dropped before they are."""
-
-    def __init__(self, inner: BoundExecution, held: Sequence[HeldBuffer]) -> None:
-        self._inner, self._held = inner, held
-        self.native, self.is_static, self.is_infallible = inner.native, inner.is_static, inner.is_infallible
-        self.launch = inner.launch
-        self.copied_bytes, self.checked_bytes = inner.copied_bytes, inner.checked_bytes
-
-    @property
-    def shapes(self) -> Sequence[tuple[tuple[int, ...], bool]]:  # type: ignore[override]  # follows the inner one's
-        """As the driver says."""
-        return self._inner.shapes
-
-    def run(self) -> object:
-        """Executes."""
-        return self._inner.run()
-
-    def failure(self, status: ErrorStatus) -> Exception:
-        """As the driver says."""
-        return self._inner.failure(status)
-
-    def cancel(self) -> None:
-        """Passes it on."""
-        self._inner.cancel()
-
-    def is_running(self) -> bool:
-        """As the driver says."""
-        return self._inner.is_running()
-
-    def __del__(self) -> None:
-        del self._inner
 
 
 def _is_bytes(found: object) -> bool:

@@ -23,8 +23,9 @@ from weakref import WeakValueDictionary, finalize
 from burst import GeneralFailure, HardwareBuffer, InvalidArgument, Malformed, Memory, ResourceExhaustedTransient
 from burst.backing import Backing, backing_of, has_holes
 from burst.channel import close_all, pack
-from burst.memory import HardwareBufferBlob, MappedFd
+from burst.memory import HardwareBufferBlob, MappedFd, VendorMemory
 from burst.serving_thread import ServingThread
+from driver.engine.driver_memory import DriverPool
 from driver.engine.ledger import price
 from fmq.errors import InvalidDescriptor
 from fmq.region import memfd
@@ -250,5 +251,6 @@ def _is_sealed(fd: int) -> bool:
 
 def _holding(memory: Memory, claim: Claim) -> Memory:
     """The memory; the claim is given back when it is mapped no more, until when arrays on it may outlive it."""
-    finalize(getattr(memory, "base", memory), claim.give_back).atexit = False
+    is_mapped = not isinstance(memory, DriverPool | VendorMemory)
+    finalize(memory.base if is_mapped else memory, claim.give_back).atexit = False
     return memory

@@ -27,9 +27,9 @@ from burst.run_queue import give_way
 from driver.deadlines import Rate, deadline, taking
 from driver.engine.account_threads import AccountThreads
 from driver.engine.cache.compilations import Declined
+from driver.engine.driver_execution import DriverExecution
 from driver.engine.hints import BurstHints, Hints
-from driver.engine.running_files import GuardedModel
-from driver.interface import BoundExecution, Preparation, PreparedModel
+from driver.interface import Preparation
 from driver.options import LOW
 from driver.protocol.model_codec import decode, sealed
 from driver.protocol.model_memory import same_memory
@@ -37,14 +37,11 @@ from driver.protocol.model_memory import same_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from burst import BurstOffer, ExecutionBurst
     from driver.engine.cache.compilations import CacheWriter, RestoredCompilation
+    from driver.engine.driver_memory import HeldBuffer
     from driver.engine.footprint import Footprint
     from driver.engine.running_files import RunningFiles
-    from driver.interface import BindOptions, Device, Saved
+    from driver.interface import BoundExecution, Device, PreparedModel, Saved
     from driver.nn import Model
     from driver.options import Preference
     from driver.protocol.model_memory import ModelBytes
@@ -96,8 +93,8 @@ class SharedModel:
     """
 
     __slots__ = (
-        *("__weakref__", "_lock", "_savings", "bursts", "digest", "estimates", "file", "footprint"),
-        *("model", "prepared", "region", "saved", "stage", "use", "where"),
+        *("__weakref__", "_lock", "_running", "_savings", "bursts", "count", "digest", "estimates", "file"),
+        *("footprint", "model", "prepared", "region", "saved", "stage", "use", "where"),
     )
 
     def __init__(
@@ -109,6 +106,7 @@ class SharedModel:
         use: ModelUse = USUAL,
         file: bytes = b"",
         hints: Hints = _NO_DRIVER,
+        running: RunningFiles | None = None,
     ) -> None:
         self.region, self.where, self.model, self.prepared, self.use = region, where, model, prepared, use
         self.bursts = BurstHints(prepared, use.preference, hints)
@@ -118,8 +116,15 @@ class SharedModel:
         self.stage = 0
         self.footprint: Footprint | None = None  #: set for the first client that holds it
         self.estimates = Estimates()  # of all clients
+        self.count: Callable[[], object] | None = None  #: called after each execution, until it is improved
+        self._running = running
         self._savings: list[CacheWriter] = []
         self._lock = threading.Lock()  # while the driver saves the model, which may take long
+
+    def execution(self, bound: BoundExecution, held: Sequence[HeldBuffer] = ()) -> DriverExecution:
+        """Return what `prepared` has bound, with what the engine does around its runs."""
+        watched = self._running.watched(bound, self.file) if self._running else None
+        return DriverExecution(bound, held, watched, self.count)
 
     def serves(self, use: ModelUse) -> bool:
         """Whether another client with this use may share it."""
@@ -142,7 +147,7 @@ class SharedModel:
     def improve(self, better: PreparedModel, switched: Callable[[], None]) -> None:
         """Puts `better` in place, calls `switched`, and writes the cache files again."""
         with self._lock:
-            self.prepared, self.stage, self.estimates = better, self.stage + 1, Estimates()
+            self.prepared, self.count, self.stage, self.estimates = better, None, self.stage + 1, Estimates()
             switched()
             self.bursts.move(better)
             for saving in self._savings:
@@ -276,9 +281,7 @@ class ModelStore:
         use: ModelUse,
         file: bytes,
     ) -> SharedModel:
-        if self._running:
-            prepared = self._running.guarded(prepared, file) if file else self._running.bounded(prepared)
-        shared = SharedModel(region, where, model, prepared, use, file, self._hints)
+        shared = SharedModel(region, where, model, prepared, use, file, self._hints, self._running)
         self._shared.add(shared)
         return shared
 
@@ -292,63 +295,16 @@ def _timed(spend: Callable[[float], object]) -> Iterator[None]:
         spend(time.monotonic() - begin)
 
 
-class CountedModel(PreparedModel):
-    """A quick compilation. After `improves_after` executions, on whatever path, it asks for the better one."""
+class RunCounter:
+    """Calls `ask` once: after so many executions of a model, on whatever path."""
 
-    def __init__(self, quick: PreparedModel, ask: Callable[[], object]) -> None:
-        self.quick, self._ask, self._runs = quick, ask, count(1)
-        self.is_static, self.serves_all, self.improves_after = quick.is_static, quick.serves_all, quick.improves_after
-        self.burst_versions = quick.burst_versions
+    def __init__(self, most: int, ask: Callable[[], object]) -> None:
+        self._most, self._ask, self._runs = most, ask, count(1)
 
-    def bind(
-        self,
-        inputs: Sequence[NDArray[Any] | None],
-        outputs: Sequence[NDArray[Any]],
-        options: BindOptions,
-    ) -> BoundExecution:
-        return _CountedExecution(self.quick.bind(inputs, outputs, options), self._count)
-
-    def _count(self) -> None:
-        if next(self._runs) == self.improves_after:
+    def note(self) -> None:
+        """Count one execution. Any thread."""
+        if next(self._runs) == self._most:
             self._ask()
-
-    def saved(self, root: NDArray[np.uint8]) -> Saved | None:
-        return self.quick.saved(root)
-
-    def rest(self) -> None:
-        self.quick.rest()
-
-    def configure_execution_burst(self, offer: BurstOffer) -> ExecutionBurst | None:
-        return self.quick.configure_execution_burst(offer)
-
-    def burst_began(self, preference: Preference) -> None:
-        self.quick.burst_began(preference)
-
-    def burst_ended(self) -> None:
-        self.quick.burst_ended()
-
-    def improved(self, preparation: Preparation) -> PreparedModel | None:
-        return self.quick.improved(preparation)
-
-
-class _CountedExecution(BoundExecution):
-    """Without `native`: C code would not count."""
-
-    def __init__(self, bound: BoundExecution, note: Callable[[], object]) -> None:
-        self._bound, self._note = bound, note
-        self.shapes, self.is_infallible, self.is_static = bound.shapes, bound.is_infallible, bound.is_static
-        self.copied_bytes, self.checked_bytes = bound.copied_bytes, bound.checked_bytes
-
-    def run(self) -> None:
-        self._bound.run()
-        self.shapes = self._bound.shapes
-        self._note()
-
-    def cancel(self) -> None:
-        self._bound.cancel()
-
-    def is_running(self) -> bool:
-        return self._bound.is_running()
 
 
 class ModelImprover:
@@ -369,10 +325,11 @@ class ModelImprover:
     def watch(self, shared: SharedModel, uid: int, pace: Callable[[], object]) -> None:
         """Improves that account's model once it has run often enough, unless the device knows nothing better."""
         with self._lock:
-            if not shared.prepared.improves_after or shared in self._watched:
+            most = shared.prepared.improves_after
+            if not most or shared in self._watched:
                 return
             self._watched.add(shared)
-            shared.prepared = CountedModel(shared.prepared, partial(self._begin, weakref.ref(shared), uid, pace))
+            shared.count = RunCounter(most, partial(self._begin, weakref.ref(shared), uid, pace)).note
 
     def _begin(self, wanted: weakref.ref[SharedModel], uid: int, pace: Callable[[], object]) -> None:
         try:
@@ -391,13 +348,6 @@ class ModelImprover:
             _log.exception("a model could not be improved; the first compilation stays in use")
         if better is not None:
             shared.improve(better, self._forget_plans)
-        elif isinstance(shared.prepared, CountedModel):  # there is nothing to count for any more
-            shared.prepared = shared.prepared.quick
+        elif shared.count:  # there is nothing to count for any more
+            shared.count = None
             self._forget_plans()
-
-
-def of_driver(prepared: PreparedModel) -> PreparedModel:
-    """What the driver has made, without what the engine has put around it."""
-    while isinstance(prepared, CountedModel | GuardedModel):
-        prepared = prepared.quick if isinstance(prepared, CountedModel) else prepared.inner
-    return prepared

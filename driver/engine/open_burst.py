@@ -123,12 +123,14 @@ class OpenBurst:
     @property
     def answered(self) -> int:
         """Requests answered so far."""
-        return self._number("answered")
+        burst = self._burst
+        return _number(lambda: burst.answered) if burst else 0
 
     @property
     def bound(self) -> int:
         """Requests that the burst remembers."""
-        return self._number("bound")
+        burst = self._burst
+        return _number(lambda: burst.bound) if burst else 0
 
     def ended(self) -> None:
         """The burst has ended and freed everything. Later calls do nothing."""
@@ -177,11 +179,6 @@ class OpenBurst:
             return False
         return True
 
-    def _number(self, name: str) -> int:
-        with suppress(Exception):  # a driver's property may raise anything
-            return int(getattr(self._burst, name, 0))
-        return 0
-
     def _failed(self, what: str, error: Exception) -> StatusError:
         if found := exhausted(error):
             return found
@@ -190,3 +187,10 @@ class OpenBurst:
 
     def _words(self, what: str) -> str:
         return f"device {self._device!r} {what}"
+
+
+def _number(count: Callable[[], int]) -> int:
+    """Return what a driver's burst counts; 0 where that raises anything, or is no number."""
+    with suppress(Exception):
+        return int(count())
+    return 0

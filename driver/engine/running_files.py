@@ -26,15 +26,11 @@ import numpy as np
 
 from burst._core import ffi, lib
 from burst.serving_thread import ServingThread
-from driver.interface import BoundExecution, PreparedModel
+from driver.interface import BoundExecution
 from fmq.clock import FOREVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from burst import BurstOffer, ErrorStatus, ExecutionBurst
-    from driver.interface import BindOptions, Preparation, Saved
-    from driver.options import Preference
+    from collections.abc import Callable, Iterator
 
     Array = np.ndarray[Any, Any]
 
@@ -139,13 +135,16 @@ class RunningFiles:
                 ServingThread(watch, name="overdue executions").start()
                 self._is_watching = True
 
-    def guarded(self, prepared: PreparedModel, digest: bytes) -> PreparedModel:
-        """The model of a file with that digest; its runs are noted."""
-        return GuardedModel(prepared, digest, self)
-
-    def bounded(self, prepared: PreparedModel) -> PreparedModel:
-        """A model of operations; a run that goes on too long after it was cancelled ends the engine."""
-        return BoundedModel(prepared, b"", self)
+    def watched(self, bound: BoundExecution, digest: bytes) -> FileRun | OperationsRun | None:
+        """Return how to run an execution of the model file with that digest, or of operations (b"") that can tell
+        whether they run; None: it is not watched.
+        """
+        if bound.launch is not None:
+            self.watch_flights()
+        if digest:
+            return FileRun(bound, digest, self)
+        can_tell = bound.launch is not None or type(bound).is_running is not BoundExecution.is_running
+        return OperationsRun(bound, self) if can_tell else None
 
     def watch_cancelled(self, bound: BoundExecution) -> None:
         """It was cancelled now."""
@@ -267,75 +266,19 @@ class OverdueWatch(Generic[T]):
                 self._end(what)
 
 
-class GuardedModel(PreparedModel):
-    """A model file, whose runs are noted."""
+class FileRun:
+    """Notes the runs of one execution of a model file. One thread runs it at a time."""
 
-    def __init__(self, inner: PreparedModel, digest: bytes, running: RunningFiles) -> None:
-        self.inner, self._digest, self._running = inner, digest, running
-        self.serves_all, self.improves_after = inner.serves_all, inner.improves_after
-        self.burst_versions = inner.burst_versions
-
-    @property
-    def is_static(self) -> bool:  # type: ignore[override]
-        return self.inner.is_static
-
-    def bind(
-        self,
-        inputs: Sequence[Array | None],
-        outputs: Sequence[Array],
-        options: BindOptions,
-    ) -> BoundExecution:
-        bound = self.inner.bind(inputs, outputs, options)
-        return GuardedExecution(bound, self._digest, self._running)
-
-    def saved(self, root: Array) -> Saved | None:
-        return self.inner.saved(root)
-
-    def rest(self) -> None:
-        self.inner.rest()
-
-    def configure_execution_burst(self, offer: BurstOffer) -> ExecutionBurst | None:
-        return self.inner.configure_execution_burst(offer)
-
-    def burst_began(self, preference: Preference) -> None:
-        self.inner.burst_began(preference)
-
-    def burst_ended(self) -> None:
-        self.inner.burst_ended()
-
-    def improved(self, preparation: Preparation) -> PreparedModel | None:
-        better = self.inner.improved(preparation)
-        return better and GuardedModel(better, self._digest, self._running)
-
-
-class GuardedExecution(BoundExecution):
-    """An execution of a model file. One thread runs it at a time."""
-
-    def __init__(self, inner: BoundExecution, digest: bytes, running: RunningFiles) -> None:
-        self._inner, self._digest, self._running = inner, digest, running
+    def __init__(self, bound: BoundExecution, digest: bytes, running: RunningFiles) -> None:
+        self._bound, self._digest, self._running = bound, digest, running
         self._slot: Slot | None = None  # while it runs
         self._cancelled = FOREVER  # since when
-        self.native, self.is_infallible, self.is_static = inner.native, inner.is_infallible, inner.is_static
-        if inner.launch is not None:
-            self.launch = partial(_launch, inner.launch, digest, running)  # no cycle: no garbage is collected
-            running.watch_flights()
-
-    @property
-    def shapes(self) -> Sequence[tuple[tuple[int, ...], bool]]:  # type: ignore[override]
-        return self._inner.shapes
-
-    @property
-    def copied_bytes(self) -> int:  # type: ignore[override]
-        return self._inner.copied_bytes
-
-    @property
-    def checked_bytes(self) -> int:  # type: ignore[override]
-        return self._inner.checked_bytes
 
     def run(self) -> None:
+        """Execute. Raises what the execution raises."""
         running, slot = self._running, self._running.slot()
         if slot is None:
-            self._inner.run()
+            self._bound.run()
             return
         slot.begin(self._digest)
         self._slot = slot
@@ -343,74 +286,53 @@ class GuardedExecution(BoundExecution):
         if end != FOREVER:
             running.watch(self, slot, end)
         try:
-            self._inner.run()
+            self._bound.run()
         finally:
             self._slot = None
             slot.end()
             running.unwatch(self)
 
-    def failure(self, status: ErrorStatus) -> Exception:
-        return self._inner.failure(status)
+    @property
+    def launch(self) -> Callable[[int], object] | None:
+        """Begins an execution of the file, which is noted until it has begun."""
+        return self._launch if self._bound.launch else None
+
+    def _launch(self, run: int) -> None:
+        slot = self._running.slot()
+        if slot is not None:
+            slot.begin(self._digest)
+        try:
+            assert self._bound.launch
+            self._bound.launch(run)
+        finally:
+            if slot is not None:
+                slot.end()
 
     def cancel(self) -> None:
+        """End the run, which is overdue GRACE seconds later."""
         self._cancelled = min(self._cancelled, time.monotonic_ns())
-        self._inner.cancel()
+        self._bound.cancel()
         if (slot := self._slot) is not None:
             self._running.watch(self, slot, self._cancelled)
             if self._slot is None:  # it ended meanwhile
                 self._running.unwatch(self)
 
 
-class BoundedModel(GuardedModel):
-    """A model of operations."""
+class OperationsRun:
+    """Bounds the runs of one execution of a model of operations. `run` is the driver's own method, where that can be
+    stopped.
+    """
 
-    def bind(
-        self,
-        inputs: Sequence[Array | None],
-        outputs: Sequence[Array],
-        options: BindOptions,
-    ) -> BoundExecution:
-        bound = self.inner.bind(inputs, outputs, options)
-        if bound.launch is not None:
-            self._running.watch_flights()
-        can_tell = bound.launch is not None or type(bound).is_running is not BoundExecution.is_running
-        return BoundedExecution(bound, self._running) if can_tell else bound
-
-    def improved(self, preparation: Preparation) -> PreparedModel | None:
-        better = self.inner.improved(preparation)
-        return better and BoundedModel(better, b"", self._running)
-
-
-class BoundedExecution(BoundExecution):
-    """One of such a model. Its runs are the device's own, without anything around them."""
-
-    def __init__(self, inner: BoundExecution, running: RunningFiles) -> None:
-        self._inner, self._running = inner, running
-        self.run, self.failure, self.is_running = inner.run, inner.failure, inner.is_running  # type: ignore[method-assign]
-        self.native, self.is_infallible, self.is_static = inner.native, inner.is_infallible, inner.is_static
-        self.copied_bytes, self.checked_bytes, self.launch = inner.copied_bytes, inner.checked_bytes, inner.launch
-        if inner.launch is not None or (running.may_hang and not inner.native):
-            self.run = partial(_run_in_time, inner, running)
-
-    @property
-    def shapes(self) -> Sequence[tuple[tuple[int, ...], bool]]:  # type: ignore[override]
-        return self._inner.shapes
+    def __init__(self, bound: BoundExecution, running: RunningFiles) -> None:
+        self._bound, self._running = bound, running
+        self.run, self.launch = bound.run, bound.launch
+        if bound.launch is not None or (running.may_hang and not bound.native):
+            self.run = partial(_run_in_time, bound, running)
 
     def cancel(self) -> None:
-        self._inner.cancel()
-        self._running.watch_cancelled(self._inner)
-
-
-def _launch(launch: Callable[[int], object], digest: bytes, running: RunningFiles, run: int) -> None:
-    """Begins an execution of that file, which is noted until it has begun."""
-    slot = running.slot()
-    if slot is not None:
-        slot.begin(digest)
-    try:
-        launch(run)
-    finally:
-        if slot is not None:
-            slot.end()
+        """End the run, or the engine ends GRACE seconds later."""
+        self._bound.cancel()
+        self._running.watch_cancelled(self._bound)
 
 
 def _run_in_time(bound: BoundExecution, running: RunningFiles) -> object:

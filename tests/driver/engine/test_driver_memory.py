@@ -16,7 +16,7 @@ import stress
 import driver
 from burst import GeneralFailure, InvalidArgument, Memory, Request, RequestArgument, StatusError
 from driver import BufferDesc, BufferRole
-from driver.engine.driver_memory import HoldingExecution
+from driver.engine.driver_execution import DriverExecution
 from driver.interface import BoundExecution
 
 X = np.array([[1, 2, 3, 4]], np.float32)
@@ -199,7 +199,6 @@ class TestEnds:
 import sys, driver, numpy as np
 from burst import Request, RequestArgument
 from driver import BufferDesc, BufferRole
-from driver.engine.driver_memory import HoldingExecution
 from driver.interface import BoundExecution
 m = driver.ModelBuilder(); x, y = (m.input("float32", (1, 4)) for _ in range(2)); m.output(m.operation("ADD", x, y, 0))
 prepared = driver.connect({DSP!r}).prepare(m.build())
@@ -230,27 +229,67 @@ print("ready", flush=True); sys.stdin.read()
             del kept
 
 
-def test_what_holds_buffers_says_what_the_driver_says():
-    """The engine's wrapper passes on everything that an execution can say."""
+class Recorded(BoundExecution):
+    """An execution that notes what is done with it, and when it is gone."""
 
-    class Inner(BoundExecution):
-        run, shapes, native, is_static = staticmethod(lambda: "ran"), [((1,), True)], (1, 2), False
-        copied_bytes, checked_bytes, is_infallible, calls = 3, 4, True, ()
-        failure = staticmethod(lambda status: status)
+    shapes, native = [((1,), True)], (1, 2)
 
-        def cancel(self):
-            self.calls = (*self.calls, "cancel")
+    def __init__(self, calls):
+        self.calls = calls
+        self.launch = calls.append
 
-        def is_running(self):
-            return True
+    def run(self):
+        self.calls.append("run")
 
-    inner = Inner()
-    outer = HoldingExecution(inner, [])
-    names = {name for name in (*BoundExecution.__annotations__, *vars(BoundExecution)) if not name.startswith("_")}
-    methods = {"run", "failure", "cancel", "is_running"}
-    assert {name: getattr(outer, name) for name in names - methods} == {n: getattr(inner, n) for n in names - methods}
-    assert (outer.run(), outer.failure(5), outer.cancel(), inner.calls) == ("ran", 5, None, ("cancel",))
-    assert outer.is_running()
+    def failure(self, status):
+        return status
+
+    def cancel(self):
+        self.calls.append("cancel")
+
+    def __del__(self):
+        self.calls.append("dropped")
+
+
+class Held:
+    """A buffer that notes when it is gone."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def __del__(self):
+        self.calls.append("freed")
+
+
+def test_an_execution_without_parts_is_the_drivers():
+    """Its methods are called directly."""
+    bound = Recorded([])
+    execution = DriverExecution(bound)
+    assert (execution.run, execution.launch, execution.native) == (bound.run, bound.launch, (1, 2))
+
+
+@pytest.mark.parametrize("way", ["execution", "run", "launch"])
+def test_what_is_bound_to_buffers_is_dropped_before_they_are(way):
+    """However long the engine keeps one of its methods."""
+    calls = []
+    execution = DriverExecution(Recorded(calls), [Held(calls)])
+    kept = execution if way == "execution" else getattr(execution, way)
+    execution.run()
+    execution.launch("launch")
+    execution.cancel()
+    assert (execution.failure(5), execution.shapes, execution.native) == (5, [((1,), True)], (1, 2))
+    del execution
+    assert calls == ["run", "launch", "cancel"]
+    del kept
+    assert calls == ["run", "launch", "cancel", "dropped", "freed"]
+
+
+def test_runs_that_are_counted_take_place_in_python():
+    """C code would not count."""
+    calls = []
+    execution = DriverExecution(Recorded(calls), count=lambda: calls.append("counted"))
+    execution.run()
+    assert (execution.native, execution.launch, calls) == (None, None, ["run", "counted"])
 
 
 @pytest.fixture

@@ -269,7 +269,8 @@ def test_no_account_waits_for_anothers_improvement():
         begun, may_end = threading.Event(), threading.Event()
         shared = ModelStore(Quick(begun, may_end)).prepare(*sent(chain(1)), lambda: None)
         improver.watch(shared, uid, lambda: None)
-        shared.prepared.bind([np.ones((1, 4), np.float32)], [np.empty(16, np.uint8)], BindOptions()).run()
+        bound = shared.prepared.bind([np.ones((1, 4), np.float32)], [np.empty(16, np.uint8)], BindOptions())
+        shared.execution(bound).run()
         assert begun.wait(PATIENCE)
         pairs[uid] = shared, may_end
     pairs[V][1].set()
