@@ -292,6 +292,43 @@ def test_c_headers_say_what_they_are():
         )
 
 
+# ---- contracts ------------------------------------------------------------------------------------------------------
+
+ASKED_OF_OTHERS = {  # constant names that these files may ask an object for: it is no device's
+    "burst/errors.py": {"names", "tolist"},  # what a user gave as an array
+    "driver/devices/cuda/gpu_pool.py": {"__dlpack_device__"},
+    "driver/devices/cuda/gpu_tensor.py": {"__dlpack__", "__dlpack_device__"},
+    "driver/devices/cuda/lane.py": {"from"},  # a field in C whose name is a keyword in Python
+    "driver/engine/cache/blobs.py": {"sqlite_errorcode"},
+    "driver/engine/sandbox.py": {"__path__"},  # a module's
+}
+
+
+def asked_for(path):
+    """The names that a file looks for with `getattr` or `hasattr`, where it states them; with their lines."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"getattr", "hasattr"}:
+            if isinstance(node.args[1], ast.Constant):
+                yield node.args[1].value, node.lineno
+            elif node.func.id == "hasattr":
+                yield ast.unparse(node.args[1]), node.lineno
+
+
+def test_nothing_of_a_device_is_looked_for():
+    """What a device or an execution can do is declared in a base class, with a default. One file takes objects that do
+    not inherit.
+    """
+    folders = [ROOT / folder for folder in ("burst", "driver/engine", "driver/runtime", "driver/devices")]
+    files = {path for folder in folders for path in folder.rglob("*.py")} - {ROOT / "burst/adapted.py"}
+    found = [
+        f"{name(path)}:{line} {asked}"
+        for path in sorted(files)
+        for asked, line in asked_for(path)
+        if asked not in ASKED_OF_OTHERS.get(name(path), set())
+    ]
+    assert found == []
+
+
 # ---- hygiene -------------------------------------------------------------------------------------------------------
 
 

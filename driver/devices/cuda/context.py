@@ -218,6 +218,13 @@ class CudaStream(Owned):
         self.context.call("cuStreamSynchronize", self.handle)
 
 
+class _ThreadState(threading.local):
+    """What is known of a thread's current context."""
+
+    is_at_home = False  #: it is this one, and stays so
+    current: Any = None  #: where CUDA writes which one it is
+
+
 class CudaContext:
     """The primary context of a GPU in this process. Any thread. `cuda_context` returns it.
 
@@ -232,7 +239,7 @@ class CudaContext:
 
     def __init__(self, library: CudaLibrary, ordinal: int) -> None:
         """Raises CudaFailed, CudaMissing."""
-        self._library, self.ordinal, self._thread = library, ordinal, threading.local()
+        self._library, self.ordinal, self._thread = library, ordinal, _ThreadState()
         self.on_lost: Callable[[str], object] = lambda _: None  #: called, with the reason, by whatever finds it lost
         self._forks, self._unfreed = len(_FORKS), deque[tuple[str, tuple[Any, ...], int]](maxlen=_MOST_UNTOLD)
         if not 0 <= ordinal < library.devices:
@@ -281,14 +288,14 @@ class CudaContext:
         if _FORKS and self._forks != len(_FORKS):
             return _NOT_INITIALIZED  # as CUDA says of a process that was forked
         function = getattr(self._library.lib, name)
-        if getattr(self._thread, "is_at_home", False):
+        if self._thread.is_at_home:
             return int(function(*arguments))
         return self._elsewhere(function, arguments)
 
     def _elsewhere(self, function: Any, arguments: tuple[Any, ...]) -> int:
         """The same, in a thread of which it is not known what its current context is."""
         lib = self._library.lib
-        here = getattr(self._thread, "current", None)
+        here = self._thread.current
         if here is None:
             here = self._thread.current = ffi.new(_CONTEXT)
         if code := int(lib.cuCtxGetCurrent(here)):

@@ -31,6 +31,9 @@ _RUN = int(burst_ffi.cast("uintptr_t", burst_ffi.addressof(lib, "burst_timed_run
 class LibraryExecution(BoundExecution):
     """What the driver's `bind` made, and the memory that it is bound to."""
 
+    _timed: Any = None
+    _object: Any = None
+
     def __init__(
         self,
         model: LibraryModel,
@@ -159,9 +162,9 @@ class LibraryExecution(BoundExecution):
         return dimensions, is_sufficient
 
     def __del__(self) -> None:
-        if hasattr(self, "_timed"):
+        if self._timed is not None:
             lib.burst_timed_free(self._timed)
-        if hasattr(self, "_object"):
+        if self._object is not None:
             self._driver.tell("unbind", self._object)
 
 

@@ -40,12 +40,14 @@ _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 class PackedMemory:
     """Memory that XNNPACK writes packed weights into, or finds them in. Closed with the last reference to it."""
 
+    fd = -1
+
     def __init__(self) -> None:
         """Raises OSError."""
         self.fd = os.memfd_create("burst-packed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
     def __del__(self) -> None:
-        if hasattr(self, "fd"):
+        if self.fd >= 0:
             os.close(self.fd)
 
     @property
