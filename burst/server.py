@@ -17,6 +17,7 @@ import logging
 import os
 import threading
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from burst._core import ffi, lib
@@ -62,6 +63,15 @@ _LISTEN, _ANSWER = (ffi.cast("void *", ffi.addressof(lib, name)) for name in ("b
 MAX_PLANS = 128  # of a client with more different requests the oldest are bound again
 
 
+_numbers = count(1)  #: of the bursts that this process has served
+_LONGEST_NAME = 15  #: bytes of a thread's name that the kernel keeps
+
+
+def _listener_name(number: int) -> str:
+    """Return "burst-listen-" and the burst's number, which stays whole."""
+    return f"{'burst-listen-'[: _LONGEST_NAME - len(str(number))]}{number}"
+
+
 def _nothing() -> None: ...
 
 
@@ -102,7 +112,7 @@ class ExecutionBurstServer(ExecutionBurst):
         self._executor = CachedExecutor(codec, self._forget, memories)
         self._starting, self._is_stopped = threading.Lock(), False
         self._is_ending = self._is_over = False
-        self._thread = ServingThread(self._listen, name="burst-listener")
+        self._thread = ServingThread(self._listen, name=_listener_name(next(_numbers)))
 
     @classmethod
     def create(cls, offer: BurstOffer, prepared: Bindable | None = None) -> Self:

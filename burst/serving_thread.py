@@ -5,6 +5,9 @@ ends without a word, and its starter waits for ever, with the locks that it hold
 between the thread's stack and that frame. Here the starter is told in any case: whatever the interpreter drops unused
 when it gives the thread up has a weak reference, whose callback is a function in C that needs no frame.
 
+The kernel gets the thread's name, so that ps -L, top -H and gdb show it; CPython names threads only since 3.14, and
+only those of `threading`.
+
 An error that leaves the thread's function is logged; the process goes on.
 """
 
@@ -16,6 +19,8 @@ import weakref
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
+
+from fmq._core import lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +56,7 @@ class ServingThread:
         self.has_started = True
 
     def _run(self, tell: Callable[[object], object]) -> None:
+        lib.fmq_name_thread(self.name.encode())
         tell(None)
         call, self._call = self._call, None
         try:

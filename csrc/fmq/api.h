@@ -47,6 +47,9 @@ enum { FMQ_NOBODY = 0, FMQ_ALIVE = 1, FMQ_RELEASED = 2, FMQ_DEAD = 3 };
 /* clock: nanoseconds of CLOCK_MONOTONIC */
 uint64_t fmq_now(void);
 
+/* thread: names the calling thread, for ps -L, top -H and gdb; the kernel keeps 15 bytes */
+void fmq_name_thread(const char *name);
+
 /* memory: what lies behind a descriptor. fmq_backing never waits for a file system. The others map
  * all of fd's first `bytes`, shared; -EOPNOTSUPP: huge pages */
 enum {

@@ -21,7 +21,6 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -157,7 +156,7 @@ static unsigned look_at_all(group *g, futex_entry *entries, uint64_t *until) {
 static void *thread_main(void *argument) {
     group *g = argument;
     futex_entry entries[FUTEX_MOST];
-    prctl(PR_SET_NAME, "fmq-bridge");
+    fmq_name_thread("fmq-bridge");
     for (;;) {
         uint64_t until;
         unsigned n = look_at_all(g, entries, &until);

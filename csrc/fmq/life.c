@@ -34,7 +34,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -69,7 +68,7 @@ static fmq_process process = {.version = FMQ_PROCESS_VERSION,
 
 static void *thread_main(void *unused) {
     (void)unused;
-    prctl(PR_SET_NAME, "fmq-life");
+    fmq_name_thread("fmq-life");
     syscall(SYS_set_robust_list, &life.head, sizeof life.head);
     pthread_mutex_lock(&life.lock);
     life.tid = (uint32_t)syscall(SYS_gettid);

@@ -3,6 +3,9 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/prctl.h>
+
+void fmq_name_thread(const char *name) { prctl(PR_SET_NAME, name); }
 
 enum { STACK_BYTES = 64 * 1024 };
 

@@ -3,6 +3,8 @@
 import logging
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from waiting import PATIENCE, last, nested
@@ -55,6 +57,19 @@ def device(request, host, increment, execute, keeper):
 
 
 all_ways = pytest.mark.parametrize("device", ["bind", "execute", "executor"], indirect=True)
+
+
+def test_the_kernel_knows_listeners_by_name(host, increment, burst):
+    """ps -L, top -H and gdb show each listener, with the number of its burst."""
+    device = host(bind=increment)
+    clients = [burst(device) for _ in range(2)]
+    names = []
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with suppress(OSError):  # that thread has ended
+            names.append(path.read_text().strip())
+    listeners = [name for name in names if name.startswith("burst-listen-")]
+    assert len(set(listeners)) == len(listeners) >= len(clients)
+    assert all(name.rpartition("-")[2].isdecimal() for name in listeners)
 
 
 @all_ways
