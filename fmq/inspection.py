@@ -66,9 +66,7 @@ class QueueInfo:
 
 
 def inspect(name: str) -> QueueInfo:
-    """The state of a named queue now. Raises FileNotFoundError, PermissionError, InvalidDescriptor; ImportError without
-    posix_ipc.
-    """
+    """The state of a named queue now. Raises FileNotFoundError, PermissionError, InvalidDescriptor."""
     with contextlib.closing(Region.open(name, writable=False)) as region:
         return _seen(name, region)
 

@@ -2,8 +2,8 @@
 
 Anonymous memory is a memfd whose size is frozen by seals: a crash leaves no name behind, and no peer can shrink it
 while it is read. Named memory is POSIX shared memory, mode 0600, reserved when it is made: a full /dev/shm is an error
-here and not a SIGBUS later. posix_ipc opens and unlinks it, and is imported where it is used, because on free-threaded
-CPython it turns the GIL on again.
+here and not a SIGBUS later. posix_ipc opens and unlinks it; without it, and on free-threaded CPython, where it would
+switch the GIL on, we make the system calls that shm_open makes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fmq._core import ffi, lib
 from fmq.errors import InvalidDescriptor, NoSpace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import DTypeLike, NDArray
 
@@ -104,14 +104,10 @@ class Region:
     @classmethod
     def open(cls, name: str, *, writable: bool = True) -> Self:
         """Existing named memory that belongs to this user. Raises FileNotFoundError, PermissionError,
-        InvalidDescriptor; ImportError without posix_ipc."""
-        posix_ipc = _posix_ipc()
-        try:
-            fd: int = posix_ipc.SharedMemory(checked_name(name), read_only=not writable).fd
-        except posix_ipc.ExistentialError:
-            raise FileNotFoundError(errno.ENOENT, f"name={name!r}: no shared memory of that name") from None
-        except posix_ipc.PermissionsError:
-            raise PermissionError(errno.EACCES, f"name={name!r}: you may not open it") from None
+        InvalidDescriptor.
+        """
+        with _explained(name, "open"):
+            fd = _open_named(checked_name(name), writable=writable)
         status = os.fstat(fd)
         why = ""
         if not stat.S_ISREG(status.st_mode) or not status.st_size:
@@ -213,28 +209,62 @@ def checked_name(name: str) -> str:
 
 
 def _posix_ipc() -> Any:
+    """Return posix_ipc; None where it is not installed, or would switch the GIL of a free-threaded CPython on."""
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return None
     try:
         import posix_ipc
     except ImportError:
-        raise ImportError(
-            "memory is opened by name with posix_ipc, which is not installed: pip install 'burst-engine[named]' "
-            "(from CPython 3.14 on, pip compiles it: it needs gcc and Python's headers)",
-            name="posix_ipc",
-        ) from None
+        return None
     return posix_ipc
 
 
-def unlink(name: str) -> None:
-    """Removes a name. Processes that have the memory open keep it. Raises FileNotFoundError, PermissionError;
-    ImportError without posix_ipc.
-    """
+def _open_named(name: str, *, writable: bool) -> int:
+    """Open existing memory, as shm_open does. Raises FileNotFoundError, PermissionError."""
     posix_ipc = _posix_ipc()
+    if posix_ipc is None:
+        flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        return os.open(_SHM + name, flags | (os.O_RDWR if writable else os.O_RDONLY))
+    with _errors_of(posix_ipc):
+        return int(posix_ipc.SharedMemory(name, read_only=not writable).fd)
+
+
+def _unlink_named(name: str) -> None:
+    """Remove a name, as shm_unlink does. Raises FileNotFoundError, PermissionError."""
+    posix_ipc = _posix_ipc()
+    if posix_ipc is None:
+        os.unlink(_SHM + name)
+        return
+    with _errors_of(posix_ipc):
+        posix_ipc.unlink_shared_memory(name)
+
+
+@contextlib.contextmanager
+def _errors_of(posix_ipc: Any) -> Iterator[None]:
+    """Raise Python's own errors in the place of posix_ipc's."""
     try:
-        posix_ipc.unlink_shared_memory(checked_name(name))
+        yield
     except posix_ipc.ExistentialError:
-        raise FileNotFoundError(errno.ENOENT, f"name={name!r}: no shared memory of that name") from None
+        raise FileNotFoundError from None
     except posix_ipc.PermissionsError:
-        raise PermissionError(errno.EACCES, f"name={name!r}: you may not remove it") from None
+        raise PermissionError from None
+
+
+@contextlib.contextmanager
+def _explained(name: str, verb: str) -> Iterator[None]:
+    """Name the memory in errors."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise FileNotFoundError(errno.ENOENT, f"name={name!r}: no shared memory of that name") from None
+    except PermissionError:
+        raise PermissionError(errno.EACCES, f"name={name!r}: you may not {verb} it") from None
+
+
+def unlink(name: str) -> None:
+    """Removes a name. Processes that have the memory open keep it. Raises FileNotFoundError, PermissionError."""
+    with _explained(name, "remove"):
+        _unlink_named(checked_name(name))
 
 
 def memfd(nbytes: int) -> int:

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import stat
+import sys
 
 import numpy as np
 import pytest
@@ -15,6 +16,17 @@ import fmq
 
 ROLES = ("writer", "reader")
 UNUSUAL = 4096 * 1237  # bytes, as no other test has them
+
+
+@pytest.fixture(params=["posix_ipc", "system calls"], autouse=True)
+def way(request, monkeypatch):
+    """Memory is opened and unlinked by posix_ipc, and by fmq itself where that is not installed."""
+    if request.param == "system calls":
+        monkeypatch.setitem(sys.modules, "posix_ipc", None)
+    elif not getattr(sys, "_is_gil_enabled", lambda: True)():
+        pytest.skip("posix_ipc would switch the GIL on")
+    else:
+        pytest.importorskip("posix_ipc")
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import mmap
 import os
 import re
 import stat
-import sys
 
 import numpy as np
 import pytest
@@ -133,24 +132,6 @@ def test_named_memory_is_private_exclusive_and_removable(name):
     with pytest.raises(FileNotFoundError, match=name):
         fmq.unlink(name)
     queue.writer().write([1])  # who has it open keeps it
-
-
-def test_without_posix_ipc_names_are_refused_with_the_remedy(name, monkeypatch):
-    """Opening and unlinking by name say which extra brings it, and so does a name that is taken; a queue without a name
-    needs no such package.
-    """
-    monkeypatch.setitem(sys.modules, "posix_ipc", None)
-    remedy = r"posix_ipc.*pip install 'burst-engine\[named\]'"
-    for by_name in (fmq.MessageQueue.open, fmq.inspect, fmq.unlink):
-        with pytest.raises(ImportError, match=remedy):
-            by_name(name)
-    taken = fmq.MessageQueue.create("u1", 8, name=name)
-    with pytest.raises(FileExistsError, match=remedy):
-        fmq.MessageQueue.create("u1", 8, name=name)
-    taken.close()
-    queue = fmq.MessageQueue.create("u1", 8)
-    queue.writer().write([1])
-    assert list(fmq.MessageQueue.open(queue.descriptor).reader().read(1)) == [1]
 
 
 def test_a_refused_create_leaves_the_other_queue_alone(name):
