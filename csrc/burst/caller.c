@@ -63,7 +63,7 @@ static int put_request(burst_caller *c, unsigned char *packet, uint64_t bytes) {
 }
 
 static int send_request(burst_caller *c, unsigned char *packet, uint64_t bytes) {
-    int r = end_enter_free(c->out);
+    int r = end_enter_unreserved(c->out);
     if (r) return r;
     r = put_request(c, packet, bytes);
     end_leave(c->out);
@@ -131,7 +131,7 @@ static void note_received(burst_caller *c, uint64_t since) {
     count(&c->trace->client.busy_ns, now - since);
     learn(c, now - look(&record->sent));
     note(&c->trace->client.results, c->results);
-    note(&c->trace->client.asleep_ns, c->back->asleep_ns);
+    note(&c->trace->client.asleep_ns, c->back->sleep.asleep_ns);
 }
 
 /* 0: the same as the last one, but for its id and times. */
@@ -173,7 +173,7 @@ static int await_result(burst_caller *c, uint64_t deadline) {
 }
 
 int64_t burst_receive(burst_caller *c, uint64_t deadline) {
-    int64_t r = end_enter_free(c->back);
+    int64_t r = end_enter_unreserved(c->back);
     if (r) return r;
     uint64_t since = futex_now();
     r = await_result(c, deadline);
@@ -207,7 +207,7 @@ static int wait_holding(burst_caller *c, uint64_t sent) {
 }
 
 static int64_t call(burst_caller *c, void *packet, uint64_t bytes) {
-    int64_t r = end_enter_free(c->back);
+    int64_t r = end_enter_unreserved(c->back);
     if (r) return r;
     if (c->id != c->results) return end_leave(c->back), -EALREADY; /* an earlier result is outstanding, and comes first */
     r = send_request(c, packet, bytes);

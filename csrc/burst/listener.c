@@ -130,7 +130,7 @@ static bool recognise(burst_listener *l, uint64_t bytes) {
 
 static int put_answer(burst_listener *l, unsigned char *packet, uint64_t bytes) {
     if (l->framed) store_u64(packet + bytes - 16, l->id);
-    int r = end_enter_free(l->out);
+    int r = end_enter_unreserved(l->out);
     if (r) return r;
     if ((r = packet_put(l->out, packet, bytes)) == -EAGAIN && !l->may_not_wait) {
         uint64_t deadline = futex_now() + PATIENCE;
@@ -378,7 +378,7 @@ static int wait_for_request(burst_listener *l) {
 
 /* The listener is inside the queue only here, and not while it runs or answers: fmq_stop waits for a thread that is inside. */
 static int take_request(burst_listener *l) {
-    int r = end_enter_free(l->request);
+    int r = end_enter_unreserved(l->request);
     if (r) return r;
     l->before = later(l, l->done);
     r = wait_for_request(l);
@@ -387,7 +387,7 @@ static int take_request(burst_listener *l) {
     if (bytes < 0) return (int)bytes;
     l->bytes = (uint64_t)bytes;
     l->taken = futex_now();
-    note(&l->trace->device.asleep_ns, l->request->asleep_ns);
+    note(&l->trace->device.asleep_ns, l->request->sleep.asleep_ns);
     note_pause(l);
     return 0;
 }

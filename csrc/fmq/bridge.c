@@ -14,7 +14,7 @@
 #include "fmq/api.h"
 #include "fmq/futex.h"
 #include "fmq/life.h"
-#include "fmq/seats.h"
+#include "fmq/readers.h"
 #include "fmq/sleep.h"
 #include "fmq/thread.h"
 
@@ -30,13 +30,13 @@ enum { BELLS = 63, GROUPS = 64 };
 /* ns: without futex_waitv everything is looked at this often. */
 static const uint64_t OLD_KERNEL_SLICE = 5000000;
 /* ns: and a broadcast writer's readers, whose lives are too many to sleep on. */
-static const uint64_t SEATS_SLICE = 50000000;
+static const uint64_t READERS_SLICE = 50000000;
 
 typedef struct {
     _Atomic uint32_t *life; /* NULL: a free bell */
     _Atomic uint32_t *wait; /* of a queue's end; NULL: life alone */
     const fmq_end *end;     /* NULL: life alone */
-    fmq_end *seats_of;      /* the same, of a broadcast writer; else NULL */
+    fmq_end *readers_of;    /* the same, of a broadcast writer; else NULL */
     _Atomic uint64_t *counter;
     uint64_t target; /* what the counter has to reach */
     bool shared;     /* see SLEEP_SHARED_SLICE */
@@ -90,7 +90,7 @@ static bool is_over(const bell *b, uint32_t life, uint32_t ended) {
     if (life_is_dead(life)) return true;
     if (!b->wait) return false;
     if (end_is_lost(b->end, life, ended)) return true;
-    if (b->seats_of) return seats_have_room(b->seats_of, b->target);
+    if (b->readers_of) return readers_have_room(b->readers_of, b->target);
     /* pairs: SLEEP */
     return life == LIFE_RELEASED || (int64_t)(atomic_load(b->counter) - b->target) >= 0;
 }
@@ -98,7 +98,7 @@ static bool is_over(const bell *b, uint32_t life, uint32_t ended) {
 /* Rings for a transfer, and hangs on: true. Not for an end, which is told by taking the bell down,
  * nor twice. */
 static bool ring_on(bell *b, uint32_t life, uint32_t ended) {
-    if (!b->wait || b->seats_of || b->is_rung || life == LIFE_RELEASED) return false;
+    if (!b->wait || b->readers_of || b->is_rung || life == LIFE_RELEASED) return false;
     if (life_is_dead(life) || end_is_lost(b->end, life, ended)) return false;
     b->is_rung = true;
     b->target = atomic_load(b->counter) + 1;
@@ -113,8 +113,8 @@ static unsigned announce(bell *b, futex_entry *entries) {
     uint32_t ended, life, announced;
     do {
         /* pairs: DEAD */
-        ended = b->wait ? atomic_load(&b->end->ended) : 0, life = atomic_load(b->life);
-        if (b->seats_of) sleep_ask(b->seats_of, 0);
+        ended = b->wait ? atomic_load(&b->end->signals.ended) : 0, life = atomic_load(b->life);
+        if (b->readers_of) sleep_ask(b->readers_of, 0);
         announced = b->wait ? sleep_announce(b->wait) : 0;
         if (!is_over(b, life, ended)) break;
         if (!ring_on(b, life, ended)) return ring(b, life_is_dead(life)), 0;
@@ -142,7 +142,7 @@ static unsigned look_at_all(group *g, futex_entry *entries, uint64_t *until) {
     entries[n++] = futex_on_private(&process->endings, atomic_load(&process->endings));
     for (int i = 0; i < BELLS; i++) {
         if (!g->bells[i].life) continue;
-        if (g->bells[i].seats_of) sooner(until, SEATS_SLICE);
+        if (g->bells[i].readers_of) sooner(until, READERS_SLICE);
         else if (g->bells[i].shared) sooner(until, SLEEP_SHARED_SLICE);
         n += announce(&g->bells[i], entries + n);
     }
@@ -232,13 +232,14 @@ static bool arm_again(const bell *as_described, int64_t token) {
     pthread_mutex_lock(&bridge.lock);
     bell *b = find(token, &g);
     bool is_same =
-        b && b->wait && !b->seats_of && b->end == as_described->end && b->fd == as_described->fd;
+        b && b->wait && !b->readers_of && b->end == as_described->end && b->fd == as_described->fd;
     if (is_same) {
         uint64_t rung;
         /* Another reader of the eventfd has emptied it. */
         if (b->is_rung && read(b->fd, &rung, sizeof rung) < 0) {}
         b->is_rung = false, b->target = as_described->target;
-        uint32_t ended = atomic_load(&b->end->ended), life = atomic_load(b->life); /* pairs: DEAD */
+        uint32_t ended = atomic_load(&b->end->signals.ended),
+                 life = atomic_load(b->life); /* pairs: DEAD */
         if (is_over(b, life, ended) && !ring_on(b, life, ended)) ring(b, life_is_dead(life));
     }
     pthread_mutex_unlock(&bridge.lock);
@@ -255,20 +256,20 @@ int64_t fmq_watch(void *word, int socket) {
 }
 
 int64_t fmq_bridge(fmq_end *e, uint64_t n, int eventfd, int64_t again) {
-    if (!e->my_wait) return -EROFS;
-    if (n > e->capacity) return -EMSGSIZE;
-    int64_t token = end_enter_free(e);
+    if (!e->shared.my_wait) return -EROFS;
+    if (n > e->ring.capacity) return -EMSGSIZE;
+    int64_t token = end_enter_unreserved(e);
     if (token) return token;
-    bell b = {.life = e->their_life,
-              .wait = e->my_wait,
+    bell b = {.life = e->shared.their_life,
+              .wait = e->shared.my_wait,
               .end = e,
-              .counter = &e->theirs->counter,
+              .counter = &e->shared.theirs->counter,
               .fd = eventfd};
-    b.target = e->position + n - (e->writer ? e->capacity : 0);
+    b.target = e->cursor.position + n - (e->writer ? e->ring.capacity : 0);
     if (e->writer && e->overwrites) b.target = atomic_load(b.counter); /* there is always room */
     b.shared = end_is_one_of_many(e);
-    if (e->records) b.seats_of = e, e->rung = true;
-    uint32_t ended = atomic_load(&e->ended);
+    if (e->readers.records) b.readers_of = e, e->sleep.is_bridged = true;
+    uint32_t ended = atomic_load(&e->signals.ended);
     if (arm_again(&b, again)) {
         token = again;
     } else if (is_over(&b, atomic_load(b.life), ended)) {

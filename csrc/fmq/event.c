@@ -45,12 +45,13 @@ static int look_at_peers(fmq_end *const *peers, unsigned n, futex_entry *entries
             futex_on_private(&peers[0]->process->endings, atomic_load(&peers[0]->process->endings));
     for (unsigned i = 0; i < n; i++) {
         /* pairs: DEAD */
-        uint32_t ended = atomic_load(&peers[i]->ended), life = atomic_load(peers[i]->their_life);
-        entries[i] = futex_on(peers[i]->their_life, life);
+        uint32_t ended = atomic_load(&peers[i]->signals.ended),
+                 life = atomic_load(peers[i]->shared.their_life);
+        entries[i] = futex_on(peers[i]->shared.their_life, life);
         if (life_is_dead(life)) {
             r = -EPIPE;
             /* The kernel woke one; that one wakes the others. */
-            futex_wake(peers[i]->their_life, INT_MAX, FUTEX_BITSET_MATCH_ANY);
+            futex_wake(peers[i]->shared.their_life, INT_MAX, FUTEX_BITSET_MATCH_ANY);
         } else if (life == LIFE_RELEASED) {
             r = r ? r : -ESHUTDOWN;
         } else if (end_is_lost(peers[i], life, ended)) {

@@ -36,7 +36,7 @@ struct fmq_process {
     _Atomic uint32_t endings;
     struct fmq_processors processors;
 };
-#define FMQ_PROCESS_VERSION 3u
+#define FMQ_PROCESS_VERSION 4u
 
 static inline int life_is_dead(uint32_t word) { return (word & FUTEX_OWNER_DIED) != 0; }
 

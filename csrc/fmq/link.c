@@ -23,7 +23,7 @@
 #include "fmq/api.h"
 #include "fmq/futex.h"
 #include "fmq/ring.h"
-#include "fmq/seats.h"
+#include "fmq/readers.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -79,18 +79,18 @@ static bool is_dead_unmarked(const link_entry *l, unsigned seat, _Atomic uint32_
 }
 
 static void look_once(link_entry *l) {
-    for (unsigned k = 0; l->end->records && k < FMQ_SEATS; k++) {
-        _Atomic uint32_t *word = &l->end->seats[k].life;
+    for (unsigned k = 0; l->end->readers.records && k < FMQ_SEATS; k++) {
+        _Atomic uint32_t *word = &l->end->readers.seats[k].life;
         uint32_t life = atomic_load(word);
-        if (is_dead_unmarked(l, k, word, life)) seats_lose(l->end, k, life);
+        if (is_dead_unmarked(l, k, word, life)) readers_lose(l->end, k, life);
     }
-    if (l->end->records) return;
-    if (is_dead_unmarked(l, 0, l->end->their_life, atomic_load(l->end->their_life)))
+    if (l->end->readers.records) return;
+    if (is_dead_unmarked(l, 0, l->end->shared.their_life, atomic_load(l->end->shared.their_life)))
         fmq_lose(l->end);
 }
 
 static void look_at_lock(link_entry *l) {
-    for (int i = 0; i < YIELDS && (l->end->records || is_locked(l, 0)); i++) sched_yield();
+    for (int i = 0; i < YIELDS && (l->end->readers.records || is_locked(l, 0)); i++) sched_yield();
     look_once(l);
 }
 

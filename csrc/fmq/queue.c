@@ -6,7 +6,7 @@
 
 #include "fmq/futex.h"
 #include "fmq/life.h"
-#include "fmq/seats.h"
+#include "fmq/readers.h"
 #include "fmq/sleep.h"
 
 #include <stdlib.h>
@@ -57,31 +57,32 @@ int fmq_shape_of(const void *control, fmq_shape *shape) {
 
 static void point_at(fmq_end *e, fmq_control *c, int role) {
     e->writer = role == FMQ_WRITER;
-    e->theirs = e->writer ? &c->tail : &c->head;
-    e->their_life = e->writer ? &c->reader_life.word : &c->writer_life.word;
-    e->my_wait = e->writer ? &c->space_wait.word : &c->data_wait.word;
-    e->their_wait = e->writer ? &c->data_wait.word : &c->space_wait.word;
-    e->mine = e->writer ? &c->head : &c->tail;
-    if (!end_is_listener(e)) return;
-    e->mine = NULL;       /* any number of readers, each with a position of its own */
-    e->their_wait = NULL; /* the writer never waits */
+    e->shared.theirs = e->writer ? &c->tail : &c->head;
+    e->shared.their_life = e->writer ? &c->reader_life.word : &c->writer_life.word;
+    e->shared.my_wait = e->writer ? &c->space_wait.word : &c->data_wait.word;
+    e->shared.their_wait = e->writer ? &c->data_wait.word : &c->space_wait.word;
+    e->shared.mine = e->writer ? &c->head : &c->tail;
+    if (!end_is_unsynchronized_reader(e)) return;
+    e->shared.mine = NULL;       /* any number of readers, each with a position of its own */
+    e->shared.their_wait = NULL; /* the writer never waits */
     /* Nor can we, for want of a word that we may write. */
-    if (role == FMQ_OBSERVER) e->my_wait = NULL;
+    if (role == FMQ_OBSERVER) e->shared.my_wait = NULL;
 }
 
 /* A restarted owner goes on where the dead one stopped: its lock is ours, so its last publish is
  * visible. */
 static int take_over(fmq_end *e) {
-    if (e->seats && !e->writer) return seats_join(e), 0;
-    e->seen = atomic_load(&e->theirs->counter);
-    ring_move_to(e, e->mine ? atomic_load(&e->mine->counter) : e->seen);
-    if (e->seats) e->seen = e->position - e->capacity; /* no room before the first look */
-    if (e->writer && (e->overwrites || e->seats)) {
-        e->begun = atomic_load(&e->mine->begin);
-        if (e->begun < e->position) e->begun = e->position;
-        return e->begun - e->position > e->capacity ? -EPROTO : 0;
+    if (e->readers.seats && !e->writer) return reader_join(e), 0;
+    e->cursor.seen = atomic_load(&e->shared.theirs->counter);
+    ring_move_to(e, e->shared.mine ? atomic_load(&e->shared.mine->counter) : e->cursor.seen);
+    if (e->readers.seats)
+        e->cursor.seen = e->cursor.position - e->ring.capacity; /* no room before the first look */
+    if (e->writer && (e->overwrites || e->readers.seats)) {
+        e->cursor.begun = atomic_load(&e->shared.mine->begin);
+        if (e->cursor.begun < e->cursor.position) e->cursor.begun = e->cursor.position;
+        return e->cursor.begun - e->cursor.position > e->ring.capacity ? -EPROTO : 0;
     }
-    return ring_known(e) > e->capacity ? -EPROTO : 0; /* more than full, or less than empty */
+    return ring_known(e) > e->ring.capacity ? -EPROTO : 0; /* more than full, or less than empty */
 }
 
 int fmq_open(void *control, void *ring, const fmq_shape *expected, int role, fmq_end **out) {
@@ -89,15 +90,16 @@ int fmq_open(void *control, void *ring, const fmq_shape *expected, int role, fmq
     int r = fmq_shape_of(control, &found);
     if (r) return r;
     if (memcmp(&found, expected, sizeof found)) return -EPROTO;
-    fmq_end *e = calloc(1, sizeof *e);
+    fmq_end *e = aligned_alloc(alignof(fmq_end), sizeof *e);
     if (!e) return -ENOMEM;
+    memset(e, 0, sizeof *e);
     e->overwrites = found.flavour == FMQ_UNSYNCHRONIZED;
     point_at(e, control, role);
-    if (found.flavour == FMQ_BROADCAST) r = seats_attach(e, control, role);
+    if (found.flavour == FMQ_BROADCAST) r = readers_attach(e, control, role);
     if (r) return free(e), r;
-    e->ring = ring;
-    e->capacity = found.capacity;
-    e->element_bytes = found.element_bytes;
+    e->ring.base = ring;
+    e->ring.capacity = found.capacity;
+    e->ring.element_bytes = found.element_bytes;
     e->process = fmq_this_process();
     e->generation = e->process->generation;
     if ((r = take_over(e))) return fmq_free(e), r;
@@ -107,7 +109,7 @@ int fmq_open(void *control, void *ring, const fmq_shape *expected, int role, fmq
 }
 
 void fmq_free(fmq_end *e) {
-    if (e) free(e->records);
+    if (e) free(e->readers.records);
     free(e);
 }
 
@@ -119,19 +121,19 @@ int fmq_life_state(const void *word) {
 }
 
 int fmq_peer(const fmq_end *e) {
-    uint32_t ended = atomic_load(&e->ended), life = atomic_load(e->their_life);
-    if (e->records) return seats_any(e) ? FMQ_ALIVE : FMQ_NOBODY;
+    uint32_t ended = atomic_load(&e->signals.ended), life = atomic_load(e->shared.their_life);
+    if (e->readers.records) return readers_any(e) ? FMQ_ALIVE : FMQ_NOBODY;
     if (life != LIFE_RELEASED && end_is_lost(e, life, ended)) return FMQ_DEAD;
-    return fmq_life_state(e->their_life);
+    return fmq_life_state(e->shared.their_life);
 }
 
-void fmq_follow(fmq_end *e, void *word) { e->their_life = word; }
+void fmq_follow(fmq_end *e, void *word) { e->shared.their_life = word; }
 
 int64_t fmq_position(fmq_end *e) {
-    if (e->mine) return (int64_t)(atomic_load(&e->mine->counter) & INT64_MAX);
+    if (e->shared.mine) return (int64_t)(atomic_load(&e->shared.mine->counter) & INT64_MAX);
     int r = end_enter(e);
     if (r) return r;
-    uint64_t position = e->position;
+    uint64_t position = e->cursor.position;
     end_leave(e);
     return (int64_t)(position & INT64_MAX);
 }
@@ -148,8 +150,8 @@ uint64_t fmq_glance(const void *counter) {
 int fmq_notify(fmq_end *e, void *flag, uint32_t mask) {
     int r = end_enter(e);
     if (r) return r;
-    e->notify = flag;
-    e->notify_mask = mask;
+    e->flag.notify = flag;
+    e->flag.mask = mask;
     end_leave(e);
     return 0;
 }
@@ -160,7 +162,7 @@ int64_t fmq_available(fmq_end *e) {
     int r = end_enter(e);
     if (r) return r;
     /* An overrun is told by the next transfer. */
-    r = end_is_listener(e) ? ring_look_ahead(e) : ring_look(e);
+    r = end_is_unsynchronized_reader(e) ? ring_look_ahead(e) : ring_look(e);
     int64_t n = r ? r : (int64_t)(ring_known(e) & INT64_MAX);
     end_leave(e);
     return n;
@@ -168,21 +170,21 @@ int64_t fmq_available(fmq_end *e) {
 
 /* An overrun is told once. */
 static int told(fmq_end *e, int r) {
-    if (r == -EOVERFLOW) e->overran = false;
+    if (r == -EOVERFLOW) e->cursor.overran = false;
     end_leave(e);
     return r;
 }
 
 int fmq_reserve(fmq_end *e, uint64_t n, fmq_spans *spans, uint64_t spin_ns, uint64_t deadline) {
-    int r = end_enter_free(e);
+    int r = end_enter_unreserved(e);
     if (r) return r;
     r = sleep_until(e, n, spin_ns, deadline);
     if (!r) {
-        uint64_t straight = e->capacity - e->slot;
-        spans->start = e->slot;
+        uint64_t straight = e->ring.capacity - e->cursor.slot;
+        spans->start = e->cursor.slot;
         spans->first = n < straight ? n : straight;
         spans->second = n - spans->first;
-        e->reserved = n;
+        e->cursor.reserved = n;
         if (e->writer) ring_begin(e, n);
     }
     return told(e, r);
@@ -194,14 +196,14 @@ static int still_ours(fmq_end *e) {
     if (e->overwrites) return ring_still_whole(e);
     /* The reads happened before this look.  pairs: OUT */
     atomic_thread_fence(memory_order_acquire);
-    return seats_verdict(e);
+    return reader_verdict(e);
 }
 
 int fmq_commit(fmq_end *e, uint64_t n) {
     int r = end_enter(e);
     if (r) return r;
-    if (n > e->reserved) r = -EINVAL;
-    e->reserved = 0;
+    if (n > e->cursor.reserved) r = -EINVAL;
+    e->cursor.reserved = 0;
     if (!r && n) r = still_ours(e);
     if (!r && n) ring_publish(e, n), sleep_wake_peer(e);
     return told(e, r);
@@ -227,7 +229,7 @@ static int get(fmq_end *e, void *elements, uint64_t n) {
 }
 
 int fmq_write(fmq_end *e, const void *elements, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
-    int r = end_enter_free(e);
+    int r = end_enter_unreserved(e);
     if (r) return r;
     r = sleep_until(e, n, spin_ns, deadline);
     if (!r) put(e, elements, n);
@@ -236,7 +238,7 @@ int fmq_write(fmq_end *e, const void *elements, uint64_t n, uint64_t spin_ns, ui
 }
 
 int fmq_read(fmq_end *e, void *elements, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
-    int r = end_enter_free(e);
+    int r = end_enter_unreserved(e);
     if (r) return r;
     r = sleep_until(e, n, spin_ns, deadline);
     if (!r) r = get(e, elements, n);
@@ -246,36 +248,37 @@ int fmq_read(fmq_end *e, void *elements, uint64_t n, uint64_t spin_ns, uint64_t 
 /* ---- readers of an unsynchronized queue ------------------------------------------------------ */
 
 int fmq_keep_latest(fmq_end *e, uint64_t n) {
-    if (!end_is_listener(e)) return -EINVAL;
-    int r = end_enter_free(e);
+    if (!end_is_unsynchronized_reader(e)) return -EINVAL;
+    int r = end_enter_unreserved(e);
     if (r) return r;
     if ((r = ring_look_ahead(e))) return end_leave(e), r;
-    uint64_t head = e->seen, begin = atomic_load(&e->theirs->begin);
-    uint64_t oldest = begin > e->capacity ? begin - e->capacity : 0, from = n < head ? head - n : 0;
+    uint64_t head = e->cursor.seen, begin = atomic_load(&e->shared.theirs->begin);
+    uint64_t oldest = begin > e->ring.capacity ? begin - e->ring.capacity : 0,
+             from = n < head ? head - n : 0;
     if (from < oldest) from = oldest; /* the writer has begun to overwrite what is before */
-    e->overran = false;
+    e->cursor.overran = false;
     ring_move_to(e, from < head ? from : head);
     end_leave(e);
     return 0;
 }
 
-uint64_t fmq_lost(const fmq_end *e) { return e->lost; }
+uint64_t fmq_lost(const fmq_end *e) { return e->cursor.lost; }
 
 /* ---- exchange -------------------------------------------------------------------------------- */
 
 /* Everything that has arrived is one message: its writer published it at once, and has no leave to
  * send another. */
 static int64_t take_message(fmq_end *e, void *buffer, uint64_t buffer_bytes) {
-    uint64_t n = ring_known(e), bytes = n * e->element_bytes;
+    uint64_t n = ring_known(e), bytes = n * e->ring.element_bytes;
     if (bytes > buffer_bytes) return -EMSGSIZE;
     get(e, buffer, n);
     return (int64_t)bytes;
 }
 
 static int send_packet(fmq_end *e, const void *packet, uint64_t bytes) {
-    uint64_t n = bytes / e->element_bytes;
-    if (n * e->element_bytes != bytes) return -EINVAL;
-    int r = end_enter_free(e);
+    uint64_t n = bytes / e->ring.element_bytes;
+    if (n * e->ring.element_bytes != bytes) return -EINVAL;
+    int r = end_enter_unreserved(e);
     if (r) return r;
     if (!(r = ring_need(e, n))) put(e, packet, n);
     end_leave(e);
@@ -285,8 +288,9 @@ static int send_packet(fmq_end *e, const void *packet, uint64_t bytes) {
 static inline int64_t exchange(const fmq_channel *c, const void *packet, uint64_t bytes,
                                int (*wait)(const fmq_channel *, uint64_t), uint64_t deadline) {
     /* Every message has to arrive. */
-    if (c->in->overwrites || c->out->overwrites || c->in->seats || c->out->seats) return -EINVAL;
-    int64_t r = end_enter_free(c->in);
+    if (c->in->overwrites || c->out->overwrites || c->in->readers.seats || c->out->readers.seats)
+        return -EINVAL;
+    int64_t r = end_enter_unreserved(c->in);
     if (r) return r;
     if (bytes) r = send_packet(c->out, packet, bytes);
     if (!r && (r = wait(c, deadline)) == -EAGAIN) r = -ETIMEDOUT; /* the packet is out */

@@ -13,33 +13,34 @@
  * is not returned. Both touch the elements at the same time, so both use atomic accesses, which
  * cost nothing, and a fence each, which x86 has for nothing.
  *
- * Broadcast: as synchronized, with a tail for each reader (seats.c). A reader that was evicted may
+ * Broadcast: as synchronized, with a tail for each reader (readers.c). An evicted reader may
  * be reading what the writer overwrites; it looks at its verdict afterwards, as above at begin.
  */
 #define _GNU_SOURCE
 #include "fmq/ring.h"
 
 #include "fmq/futex.h"
-#include "fmq/seats.h"
+#include "fmq/readers.h"
 
 #include <string.h>
 
 /* The peer broke the protocol: this end is of no more use. */
 int ring_broken(struct fmq_end *e) {
-    e->broken = true;
+    e->cursor.broken = true;
     return -EPROTO;
 }
 
 /* The writer has begun to overwrite what we have not read. Goes on at the middle of the ring, to
  * get ahead of a fast writer, or where the oldest whole element is. */
 static int overrun(struct fmq_end *e, uint64_t begin) {
-    uint64_t head = atomic_load(&e->theirs->counter);
-    if (head < e->seen || (begin > head && begin - head > e->capacity)) return ring_broken(e);
-    uint64_t resume = head - (head < e->capacity / 2 ? head : e->capacity / 2);
-    if (resume < begin - e->capacity) resume = begin - e->capacity;
-    e->seen = head;
-    e->lost = resume - e->position;
-    e->overran = true;
+    uint64_t head = atomic_load(&e->shared.theirs->counter);
+    if (head < e->cursor.seen || (begin > head && begin - head > e->ring.capacity))
+        return ring_broken(e);
+    uint64_t resume = head - (head < e->ring.capacity / 2 ? head : e->ring.capacity / 2);
+    if (resume < begin - e->ring.capacity) resume = begin - e->ring.capacity;
+    e->cursor.seen = head;
+    e->cursor.lost = resume - e->cursor.position;
+    e->cursor.overran = true;
     ring_move_to(e, resume);
     return -EOVERFLOW;
 }
@@ -49,15 +50,17 @@ int ring_still_whole(struct fmq_end *e) {
     /* The reads above happened before this look.  pairs: BEGIN */
     atomic_thread_fence(memory_order_acquire);
     /* relaxed, because of the fence */
-    uint64_t begin = atomic_load_explicit(&e->theirs->begin, memory_order_relaxed);
-    return begin > e->position && begin - e->position > e->capacity ? overrun(e, begin) : 0;
+    uint64_t begin = atomic_load_explicit(&e->shared.theirs->begin, memory_order_relaxed);
+    return begin > e->cursor.position && begin - e->cursor.position > e->ring.capacity
+               ? overrun(e, begin)
+               : 0;
 }
 
 /* The stream's head without a look at what was overwritten, which the next transfer tells. */
 int ring_look_ahead(struct fmq_end *e) {
-    uint64_t now = atomic_load(&e->theirs->counter); /* pairs: VISIBLE, SLEEP */
-    if (e->broken || now < e->seen) return ring_broken(e);
-    e->seen = now;
+    uint64_t now = atomic_load(&e->shared.theirs->counter); /* pairs: VISIBLE, SLEEP */
+    if (e->cursor.broken || now < e->cursor.seen) return ring_broken(e);
+    e->cursor.seen = now;
     return 0;
 }
 
@@ -65,37 +68,37 @@ static int look_at_stream(struct fmq_end *e) {
     int r = ring_look_ahead(e);
     if (!r) r = ring_still_whole(e);
     /* Nothing was overwritten, it claims. */
-    return !r && ring_known(e) > e->capacity ? ring_broken(e) : r;
+    return !r && ring_known(e) > e->ring.capacity ? ring_broken(e) : r;
 }
 
 /* Refreshes the private copy of the peer's counter. The peer is not trusted: it may only have moved
  * forward, and not beyond what the ring can hold. */
 int ring_look(struct fmq_end *e) {
-    if (e->broken) return -EPROTO;
+    if (e->cursor.broken) return -EPROTO;
     if (e->overwrites) return e->writer ? 0 : look_at_stream(e);
-    if (e->records) return seats_look(e);
+    if (e->readers.records) return readers_look(e);
     /* acquire: what the peer published before this counter is visible after it.  pairs: VISIBLE.
      * seq_cst, because between announcing a sleep and sleeping this load must not move up.
      * pairs: SLEEP */
-    uint64_t now = atomic_load_explicit(&e->theirs->counter, memory_order_seq_cst);
+    uint64_t now = atomic_load_explicit(&e->shared.theirs->counter, memory_order_seq_cst);
     /* After the counter, which runs away from a reader that is out. */
-    int out = e->seats ? seats_verdict(e) : 0;
+    int out = e->readers.seats ? reader_verdict(e) : 0;
     if (out) return out;
-    uint64_t lag = e->writer ? e->position - now : now - e->position;
-    if (now - e->seen > e->capacity || lag > e->capacity) return ring_broken(e);
-    e->seen = now;
+    uint64_t lag = e->writer ? e->cursor.position - now : now - e->cursor.position;
+    if (now - e->cursor.seen > e->ring.capacity || lag > e->ring.capacity) return ring_broken(e);
+    e->cursor.seen = now;
     return 0;
 }
 
 /* 0 when n are at hand. Looks at the peer's cache line only when the private copy does not
  * suffice. */
 int ring_need(struct fmq_end *e, uint64_t n) {
-    if (n > e->capacity) return -EMSGSIZE;
-    if (e->broken) return -EPROTO; /* for good, also if enough was seen before */
-    if (e->overran) return -EOVERFLOW;
+    if (n > e->ring.capacity) return -EMSGSIZE;
+    if (e->cursor.broken) return -EPROTO; /* for good, also if enough was seen before */
+    if (e->cursor.overran) return -EOVERFLOW;
     /* More than the ring holds is not at hand, but overrun; only fmq_available leaves that to
      * us. */
-    if (ring_known(e) >= n && ring_known(e) <= e->capacity) return 0;
+    if (ring_known(e) >= n && ring_known(e) <= e->ring.capacity) return 0;
     int r = ring_look(e);
     if (r) return r;
     return ring_known(e) >= n ? 0 : -EAGAIN;
@@ -105,38 +108,38 @@ int ring_need(struct fmq_end *e, uint64_t n) {
  * of spinning. */
 static void note_cpu(struct fmq_end *e) {
     uint32_t cpu = futex_cpu();
-    if (cpu == e->my_cpu) return;
-    e->my_cpu = cpu;
+    if (cpu == e->cursor.my_cpu) return;
+    e->cursor.my_cpu = cpu;
     /* A hint: no order is needed. */
-    atomic_store_explicit(&e->mine->cpu, cpu, memory_order_relaxed);
+    atomic_store_explicit(&e->shared.mine->cpu, cpu, memory_order_relaxed);
 }
 
 void ring_move_to(struct fmq_end *e, uint64_t position) {
-    e->position = position;
-    e->slot = position % e->capacity;
+    e->cursor.position = position;
+    e->cursor.slot = position % e->ring.capacity;
 }
 
 /* Before a writer with many readers touches its next n slots. What a dead predecessor had begun
  * stays begun. */
 void ring_begin(struct fmq_end *e, uint64_t n) {
-    if (!e->overwrites && !e->seats) return;
-    if (e->position + n > e->begun) e->begun = e->position + n;
+    if (!e->overwrites && !e->readers.seats) return;
+    if (e->cursor.position + n > e->cursor.begun) e->cursor.begun = e->cursor.position + n;
     /* relaxed, because of the fence: a reader that sees one of the writes after it also sees begin.
      * pairs: BEGIN */
-    atomic_store_explicit(&e->mine->begin, e->begun, memory_order_relaxed);
+    atomic_store_explicit(&e->shared.mine->begin, e->cursor.begun, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
 }
 
 void ring_publish(struct fmq_end *e, uint64_t n) {
-    e->before = e->position;
-    e->position += n;
-    e->slot += n;
-    if (e->slot >= e->capacity) e->slot -= e->capacity;
-    if (!e->mine) return;
+    e->cursor.before = e->cursor.position;
+    e->cursor.position += n;
+    e->cursor.slot += n;
+    if (e->cursor.slot >= e->ring.capacity) e->cursor.slot -= e->ring.capacity;
+    if (!e->shared.mine) return;
     note_cpu(e);
     /* release: a peer that sees this counter also sees the copies above.  pairs: VISIBLE. seq_cst,
      * because the look at the peer's wait word that follows must not move up.  pairs: SLEEP */
-    atomic_store_explicit(&e->mine->counter, e->position, memory_order_seq_cst);
+    atomic_store_explicit(&e->shared.mine->counter, e->cursor.position, memory_order_seq_cst);
 }
 
 /* A reader of a broadcast queue races with the writer only when it is out, and then nothing of its
@@ -177,18 +180,18 @@ static void copy_words(unsigned char *there, unsigned char *here, uint64_t bytes
 }
 
 static void copy(const struct fmq_end *e, uint64_t slot, unsigned char *here, uint64_t n, bool in) {
-    unsigned char *there = e->ring + slot * e->element_bytes;
-    uint64_t bytes = n * e->element_bytes;
-    if (e->overwrites || (e->seats && BY_WORDS)) copy_words(there, here, bytes, in);
+    unsigned char *there = e->ring.base + slot * e->ring.element_bytes;
+    uint64_t bytes = n * e->ring.element_bytes;
+    if (e->overwrites || (e->readers.seats && BY_WORDS)) copy_words(there, here, bytes, in);
     else if (in) memcpy(there, here, bytes);
     else memcpy(here, there, bytes);
 }
 
 static void copy_both(const struct fmq_end *e, unsigned char *here, uint64_t n, bool in) {
-    uint64_t straight = e->capacity - e->slot;
+    uint64_t straight = e->ring.capacity - e->cursor.slot;
     uint64_t first = n < straight ? n : straight;
-    copy(e, e->slot, here, first, in);
-    if (first < n) copy(e, 0, here + first * e->element_bytes, n - first, in);
+    copy(e, e->cursor.slot, here, first, in);
+    if (first < n) copy(e, 0, here + first * e->ring.element_bytes, n - first, in);
 }
 
 void ring_copy_in(struct fmq_end *e, const void *elements, uint64_t n) {

@@ -7,7 +7,7 @@
 
 #include "fmq/futex.h"
 #include "fmq/life.h"
-#include "fmq/seats.h"
+#include "fmq/readers.h"
 #include "fmq/sleep.h"
 
 #include <limits.h>
@@ -33,21 +33,21 @@ static void relax(void) {
 /* ---- wake ------------------------------------------------------------------------------------ */
 
 void sleep_wake_peer(fmq_end *e) {
-    if (e->notify) fmq_event_wake(e->notify, e->notify_mask);
-    if (!e->their_wait) return;
+    if (e->flag.notify) fmq_event_wake(e->flag.notify, e->flag.mask);
+    if (!e->shared.their_wait) return;
     /* Plain load first: while the peer is awake its wait word stays shared in both caches.
      * pairs: SLEEP */
-    if (!(atomic_load_explicit(e->their_wait, memory_order_seq_cst) & 1)) return;
-    if (e->seats && !e->writer && !seats_peer_cares(e)) return;
+    if (!(atomic_load_explicit(e->shared.their_wait, memory_order_seq_cst) & 1)) return;
+    if (e->readers.seats && !e->writer && !reader_is_awaited(e)) return;
     /* Even, and a value that no sleeper may be about to sleep on. */
-    atomic_fetch_add(e->their_wait, 1);
-    futex_wake(e->their_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);
+    atomic_fetch_add(e->shared.their_wait, 1);
+    futex_wake(e->shared.their_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);
 }
 
 void sleep_greet_peer(fmq_end *e) {
-    if (!e->their_wait) return;
-    atomic_fetch_add(e->their_wait, 2);
-    futex_wake(e->their_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);
+    if (!e->shared.their_wait) return;
+    atomic_fetch_add(e->shared.their_wait, 2);
+    futex_wake(e->shared.their_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);
 }
 
 uint32_t sleep_announce(_Atomic uint32_t *word) {
@@ -58,9 +58,9 @@ uint32_t sleep_announce(_Atomic uint32_t *word) {
  * can reach: a peer may have truncated the shared ones. The words change before the wake, so no
  * sleeper can miss it. */
 static void tell_own_threads(fmq_end *e, uint32_t why) {
-    atomic_fetch_or(&e->ended, why); /* pairs: STOP */
-    atomic_fetch_add(&e->ended, END_TOLD);
-    futex_wake_private(&e->ended);
+    atomic_fetch_or(&e->signals.ended, why); /* pairs: STOP */
+    atomic_fetch_add(&e->signals.ended, END_TOLD);
+    futex_wake_private(&e->signals.ended);
     atomic_fetch_add(&e->process->endings, 1);
     futex_wake_private(&e->process->endings);
 }
@@ -69,7 +69,7 @@ void sleep_look_again(fmq_end *e) { tell_own_threads(e, 0); }
 
 void sleep_call(fmq_end *e) {
     /* Before the change of `ended`, so a sleeper that misses this is woken. */
-    atomic_store(&e->called, 1);
+    atomic_store(&e->signals.called, 1);
     tell_own_threads(e, 0);
 }
 
@@ -79,19 +79,19 @@ void sleep_call(fmq_end *e) {
  * sleep on it too, and if we were killed after a change, they would sleep on. */
 void fmq_stop(fmq_end *e) {
     if (!end_is_ours(e)) {
-        atomic_fetch_or(&e->ended, END_STOPPED);
+        atomic_fetch_or(&e->signals.ended, END_STOPPED);
         return;
     }
     tell_own_threads(e, END_STOPPED);
     do {
-        if (e->my_wait) futex_wake(e->my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);
+        if (e->shared.my_wait) futex_wake(e->shared.my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);
         sched_yield();
-    } while (atomic_load(&e->busy)); /* pairs: STOP */
+    } while (atomic_load(&e->signals.busy)); /* pairs: STOP */
 }
 
 void fmq_lose(fmq_end *e) {
     if (!end_is_ours(e)) return;
-    atomic_store(&e->lost_life, atomic_load(e->their_life));
+    atomic_store(&e->signals.lost_life, atomic_load(e->shared.their_life));
     tell_own_threads(e, END_LOST);
 }
 
@@ -99,14 +99,14 @@ void fmq_lose(fmq_end *e) {
 
 static uint32_t their_cpu(const fmq_end *e) {
     /* A hint: no order is needed. */
-    return atomic_load_explicit(&e->theirs->cpu, memory_order_relaxed);
+    return atomic_load_explicit(&e->shared.theirs->cpu, memory_order_relaxed);
 }
 
 /* Relaxed, because this only ends the spinning: the turn that follows looks properly. */
 static bool is_over(const fmq_end *e) {
-    uint32_t life = atomic_load_explicit(e->their_life, memory_order_relaxed);
+    uint32_t life = atomic_load_explicit(e->shared.their_life, memory_order_relaxed);
     if (life_is_dead(life) || life == LIFE_RELEASED) return true;
-    uint32_t ended = atomic_load_explicit(&e->ended, memory_order_relaxed);
+    uint32_t ended = atomic_load_explicit(&e->signals.ended, memory_order_relaxed);
     return ended && ((ended & END_STOPPED) || end_is_lost(e, life, ended));
 }
 
@@ -149,7 +149,7 @@ static int spin_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline)
 /* ---- sleep ----------------------------------------------------------------------------------- */
 
 int sleep_ended(const fmq_end *e, uint32_t life, uint32_t ended) {
-    if ((ended | atomic_load(&e->ended)) & END_STOPPED) return -ECANCELED; /* pairs: STOP */
+    if ((ended | atomic_load(&e->signals.ended)) & END_STOPPED) return -ECANCELED; /* pairs: STOP */
     if (life_is_dead(life)) return -EPIPE;
     if (life == LIFE_RELEASED) return -ESHUTDOWN;
     return end_is_lost(e, life, ended) ? -EPIPE : -EAGAIN;
@@ -166,30 +166,33 @@ static int announce(fmq_end *e, uint64_t n, sight *saw) {
     /* Life before data: what a peer published before it died is delivered before its death is told.
      * pairs: DEAD */
     /* Before life, which a peer in good order changes before it closes anything. */
-    saw->ended = atomic_load(&e->ended);
-    saw->life = atomic_load(e->their_life);
-    sleep_ask(e, e->rung ? 0 : e->position + n - e->capacity);
-    saw->announced = sleep_announce(e->my_wait);
+    saw->ended = atomic_load(&e->signals.ended);
+    saw->life = atomic_load(e->shared.their_life);
+    sleep_ask(e, e->sleep.is_bridged ? 0 : e->cursor.position + n - e->ring.capacity);
+    saw->announced = sleep_announce(e->shared.my_wait);
     int r = ring_need(e, n);
     if (r == -EAGAIN) r = sleep_ended(e, saw->life, saw->ended);
-    return r == -EAGAIN && atomic_load(&e->called) && atomic_exchange(&e->called, 0) ? -EINTR : r;
+    return r == -EAGAIN && atomic_load(&e->signals.called) && atomic_exchange(&e->signals.called, 0)
+               ? -EINTR
+               : r;
 }
 
 /* The kernel wakes one sleeper of a dead process's word; that one, whatever else it finds, wakes
  * the others. */
 static void pass_on_death(fmq_end *e) {
     /* pairs: DEAD */
-    if (life_is_dead(atomic_load(e->their_life)))
-        futex_wake(e->their_life, INT_MAX, FUTEX_BITSET_MATCH_ANY);
+    if (life_is_dead(atomic_load(e->shared.their_life)))
+        futex_wake(e->shared.their_life, INT_MAX, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* A wake for nothing: a peer may do that now and then, and not for ever. Progress, though not yet
- * enough, is something. A word that readers share is also woken when one of them is stopped, and
- * many readers wake one writer: that breaks no rule. */
+/* Counts wake-ups without progress. A few are allowed; more than SPURIOUS_LIMIT in a row break the
+ * queue. Partial progress resets the count. Shared wait words are not counted: a reader that stops
+ * wakes the other readers, and each of many readers wakes the writer. */
 static int count_spurious(fmq_end *e) {
     if (end_has_many(e)) return LOOK_AGAIN;
-    if (e->seen != e->progress) e->progress = e->seen, e->spurious = 0;
-    if (++e->spurious <= SPURIOUS_LIMIT) return -EAGAIN;
+    if (e->cursor.seen != e->sleep.progress)
+        e->sleep.progress = e->cursor.seen, e->sleep.spurious = 0;
+    if (++e->sleep.spurious <= SPURIOUS_LIMIT) return -EAGAIN;
     return ring_broken(e);
 }
 
@@ -198,7 +201,7 @@ static int count_spurious(fmq_end *e) {
 static bool is_main_thread(const fmq_end *e) {
     static _Thread_local int asked = INT_MIN; /* in that generation of the process */
     static _Thread_local bool is_main;
-    if (end_is_listener(e)) return syscall(SYS_gettid) == getpid();
+    if (end_is_unsynchronized_reader(e)) return syscall(SYS_gettid) == getpid();
     if (asked != e->process->generation) {
         is_main = syscall(SYS_gettid) == getpid();
         asked = e->process->generation;
@@ -214,11 +217,11 @@ static uint64_t no_longer_than(const fmq_end *e, uint64_t deadline) {
 }
 
 /* A writer that waits for several readers. */
-static int sleep_on_seats(fmq_end *e, sight saw, uint64_t until) {
+static int sleep_on_readers(fmq_end *e, sight saw, uint64_t until) {
     futex_entry entries[FUTEX_MOST];
-    unsigned n = seats_words(e, entries);
-    entries[n++] = futex_on(e->my_wait, saw.announced);
-    entries[n++] = futex_on_private(&e->ended, saw.ended);
+    unsigned n = readers_words(e, entries);
+    entries[n++] = futex_on(e->shared.my_wait, saw.announced);
+    entries[n++] = futex_on_private(&e->signals.ended, saw.ended);
     int r = futex_wait_all(entries, n, until);
     return r < 0 ? r : 0;
 }
@@ -226,14 +229,16 @@ static int sleep_on_seats(fmq_end *e, sight saw, uint64_t until) {
 /* As futex_wait; LOOK_AGAIN when no wake came and the deadline has not passed either. */
 static int sleep_once(fmq_end *e, sight saw, uint64_t until) {
     uint64_t slice = end_has_many(e) ? futex_now() + SLEEP_SHARED_SLICE : FMQ_FOREVER;
-    int r = e->records ? sleep_on_seats(e, saw, slice < until ? slice : until)
-                       : futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life,
-                                           &e->ended, saw.ended, slice < until ? slice : until);
+    int r =
+        e->readers.records
+            ? sleep_on_readers(e, saw, slice < until ? slice : until)
+            : futex_wait_either(e->shared.my_wait, saw.announced, e->shared.their_life, saw.life,
+                                &e->signals.ended, saw.ended, slice < until ? slice : until);
     if (r == -ETIMEDOUT && slice < until) return LOOK_AGAIN;
     /* EPERM: a container's filter older than the system call. */
     if (r != -ENOSYS && r != -EPERM) return r;
     slice = futex_now() + OLD_KERNEL_SLICE;
-    r = futex_wait(e->my_wait, saw.announced, FUTEX_BITSET_MATCH_ANY,
+    r = futex_wait(e->shared.my_wait, saw.announced, FUTEX_BITSET_MATCH_ANY,
                    slice < until ? slice : until);
     return r == -ETIMEDOUT && slice < until ? LOOK_AGAIN : r;
 }
@@ -253,12 +258,12 @@ static int sleep_turn(fmq_end *e, uint64_t n, uint64_t until) {
 }
 
 static int sleep_for(fmq_end *e, uint64_t n, uint64_t deadline) {
-    if (!e->my_wait) return -EROFS;
+    if (!e->shared.my_wait) return -EROFS;
     uint64_t until = no_longer_than(e, deadline), begin = futex_now();
     int r;
     do r = sleep_turn(e, n, until);
     while (r == -EAGAIN || r == LOOK_AGAIN);
-    e->asleep_ns += futex_now() - begin;
+    e->sleep.asleep_ns += futex_now() - begin;
     return r == -ETIMEDOUT && until < deadline ? -EINTR : r;
 }
 
@@ -269,22 +274,23 @@ int sleep_spin(fmq_end *e, uint64_t n, uint64_t spin_ns) {
 
 /* Not at hand: because the peer is gone, or for now. Life before data, as above. */
 static int why_not(fmq_end *e, uint64_t n) {
-    uint32_t ended = atomic_load(&e->ended), life = atomic_load(e->their_life); /* pairs: DEAD */
+    uint32_t ended = atomic_load(&e->signals.ended),
+             life = atomic_load(e->shared.their_life); /* pairs: DEAD */
     int r = ring_need(e, n);
     return r == -EAGAIN ? sleep_ended(e, life, ended) : r;
 }
 
 static int wait_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
     /* A repeated call has polled already. */
-    int r = e->interrupted ? -EAGAIN : spin_for(e, n, spin_ns, deadline);
+    int r = e->sleep.interrupted ? -EAGAIN : spin_for(e, n, spin_ns, deadline);
     if (r == -EAGAIN) r = sleep_for(e, n, deadline);
-    e->interrupted = r == -EINTR;
+    e->sleep.interrupted = r == -EINTR;
     return r;
 }
 
 uint64_t sleep_window(const fmq_end *e, uint64_t spin_ns) {
     if (spin_ns != FMQ_SPIN_ADAPTIVE) return spin_ns;
-    return e->usual_wait <= SLEEP_COSTS ? 2 * SLEEP_COSTS : 0;
+    return e->sleep.usual_ns <= SLEEP_COSTS ? 2 * SLEEP_COSTS : 0;
 }
 
 static int wait_and_learn(fmq_end *e, uint64_t n, uint64_t deadline) {
@@ -293,14 +299,14 @@ static int wait_and_learn(fmq_end *e, uint64_t n, uint64_t deadline) {
     uint64_t waited = futex_now() - begin;
     /* One long pause does not change the habit. */
     if (waited > 4 * SLEEP_COSTS) waited = 4 * SLEEP_COSTS;
-    e->usual_wait += waited / 8 - e->usual_wait / 8;
+    e->sleep.usual_ns += waited / 8 - e->sleep.usual_ns / 8;
     return r;
 }
 
 int sleep_until(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
     int r = ring_need(e, n);
     if (!deadline) return r == -EAGAIN ? why_not(e, n) : r;
-    if (r != -EAGAIN) return e->interrupted = false, r;
+    if (r != -EAGAIN) return e->sleep.interrupted = false, r;
     if (deadline == SLEEP_NEVER) return spin_for(e, n, spin_ns, FMQ_FOREVER);
     return spin_ns == FMQ_SPIN_ADAPTIVE ? wait_and_learn(e, n, deadline)
                                         : wait_for(e, n, spin_ns, deadline);
@@ -325,12 +331,12 @@ static int look_at_all(fmq_end *const *ends, unsigned n, uint8_t *ready, words_o
     for (unsigned i = 0; i < n; i++) {
         sight saw;
         count += ready[i] = announce(ends[i], 1, &saw) != -EAGAIN;
-        unsigned most = ends[i]->records ? 1 + FMQ_SEATS : 2;
+        unsigned most = ends[i]->readers.records ? 1 + FMQ_SEATS : 2;
         if (words->ends < i || words->n + most >= FUTEX_MOST) continue;
         unsigned before = words->n;
-        words->entries[words->n++] = futex_on(ends[i]->my_wait, saw.announced);
-        if (ends[i]->records) words->n += seats_words(ends[i], words->entries + words->n);
-        else words->entries[words->n++] = futex_on(ends[i]->their_life, saw.life);
+        words->entries[words->n++] = futex_on(ends[i]->shared.my_wait, saw.announced);
+        if (ends[i]->readers.records) words->n += readers_words(ends[i], words->entries + words->n);
+        else words->entries[words->n++] = futex_on(ends[i]->shared.their_life, saw.life);
         while (before < words->n) words->owners[before++] = (uint8_t)i;
         words->ends++;
     }
@@ -347,7 +353,7 @@ static int sleep_on_all(fmq_end *const *ends, unsigned n, words_of_all *words, u
     int r = futex_wait_all(words->entries, words->n + 1, slice < until ? slice : until);
     if (r == -ENOSYS || r == -EPERM) {
         slice = futex_now() + 1000000;
-        r = futex_wait(ends[0]->my_wait, (uint32_t)words->entries[0].expected,
+        r = futex_wait(ends[0]->shared.my_wait, (uint32_t)words->entries[0].expected,
                        FUTEX_BITSET_MATCH_ANY, slice < until ? slice : until);
     } else if (r >= 0 && (unsigned)r < words->n) {
         count_spurious(ends[words->owners[r]]);
@@ -376,7 +382,7 @@ int fmq_wait_any(fmq_end *const *ends, unsigned n, uint8_t *ready, uint64_t dead
     int r = n ? 0 : -EINVAL; /* nothing would ever end that wait */
     unsigned entered = 0;
     while (entered < n && !r) {
-        r = ends[entered]->my_wait ? end_enter_free(ends[entered]) : -EROFS;
+        r = ends[entered]->shared.my_wait ? end_enter_unreserved(ends[entered]) : -EROFS;
         if (!r) entered++;
     }
     if (!r) r = wait_for_one_of(ends, n, ready, deadline);

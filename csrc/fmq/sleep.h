@@ -31,8 +31,9 @@ uint32_t sleep_announce(_Atomic uint32_t *word);
 /* Whether a transfer at this moment would wake a thread, by a system call. */
 static inline bool sleep_wakes(const struct fmq_end *e) {
     /* Relaxed: a hint. */
-    return e->notify ||
-           (e->their_wait && (atomic_load_explicit(e->their_wait, memory_order_relaxed) & 1));
+    return e->flag.notify ||
+           (e->shared.their_wait &&
+            (atomic_load_explicit(e->shared.their_wait, memory_order_relaxed) & 1));
 }
 
 /* After a transfer: wakes the threads that announced a sleep. */
@@ -52,7 +53,7 @@ void sleep_call(struct fmq_end *e);
 /* Before a broadcast writer announces a sleep until `need`: readers that do not come past it wake
  * no process. */
 static inline void sleep_ask(struct fmq_end *e, uint64_t need) {
-    if (e->records) atomic_store(&e->mine->need, need); /* pairs: SLEEP */
+    if (e->readers.records) atomic_store(&e->shared.mine->need, need); /* pairs: SLEEP */
 }
 
 /* Why no more will come, or -EAGAIN. `life` and `ended` were read before the counter was. */

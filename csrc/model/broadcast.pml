@@ -90,7 +90,7 @@ inline wake_life(k) {
     }
 }
 
-/* ---- the writer (seats.c) ------------------------------------------------------------------------------------------- */
+/* ---- the writer (readers.c) ------------------------------------------------------------------------------------------- */
 
 /* One seat: free, left or out; or dead, which makes it out; or it counts. */
 inline look_at_seat(k) {
@@ -122,7 +122,7 @@ inline look_at_seat(k) {
     d_step { seen = (at < seen -> at : seen); seen_state = 0; seen_life = 0; at = 0 }
 }
 
-inline seats_look() {
+inline readers_look() {
     seen = position;
     look_at_seat(0);
     if
@@ -135,7 +135,7 @@ inline seats_look() {
 
 inline write_when_there_is_room() {
     if
-    :: room < n || !has_looked -> seats_look(); has_looked = 1
+    :: room < n || !has_looked -> readers_look(); has_looked = 1
     :: else
     fi;
     do
@@ -144,7 +144,7 @@ inline write_when_there_is_room() {
         saw_ended = ended;
         need = position + n - CAPACITY; /* pairs: SLEEP */
         d_step { space_wait = space_wait | 1; announced = space_wait }; /* pairs: SLEEP */
-        seats_look();
+        readers_look();
         if
         :: room < n ->
             d_step { /* futex_waitv */
@@ -154,7 +154,7 @@ inline write_when_there_is_room() {
                     (lives[0] == 0 || life[0] == lives[0]) && (lives[SEATS - 1] == 0 || life[SEATS - 1] == lives[SEATS - 1])
             };
             !writer_asleep;
-            seats_look()
+            readers_look()
         :: else
         fi;
         d_step { saw_ended = 0; announced = 0 }

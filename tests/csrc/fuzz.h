@@ -171,8 +171,8 @@ static void expect(int64_t r, int64_t most, int role, const int *also) {
     if (world.lost[role] && r != -EPROTO && r != -EMSGSIZE && r != -EBUSY) fail("-EPROTO was not for good", r);
     if (r == -EPROTO) world.lost[role] = true;
     const fmq_end *e = world.ends[role];
-    if (e->slot >= e->capacity) fail("slot outside the ring", (int64_t)e->slot);
-    if (!e->overwrites && !e->broken && ring_known(e) > e->capacity) fail("more than full", (int64_t)ring_known(e));
+    if (e->cursor.slot >= e->ring.capacity) fail("slot outside the ring", (int64_t)e->cursor.slot);
+    if (!e->overwrites && !e->cursor.broken && ring_known(e) > e->ring.capacity) fail("more than full", (int64_t)ring_known(e));
 }
 
 static const int none[] = {0}, open_errors[] = {-EINVAL, -EPROTONOSUPPORT, -EOPNOTSUPP, 0};
@@ -223,7 +223,7 @@ static void transfer(int role, int how) {
         expect(r, 0, role, commit_errors);
         if (r != -EINVAL && n > world.reserved[role]) fail("committed more than was reserved", r);
         world.reserved[role] = 0;
-        world.lost[role] = end->broken;
+        world.lost[role] = end->cursor.broken;
     }
     free(buffer);
 }
@@ -237,7 +237,7 @@ static void exchange(int in) {
     int64_t r = take() % 2 ? fmq_exchange(&c, packet, n * size, some_deadline()) : fmq_hot_calls()->exchange_start(&c, packet, n * size);
     if (world.shape.flavour == FMQ_SYNCHRONIZED) expect(r, (int64_t)(capacity * size), -1, read_errors);
     else expect(r, -1, -1, (const int[]){-EINVAL, 0});
-    world.lost[FMQ_WRITER] = c.out->broken, world.lost[in] = c.in->broken;
+    world.lost[FMQ_WRITER] = c.out->cursor.broken, world.lost[in] = c.in->cursor.broken;
     free(packet), free(buffer);
 }
 
@@ -245,7 +245,7 @@ static void wait_any(void) {
     uint8_t ready[ROLES];
     unsigned n = take() % (world.ends[FMQ_OBSERVER] ? 4 : 3);
     expect(fmq_wait_any(world.ends, n, ready, some_deadline()), n, -1, any_errors);
-    for (int i = 0; i < ROLES; i++) world.lost[i] = world.ends[i] && world.ends[i]->broken;
+    for (int i = 0; i < ROLES; i++) world.lost[i] = world.ends[i] && world.ends[i]->cursor.broken;
 }
 
 static void event(void) {

@@ -111,7 +111,7 @@ static void send(void) {
 
 /* What the listener published since we looked is whole results. */
 static void look_at_results(void) {
-    uint64_t until = w.result.end->position, capacity = w.result.shape.capacity, least = w.l.framed ? 3 : 2;
+    uint64_t until = w.result.end->cursor.position, capacity = w.result.shape.capacity, least = w.l.framed ? 3 : 2;
     if (until - w.seen > capacity) w.seen = until; /* it was told that we had read what we had not */
     while (w.seen < until) {
         const unsigned char *first = w.result.ring + w.seen % capacity * DATUM;
@@ -146,7 +146,7 @@ static void act(void) {
     case 0: case 1: case 2: send(); break;
     case 3: case 4: read_results(); break;
     case 5: forget(take() % PLANS); break;
-    case 6: if (take() < 8) atomic_store(&w.request.end->ended, END_STOPPED), atomic_store(&w.result.end->ended, END_STOPPED); break;
+    case 6: if (take() < 8) atomic_store(&w.request.end->signals.ended, END_STOPPED), atomic_store(&w.result.end->signals.ended, END_STOPPED); break;
     default:
         if (!w.gone) return;
         atomic_store(&w.request.control->writer_life.word, UINT32_C(0x40000000));

@@ -65,7 +65,7 @@ static void to_scheduler(void) { swapcontext(&sides[running].context, &home); }
 
 void step_before(const volatile void *word) {
     const unsigned char *p = (const unsigned char *)word;
-    bool is_shared = (p >= memory[0] && p < memory[0] + sizeof memory) || (reader0 && word == &reader0->ended);
+    bool is_shared = (p >= memory[0] && p < memory[0] + sizeof memory) || (reader0 && word == &reader0->signals.ended);
     if (running >= 0 && is_shared) to_scheduler();
 }
 

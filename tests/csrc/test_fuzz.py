@@ -14,7 +14,7 @@ import pytest
 import stress
 
 HERE = Path(__file__).parent
-CORE = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "seats", "event", "bridge"))
+CORE = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "readers", "event", "bridge"))
 BURST = tuple(
     f"burst/{name}.c"
     for name in ("packet", "listener", "inflight", "timed", "blame", "deadline", "policy", "flows", "run_queue")
@@ -29,7 +29,7 @@ FLOOR = {"fuzz_attach": 300, "fuzz_peer": 450, "fuzz_listener": 300}
 MUTANTS = {  # what is left out, and what it is replaced by
     "fuzz_peer": (
         "fmq/ring.c",
-        "    if (now - e->seen > e->capacity || lag > e->capacity) return ring_broken(e);\n",
+        "    if (now - e->cursor.seen > e->ring.capacity || lag > e->ring.capacity) return ring_broken(e);\n",
         "    (void)lag;\n",
     ),
     "fuzz_listener": (

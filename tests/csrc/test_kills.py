@@ -24,14 +24,14 @@ MUTANTS = {
     ),
     "write": (
         "fmq/sleep.c",
-        """futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life,
-                                           &e->ended, saw.ended, slice < until ? slice : until)""",
-        "futex_wait(e->my_wait, saw.announced, ~0u, until)",
+        """futex_wait_either(e->shared.my_wait, saw.announced, e->shared.their_life, saw.life,
+                                &e->signals.ended, saw.ended, slice < until ? slice : until)""",
+        "futex_wait(e->shared.my_wait, saw.announced, ~0u, until)",
     ),
     "write to two readers": ("fmq/sleep.c", "    pass_on_death(e);\n", ""),
     "event, two waiters": (
         "fmq/event.c",
-        "            futex_wake(peers[i]->their_life, INT_MAX, FUTEX_BITSET_MATCH_ANY);\n",
+        "            futex_wake(peers[i]->shared.their_life, INT_MAX, FUTEX_BITSET_MATCH_ANY);\n",
         "",
     ),
     "release": (

@@ -404,14 +404,14 @@ MUTANTS |= {
     "the writer looks before it announces": (
         "broadcast",
         LISTENER,
-        [(f"{WRITER_ANNOUNCES}        seats_look();\n", f"        seats_look();\n{WRITER_ANNOUNCES}")],
+        [(f"{WRITER_ANNOUNCES}        readers_look();\n", f"        readers_look();\n{WRITER_ANNOUNCES}")],
     ),
     "the writer says what it needs when it has looked": (
         "broadcast",
         LISTENER,
         [
             (NEEDS, ""),
-            (f"{WRITER_ANNOUNCES}        seats_look();\n", f"{WRITER_ANNOUNCES}        seats_look();\n{NEEDS}"),
+            (f"{WRITER_ANNOUNCES}        readers_look();\n", f"{WRITER_ANNOUNCES}        readers_look();\n{NEEDS}"),
         ],
     ),
     "the writer sleeps on its own word only": (

@@ -6,10 +6,10 @@ import pytest
 
 pytestmark = pytest.mark.integration
 
-WAIT = """futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life,
-                                           &e->ended, saw.ended, slice < until ? slice : until)"""
-STOP_WAKES = "if (e->my_wait) futex_wake(e->my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);"
-ANNOUNCE = "saw->announced = sleep_announce(e->my_wait);"
+WAIT = """futex_wait_either(e->shared.my_wait, saw.announced, e->shared.their_life, saw.life,
+                                &e->signals.ended, saw.ended, slice < until ? slice : until)"""
+STOP_WAKES = "if (e->shared.my_wait) futex_wake(e->shared.my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);"
+ANNOUNCE = "saw->announced = sleep_announce(e->shared.my_wait);"
 LOOK = "    int r = ring_need(e, n);\n"
 # Each is a line of sleep.c or ring.c broken on purpose; the explorer has to notice, or it proves nothing.
 MUTANTS = {
@@ -18,29 +18,37 @@ MUTANTS = {
         f"    {ANNOUNCE}\n{LOOK}",
         f"{LOOK}    {ANNOUNCE}\n",
     ),
-    "wakes before it publishes": ("fmq/ring.c", "atomic_store_explicit(&e->mine->counter, e->position", "wake_early(e"),
+    "wakes before it publishes": (
+        "fmq/ring.c",
+        "atomic_store_explicit(&e->shared.mine->counter, e->cursor.position",
+        "wake_early(e",
+    ),
     "sleeps on its own word only": (
         "fmq/sleep.c",
         WAIT,
-        "futex_wait(e->my_wait, saw.announced, ~0u, until)",
+        "futex_wait(e->shared.my_wait, saw.announced, ~0u, until)",
     ),
     "looks at life after data": (
         "fmq/sleep.c",
         "if (r == -EAGAIN) r = sleep_ended(e, saw->life, saw->ended);",
-        "if (r == -EAGAIN) r = sleep_ended(e, saw->life = atomic_load(e->their_life), saw->ended);",
+        "if (r == -EAGAIN) r = sleep_ended(e, saw->life = atomic_load(e->shared.their_life), saw->ended);",
     ),
-    "stop does not wait for the call inside": ("fmq/sleep.c", "} while (atomic_load(&e->busy));", "} while (0);"),
+    "stop does not wait for the call inside": (
+        "fmq/sleep.c",
+        "} while (atomic_load(&e->signals.busy));",
+        "} while (0);",
+    ),
     "stop does not wake": (
         "fmq/sleep.c",
         f"    tell_own_threads(e, END_STOPPED);\n    do {{\n        {STOP_WAKES}",
-        "    atomic_fetch_or(&e->ended, END_STOPPED);\n    do {",
+        "    atomic_fetch_or(&e->signals.ended, END_STOPPED);\n    do {",
     ),
     "a dead peer is told before its last words": (
         "fmq/sleep.c",
         f"{LOOK}    if (r == -EAGAIN) r = sleep_ended(e, saw->life, saw->ended);",
         "    int r = sleep_ended(e, saw->life, saw->ended);\n    if (r == -EAGAIN) r = ring_need(e, n);",
     ),
-    "a loss wakes no thread": ("fmq/sleep.c", "    futex_wake_private(&e->ended);\n", ""),
+    "a loss wakes no thread": ("fmq/sleep.c", "    futex_wake_private(&e->signals.ended);\n", ""),
     "a loss is not noted": (
         "fmq/sleep.c",
         "tell_own_threads(e, END_LOST)",
@@ -54,9 +62,9 @@ MUTANTS = {
 }
 WAKE_EARLY = """
 #define wake_early(e, order) \\
-    do { uint64_t now = (e)->position; \\
-         if (atomic_load((e)->their_wait) & 1) atomic_fetch_add((e)->their_wait, 1); \\
-         atomic_store(&(e)->mine->counter, now); } while (0)
+    do { uint64_t now = (e)->cursor.position; \\
+         if (atomic_load((e)->shared.their_wait) & 1) atomic_fetch_add((e)->shared.their_wait, 1); \\
+         atomic_store(&(e)->shared.mine->counter, now); } while (0)
 """
 
 
@@ -66,7 +74,7 @@ def explorer(build, sources=None):
         "fmq/queue.c",
         "fmq/sleep.c",
         "fmq/ring.c",
-        "fmq/seats.c",
+        "fmq/readers.c",
         "fmq/event.c",
         flags=["-include", "scheduled.h"],
         sources=sources or {},

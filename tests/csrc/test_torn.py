@@ -16,9 +16,9 @@ WAKES_ALONE = "-DSLEEP_SHARED_SLICE=UINT64_C(1000000000000)"  # nobody looks aga
 JITTER = ("-include", "scheduled.h", WAKES_ALONE)  # threads pause before accesses, at random
 ENOUGH = 10**8
 
-BEGIN = "    atomic_store_explicit(&e->mine->begin, e->begun, memory_order_relaxed);\n"
-PUBLISH = "    atomic_store_explicit(&e->mine->counter, e->position, memory_order_seq_cst);\n"
-LOOK = "uint64_t begin = atomic_load_explicit(&e->theirs->begin, memory_order_relaxed);"
+BEGIN = "    atomic_store_explicit(&e->shared.mine->begin, e->cursor.begun, memory_order_relaxed);\n"
+PUBLISH = "    atomic_store_explicit(&e->shared.mine->counter, e->cursor.position, memory_order_seq_cst);\n"
+LOOK = "uint64_t begin = atomic_load_explicit(&e->shared.theirs->begin, memory_order_relaxed);"
 MUTANTS = {
     "looks at head only, as AOSP does": ("fmq/ring.c", LOOK, LOOK.replace("->begin,", "->counter,")),
     "says where it begins after the copy": (
@@ -37,8 +37,8 @@ MUTANTS = {
 SLEEP_MUTANTS = {
     "sleep": (
         "fmq/sleep.c",
-        "atomic_fetch_add(e->their_wait, 1);",
-        "atomic_exchange(e->their_wait, 0);",
+        "atomic_fetch_add(e->shared.their_wait, 1);",
+        "atomic_exchange(e->shared.their_wait, 0);",
         JITTER,
     ),
     "stop": ("fmq/sleep.c", "    if (end_has_many(e)) return LOOK_AGAIN;\n", "", ()),

@@ -14,12 +14,12 @@ STEPS = ("open", "role", "transfer", "look", "wait")
 MISTAKES = {
     "a size that is believed": (
         "libfmq/queues.c",
-        "if (control > q->bytes || ring > q->bytes - control) return",
-        "if (control > q->bytes && ring > q->bytes - control) return",
+        "if (control > q->bytes || ring > q->bytes - control)",
+        "if (control > q->bytes && ring > q->bytes - control)",
     ),
     "a counter that is believed": (
         "fmq/ring.c",
-        "    if (now - e->seen > e->capacity || lag > e->capacity) return ring_broken(e);\n",
+        "    if (now - e->cursor.seen > e->ring.capacity || lag > e->ring.capacity) return ring_broken(e);\n",
         "    (void)lag;\n",
     ),
     "a count that becomes an error": (

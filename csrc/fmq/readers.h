@@ -1,12 +1,12 @@
 /* The readers of a broadcast queue, as its writer and each of themselves see them. Not exported. */
-#ifndef FMQ_SEATS_H
-#define FMQ_SEATS_H
+#ifndef FMQ_READERS_H
+#define FMQ_READERS_H
 
 #include "fmq/futex.h"
 #include "fmq/ring.h"
 
 /* What the writer keeps of a seat in private memory. */
-struct seat_record {
+struct reader_record {
     uint64_t tail; /* where that reader was last */
     uint32_t turn; /* which reader that was */
     /* Its life word when the writer last looked; 0: the writer does not wait for it. */
@@ -15,22 +15,22 @@ struct seat_record {
     _Atomic uint32_t lost; /* the life that ended without a mark (link.c) */
 };
 
-int seats_attach(struct fmq_end *e, void *control, int role); /* fmq_open: 0, or -errno */
+int readers_attach(struct fmq_end *e, void *control, int role); /* fmq_open: 0, or -errno */
 /* Takes the place of take_over for a reader. */
-void seats_join(struct fmq_end *e);
+void reader_join(struct fmq_end *e);
 
 /* The writer's ring_look: `seen` becomes the least tail. */
-int seats_look(struct fmq_end *e);
-int seats_verdict(const struct fmq_end *e); /* of a reader: 0, or why it is out */
+int readers_look(struct fmq_end *e);
+int reader_verdict(const struct fmq_end *e); /* of a reader: 0, or why it is out */
 /* Whether all tails are there; any thread. */
-bool seats_have_room(const struct fmq_end *e, uint64_t target);
+bool readers_have_room(const struct fmq_end *e, uint64_t target);
 /* Whether a reader lives; any thread. */
-bool seats_any(const struct fmq_end *e);
+bool readers_any(const struct fmq_end *e);
 /* Whether the writer may wait for what this reader just did. */
-bool seats_peer_cares(const struct fmq_end *e);
+bool reader_is_awaited(const struct fmq_end *e);
 /* What the writer sleeps on, as it last looked. */
-unsigned seats_words(const struct fmq_end *e, futex_entry *entries);
+unsigned readers_words(const struct fmq_end *e, futex_entry *entries);
 /* That reader is gone, though it was not marked. */
-void seats_lose(struct fmq_end *e, unsigned seat, uint32_t life);
+void readers_lose(struct fmq_end *e, unsigned seat, uint32_t life);
 
 #endif
