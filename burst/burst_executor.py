@@ -15,7 +15,7 @@ from burst._core import lib
 from burst.adapted import cancel_of
 from burst.errors import GeneralFailure, OutputInsufficientSize, Result, status_error
 from burst.execution import Execution
-from burst.executor import Estimates, Job
+from burst.executor import DecodedRequest, Estimates
 from burst.messages import NO_CAUSE, Cause, ErrorStatus, OutputShape
 from burst.run_queue import FOREVER
 from burst.wire import Token
@@ -45,9 +45,9 @@ class ExecutorCache:
         self._fetch: Callable[[list[int]], list[Memory]] | None = None
         self.estimates = Estimates()
 
-    def job(self, packet: RequestPacket) -> Job:
+    def job(self, packet: RequestPacket) -> DecodedRequest:
         """How to bind that request."""
-        return Job(packet, partial(_ExecutorRun, self, packet.measure))
+        return DecodedRequest(packet, partial(_ExecutorRun, self, packet.measure))
 
     def resolve(self, slots: Sequence[int], fetch: Callable[[list[int]], list[Memory]]) -> Sequence[int]:
         """Has the executor keep the memory of each slot, and returns the slots. All or nothing."""

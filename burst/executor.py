@@ -73,7 +73,7 @@ class Estimates:
         return found
 
 
-class Job(NamedTuple):
+class DecodedRequest(NamedTuple):
     """A decoded request and the model to bind it to. Its pools are `Memory`, and `Token` for buffers.
 
     `flow`: of the run queue, where a path serves several.
@@ -100,11 +100,11 @@ Encode = Callable[[Outcome], bytes]
 class RequestCodec(NamedTuple):
     """Decode, encode and memory lookup for one request path.
 
-    decode: a request as its path received it -> Job; raises Malformed, StatusError. encode: outcome -> raw answer.
-    fetch: slots that the device does not know yet -> their memory, all or nothing; raises StatusError.
+    decode: a request as its path received it -> what to bind; raises Malformed, StatusError. encode: outcome -> raw
+    answer. fetch: slots that the device does not know yet -> their memory, all or nothing; raises StatusError.
     """
 
-    decode: Callable[[Any], Job]
+    decode: Callable[[Any], DecodedRequest]
     encode: Encode
     fetch: Callable[[list[int]], list[Memory]]
 
@@ -162,7 +162,7 @@ class Plan:
         "ticket",
     )
 
-    def __init__(self, job: Job, request: Request) -> None:
+    def __init__(self, job: DecodedRequest, request: Request) -> None:
         """Binds. Raises StatusError, and anything that a device raises."""
         packet, self.flow = job.packet, job.flow
         self.slots = frozenset(slot for slot in packet.slots if not isinstance(slot, Token))
@@ -212,7 +212,7 @@ class Plan:
         self.execution.cancel()
 
 
-class Run:
+class PlanRun:
     """One execution of a plan. All times are CLOCK_MONOTONIC nanoseconds.
 
     arrived: when the device received the request. since: when it could have begun, but for other executions; None: when
@@ -320,14 +320,14 @@ class CachedExecutor:
             bound.success = self._codec.encode(bound.outcome)
         return bound
 
-    def _bound(self, job: Job, request: Request) -> Plan:
+    def _bound(self, job: DecodedRequest, request: Request) -> Plan:
         try:
             return Plan(job, request)
         except ResourceExhaustedTransient:
             self._forget(None)  # plans cost less to make anew than a refusal
             return Plan(job, request)
 
-    def execute(self, run: Run, ticket: Ticket | None) -> Outcome:
+    def execute(self, run: PlanRun, ticket: Ticket | None) -> Outcome:
         """Admits, waits for a slot, runs and judges, as for every request however it came. Never raises."""
         try:
             if run.deadline is None:

@@ -35,7 +35,7 @@ from burst.errors import (
     status_error,
 )
 from burst.execution_burst import ExecutionBurst
-from burst.executor import CachedExecutor, Job, Outcome, Plan, RequestCodec, Run
+from burst.executor import CachedExecutor, DecodedRequest, Outcome, Plan, PlanRun, RequestCodec
 from burst.messages import ErrorStatus, Timing
 from burst.run_queue import give_way
 from burst.serving_thread import ServingThread
@@ -87,7 +87,9 @@ class ExecutionBurstServer(ExecutionBurst):
     the burst from any thread: it cancels a running execution where that is possible, and does not wait for it.
     """
 
-    def __init__(self, offer: BurstOffer, job: Callable[[RequestPacket], Job], memories: MemoryCache) -> None:
+    def __init__(
+        self, offer: BurstOffer, job: Callable[[RequestPacket], DecodedRequest], memories: MemoryCache
+    ) -> None:
         """Use `create` or `create_with_executor`."""
         self._callback, self.on_end, self._version = offer.callback, offer.on_end, offer.version
         self._ticket, self.trace, self._life = offer.ticket, offer.trace, offer.life
@@ -123,7 +125,7 @@ class ExecutionBurstServer(ExecutionBurst):
         bind = prepared.bind if prepared is not None else offer.bind
         if bind is None:
             raise ValueError("prepared=None: this offer has no `bind` of its own; give something that binds requests")
-        return cls(offer, lambda packet: Job(packet, bind), MappingCache())
+        return cls(offer, lambda packet: DecodedRequest(packet, bind), MappingCache())
 
     @classmethod
     def create_with_executor(cls, offer: BurstOffer, executor: BurstExecutorWithCache) -> Self:
@@ -272,7 +274,7 @@ class ExecutionBurstServer(ExecutionBurst):
             return self._refuse(error)
         self._executor.free_when_idle()
         listener = self._listener
-        run = Run(plan, listener.taken, listener.deadline, lib.burst_could_begin(listener))
+        run = PlanRun(plan, listener.taken, listener.deadline, lib.burst_could_begin(listener))
         outcome = self._executor.execute(run, self._ticket)
         listener.started = run.begun or listener.started
         return self._said(outcome, plan)

@@ -292,6 +292,25 @@ def test_c_headers_say_what_they_are():
         )
 
 
+# ---- names --------------------------------------------------------------------------------------------------------
+
+NAMES_OF_SEVERAL_CLASSES = {
+    # What users catch: each package's own, for the same misfortune.
+    *("Busy", "OutputInsufficientSize", "PeerDied", "Timeout"),
+    *("FencedExecution", "FrameSize"),
+}
+
+
+def test_a_class_name_is_given_once():
+    """A reader who sees the name of a class knows which one it is, in all three packages."""
+    places = {}
+    for path in sources(".py"):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{name(path)}:{node.lineno}")
+    assert {kind: found for kind, found in places.items() if len(found) > 1}.keys() <= NAMES_OF_SEVERAL_CLASSES
+
+
 # ---- contracts ------------------------------------------------------------------------------------------------------
 
 ASKED_OF_OTHERS = {  # constant names that these files may ask an object for: it is no device's

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from driver.cli.steps import Stages, Step
+    from driver.cli.steps import Stages, TimedStep
     from driver.importers.files import Form
     from driver.runtime.compiled import CompiledModel
 
@@ -290,7 +290,7 @@ def _run(wish: _Arguments, compiled: CompiledModel, wiring: Wiring, labels: Sequ
     return ran
 
 
-def _note(wish: _Arguments, ran: _Ran, step: Step) -> None:
+def _note(wish: _Arguments, ran: _Ran, step: TimedStep) -> None:
     """Keeps the times, and the outputs that --output needs."""
     if step.number == 0:
         ran.first, ran.outputs = step.us, copies(tuple(step.outputs))
@@ -300,7 +300,7 @@ def _note(wish: _Arguments, ran: _Ran, step: Step) -> None:
         ran.kept.append([storable(output) for output in step.outputs])
 
 
-def _row(wish: _Arguments, wiring: Wiring, step: Step, labels: Sequence[str]) -> dict[str, Any]:
+def _row(wish: _Arguments, wiring: Wiring, step: TimedStep, labels: Sequence[str]) -> dict[str, Any]:
     """One frame or block, as --json prints it: the outputs without states."""
     outputs = {}
     for n, (port, array) in enumerate(zip(wiring.outputs, step.outputs, strict=True)):

@@ -24,7 +24,7 @@ _SUFFIXES = (
 )
 
 
-class Recording(NamedTuple):
+class SoundRecording(NamedTuple):
     """Samples from -1 to 1, as [time, channels], and how many of them are a second."""
 
     samples: NDArray[np.float64]
@@ -35,7 +35,13 @@ class Blocks:
     """A recording in the shape of an input: blocks of `length` samples, each `hop` samples after the one before."""
 
     def __init__(
-        self, port: Port, shape: Sequence[int], recording: Recording, where: str, block: int | None, hop: int | None
+        self,
+        port: Port,
+        shape: Sequence[int],
+        recording: SoundRecording,
+        where: str,
+        block: int | None,
+        hop: int | None,
     ) -> None:
         """`shape`: 0 where it is open. `block`: samples of one where the input leaves that open; None: the whole
         recording. `hop`: None is as many as a block has. Raises UsageError.
@@ -80,7 +86,7 @@ def is_sound(source: str) -> bool:
     return source.lower().endswith(_SUFFIXES)
 
 
-def read_recording(path: str, where: str) -> Recording:
+def read_recording(path: str, where: str) -> SoundRecording:
     """Reads a file of sound, of any format that FFmpeg knows; of a damaged one what there is. Raises UsageError."""
     try:
         import av
@@ -105,10 +111,10 @@ def read_recording(path: str, where: str) -> Recording:
         raise click.UsageError(f"{where}: the file contains no samples{damage and f': {damage}'}")
     if damage:
         click.echo(f"{where}: the sound is damaged ({damage}); what comes before that was taken", err=True)
-    return Recording(np.concatenate(parts, axis=1).T, rate)
+    return SoundRecording(np.concatenate(parts, axis=1).T, rate)
 
 
-def _mixed(recording: Recording, shape: Sequence[int]) -> tuple[NDArray[np.float64], str]:
+def _mixed(recording: SoundRecording, shape: Sequence[int]) -> tuple[NDArray[np.float64], str]:
     """One channel, unless the input has as many as the recording."""
     channels, done = recording.samples.shape[1], f"{len(recording.samples)} samples at {recording.rate} Hz"
     is_kept = tuple(shape[-1:]) == (channels,) and any(size != 1 for size in shape[:-1])

@@ -29,7 +29,7 @@ class Stages(NamedTuple):
     us: dict[str, Any]
 
 
-class Execution(NamedTuple):
+class StagedCall(NamedTuple):
     """A way to execute: `call` takes the inputs and returns the outputs; `stages` of the calls so far."""
 
     call: Call
@@ -37,10 +37,10 @@ class Execution(NamedTuple):
 
 
 @contextmanager
-def execution(compiled: CompiledModel, arrays: Arrays, deadline: float | None, *, plain: bool) -> Iterator[Execution]:
+def execution(compiled: CompiledModel, arrays: Arrays, deadline: float | None, *, plain: bool) -> Iterator[StagedCall]:
     """Through a burst, or on the plain path. `arrays`: inputs of the shapes to begin with."""
     if plain:
-        yield Execution(lambda its: compiled.run(*its, timeout=deadline), list)
+        yield StagedCall(lambda its: compiled.run(*its, timeout=deadline), list)
         return
     is_open = any(tensor.shape is None or None in tensor.shape for tensor in compiled.model.inputs)
     with compiled.burst(input_shapes=[array.shape for array in arrays] if is_open else None) as burst:
@@ -50,10 +50,10 @@ def execution(compiled: CompiledModel, arrays: Arrays, deadline: float | None, *
             steps = stats.get("steps", [{"device": "", **stats}])
             return [Stages(step["device"], step["stages"]) for step in steps if "stages" in step]
 
-        yield Execution(lambda its: burst.run(*its, timeout=deadline).outputs, stages)
+        yield StagedCall(lambda its: burst.run(*its, timeout=deadline).outputs, stages)
 
 
-class Step(NamedTuple):
+class TimedStep(NamedTuple):
     """One execution."""
 
     number: int
@@ -62,14 +62,14 @@ class Step(NamedTuple):
     outputs: Arrays
 
 
-def steps(call: Call, feeds: Sequence[Feed], states: States) -> Iterator[Step]:
+def steps(call: Call, feeds: Sequence[Feed], states: States) -> Iterator[TimedStep]:
     """Executes once for each frame or block; without one, without end. States go from each execution to the next."""
     arrays, second = [feed.array for feed in feeds], 0.0
     later = {n: feed.later.values for n, feed in enumerate(feeds) if feed.later}
     for number in count():
         begin = time.perf_counter()
         outputs = call(arrays)
-        yield Step(number, second, 1e6 * (time.perf_counter() - begin), outputs)
+        yield TimedStep(number, second, 1e6 * (time.perf_counter() - begin), outputs)
         for n, values in later.items():
             following = next(values, None)
             if following is None:

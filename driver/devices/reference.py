@@ -55,7 +55,7 @@ class ReferenceModel(PreparedModel):
         outputs: Sequence[NDArray[Any]],
         options: BindOptions,
     ) -> BoundExecution:
-        watch = Watch()
+        watch = RunWatch()
         bound = self._interpreter.bind(inputs, outputs, options.pace, options.loop_timeout, watch)
         return StaticExecution(bound, watch) if isinstance(bound, Bound) else DynamicExecution(bound, watch)
 
@@ -64,7 +64,7 @@ class ReferenceModel(PreparedModel):
         return Saved()
 
 
-class Watch:
+class RunWatch:
     """What an execution looks at every few milliseconds: whether it has to end, or to let others come first."""
 
     __slots__ = ("is_cancelled",)
@@ -83,7 +83,7 @@ class Watch:
 class WatchedExecution(BoundExecution):
     """Ends at its next look when it is cancelled."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: RunWatch) -> None:
         self._watch = watch
 
     def cancel(self) -> None:
@@ -95,7 +95,7 @@ class StaticExecution(WatchedExecution):
 
     is_infallible = True
 
-    def __init__(self, bound: Bound, watch: Watch) -> None:
+    def __init__(self, bound: Bound, watch: RunWatch) -> None:
         super().__init__(watch)
         self.run, self.shapes = bound.run, bound.shapes
 
@@ -103,7 +103,7 @@ class StaticExecution(WatchedExecution):
 class DynamicExecution(WatchedExecution):
     """Has the shapes of its outputs once it has run."""
 
-    def __init__(self, bound: DynamicBound, watch: Watch) -> None:
+    def __init__(self, bound: DynamicBound, watch: RunWatch) -> None:
         super().__init__(watch)
         self._bound, self.shapes = bound, bound.shapes
 

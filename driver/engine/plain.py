@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from burst import Malformed, PeerDied
 from burst.channel import Channel, Message
-from burst.executor import Run
+from burst.executor import PlanRun
 from burst.exhaustion import DescriptorsLost
 from burst.run_queue import Tickets
 from burst.serving_thread import ServingThread
@@ -100,7 +100,7 @@ class PlainServer:
         worker.lock.acquire()  # by hand: `with` costs twice as much
         try:
             plan = worker.find(raw) or self._bound(raw)
-            outcome = worker.execute(Run(plan, arrived, deadline), plan.ticket)
+            outcome = worker.execute(PlanRun(plan, arrived, deadline), plan.ticket)
             return (outcome is plan.outcome and plan.success) or worker.answer(outcome)
         except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
             return worker.refuse(error)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from burst import InvalidArgument, Malformed, Memory, StatusError
 from burst.channel import Message
-from burst.executor import CachedExecutor, Job, RequestCodec
+from burst.executor import CachedExecutor, DecodedRequest, RequestCodec
 from burst.exhaustion import exhausted
 from burst.server import MAX_PLANS
 from burst.slots import checked_slots
@@ -115,9 +115,9 @@ class RequestWorker:
         self._registered.clear()
         self._executor.close()
 
-    def _decode(self, request: object) -> Job:
+    def _decode(self, request: object) -> DecodedRequest:
         number, packet = decode_request(request)
-        return Job(packet, self._model(number), self._flow(number))
+        return DecodedRequest(packet, self._model(number), self._flow(number))
 
     def _fetch(self, slots: list[int]) -> list[Memory]:
         return [self._memory(slot) for slot in slots]

@@ -27,7 +27,7 @@ from burst import (
 )
 from burst.causes import missed
 from burst.channel import close_all
-from burst.executor import Outcome, Run
+from burst.executor import Outcome, PlanRun
 from burst.messages import Cause
 from driver.protocol.fences import FenceState, kind_of, look
 
@@ -69,7 +69,7 @@ class LaunchedExecution:
         self.has_waited = False  #: for another execution: for its fence, or for a thread
         self.fences: list[int] = []  #: those that the watching thread polls
         self.followers: list[LaunchedExecution] = []
-        self.run: Run | None = None
+        self.run: PlanRun | None = None
         self.ticket: Ticket | None = None
         self.claim: Claim | None = None  #: for its descriptors, until it is gone
 
@@ -87,11 +87,11 @@ class LaunchedExecution:
         if duration is not None and (self.end is None or self.fenced + duration < self.end):
             self.end, self.has_waited = self.fenced + duration, False
 
-    def begin_run(self, plan: Plan) -> Run:
+    def begin_run(self, plan: Plan) -> PlanRun:
         """Its run, with a plan that was claimed for it."""
         by_duration = self.end != self._limits.deadline
         could_begin = self.fenced if by_duration else self.begin
-        self.run = Run(plan, self.begin, self.end, could_begin if self.has_waited else None)
+        self.run = PlanRun(plan, self.begin, self.end, could_begin if self.has_waited else None)
         return self.run
 
     def give_up(self) -> None:

@@ -80,7 +80,7 @@ def unpack(memory: NDArray[np.uint8]) -> Any:
         raise ValueError("holds no value: none was given")
     if nbytes > memory.nbytes - _SIZE:
         raise ValueError(f"says that it has {nbytes} bytes, in a memory of {memory.nbytes}")
-    reader = _Reader(memory[_SIZE : _SIZE + nbytes].tobytes())
+    reader = _ValueReader(memory[_SIZE : _SIZE + nbytes].tobytes())
     value = reader.value(0)
     reader.check_end()
     return value
@@ -144,7 +144,7 @@ def _column(values: list[Any]) -> NDArray[Any]:
     raise ValueError("the keys of a map are all str or all int, and so are its values, or numbers")
 
 
-class _Reader:
+class _ValueReader:
     """Reads values out of private memory. Every size is checked against the bytes that are left before it is used."""
 
     def __init__(self, data: bytes) -> None:

@@ -122,7 +122,7 @@ class Taker(Protocol):
         """Counts requests that are not recorded."""
 
 
-class Part(NamedTuple):
+class CopiedTensor(NamedTuple):
     """One input or output: its shape, and how to copy it."""
 
     dimensions: tuple[int, ...]
@@ -136,8 +136,8 @@ class Arguments:
         self._request, main = request, model.main
         self._operands = [main.operands[i] for i in main.outputs]
         self._shapes: Sequence[OutputShape] | None = None
-        self._outputs: list[Part | None] = []
-        self.inputs: list[Part | None] = []
+        self._outputs: list[CopiedTensor | None] = []
+        self.inputs: list[CopiedTensor | None] = []
         try:
             pairs = zip(request.inputs, (main.operands[i] for i in main.inputs), strict=True)
             self.inputs = [None if a.has_no_value else self._part(a, o) for a, o in pairs]
@@ -145,7 +145,7 @@ class Arguments:
         except _UNUSUAL:
             self.is_whole = False
 
-    def outputs(self, shapes: Sequence[OutputShape]) -> list[Part | None]:
+    def outputs(self, shapes: Sequence[OutputShape]) -> list[CopiedTensor | None]:
         """None for what stays on the device, or in memory that this process does not map."""
         if self._shapes is not shapes:
             self._outputs = [
@@ -157,13 +157,13 @@ class Arguments:
             self._shapes = shapes
         return self._outputs
 
-    def _part(self, a: RequestArgument, operand: Operand, dimensions: tuple[int, ...] = ()) -> Part:
+    def _part(self, a: RequestArgument, operand: Operand, dimensions: tuple[int, ...] = ()) -> CopiedTensor:
         """Raises one of _UNUSUAL."""
         shape = tuple(dimensions or a.dimensions or operand.dimensions)
         pool = self._request.pools[a.pool]
         if isinstance(pool, HardwareBuffer):
-            return Part(shape, lambda: np.ascontiguousarray(pool.read()).tobytes())
-        return Part(shape, pool.asarray(np.uint8, (nbytes(operand, shape),), a.offset).tobytes)
+            return CopiedTensor(shape, lambda: np.ascontiguousarray(pool.read()).tobytes())
+        return CopiedTensor(shape, pool.asarray(np.uint8, (nbytes(operand, shape),), a.offset).tobytes)
 
 
 class Note:
@@ -191,7 +191,7 @@ class Note:
         self._tape.run(words, [*self._bulk, *bulk])
 
 
-def _copied(parts: Sequence[Part | None]) -> tuple[list[bytes], list[tuple[tuple[int, ...], int] | None]]:
+def _copied(parts: Sequence[CopiedTensor | None]) -> tuple[list[bytes], list[tuple[tuple[int, ...], int] | None]]:
     """Copies all parts; returns the bytes, and the shape and size of each part."""
     copies = [part and part.copy() for part in parts]
     described = [

@@ -197,7 +197,7 @@ class _Candidate(NamedTuple):
     capabilities: Capabilities | None
 
 
-class Plan(NamedTuple):
+class ExecutionPlan(NamedTuple):
     """A way to run a model: whole on one device, or in steps on several."""
 
     name: str
@@ -217,22 +217,22 @@ class Chosen(NamedTuple):
     """A plan, prepared; without one, the whole model on the CPU."""
 
     steps: Sequence[PreparedStep]
-    plan: Plan | None = None
+    plan: ExecutionPlan | None = None
 
 
-def _whole(candidate: _Candidate, seconds: float) -> Plan:
+def _whole(candidate: _Candidate, seconds: float) -> ExecutionPlan:
     steps = partition(candidate.model, [0] * len(candidate.model.main.operations))
-    return Plan(candidate.device.address, candidate.model, steps, [candidate.device], seconds)
+    return ExecutionPlan(candidate.device.address, candidate.model, steps, [candidate.device], seconds)
 
 
-def _cut(candidates: Sequence[_Candidate], rows: Sequence[Sequence[float]]) -> Plan:
+def _cut(candidates: Sequence[_Candidate], rows: Sequence[Sequence[float]]) -> ExecutionPlan:
     """Each operation where it costs least. Raises NotPlaced."""
     model, devices = candidates[0].model, [c.device for c in candidates]
     cpu = next((n for n, device in enumerate(devices) if isinstance(device, LocalDevice)), None)
     chosen = choose(model, {c.device.address: c.obstacles for c in candidates}, rows, cpu)
     steps = partition(model, chosen)
     name = " + ".join(dict.fromkeys(devices[step.device].address for step in steps))
-    return Plan(name, model, steps, devices, sum(rows[n][i] for i, n in enumerate(chosen)))
+    return ExecutionPlan(name, model, steps, devices, sum(rows[n][i] for i, n in enumerate(chosen)))
 
 
 class _Compilation:
@@ -286,7 +286,7 @@ class _Compilation:
             self._remember(names, candidates, chosen.plan)
         return self._finished(chosen.steps, figures)
 
-    def _planned(self, names: Sequence[str | RemoteDevice]) -> tuple[list[Plan], list[_Candidate]]:
+    def _planned(self, names: Sequence[str | RemoteDevice]) -> tuple[list[ExecutionPlan], list[_Candidate]]:
         """What could run where, the best guess first. Raises NotPlaced with the reasons."""
         options = self._options
         is_file = options.takes_any and bool(options.model.portable)
@@ -314,7 +314,7 @@ class _Compilation:
         plans, candidates = self._planned_as_operations(failed, refusal)
         return *self._fastest(plans), candidates
 
-    def _planned_as_operations(self, failed: str, refusal: Exception) -> tuple[list[Plan], list[_Candidate]]:
+    def _planned_as_operations(self, failed: str, refusal: Exception) -> tuple[list[ExecutionPlan], list[_Candidate]]:
         """The same for a file that none of its runtimes takes. Raises `refusal`, of the device `failed`, where the
         model has no other form.
         """
@@ -328,7 +328,7 @@ class _Compilation:
         candidates = self._asked(_all_installed())
         return self._plans(candidates), candidates
 
-    def _fastest(self, plans: Sequence[Plan]) -> tuple[Chosen, Figures]:
+    def _fastest(self, plans: Sequence[ExecutionPlan]) -> tuple[Chosen, Figures]:
         """Prepares them, and measures them if that is not known yet. Raises what the last one raised, if all fail."""
         if len(plans) == 1 or self._chooses_by_power or not can_be_measured(plans[0].model):
             return self._first_that_works(plans), NO_FIGURES
@@ -345,7 +345,7 @@ class _Compilation:
     def _versions(self) -> list[tuple[str, str]]:
         return [(device.address, device.version) for device in self._own.values()]
 
-    def _measured(self, plans: Sequence[Plan]) -> dict[str, float]:
+    def _measured(self, plans: Sequence[ExecutionPlan]) -> dict[str, float]:
         """Seconds of one execution of each plan that works."""
         found = {}
         for n, plan in enumerate(plans):
@@ -363,13 +363,13 @@ class _Compilation:
                 _close(steps)
         return found
 
-    def _together(self, plan: Plan, steps: Sequence[PreparedStep]) -> AnyPreparedModel:
+    def _together(self, plan: ExecutionPlan, steps: Sequence[PreparedStep]) -> AnyPreparedModel:
         if len(steps) == 1:
             found: AnyPreparedModel = steps[0].model.prepared
             return found
         return PlannedModel(plan.model, steps, self._options.prepare.preference, None)
 
-    def _first_that_works(self, plans: Sequence[Plan]) -> Chosen:
+    def _first_that_works(self, plans: Sequence[ExecutionPlan]) -> Chosen:
         failure: Exception | None = None
         failed = self._at
         for plan in plans:
@@ -389,13 +389,15 @@ class _Compilation:
         assert failure is not None
         return Chosen([self._on_cpu(failure)])
 
-    def _prepare(self, plan: Plan, steps: list[PreparedStep], done: float) -> None:
+    def _prepare(self, plan: ExecutionPlan, steps: list[PreparedStep], done: float) -> None:
         """Adds the plan's prepared steps to `steps`."""
         for step in plan.steps:
             part = done + (1 - done) * len(steps) / len(plan.steps) if done else 0.5
             steps.append(self._prepare_step(plan.devices[step.device], step, len(plan.steps), part))
 
-    def _remember(self, names: Sequence[str | RemoteDevice], candidates: Sequence[_Candidate], plan: Plan) -> None:
+    def _remember(
+        self, names: Sequence[str | RemoteDevice], candidates: Sequence[_Candidate], plan: ExecutionPlan
+    ) -> None:
         """Which device runs what, for `placed_before`. Others may have been dropped, so that numbers moved."""
         where = [_name(name) for name in names]
         if (
@@ -481,7 +483,7 @@ class _Compilation:
             self._stack.callback(self._own[name].close)
         return self._own[name]
 
-    def _plans(self, candidates: Sequence[_Candidate]) -> list[Plan]:
+    def _plans(self, candidates: Sequence[_Candidate]) -> list[ExecutionPlan]:
         """The whole model on each device that takes it, and cut where that may be faster; the best guess first.
 
         Raises NotPlaced with the reasons.
@@ -496,7 +498,7 @@ class _Compilation:
             self._check_required([device.address for device in plans[-1].where], plans[-1].model)
         return kept
 
-    def _operations_plans(self, candidates: Sequence[_Candidate]) -> list[Plan]:
+    def _operations_plans(self, candidates: Sequence[_Candidate]) -> list[ExecutionPlan]:
         """Of candidates that get the same form."""
         model = candidates[0].model
         costs = [measures.Cost(model, c.capabilities, self._chooses_by_power) for c in candidates]

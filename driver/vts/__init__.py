@@ -6,7 +6,7 @@ a file; `driver.vts.catalogue` lists all tests, and `driver.vts.kit` runs them.
 
 from driver.vts.cases import BadCase, Case, read_cases
 from driver.vts.catalogue import ALL, CATEGORIES, SMOKE, USUAL, Scope, catalogue
-from driver.vts.kit import Failed, Outcome, Skipped, Test, run
+from driver.vts.kit import Failed, Skipped, Test, TestOutcome, run
 from driver.vts.report import BadKnownFailures, KnownFailures, Report
 from driver.vts.target import Target
 
@@ -20,12 +20,12 @@ __all__ = [
     "Case",
     "Failed",
     "KnownFailures",
-    "Outcome",
     "Report",
     "Scope",
     "Skipped",
     "Target",
     "Test",
+    "TestOutcome",
     "catalogue",
     "read_cases",
     "run",

@@ -43,7 +43,7 @@ _TFLITE_OPTIONS = {
 _OPSET, _IR_VERSION = 13, 7
 
 
-class Port(NamedTuple):
+class NetworkPort(NamedTuple):
     """A tensor of a network. shape: None for an open size."""
 
     name: str
@@ -51,7 +51,7 @@ class Port(NamedTuple):
     shape: tuple[int | None, ...]
 
 
-class Step(NamedTuple):
+class NetworkStep(NamedTuple):
     """An operation: NEG, NOT, SUB or PRODUCT, which is of matrices, and the names of its tensors."""
 
     kind: str
@@ -63,9 +63,9 @@ class Step(NamedTuple):
 class Network:
     """A network that becomes a file of any kind. What a step gives has the type and shape of its first input."""
 
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-    steps: tuple[Step, ...]
+    inputs: tuple[NetworkPort, ...]
+    outputs: tuple[NetworkPort, ...]
+    steps: tuple[NetworkStep, ...]
 
     def run(self, feeds: Sequence[Array]) -> list[Array]:
         """What it computes, by numpy."""
@@ -84,7 +84,7 @@ class Network:
         """A file of that kind, inputs, and the outputs that they have to give."""
         return Case(f"{kind} file", self.model(kind), tuple(feeds), tuple(a.reshape(-1) for a in self.run(feeds)))
 
-    def tensors(self) -> list[Port]:
+    def tensors(self) -> list[NetworkPort]:
         """All tensors; each one before what is computed of it."""
         known = {port.name: port for port in (*self.inputs, *self.outputs)}
         for step in self.steps:
@@ -92,7 +92,7 @@ class Network:
         return [*known.values()]
 
 
-def _operand(port: Port) -> Operand:
+def _operand(port: NetworkPort) -> Operand:
     kind = tensor_type(port.dtype, len(port.shape))
     return Operand(kind, tuple(size or 0 for size in port.shape), extra={"name": port.name})
 
@@ -117,7 +117,7 @@ def onnx_file(network: Network, apart: Mapping[str, str] = MappingProxyType({}))
     return ProtoWriter().integer(1, _IR_VERSION).message(8, operators).message(7, graph).joined()
 
 
-def _onnx_port(port: Port) -> ProtoWriter:
+def _onnx_port(port: NetworkPort) -> ProtoWriter:
     sizes = ProtoWriter()
     for axis, size in enumerate(port.shape):
         found = ProtoWriter()
@@ -126,7 +126,7 @@ def _onnx_port(port: Port) -> ProtoWriter:
     return ProtoWriter().text(1, port.name).message(2, ProtoWriter().message(1, tensor))
 
 
-def _onnx_weights(port: Port, file: str) -> ProtoWriter:
+def _onnx_weights(port: NetworkPort, file: str) -> ProtoWriter:
     found = ProtoWriter()
     for size in port.shape:
         found.integer(1, size or 0)
@@ -134,7 +134,7 @@ def _onnx_weights(port: Port, file: str) -> ProtoWriter:
     return found.integer(2, _onnx_type(port)).text(8, port.name).message(13, place).integer(14, 1)
 
 
-def _onnx_type(port: Port) -> int:
+def _onnx_type(port: NetworkPort) -> int:
     return {word: number for number, word in DTYPES.items()}[port.dtype]
 
 
@@ -166,7 +166,7 @@ def tflite_file(network: Network) -> bytes:
     return bytes(builder.Output())
 
 
-def _tflite_tensor(s: Any, port: Port) -> Any:
+def _tflite_tensor(s: Any, port: NetworkPort) -> Any:
     tensor = s.TensorT()
     tensor.name, tensor.type, tensor.hasRank = port.name, getattr(s.TensorType, port.dtype.upper()), True
     tensor.shape = [1 if size is None else size for size in port.shape]

@@ -19,7 +19,7 @@ from driver.nn import Model, Operand, Operation, Subgraph
 from driver.nn.file_form import KINDS, NAME
 from driver.vts.bench import ArgumentPlace, answer, output_sizes, request
 from driver.vts.cases import Case
-from driver.vts.file_models import Network, Port, Step, onnx_file
+from driver.vts.file_models import Network, NetworkPort, NetworkStep, onnx_file
 from driver.vts.kit import Failed, Test, check, skip
 from driver.vts.operations import check_short
 
@@ -69,22 +69,22 @@ def tests() -> Iterator[Test]:
 
 
 def _negation(dtype: str, shape: tuple[int | None, ...]) -> Network:
-    step = Step("NOT" if dtype == "bool" else "NEG", ("x",), "y")
-    return Network((Port("x", dtype, shape),), (Port("y", dtype, shape),), (step,))
+    step = NetworkStep("NOT" if dtype == "bool" else "NEG", ("x",), "y")
+    return Network((NetworkPort("x", dtype, shape),), (NetworkPort("y", dtype, shape),), (step,))
 
 
 def _difference(first: str = "a", second: str = "b") -> Network:
     """Two outputs: a - b and b - a."""
-    inputs, outputs = ([Port(name, "float32", (3,)) for name in side] for side in ((first, second), ("y", "z")))
-    steps = Step("SUB", (first, second), "y"), Step("SUB", (second, first), "z")
+    inputs, outputs = ([NetworkPort(name, "float32", (3,)) for name in side] for side in ((first, second), ("y", "z")))
+    steps = NetworkStep("SUB", (first, second), "y"), NetworkStep("SUB", (second, first), "z")
     return Network(tuple(inputs), tuple(outputs), steps)
 
 
 def _long() -> Network:
     """Seconds of work that is no loop: one product of matrices after the other."""
     names_ = ["x", *(f"t{n}" for n in range(_PRODUCTS - 1)), "y"]
-    steps = tuple(Step("PRODUCT", (before, "x"), after) for before, after in pairwise(names_))
-    x, y = (Port(name, "float32", (_SIDE, _SIDE)) for name in "xy")
+    steps = tuple(NetworkStep("PRODUCT", (before, "x"), after) for before, after in pairwise(names_))
+    x, y = (NetworkPort(name, "float32", (_SIDE, _SIDE)) for name in "xy")
     return Network((x,), (y,), steps)
 
 

@@ -52,7 +52,7 @@ class Test:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TestOutcome:
     """The outcome of one test."""
 
     name: str
@@ -66,14 +66,14 @@ class Outcome:
         return self.name.split("/", 1)[0]
 
 
-def run(tests: Iterable[Test], target: Target) -> Iterator[Outcome]:
+def run(tests: Iterable[Test], target: Target) -> Iterator[TestOutcome]:
     """Run tests in order. After a test in which the device died or hung, the target connects again."""
     for test in tests:
         begin = time.monotonic()
         kind, message = _judged(test, target)
         if report := target.reports():
             kind, message = "failed", f"{message}\n{report}" if kind == "failed" else report
-        yield Outcome(test.name, kind, message, time.monotonic() - begin)
+        yield TestOutcome(test.name, kind, message, time.monotonic() - begin)
 
 
 def _judged(test: Test, target: Target) -> tuple[Kind, str]:

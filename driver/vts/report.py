@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from driver.vts.kit import Outcome
+    from driver.vts.kit import TestOutcome
 
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -27,10 +27,10 @@ class Report:
 
     device: str
     version: str
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[TestOutcome] = field(default_factory=list)
     failures: int = 0  #: so far
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: TestOutcome) -> None:
         """Add an outcome."""
         self.outcomes.append(outcome)
         self.failures += outcome.outcome == "failed"
@@ -46,7 +46,7 @@ class Report:
         found = dict.fromkeys(outcome.category for outcome in self.outcomes)
         return {name: _counts([o for o in self.outcomes if o.category == name]) for name in found}
 
-    def of_kind(self, kind: Kind) -> list[Outcome]:
+    def of_kind(self, kind: Kind) -> list[TestOutcome]:
         """The outcomes of one kind: passed, failed or skipped."""
         return [outcome for outcome in self.outcomes if outcome.outcome == kind]
 
@@ -85,12 +85,12 @@ class Report:
         return bytes(ET.tostring(root, encoding="utf-8", xml_declaration=True))
 
 
-def _counts(outcomes: list[Outcome]) -> dict[str, int]:
+def _counts(outcomes: list[TestOutcome]) -> dict[str, int]:
     found = Counter(outcome.outcome for outcome in outcomes)
     return {kind: found[kind] for kind in KINDS}
 
 
-def _totals(outcomes: list[Outcome]) -> dict[str, str]:
+def _totals(outcomes: list[TestOutcome]) -> dict[str, str]:
     counts, seconds = _counts(outcomes), sum(o.seconds for o in outcomes)
     return {
         "tests": str(len(outcomes)),
@@ -163,7 +163,7 @@ class KnownFailures:
         entries = [_entry(record, f"{path}, entry {number}") for number, record in enumerate(known, 1)]
         return cls([entry for entry in entries if entry.concerns(device, version)])
 
-    def judge(self, outcome: Outcome) -> Outcome:
+    def judge(self, outcome: TestOutcome) -> TestOutcome:
         """Return the outcome, as skipped if the failure is known."""
         for number, entry in enumerate(self._entries):
             if entry.names(outcome.name):

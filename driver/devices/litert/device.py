@@ -21,7 +21,7 @@ from driver.devices.litert.library import (
 )
 from driver.devices.litert.packed import Packing
 from driver.devices.litert.program import LiteRtProgram, lowered, obstacles, restored
-from driver.devices.litert.tflite_file import TfliteFile
+from driver.devices.litert.tflite_file import TfliteOutline
 from driver.devices.litert.weights import aligned
 from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.lowering.model import LoweredModel, LoweringDevice
@@ -104,7 +104,7 @@ class LiteRtDevice(LoweringDevice[LiteRtProgram]):
     ) -> LiteRtFileModel:
         del pace, root
         found, knows_shapes = findings(saved) if saved else (None, None)
-        source = TfliteFile(file.data, found)
+        source = TfliteOutline(file.data, found)
         return LiteRtFileModel(model, source, threads, self._packing, knows_shapes=knows_shapes)
 
     def lowered(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.devices.litert.packed import Packing
-    from driver.devices.litert.tflite_file import FileImage, TfliteFile, TfliteTensor
+    from driver.devices.litert.tflite_file import DeclaredTensor, FileImage, TfliteOutline
     from driver.interface import BindOptions
     from driver.nn import Model, Operand
 
@@ -45,7 +45,7 @@ _MOST_PROGRAMS = 16
 """The most sets of input shapes for which a file stays compiled."""
 
 
-class FilePort(NamedTuple):
+class LiteRtFilePort(NamedTuple):
     """An input or output of the file."""
 
     number: int
@@ -70,7 +70,7 @@ class LiteRtFileModel(PreparedModel):
     def __init__(
         self,
         model: Model,
-        file: TfliteFile,
+        file: TfliteOutline,
         threads: Callable[[int], int],
         packing: Packing,
         *,
@@ -101,7 +101,7 @@ class LiteRtFileModel(PreparedModel):
         given = [_checked(port, array) for port, array in zip(self.inputs, inputs, strict=True)]
         program = self._program(tuple(array.shape for array in given))
         if isinstance(program, FileProgram):
-            return FileExecution(program, given, outputs, options.loop_timeout)
+            return LiteRtFileExecution(program, given, outputs, options.loop_timeout)
         return InterpretedExecution(program, given, outputs)
 
     @property
@@ -174,9 +174,9 @@ class FileProgram:
 
     def __init__(
         self,
-        file: TfliteFile,
-        inputs: Sequence[FilePort],
-        outputs: Sequence[FilePort],
+        file: TfliteOutline,
+        inputs: Sequence[LiteRtFilePort],
+        outputs: Sequence[LiteRtFilePort],
         shapes: Sequence[Shape],
         compiled: Callable[[FileImage], CompiledFile],
     ) -> None:
@@ -192,7 +192,7 @@ class FileProgram:
         self.compiled.ask(address(ffi.addressof(lib, "burst_foreign_ends")), address(self.turn))
 
 
-class FileExecution(LiteRtExecution):
+class LiteRtFileExecution(LiteRtExecution):
     """An execution on its memory. Flags are normalised first: a byte from another process may have any value."""
 
     what = "the file"
@@ -224,14 +224,14 @@ class FileExecution(LiteRtExecution):
         return self._compiled.told() or status_text(status)
 
 
-def _ports(what: str, found: Sequence[TfliteTensor], operands: Sequence[Operand]) -> list[FilePort]:
+def _ports(what: str, found: Sequence[DeclaredTensor], operands: Sequence[Operand]) -> list[LiteRtFilePort]:
     """The inputs or outputs of the file, which have to be those of the model. Raises InvalidModel."""
     if len(found) != len(operands):
         raise InvalidModel(f"the model has {len(operands)} {what}s, and its .tflite file has {len(found)}")
     return [_port(f"{what} {n} ({t.name[:64]})", n, t, o) for n, (t, o) in enumerate(zip(found, operands, strict=True))]
 
 
-def _port(where: str, number: int, tensor: TfliteTensor, operand: Operand) -> FilePort:
+def _port(where: str, number: int, tensor: DeclaredTensor, operand: Operand) -> LiteRtFilePort:
     if tensor.code not in TYPES:
         carried = ", ".join(sorted(map(str.lower, TYPES.values())))
         raise InvalidModel(f"{where}: elements of type {tensor.code} are not carried; {carried} are")
@@ -247,10 +247,10 @@ def _port(where: str, number: int, tensor: TfliteTensor, operand: Operand) -> Fi
         len(own) != len(declared) or any(s > 0 and d not in {0, s} for s, d in zip(own, declared, strict=True))
     ):
         raise InvalidModel(f"{where}: the model says {list(declared)}, but the file has {list(own)}")
-    return FilePort(number, tensor.name, type_, stored)
+    return LiteRtFilePort(number, tensor.name, type_, stored)
 
 
-def _checked(port: FilePort, array: NDArray[Any] | None) -> NDArray[Any]:
+def _checked(port: LiteRtFilePort, array: NDArray[Any] | None) -> NDArray[Any]:
     where = f"input {port.number} ({port.name[:64]})"
     given = checked_input(where, "a .tflite file", array, port.stored)
     if given.ndim > MOST_DIMENSIONS:

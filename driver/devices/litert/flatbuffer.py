@@ -48,7 +48,7 @@ def schema() -> ModuleType:
     return import_module("ai_edge_litert.schema_py_generated")
 
 
-class Shared:
+class SharedTables:
     """What the subgraphs of a model share. It does not refer to them, so that no cycle keeps constants alive."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Shared:
 class Section:
     """A subgraph in the making: collects tensors and operations. Tensors are known by their numbers."""
 
-    def __init__(self, shared: Shared, number: int) -> None:
+    def __init__(self, shared: SharedTables, number: int) -> None:
         self.number = number  #: among the model's subgraphs
         self.inputs: list[int] = []
         self.outputs: list[int] = []
@@ -143,7 +143,7 @@ class FlatbufferWriter:
 
     def __init__(self) -> None:
         self.sections: list[Section] = []
-        self._shared = Shared()
+        self._shared = SharedTables()
 
     @property
     def names(self) -> list[str]:

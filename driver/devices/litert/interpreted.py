@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from driver.devices.litert.tflite_file import TfliteFile
+    from driver.devices.litert.tflite_file import TfliteOutline
 
     Shape = tuple[int, ...]
 
@@ -33,7 +33,7 @@ class InterpretedProgram:
     is_static: whether the shapes of its outputs are known before it runs.
     """
 
-    def __init__(self, file: TfliteFile, shapes: tuple[Shape, ...], threads: int) -> None:
+    def __init__(self, file: TfliteOutline, shapes: tuple[Shape, ...], threads: int) -> None:
         """Raises LibraryFailed."""
         self._inputs = [tensor.place for tensor in file.inputs]
         self._flags = [TYPES.get(tensor.code) == "BOOL" for tensor in file.inputs]

@@ -1,6 +1,6 @@
 """A .tflite file as LiteRT is to read it: the file's own tables, and a front of new ones where something has to differ.
 
-    TfliteFile(data)     what has to be known of the file before it runs
+    TfliteOutline(data)     what has to be known of the file before it runs
       .image(shapes)     the file with inputs of these shapes; no weight is copied
 
 LiteRT reads a model twice: into a graph of its own, which is only for compilers and knows no variables, and into the
@@ -55,7 +55,7 @@ _OPERATOR = {**FIELDS["Operator"], "large_options": 9}
 _NONE = np.zeros(0, np.int64)
 
 
-class TfliteTensor(NamedTuple):
+class DeclaredTensor(NamedTuple):
     """An input or output as the file declares it."""
 
     place: int  #: among the tensors of the first subgraph
@@ -76,7 +76,7 @@ class Findings(NamedTuple):
     is_shareable: bool  #: no two operators read the same weights
 
 
-class TfliteFile:
+class TfliteOutline:
     """A file, read as far as needed. inputs, outputs: of its first subgraph."""
 
     def __init__(self, data: NDArray[np.uint8], findings: Findings | None = None) -> None:
@@ -228,7 +228,7 @@ class _Graph:
     def _ends(self, side: str) -> Places:
         return self.table.lists(side).values
 
-    def declared(self, side: str) -> Iterator[TfliteTensor]:
+    def declared(self, side: str) -> Iterator[DeclaredTensor]:
         """The inputs or outputs."""
         indices = self._ends(side)
         if indices.size and not 0 <= indices.min() <= indices.max() < len(self.tensors):
@@ -238,7 +238,7 @@ class _Graph:
         signatures = [tuple(shape.tolist()) for shape in found.lists("shape_signature")]
         codes = found.numbers("type", 1).tolist()
         for n, index in enumerate(indices.tolist()):
-            yield TfliteTensor(index, found.text("name", n), codes[n], shapes[n], signatures[n] or shapes[n])
+            yield DeclaredTensor(index, found.text("name", n), codes[n], shapes[n], signatures[n] or shapes[n])
 
     def resized(self, index: int, shape: Shape) -> NewTable:
         """A tensor with another shape."""

@@ -21,7 +21,7 @@ from driver.devices.files import CHOOSING, checked_input, source_of
 from driver.devices.lowering.errors import LibraryFailed, in_words
 from driver.devices.onnxruntime.gpu_place import GpuPlace, address_of, checked_gpu_input, may_overlap, places_of
 from driver.devices.onnxruntime.library import Session, library, session_options
-from driver.devices.onnxruntime.onnx_file import OnnxFile, taken_apart
+from driver.devices.onnxruntime.onnx_file import SplitOnnxFile, taken_apart
 from driver.devices.onnxruntime.program import restored, saved
 from driver.devices.onnxruntime.providers import INDEX_OPERATORS
 from driver.devices.stoppable import StoppableRuns
@@ -53,7 +53,7 @@ _MOST_SHAPES = 64
 """The most sets of input shapes of which a model remembers the output shapes."""
 
 
-class FilePort(NamedTuple):
+class OnnxFilePort(NamedTuple):
     """An input or output of the file."""
 
     name: str
@@ -85,7 +85,7 @@ class OnnxFileModel(PreparedModel):
     def __init__(
         self,
         model: Model,
-        file: OnnxFile,
+        file: SplitOnnxFile,
         threads: Callable[[int], int],
         provider: ExecutionProvider | None = None,
         external: Mapping[str, NDArray[np.uint8]] = MappingProxyType({}),
@@ -171,7 +171,7 @@ class OnnxFileModel(PreparedModel):
         targets = [(p.name, p.type, shape, _room(room, p.nbytes(shape))) for p, shape, room in rows]
         return cuda_execution(self.session, sources, targets)
 
-    def _given(self, number: int, port: FilePort, given: Any) -> NDArray[Any] | GpuPlace | None:
+    def _given(self, number: int, port: OnnxFilePort, given: Any) -> NDArray[Any] | GpuPlace | None:
         """An input as a session can read it; None: it is left out. Raises ValueError."""
         where = f"input {number} ({port.name})"
         if given is None and number >= self.required:
@@ -251,7 +251,7 @@ class OnnxFileModel(PreparedModel):
         return options
 
 
-def _unchanged(file: OnnxFile, name: str, array: NDArray[Any]) -> NDArray[Any]:
+def _unchanged(file: SplitOnnxFile, name: str, array: NDArray[Any]) -> NDArray[Any]:
     """A weight of the optimised graph: where it lies in the file, if the optimisers have left it as it was."""
     source, found = file.sources.get(name), array.reshape(-1).view(np.uint8)
     if source is None or not np.array_equal(source, found):
@@ -259,13 +259,13 @@ def _unchanged(file: OnnxFile, name: str, array: NDArray[Any]) -> NDArray[Any]:
     return source.view(array.dtype).reshape(array.shape)
 
 
-def optimised(saved: Saved, root: NDArray[np.uint8]) -> OnnxFile:
+def optimised(saved: Saved, root: NDArray[np.uint8]) -> SplitOnnxFile:
     """The file that ONNX Runtime has optimised, from what `OnnxFileModel.saved` has saved."""
     (graph, work, loops), weights = restored(saved, root)
-    return OnnxFile(graph, weights, work, loops)
+    return SplitOnnxFile(graph, weights, work, loops)
 
 
-def _ports(what: str, found: Sequence[Any], operands: Sequence[Operand]) -> list[FilePort]:
+def _ports(what: str, found: Sequence[Any], operands: Sequence[Operand]) -> list[OnnxFilePort]:
     """The inputs or outputs of the file, which have to be those of the model. Raises InvalidModel."""
     if len(found) != len(operands):
         raise InvalidModel(f"the model has {len(operands)} {what}s, and its .onnx file has {len(found)}")
@@ -275,7 +275,7 @@ def _ports(what: str, found: Sequence[Any], operands: Sequence[Operand]) -> list
         word = kind.removeprefix("tensor(").removesuffix(")")
         type_ = word.upper()
         if operand.type == PACKED and type_ not in TYPES:
-            ports.append(FilePort(argument.name, PACKED.name, (), kind, PACKED.dtype))
+            ports.append(OnnxFilePort(argument.name, PACKED.name, (), kind, PACKED.dtype))
             continue
         if type_ not in TYPES or kind != f"tensor({word})":
             raise InvalidModel(f"{where}: the model says {operand.type.name}, but the file has {kind}")
@@ -290,7 +290,7 @@ def _ports(what: str, found: Sequence[Any], operands: Sequence[Operand]) -> list
             or any(type(own) is int and size not in {0, own} for own, size in zip(shape, declared, strict=True))
         ):
             raise InvalidModel(f"{where}: the model says {list(declared)}, but the file has {list(shape)}")
-        ports.append(FilePort(argument.name, type_, shape, dtype, stored))
+        ports.append(OnnxFilePort(argument.name, type_, shape, dtype, stored))
     return ports
 
 
@@ -333,7 +333,7 @@ class OnnxFileExecution(BoundExecution):
             if shape is not None:
                 self._count(port, port.nbytes(shape))
 
-    def _source(self, port: FilePort, array: NDArray[Any] | GpuPlace) -> Place:
+    def _source(self, port: OnnxFilePort, array: NDArray[Any] | GpuPlace) -> Place:
         """What ONNX Runtime reads: the memory itself if possible, else a copy."""
         if isinstance(array, GpuPlace):
             return port.name, port.type, array.shape, array
@@ -343,7 +343,7 @@ class OnnxFileExecution(BoundExecution):
             self._count(port, place.nbytes)
         return port.name, port.type, array.shape, place
 
-    def _count(self, port: FilePort, nbytes: int) -> None:
+    def _count(self, port: OnnxFilePort, nbytes: int) -> None:
         self.copied_bytes += nbytes
         self.checked_bytes += nbytes if port.chooses else 0
 
@@ -363,7 +363,7 @@ class OnnxFileExecution(BoundExecution):
                     targets.append(port.name)
         self._binding = self._owner.session.binding(self._sources, targets)
 
-    def _is_usable(self, port: FilePort, memory: NDArray[np.uint8] | GpuPlace, shape: Shape) -> bool:
+    def _is_usable(self, port: OnnxFilePort, memory: NDArray[np.uint8] | GpuPlace, shape: Shape) -> bool:
         """Whether ONNX Runtime can write the output to its memory."""
         is_aligned = address_of(memory) % port.size == 0
         return self._is_apart and is_aligned and not port.chooses and port.nbytes(shape) <= memory.nbytes

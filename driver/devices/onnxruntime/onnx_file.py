@@ -43,7 +43,7 @@ _BYTES_OF_KEY = _KEY.encode()
 _MOST_FIELDS = 1 << 22
 
 
-class OnnxFile(NamedTuple):
+class SplitOnnxFile(NamedTuple):
     """A file, taken apart."""
 
     graph: bytes  #: the model without its large weights
@@ -57,21 +57,21 @@ def taken_apart(
     data: NDArray[np.uint8],
     external: Mapping[str, NDArray[np.uint8]] = MappingProxyType({}),
     pace: Callable[[], object] = at_once,
-) -> OnnxFile:
+) -> SplitOnnxFile:
     """Takes a file apart. `external`: the files beside it, by the names by which it calls them.
 
     Raises InvalidModel for one that is damaged, or that names another file.
     """
-    return _Reader(data, external, pace).file()
+    return _FileSplitter(data, external, pace).file()
 
 
 def check_places(data: NDArray[np.uint8], external: Mapping[str, NDArray[np.uint8]]) -> None:
     """Raises InvalidModel unless every tensor of the file lies in it, or in one of the files beside it: `external`."""
     if re.search(_BYTES_OF_KEY, data.data):
-        _Reader(data, external, at_once).check_places()
+        _FileSplitter(data, external, at_once).check_places()
 
 
-class _Reader:
+class _FileSplitter:
     def __init__(
         self, data: NDArray[np.uint8], external: Mapping[str, NDArray[np.uint8]], pace: Callable[[], object]
     ) -> None:
@@ -83,7 +83,7 @@ class _Reader:
         self._others = self._loops = 0  # bytes of weights that stay in the message; loops
         self._has_windows = False
 
-    def file(self) -> OnnxFile:
+    def file(self) -> SplitOnnxFile:
         end = len(self._view)
         fields = list(self._wire.fields(0, end))
         graphs = [field for field in fields if field.number == _MODEL["graph"]]
@@ -97,7 +97,7 @@ class _Reader:
             self.check_places()
         weights = sum(array.nbytes for _, array in self._weights) + self._others
         work = weights // _WEIGHT * (_POSITIONS if self._has_windows else 1)
-        return OnnxFile(found.joined(), self._weights, work, self._loops, self._sources)
+        return SplitOnnxFile(found.joined(), self._weights, work, self._loops, self._sources)
 
     def _keep(self, start: int, end: int) -> bytes:
         chunk = bytes(self._view[start:end])

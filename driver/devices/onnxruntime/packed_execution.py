@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from driver.devices.onnxruntime.file_model import FilePort, OnnxFileModel
+    from driver.devices.onnxruntime.file_model import OnnxFileModel, OnnxFilePort
 
 _STORED_AS_BITS = "BFLOAT16"
 
@@ -58,7 +58,7 @@ class PackedExecution(BoundExecution):
         self._found: list[Any] = []
         self.shapes = tuple(((), False) for _ in outputs)
 
-    def _source(self, number: int, port: FilePort, given: Any) -> Callable[[], Any] | None:
+    def _source(self, number: int, port: OnnxFilePort, given: Any) -> Callable[[], Any] | None:
         """What gives ONNX Runtime this input in a run; None: it is left out."""
         where = f"input {number} ({port.name})"
         if given is None and number >= self._owner.required:
@@ -124,7 +124,7 @@ def _value(where: str, memory: NDArray[np.uint8]) -> Any:
         raise ExecutionFailed(0, "the file", f"{where} {error}") from None
 
 
-def _store(port: FilePort, value: Any, room: NDArray[np.uint8]) -> tuple[tuple[int, ...], bool]:
+def _store(port: OnnxFilePort, value: Any, room: NDArray[np.uint8]) -> tuple[tuple[int, ...], bool]:
     """Writes an output, if there is room. Returns its shape, and whether there was."""
     if port.type == PACKED.name:
         contents = np.frombuffer(pack(value), np.uint8)

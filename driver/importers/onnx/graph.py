@@ -68,7 +68,7 @@ class ValueEntry:
         return f"{self.name[:64]!r} ({self.type} {list(self.shape)})"
 
 
-class Shared:
+class GraphContext:
     """What a graph and the branches in it have in common: the file, the inputs, and the limit of operations."""
 
     def __init__(self, file: OnnxFile) -> None:
@@ -99,7 +99,9 @@ class OnnxGraph:
     run and has the same builder, else as inputs of the branch (`captures`: the value outside, and the one here).
     """
 
-    def __init__(self, shared: Shared, body: OnnxBody, outer: "OnnxGraph | None" = None, *, apart: bool = True) -> None:
+    def __init__(
+        self, shared: GraphContext, body: OnnxBody, outer: "OnnxGraph | None" = None, *, apart: bool = True
+    ) -> None:
         self.shared, self.file, self.body, self.outer = shared, shared.file, body, outer
         self.builder: ModelBuilder = ModelBuilder() if outer is None or apart else outer.builder
         self.entries: dict[str, ValueEntry] = {}

@@ -24,7 +24,7 @@ from driver.importers.obstacle import Obstacle, Shapes, failure, fix_sizes
 from driver.nn import Model
 
 from .file import OnnxFile
-from .graph import OnnxGraph, Shared
+from .graph import GraphContext, OnnxGraph
 from .walk import OnnxWalk
 
 _EARLIEST, _LATEST, _LATEST_IR = 7, 28, 14
@@ -55,7 +55,7 @@ def convert(
             if version > latest:
                 reason = f"{what} {version} is newer than {latest}, the last one that is known here"
                 raise ImportFailed(reason, remedy=f"export the model with {what} {latest} or older")
-        shared = Shared(file)
+        shared = GraphContext(file)
         graph = OnnxGraph(shared, file.main)
         walk = OnnxWalk(graph, [])
         given = [info for info in file.main.inputs() if info.name not in graph.entries]

@@ -120,14 +120,14 @@ class CompilationCache(NamedTuple):
         """What tokens say of the options."""
         return self.options.preference, self.options.priority
 
-    def placement(self, names: Sequence[str], required: str | None) -> Placement:
+    def placement(self, names: Sequence[str], required: str | None) -> CachedPlacement:
         """Where it is remembered which of these devices runs what."""
         figures = [capabilities_digest(name) for name in names]
         token = token_of(self.application, self.structure, "placement", names, required, figures, self.how)
-        return Placement(self.folder.entry(token))
+        return CachedPlacement(self.folder.entry(token))
 
 
-class Placement:
+class CachedPlacement:
     """The choice of devices for a model's operations."""
 
     def __init__(self, entry: Entry) -> None:

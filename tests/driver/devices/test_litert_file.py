@@ -23,7 +23,7 @@ pytest.importorskip("ai_edge_litert", reason="needs the extra 'litert'")
 from ai_edge_litert.interpreter import Interpreter
 
 from driver.devices.litert import LiteRtDevice
-from driver.devices.litert.tflite_file import TfliteFile
+from driver.devices.litert.tflite_file import TfliteOutline
 from driver.devices.litert.weights import aligned
 from driver.interface import BindOptions, Preparation
 
@@ -432,15 +432,15 @@ def test_a_file_that_is_cut_off_or_changed(litert, file):
         damaged = bytearray(data)
         damaged[random.integers(len(data))] = random.integers(256)
         with contextlib.suppress(InvalidModel, LibraryFailed):
-            TfliteFile(np.frombuffer(bytes(damaged), np.uint8))
+            TfliteOutline(np.frombuffer(bytes(damaged), np.uint8))
 
 
 def test_weights_stay_where_they_are(litert):
     """A file in shared memory is mapped a second time, behind the tables that differ: its bytes are not copied."""
     data = convolution()
     memory = driver.Memory.frozen(np.frombuffer(data, np.uint8)).asarray()
-    assert TfliteFile(memory).image([(1, 8, 8, 4)]).root >= len(data)
-    assert TfliteFile(np.frombuffer(data, np.uint8)).image([(1, 8, 8, 4)]).root == 0
+    assert TfliteOutline(memory).image([(1, 8, 8, 4)]).root >= len(data)
+    assert TfliteOutline(np.frombuffer(data, np.uint8)).image([(1, 8, 8, 4)]).root == 0
 
 
 def test_through_a_burst(connect, tmp_path):
