@@ -7,7 +7,9 @@ import shutil
 import signal
 import sys
 import tempfile
+import tomllib
 from collections import Counter
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,17 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # else gRPC starts threads in ever
 
 def pytest_addoption(parser):
     parser.addoption("--apart", action="store_true", help="each case of a parametrised test as a test of its own")
+
+
+def pytest_sessionstart(session):
+    """Ends the run where the installed package does not have the entry points of pyproject.toml: tests need them."""
+    text = Path(__file__).parents[1].joinpath("pyproject.toml").read_text()
+    wanted = tomllib.loads(text)["project"]["entry-points"]
+    found = metadata.entry_points()
+    if any(set(found.select(group=group).names) < set(names) for group, names in wanted.items()):
+        pytest.exit(
+            "the installed burst-engine lacks entry points of pyproject.toml: pip install --no-deps --editable ."
+        )
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from driver.devices import GROUP
+from driver.devices import GROUP as DEVICES
+from driver.gateway import GROUP as GATEWAYS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs/howto").glob("*.md"))
@@ -21,7 +22,8 @@ OF_A_BURST = re.compile(r"burst\.(inputs|run|run_async|submit|stream|stats|execu
 
 def found(name):
     """Whether such a module, class, function, attribute or header is there. In `burst.run` burst is an open one."""
-    if name == GROUP or any((ROOT / "csrc" / library / name).is_file() for library in ("libburst", "libfmq")):
+    headers = [ROOT / "csrc" / library / name for library in ("libburst", "libfmq")]
+    if name in (DEVICES, GATEWAYS) or any(header.is_file() for header in headers):
         return True
     if OF_A_BURST.match(name):
         return hasattr(importlib.import_module("driver").Burst, name.split(".")[1])

@@ -79,6 +79,7 @@ ELSEWHERE = {  # pages whose blocks need more than a program, and the tests that
     "docs/conformance.md": "tests/driver/vts/test_conformance_page.py",
     "docs/howto/c.md": "tests/libburst/test_page.py",
     "docs/howto/device-c.md": "tests/test_howto.py",
+    "docs/howto/gateway.md": "tests/driver/gateways/test_plug_ins.py",
     "docs/howto/gpu.md": "tests/driver/devices/test_provider_device.py",
     "docs/howto/newcomer.md": "tests/test_howto.py",
     "docs/howto/torch.md": "tests/test_howto.py",

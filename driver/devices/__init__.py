@@ -16,6 +16,7 @@ from driver.devices.library.description import absolute, is_library
 from driver.errors import DeviceNotFound
 from driver.interface import Device
 from driver.nn.errors import did_you_mean
+from driver.plugins import remedy_for
 
 GROUP = "burst.devices"
 
@@ -87,10 +88,7 @@ def _remedy(name: str) -> str:
     entry = _entry(name)
     if entry is None or entry.dist is None:
         return "install it"
-    package = entry.dist.name
-    if name in (entry.dist.metadata.get_all("Provides-Extra") or ()):
-        return f"pip install '{package}[{name}]'"
-    return f"pip install it, or pip uninstall {package}, which provides the device"
+    return remedy_for(entry) or f"pip install it, or pip uninstall {entry.dist.name}, which provides the device"
 
 
 def _of_library(path: str) -> type[Device]:

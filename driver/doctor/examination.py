@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from driver.doctor import (
-    camera_nodes,
-    frigate_socket,
     graphics_adapters,
-    gstreamer_loader,
     import_names,
     installation,
     machine,
     nvidia_gpus,
     running,
-    satellite_doors,
 )
-from driver.doctor.finding import examined
+from driver.finding import Finding, examined
+from driver.gateway import InstalledGateway, installed_gateways
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from driver.doctor.finding import Finding
+    from collections.abc import Callable, Iterable, Iterator
 
 CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
     "installation": installation.packages,
@@ -41,15 +37,22 @@ CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
     "devices": installation.installed,
     "running devices": running.devices,
     "graphics adapters": graphics_adapters.adapters,
-    "wake words": satellite_doors.wake_words,
-    "GStreamer": gstreamer_loader.element,
-    "cameras": camera_nodes.nodes,
-    "Frigate": frigate_socket.frigate,
     "GPUs": nvidia_gpus.gpus,
 }
 
 
 def examine(*, start: bool = False) -> list[Finding]:
-    """Runs all checks; with `start`, also starts every installed device. Never raises."""
-    checks = CHECKS | ({"starting devices": installation.started} if start else {})
+    """Run all checks, those of gateways last; with `start`, also start every installed device. Never raise."""
+    checks = CHECKS | {str(each): partial(_of_gateway, each) for each in installed_gateways()}
+    checks |= {"starting devices": installation.started} if start else {}
     return [finding for name, check in checks.items() for finding in examined(name, check)]
+
+
+def _of_gateway(found: InstalledGateway) -> Iterator[Finding]:
+    """Yield what a gateway's own checks find, or that it cannot be loaded."""
+    if found.gateway is None:
+        why, remedy = "`burst serve` has no options of it", f"update {found.distribution}, or pip uninstall it"
+        yield Finding(str(found), "warning", f"cannot be loaded: {found.fault}", why, found.remedy or remedy)
+        return
+    for name, check in found.gateway.checks().items():
+        yield from examined(name, check)

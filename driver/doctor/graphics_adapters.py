@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from driver.devices.onnxruntime import vulkan
 from driver.devices.onnxruntime.providers import PROVIDERS, ExecutionProvider
-from driver.doctor.finding import Finding, text_of
+from driver.finding import Finding, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

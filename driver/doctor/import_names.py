@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from burst_engine import namesakes
 from burst_engine.clone import is_unbuilt, obstacle
-from driver.doctor.finding import Finding
+from driver.finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from driver.doctor.finding import State
+    from driver.finding import State
 
 _SHADOWED = "a program that lies there imports it instead of ours: AttributeError or ImportError"
 _HIDDEN = "programs that want it get ours"

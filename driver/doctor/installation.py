@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from burst import BurstError
 from driver.client.device import connect
 from driver.devices import device_class, missing, names
-from driver.doctor.finding import Finding, State
 from driver.errors import DeviceFailed, DriverError
+from driver.finding import Finding, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

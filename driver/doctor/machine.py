@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from driver.client import launch, user_manager
 from driver.client.discovery import Place, files_there, runtime_dir, why_elsewhere
 from driver.config import in_home
-from driver.doctor.finding import Finding, State, size, text_of
 from driver.engine import landlock
 from driver.engine.limits import NO_LIMIT, limits, limits_file, memory_bytes
 from driver.errors import DeviceFailed
+from driver.finding import Finding, State, size, text_of
 from driver.libc import function
 from driver.runtime.cache.folder import default_folder
 from fmq._core import ffi

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driver.doctor.finding import Finding, size
+from driver.finding import Finding, size
 from driver.monitor import GpuReader
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from driver.client.connection import Connection
 from driver.client.discovery import Place, files_there, find
 from driver.client.hardening import confinement
 from driver.client.launch import ENOUGH
-from driver.doctor.finding import Finding
 from driver.engine.limits import limits_file
 from driver.errors import DriverError
+from driver.finding import Finding
 from driver.monitor import accounts_of
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Self
 
 from driver.errors import DeviceFailed
 from driver.gateways.door_address import DoorAddress
-from driver.gateways.foreground import MetricsPage
 from driver.gateways.frigate.counts import DetectorCounts
 from driver.gateways.frigate.door import DetectorDoor, DoorBounds
 from driver.gateways.frigate.frame_detector import FrameDetector
+from driver.gateways.metrics_page import MetricsPage
 from driver.runtime.compilation import compile as compile_model
 
 if TYPE_CHECKING:

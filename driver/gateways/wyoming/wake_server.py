@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from driver.errors import DeviceFailed
 from driver.gateways.door_address import DoorAddress
-from driver.gateways.foreground import MetricsPage
+from driver.gateways.metrics_page import MetricsPage
 from driver.gateways.wyoming.satellite import SatelliteHandler, TriggerOptions, refuse
 from driver.gateways.wyoming.satellite_figures import SatelliteFigures, metrics_collector
 from driver.gateways.wyoming.wake_models import WakeModels, read_models

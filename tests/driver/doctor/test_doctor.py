@@ -5,10 +5,8 @@ import json
 import os
 import platform
 import resource
-import socket
 import subprocess
 import sys
-import threading
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +17,8 @@ import refused_calls
 from driver import doctor
 from driver.devices import missing, names
 from driver.devices.litert import LiteRtDevice
-from driver.doctor import examination, installation, machine, satellite_doors
-from driver.doctor.finding import examined
+from driver.doctor import examination, installation, machine
+from driver.finding import examined
 
 MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
 
@@ -153,6 +151,7 @@ class TestOddSystems:
 
         assert [(f.state, f.found) for f in examined("it", broken)] == [("note", "unknown: RuntimeError: odd")]
         monkeypatch.setattr(examination, "CHECKS", {"one": broken, "two": machine.tried})
+        monkeypatch.setattr(examination, "installed_gateways", list)
         assert len(doctor.examine()) == 1 + len(machine.CALLS)
 
     @pytest.mark.parametrize(
@@ -277,52 +276,3 @@ def test_a_device_that_cannot_be_loaded(monkeypatch):
     findings = found(installation.installed)
     assert {finding.state for finding in findings.values()} == {"warning"}
     assert findings["device litert"].found == "cannot be loaded: no litert here"
-
-
-class TestWakeWords:
-    HEAD = "  sl  local_address rem_address   st\n"
-
-    def test_who_listens(self, root):
-        """For this machine alone, for others, or no process at all."""
-        root("proc/net/tcp", self.HEAD + "   0: 0100007F:28A0 00000000:0000 0A\n   1: 00000000:0016 00000000:0000 0A\n")
-        assert "wake words, port 10400" in (report := found(satellite_doors.wake_words))
-        assert report["wake words, port 10400"].state == "note"
-        assert "0.0.0.0" in report["wake words, port 10400"].remedy
-        root("proc/net/tcp", self.HEAD + "   0: 0100007F:28A0 0100007F:1234 01\n")
-        assert found(satellite_doors.wake_words)["wake words, port 10400"].found == "no process listens"
-        root("proc/net/tcp6", self.HEAD + f"   0: {'0' * 32}:28A0 {'0' * 32}:0000 0A\n")
-        assert found(satellite_doors.wake_words)["wake words, port 10400"].state == "ok"
-
-    @pytest.mark.parametrize(("host", "written"), [("127.0.0.1", "00000000"), ("127.0.0.3", "0300007F")])
-    @pytest.mark.parametrize(
-        ("answer", "state"),
-        [
-            (b'{"type": "info", "data": {"wake": [{"models": [{"name": "alexa"}]}]}}\n', "ok"),
-            (b'{"type": "info", "data_length": 51}\n{"wake": [{"models": [{"name": "alexa", "x": 1}]}]}', "ok"),
-            (b"HTTP/1.1 400 Bad Request\r\n", "warning"),
-            (b"", "warning"),
-            (b"[]\n", "warning"),
-            (b'{"type": "error", "data": {"text": "64 satellites are connected"}}\n', "warning"),
-        ],
-    )
-    def test_what_answers(self, root, monkeypatch, answer, state, host, written):
-        """A server of wake words says which it has, where it listens; another program at the port is told."""
-        with socket.create_server((host, 0)) as listener:
-            listener.settimeout(20)  # for a finding that never connects
-            port = listener.getsockname()[1]
-            monkeypatch.setattr(satellite_doors, "PORT", port)
-            root("proc/net/tcp", f"{self.HEAD}   0: {written}:{port:04X} 00000000:0000 0A\n")
-
-            def serve():
-                client, _ = listener.accept()
-                with client:
-                    client.recv(100)
-                    client.sendall(answer)
-
-            thread = threading.Thread(target=serve)
-            thread.start()
-            finding = found(satellite_doors.wake_words)["wake words, answer"]
-            thread.join()
-        assert finding.state == state
-        assert ("alexa" in finding.found) == (state == "ok")
-        assert ("64 satellites" in finding.found) == (b"64" in answer)

@@ -78,8 +78,8 @@ def test_a_socket_that_a_killed_server_left(folder):
         (("ipc://relative", "ssd.onnx", "ssd"), "is absolute"),
         (("/tmp/x", "ssd.onnx", "ssd"), "give ipc:///PATH"),
         (("udp://127.0.0.1:5", "ssd.onnx", "ssd"), "give ipc:///PATH"),
-        (("ipc://{}/x", "ssd.onnx", "ssd", "--group", "users"), "--frigate serves one model"),
-        (("ipc://{}/x", "ssd.onnx", "ssd", "--oip", ":0"), "--frigate serves one model"),
+        (("ipc://{}/x", "ssd.onnx", "ssd", "--group", "users"), "--frigate serves a gateway"),
+        (("ipc://{}/x", "ssd.onnx", "ssd", "--oip", ":0"), "--frigate and --oip are of different gateways"),
     ],
 )
 def test_what_cannot_be_served(folder, words, told):

@@ -28,7 +28,7 @@ from zeroconf.asyncio import AsyncServiceBrowser, AsyncZeroconf
 
 import driver
 from burst import DeviceUnavailable
-from driver.cli.serve import serve
+from driver.cli.command import burst
 from driver.errors import DeviceFailed
 from driver.gateways.wyoming.message_reader import MOST_DATA, MOST_SOUND
 from driver.gateways.wyoming.satellite import TriggerOptions, WakeTrigger
@@ -694,5 +694,5 @@ class TestCommand:
     def test_a_folder_of_another_account(self, tmp_path, monkeypatch):
         """The folder of devices' sockets may be another account's, unreadable: wake words do not use it."""
         monkeypatch.setattr(os, "access", lambda *_, **__: False)
-        words = ["onnxruntime", "--dir", str(tmp_path), "--wyoming", "nonsense", "--wake-word", "x"]
-        assert "--wyoming nonsense" in CliRunner().invoke(serve, words).output
+        words = ["serve", "onnxruntime", "--dir", str(tmp_path), "--wyoming", "nonsense", "--wake-word", "x"]
+        assert "--wyoming nonsense" in CliRunner().invoke(burst, words).output

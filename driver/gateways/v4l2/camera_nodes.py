@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driver.doctor.finding import Finding
+from driver.finding import Finding
 from driver.gateways.v4l2.video_device import cameras, holders
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from driver.doctor.frigate_socket import frigate
+from driver.gateways.frigate.frigate_socket import frigate
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_another_account(folder):
         listener.listen()
         path.chmod(0o700)
         program = (
-            "import os, sys\nfrom pathlib import Path\nfrom driver.doctor.frigate_socket import frigate\n"
+            "import os, sys\nfrom pathlib import Path\nfrom driver.gateways.frigate.frigate_socket import frigate\n"
             "os.setuid(65534)\n(found,) = frigate(Path(sys.argv[1]))\nprint(found.found, found.remedy)"
         )
         said = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=True)

@@ -11,13 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driver.doctor import machine
-from driver.doctor.finding import Finding
+from driver.finding import Finding
 from driver.gateways.gstreamer.plugin_folder import ELEMENT, FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+ROOT = Path("/")  #: of the file system
 _WHY = f"GStreamer finds no element {ELEMENT!r}"
 _LIBRARY = "gstreamer-1.0/libgstpython.so"
 _WITHIN = 20.0  # seconds: GStreamer looks at all its plug-ins when its registry is not there
@@ -41,8 +41,8 @@ def element() -> Iterator[Finding]:
 
 def _obstacle(*, is_wanted: bool) -> tuple[str, str] | None:
     """The first one, and its remedy."""
-    loaders = [found for lib in ("usr/lib", "usr/lib64") for found in (machine.ROOT / lib).glob(f"*/{_LIBRARY}")]
-    loaders += [found for lib in ("usr/lib", "usr/lib64") for found in (machine.ROOT / lib).glob(_LIBRARY)]
+    loaders = [found for lib in ("usr/lib", "usr/lib64") for found in (ROOT / lib).glob(f"*/{_LIBRARY}")]
+    loaders += [found for lib in ("usr/lib", "usr/lib64") for found in (ROOT / lib).glob(_LIBRARY)]
     if not loaders:
         return "its loader of Python elements is missing", "apt install gstreamer1.0-python3-plugin-loader"
     versions = {match.decode() for match in re.findall(rb"libpython(3\.\d+)", loaders[0].read_bytes())}

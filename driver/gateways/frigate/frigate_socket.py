@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driver.doctor.finding import Finding
+from driver.finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from driver.doctor import gstreamer_loader, machine
+from driver.gateways.gstreamer import gstreamer_loader
 from driver.gateways.gstreamer.plugin_folder import FOLDER
 
 OWN = f"libpython3.{sys.version_info[1]}.so.1.0".encode()
@@ -23,7 +23,7 @@ def installed(monkeypatch, tmp_path):
     inspect = bin_ / "gst-inspect-1.0"
     inspect.write_text(f"#!/bin/sh\ntest $1 = burstinfer && ! test -e {tmp_path}/broken\n")
     inspect.chmod(0o755)
-    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    monkeypatch.setattr(gstreamer_loader, "ROOT", tmp_path)
     monkeypatch.setattr(gstreamer_loader, "find_spec", lambda name: name)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{bin_}:/usr/bin:/bin")
     monkeypatch.setenv("GST_PLUGIN_PATH", f"/elsewhere:{FOLDER}")

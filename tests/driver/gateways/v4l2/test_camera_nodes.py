@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from driver.doctor import camera_nodes
+from driver.gateways.v4l2 import camera_nodes
 
 
 class TestCameras:

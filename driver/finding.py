@@ -24,7 +24,7 @@ class Finding:
 
 
 def examined(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """Runs a check. An exception becomes a note, because a check must not fail on an unusual system. Never raises."""
+    """Run a check. An exception becomes a note, because a check must not fail on an unusual system. Never raise."""
     try:
         yield from check()
     except Exception as error:  # noqa: BLE001 (a check that fails leaves its subject unknown)
@@ -32,7 +32,7 @@ def examined(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Find
 
 
 def text_of(path: Path) -> str:
-    """Reads a file of /proc or /sys; "unknown" if it cannot be read."""
+    """Read a file of /proc or /sys; "unknown" if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, ValueError):
@@ -40,7 +40,7 @@ def text_of(path: Path) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Formats bytes in the largest suitable unit."""
+    """Format bytes in the largest suitable unit."""
     for unit, many in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= many:
             return f"{nbytes / many:,.1f} {unit}"

@@ -6,14 +6,15 @@ import json
 import socket
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from driver.doctor import machine
-from driver.doctor.finding import Finding, text_of
+from driver.finding import Finding, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+ROOT = Path("/")  #: of the file system
 PORT = 10400
 """Where Home Assistant expects wake words."""
 
@@ -48,7 +49,7 @@ def _listeners() -> set[str]:
     """Addresses at which a process listens at the port."""
     found = set()
     for name in ("tcp", "tcp6"):
-        for line in text_of(machine.ROOT / "proc/net" / name).splitlines()[1:]:
+        for line in text_of(ROOT / "proc/net" / name).splitlines()[1:]:
             fields = line.split()
             host, _, port = fields[1].partition(":")
             if fields[3] == _LISTENS and int(port, 16) == PORT:
