@@ -57,7 +57,7 @@ class MemoryIntake:
         """patience: seconds for reading a file. is_stranger: the client is of another account than this process."""
         self._quota, self._is_stranger = quota, is_stranger
         self._copies = FileCopies(patience)
-        self._mapped: WeakValueDictionary[tuple[int, int, bytes], Memory] = WeakValueDictionary()
+        self._mapped: WeakValueDictionary[tuple[int, int, int, bytes], Memory] = WeakValueDictionary()
 
     def __call__(self, plain: Any, fd: int) -> Memory:
         """The memory that `plain` describes, mapped. Owns `fd`.
@@ -232,13 +232,15 @@ def _cut_off(done: int, nbytes: int) -> NoReturn:
     raise OSError(errno.ESTALE, f"it ended after {done} of {nbytes} bytes")
 
 
-def _name_of(plain: Any, fd: int) -> tuple[int, int, bytes] | None:
-    """Return what tells memory from all other memory while it is mapped; None for what only a driver knows."""
+def _name_of(plain: Any, fd: int) -> tuple[int, int, int, bytes] | None:
+    """Return what tells memory from all other memory while it is mapped; None for what only a driver knows. Memory that
+    was truncated since is other memory, which is looked at anew.
+    """
     match plain:
         case [str(kind), *_] if kind in _SHARED:  # a driver may want to hear of each of its own
             with suppress(OSError, Malformed, ValueError, TypeError, OverflowError):
                 found = os.fstat(fd)
-                return found.st_dev, found.st_ino, pack(plain)
+                return found.st_dev, found.st_ino, found.st_size, pack(plain)
     return None
 
 
