@@ -15,7 +15,7 @@ def start(channel: int, packet: int, nbytes: int, /) -> int: ...
 class HotEnd:
     spin_ns: int
     hold_ns: int
-    _has_bell: bool
+    _has_readiness: bool
     def _begin_hot(
         self, calls: int, end: int, keeps: object, dtype: np.dtype[Any], capacity: int, span: object, /
     ) -> None: ...

@@ -1,4 +1,4 @@
-"""What ends with a `with` block."""
+"""A mixin: what has `close` ends with a `with` block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `write` does with elements that are no array of the queue's type: it converts them, and refuses what changes."""
+"""Conversion of elements that are no array of the queue's type, for `write`: it refuses what would change them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def converted(elements: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _inferred(elements: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array of what Python's own values are; of records, with any object in each field."""
+    """Return an array of what Python's own values are; of records, with any object in each field."""
     if not dtype.names:
         return np.asarray(elements)
     _check_records(elements, dtype.names)
@@ -31,7 +31,7 @@ def _inferred(elements: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _check_records(elements: Any, names: tuple[str, ...]) -> None:
-    """Raises ValueError for what numpy would spread over all fields, or put into other fields than its own."""
+    """Raise ValueError for what numpy would spread over all fields, or put into other fields than its own."""
     if isinstance(elements, list):
         for element in elements:
             _check_records(element, names)
@@ -80,7 +80,7 @@ def _cast_records(array: NDArray[Any], dtype: np.dtype[Any], field: str) -> NDAr
 
 
 def _of_one_type(array: NDArray[Any]) -> NDArray[Any]:
-    """The array of numbers, or texts, that these objects are; the same array if they are something else."""
+    """Return the array of numbers, or texts, that these objects are; the same array if they are something else."""
     found = np.asarray(array.tolist())
     return found if found.shape == array.shape else array
 

@@ -48,14 +48,14 @@ class AttachedQueue:
 
     @classmethod
     def at(cls, region: Region, offset: int) -> AttachedQueue:
-        """The queue whose control page lies there, and whose ring follows it."""
+        """Return the queue whose control page lies there, and whose ring follows it."""
         geometry = Geometry.read(region, offset)
         place = cls(geometry, region, offset, region, offset + geometry.control_bytes)
         _check_grantors(place.grantors, [region.nbytes], geometry)
         return place
 
     def check_room(self) -> None:
-        """Raises ValueError when a new queue does not fit there, or when a queue is in use there."""
+        """Raise ValueError when a new queue does not fit there, or when a queue is in use there."""
         try:
             _check_grantors(self.grantors, [region.nbytes for region in self.regions], self.geometry)
         except InvalidDescriptor as error:
@@ -106,7 +106,7 @@ class Descriptor:
         return self.grantors[1].extent // self.dtype.itemsize
 
     def attach(self, *, writable: bool | None = None) -> AttachedQueue:
-        """Checks the description and maps the memory; see `MessageQueue.open`."""
+        """Check the description and map the memory; see `MessageQueue.open`."""
         _check_shape(self.grantors, len(self.fds) if self.name is None else 1)
         control, ring = self.grantors[:2]
         regions = self._regions(writable)
@@ -122,24 +122,25 @@ class Descriptor:
         return AttachedQueue(found, *place_of, self.announces)
 
     def region(self) -> Region:
-        """The memory that holds the control page, attached anew."""
+        """Return the memory that holds the control page, attached anew."""
         return self.attach().control
 
     def read_only(self) -> Descriptor:
-        """The same memory opened read-only, for readers of an unsynchronized queue that must not write to it."""
+        """Return the same memory opened read-only, for readers of an unsynchronized queue that must not write to it."""
         if self.flavour is not Flavour.UNSYNCHRONIZED or self.name is not None:
             raise ValueError("read_only: for unsynchronized queues without a name; both sides of the others write")
         opened = tuple(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC) for fd in self.fds)
         return _owning(replace(self, fds=opened))
 
     def unannounced(self) -> Descriptor:
-        """The same queue, for a process that tells its peers of its life by a LifePage of its own. The life word of an
-        end would be in memory that is the peer's; a peer that truncates it could keep the kernel from telling others.
+        """Return the same queue, for a process that tells its peers of its life by a LifePage of its own. The life word
+        of an end would be in memory that is the peer's; a peer that truncates it could keep the kernel from telling
+        others.
         """
         return replace(self, announces=False)
 
     def _regions(self, writable: bool | None) -> list[Region]:
-        """Maps the memory writable if possible and wanted; only readers of unsynchronized queues can do without."""
+        """Map the memory writable if possible and wanted; only readers of unsynchronized queues can do without."""
         try:
             return self._opened(writable is not False)
         except PermissionError as error:  # sealed against writing (EPERM), or opened for reading only (EACCES)
@@ -153,7 +154,7 @@ class Descriptor:
         return [Region.from_fd(os.dup(fd), writable=writable, sealed=self.sealed) for fd in self.fds]
 
     def to_wire(self) -> tuple[list[Any], list[int]]:
-        """A list for msgpack, and the file descriptors to send beside it. Raises ValueError for named queues."""
+        """Return a list for msgpack, and the file descriptors to send beside it. Raises ValueError for named queues."""
         if self.name is not None:
             raise ValueError(f"name={self.name!r}: send the name; a peer may not choose which file we open")
         grantors = [list(grantor) for grantor in self.grantors]
@@ -161,7 +162,8 @@ class Descriptor:
 
     @classmethod
     def from_wire(cls, plain: object, fds: Sequence[int], *, sealed: bool = True, announces: bool = True) -> Descriptor:
-        """The descriptor that an untrusted peer sent. Owns the fds, also after an error. Raises InvalidDescriptor.
+        """Return the descriptor that an untrusted peer sent. Owns the fds, also after an error. Raises
+        InvalidDescriptor.
 
         `sealed=False` accepts memory that its owner can still shrink: only for processes that called
         `fmq.region.guard`. `announces=False`: see `unannounced`.
@@ -213,7 +215,7 @@ def _unpickle(
 
 
 def _owning(descriptor: Descriptor) -> Descriptor:
-    """Closes the file descriptors with the last reference to the descriptor; queues have duplicates of their own."""
+    """Close the file descriptors with the last reference to the descriptor; queues have duplicates of their own."""
     if descriptor.fds:
         weakref.finalize(descriptor, _close_all, descriptor.fds).atexit = False
     return descriptor
@@ -232,7 +234,7 @@ def _is_row(row: object) -> bool:
 
 
 def _check_shape(grantors: tuple[Grantor, ...], fds: int) -> None:
-    """The checks that need no memory. Grantors beyond the second are ignored."""
+    """Return the checks that need no memory. Grantors beyond the second are ignored."""
     if len(grantors) < 2:
         raise InvalidDescriptor(f"{len(grantors)} grantors: a queue has 2, of its control page and of its ring")
     used = {grantor.fd_index for grantor in grantors[:2]}

@@ -13,13 +13,13 @@ import numpy as np
 
 from fmq._core import ffi, lib
 from fmq._hot import HotEnd, HotReader, HotWriter
-from fmq.bell import Bell
 from fmq.closing import Closing
 from fmq.conversion import converted
 from fmq.errors import Busy, Closed, Overrun, Timeout, raise_errno
 from fmq.geometry import Flavour
 from fmq.life import Watch
 from fmq.readers import readers_of
+from fmq.readiness import ReadinessFd
 from fmq.region import descriptors
 from fmq.role import LIFE_AT, OBSERVER, READER, SEAT, WRITER, Role, Seat, take_seat
 from fmq.span import Span
@@ -40,7 +40,7 @@ _ADAPTIVE = 2**64 - 1
 
 
 def spin_ns(spin: float | str) -> int:
-    """The polling window in the C core's unit. Raises ValueError."""
+    """Return the polling window in the C core's unit. Raises ValueError."""
     if spin == "adaptive":
         return _ADAPTIVE
     if isinstance(spin, str) or not 0 <= spin <= 10:
@@ -49,7 +49,7 @@ def spin_ns(spin: float | str) -> int:
 
 
 class _End(Closing, HotEnd):
-    """What both ends share. One thread at a time may call an end; a second one gets Busy. C makes its transfers."""
+    """An end of a queue. One thread at a time may call it; a second one gets Busy. C makes its transfers."""
 
     to_send = "send the queue's descriptor, and take a role of the queue where it arrives"
 
@@ -71,8 +71,8 @@ class _End(Closing, HotEnd):
         self.handle = ffi.gc(handle[0], lib.fmq_free)  #: of the C core
         address = int(ffi.cast("uintptr_t", self.handle))
         self._begin_hot(_CALLS, address, self.handle, self.dtype, self.capacity, partial(_span, elements))
-        self._bell: Bell | None = None  # for select; and
-        self._async_bell: Bell | None = None
+        self._readiness: ReadinessFd | None = None  # for select; and
+        self._async_readiness: ReadinessFd | None = None
         self._flag: EventFlag | None = None
         self.spin = DEFAULT_SPIN
         self._finalizer = weakref.finalize(self, self._role.release)
@@ -85,7 +85,7 @@ class _End(Closing, HotEnd):
         return f"<{type(self).__name__}: {self.capacity} x {self.dtype}>"
 
     def _link_lock(self) -> None:
-        """The life thread asks for the peer's lock when a file of this memory is closed: the kernel may be unable to
+        """Let the life thread ask for the peer's lock when a file of this memory is closed: the kernel may be unable to
         mark the life word. Where the system has no more inotify, the life word is the only way.
         """
         if self._which == WRITER and self.overwrites:
@@ -172,7 +172,7 @@ class _End(Closing, HotEnd):
         return self._place.control, self._place.control_at + at
 
     def follow(self, page: Region, sock: int | None = None) -> None:
-        """The peer tells of its life by a LifePage of its own, and no longer in the queue's memory. `sock`: descriptor
+        """Learn of the peer's life from a LifePage of its own, and no longer in the queue's memory. `sock`: descriptor
         of a socket to the peer alone. When that hangs up, the peer is gone even if the kernel did not mark the page.
 
         Before any other call. Raises OSError.
@@ -190,7 +190,7 @@ class _End(Closing, HotEnd):
         return Watch(*self._peer_word, sock)
 
     def notify(self, flag: EventFlag | None, mask: int = 1) -> None:
-        """Makes every transfer on this end also set the bits of `mask` in `flag`; None ends that.
+        """Make every transfer on this end also set the bits of `mask` in `flag`; None ends that.
 
         Several queues, each with bits of its own, can share a flag on which one thread waits for all of them.
         """
@@ -200,53 +200,54 @@ class _End(Closing, HotEnd):
         self._flag = flag  # keeps it mapped
 
     def fileno(self) -> int:
-        """A descriptor that is readable while a transfer of one element would not wait: for select, epoll, asyncio.
+        """Return a descriptor that is readable while a transfer of one element would not wait: for select, epoll,
+        asyncio.
 
         The first call starts the process's bridge thread, which sleeps for all such ends. Closed with the end.
         """
-        if self._bell is None or self._bell.is_abandoned:
-            bell = self._new_bell()
+        if self._readiness is None or self._readiness.is_abandoned:
+            readiness = self._new_readiness()
             try:
-                bell.arm(1)
+                readiness.arm(1)
             except BaseException:
-                bell.close()
+                readiness.close()
                 raise
-            self._bell, self._has_bell = bell, True
-        return self._bell.fd
+            self._readiness, self._has_readiness = readiness, True
+        return self._readiness.fd
 
     def close(self) -> None:
-        """Ends the call of another thread, drops an open reservation, tells the peer, and frees the role."""
+        """End the call of another thread, drop an open reservation, tell the peer, and free the role."""
         self._link()  # before the role, whose file it uses
-        lib.fmq_stop(self.handle)  # first: a task that the bell resumes must find the end closed
-        for bell in (self._bell, self._async_bell):
-            if bell is not None:
-                bell.close()
-        self._bell, self._has_bell, self._async_bell = None, False, None
+        lib.fmq_stop(self.handle)  # first: a task that is resumed must find the end closed
+        for readiness in (self._readiness, self._async_readiness):
+            if readiness is not None:
+                readiness.close()
+        self._readiness, self._has_readiness, self._async_readiness = None, False, None
         with descriptors:  # when two threads close an end, neither returns before the role is free
             self._finalizer()
 
     def usable(self) -> Any:
-        """The C core's end. Raises Closed."""
+        """Return the C core's end. Raises Closed."""
         if self._role.is_held:
             return self.handle
         raise Closed("this end is closed, or was opened before a fork; open the queue again in this process")
 
-    def _new_bell(self) -> Bell:
-        """A bell that is closed before this end's memory is unmapped, also without a call of `close`."""
-        bell = Bell(self.usable())
-        weakref.finalize(self, bell.close)
-        return bell
+    def _new_readiness(self) -> ReadinessFd:
+        """Return a descriptor that is closed before this end's memory is unmapped, also without a call of `close`."""
+        readiness = ReadinessFd(self.usable())
+        weakref.finalize(self, readiness.close)
+        return readiness
 
     def rearm(self) -> None:
-        """Makes `fileno` readable or not, as it should be after a transfer. C code that transfers does not do that."""
-        if self._bell is not None:
+        """Make `fileno` readable or not, as it should be after a transfer. C code that transfers does not do that."""
+        if self._readiness is not None:
             with contextlib.suppress(Busy, Closed):
-                self._bell.arm(1)
+                self._readiness.arm(1)
 
     async def _until(self, n: int) -> None:
-        if self._async_bell is None or self._async_bell.is_abandoned:
-            self._async_bell = self._new_bell()
-        await self._async_bell.rung(n)
+        if self._async_readiness is None or self._async_readiness.is_abandoned:
+            self._async_readiness = self._new_readiness()
+        await self._async_readiness.ready(n)
 
     def _refuse(self, code: int, what: str, n: int) -> NoReturn:
         if code == -errno.EMSGSIZE:
@@ -266,7 +267,7 @@ class _End(Closing, HotEnd):
         raise_errno(code, what)
 
     def _name_the_slowest(self, code: int, what: str) -> None:
-        """Raises a Timeout that says for which living reader a broadcast writer waited."""
+        """Raise a Timeout that says for which living reader a broadcast writer waited."""
         alive = [reader for reader in readers_of(self.handle) if reader.is_alive]
         if not alive:
             return
@@ -285,7 +286,7 @@ def _span(ring: NDArray[Any], start: int, first: int, second: int) -> Span:
 
 
 def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Of a C-contiguous array. Not all dtypes have the buffer protocol; dates do not."""
+    """Return the bytes of a C-contiguous array. Not all dtypes have the buffer protocol; dates do not."""
     return np.asarray(array).reshape(-1).view(np.uint8)
 
 
@@ -320,7 +321,7 @@ class MessageQueueWriter(_End, HotWriter):
         return True
 
     async def write_async(self, elements: ArrayLike) -> None:
-        """As `write`, for asyncio. Nothing is written when the task is cancelled."""
+        """Write as `write` does, for asyncio. Nothing is written when the task is cancelled."""
         array = converted(elements, self.dtype)
         while not self.try_write(array):
             await self._until(array.size)
@@ -360,13 +361,13 @@ class MessageQueueReader(_End, HotReader):
             return None
 
     async def read_async(self, n: int) -> NDArray[Any]:
-        """As `read`, for asyncio. Nothing is taken when the task is cancelled."""
+        """Read as `read` does, for asyncio. Nothing is taken when the task is cancelled."""
         while (elements := self.try_read(n)) is None:
             await self._until(n)
         return elements
 
     def keep_latest(self, n: int) -> None:
-        """Makes the n newest elements of an unsynchronized queue unread, or as many as there are, and no others.
+        """Make the n newest elements of an unsynchronized queue unread, or as many as there are, and no others.
 
         A new reader begins with none: it sees what is written after it was made.
         """

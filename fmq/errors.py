@@ -1,4 +1,4 @@
-"""What can go wrong in a queue.
+"""The errors of a queue.
 
 ::
 
@@ -95,7 +95,7 @@ _BY_ERRNO: dict[int, tuple[type[FmqError], str]] = {
 
 
 def raise_errno(code: int, what: str) -> NoReturn:
-    """Raises the exception for a negative errno of the C core. No other place maps them."""
+    """Raise the exception for a negative errno of the C core. No other place maps them."""
     if -code in _BY_ERRNO:
         kind, reason = _BY_ERRNO[-code]
         raise kind(f"{what}: {reason}")

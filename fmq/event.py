@@ -25,7 +25,7 @@ class HasPeer(Protocol):
     """An end of a queue."""
 
     def usable(self) -> Any:
-        """The C core's end. Raises Closed."""
+        """Return the C core's end. Raises Closed."""
 
 
 class EventFlag:
@@ -42,7 +42,7 @@ class EventFlag:
         self.address = region.base + offset
 
     def wake(self, mask: int) -> None:
-        """Sets the bits of `mask` and wakes the threads that wait for one of them. No system call while none sleeps."""
+        """Set the bits of `mask` and wake the threads that wait for one of them. No system call while none sleeps."""
         lib.fmq_event_wake(self.address, self.checked(mask))
 
     def wait(self, mask: int, timeout: float | None = None, peers: Sequence[HasPeer] = ()) -> int:
@@ -70,7 +70,7 @@ class EventFlag:
 
     @staticmethod
     def checked(mask: int) -> int:
-        """The mask, if it is one. Raises ValueError."""
+        """Return the mask, if it is one. Raises ValueError."""
         if 0 < mask < 2**32:
             return mask
         raise ValueError(f"mask={mask:#x}: 1 to 32 bits of which at least one is set")

@@ -61,7 +61,7 @@ class Geometry:
 
     @classmethod
     def of(cls, dtype: DTypeLike, capacity: int, flavour: Flavour = Flavour.SYNCHRONIZED) -> Geometry:
-        """The geometry that a caller wants. Raises ValueError, which names the argument."""
+        """Return the geometry that a caller wants. Raises ValueError, which names the argument."""
         try:
             count = operator.index(capacity)
         except TypeError:
@@ -72,7 +72,7 @@ class Geometry:
 
     @classmethod
     def read(cls, control: Region, at: int) -> Geometry:
-        """The geometry in a control page. Raises InvalidDescriptor for one that is impossible."""
+        """Return the geometry in a control page. Raises InvalidDescriptor for one that is impossible."""
         shape = ffi.new("fmq_shape *")
         if not 0 <= at <= control.nbytes - CONTROL:
             raise InvalidDescriptor(f"the memory holds no queue: {control.nbytes} bytes, a control page at {at}")
@@ -105,7 +105,7 @@ class Geometry:
         return ffi.new("fmq_shape *", (self.capacity, digest, self.dtype.itemsize, int(self.flavour)))
 
     def format(self, control: Region, at: int) -> None:
-        """Writes a control page there."""
+        """Write a control page there."""
         text = _text(self.dtype)
         control.asarray(np.uint8, self.control_bytes, at)[:] = 0
         control.asarray(np.uint8, len(text), at + _TEXT_AT)[:] = np.frombuffer(text, np.uint8)
@@ -114,12 +114,12 @@ class Geometry:
 
 
 def dtype_text(dtype: np.dtype[Any]) -> str:
-    """The dtype as text, the same on every machine, with byte order, names and offsets."""
+    """Return the dtype as text, the same on every machine, with byte order, names and offsets."""
     return _text(dtype).decode()
 
 
 def parsed_dtype(text: str) -> np.dtype[Any]:
-    """The dtype that an untrusted peer wrote as text. Raises InvalidDescriptor."""
+    """Return the dtype that an untrusted peer wrote as text. Raises InvalidDescriptor."""
     try:
         return _parsed(text.encode())
     except UnicodeEncodeError as error:
@@ -132,7 +132,7 @@ def _text(dtype: np.dtype[Any]) -> bytes:
 
 @functools.lru_cache(maxsize=64)  # parsing leaves cyclic garbage, which a device does not collect while bursts live
 def _parsed(text: bytes) -> np.dtype[Any]:
-    """Parses bytes of another process: only literals, and only short ones."""
+    """Parse bytes of another process: only literals, and only short ones."""
     if len(text) > _TEXT_MOST:
         raise InvalidDescriptor(f"a dtype of {len(text)} bytes: at most {_TEXT_MOST} are allowed")
     try:

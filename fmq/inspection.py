@@ -56,7 +56,7 @@ class QueueInfo:
 
     @property
     def is_stale(self) -> bool:
-        """Whether both sides are gone, and at least one had been there. Open the queue to continue, or unlink it."""
+        """True if both sides are gone, and at least one had been there. Open the queue to continue, or unlink it."""
         return "alive" not in self.who and self.who != ("nobody", "nobody")
 
     @property
@@ -66,7 +66,7 @@ class QueueInfo:
 
 
 def inspect(name: str) -> QueueInfo:
-    """The state of a named queue now. Raises FileNotFoundError, PermissionError, InvalidDescriptor."""
+    """Return the state of a named queue now. Raises FileNotFoundError, PermissionError, InvalidDescriptor."""
     with contextlib.closing(Region.open(name, writable=False)) as region:
         return _seen(name, region)
 
@@ -109,7 +109,7 @@ def _found() -> Iterator[QueueInfo]:
 
 
 def _listed(name: str) -> QueueInfo | None:
-    """A file of /dev/shm; None when it is no queue of this user."""
+    """Return a file of /dev/shm; None when it is no queue of this user."""
     fd = os.open(_FOLDER / name[1:], os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or os.pread(fd, 8, 0) != _MAGIC:

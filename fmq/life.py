@@ -52,7 +52,7 @@ class LifePage(ProcessBound):
         self._finalizer()
 
     def die(self) -> None:
-        """Marks the word as if this process had died: for one that stands in for another process, which has."""
+        """Mark the word as if this process had died: for one that stands in for another process, which has."""
         if self._finalizer.detach():
             lib.fmq_life_die(self._slot)
             os.close(self.fd)
@@ -82,11 +82,11 @@ class Watch(Closing):
 
     @property
     def has_died(self) -> bool:
-        """Whether the process is dead now. The kernel marks the word before it closes the process's sockets."""
+        """True if the process is dead now. The kernel marks the word before it closes the process's sockets."""
         return bool(lib.fmq_life_state(self._word) == lib.FMQ_DEAD)
 
     def close(self) -> None:
-        """Stops watching."""
+        """Stop watching."""
         self._finalizer()
 
 

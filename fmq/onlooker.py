@@ -60,7 +60,7 @@ class Onlooker(Closing):
         self.position = max(0, head - n, min(head, self._oldest(head)))
 
     def look(self) -> Sight:
-        """Copies the elements since the last look that are still there; about a megabyte at most."""
+        """Copy the elements since the last look that are still there; about a megabyte at most."""
         head = self._glance(HEAD_AT)
         if head < self.position:
             raise Corrupt(f"the queue's head went back from {self.position} to {head}: its writer broke the protocol")
@@ -75,15 +75,15 @@ class Onlooker(Closing):
 
     @property
     def is_over(self) -> bool:
-        """Whether the name and both sides are gone, so that no element will come any more."""
+        """True if the name and both sides are gone, so that no element will come any more."""
         return not os.fstat(self._region.fd).st_nlink and "alive" not in lives_of(self._region)
 
     def _whole_from(self) -> int:
-        """The first element that is surely whole, of those that were copied before this call."""
+        """Return the first element that is surely whole, of those that were copied before this call."""
         return self._glance(BEGIN_AT) - self.capacity if self._overwrites else self._glance(TAIL_AT)
 
     def _oldest(self, head: int) -> int:
-        """The first element that is worth copying."""
+        """Return the first element that is worth copying."""
         is_in_ring = head - self.capacity
         return is_in_ring if self._with_taken and not self._overwrites else max(is_in_ring, self._whole_from())
 
@@ -99,5 +99,5 @@ class Onlooker(Closing):
         return counter
 
     def close(self) -> None:
-        """Closes the descriptor."""
+        """Close the descriptor."""
         self._region.close()

@@ -1,4 +1,4 @@
-"""What belongs to one process, and says so where it is pickled or copied."""
+"""A base of what belongs to one process, and says so where it is pickled or copied."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class MessageQueue(Closing):
         offset: int = 0,
         ring: Region | None = None,
     ) -> MessageQueue:
-        """A new empty queue of `capacity` elements, in memory of its own: a "memfd" (None), or "posix".
+        """Return a new empty queue of `capacity` elements, in memory of its own: a "memfd" (None), or "posix".
 
         With a name ("/like-this") other programs can open it, and it stays until `fmq.unlink`, even if every process
         dies.
@@ -76,7 +76,7 @@ class MessageQueue(Closing):
 
     @classmethod
     def open(cls, what: Descriptor | str | Region, *, offset: int = 0, writable: bool | None = None) -> MessageQueue:
-        """Opens the queue of a descriptor, of a name, or at `offset` of a region.
+        """Open the queue of a descriptor, of a name, or at `offset` of a region.
 
         `writable=False` opens an unsynchronized queue read-only, so that this process cannot write to it; None does so
         when the memory allows nothing else. Raises InvalidDescriptor, FileNotFoundError.
@@ -124,7 +124,7 @@ class MessageQueue(Closing):
 
     @property
     def descriptor(self) -> Descriptor:
-        """What another process needs to open this queue; see Descriptor. Borrows this queue's file descriptors."""
+        """The description by which another process opens this queue. Borrows this queue's file descriptors."""
         place, g = self._place, self._place.geometry
         if self.name is not None:
             return Descriptor(g.dtype, g.flavour, place.grantors, (), self.name, sealed=False)
@@ -132,16 +132,16 @@ class MessageQueue(Closing):
         return Descriptor(g.dtype, g.flavour, place.grantors, fds, sealed=all(r.sealed for r in place.regions))
 
     def writer(self, *, follows: bool = False) -> MessageQueueWriter:
-        """Takes the writer's role. Raises RoleTaken while another writer lives.
+        """Take the writer's role. Raises RoleTaken while another writer lives.
 
         `follows`: the peer will tell of its life by a LifePage of its own; call `follow` before any transfer.
         """
         return MessageQueueWriter(self._place, follows=follows)
 
     def reader(self, *, follows: bool = False) -> MessageQueueReader:
-        """Takes the reader's role. Raises RoleTaken while another reader lives. An unsynchronized queue takes any
-        number of readers, and a broadcast queue up to 64; each has its own position and begins with the next element
-        that is written.
+        """Take the reader's role. Raises RoleTaken while another reader lives. An unsynchronized queue takes any number
+        of readers, and a broadcast queue up to 64; each has its own position and begins with the next element that is
+        written.
 
         `follows`: as of `writer`.
         """
@@ -156,6 +156,6 @@ class MessageQueue(Closing):
         return f"<MessageQueue{name}: {self.capacity} x {self.dtype}, {self.flavour.name.lower()}>"
 
     def close(self) -> None:
-        """Closes the file descriptors; ends that were taken go on. Regions that were passed in stay open."""
+        """Close the file descriptors; ends that were taken go on. Regions that were passed in stay open."""
         for region in self._place.regions if self._owns else ():
             region.close()

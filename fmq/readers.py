@@ -37,7 +37,7 @@ class ReaderState:
 
 
 def readers_of(handle: Any) -> tuple[ReaderState, ...]:
-    """The readers of a writer that is the C core's end."""
+    """Return the readers of a writer that is the C core's end."""
     found = ffi.new("fmq_reader[]", SEATS)
     count = lib.fmq_readers(handle, found)
     if count < 0:
@@ -46,7 +46,7 @@ def readers_of(handle: Any) -> tuple[ReaderState, ...]:
 
 
 def readers_seen(control: Region, at: int, head: int) -> tuple[ReaderState, ...]:
-    """What an inspection sees of the readers of a broadcast queue: those that hold a seat's lock."""
+    """Return the readers of a broadcast queue as an inspection sees them: those that hold a seat's lock."""
     seats = control.asarray(_LINE, SEATS, at + SEATS_AT)
     found = []
     for k in np.flatnonzero(seats["state"] & 3):

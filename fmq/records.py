@@ -31,12 +31,12 @@ class RecordWriter(ProcessBound):
     to_send = "send the queue's descriptor, and take a role of the queue where it arrives"
 
     def __init__(self, writer: MessageQueueWriter) -> None:
-        """Uses the writer, and does not close it. Raises ValueError for another queue than one of bytes."""
+        """Use the writer, and do not close it. Raises ValueError for another queue than one of bytes."""
         _check(writer)
         self._writer = writer
 
     def send(self, data: Buffer, timeout: float | None = None) -> None:
-        """Sends the bytes of any object with a C-contiguous buffer. Raises Timeout, Closed, PeerDied.
+        """Send the bytes of any object with a C-contiguous buffer. Raises Timeout, Closed, PeerDied.
 
         After a Timeout none of it is delivered; send it again.
         """
@@ -48,7 +48,7 @@ class RecordWriter(ProcessBound):
                 self._writer._refuse(code, "send", size + _HEAD)
 
     async def send_async(self, data: Buffer) -> None:
-        """As `send`, for asyncio. None of the record is delivered when the task is cancelled."""
+        """Send as `send` does, for asyncio. None of the record is delivered when the task is cancelled."""
         source = ffi.from_buffer(data)
         for at, size, flags in self._parts(len(source)):
             while code := self._write(source, at, size, flags, 0):
@@ -82,7 +82,7 @@ class RecordReader(ProcessBound):
     to_send = "send the queue's descriptor, and take a role of the queue where it arrives"
 
     def __init__(self, reader: MessageQueueReader, most: int = 2**30) -> None:
-        """Uses the reader, and does not close it. `most`: bytes of the longest record that it accepts."""
+        """Use the reader, and do not close it. `most`: bytes of the longest record that it accepts."""
         _check(reader)
         if most < 0:
             raise ValueError(f"most={most}: a number of bytes")
@@ -92,9 +92,9 @@ class RecordReader(ProcessBound):
         self._got = 0  # how many bytes that is
 
     def receive(self, timeout: float | None = None, into: Buffer | None = None) -> bytes | int:
-        """The next record; or, with `into`, which is writable, the bytes that were put there. Raises Timeout, Closed,
-        PeerDied, Evicted, Corrupt, and TooLong for a record of more than `most` bytes, or than `into` has: the next
-        call goes on behind it.
+        """Return the next record; or, with `into`, which is writable, the bytes that were put there. Raises Timeout,
+        Closed, PeerDied, Evicted, Corrupt, and TooLong for a record of more than `most` bytes, or than `into` has: the
+        next call goes on behind it.
 
         A Timeout loses nothing: give the next call the same `into`.
         """
@@ -105,7 +105,7 @@ class RecordReader(ProcessBound):
                 return record
 
     async def receive_async(self, into: Buffer | None = None) -> bytes | int:
-        """As `receive`, for asyncio. Nothing is lost when the task is cancelled."""
+        """Receive as `receive` does, for asyncio. Nothing is lost when the task is cancelled."""
         while True:
             try:
                 self._peek(0)
@@ -116,7 +116,7 @@ class RecordReader(ProcessBound):
                     return record
 
     def _peek(self, deadline: int) -> None:
-        """Waits for a part, which stays in the ring until it is committed."""
+        """Wait for a part, which stays in the ring until it is committed."""
         reader = self._reader
         while code := lib.fmq_part_peek(reader.usable(), self._part, reader.spin_ns, deadline):
             if code == -errno.EINTR:
@@ -128,7 +128,7 @@ class RecordReader(ProcessBound):
             reader._refuse(code, "receive", _HEAD)
 
     def _take(self, into: Buffer | None) -> bytes | int | None:
-        """Takes the part that was peeked at. None: the record is not over."""
+        """Take the part that was peeked at. None: the record is not over."""
         part, record, error = self._part[0], None, None
         try:
             record = self._joined(part, into)
@@ -147,7 +147,7 @@ class RecordReader(ProcessBound):
         return record
 
     def _joined(self, part: Any, into: Buffer | None) -> bytes | int | None:
-        """Puts a part where its record is, which it returns if that is over."""
+        """Put a part where its record is, which it returns if that is over."""
         if part.flags == _FIRST | _LAST and into is None and part.total <= self._most:
             self._begun = None
             whole: bytes = ffi.buffer(part.one, part.first)[:]

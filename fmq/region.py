@@ -49,7 +49,7 @@ class Region:
     def __init__(
         self, fd: int, nbytes: int, *, writable: bool = True, name: str | None = None, offset: int = 0
     ) -> None:
-        """Maps `fd` from `offset` on and owns it from now on. Use `create`, `open` or `from_fd`, which check first."""
+        """Map `fd` from `offset` on and own it from now on. Use `create`, `open` or `from_fd`, which check first."""
         self.nbytes, self.name, self.writable = nbytes, name, writable
         base = ffi.new("void **")
         if code := lib.fmq_map_at(fd, nbytes, offset, writable, base):
@@ -71,7 +71,7 @@ class Region:
         name: str | None = None,
         prepare: Callable[[Region], None] | None = None,
     ) -> Self:
-        """New zeroed memory: "memfd" (None) or "posix". Memory with a `name` ("/like-this") is always "posix".
+        """Return new zeroed memory: "memfd" (None) or "posix". Memory with a `name` ("/like-this") is always "posix".
 
         `prepare` fills it before another process can open it. Raises FileExistsError when the name is taken, NoSpace
         when /dev/shm is too full.
@@ -89,8 +89,8 @@ class Region:
 
     @classmethod
     def _create_named(cls, nbytes: int, name: str, prepare: Callable[[Region], None] | None) -> Self:
-        """Makes and fills the memory first, and names it last: no process opens a half-made queue, and a creator that
-        is killed on the way leaves nothing behind.
+        """Make and fill the memory first, and name it last: no process opens a half-made queue, and a creator that is
+        killed on the way leaves nothing behind.
         """
         region = cls(_reserved(nbytes), nbytes, name=name)
         if prepare:
@@ -142,17 +142,17 @@ class Region:
         return _adopt, (reduction.DupFd(self.fd), self.nbytes, self.writable, self.sealed)
 
     def is_same_memory(self, other: Region) -> bool:
-        """Whether both regions map the same memory."""
+        """Return True if both regions map the same memory."""
         return os.path.sameopenfile(self.fd, other.fd)
 
     @property
     def sealed(self) -> bool:
-        """Whether a seal keeps every process from shrinking it."""
+        """True if a seal keeps every process from shrinking it."""
         return _has_seal(self.fd)
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return self._fd < 0
 
     @property
@@ -165,7 +165,7 @@ class Region:
     def asarray(
         self, dtype: DTypeLike = np.uint8, shape: int | tuple[int, ...] | None = None, offset: int = 0
     ) -> NDArray[Any]:
-        """A view of `shape` elements of `dtype` at byte `offset`; None = all that fit from there."""
+        """Return a view of `shape` elements of `dtype` at byte `offset`; None = all that fit from there."""
         dt = np.dtype(dtype)
         if not 0 <= offset <= self.nbytes:
             raise ValueError(f"offset={offset}: outside the region's {self.nbytes} bytes")
@@ -184,7 +184,7 @@ class Region:
             lib.fmq_populate(self.base + offset, min(nbytes, self.nbytes - offset))
 
     def close(self) -> None:
-        """Closes the descriptor. The memory itself goes when the last view and the last other process are gone."""
+        """Close the descriptor. The memory itself goes when the last view and the last other process are gone."""
         with descriptors:
             fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -196,13 +196,13 @@ class Region:
 
 
 def guard() -> None:
-    """Makes memory that a peer truncates read as zeros instead of raising SIGBUS. For processes that serve others."""
+    """Make memory that a peer truncates read as zeros instead of raising SIGBUS. For processes that serve others."""
     if code := lib.fmq_guard():
         raise OSError(-code, f"cannot handle SIGBUS: {os.strerror(-code)}")
 
 
 def checked_name(name: str) -> str:
-    """The name, if it is legal for POSIX shared memory: one slash at the front, and more behind it."""
+    """Return the name, if it is legal for POSIX shared memory: one slash at the front, and more behind it."""
     if not name.startswith("/") or "/" in name[1:] or not 1 < len(name) < 250 or "\0" in name:
         raise ValueError(f"name={name!r}: a queue's name is '/' and up to 248 characters without another '/'")
     return name
@@ -262,13 +262,13 @@ def _explained(name: str, verb: str) -> Iterator[None]:
 
 
 def unlink(name: str) -> None:
-    """Removes a name. Processes that have the memory open keep it. Raises FileNotFoundError, PermissionError."""
+    """Remove a name. Processes that have the memory open keep it. Raises FileNotFoundError, PermissionError."""
     with _explained(name, "remove"):
         _unlink_named(checked_name(name))
 
 
 def memfd(nbytes: int) -> int:
-    """New anonymous memory whose size is sealed."""
+    """Return new anonymous memory whose size is sealed."""
     fd = os.memfd_create("fmq", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)

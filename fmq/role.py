@@ -37,7 +37,7 @@ class LockFile:
         self._bytes: set[int] = set()  # locked by us; to the kernel, a description does not conflict with itself
 
     def lock(self, byte: int, what: str) -> None:
-        """Raises RoleTaken when a living process, this one or another, holds it."""
+        """Raise RoleTaken when a living process, this one or another, holds it."""
         if byte in self._bytes or not _set_lock(self.fd, byte, fcntl.F_WRLCK):
             raise RoleTaken(f"this queue has a {what} already; it has room for one, and that is alive")
         self._bytes.add(byte)
@@ -49,13 +49,13 @@ class LockFile:
         self._bytes.discard(byte)
 
     def close_if_unused(self) -> bool:
-        """Closes the file when it holds no lock. Returns whether it did."""
+        """Close the file when it holds no lock. Returns whether it did."""
         if not self._bytes:
             self.abandon()
         return not self._bytes
 
     def abandon(self) -> None:
-        """Closes the file. A forked child calls it, too: the locks are its parent's."""
+        """Close the file. A forked child calls it, too: the locks are its parent's."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -65,7 +65,7 @@ class Role:
     """The exclusive right to write to a queue, or to read from it, until `release` or death."""
 
     def __init__(self, control: Region, at: int, which: int, *, announces: bool = True) -> None:
-        """Raises RoleTaken while another end holds it. `announces`: by the life word in the control page."""
+        """Raise RoleTaken while another end holds it. `announces`: by the life word in the control page."""
         self._control, self._byte, self.which = control, at + which, which
         with descriptors:
             file = _files.get(control) or _files.setdefault(control, LockFile(control))
@@ -111,7 +111,7 @@ def life_at(which: int) -> int:
 
 
 def take_seat(control: Region, at: int, *, announces: bool = True) -> Role:
-    """The first free seat of a broadcast queue. Raises RoleTaken when all are taken."""
+    """Return the first free seat of a broadcast queue. Raises RoleTaken when all are taken."""
     if not announces:
         raise ValueError("announces=False: a broadcast queue's writer waits for its readers by their life words")
     for which in range(SEAT, SEAT + SEATS):
@@ -121,7 +121,7 @@ def take_seat(control: Region, at: int, *, announces: bool = True) -> Role:
 
 
 class Seat:
-    """What a reader of an unsynchronized queue has in place of a role: any number of readers may exist.
+    """A place for a reader of an unsynchronized queue, which has no role: any number of readers may exist.
 
     They share a lock, which shows other processes that at least one is there. A forked child inherits reader and lock.
     """
@@ -141,7 +141,7 @@ class Seat:
         return self._fd
 
     def release(self) -> None:
-        """Gives up the share of the lock."""
+        """Give up the share of the lock."""
         self.is_held = False
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -149,8 +149,8 @@ class Seat:
 
 
 def is_taken(fd: int, at: int, which: int, count: int = 1) -> bool:
-    """Whether a living process, this one or another, holds that role, or one of `count` from there on. Only asks the
-    kernel about the lock.
+    """Return True if a living process, this one or another, holds that role, or one of `count` from there on. Only asks
+    the kernel about the lock.
     """
     asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, at + which, count, 0)
     kind: int = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]

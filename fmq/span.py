@@ -24,7 +24,7 @@ class Lease:
         self.is_over = False
 
     def check(self) -> None:
-        """Raises Closed when it is not."""
+        """Raise Closed when it is not."""
         if self.is_over:
             raise Closed("this span was committed or left: its memory is the other side's now; copy what you keep")
 
@@ -55,7 +55,7 @@ class SpanArray(np.ndarray[Any, np.dtype[Any]]):
         super().__setitem__(key, value)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **how: Any) -> Any:
-        """Calculates on plain arrays, so that results are plain as well."""
+        """Calculate on plain arrays, so that results are plain as well."""
         out = how.get("out", ())
         if out:
             how["out"] = tuple(_plain(array) for array in out)
@@ -76,7 +76,7 @@ def _check(array: SpanArray) -> None:
 
 
 def _guard_methods() -> None:
-    """Makes all public methods and attributes of an ndarray check the lease first; __array_ufunc__ guards ufuncs."""
+    """Make all public methods and attributes of an ndarray check the lease first; __array_ufunc__ guards ufuncs."""
     for name in dir(np.ndarray):
         if name.startswith("_") or name in _HARMLESS:
             continue
@@ -144,7 +144,7 @@ class Span:
         self.first[:], self.second[:] = whole[: len(self.first)], whole[len(self.first) :]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """A copy, in order."""
+        """Return a copy, in order."""
         if copy is False:
             raise ValueError("copy=False: a span may have two parts; use .first and .second")
         parts = _plain(self.first), _plain(self.second)

@@ -1,4 +1,4 @@
-"""What `python -m fmq` understands, and how it fails: one line on stderr; status 1, or 2 for a wrong call."""
+"""The arguments of `python -m fmq`, and how it fails: one line on stderr; status 1, or 2 for a wrong call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIGPIPE, _SIGINT = 128 + 13, 128 + 2  # as a shell tells them
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status."""
+    """Run one command and return its exit status."""
     options = _parser().parse_args(words)
     try:
         status: int = options.run(options)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Removes all that it may. The status is 1 if one was refused."""
+    """Remove all that it may. The status is 1 if one was refused."""
     if bool(options.name) == options.stale:
         print("fmq unlink: give names, or --stale, and not both; see python -m fmq unlink --help", file=sys.stderr)
         return 2
@@ -56,7 +56,7 @@ def _remove(name: str, options: argparse.Namespace) -> bool:
 
 
 def _check(name: str, must_be_stale: bool) -> QueueInfo:
-    """Raises RoleTaken, and InvalidDescriptor for what is not a queue."""
+    """Raise RoleTaken, and InvalidDescriptor for what is not a queue."""
     info = inspect(name)
     if "alive" in info.who or (must_be_stale and not info.is_stale):
         alive = [

@@ -47,7 +47,7 @@ def show_one(options: argparse.Namespace) -> int:
 
 
 def meant(name: str) -> str:
-    """What to add to the message that there is no queue of that name."""
+    """Return what to add to the message that there is no queue of that name."""
     close = difflib.get_close_matches(name, [info.name for info in queues()], 1)
     return f"; did you mean {close[0]!r}?" if close else "; `python -m fmq list` shows what there is"
 

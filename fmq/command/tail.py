@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ends when everything is shown; with --follow on Ctrl-C, or when the queue and both its sides are gone."""
+    """Show elements until none is left; with --follow until Ctrl-C, or until the queue and both its sides are gone."""
     missed = 0
     with Onlooker(options.name, with_taken=options.taken) as onlooker:
         onlooker.keep_latest(options.n)
@@ -59,7 +59,7 @@ def _show(sight: Sight, as_json: bool) -> None:
 
 
 def plain_value(element: Any) -> Any:
-    """An element for JSON: records as objects, sub-arrays as lists, raw bytes in hexadecimal."""
+    """Return an element for JSON: records as objects, sub-arrays as lists, raw bytes in hexadecimal."""
     if isinstance(element, np.ndarray):
         return [plain_value(part) for part in element]
     if isinstance(element, np.void) and element.dtype.names is not None:

@@ -20,7 +20,7 @@ def run(main, *arguments):
 
 async def awaited(end):
     """Until a task awaits this end."""
-    while end._async_bell is None or end._async_bell._waiter is None:
+    while end._async_readiness is None or end._async_readiness._waiter is None:
         await asyncio.sleep(0)
 
 
@@ -42,7 +42,7 @@ def test_what_is_there_is_read_without_a_thread():
         assert len(os.listdir("/proc/self/fd")) <= before
 
     run(main)
-    assert (r._async_bell, w._async_bell) == (None, None)
+    assert (r._async_readiness, w._async_readiness) == (None, None)
 
 
 def test_who_does_not_use_it_has_no_bridge():

@@ -4,7 +4,7 @@
  * take optional arguments without parsing them in Python, or return None or an array. It moves no
  * element itself: it calls fmq._core by the table of fmq_hot_calls. What is not the usual case it
  * leaves to the Python class that is made of each type here: `_write` and `_read` take other arrays
- * than those that C knows, `_refuse` raises, `rearm` tells a bell.
+ * than those that C knows, `_refuse` raises, `rearm` looks whether `fileno` is readable.
  *
  * What is at hand is transferred while the global lock is held, because giving it up and taking it
  * again costs more than that; a large transfer, and a wait after the first `hold_ns`, give it up.
@@ -118,9 +118,10 @@ PyObject *hot_refuse(hot_end *h, int code, const char *what, Py_ssize_t n) {
 }
 
 int hot_judge(hot_end *h, int code, const char *what, Py_ssize_t n) {
-    if (!code && !h->has_bell) return 0;
-    PyObject *told =
-        h->has_bell && code != -EINTR ? PyObject_CallMethod((PyObject *)h, "rearm", NULL) : NULL;
+    if (!code && !h->has_readiness) return 0;
+    PyObject *told = h->has_readiness && code != -EINTR
+                         ? PyObject_CallMethod((PyObject *)h, "rearm", NULL)
+                         : NULL;
     Py_XDECREF(told);
     if (PyErr_Occurred()) return -1;
     return code ? (hot_refuse(h, code, what, n), -1) : 0;
@@ -266,7 +267,7 @@ static PyObject *read_array(hot_end *h, Py_ssize_t n, double seconds, PyObject *
     a = plain_array(array, h->dtype, IS_CONTIGUOUS | IS_WRITABLE);
     if (!a || size_of(a) != n) return Py_DECREF(array), NULL;
     int code = hot_move(h, h->calls->read, a->data, n, seconds);
-    if (!code && !h->has_bell) return array;
+    if (!code && !h->has_readiness) return array;
     if (tries && code == -EAGAIN) return Py_DECREF(array), Py_INCREF(Py_None), Py_None;
     if (!hot_judge(h, code, "read", n)) return array;
     Py_DECREF(array);
@@ -324,7 +325,7 @@ static PyMemberDef end_members[] = {
      "The polling window in the C core's unit."},
     {"hold_ns", T_ULONGLONG, offsetof(hot_end, hold_ns), 0,
      "So long a wait keeps the global lock."},
-    {"_has_bell", T_BOOL, offsetof(hot_end, has_bell), 0,
+    {"_has_readiness", T_BOOL, offsetof(hot_end, has_readiness), 0,
      "Whether a transfer is followed by `rearm`."},
     {NULL, 0, 0, 0, NULL},
 };

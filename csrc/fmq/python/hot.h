@@ -39,7 +39,7 @@ typedef struct {
     PyObject *dtype, *span; /* span: (start, first, second) -> Span */
     unsigned long long spin_ns, hold_ns;
     Py_ssize_t itemsize, capacity;
-    char has_bell;
+    char has_readiness;
     hot_span *kept; /* hot_most_kept of them, or NULL */
 } hot_end;
 
