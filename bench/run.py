@@ -2,13 +2,13 @@
 
     python bench/run.py [--only burst_frame.py …] [--budget MINUTES] [--again] [--quick] [--json FILE]
     python bench/run.py --script "serving.py MODEL.onnx --shape 1,1,64,160"
-    python bench/run.py --keep [--other FILE …] [--json FILE]
+    python bench/run.py --keep [--json FILE]
 
 It may be stopped at any time: a result is in the JSON when its script has ended, and is not measured again for the same
 commit, unless --again says so. What a script prints and draws lies beside the JSON, in files of its name. --budget ends
-before a script that would take longer than is left. --keep measures nothing: it puts the results into
-bench/measured.json and the pictures into docs/, and writes docs/performance.md and bench/README.md; --other adds a JSON
-of another machine, whose rows then stand beside ours.
+before a script that would take longer than is left. --keep measures nothing: it puts the tables of these results into
+bench/README.md, those that docs/performance.md shows there, and the pictures into docs/. The JSON itself is not kept in
+the repository: it goes with a release.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from measured_pages import KEPT, PAGES, ROOT, written
+from measured_pages import PAGE, README, ROOT, kept, with_results, written
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 # The name of a result: about how many seconds it takes, and options that do not change what it asks.
@@ -195,19 +195,16 @@ def results_of(path: Path) -> dict[str, Any]:
 
 
 def keep(args: argparse.Namespace) -> None:
-    """Puts results of --json and --other into the kept JSON, and writes the pages."""
-    kept = read(KEPT)
+    """Write the pages, copy the pictures. Ends this program for a result that has no place in bench/README.md."""
     found = results_of(args.json)
-    kept["results"].update(found)
-    for path in args.other:
-        shown = {name: {**result, "subjects": []} for name, result in results_of(path).items()}
-        kept.setdefault("others", []).append({"results": shown})
-    save(KEPT, kept)
+    if homeless := set(found) - set(kept(README.read_text())):
+        marks = ", ".join(f"<!-- from {name} --> <!-- end -->" for name in sorted(homeless))
+        sys.exit(f"bench: {README} has no place for {len(homeless)} results; make one for each: {marks}")
     for picture in (one for name in found for one in PICTURES.get(name, {}).values()):
         with contextlib.suppress(FileNotFoundError):  # the JSON came without its pictures
             shutil.copyfile(args.json.parent / Path(picture).name, ROOT / picture)
-    for page in PAGES:
-        page.write_text(written(page.read_text(), kept))
+    README.write_text(with_results(README.read_text(), found))
+    PAGE.write_text(written(PAGE.read_text(), README.read_text()))
 
 
 def main() -> int:
@@ -223,16 +220,9 @@ def main() -> int:
     parser.add_argument(
         "--json", type=Path, default=ROOT / "bench/out/bench.json", metavar="FILE", help="where results are kept"
     )
-    parser.add_argument(
-        "--keep", action="store_true", help="put the results into bench/measured.json and write the pages"
-    )
-    parser.add_argument(
-        "--other", type=Path, nargs="+", default=[], metavar="FILE", help="with --keep: a JSON of another machine"
-    )
+    parser.add_argument("--keep", action="store_true", help="write the results into bench/README.md and the page")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that a running script ends, too
-    if args.other and not args.keep:
-        parser.error("--other goes with --keep")
     return keep(args) or 0 if args.keep else run(args)
 
 

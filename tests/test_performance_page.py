@@ -1,6 +1,5 @@
-"""docs/performance.md and bench/README.md say what was measured: their figures are out of bench/measured.json."""
+"""docs/performance.md and other pages say what was measured: their figures are those of bench/README.md."""
 
-import copy
 import json
 import re
 import sys
@@ -17,13 +16,23 @@ from measured_pages import NotThere, part, written
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/performance.md"
 README = (ROOT / "bench/README.md").read_text()
-KEPT = json.loads(measured_pages.KEPT.read_text())
+KEPT = measured_pages.kept(README)
 
 
-@pytest.mark.parametrize("page", measured_pages.PAGES, ids=lambda page: page.name)
-def test_the_figures_are_those_of_the_bench(page):
-    """Each with its command, its machine and its commit, as the scripts gave them."""
-    assert written(page.read_text(), KEPT) == page.read_text(), "run bench/run.py --keep"
+def test_the_figures_are_those_of_the_bench():
+    """Each with its command, its machine and its commit."""
+    assert written(PAGE.read_text(), README) == PAGE.read_text(), "run bench/run.py --keep"
+
+
+def test_each_result_names_its_command_and_its_machine():
+    """A script that is there, its conditions, its commit, and a table."""
+    for name, result in KEPT.items():
+        command, where = result.heading.split("\n\n")
+        script = re.match(r"`bench/(\w+\.py)", command)
+        assert script, name
+        assert (ROOT / "bench" / script[1]).is_file(), name
+        assert re.search(r"Linux .*, Python .*, commit \w+.*; \d+ rounds$", where), name
+        assert all(len(row) == len(head) for head, *rows in result.tables for row in rows), name
 
 
 def test_there_are_no_figures_beside_them():
@@ -33,7 +42,7 @@ def test_there_are_no_figures_beside_them():
 
 
 def test_every_result_has_a_place():
-    """What was measured is in bench/README.md in full, and on the page or it is said here why not."""
+    """What was measured is on the page, or it is said here why not; bench/README.md has what a run measures."""
     elsewhere = {
         "queue_roundtrip.py --sizes",  # the picture says it
         "queue_throughput.py",  # so does its picture
@@ -51,54 +60,51 @@ def test_every_result_has_a_place():
         "neighbours.py",  # measured on a machine that was busy so far
     }
     shown = {
-        page: {
-            key
-            for match in measured_pages.PART.finditer(page.read_text())
-            for key in measured_pages.of_script(match[2].split(";")[0], KEPT["results"])
-        }
-        for page in measured_pages.PAGES
+        key
+        for match in measured_pages.PART.finditer(PAGE.read_text())
+        for key in measured_pages.of_script(match[2].split(";")[0], KEPT)
     }
-    assert set(KEPT["results"]) - shown[ROOT / "bench/README.md"] == set()
-    assert set(KEPT["results"]) - shown[PAGE] - elsewhere == set()
+    assert set(KEPT) - shown - elsewhere == set()
+    assert set(bench.PLAN) <= set(KEPT)
 
 
 def test_a_row_that_is_gone_is_missed():
     """A page that asks for what is not measured any more cannot be written."""
     with pytest.raises(NotThere, match="has no row"):
-        part("burst_roundtrip.py; rows: burst, by carrier pigeon", KEPT)
+        part("burst_roundtrip.py; rows: burst, by carrier pigeon", README)
     with pytest.raises(NotThere, match=r"bench/run.py --only pigeon.py"):
-        part("pigeon.py", KEPT)
+        part("pigeon.py", README)
 
 
-def test_rows_of_another_machine_stand_below_ours():
-    """With its conditions; a table with other columns is left out, and so is a result that it lacks."""
-    other = copy.deepcopy({name: KEPT["results"][name] for name in ("burst_depth.py", "fenced.py")})
-    other["burst_depth.py"]["conditions"]["processor"] = "Cortex-A76"
-    other["fenced.py"]["tables"][0]["head"] = ["", "something else"]
-    alone = {**KEPT, "others": []}
-    measured = {**alone, "others": [{"results": other}]}
-    lines = part("burst_depth.py", measured).split("\n")
-    ours = [number for number, line in enumerate(lines) if line.startswith("| sleeping producer, depth 1 |")]
-    assert lines[ours[0] + 1].startswith("| *machine 2*, sleeping producer, depth 1 |")
-    assert any(line.startswith("*machine 2*: Cortex-A76, ") for line in lines)
-    verdicts = part("burst_depth.py; budgets: all", measured).split("\n")
-    (verdict,) = (line for line in verdicts if line.startswith("- sleeping producer: "))
-    found, beside = verdict.split("; ")
-    assert found.endswith(beside.removeprefix("*machine 2*"))
-    assert "| *machine 2*" not in part("fenced.py", measured)
-    assert part("idle_cost.py", measured) == part("idle_cost.py", alone)
-
-
-def test_rows_of_one_name_are_told_apart():
-    """Each has the other machine's row of the same place below it, and none if that has another number of them."""
-    other = copy.deepcopy({"broadcast.py": KEPT["results"]["broadcast.py"]})
-    measured = {**KEPT, "others": [{"results": other}]}
-    table = [line for line in part("broadcast.py", measured).split("\n") if line.startswith("| ")][2:]
-    assert [line.replace("*machine 2*, ", "") for line in table[1::2]] == table[::2]
-    assert len({*table[::2]}) > len({line.split("|")[1] for line in table[::2]})
-    other["broadcast.py"]["tables"][0]["rows"].pop()
-    gone = table[-1].split("|")[1]
-    assert f"|{gone}|" not in part("broadcast.py", measured)
+def test_results_take_the_place_of_those_before():
+    """With command, machine, tables and budgets; what was not measured stays."""
+    conditions = {
+        "processor": "Cortex-A76",
+        "processors": 4,
+        "kernel": "Linux 6.18",
+        "governor": "-",
+        "load": [0.1] * 3,
+    }
+    found = {"median": 1.0, "low": 0.9, "high": 1.2, "confidence": 0.96}
+    result = {
+        "command": "fenced.py",
+        "rounds": 9,
+        "commit": "0123abcd",
+        "conditions": {**conditions, "python": "3.14", "numpy": "2.4", "at": "2027-01-01"},
+        "tables": [{"head": ["", "us"], "rows": [["fenced", "1.00"]]}],
+        "budgets": [{"text": "as fast", "found": found, "unit": "x", "verdict": "met"}],
+    }
+    page = measured_pages.with_results(README, {"fenced.py": result})
+    now = measured_pages.kept(page)
+    assert now["fenced.py"].heading.startswith("`bench/fenced.py`\n\nCortex-A76")
+    assert now["fenced.py"].tables == [[["", "us"], ["fenced", "1.00"]]]
+    assert now["fenced.py"].budgets == "- as fast: 1.00 x [0.90 .. 1.20] -> met"
+    assert {name: result for name, result in now.items() if name != "fenced.py"} == {
+        name: result for name, result in KEPT.items() if name != "fenced.py"
+    }
+    shown = part("fenced.py; columns: us", page)
+    assert "| fenced | 1.00 |" in shown
+    assert "as fast" not in shown
 
 
 def test_the_whole_bench_takes_less_than_45_minutes():
@@ -165,31 +171,42 @@ def test_a_budget_ends_it_before_a_script_that_takes_longer(monkeypatch, plan, c
     assert "missing: one.py: there was no time; run this again" in capsys.readouterr().out
 
 
-def test_a_quick_run_is_not_kept(monkeypatch, plan, tmp_path):
-    """It measures nothing, here or on another machine; nothing is written."""
-    monkeypatch.setattr(bench, "KEPT", tmp_path / "kept.json")
+@pytest.fixture
+def pages(monkeypatch, tmp_path):
+    """A README with a place for either script, and a page that shows one of them."""
+    (tmp_path / "docs").mkdir()
+    for name in ("README", "PAGE"):
+        monkeypatch.setattr(bench, name, tmp_path / name)
+    (tmp_path / "README").write_text(
+        "".join(f"<!-- from {name} -->\n`bench/{name}`\n\nhere\n<!-- end -->\n" for name in ("one.py", "two.py"))
+    )
+    (tmp_path / "PAGE").write_text("<!-- from one.py -->\n<!-- end -->\n")
+    return tmp_path
+
+
+def test_a_quick_run_is_not_kept(monkeypatch, plan, pages):
+    """It measures nothing, and nothing is written."""
     (plan / "mended").touch()
+    before = (pages / "README").read_text()
     called(monkeypatch, plan, "--quick")
     with pytest.raises(SystemExit, match="--quick measures nothing"):
         called(monkeypatch, plan, "--keep")
-    theirs = (plan / "all.json").rename(tmp_path / "theirs.json")
-    called(monkeypatch, plan)
-    with pytest.raises(SystemExit, match=r"theirs\.json: --quick measures nothing"):
-        called(monkeypatch, plan, "--keep", "--other", str(theirs))
-    assert not bench.KEPT.exists()
+    assert (pages / "README").read_text() == before
 
 
-def test_pictures_are_kept_with_their_results(monkeypatch, plan, tmp_path):
-    """A script that draws is told where to, and --keep puts the picture into the documentation."""
+def test_what_is_kept_is_on_the_pages(monkeypatch, plan, pages):
+    """With the picture of a script that draws; a result without a place is an error that says how to make one."""
     (plan / "mended").touch()
     monkeypatch.setattr(bench, "PICTURES", {"one.py": {"--plot": "docs/one.png"}})
-    monkeypatch.setattr(bench, "KEPT", tmp_path / "kept.json")
-    monkeypatch.setattr(bench, "PAGES", ())
-    (tmp_path / "docs").mkdir()
+    monkeypatch.setattr(measured_pages, "in_words", lambda _: "a machine")
     called(monkeypatch, plan)
     called(monkeypatch, plan, "--keep")
-    assert (tmp_path / "docs/one.png").read_text() == "a picture"
-    assert set(json.loads((tmp_path / "kept.json").read_text())["results"]) == {"one.py", "two.py"}
+    assert (pages / "docs/one.png").read_text() == "a picture"
+    assert "| one | 1.00 |" in (pages / "PAGE").read_text()
+    assert "| two | 1.00 |" in (pages / "README").read_text()
+    (pages / "README").write_text("")
+    with pytest.raises(SystemExit, match=r"<!-- from one\.py --> <!-- end -->"):
+        called(monkeypatch, plan, "--keep")
 
 
 def test_each_picture_of_the_bench_is_in_the_documentation():
