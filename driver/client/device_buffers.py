@@ -74,9 +74,14 @@ class Buffer(Closing):
         return self.state().dimensions
 
     @property
+    def has_value(self) -> bool:
+        """True if it can be an input. Raises StatusError, PeerDied."""
+        return self.state().has_value
+
+    @property
     def is_fresh(self) -> bool:
-        """It has no value. Raises StatusError, PeerDied."""
-        return self.state().is_fresh
+        """True if it has no value: the opposite of `has_value`. Raises StatusError, PeerDied."""
+        return not self.has_value
 
     def copy_from(self, source: Buffer | Memory | NDArray[Any], dimensions: Sequence[int] = ()) -> None:
         """Makes all of `source` its value. An array or a buffer says its own dimensions.
@@ -167,8 +172,7 @@ class RemoteBuffer(DeviceBuffer, Buffer):
             )
 
     def state(self) -> BufferState:
-        dimensions, is_fresh, described = self._call("buffer_state", self.token)
-        return BufferState(tuple(dimensions), is_fresh, tuple(described))
+        return BufferState.from_wire(*self._call("buffer_state", self.token))
 
     def write(self, memory: Memory, dimensions: tuple[int, ...]) -> None:
         self._call("copy_from", self.token, list(dimensions), memory.to_wire(), fds=[self._sent(memory)])

@@ -449,7 +449,7 @@ class ManagedRequest(Execution):
         self._loaded, self._request, self._buffers, self._options = loaded, request, buffers, loaded.options(pace)
         self._is_cancelled = False
         bound = self._bind()
-        self.written = ffi.new("uint32_t *[]", [buffer.fresh for buffer, _ in self._named.written])
+        self.written = ffi.new("uint32_t *[]", [buffer.no_value for buffer, _ in self._named.written])
         self.is_static = bound is not None and bound.is_static and self._named.are_fixed
         self.native = self._native(bound.native) if bound and self.is_static and bound.native else None
         begins = bound is not None and self.is_static and bound.launch is not None
@@ -478,7 +478,7 @@ class ManagedRequest(Execution):
         return self._bound.checked_bytes if self._bound else 0
 
     def run(self) -> None:
-        """Executes. Raises StatusError; the buffers that it should have written are fresh afterwards."""
+        """Executes. Raises StatusError; the buffers that it should have written have no value afterwards."""
         bound = self._bound
         if bound is None or self._named.have_changed:
             bound = self._bind()
@@ -498,24 +498,24 @@ class ManagedRequest(Execution):
 
     def _launch(self, run: int) -> None:
         """A buffer that it writes has a value from now on, for requests that come after it: the driver puts them after
-        it, too. Raises StatusError; then these buffers are fresh.
+        it, too. Raises StatusError; then these buffers have no value.
         """
         bound = self._bound
         if bound is None or bound.launch is None or self._is_cancelled or self._named.have_changed:
             raise GeneralFailure("it was cancelled, or a buffer of it was released")
         self._named.begin()
         for buffer, _ in self._named.written:
-            buffer.is_fresh = False  # before it begins: once it has, its end may say otherwise
+            buffer.has_value = True  # before it begins: once it has, its end may say otherwise
         try:
             bound.launch(run)
         except BaseException:
             for buffer, _ in self._named.written:
-                buffer.is_fresh = True
+                buffer.has_value = False
             raise
 
     def _native(self, inner: tuple[int, int]) -> tuple[int, int]:
         """Does not check versions: a buffer of fixed size can only be released, and `release` drops the plans on it."""
-        reads = ffi.new("uint32_t *[]", [b.fresh for b in self._named.read] or [ffi.NULL])
+        reads = ffi.new("uint32_t *[]", [b.no_value for b in self._named.read] or [ffi.NULL])
         function, its = (ffi.cast(kind, n) for kind, n in zip(_NATIVE, inner, strict=True))
         counts = len(self._named.read), len(self._named.written)
         context = ffi.new("burst_managed *", (function, its, reads, self.written, *counts))
@@ -539,7 +539,7 @@ class ManagedRequest(Execution):
 
     def _bind(self) -> BoundRequest | None:
         """None while the size of a buffer that it reads is not known. Raises InvalidArgument, GeneralFailure; then the
-        buffers that it should have written are fresh.
+        buffers that it should have written have no value.
         """
         self._bound: BoundRequest | None = None
         pools = enumerate(self._request.pools)
@@ -551,6 +551,6 @@ class ManagedRequest(Execution):
         except Exception:
             for argument in self._request.outputs:
                 if not argument.has_no_value and argument.pool in found:
-                    found[argument.pool].is_fresh = True
+                    found[argument.pool].has_value = False
             raise
         return self._bound

@@ -29,9 +29,9 @@ from driver.deadlines import due
 from driver.engine.binding import execution
 from driver.engine.cache.compilations import CacheOwner, Declined, SentModel
 from driver.engine.device_memory import LoadedModel, ManagedBuffers, ModelCharge, Quota
-from driver.engine.intake import MemoryIntake, bring_pages
 from driver.engine.launched import AsyncServer, FencedServer, LaunchOwner, check_outputs
 from driver.engine.ledger import price
+from driver.engine.memory_import import MemoryImporter, bring_pages
 from driver.engine.open_burst import OpenBurst
 from driver.engine.plain import PlainServer
 from driver.options import PRIORITIES
@@ -107,7 +107,7 @@ class EngineClient:
         self._engine, self.uid, self._limits = engine, uid, engine.limits
         self.quota = Quota(engine.limits.client_bytes)  #: takes from `holder`, too
         is_stranger = uid != os.getuid()
-        self.intake = MemoryIntake(self.quota, engine.limits.file_seconds, is_stranger=is_stranger)
+        self.importer = MemoryImporter(self.quota, engine.limits.file_seconds, is_stranger=is_stranger)
         self._enter(engine.application(uid))
         self._numbers = count(1)
         self._models: dict[int, LoadedModel] = {}
@@ -371,7 +371,7 @@ class EngineClient:
 
     def _whole(self, plain: object, fd: int) -> Memory:
         """Memory that will be copied as a whole."""
-        memory = self.intake(plain, fd)
+        memory = self.importer(plain, fd)
         if memory.is_file:
             memory.bring_pages(0, memory.nbytes)
         return memory
@@ -388,7 +388,7 @@ class EngineClient:
 
     def buffer_state(self, _: Message, token: int) -> Reply:
         """The dimensions of a buffer, and whether it has no value."""
-        return Reply(list(self._buffers[token].state))
+        return Reply(self._buffers[token].state.to_wire())
 
     def holders(self) -> list[OpenBurst | PlainServer]:
         """Servers whose plans are worth dropping: many plans, or large temporaries."""
@@ -403,7 +403,7 @@ class EngineClient:
         self._plain = [server for server in self._plain if server.is_alive]
         self._limits.check("client_connections", len(self._plain), "make fewer calls at once")
         with self._new_connection("plain path", "make fewer calls at once") as (near, end, opened):
-            server = PlainServer(near, self.model, self.flow, self.intake, end)
+            server = PlainServer(near, self.model, self.flow, self.importer, end)
             server.start()
             self._plain.append(server)
             return opened()
@@ -459,7 +459,7 @@ class EngineClient:
             yield near, end, opened
 
     def _launch_owner(self, model: Callable[[int], Callable[[Request], Execution]]) -> LaunchOwner:
-        return LaunchOwner(model, self.flow, self.intake, self.quota.take, self._engine.queue.slots, self._limits)
+        return LaunchOwner(model, self.flow, self.importer, self.quota.take, self._engine.queue.slots, self._limits)
 
     def burst(
         self, message: Message, number: int, requests: object, results: object, spin: float | str, versions: list[int]
@@ -499,7 +499,7 @@ class EngineClient:
             ticket = Ticket(self.flow(number))
             priority = PRIORITIES[loaded.priority]
             offer = BurstOffer(
-                *queues, callback, bind, trace, max(spoken), spin, priority, ticket, burst.ended, life, self.intake
+                *queues, callback, bind, trace, max(spoken), spin, priority, ticket, burst.ended, life, self.importer
             )
             version = burst.configure(offer, loaded.prepared, spoken)
             self._start(burst, loaded.shared.bursts, claim)

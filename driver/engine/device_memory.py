@@ -1,7 +1,7 @@
 """Buffers that the device manages: the engine's side of the HAL's memory domains.
 
-A buffer is allocated for roles: input or output k of certain prepared models. It is fresh until an execution writes it
-or a client copies something into it, and fresh again when either of these fails. A fresh buffer cannot be an input.
+A buffer is allocated for roles: input or output k of certain prepared models. It has a value once an execution writes
+it or a client copies something into it, and none when either of these fails. One without a value cannot be an input.
 Dimensions that neither its description nor its roles fix are set by each write.
 
 A buffer of fixed dimensions may be the driver's own (driver_memory.py). Whether it has a value is kept here.
@@ -254,20 +254,20 @@ class ManagedBuffer:
         """
         self.kind, self.dimensions, self.roles, self._quota = kind, dimensions, roles, quota
         self.token, self.version = next(_tokens), 0
-        self.fresh = ffi.new("uint32_t *", 1)  #: read and written in C, too
+        self.no_value = ffi.new("uint32_t *", 1)  #: 1 while it has none; read and written in C, too
         self.is_fixed = _is_fixed(kind, dimensions)
         self.known, self.held = dimensions, held
         self.claim: Claim | None = None  #: what it costs beside its value, until it is gone
         self._array = quota.room(self.size(dimensions) if self.is_fixed and held is None else 0)
 
     @property
-    def is_fresh(self) -> bool:
-        """It has no value, so it cannot be an input."""
-        return bool(self.fresh[0])
+    def has_value(self) -> bool:
+        """True if it can be an input."""
+        return not self.no_value[0]
 
-    @is_fresh.setter
-    def is_fresh(self, fresh: bool) -> None:
-        self.fresh[0] = fresh
+    @has_value.setter
+    def has_value(self, there: bool) -> None:
+        self.no_value[0] = not there
 
     def size(self, dimensions: tuple[int, ...]) -> int:
         """Bytes for that shape."""
@@ -276,7 +276,7 @@ class ManagedBuffer:
     @property
     def state(self) -> BufferState:
         """As it is now."""
-        return BufferState(self.dimensions if self.is_fresh else self.known, self.is_fresh, self.dimensions)
+        return BufferState(self.known if self.has_value else self.dimensions, self.has_value, self.dimensions)
 
     @property
     def pool(self) -> Any:
@@ -294,7 +294,7 @@ class ManagedBuffer:
 
     def settle(self, dimensions: tuple[int, ...]) -> None:
         """It was written: it has a value of that shape now."""
-        self.is_fresh = False
+        self.has_value = True
         if dimensions != self.known:
             self.known = dimensions
             self.version += 1
@@ -302,17 +302,19 @@ class ManagedBuffer:
     def grow(self, nbytes: int) -> None:
         """Makes room for `nbytes` in a buffer whose size is not fixed. A buffer that grows loses its value."""
         if nbytes > self.nbytes:
-            self.is_fresh = True
+            self.has_value = False
             self._array = self._quota.room(nbytes)
             self.version += 1
 
     def release(self) -> None:
         """Frees its memory, a driver's once nothing is bound to it. Requests that are bound to it notice."""
-        self._array, self.held, self.is_fresh = self._array[:0], None, True
+        self._array, self.held, self.has_value = self._array[:0], None, False
         self.version += 1
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...]) -> None:
-        """Copies `memory` in, as a value of that shape; (): as described. Raises StatusError, and is fresh then."""
+        """Copies `memory` in, as a value of that shape; (): as described. Raises StatusError; then it has no
+        value.
+        """
         try:
             found = self._fixed_by(dimensions)
             nbytes = self.size(found)
@@ -320,13 +322,13 @@ class ManagedBuffer:
             self.grow(nbytes)
             self._write(memory.asarray())
         except Exception:
-            self.is_fresh = True
+            self.has_value = False
             raise
         self.settle(found)
 
     def copy(self, source: ManagedBuffer) -> None:
         """Copies the value of another buffer in. Raises InvalidArgument where that is of another kind, GeneralFailure
-        where it has none; StatusError, and is fresh then, where the dimensions do not fit or the driver fails.
+        where it has none; StatusError, and has no value then, where the dimensions do not fit or the driver fails.
         """
         if source is self:
             return
@@ -340,7 +342,7 @@ class ManagedBuffer:
             if not (self.held and source.held and self.held.copy_across(source.held)):
                 self._write(source._read(nbytes))
         except Exception:
-            self.is_fresh = True
+            self.has_value = False
             raise
         self.settle(found)
 
@@ -362,7 +364,7 @@ class ManagedBuffer:
 
     def copy_to(self, memory: Memory) -> None:
         """Copies its value out. Raises InvalidArgument, GeneralFailure."""
-        nbytes = self.size(self.known) if self.is_fixed or not self.is_fresh else memory.nbytes
+        nbytes = self.size(self.known) if self.is_fixed or self.has_value else memory.nbytes
         _check_size(memory, nbytes, f"buffer {self.token}")
         self.check_value()
         if not memory.writable:
@@ -373,8 +375,8 @@ class ManagedBuffer:
             memory.asarray()[:] = self._array[:nbytes]
 
     def check_value(self) -> None:
-        """Raises GeneralFailure while it is fresh."""
-        if self.is_fresh:
+        """Raises GeneralFailure while it has no value."""
+        if not self.has_value:
             raise GeneralFailure(
                 f"buffer {self.token} has no value: nothing was written to it, or the last write failed"
             )

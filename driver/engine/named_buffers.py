@@ -41,7 +41,7 @@ class NamedBuffers:
     @property
     def are_known(self) -> bool:
         """Whether the sizes of all that it reads are known: an execution to come may write an open one."""
-        return not any(buffer.is_fresh and not buffer.is_fixed for buffer in self.read)
+        return not any(not buffer.has_value and not buffer.is_fixed for buffer in self.read)
 
     @property
     def have_changed(self) -> bool:
@@ -56,7 +56,7 @@ class NamedBuffers:
     def begin(self) -> None:
         """An execution begins: what it writes has no value until `settle`. Raises GeneralFailure."""
         for buffer, _ in self.written:
-            buffer.is_fresh = True
+            buffer.has_value = False
         self.check_values()
 
     def settle(self, shapes: Sequence[OutputShape]) -> None:
@@ -109,8 +109,8 @@ def _argument(
         )
     if OperandRole(model, is_input, n) not in buffer.roles:
         raise InvalidArgument(f"{where}: buffer {buffer.token} was not allocated for that role")
-    present = buffer.known if is_input and not buffer.is_fresh else buffer.dimensions
+    present = buffer.known if is_input and buffer.has_value else buffer.dimensions
     if given and combine_dimensions(present, given) is None:
         raise InvalidArgument(f"{where}: dimensions {list(given)} contradict the buffer's {list(present)}")
-    length = buffer.size(buffer.known) if is_input and not buffer.is_fresh else buffer.nbytes
+    length = buffer.size(buffer.known) if is_input and buffer.has_value else buffer.nbytes
     return argument._replace(length=length, dimensions=present if is_input else given)

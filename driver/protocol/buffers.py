@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from driver.nn import ExtensionType, Operand, OperandType
 
 
@@ -29,5 +31,14 @@ class BufferState(NamedTuple):
     """A buffer as it is now."""
 
     dimensions: tuple[int, ...]  #: of its value; `described` while it has none
-    is_fresh: bool  #: it has no value
+    has_value: bool
     described: tuple[int, ...]  #: the dimensions that its description and its roles fix; 0 where open
+
+    @classmethod
+    def from_wire(cls, dimensions: Iterable[int], is_fresh: bool, described: Iterable[int]) -> Self:
+        """Return the state in an answer, which says whether the buffer has no value."""
+        return cls(tuple(dimensions), not is_fresh, tuple(described))
+
+    def to_wire(self) -> list[object]:
+        """Return what `from_wire` takes."""
+        return [self.dimensions, not self.has_value, self.described]

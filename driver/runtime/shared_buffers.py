@@ -136,7 +136,7 @@ def _on_memory(
 ) -> Result:
     for argument in request.outputs:
         if argument.pool in found and not argument.has_no_value:
-            found[argument.pool].is_fresh = True  # also if the request is refused
+            found[argument.pool].has_value = False  # also if the request is refused
     named = NamedBuffers(request, found, its.number)
     named.begin()
     result = execute(named.request)

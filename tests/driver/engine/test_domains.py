@@ -209,7 +209,7 @@ class TestCopies:
                 buffer.copy_to(found)
                 assert found.tolist() == (X + n).tolist()
                 assert buffer.dimensions == X.shape
-                assert not buffer.is_fresh
+                assert buffer.has_value
 
     def test_open_dimensions(self, connect):
         """The target takes over the dimensions of the value, unless they contradict its own: then it has no value."""
@@ -218,7 +218,7 @@ class TestCopies:
         with device.prepare(open_model) as a, device.prepare(wide) as b, other.prepare(wide) as c:
             source = buffer_of(a)
             assert source.dimensions == (0, 4)
-            assert source.is_fresh
+            assert not source.has_value
             for target in (buffer_of(a), buffer_of(b), buffer_of(c)):
                 source.copy_from(np.ones((2, 4), np.float32))
                 target.copy_from(source)
@@ -228,7 +228,7 @@ class TestCopies:
                 source.copy_from(np.ones((3, 4), np.float32))
                 with pytest.raises(InvalidArgument, match=r"dimensions=\[3, 4\] contradict the buffer's \[2, 4\]"):
                     target.copy_from(source)
-                assert target.is_fresh
+                assert not target.has_value
 
     def test_what_cannot_be_copied(self, pair, prepared):
         """No value, another type, and a closed buffer are refused; the target keeps its value."""
@@ -256,10 +256,10 @@ class TestCopies:
         """A buffer copied to itself stays what it is, with a value or without."""
         with buffer_of(prepared) as buffer:
             buffer.copy_from(buffer)
-            assert buffer.is_fresh
+            assert not buffer.has_value
             buffer.copy_from(X)
             buffer.copy_to(buffer)
-            assert not buffer.is_fresh
+            assert buffer.has_value
 
     def test_of_a_dead_device(self, place, kit):
         """A buffer that died with its device cannot be copied, and the target, on another device, keeps its value."""
@@ -277,7 +277,7 @@ class TestCopies:
             for copy in (lambda: target.copy_from(source), lambda: source.copy_to(target)):
                 with pytest.raises(PeerDied):
                     copy()
-            assert not target.is_fresh
+            assert target.has_value
 
 
 class TestRaces:

@@ -93,7 +93,7 @@ def test_state_stays_in_buffers(compiled):
             assert result.outputs == (None,)
             state = compiled.expected(state, X)
             assert value_of(new) == state.tolist()
-            assert (new.dimensions, new.is_fresh) == ((4,), False)
+            assert (new.dimensions, new.has_value) == ((4,), True)
             old, new = new, old
         assert burst.run(X, X).outputs[0].tolist() == compiled.expected(X, X).tolist()
     assert not counts(compiled)
@@ -122,11 +122,11 @@ def test_the_same_rules_everywhere(compiled):
                 result = execute(request)
                 assert result.status == ErrorStatus.INVALID_ARGUMENT
                 assert re.search(words, result.message or words)  # queues carry no message
-            assert new.is_fresh
-            assert old.is_fresh  # the last one would have written it
+            assert not new.has_value
+            assert not old.has_value  # the last one would have written it
             old.copy_from(X)
             execute(good).raise_for_status()
-            assert not new.is_fresh
+            assert new.has_value
             fresh = compiled.allocate(BufferDesc(), *STATE)
             assert execute(request_of(fresh, new)).status == ErrorStatus.GENERAL_FAILURE
             assert new.is_fresh

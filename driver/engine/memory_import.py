@@ -50,7 +50,7 @@ def bring_pages(request: Request) -> None:
                 pool.bring_pages(argument.offset, argument.length or pool.nbytes)
 
 
-class MemoryIntake:
+class MemoryImporter:
     """Takes what one client hands over. Any thread."""
 
     def __init__(self, quota: Quota, patience: float, *, is_stranger: bool) -> None:

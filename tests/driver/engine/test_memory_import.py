@@ -29,12 +29,12 @@ from burst import (
     Result,
 )
 from burst.channel import Channel, close_all, pack
-from driver.engine import intake
+from driver.engine import memory_import
 from driver.engine.cache.compilations import CacheOwner, Declined, VerifiedCache
 from driver.engine.device_memory import Quota
-from driver.engine.intake import MemoryIntake
 from driver.engine.ledger import Ledger
 from driver.engine.limits import Limits
+from driver.engine.memory_import import MemoryImporter
 from driver.interface import CacheFiles
 from driver.protocol.ledger_report import LedgerReport
 from driver.protocol.model_codec import InvalidModel, sealed
@@ -54,12 +54,12 @@ def memfd(nbytes, written=True, flags=0):
 
 
 class Door:
-    """A MemoryIntake for an account, and what it has counted."""
+    """A MemoryImporter for an account, and what it has counted."""
 
     def __init__(self, is_stranger, patience=PATIENCE):
         self.ledger = Ledger(LIMITS)
         self.quota = Quota(LIMITS.client_bytes, self.ledger.account(1).application())
-        self.take = MemoryIntake(self.quota, patience, is_stranger=is_stranger)
+        self.take = MemoryImporter(self.quota, patience, is_stranger=is_stranger)
 
     def held(self):
         return self.ledger.rows()[0].held
@@ -234,7 +234,7 @@ class TestClaims:
 
 def test_a_file_that_is_read_too_slowly(silent, monkeypatch, kit):
     """The client gets an error after its time, and so does its next file; when the file answers, all is free again."""
-    monkeypatch.setattr(intake, "backing_of", lambda _: intake.Backing.DISK)  # as a disk that hangs
+    monkeypatch.setattr(memory_import, "backing_of", lambda _: memory_import.Backing.DISK)  # as a disk that hangs
     door, plain, before = Door(is_stranger=True, patience=0.2), ["mmap_fd", PAGE, mmap.PROT_READ, 0], open_files()
     with pytest.raises(GeneralFailure, match=r"was not read within 0\.2 s \(file_seconds\)"):
         door.take(plain, os.open(silent, os.O_RDONLY))
