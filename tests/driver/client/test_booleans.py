@@ -7,7 +7,7 @@ import pytest
 
 import driver
 from driver.client.workspace import InputSet, OutputSet, Workspace
-from driver.vts.file_models import Network, Port, Step
+from driver.vts.file_models import Network, NetworkPort, NetworkStep
 
 MASK = np.array([True, False, True])
 BYTES = np.array([2, 0, 255], np.uint8)
@@ -21,7 +21,9 @@ def negation():
 
 
 def file(kind):
-    return Network((Port("x", "bool", (3,)),), (Port("y", "bool", (3,)),), (Step("NOT", ("x",), "y"),)).model(kind)
+    return Network(
+        (NetworkPort("x", "bool", (3,)),), (NetworkPort("y", "bool", (3,)),), (NetworkStep("NOT", ("x",), "y"),)
+    ).model(kind)
 
 
 MODELS = {
