@@ -1,4 +1,5 @@
-"""What lies behind a descriptor that a peer handed over, found out without waiting for a process, and who pays for it.
+"""The kind of memory behind a descriptor from a peer, found out without waiting for a process, and who pays
+for it.
 
 A page of shared memory is charged to the process that touches it first. So memory with *holes* is paid by its reader,
 and a device takes from another account only memory that has all its pages: `fill_holes` makes them on the client's
@@ -33,21 +34,25 @@ _BACKINGS = {int(backing): backing for backing in Backing}  # quicker than the c
 
 
 def backing_of(fd: int) -> Backing:
-    """What lies behind a descriptor of this process. Asks no file system that could leave the question unanswered."""
+    """Return what lies behind a descriptor of this process. Asks no file system that could leave the question
+    unanswered.
+    """
     return _BACKINGS.get(lib.fmq_backing(fd), Backing.OTHER)
 
 
 def is_at_hand(fd: int) -> bool:
-    """Whether memory or a file on a disk of this machine is behind it: what a kernel reads and writes by itself."""
+    """Return True if memory or a file on a disk of this machine is behind it: what a kernel reads and
+    writes by itself.
+    """
     return backing_of(fd) in {Backing.MEMORY, Backing.DISK}
 
 
 def has_holes(fd: int) -> bool:
-    """Whether memory lacks pages, which the process that touches them first would pay."""
+    """Return True if memory lacks pages, which the process that touches them first would pay."""
     found = os.fstat(fd)
     return found.st_blocks * _BLOCK < found.st_size
 
 
 def fill_holes(fd: int) -> None:
-    """Gives memory all its pages, charged to this process. What cannot have them, the device will refuse."""
+    """Give memory all its pages, charged to this process. What cannot have them, the device will refuse."""
     bursts.burst_fill_holes(fd)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def admit(estimate: Any, since: int, deadline: int) -> None:
-    """Raises MissedDeadline* for an execution that cannot be done by then. `since`: when it could have begun, ns."""
+    """Raise MissedDeadline* for an execution that cannot be done by then. `since`: when it could have begun, ns."""
     if deadline != FOREVER:
         status = lib.burst_admit(ffi.NULL if estimate is None else estimate, since, clock.now(), deadline)
         if status:
@@ -31,13 +31,13 @@ def admit(estimate: Any, since: int, deadline: int) -> None:
 
 
 def not_done(estimate: Any, since: int, deadline: int, took: int, *, is_unsure: bool) -> StatusError:
-    """The error of an execution that began and was not done by then; arguments as of `burst_missed`."""
+    """Return the error of an execution that began and was not done by then; arguments as of `burst_missed`."""
     known = ffi.NULL if estimate is None else estimate
     return missed(lib.burst_missed(known, since, deadline, took, is_unsure), "executing", deadline, estimate)
 
 
 def missed(status: int, phase: Phase, deadline: int, estimate: Any = None) -> StatusError:
-    """The error of a missed deadline. The usual time of such executions is when to try again."""
+    """Return the error of a missed deadline. The usual time of such executions is when to try again."""
     late = clock.now() - deadline
     usual = estimate.usual_ns / 1e9 if estimate is not None else 0.0
     is_transient = status == ErrorStatus.MISSED_DEADLINE_TRANSIENT
@@ -50,7 +50,7 @@ _MISSED = ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PER
 
 
 def failure_of(status: ErrorStatus, deadline: int | None, trace: Trace, number: int) -> tuple[str, Cause]:
-    """What the plain path says about that failure: the device's text and cause, else what the times tell."""
+    """Return what the plain path says about that failure: the device's text and cause, else what the times tell."""
     text, cause = trace.failure(number, status) or ("", NO_CAUSE)
     if not text or (status in _MISSED and not cause.phase):
         cause = cause_of(status, deadline, trace, number)
@@ -59,7 +59,9 @@ def failure_of(status: ErrorStatus, deadline: int | None, trace: Trace, number: 
 
 
 def cause_of(status: ErrorStatus, deadline: int | None, trace: Trace, number: int) -> Cause:
-    """The cause of a request's status, from the times in the trace. Without a `deadline` a loop took too long."""
+    """Return the cause of a request's status, from the times in the trace. Without a `deadline` a loop took
+    too long.
+    """
     if status not in _MISSED:
         return NO_CAUSE
     if deadline is None:

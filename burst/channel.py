@@ -67,11 +67,11 @@ class Message(NamedTuple):
         return body
 
     def close(self) -> None:
-        """Closes the descriptors that `take_fds` did not hand out."""
+        """Close the descriptors that `take_fds` did not hand out."""
         close_all(self.fds)
 
     def take_fds(self) -> list[int]:
-        """The descriptors. From now on the caller must close them."""
+        """Return the descriptors. From now on the caller must close them."""
         fds = list(self.fds)
         self.fds.clear()
         return fds
@@ -90,14 +90,16 @@ def _no_ext(code: int, _: bytes) -> NoReturn:
 
 
 def close_all(fds: list[int]) -> None:
-    """Closes descriptors and empties the list. Who serves a file can have its close fail; it is closed all the same."""
+    """Close descriptors and empty the list. A program that serves a file can have its close fail; it is closed all the
+    same.
+    """
     while fds:
         with contextlib.suppress(OSError):
             os.close(fds.pop())
 
 
 def pack(body: Sequence[object]) -> bytes:
-    """The bytes of a message. Raises Malformed when it is longer than a channel takes."""
+    """Return the bytes of a message. Raises Malformed when it is longer than a channel takes."""
     raw: bytes = msgpack.packb(body)
     if len(raw) > MAX_BYTES:
         raise Malformed(f"a message of {len(raw)} bytes; at most {MAX_BYTES} are allowed")
@@ -136,7 +138,7 @@ class Channel(Closing):
         return cls(sock)
 
     def fileno(self) -> int:
-        """The socket's descriptor, for select and for SCM_RIGHTS."""
+        """Return the socket's descriptor, for select and for SCM_RIGHTS."""
         return self.socket.fileno()
 
     @property
@@ -146,7 +148,7 @@ class Channel(Closing):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the process that connected, or that made the pair, runs under another account."""
+        """True if the process that connected, or that made the pair, runs under another account."""
         return self.peer_uid != os.getuid()
 
     @property
@@ -161,13 +163,13 @@ class Channel(Closing):
         return pid, uid, gid
 
     def watch(self, life_fd: int) -> None:
-        """Ends every wait on this channel as soon as the owner of that LifePage dies. Owns the descriptor."""
+        """End every wait on this channel as soon as the owner of that LifePage dies. Owns the descriptor."""
         self._watch = Watch.of_page(life_fd, self.socket)
 
     @property
     def peer_has_died(self) -> bool:
-        """Whether the owner of the watched LifePage is gone. True before any of its sockets ends, or from when this one
-        has ended, should the kernel have been unable to mark the page.
+        """True if the owner of the watched LifePage is gone: before any of its sockets ends, or from when this one has
+        ended, should the kernel have been unable to mark the page.
         """
         return self._watch is not None and (self._watch.has_died or self._has_hung_up)
 
@@ -190,19 +192,19 @@ class Channel(Closing):
         self._last_words = (lambda: words) if isinstance(words, str) else words
 
     def gone(self) -> PeerDied:
-        """The error of a device's end."""
+        """Return the error of a device's end."""
         return device_gone(self.last_words)
 
     def _gone(self, why: str) -> PeerDied:
-        """The end of the connection. Only a device is watched, and it ends none while it lives."""
+        """Return the error for the end of the connection. Only a device is watched, and it ends none while it lives."""
         return self.gone() if self._watch and self.fileno() >= 0 else PeerDied(why)
 
     def send(self, body: Sequence[object], fds: Sequence[int] = ()) -> None:
-        """Raises PeerDied, and Malformed for a message that is too long."""
+        """Send a message. Raises PeerDied, and Malformed for a message that is too long."""
         self.send_raw(pack(body), fds)
 
     def send_raw(self, raw: bytes, fds: Sequence[int] = (), tries: int = _TRIES) -> None:
-        """Sends bytes that `pack` made. `tries`: while the kernel has no memory for them.
+        """Send bytes that `pack` made. `tries`: while the kernel has no memory for them.
 
         Raises PeerDied; ResourceExhaustedTransient where too many descriptors are on their way: the kernel counts those
         that no process has received yet for the account that sent them.
@@ -227,7 +229,7 @@ class Channel(Closing):
             self.send_raw(raw, fds, tries - 1)
 
     def await_reader(self, seconds: float) -> bool:
-        """Whether the peer has received all that was sent to it, now or within that time."""
+        """Return True if the peer has received all that was sent to it, now or within that time."""
         end, pause = time.monotonic() + seconds, 1e-4
         while self._unread():
             if time.monotonic() > end:
@@ -245,7 +247,7 @@ class Channel(Closing):
         return found[0]
 
     def receive(self, timeout: float | None = None, tries: int = _TRIES) -> Message:
-        """The next message. `tries`: while the kernel has no memory for it.
+        """Return the next message. `tries`: while the kernel has no memory for it.
 
         Raises PeerDied at the end of the connection, Timeout, Malformed, and DescriptorsLost.
         """
@@ -275,7 +277,7 @@ class Channel(Closing):
         return message
 
     def call(self, body: Sequence[object], fds: Sequence[int] = (), timeout: float | None = None) -> Message:
-        """Sends a message and returns the answer."""
+        """Send a message and return the answer."""
         self.send(body, fds)
         return self.receive(timeout)
 
@@ -288,12 +290,12 @@ class Channel(Closing):
         return bool(poll.poll(max(0.0, timeout) * 1e3))
 
     def shutdown(self) -> None:
-        """Ends the waits of other threads on this end."""
+        """End the waits of other threads on this end."""
         with contextlib.suppress(OSError):  # it is disconnected already
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes the socket. A second call does nothing."""
+        """Close the socket. A second call does nothing."""
         if self._watch:
             self._watch.close()
         self.socket.close()
@@ -316,7 +318,7 @@ class ChannelLoop:
         self._selector: selectors.BaseSelector | None = None
 
     def add(self, channel: Channel, on_message: Callable[[Message], None], on_end: Callable[[], None]) -> None:
-        """Calls `on_message` for each message and `on_end` once, when the peer is gone or broke the protocol."""
+        """Call `on_message` for each message and `on_end` once, when the peer is gone or broke the protocol."""
         with self._lock:
             if self._selector is None:
                 selector = selectors.EpollSelector()
@@ -329,12 +331,12 @@ class ChannelLoop:
             self._selector.register(channel, selectors.EVENT_READ, (on_message, on_end))
 
     def discard(self, channel: Channel) -> None:
-        """Stops serving a channel; call this before closing it. Does nothing for a channel that is not served."""
+        """Stop serving a channel; call this before closing it. Does nothing for a channel that is not served."""
         with self._lock:
             self._unregister(channel)
 
     def forget(self) -> None:
-        """Starts anew in a forked child, which has no copy of the thread."""
+        """Start anew in a forked child, which has no copy of the thread."""
         self._lock = threading.RLock()
         self._selector = None
 
@@ -355,7 +357,7 @@ class ChannelLoop:
                 del key  # while this thread waits it must not keep a channel's handlers alive
 
     def _drop(self, fds: list[int]) -> None:
-        """Closes descriptors that no handler took. They end their channel: closing one can take as long as the peer
+        """Close descriptors that no handler took. They end their channel: closing one can take as long as the peer
         likes, a socket that lingers for instance, and so takes a thread. Raises Malformed.
         """
         if fds:

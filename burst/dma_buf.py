@@ -12,7 +12,7 @@ _SYNC = 0x40086200  # DMA_BUF_IOCTL_SYNC
 
 
 def is_dma_buf(fd: int) -> bool:
-    """Whether the descriptor is of a DMA-BUF: nothing else takes its ioctl."""
+    """Return True if the descriptor is of a DMA-BUF: nothing else takes its ioctl."""
     if stat.S_IFMT(os.fstat(fd).st_mode):  # a file, a device, a pipe: something with a name
         return False
     try:

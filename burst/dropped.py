@@ -1,4 +1,5 @@
-"""What an application drops, the device frees: numbers wait here until a connection may tell its device.
+"""Numbers of objects that an application dropped, which wait here until a connection may tell the device to
+free them.
 
 An object can be dropped anywhere, also inside the garbage collector, while the thread holds any lock. So `DropList.add`
 takes no lock and sends nothing. One thread per process waits a few milliseconds after the first number and tells each
@@ -43,7 +44,7 @@ class _DropThread:
         self._starting, self._runs = threading.Lock(), False
 
     def start(self) -> None:
-        """Starts the thread unless it runs. Not from a finalizer."""
+        """Start the thread unless it runs. Not from a finalizer."""
         with self._starting:
             if not self._runs:
                 threading.Thread(target=_run, args=(self.due,), name="burst-drops", daemon=True).start()
@@ -69,7 +70,7 @@ def _run(due: SimpleQueue[Callable[[], None]]) -> None:
 
 
 def later(function: Callable[[], None]) -> None:
-    """Calls it soon, in the thread. For finalizers, once a `DropList` was made in this process."""
+    """Call it soon, in the thread. For finalizers, once a `DropList` was made in this process."""
     _thread.due.put(function)
 
 
@@ -89,7 +90,7 @@ class DropList(Generic[_T]):
         self._put = _thread.due.put
 
     def add(self, number: _T) -> None:
-        """The device may free this. Returns at once. Finalizers and weak references may call this."""
+        """Let the device free this. Returns at once. Finalizers and weak references may call this."""
         self._numbers.append(number)
         if not self._is_known:
             self._is_known = True
@@ -120,7 +121,7 @@ class DropList(Generic[_T]):
                 self.lock.release()
 
     def tell(self) -> None:
-        """The same, under the lock."""
+        """Tell the device of what has gathered. The caller holds the lock."""
         self.is_due = self._is_known = False
         tell = self._tell()
         while self._numbers and tell and os.getpid() == self._pid:  # a forked child shares its parent's connection

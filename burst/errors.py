@@ -1,4 +1,4 @@
-"""What came of one execution: a `Result`, or one of these errors.
+"""The outcome of one execution: a `Result`, or one of these errors.
 
 ::
 
@@ -53,7 +53,7 @@ class PeerDied(BurstError, _QueuePeerDied):
 
 
 def device_gone(words: str) -> PeerDied:
-    """The error of a device's end. `words`: why it has ended, where it has said so; "": it has not."""
+    """Return the error of a device's end. `words`: why it has ended, where it has said so; "": it has not."""
     return PeerDied(f"the device's process is gone{words and f': {words}'}")
 
 
@@ -82,7 +82,9 @@ class Timeout(BurstError, TimeoutError):
 
 
 def timed_out(timeout: float | None, phase: Phase | None = None, late_by: float | None = None) -> Timeout:
-    """The error of a call whose own timeout has passed, in the same words on every way. None: it was a deadline."""
+    """Return the error of a call whose own timeout has passed, in the same words on every way. None: it was
+    a deadline.
+    """
     within = "by its deadline" if timeout is None else f"within {timeout} s"
     return Timeout(f"no result {within}; it is dropped when it comes", phase, late_by)
 
@@ -146,7 +148,7 @@ class _Result(NamedTuple):
 
 
 class Result(_Result):
-    """What came of one execution. It is compared by identity, because comparing arrays has no one answer.
+    """The result of one execution. It is compared by identity, because comparing arrays has no one answer.
 
     Attributes:
         status: NONE, or why there is no result.
@@ -207,12 +209,12 @@ class StatusError(BurstError):
         self.retry_after = self.retry_default if hint is None else hint
 
     def as_result(self) -> Result:
-        """The answer that it stands for, as `execute` returns it."""
+        """Return the answer that it stands for, as `execute` returns it."""
         result = self.result or Result(self.status, cause=self.as_cause())
         return result if result.message else result._replace(message=str(self))
 
     def as_cause(self) -> Cause:
-        """What is known about the error, as one record. (No attribute `cause`: Ray sets one of that name.)"""
+        """All that is known about the error, as one record. (No attribute `cause`: Ray sets one of that name.)"""
         return Cause(self.phase, self.late_by, self.retry_after)
 
 
@@ -300,7 +302,8 @@ _CLASSES: dict[ErrorStatus, type[StatusError]] = {
 
 
 def status_error(status: ErrorStatus | int, message: str = "", cause: Cause = NO_CAUSE) -> StatusError:
-    """The exception, not yet raised, that stands for `status`; without a message it says the status and its cause.
+    """Return the exception, not yet raised, that stands for `status`; without a message it says the status and its
+    cause.
 
     Raises:
         ValueError: `status` is NONE, or is no ErrorStatus.

@@ -43,7 +43,9 @@ class DescriptorsLost(Malformed):
 
 
 def exhausted(error: BaseException, whose: str = "the device") -> ResourceExhaustedTransient | None:
-    """What a client gets for an error that says that something has run out, and for whom; None for other errors."""
+    """Return the error that a client gets for one that says that something has run out, and for whom; None for other
+    errors.
+    """
     match error:
         case DescriptorsLost():
             why = str(error)

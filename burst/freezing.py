@@ -25,7 +25,7 @@ _CHUNK = 1 << 18  # bytes of a file that are copied at a time: they stay in the 
 
 
 def is_frozen(fd: int) -> bool:
-    """Whether no process can change it any more."""
+    """Return True if no process can change it any more."""
     try:
         return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & FROZEN == FROZEN
     except OSError:
@@ -33,7 +33,7 @@ def is_frozen(fd: int) -> bool:
 
 
 def frozen_fd(nbytes: int, write: Callable[[int, int], object]) -> int:
-    """A descriptor of new frozen memory. `write` gets the descriptor, and `nbytes`.
+    """Return a descriptor of new frozen memory. `write` gets the descriptor, and `nbytes`.
 
     Raises what it raises, ValueError, ResourceExhaustedPersistent.
     """
@@ -52,7 +52,7 @@ def frozen_fd(nbytes: int, write: Callable[[int, int], object]) -> int:
 
 
 def filled(fill: Callable[[NDArray[np.uint8]], object]) -> Callable[[int, int], None]:
-    """Writes memory through a mapping, which it closes: the kernel refuses to seal memory that is mapped writable."""
+    """Write memory through a mapping, which it closes: the kernel refuses to seal memory that is mapped writable."""
 
     def write(fd: int, nbytes: int) -> None:
         os.ftruncate(fd, nbytes)
@@ -69,7 +69,7 @@ def filled(fill: Callable[[NDArray[np.uint8]], object]) -> Callable[[int, int], 
 
 
 def copy_file(file: FileIO, parts: Sequence[tuple[int, int]], fd: int, nbytes: int) -> None:
-    """Copies parts of a file, one behind the other, through a small buffer: half the time of reading it into mapped
+    """Copy parts of a file, one behind the other, through a small buffer: half the time of reading it into mapped
     pages, which fault one by one. `parts`: the first byte of each, and the one behind the last; `nbytes` of all.
     """
     buffer, done = memoryview(bytearray(min(nbytes, _CHUNK))), 0
@@ -85,6 +85,6 @@ def copy_file(file: FileIO, parts: Sequence[tuple[int, int]], fd: int, nbytes: i
 
 
 def file_changed(file: FileIO) -> OSError:
-    """The error of a file that another process writes meanwhile."""
+    """Return the error of a file that another process writes meanwhile."""
     name: Any = file.name
     return OSError(errno.ESTALE, "the file has changed while it was read", name)

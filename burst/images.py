@@ -35,14 +35,14 @@ class PlaneFormat(NamedTuple):
 
 
 class Format(NamedTuple):
-    """Of images: the type of a value, and the planes."""
+    """A format of images: the type of a value, and the planes."""
 
     dtype: np.dtype[Any]
     parts: tuple[PlaneFormat, ...]
     is_in_pairs: bool = False  #: whether two pixels of a row share values in one plane
 
     def shape(self, width: int, height: int) -> tuple[int, ...]:
-        """The shape of the operand that such an image is."""
+        """Return the shape of the operand that such an image is."""
         if len(self.parts) == 1:
             return 1, height, width, self.parts[0].channels
         return 1, height * 3 // 2, width, 1
@@ -70,7 +70,7 @@ U of even columns, Y and V of odd ones.
 
 
 def packed_planes(name: str, width: int, height: int) -> list[Plane]:
-    """Of an image without gaps. Raises InvalidDescriptor."""
+    """Return the planes of an image without gaps. Raises InvalidDescriptor."""
     offset, planes = 0, []
     for rows, nbytes in plane_sizes(checked_format(name, width, height), width, height):
         planes.append(Plane(offset, nbytes))
@@ -79,7 +79,7 @@ def packed_planes(name: str, width: int, height: int) -> list[Plane]:
 
 
 def checked_format(name: object, width: object, height: object) -> Format:
-    """The format of that name, if such an image exists. Raises InvalidDescriptor."""
+    """Return the format of that name, if such an image exists. Raises InvalidDescriptor."""
     found = FORMATS.get(name) if isinstance(name, str) else None
     if found is None:
         raise InvalidDescriptor(f"format={name!r:.40}: one of {', '.join(FORMATS)}")
@@ -118,5 +118,5 @@ def checked_planes(planes: list[Any], sizes: list[tuple[int, int]], item: int) -
 
 
 def end_of(planes: Sequence[Plane], sizes: list[tuple[int, int]]) -> int:
-    """The first byte after the last row; nothing may follow it."""
+    """Return the first byte after the last row; nothing may follow it."""
     return max(p.offset + (rows - 1) * p.stride + nbytes for p, (rows, nbytes) in zip(planes, sizes, strict=True))

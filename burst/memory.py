@@ -50,7 +50,7 @@ _TICK = 20_000_000  # ns: within a tick of its clock, at most 10 ms, the kernel 
 
 
 class Usage(IntFlag, boundary=KEEP):
-    """What a hardware buffer is for, as AHardwareBuffer counts it; other bits of 64 are carried along.
+    """The uses of a hardware buffer, in the bits of AHardwareBuffer; other bits of 64 are carried along.
 
     Devices here are on the CPU: without CPU_READ they cannot use it, and without CPU_WRITE there are no outputs in it.
     """
@@ -71,7 +71,7 @@ class FrozenMemory:
         self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": shape, "data": data}
 
     def close(self) -> None:
-        """Closes the descriptor: the memory cannot be sent any more. Arrays on it stay valid."""
+        """Close the descriptor: the memory cannot be sent any more. Arrays on it stay valid."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -81,7 +81,7 @@ class FrozenMemory:
 
 
 def frozen_memory(array: object) -> FrozenMemory | None:
-    """The frozen memory in which an array lies, if it can be sent."""
+    """Return the frozen memory in which an array lies, if it can be sent."""
     while isinstance(array, np.ndarray):
         array = array.base
     return array if isinstance(array, FrozenMemory) and array.fd >= 0 else None
@@ -102,7 +102,7 @@ class Memory(Region):
     def __init__(
         self, fd: int, nbytes: int, *, writable: bool = True, name: str | None = None, offset: int = 0
     ) -> None:
-        """As of `Region`."""
+        """Map `fd` as `Region` does."""
         super().__init__(fd, nbytes, writable=writable, name=name, offset=offset)
         if not writable and is_frozen_fd(fd):
             self._bytes = np.asarray(FrozenMemory(self, offset))
@@ -115,7 +115,7 @@ class Memory(Region):
         name: str | None = None,
         prepare: Callable[[Region], None] | None = None,
     ) -> Self:
-        """As `Region.create`. Raises ResourceExhaustedPersistent for more memory than there is, and
+        """Make memory as `Region.create` does. Raises ResourceExhaustedPersistent for more memory than there is, and
         ResourceExhaustedTransient when no descriptor is left.
         """
         check_available(nbytes)
@@ -132,7 +132,8 @@ class Memory(Region):
 
     @classmethod
     def frozen(cls, source: bytes | NDArray[Any] | str | os.PathLike[str]) -> Memory:
-        """New memory with a copy of an array, of bytes or of a file (by its path), which no process can write any more.
+        """Return new memory with a copy of an array, of bytes or of a file (by its path), which no process can write
+        any more.
 
         Constants of a model in such a pool travel to devices as a handle and are not copied. Raises
         ResourceExhaustedPersistent for more than there is, OSError, also for a file that changes while it is read, and
@@ -146,8 +147,8 @@ class Memory(Region):
 
     @classmethod
     def frozen_file(cls, file: FileIO, parts: Sequence[tuple[int, int]] | None = None) -> Memory:
-        """The same, of a file that is open for reading, which stays the caller's. `parts`: where those begin and end
-        that are copied, one behind the other; None: all of it. Raises the same.
+        """Return frozen memory with a copy of a file that is open for reading, which stays the caller's. `parts`: where
+        those begin and end that are copied, one behind the other; None: all of it. Raises the same.
         """
         before = os.fstat(file.fileno())
         age = time.time_ns() - before.st_mtime_ns
@@ -162,7 +163,8 @@ class Memory(Region):
 
     @classmethod
     def frozen_by(cls, nbytes: int, fill: Callable[[NDArray[np.uint8]], object]) -> Memory:
-        """The same, of `nbytes` that `fill` writes in place: it gets them as an array of zeros, and may not keep it.
+        """Return frozen memory of `nbytes` that `fill` writes in place: it gets them as an array of zeros, and may not
+        keep it.
 
         Raises ValueError when it did.
         """
@@ -174,19 +176,20 @@ class Memory(Region):
 
     @property
     def is_frozen(self) -> bool:
-        """Whether no process can write it any more."""
+        """True if no process can write it any more."""
         return isinstance(self._bytes.base, FrozenMemory)
 
     @classmethod
     def adopt(cls, fd: int, nbytes: int | None = None, *, writable: bool = True, sealed: bool = True) -> Self:
-        """As `Region.from_fd`: memory of the plain kind that another process made. Owns `fd`."""
+        """Take over memory of the plain kind that another process made, as `Region.from_fd` does. Owns `fd`."""
         return super().from_fd(fd, nbytes, writable=writable, sealed=sealed)
 
     @classmethod
     def from_fd(  # type: ignore[override]  # another kind than ours
         cls, fd: int, nbytes: int, protection: int = mmap.PROT_READ | mmap.PROT_WRITE, offset: int = 0
     ) -> MappedFd:
-        """The HAL's `mmap_fd`: `nbytes` of a file, or of other memory, from `offset` on. `fd` stays the caller's.
+        """Map `nbytes` of a file, or of other memory, from `offset` on. `fd` stays the caller's. The HAL's
+        `mmap_fd`.
 
         `protection`: of `mmap`; with PROT_READ alone devices cannot write there, and refuse outputs in it.
         Raises ValueError for what is not in the file, OSError for what cannot be mapped.
@@ -203,7 +206,8 @@ class Memory(Region):
         planes: Sequence[tuple[int, int]] | None = None,
         usage: int = Usage.CPU_READ | Usage.CPU_WRITE,
     ) -> HardwareBuffer | HardwareBufferBlob:
-        """An image in a DMA-BUF, or other shared memory; for format "blob" just `width` bytes. `fd` stays the caller's.
+        """Return an image in a DMA-BUF, or other shared memory; for format "blob" just `width` bytes. `fd` stays the
+        caller's.
 
         `format`: one of `burst.images.FORMATS`. `planes`: (offset, stride) of each in bytes; None: without gaps.
         Raises ValueError for what is not in the memory, OSError for what cannot be mapped.
@@ -224,16 +228,18 @@ class Memory(Region):
         return adopted(VendorMemory, [kind, nbytes, list(fields)], os.dup(fd))
 
     def to_wire(self) -> list[Any]:
-        """What travels beside the descriptor."""
+        """Return the fields that travel beside the descriptor."""
         return [self.kind, *self.fields()]
 
     def fields(self) -> list[Any]:
-        """What describes memory of this kind: bytes, and whether that size is sealed."""
+        """Return what describes memory of this kind: bytes, and whether that size is sealed."""
         return [self.nbytes, self.sealed]
 
     @classmethod
     def checked(cls, fields: list[Any], fd: int) -> dict[str, Any]:
-        """What to make one of, beside the descriptor. `fields` may be anything. Raises InvalidDescriptor."""
+        """Return the checked fields beside a descriptor, of which memory is made. `fields` may be anything. Raises
+        InvalidDescriptor.
+        """
         match fields:
             case [int(nbytes), bool(sealed)] if type(nbytes) is int:
                 return {"nbytes": checked_size(fd, nbytes, sealed=sealed), "writable": not is_frozen_fd(fd)}
@@ -261,10 +267,10 @@ class Memory(Region):
         return memory
 
     def begin(self, *, writes: bool) -> None:
-        """Called before an execution reads this memory, or also writes it. Only where `needs_sync`."""
+        """Prepare for an execution that reads this memory, or also writes it. Only called where `needs_sync`."""
 
     def end(self, *, writes: bool) -> None:
-        """Called after it. Only where `needs_sync`."""
+        """End what `begin` began. Only called where `needs_sync`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For `multiprocessing`, between one's own processes."""
@@ -294,7 +300,7 @@ class MappedFd(Memory):
 
     @classmethod
     def checked(cls, fields: list[Any], fd: int) -> dict[str, Any]:
-        """As of `Memory`."""
+        """Return the checked fields, as `Memory.checked` does."""
         match fields:
             case [int(nbytes), int(protection), int(offset)] if all(type(field) is int for field in fields):
                 pass
@@ -311,7 +317,7 @@ class MappedFd(Memory):
         return {"nbytes": nbytes, "protection": protection, "offset": offset}
 
     def end(self, *, writes: bool) -> None:
-        """Waits until the disk has it."""
+        """Wait until the disk has it."""
         if writes and (code := lib.fmq_flush(self.base, self.nbytes)):
             raise_errno(code, "flush")
 
@@ -345,7 +351,7 @@ class HardwareBufferBlob(DmaBuf):
 
     @classmethod
     def checked(cls, fields: list[Any], fd: int) -> dict[str, Any]:
-        """As of `Memory`."""
+        """Return the checked fields, as `Memory.checked` does."""
         match fields:
             case [int(nbytes), int(usage)] if type(nbytes) is int and 0 < nbytes < _MAX_BYTES:
                 if not is_dma_buf(fd):
@@ -384,7 +390,7 @@ class HardwareBuffer(DmaBuf):
         planes: Sequence[tuple[int, int]] | None = None,
         usage: int = Usage.CPU_READ | Usage.CPU_WRITE,
     ) -> Self:
-        """A new image in sealed memory. Raises ValueError, ResourceExhaustedPersistent."""
+        """Return a new image in sealed memory. Raises ValueError, ResourceExhaustedPersistent."""
         sizes = plane_sizes(checked_format(format, width, height), width, height)
         given = packed_planes(format, width, height) if planes is None else planes
         where = checked_planes([list(plane) for plane in given], sizes, FORMATS[format].dtype.itemsize)
@@ -398,7 +404,7 @@ class HardwareBuffer(DmaBuf):
 
     @classmethod
     def checked(cls, fields: list[Any], fd: int) -> dict[str, Any]:
-        """As of `Memory`."""
+        """Return the checked fields, as `Memory.checked` does."""
         match fields:
             case [name, width, height, list(planes), usage]:
                 pass
@@ -412,19 +418,19 @@ class HardwareBuffer(DmaBuf):
 
     @staticmethod
     def size_of(arguments: dict[str, Any]) -> int:
-        """As of `Memory`."""
+        """Return the bytes of memory with these fields."""
         sizes = plane_sizes(FORMATS[arguments["format"]], arguments["width"], arguments["height"])
         return end_of(arguments["planes"], sizes)
 
     def plane(self, n: int) -> NDArray[Any]:
-        """A view of one plane: [rows, columns, channels]."""
+        """Return a view of one plane: [rows, columns, channels]."""
         (rows, _), part, item = self._sizes[n], FORMATS[self.format].parts[n], self.dtype.itemsize
         shape = rows, self.width // part.step, part.channels
         strides = self.planes[n].stride, part.channels * item, item
         return np.ndarray(shape, self.dtype, self.asarray(), self.planes[n].offset, strides)
 
     def view(self) -> NDArray[Any] | None:
-        """The operand in place; None where it has to be put together."""
+        """Return the operand in place; None where it has to be put together."""
         starts = [plane.offset for plane in self.planes]
         ends = [p.offset + rows * p.stride for p, (rows, _) in zip(self.planes, self._sizes, strict=True)]
         is_tight = all(p.stride == nbytes for p, (_, nbytes) in zip(self.planes, self._sizes, strict=True))
@@ -433,7 +439,7 @@ class HardwareBuffer(DmaBuf):
         return self.asarray(self.dtype, self.shape, starts[0])
 
     def read(self) -> NDArray[Any]:
-        """The operand: in place where that can be, else a copy."""
+        """Return the operand: in place where that can be, else a copy."""
         found = self.view()
         if found is None:
             found = np.empty(self.shape, self.dtype)
@@ -441,17 +447,17 @@ class HardwareBuffer(DmaBuf):
         return found
 
     def gather(self, into: NDArray[Any]) -> None:
-        """Copies the planes to a contiguous array of the operand's shape."""
+        """Copy the planes to a contiguous array of the operand's shape."""
         for n, part in enumerate(self._parts_of(into)):
             part[...] = self.plane(n)
 
     def scatter(self, source: NDArray[Any]) -> None:
-        """Copies a contiguous array of the operand's shape to the planes."""
+        """Copy a contiguous array of the operand's shape to the planes."""
         for n, part in enumerate(self._parts_of(source)):
             self.plane(n)[...] = part
 
     def _parts_of(self, array: NDArray[Any]) -> list[NDArray[Any]]:
-        """What belongs to each plane."""
+        """Return the part of the operand that belongs to each plane."""
         flat, begin, parts = array.reshape(-1), 0, []
         for n in range(len(self.planes)):
             shape = self.plane(n).shape
@@ -477,7 +483,9 @@ class VendorMemory(Memory):
 
     @classmethod
     def checked(cls, fields: list[Any], fd: int) -> dict[str, Any]:
-        """As of `Memory`, but `fields` begin with the kind, and the descriptor may be of anything."""
+        """Return the checked fields, as `Memory.checked` does; they begin with the kind, and the descriptor may be of
+        anything.
+        """
         kind, nbytes, numbers = described(*fields)
         return {"kind": kind, "nbytes": nbytes, "numbers": numbers}
 
@@ -487,7 +495,7 @@ class VendorMemory(Memory):
         return False
 
     def asarray(self, dtype: Any = np.uint8, shape: int | tuple[int, ...] | None = None, offset: int = 0) -> NoReturn:
-        """Raises ValueError."""
+        """Raise ValueError: only the driver knows what is in there."""
         raise ValueError(f"memory of kind {self.kind} is not mapped here: map it with the library that made it")
 
 
@@ -554,7 +562,7 @@ def _unpickled(plain: list[Any], carried: Any) -> Memory:
 
 
 def _checked_usage(usage: object) -> Usage:
-    """Raises InvalidDescriptor."""
+    """Raise InvalidDescriptor."""
     if type(usage) is not int or not 0 <= usage < 2**64:
         raise InvalidDescriptor(f"usage={usage!r:.40}: bits of burst.Usage")
     if not usage & Usage.CPU_READ:

@@ -18,7 +18,7 @@ _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def check_available(nbytes: int) -> None:
-    """Raises ResourceExhaustedPersistent when fewer bytes are available."""
+    """Raise ResourceExhaustedPersistent when fewer bytes are available."""
     if nbytes < _SMALL:
         return
     available, of = available_bytes()
@@ -30,7 +30,7 @@ def check_available(nbytes: int) -> None:
 
 
 def available_text() -> str:
-    """What is available, for messages."""
+    """Return what is available, for messages."""
     available, of = available_bytes()
     return f"{available} bytes are available ({of})"
 
@@ -42,7 +42,7 @@ def descriptors_text() -> str:
 
 
 def available_bytes() -> tuple[int, str]:
-    """The tightest of all limits in bytes, and its name."""
+    """Return the tightest of all limits in bytes, and its name."""
     found = [(_machine(), "the machine's memory"), (_control_group(), "its control group")]
     size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if size != resource.RLIM_INFINITY:
@@ -57,7 +57,7 @@ def available_bytes() -> tuple[int, str]:
 
 
 def machine_bytes() -> int:
-    """The memory of the machine; as good as unlimited where the C library cannot tell."""
+    """Return the memory of the machine; as good as unlimited where the C library cannot tell."""
     pages = os.sysconf("SC_PHYS_PAGES")
     return pages * os.sysconf("SC_PAGE_SIZE") if pages > 0 else _UNLIMITED
 
@@ -68,7 +68,8 @@ def _machine() -> int:
 
 
 def control_groups(controller: str) -> list[Path]:
-    """The folders of this process's control groups and of all above them that can be seen, of either version.
+    """Return the folders of this process's control groups and of all above them that can be seen, of either
+    version.
 
     In a container a group's path may begin above what is mounted: then its end is looked for there.
     """
@@ -91,7 +92,7 @@ def control_groups(controller: str) -> list[Path]:
 
 
 def control_group_bytes() -> int | None:
-    """The least limit of memory of our groups and of all above them; None where they have none."""
+    """Return the least limit of memory of our groups and of all above them; None where they have none."""
     limits = [_number(group, *_MOST) for group in control_groups("memory")]
     return min((most for most in limits if most is not None and most < _UNLIMITED), default=None)
 
@@ -103,12 +104,14 @@ _UNLIMITED = 2**62  # version 1 has a number for it
 
 
 def _control_group() -> int | None:
-    """What our groups leave; None without a limit."""
+    """Return what our groups leave; None without a limit."""
     return min((left for group in control_groups("memory") if (left := _left(group)) is not None), default=None)
 
 
 def _left(group: Path) -> int | None:
-    """The kernel takes back pages of inactive files when it needs them, so they count as free."""
+    """Return what is left below the limit. The kernel takes back pages of inactive files when it needs them, so they
+    count as free.
+    """
     most, used = _number(group, *_MOST), _number(group, *_USED)
     if most is None or most >= _UNLIMITED or used is None:
         return None
@@ -117,7 +120,7 @@ def _left(group: Path) -> int | None:
 
 
 def _number(group: Path, *names: str) -> int | None:
-    """What the first of these files says that can be read; None for "max"."""
+    """Return what the first of these files says that can be read; None for "max"."""
     for name in names:
         with suppress(OSError, ValueError):
             return int((group / name).read_text())

@@ -34,7 +34,7 @@ class ErrorStatus(IntEnum):
         return self.name
 
     def __format__(self, form: str) -> str:
-        """As its name, unless the form is one of numbers, such as "d"."""
+        """Format as its name, unless the form is one of numbers, such as "d"."""
         return int.__format__(self, form) if form[-1:].isalpha() and form[-1:] != "s" else format(str(self), form)
 
 
@@ -63,7 +63,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 class Cause(NamedTuple):
-    """What is known about an error status besides it; None for what is not.
+    """A record of what is known about an error besides its status; None for what is not known.
 
     `late_by`: seconds from the deadline to when it was found to have passed. `retry_after`: seconds after which the
     same may succeed, where that depends on others.

@@ -23,7 +23,7 @@ _openers: dict[str, Opener] = {}
 
 
 class HandleDescription(NamedTuple):
-    """What travels beside the descriptor."""
+    """A description of memory, which travels beside its descriptor."""
 
     kind: str
     nbytes: int
@@ -31,12 +31,14 @@ class HandleDescription(NamedTuple):
 
 
 def is_own_kind(kind: str) -> bool:
-    """Whether it is named as a driver's own kind of memory: "com.example.heap"."""
+    """Return True if it is named as a driver's own kind of memory: "com.example.heap"."""
     return len(kind) <= _LONGEST_NAME and _NAME.fullmatch(kind) is not None
 
 
 def described(kind: str, *given: Any) -> HandleDescription:
-    """The description, checked: bytes and fields, which may be anything. Raises InvalidDescriptor, a ValueError."""
+    """Return the description, checked: bytes and fields, which may be anything. Raises InvalidDescriptor, a
+    ValueError.
+    """
     if not is_own_kind(kind):
         raise InvalidDescriptor(f"kind={kind!r:.120}: small letters, digits and _, with a dot, as in com.example.heap")
     if len(given) != len(HandleDescription._fields) - 1:
@@ -65,10 +67,10 @@ def register_kinds(kinds: Iterable[str], opener: Opener) -> None:
 
 
 def opener_of(kind: str) -> Opener | None:
-    """What opens memory of that kind in this process; None: it does not know it."""
+    """Return what opens memory of that kind in this process; None: it does not know it."""
     return _openers.get(kind)
 
 
 def registered_kinds() -> list[str]:
-    """The kinds that this process knows besides those of `burst.memory.KINDS`."""
+    """Return the kinds that this process knows besides those of `burst.memory.KINDS`."""
     return list(_openers)

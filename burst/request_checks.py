@@ -1,4 +1,5 @@
-"""What every request must keep to, whatever its model: checked before it is encoded, and by the device after decoding.
+"""The rules for every request, whatever its model: checked before it is encoded, and by the device after
+decoding.
 
 So a request that breaks one of these rules gets the same status and the same text on every way.
 """

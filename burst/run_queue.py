@@ -59,7 +59,7 @@ class RunQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no execution has a slot and none waits, at this moment."""
+        """True if no execution has a slot and none waits, at this moment."""
         return bool(lib.burst_run_queue_is_idle(self.handle))
 
 
@@ -82,7 +82,7 @@ class Application:
 
 
 class FlowCounts(NamedTuple):
-    """What a flow has done. Times are seconds; what was *used* counts only while a ticket waited for a slot."""
+    """The work of a flow. Times are seconds; what was *used* counts only while a ticket waited for a slot."""
 
     executions: int
     waits: int
@@ -119,7 +119,7 @@ class Ticket:
         self.handle = _owned(lib.burst_ticket_new(flow.handle), lib.burst_ticket_free)
 
     def enter(self, deadline: int = FOREVER, estimate: Any = None) -> None:
-        """Waits for a slot, as long as there is time for what the estimate says an execution needs.
+        """Wait for a slot, as long as there is time for what the estimate says an execution needs.
 
         Raises MissedDeadlineTransient, GeneralFailure; then the thread has none.
         """
@@ -129,14 +129,14 @@ class Ticket:
             _check(code, "queued")
 
     def leave(self) -> int:
-        """Gives the slot up; does nothing without one. Returns the nanoseconds that its last execution has waited for
-        others, before and since it began.
+        """Give the slot up, if it has one. Returns the nanoseconds that its last execution has waited for others,
+        before and since it began.
         """
         waited: int = lib.burst_leave(self.handle)
         return waited
 
     def close(self) -> None:
-        """Ends the wait of the thread that waits with it, now or later: GeneralFailure."""
+        """End the wait of the thread that waits with it, now or later: GeneralFailure."""
         lib.burst_ticket_close(self.handle)
 
 
@@ -156,7 +156,7 @@ class Tickets:
         return ticket
 
     def close(self) -> None:
-        """Closes all of them, also those that `of` makes later."""
+        """Close all of them, also those that `of` makes later."""
         self._is_closed = True  # before the loop: a ticket that `of` makes meanwhile is closed there
         for ticket in list(self._tickets.values()):
             ticket.close()
@@ -178,12 +178,13 @@ def _check(code: int, phase: Phase) -> None:
 
 
 def waiters() -> int:
-    """Executions of this process that wait for a slot."""
+    """Return how many executions of this process wait for a slot."""
     return int(_waiters[0])
 
 
 def checkpoint() -> None:
-    """Called where this thread's execution can pause: gives its slot to executions that come first, and waits for it.
+    """Give this thread's slot to executions that come first, and wait for it. Called where the execution
+    can pause.
 
     Raises MissedDeadlineTransient, GeneralFailure; then the execution has to end.
     """
@@ -209,7 +210,7 @@ _watch: ServingThread | None = None
 
 @contextmanager
 def stoppable(stop: Callable[[], object]) -> Iterator[_Attempt]:
-    """Makes a call preemptible that has no checkpoints but can be repeated from its beginning.
+    """Make a call preemptible that has no checkpoints but can be repeated from its beginning.
 
     Another thread calls `stop` to end it when an execution with a higher priority waits. Then the caller looks at
     `was_stopped`, comes to a `checkpoint`, and repeats the call.
@@ -248,7 +249,7 @@ def _watch_for_preemption() -> None:
 
 
 def _stop_for_others() -> None:
-    """Stops as many executions of each application as higher ones wait; the latest first: they lose the least work."""
+    """Stop as many executions of each application as higher ones wait; the latest first: they lose the least work."""
     for attempt in reversed(_attempts):
         application = lib.burst_application_of(attempt.ticket)
         stopping = sum(a.was_stopped and lib.burst_application_of(a.ticket) == application for a in _attempts)

@@ -32,14 +32,14 @@ class ServingThread:
     """One thread, which ends with the process if not before."""
 
     def __init__(self, target: Callable[..., object], *arguments: Any, name: str) -> None:
-        """It will call `target(*arguments)`."""
+        """Prepare a thread that will call `target(*arguments)`."""
         self.name = name
         self._call: Callable[[], object] | None = partial(target, *arguments)
         self._running = _thread.allocate_lock()
         self.has_started = False
 
     def start(self) -> None:
-        """Raises RuntimeError when no thread can be started; another call tries again."""
+        """Raise RuntimeError when no thread can be started; another call tries again."""
         told: SimpleQueue[object] = SimpleQueue()
         begin = partial(self._run, told.put)
         given_up = weakref.ref(begin, told.put)
@@ -71,14 +71,14 @@ class ServingThread:
             self._running.release()
 
     def forget(self) -> None:
-        """It will not be started any more. Drops what it would have called, which may refer to the thread."""
+        """Never start it any more. Drops what it would have called, which may refer to the thread."""
         self._call = None
 
     def is_alive(self) -> bool:
-        """Whether it has started, and has not ended."""
+        """Return True if it has started and has not ended."""
         return self.has_started and self._running.locked()
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits for its end, at most `timeout` seconds."""
+        """Wait for its end, at most `timeout` seconds."""
         if self.has_started and self._running.acquire(timeout=-1 if timeout is None else timeout):
             self._running.release()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def identity_of(request: Request, *more: object) -> tuple[Any, ...]:
-    """A key that stands for this request as long as its pools live, and does not keep them alive.
+    """Return a key that stands for this request as long as its pools live, and does not keep them alive.
 
     What is kept under the key must keep the request's `inputs` and `outputs`, whose ids are part of it.
     """
@@ -42,7 +42,7 @@ class _PoolReference(ref["Memory"]):
 
 
 def why() -> str:
-    """What the last call of this thread into C failed for."""
+    """Return why the last call of this thread into C failed."""
     return str(ffi.string(lib.burst_why()).decode(errors="replace"))
 
 
@@ -50,14 +50,14 @@ class SlotTable:
     """The client's side: which slot stands for which memory. Any thread."""
 
     def __init__(self, dropped: DropList[int]) -> None:
-        """`dropped` gets the slots of memory that is dropped or freed."""
+        """Make an empty table. `dropped` gets the slots of memory that is dropped or freed."""
         self._dropped, self._lock = dropped, threading.Lock()
         self.handle = ffi.gc(lib.burst_slots_new(), lib.burst_slots_free)  #: of the C core
         self._slots: dict[ref[Memory], int] = {}
         self._memories: dict[int, _PoolReference] = {}
 
     def slot_of(self, memory: Memory) -> int:
-        """The memory's slot, a new one at first sight. Raises OverflowError after 2**31 of them."""
+        """Return the memory's slot, a new one at first sight. Raises OverflowError after 2**31 of them."""
         slot = self._slots.get(ref(memory))
         return self._add(memory) if slot is None else slot
 
@@ -81,14 +81,14 @@ class SlotTable:
         return int(slot)
 
     def free_memory(self, memory: Memory) -> None:
-        """The device is told to free its slot. Unknown memory is no error."""
+        """Have the device free its slot. Unknown memory is no error."""
         slot = self._slots.get(ref(memory))
         if slot is not None:
             self.forget([slot])
             self._dropped.tell_now(slot)
 
     def forget(self, slots: Iterable[int]) -> None:
-        """These slots stand for nothing any more."""
+        """Forget these slots: they stand for nothing any more."""
         with self._lock:
             for slot in slots:
                 if name := self._memories.pop(slot, None):
@@ -111,7 +111,9 @@ class MappingCache:
         self._memories: dict[int, Memory] = {}
 
     def resolve(self, slots: Sequence[int], fetch: Callable[[list[int]], list[Memory]]) -> list[Memory]:
-        """The memory of each slot. Asks `fetch` once for all that are unknown; nothing is kept when that fails."""
+        """Return the memory of each slot. Asks `fetch` once for all that are unknown; nothing is kept when
+        that fails.
+        """
         known = self._memories
         if missing := sorted({slot for slot in slots if slot not in known}):
             known.update(dict(zip(missing, fetch(missing), strict=True)))

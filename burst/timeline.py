@@ -42,7 +42,9 @@ class Sides(NamedTuple):
 
 
 def requests(name: str, sides: Sides, records: NDArray[Any], stages: Mapping[str, NDArray[Any]]) -> Iterator[Event]:
-    """`records` and `stages` as a `Trace` tells them, oldest first: each request, its stages, and the lanes' names."""
+    """Return the events of `records` and `stages` of a `Trace`, oldest first: each request, its stages, and the lanes'
+    names.
+    """
     ends: list[int] = []
     parts = [(stage, ns.tolist()) for stage, ns in stages.items() if stage != "total"]
     each = zip(records["begin"].tolist(), records["id"].tolist(), stages["total"].tolist(), count(), strict=False)
@@ -59,8 +61,8 @@ def requests(name: str, sides: Sides, records: NDArray[Any], stages: Mapping[str
 
 
 def works(name: str, sides: Sides, found: NDArray[Any], first_lane: int = 0) -> Iterator[Event]:
-    """What the accelerator did for requests, as `Trace.works` tells it: a lane in the device's process for each of
-    `LANES` in which there is anything.
+    """Return the events of the accelerator's work for requests, from `Trace.works`: a lane in the device's process for
+    each of `LANES` in which there is anything.
     """
     for k, (lane, (begin, end)) in enumerate(LANES.items()):
         spans = found[found[begin] != 0]
@@ -84,7 +86,7 @@ def counters(name: str, sides: Sides, records: NDArray[Any]) -> Iterator[Event]:
 
 
 def label(kind: str, pid: int, tid: int, name: str) -> Event:
-    """The name of a process or thread: `kind` is "process_name" or "thread_name"."""
+    """Return the name of a process or thread: `kind` is "process_name" or "thread_name"."""
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
 
 

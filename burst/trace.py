@@ -64,7 +64,7 @@ class Trace(ProcessBound):
 
     @classmethod
     def create(cls) -> Trace:
-        """A trace in new memory."""
+        """Return a trace in new memory."""
         trace = cls(Memory.create(cls.nbytes))
         trace.page.version, trace.page.records, trace.page.magic = _VERSION, lib.BURST_RECORDS, _MAGIC
         return trace
@@ -75,7 +75,7 @@ class Trace(ProcessBound):
         return cls.nbytes if os.fstat(fd).st_size >= cls.nbytes else int(_LEAST)
 
     def describe(self, model: str, depth: int) -> None:
-        """Notes what the burst runs, and how many requests may be in flight. The client calls it."""
+        """Note what the burst runs, and how many requests may be in flight. The client calls it."""
         self.page.model = model.encode()[: ffi.sizeof(self.page.model) - 1].decode(errors="ignore").encode()
         self.page.client.depth = depth
 
@@ -85,7 +85,7 @@ class Trace(ProcessBound):
         return _text(self.page.model)
 
     def note_application(self, name: str) -> None:
-        """Notes whose the burst is. The device calls it. Keeps the end of a name that is too long."""
+        """Note whose the burst is. The device calls it. Keeps the end of a name that is too long."""
         self.page.application = name.encode()[1 - ffi.sizeof(self.page.application) :]
 
     @property
@@ -113,7 +113,9 @@ class Trace(ProcessBound):
             _ONE.pack_into(self._bytes, at, number)
 
     def works(self) -> NDArray[Any]:
-        """What `note_work` has noted of the last requests, ordered by id; empty where the device notes nothing."""
+        """Return what `note_work` has noted of the last requests, ordered by id; empty where the device
+        notes nothing.
+        """
         if self.memory.nbytes < self.nbytes:
             return np.empty(0, _WORKED)
         there: NDArray[Any] = self.memory.asarray(np.uint64, (lib.BURST_RECORDS, 8), _LEAST)
@@ -128,7 +130,9 @@ class Trace(ProcessBound):
         return self.memory.asarray().data
 
     def records(self) -> NDArray[Any]:
-        """The last requests whose results have come, oldest first: id, and ns of CLOCK_MONOTONIC for each step."""
+        """Return the last requests whose results have come, oldest first: id, and ns of CLOCK_MONOTONIC for
+        each step.
+        """
         sent, served = (
             self.memory.asarray(np.uint64, (lib.BURST_RECORDS, 4), ffi.offsetof("burst_trace", name)).copy()
             for name in ("sent", "served")
@@ -153,7 +157,7 @@ class Trace(ProcessBound):
         return stages | {"total": r["received"] - r["begin"]}
 
     def note_failure(self, number: int, status: int, text: str, cause: Cause) -> None:
-        """Notes why a request failed. The device calls it before it answers; a longer text is cut."""
+        """Note why a request failed. The device calls it before it answers; a longer text is cut."""
         record = self.page.failures[number % lib.BURST_FAILURES]
         record.id = 0
         raw = text.encode()[: ffi.sizeof(record.text)].decode(errors="ignore").encode()
@@ -179,7 +183,7 @@ class Trace(ProcessBound):
         return Sides(int(client.pid), int(device.pid), int(device.tid), first_lane)
 
     def chrome_events(self, name: str, first_lane: int = 0) -> list[dict[str, Any]]:
-        """The last requests as events of the Trace Event format (burst/timeline.py)."""
+        """Return the last requests as events of the Trace Event format (burst/timeline.py)."""
         records, sides = self.records(), self.sides(first_lane)
         both = ((sides.client, "client"), (sides.device, "device"))
         labels = [timeline.label("process_name", pid, 0, f"{name}, {side}") for pid, side in both]
@@ -194,7 +198,7 @@ def _text(field: Any) -> str:
 
 @contextmanager
 def blamed(trace: Trace | None) -> Iterator[None]:
-    """Notes a crash of this thread inside the block in the trace, if there is one."""
+    """Note a crash of this thread inside the block in the trace, if there is one."""
     lib.burst_blame_on(trace.page if trace else ffi.NULL)
     try:
         yield
@@ -203,7 +207,7 @@ def blamed(trace: Trace | None) -> Iterator[None]:
 
 
 def note_crashes() -> None:
-    """Makes this process note a fatal signal in a listener in the trace of its burst before it dies."""
+    """Make this process note a fatal signal in a listener in the trace of its burst before it dies."""
     if code := lib.burst_blame():
         raise OSError(-code, f"cannot handle fatal signals: {os.strerror(-code)}")
     guard()  # after that, and so called first: memory that a client truncated is no crash
