@@ -4,6 +4,9 @@ By default only this machine can connect. The answers hold numbers, no names and
 
 Metrics are sums over all accounts, without names of applications or models; what accounts hold is by uid. Everything
 is read at a scrape, from counts that exist anyway; between scrapes it costs nothing.
+
+The server is the standard library's, while gateways and the page of the demos have aiohttp: this one runs in the
+sandboxed process of the device, which should have neither an event loop nor nine more packages for two pages.
 """
 
 from __future__ import annotations

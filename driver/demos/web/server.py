@@ -24,10 +24,11 @@ from driver.demos.recordings import private
 from driver.demos.web.board import Board, Viewer
 from driver.demos.web.settings import Values
 from driver.demos.web.stream import ShowThread
-from driver.service.http_connections import PATIENCE, ConnectionLimiter, HttpConnection, account_of
+from driver.gateways.http_server import BoundedServer, serve_http
+from driver.service.http_connections import PATIENCE, ConnectionLimiter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from driver.demos.web.stream import Show
 
@@ -36,7 +37,7 @@ HOST = "127.0.0.1"
 MOST_VIEWERS = 8
 LONGEST_MESSAGE = 4096  # bytes, from a page
 HEARTBEAT = 20.0  # seconds after which a page that is silent is asked whether it lives
-RETRY = 0.1  # seconds after a failed accept
+_METHODS = "GET", "HEAD"
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
@@ -49,13 +50,11 @@ class Server:
         self._port = self._socket.getsockname()[1]
         self._token = secrets.token_urlsafe(32)
         self._show, self._values, self._board = show, Values(show.settings), Board()
-        self._limiter = ConnectionLimiter(most_of_account=2 * MOST_VIEWERS)
-        self._connections = dict[web.RequestHandler, HttpConnection]()
         self.url = f"http://{HOST}:{self._port}/{self._token}/"
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Board]:
-        """The show plays and its pages are served."""
+        """Play the show and serve its pages while entered."""
         loop = asyncio.get_running_loop()
 
         def from_thread(function: Callable[..., None], *arguments: Any, **words: Any) -> None:
@@ -70,59 +69,33 @@ class Server:
             lambda update: from_thread(board.post, update),
             lambda **facts: from_thread(board.say, **facts),
         )
-        runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        accepting = asyncio.create_task(self._accept(runner))
+        self._http = BoundedServer(self._answer, ConnectionLimiter(most_of_account=2 * MOST_VIEWERS), PATIENCE)
+        serving = asyncio.create_task(serve_http(self._http, self._socket, loop.create_future()))
         try:
             self._stream.start()
             yield board
         finally:
-            accepting.cancel()
-            self._socket.close()
             await asyncio.to_thread(self._stream.stop)
-            await runner.cleanup()
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
 
-    def _application(self) -> web.Application:
-        application = web.Application(middlewares=[self._guard])
-        application.on_response_prepare.append(self._harden)
-        application.router.add_get("/{token}/stream", self._talk)
-        application.router.add_get("/{token}/{name:[a-z.]*}", _page)
-        return application
-
-    # ---- who may connect, and for how long
-
-    async def _accept(self, runner: web.AppRunner) -> None:
-        """Take connections until cancelled, as many as there is room for."""
-        loop, server = asyncio.get_running_loop(), runner.server
-        assert server is not None
-        self._socket.setblocking(False)
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(self._socket)
-                account = account_of(connection)
-                transport, protocol = await loop.connect_accepted_socket(server, connection)
-            except OSError:  # too many files are open: go on when some are closed
-                await asyncio.sleep(RETRY)
-                continue
-            self._admit(account, transport, protocol)
-
-    def _admit(self, account: Hashable, transport: asyncio.Transport, protocol: web.RequestHandler) -> None:
-        """Give it a place until its deadline; a stream keeps it."""
-        for gone in [found for found in self._connections if not found.connected]:
-            self._limiter.leave(self._connections.pop(gone))
-        connection = self._limiter.enter(account, transport.abort)
-        if connection is None:
-            transport.abort()
-            return
-        self._connections[protocol] = connection
-        asyncio.get_running_loop().call_later(PATIENCE, self._limiter.end_overdue)
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request. The connection's deadline goes on: it has one request, and a stream ends it."""
+        try:
+            self._guard(request)
+            name = request.path.removeprefix(f"/{self._token}/")
+            if name == "stream":
+                return await self._talk(request)
+            response = _page(name)
+        except web.HTTPException as refusal:
+            self._harden(refusal)
+            raise
+        self._harden(response)
+        return response
 
     # ---- who may see it
 
-    @web.middleware
-    async def _guard(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    def _guard(self, request: web.BaseRequest) -> None:
         """Refuse names that others' pages could come by, other pages, and requests without the token."""
         if request.headers.getall("Host", []) not in [[host] for host in self._hosts]:
             raise web.HTTPMisdirectedRequest(text=f"this server answers only to {HOST}:{self._port}\n")
@@ -132,14 +105,15 @@ class Server:
         token = request.path.split("/")[1]
         if not hmac.compare_digest(token.encode(errors="replace"), self._token.encode()):
             raise web.HTTPNotFound(text="not found: open the address that the program printed\n")
-        return await handler(request)
+        if request.method not in _METHODS:
+            raise web.HTTPMethodNotAllowed(request.method, _METHODS)
 
     @property
     def _hosts(self) -> tuple[str, str]:
         return f"{HOST}:{self._port}", f"localhost:{self._port}"
 
-    async def _harden(self, request: web.Request, response: web.StreamResponse) -> None:
-        """What a browser has to keep to, and one request for each connection."""
+    def _harden(self, response: web.StreamResponse) -> None:
+        """Tell the browser to be strict, and end the connection after this response."""
         response.force_close()
         sockets = " ".join(f"ws://{host}" for host in self._hosts)
         policy = (
@@ -159,15 +133,15 @@ class Server:
 
     # ---- what a page gets and says
 
-    async def _talk(self, request: web.Request) -> web.StreamResponse:
-        """One page, as long as it is open."""
+    async def _talk(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Serve one page, as long as it is open."""
         if "Origin" not in request.headers:
             raise web.HTTPForbidden(text="only the page itself may open the stream: the Origin header is missing\n")
         if len(self._board) >= MOST_VIEWERS:
             raise web.HTTPServiceUnavailable(text=f"{MOST_VIEWERS} pages are open; close one\n")
-        connection = self._connections[request.protocol]
-        connection.has_asked, connection.deadline = True, None
+        self._http.begin(request)
         page = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=LONGEST_MESSAGE, compress=False)
+        self._harden(page)
         viewer = Viewer(self._board)
         self._board.join(viewer)
         try:
@@ -223,8 +197,9 @@ async def _feed(page: web.WebSocketResponse, viewer: Viewer) -> None:
                     await page.send_bytes(picture)
 
 
-async def _page(request: web.Request) -> web.StreamResponse:
-    name = request.match_info["name"] or "page.html"
+def _page(name: str) -> web.Response:
+    """Return a file of the page. Raise HTTPNotFound."""
+    name = name or "page.html"
     if name not in FILES:
         raise web.HTTPNotFound(text="not found\n")
     return web.Response(body=FILES[name], content_type=TYPES[name.rpartition(".")[2]], charset="utf-8")

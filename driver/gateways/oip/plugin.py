@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class OipGateway(Gateway):
     """Serves a folder of models by the Open Inference Protocol."""
 
-    libraries = ("grpc", "uvicorn")
+    libraries = ("grpc", "aiohttp")
     examples = ("burst serve onnxruntime --oip :8001 --oip http://:8000 --models models/",)
 
     def options(self) -> Sequence[click.Option]:
