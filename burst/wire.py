@@ -41,9 +41,8 @@ In version 2 what differs from one execution to the next comes last: `VOLATILE` 
 csrc/burst/caller.c patches them in place, and csrc/burst/listener.c recognises a packet by the bytes before them. There
 a packet is as long as its packetInformation says; in version 1 it is all that has arrived.
 
-The functions are pure. The client's half, `encode_request` and `decode_result`, is csrc/burst/wire.c, which a client
-in C has, too; the device's half is here. A new kind of element is a line in `FmqRequestDatum` or `FmqResultDatum`, and
-the lines there that write or read it.
+The functions are pure, and their rules are csrc/burst/wire.c, which a client in C has, too. A new kind of element is a
+line there and in `FmqRequestDatum` or `FmqResultDatum`, and the lines there that write or read it.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from burst._core import ffi, lib
-from burst.datum import DATUM, FmqRequestDatum, FmqResultDatum, PacketReader, PacketWriter, malformed
+from burst.datum import DATUM
 from burst.errors import Malformed
 from burst.messages import ErrorStatus, OutputShape, RequestArgument, Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 NOT_MEASURED: Final = 2**64 - 1
 """A time that was not measured, as it stands in executionTiming; and no deadline, and no loop timeout."""
@@ -64,17 +63,6 @@ VERSIONS: Final = (2, 1)
 """That this library speaks, best first."""
 VOLATILE: Final = {1: (0, DATUM), 2: (DATUM, 2 * DATUM)}
 """By version: how many bytes at the end of a request, and of a result, differ from one execution to the next."""
-
-
-class _ArgumentKinds(NamedTuple):
-    """What tells an input from an output on the wire."""
-
-    information: FmqRequestDatum
-    dimension: FmqRequestDatum
-
-
-_INPUT = _ArgumentKinds(FmqRequestDatum.INPUT_OPERAND_INFORMATION, FmqRequestDatum.INPUT_OPERAND_DIMENSION_VALUE)
-_OUTPUT = _ArgumentKinds(FmqRequestDatum.OUTPUT_OPERAND_INFORMATION, FmqRequestDatum.OUTPUT_OPERAND_DIMENSION_VALUE)
 
 
 class Token(NamedTuple):
@@ -105,7 +93,7 @@ class ResultPacket(NamedTuple):
 
 
 def encode_request(packet: RequestPacket, version: int) -> bytes:
-    """The packet that asks for one execution.
+    """Return the packet that asks for one execution.
 
     Raises:
         Malformed: a number does not fit its field, a slot is negative, an argument contradicts itself or the slots, or
@@ -114,63 +102,55 @@ def encode_request(packet: RequestPacket, version: int) -> bytes:
     try:
         request, _alive = _for_c(packet)
     except (OverflowError, TypeError) as error:
-        raise Malformed(f"{packet!r:.400} cannot be encoded: {error}") from None
-    room = ffi.new("unsigned char[]", nbytes := lib.burst_encode(request, version, ffi.NULL, 0, ffi.NULL))
-    if lib.burst_encode(request, version, room, nbytes, why := ffi.new("burst_complaint *")) < 0:
-        raise _complaint(why)
-    return bytes(ffi.buffer(room, nbytes))
+        raise _cannot_encode(packet, error) from None
+    return _encoded(lib.burst_encode_request, request, version)
 
 
 def decode_request(packet: bytes | memoryview, version: int) -> RequestPacket:
-    """The request in `packet`.
+    """Return the request in `packet`.
 
     Raises:
         Malformed: `packet` is not what `encode_request` makes of any request, or it has no id in version 2.
     """
-    reader = PacketReader(packet)
-    size, inputs, outputs, pools = reader.take(FmqRequestDatum.PACKET_INFORMATION)
-    reader.check_size(size, least=(2 if version == 1 else 4) + inputs + outputs + pools)
-    request = RequestPacket(
-        tuple([_take_argument(reader, _INPUT, pools) for _ in range(inputs)]),
-        tuple([_take_argument(reader, _OUTPUT, pools) for _ in range(outputs)]),
-        tuple([_take_slot(reader, version) for _ in range(pools)]),
-        _take_measure(reader),
+    raw = bytes(packet)  # bytes are not copied again; any other memory might still change under us
+    room, why = ffi.new("burst_argument[]", len(raw) // DATUM), ffi.new("burst_complaint *")
+    request = ffi.new("burst_request_packet *")
+    if lib.burst_decode_request(raw, len(raw), version, request, room, why):
+        raise _complaint(why)
+    return RequestPacket(
+        _arguments(request.inputs, request.n_inputs),
+        _arguments(request.outputs, request.n_outputs),
+        tuple([Token(p.number) if p.is_token else p.number for p in ffi.unpack(request.places, request.n_places)]),
+        bool(request.measure),
+        _known(request.loop_timeout),
+        request.id,
+        _known(request.deadline),
     )
-    if version >= 2:
-        (loop_timeout,) = reader.take(FmqRequestDatum.LOOP_TIMEOUT)
-        number, deadline = reader.take(FmqRequestDatum.REQUEST_IDENTIFIER)
-        if not number:
-            raise malformed(reader.element - 1, "a request's id is not 0")
-        request = request._replace(loop_timeout=_known(loop_timeout), id=number, deadline=_known(deadline))
-    reader.finish()
-    return request
 
 
 def encode_result(result: ResultPacket, version: int) -> bytes:
-    """The packet that answers a request. HAL 1.2 has no status above 4: in version 1 those travel as GENERAL_FAILURE.
+    """Return the packet that answers a request. HAL 1.2 has no status above 4: in version 1 those travel as
+    GENERAL_FAILURE.
 
     Raises:
         Malformed: a number does not fit its field, there are shapes or times that the status does not allow, or the
             times contradict each other.
     """
-    D = FmqResultDatum
-    status = result.status
-    if version == 1 and ErrorStatus.INVALID_ARGUMENT < status <= ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT:
-        status = ErrorStatus.GENERAL_FAILURE
-    _check_status(status, len(result.output_shapes), version)
-    writer = PacketWriter()
-    for shape in result.output_shapes:
-        writer.put(D.OPERAND_INFORMATION, shape.is_sufficient, len(shape.dimensions))
-        writer.put_each(D.OPERAND_DIMENSION_VALUE, shape.dimensions)
-    _check_timing(writer.element, status, result.timing)
-    writer.put(D.EXECUTION_TIMING, *map(_or_none, result.timing))
-    if version >= 2:
-        writer.put(D.REQUEST_IDENTIFIER, result.id)
-    return writer.finish(D.PACKET_INFORMATION, status, len(result.output_shapes))
+    status, shapes, timing, number = result
+    if NOT_MEASURED in timing:
+        raise Malformed(f"{NOT_MEASURED} us cannot be told from a time that was not measured")
+    numbers = [n for dims, is_enough in shapes for n in (bool(is_enough), len(dims), *dims)]
+    try:
+        values = ffi.new("uint32_t[]", numbers)
+        fields = (*map(_or_none, timing), number, status, len(shapes))
+        given = ffi.new("burst_result_packet *", fields)
+    except (OverflowError, TypeError) as error:
+        raise _cannot_encode(result, error) from None
+    return _encoded(lib.burst_encode_result, given, values, version)
 
 
 def decode_result(packet: bytes | memoryview, version: int) -> ResultPacket:
-    """The result in `packet`.
+    """Return the result in `packet`.
 
     Raises:
         Malformed: `packet` is not what `encode_result` makes of any result.
@@ -178,10 +158,19 @@ def decode_result(packet: bytes | memoryview, version: int) -> ResultPacket:
     raw = bytes(packet)
     shapes = ffi.new("uint32_t[]", 2 * (len(raw) // DATUM))
     result, why = ffi.new("burst_result_packet *"), ffi.new("burst_complaint *")
-    if lib.burst_decode(raw, len(raw), version, result, shapes, why):
+    if lib.burst_decode_result(raw, len(raw), version, result, shapes, why):
         raise _complaint(why)
     timing = Timing(_known(result.on_device), _known(result.in_driver))
     return ResultPacket(ErrorStatus(result.status), tuple(_shapes(shapes, result.n_shapes)), timing, result.id)
+
+
+def _encoded(encode: Callable[..., int], *given: Any) -> bytes:
+    """Return the packet. Raises Malformed."""
+    nbytes = encode(*given, ffi.NULL, 0, ffi.NULL)
+    room, why = ffi.new("unsigned char[]", nbytes), ffi.new("burst_complaint *")
+    if encode(*given, room, nbytes, why) < 0:
+        raise _complaint(why)
+    return bytes(ffi.buffer(room, nbytes))
 
 
 def _shapes(values: Any, count: int) -> Iterator[OutputShape]:
@@ -192,8 +181,21 @@ def _shapes(values: Any, count: int) -> Iterator[OutputShape]:
         at = end
 
 
+def _arguments(arguments: Any, count: int) -> tuple[RequestArgument, ...]:
+    return tuple(
+        [
+            RequestArgument(bool(a.has_no_value), a.pool, a.offset, a.length, tuple(ffi.unpack(a.dimensions, a.rank)))
+            for a in ffi.unpack(arguments, count)
+        ]
+    )
+
+
 def _complaint(why: Any) -> Malformed:
-    return malformed(why.element, ffi.string(why.text).decode())
+    return Malformed(f"element {why.element}: {ffi.string(why.text).decode()}")
+
+
+def _cannot_encode(packet: object, error: Exception) -> Malformed:
+    return Malformed(f"{packet!r:.400} cannot be encoded: {error}")
 
 
 def _for_c(packet: RequestPacket) -> tuple[Any, list[Any]]:
@@ -221,53 +223,3 @@ def _or_none(value: int | None) -> int:
 
 def _known(value: int) -> int | None:
     return None if value == NOT_MEASURED else value
-
-
-def _take_argument(reader: PacketReader, kinds: _ArgumentKinds, pools: int) -> RequestArgument:
-    element = reader.element
-    has_no_value, pool, offset, length, rank = reader.take(kinds.information)
-    argument = RequestArgument(has_no_value, pool, offset, length, reader.take_each(kinds.dimension, rank))
-    if not has_no_value and pool >= pools:
-        raise malformed(element, f"poolIndex is {pool}, but the packet names {pools} pools")
-    if has_no_value and argument != RequestArgument(has_no_value=True):
-        raise malformed(element, "an argument without a value has a location or dimensions")
-    return argument
-
-
-def _take_slot(reader: PacketReader, version: int) -> int | Token:
-    element = reader.element
-    if version >= 2 and reader.next_is(FmqRequestDatum.BUFFER_TOKEN):
-        token = Token(*reader.take(FmqRequestDatum.BUFFER_TOKEN))
-        if not token.token:
-            raise malformed(element, "token 0 stands for no buffer")
-        return token
-    slot: int = reader.take(FmqRequestDatum.POOL_IDENTIFIER)[0]
-    if slot < 0:
-        raise malformed(element, f"slot {slot} is negative")
-    return slot
-
-
-def _take_measure(reader: PacketReader) -> bool:
-    element = reader.element
-    measure: int = reader.take(FmqRequestDatum.MEASURE_TIMING)[0]
-    if measure not in (0, 1):
-        raise malformed(element, f"measureTiming is {measure}, neither 0 nor 1")
-    return bool(measure)
-
-
-def _check_status(status: int, operands: int, version: int) -> None:
-    last = ErrorStatus.INVALID_ARGUMENT if version == 1 else ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT
-    if not ErrorStatus.NONE <= status <= last:
-        raise malformed(0, f"errorStatus is {status}, not one of 0 to {last:d}")
-    if operands and status not in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE):
-        raise malformed(0, f"{operands} output shapes with errorStatus {status}, which has none")
-
-
-def _check_timing(element: int, status: int, timing: Timing) -> None:
-    known = [time for time in timing if time is not None]
-    if known and status != ErrorStatus.NONE:
-        raise malformed(element, f"a time with errorStatus {status}, which has none")
-    if known != sorted(known):
-        raise malformed(element, f"timeOnDevice {known[0]} is more than timeInDriver {known[1]}")
-    if NOT_MEASURED in known:
-        raise malformed(element, f"{NOT_MEASURED} us cannot be told from a time that was not measured")

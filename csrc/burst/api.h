@@ -96,8 +96,8 @@ void burst_sockets_close(burst_sockets *sockets);
 void burst_sockets_free(burst_sockets *sockets); /* and closes them */
 const char *burst_why(void); /* what failed last in this thread, in words */
 
-/* wire: the client's half of a packet, pure and for any thread; burst/wire.py has the table. Numbers that do not fit their field
- * are refused, so they have 64 bits here. */
+/* wire: a packet, both ways; pure, and for any thread. burst/wire.py has the table of its elements.
+ * Numbers of a request that do not fit their field are refused, so they have 64 bits here. */
 typedef struct {
     uint32_t has_no_value; /* then the rest is 0 */
     uint32_t rank;         /* 0: as in the model */
@@ -105,20 +105,37 @@ typedef struct {
     int64_t offset, length;
     const int64_t *dimensions;
 } burst_argument;
-typedef struct { int64_t number; uint32_t is_token; } burst_place; /* a slot of the burst, or the token of a device's buffer */
+typedef struct {
+    int64_t number; /* a slot of the burst, or the token of a device's buffer */
+    uint32_t is_token;
+} burst_place;
 typedef struct {
     const burst_argument *inputs, *outputs;
     const burst_place *places;
     uint32_t n_inputs, n_outputs, n_places, measure;
     uint64_t loop_timeout, id, deadline; /* ns; 2^64 - 1: none */
 } burst_request_packet;
-typedef struct { uint64_t on_device, in_driver, id; int32_t status; uint32_t n_shapes; } burst_result_packet; /* us; 2^64 - 1: not measured */
-typedef struct { uint64_t element; char text[120]; } burst_complaint; /* what is wrong, and at which element; may be NULL */
-/* Returns the bytes of the packet; `packet` NULL: which it would have. -EMSGSIZE: more than `bytes`; -EINVAL: it cannot be said. */
-int64_t burst_encode(const burst_request_packet *request, int version, void *packet, uint64_t bytes, burst_complaint *why);
-/* 0, or -EBADMSG: no device may answer that. `shapes`, for each of n_shapes: is it sufficient, rank, dimensions; there is room for
- * two numbers for each element. */
-int burst_decode(const void *packet, uint64_t bytes, int version, burst_result_packet *result, uint32_t *shapes, burst_complaint *why);
+typedef struct {
+    uint64_t on_device, in_driver, id; /* us; 2^64 - 1: not measured */
+    int32_t status;
+    uint32_t n_shapes;
+} burst_result_packet;
+typedef struct { /* what is wrong, and at which element */
+    uint64_t element;
+    char text[120];
+} burst_complaint;
+/* `why` may be NULL. encode: returns the bytes of the packet; `packet` NULL: which it would have.
+ * -EMSGSIZE: more than `bytes`; -EINVAL: it cannot be said. decode: 0, or -EBADMSG: no encoder makes
+ * that. `room`: an argument for each element; the request points into it. `shapes`, for each of
+ * n_shapes: is it sufficient, rank, dimensions; decode has room for two numbers for each element. */
+int64_t burst_encode_request(const burst_request_packet *request, int version, void *packet,
+                             uint64_t bytes, burst_complaint *why);
+int burst_decode_request(const void *packet, uint64_t bytes, int version,
+                         burst_request_packet *request, burst_argument *room, burst_complaint *why);
+int64_t burst_encode_result(const burst_result_packet *result, const uint32_t *shapes, int version,
+                            void *packet, uint64_t bytes, burst_complaint *why);
+int burst_decode_result(const void *packet, uint64_t bytes, int version,
+                        burst_result_packet *result, uint32_t *shapes, burst_complaint *why);
 
 /* deadlines, absolute CLOCK_MONOTONIC nanoseconds; UINT64_MAX: none. Any thread may judge by an estimate, and add to it. */
 typedef struct {

@@ -143,15 +143,11 @@ static int put_answer(burst_listener *l, unsigned char *packet, uint64_t bytes) 
 
 /* An answer of a status alone. */
 static int put_status(burst_listener *l, uint32_t status) {
-    unsigned char packet[3 * DATUM] = {0};
-    uint32_t elements = l->framed ? 3 : 2;
-    memcpy(packet + RESULT_SIZE_AT, &elements, sizeof elements);
-    if (status > LAST_STATUS || (!l->framed && status > 4)) status = GENERAL_FAILURE;
-    memcpy(packet + RESULT_STATUS_AT, &status, sizeof status);
-    packet[DATUM] = EXECUTION_TIMING;
-    memset(packet + DATUM + 8, 0xff, 16);
-    packet[2 * DATUM] = RESULT_IDENTIFIER;
-    return put_answer(l, packet, elements * DATUM);
+    unsigned char packet[3 * DATUM];
+    int32_t known = status > LAST_STATUS ? GENERAL_FAILURE : (int32_t)status;
+    burst_result_packet result = {.on_device = NOT_MEASURED, .in_driver = NOT_MEASURED, .status = known};
+    int64_t bytes = burst_encode_result(&result, NULL, l->framed ? 2 : 1, packet, sizeof packet, NULL);
+    return put_answer(l, packet, (uint64_t)bytes);
 }
 
 /* The time on the device is what the device has measured, which Python has written; else all the time of the run. */

@@ -322,7 +322,7 @@ static int send_or_recover(controller *c, request *q, uint64_t deadline, uint64_
 static int decode(controller *c, int64_t code) {
     burst_caller *k = c->lane->caller;
     burst_complaint why;
-    if (code && burst_decode(k->result, (uint64_t)code, c->lane->version, &c->last, c->shapes, &why)) {
+    if (code && burst_decode_result(k->result, (uint64_t)code, c->lane->version, &c->last, c->shapes, &why)) {
         atomic_store(&c->broken, -EBADMSG);
         return fail(-EBADMSG, "the device's answer is malformed: element %llu: %s", (unsigned long long)why.element, why.text);
     }

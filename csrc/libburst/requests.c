@@ -65,10 +65,10 @@ static int read_tensor(request *q, const burst_tensor *t, burst_argument *a, bur
 
 static int encode(request *q, const burst_request_packet *said, int version) {
     burst_complaint why = {.text = ""};
-    int64_t bytes = burst_encode(said, version, NULL, 0, NULL);
+    int64_t bytes = burst_encode_request(said, version, NULL, 0, NULL);
     if (bytes > LENGTH * ELEMENT) return fail(-EMSGSIZE, "a request of %lld bytes does not fit into the queue", (long long)bytes);
     if (!(q->packet = malloc((size_t)bytes))) return fail(-ENOMEM, "no memory for a request");
-    int64_t r = burst_encode(said, version, q->packet, (uint64_t)bytes, &why);
+    int64_t r = burst_encode_request(said, version, q->packet, (uint64_t)bytes, &why);
     if (r < 0) return fail((int)r, "the request, element %llu: %s", (unsigned long long)why.element, why.text);
     q->bytes = (uint64_t)r;
     return 0;

@@ -68,11 +68,17 @@ def test_truth_is_encoded_as_one(version):
 
 @each_direction
 def test_round_trips(direction):
-    """Whatever can be encoded is decoded to the same, from bytes and from a memoryview, and has the announced size."""
+    """Whatever can be encoded is decoded to the same, from bytes and from a memoryview, and has the announced size.
+
+    The oracle encodes it to the same bytes, and decodes these to the same.
+    """
     rng = random.Random(1)
     for _ in range(2000):
         packet = random_packet(rng, direction)
         data = direction.encode(packet)
+        encode, decode = direction.by_oracle
+        assert encode(packet, direction.version) == data
+        assert decode(data, direction.version) == packet
         assert direction.decode(data) == direction.decode(memoryview(bytearray(data))) == packet
         assert len(data) % DATUM == 0
         assert int.from_bytes(data[direction.size_at :][:4], "little") == len(data) // DATUM
@@ -281,17 +287,17 @@ def test_words_of_version_2(version, change, why):
         (ErrorStatus.INVALID_ARGUMENT, [OutputShape()], NO_TIMING, "element 0: 1 output shapes"),
         (ErrorStatus.MISSED_DEADLINE_TRANSIENT, [OutputShape()], NO_TIMING, "element 0: 1 output shapes"),
         (ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT, [], Timing(1, 2), "element 1: a time with errorStatus"),
-        (ErrorStatus.NONE, [OutputShape((-1,))], NO_TIMING, "element 2: OPERAND_DIMENSION_VALUE cannot hold"),
+        (ErrorStatus.NONE, [OutputShape((-1,))], NO_TIMING, "ResultPacket.* cannot be encoded"),
         (
             ErrorStatus.OUTPUT_INSUFFICIENT_SIZE,
             [OutputShape()],
             Timing(1, 2),
-            "element 2: a time with errorStatus OUTPUT_",
+            "element 2: a time with errorStatus 3",
         ),
         (ErrorStatus.NONE, [], Timing(3, 2), "element 1: timeOnDevice 3 is more than timeInDriver 2"),
-        (ErrorStatus.NONE, [], Timing(None, -1), "element 1: EXECUTION_TIMING cannot hold"),
-        (ErrorStatus.NONE, [], Timing(None, 2**64), "element 1: EXECUTION_TIMING cannot hold"),
-        (ErrorStatus.NONE, [], Timing(None, 2**64 - 1), "element 1: .* cannot be told from a time"),
+        (ErrorStatus.NONE, [], Timing(None, -1), "ResultPacket.* cannot be encoded"),
+        (ErrorStatus.NONE, [], Timing(None, 2**64), "ResultPacket.* cannot be encoded"),
+        (ErrorStatus.NONE, [], Timing(None, 2**64 - 1), "us cannot be told from a time"),
     ],
 )
 def test_results_that_cannot_be_encoded(status, shapes, timing, why, version):
@@ -303,7 +309,7 @@ def test_results_that_cannot_be_encoded(status, shapes, timing, why, version):
 @pytest.mark.parametrize("number", [-1, 2**64, "1"])
 def test_ids_that_do_not_fit_a_result(number):
     """As in requests."""
-    with pytest.raises(Malformed, match="element 2: REQUEST_IDENTIFIER cannot hold"):
+    with pytest.raises(Malformed, match=r"ResultPacket.* cannot be encoded"):
         wire.encode_result(SUCCESS._replace(id=number), 2)
 
 
@@ -360,6 +366,6 @@ def test_lying_counts_allocate_nothing(decode, packet, version):
     try:
         with pytest.raises(Malformed):
             decode[version].decode(packet)
-        assert tracemalloc.get_traced_memory()[1] < 32 * 1024
+        assert tracemalloc.get_traced_memory()[1] < 64 * 1024
     finally:
         tracemalloc.stop()

@@ -3,6 +3,8 @@
 import re
 from typing import NamedTuple
 
+import wire_oracle
+
 from burst import wire
 from burst.datum import DATUM
 from burst.errors import Malformed
@@ -25,6 +27,11 @@ class Direction(NamedTuple):
 
     def encode(self, packet):
         return getattr(wire, f"encode_{self.kind}")(packet, self.version)
+
+    @property
+    def by_oracle(self):
+        """Encode and decode, in Python."""
+        return tuple(getattr(wire_oracle, f"{verb}_{self.kind}") for verb in ("encode", "decode"))
 
     @property
     def size_at(self):
@@ -223,13 +230,22 @@ BAD_RESULT_ELEMENTS = elements(
 BAD_ELEMENTS = {"request": BAD_REQUEST_ELEMENTS, "result": BAD_RESULT_ELEMENTS}
 
 
-def accepted(direction, packet):
-    """Whether `packet` is accepted: then it must be canonical; if not, the error must name one of its elements."""
+def outcome_of(decode, *given):
+    """What a decoder returns, or the words of its refusal."""
     try:
-        decoded = direction.decode(packet)
+        return decode(*given)
     except Malformed as error:
-        refusal = str(error)
-    else:
+        return str(error)
+
+
+def accepted(direction, packet):
+    """True if `packet` is accepted: then it must be canonical; if not, the error must name one of its elements.
+
+    The oracle decodes it to the same, or refuses it with the same words.
+    """
+    decoded = refusal = outcome_of(direction.decode, packet)
+    assert decoded == outcome_of(direction.by_oracle[1], packet, direction.version), packet.hex()
+    if not isinstance(decoded, str):
         assert direction.encode(decoded) == packet, packet.hex()
         return True
     named = re.match(r"element (\d+): ", refusal)

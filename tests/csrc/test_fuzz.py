@@ -1,5 +1,5 @@
-"""Coverage-guided fuzzing of what peers control: fuzz_attach.c, the page as found, fuzz_peer.c, while calls run, and
-fuzz_listener.c, the client of a burst.
+"""Coverage-guided fuzzing of what peers control: fuzz_attach.c, the page as found, fuzz_peer.c, while calls run,
+fuzz_listener.c, the client of a burst, and fuzz_wire.c, its packets.
 """
 
 import random
@@ -12,20 +12,27 @@ from pathlib import Path
 
 import pytest
 import stress
+from wire_packets import GOLDEN
 
 HERE = Path(__file__).parent
 CORE = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "readers", "event", "bridge"))
 BURST = tuple(
     f"burst/{name}.c"
-    for name in ("packet", "listener", "inflight", "timed", "blame", "deadline", "policy", "flows", "run_queue")
+    for name in ("packet", "wire", "listener", "inflight", "timed", "blame", "deadline", "policy", "flows", "run_queue")
 )
-FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-include", "scheduled.h")
+FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror")
+PARTS = {
+    "fuzz_attach": CORE,
+    "fuzz_peer": CORE,
+    "fuzz_listener": CORE + BURST,
+    "fuzz_wire": ("burst/wire.c",),
+}
 SANITIZE = ("-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all")
 HINT = "no clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev)"
 
 SYNCHRONIZED, UNSYNCHRONIZED = 1, 2
 # Edges; what the seeds and the first seconds reach is well above.
-FLOOR = {"fuzz_attach": 300, "fuzz_peer": 450, "fuzz_listener": 300}
+FLOOR = {"fuzz_attach": 300, "fuzz_peer": 450, "fuzz_listener": 300, "fuzz_wire": 150}
 MUTANTS = {  # what is left out, and what it is replaced by
     "fuzz_peer": (
         "fmq/ring.c",
@@ -37,6 +44,7 @@ MUTANTS = {  # what is left out, and what it is replaced by
         "    return atomic_fetch_and(&p->state, ~(uint32_t)RUNS) & VALID ? 0 : -ESTALE;",
         "    atomic_fetch_and(&p->state, ~(uint32_t)RUNS);\n    return 0;",
     ),
+    "fuzz_wire": ("burst/wire.c", "    if (r->element == r->size)\n        return", "    if (0)\n        return"),
 }
 
 
@@ -49,6 +57,11 @@ def page(flavour, head, tail, capacity=5, element_bytes=24, life=42 | 1 << 31):
 
 def seeds(program, rng):
     """A small corpus: each is read as arbitrary bytes by the fuzzer, which goes on from there."""
+    if program == "fuzz_wire":
+        for golden in GOLDEN:
+            kind, version = golden.direction
+            yield bytes([(kind == "request") | 2 * (version == 2) | 4 * rng.randrange(2)]) + golden.data
+        return
     if program == "fuzz_attach":
         for flavour in (SYNCHRONIZED, UNSYNCHRONIZED):
             for head, tail in [(0, 0), (7, 5), (9, 4), (3, 8), (2**64 - 2, 2**64 - 3)]:
@@ -69,12 +82,12 @@ class Fuzzer:
         for file, text in (sources or {}).items():
             (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_text(text)
-        wanted = CORE + (BURST if program == "fuzz_listener" else ())
-        files = [(folder if file in (sources or {}) else csrc) / file for file in wanted]
+        files = [(folder if file in (sources or {}) else csrc) / file for file in PARTS[program]]
         command = [
             "clang",
             *FLAGS,
             *SANITIZE,
+            *(() if program == "fuzz_wire" else ("-include", "scheduled.h")),
             f"-I{csrc}",
             f"-I{HERE}",
             *files,
@@ -141,7 +154,8 @@ def fuzz_all(fuzzer, seconds):
 def test_the_fuzzers_find_nothing(fuzzer):
     """Arbitrary pages, a peer that writes arbitrary words between any two accesses of a call, and a client of a burst
     that also sends arbitrary packets: documented results, no access outside, no call that does not end, -EPROTO for
-    good, and of plans only the one that the packet was learnt as, and never after it was forgotten. Two minutes each.
+    good, and of plans only the one that the packet was learnt as, and never after it was forgotten. Packets are refused
+    with a reason, or canonical. Two minutes each.
     """
     fuzz_all(fuzzer, round(stress.seconds(120)))
 
@@ -149,7 +163,9 @@ def test_the_fuzzers_find_nothing(fuzzer):
 @pytest.mark.stress
 @pytest.mark.parametrize("program", MUTANTS)
 def test_the_fuzzers_find_what_is_missing(fuzzer, csrc, program):
-    """Without the check of the peer's counter, or the word that a plan was forgotten, thirty seconds are enough."""
+    """Without the check of the peer's counter, the word that a plan was forgotten, or the end of a packet, thirty
+    seconds are enough.
+    """
     file, present, without = MUTANTS[program]
     text = (csrc / file).read_text()
     assert text.count(present) == 1, "the mutant no longer applies"

@@ -1,21 +1,23 @@
-"""The answers of a device that lies, decoded under AddressSanitizer and UndefinedBehaviorSanitizer."""
+"""The packets of a peer that lies, decoded under AddressSanitizer and UndefinedBehaviorSanitizer."""
 
 import random
 
 import pytest
 import stress
-from wire_packets import GOLDEN, RESULTS, random_packet
+from wire_packets import DIRECTIONS, GOLDEN, REQUESTS, RESULTS, random_packet
 
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 ROUNDS = 200_000
-BELIEVED = ("if (rank > r->size - r->element)", "if (0)")  # a rank that is not compared with what is there
-ENDLESS = ("if (r->element == r->size)", "if (0)")  # nor is the packet's own end
+ENDLESS = ("if (r->element == r->size)", "if (0)")  # the packet's own end is not looked at
+BELIEVED = {  # nor a count compared with what is there
+    RESULTS[2]: "if (rank <= r->size - r->element) return 0;",
+    REQUESTS[2]: "if (least > r->size)",
+}
 
 
-def packets(version):
-    """What a device could say, each after its length."""
+def packets(direction):
+    """What a peer could say, each after its length."""
     rng = random.Random(1)
-    direction = RESULTS[version]
     found = [golden.data for golden in GOLDEN if golden.direction == direction]
     found += [direction.encode(random_packet(rng, direction)) for _ in range(50)]
     return b"".join(len(one).to_bytes(4, "little") + one for one in found if len(one) <= 64 * 24)
@@ -23,31 +25,36 @@ def packets(version):
 
 @pytest.fixture
 def decoded(build, tmp_path):
-    """decoded(version, rounds, sources): runs the program on them; what it says."""
+    """decoded(direction, rounds, sources): runs the program on them; what it says."""
 
-    def run(version, rounds, sources=None, **how):
-        (tmp_path / "packets").write_bytes(packets(version))
+    def run(direction, rounds, sources=None, **how):
+        (tmp_path / "packets").write_bytes(packets(direction))
         program = build("wire_noise.c", "burst/wire.c", flags=SANITIZE, sources=sources)
-        return program(str(version), str(rounds), "1", tmp_path / "packets", **how)
+        return program(direction.kind, str(direction.version), str(rounds), "1", tmp_path / "packets", **how)
 
     return run
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("rounds", [ROUNDS, pytest.param(stress.times(200_000_000), marks=pytest.mark.stress)])
-def test_no_answer_leads_beyond_its_own_bytes(decoded, version, rounds):
-    """Two hundred thousand damaged results: refused with a reason, or their shapes keep within their counts."""
-    done, accepted = map(int, decoded(version, rounds, timeout=3600).split())
+@pytest.mark.parametrize("direction", DIRECTIONS, ids=str)
+@pytest.mark.parametrize("rounds", [ROUNDS, pytest.param(stress.times(100_000_000), marks=pytest.mark.stress)])
+def test_no_packet_leads_beyond_its_own_bytes(decoded, direction, rounds):
+    """Two hundred thousand damaged packets: refused with a reason, or canonical, and within their own counts."""
+    done, accepted = map(int, decoded(direction, rounds, timeout=3600).split())
     assert done == rounds
     assert rounds / 100 < accepted < rounds
 
 
 @pytest.mark.integration
-def test_a_count_that_is_believed_is_found(decoded, csrc):
-    """Without the checks of what follows, the same noise is caught reading beyond a packet."""
+@pytest.mark.parametrize("direction", BELIEVED, ids=str)
+def test_a_count_that_is_believed_is_found(decoded, csrc, direction):
+    """Without the checks of what follows, the same noise is caught reading or writing beyond its memory."""
     text = (csrc / "burst/wire.c").read_text()
-    for old, new in (BELIEVED, ENDLESS):
+    believed = BELIEVED[direction]
+    for old, new in (
+        (believed, believed.replace("if (", "if (1 || " if "return 0" in believed else "if (0 && ")),
+        ENDLESS,
+    ):
         assert old in text
         text = text.replace(old, new)
-    assert "AddressSanitizer" in decoded(2, ROUNDS, {"burst/wire.c": text}, fails=True)
+    assert "AddressSanitizer" in decoded(direction, ROUNDS, {"burst/wire.c": text}, fails=True)
