@@ -1,5 +1,6 @@
-/* A request that crashes a device is told from those that only died with it: the thread that a fatal signal hits notes it
- * in the trace of the burst that it serves, where the client finds it after the device's death. */
+/* A request that crashes a device is told from those that only died with it: the thread that a
+ * fatal signal hits notes it in the trace of the burst that it serves, where the client finds it
+ * after the device's death. */
 #define _GNU_SOURCE
 #include <stdint.h>
 
@@ -18,11 +19,13 @@ void blame_on(uint64_t *there) { noted = there; }
 
 void burst_blame_on(burst_trace *trace) { noted = trace ? &trace->device.signal : NULL; }
 
-/* The handler was reset by SA_RESETHAND: the instruction, or the signal that was raised, ends the process now. */
+/* The handler was reset by SA_RESETHAND: the instruction, or the signal that was raised, ends the
+ * process now. */
 static void crashed(int number, siginfo_t *info, void *context) {
     (void)context;
     if (noted) note(noted, (uint64_t)number);
-    if (info->si_code <= 0) raise(number); /* sent, not caused by the instruction to which we return */
+    /* Sent, not caused by the instruction to which we return. */
+    if (info->si_code <= 0) raise(number);
 }
 
 int burst_blame(void) {

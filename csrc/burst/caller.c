@@ -14,15 +14,18 @@
 #include <stdlib.h>
 
 static const uint64_t SOON = 100000; /* ns */
-static const uint64_t EARLY = 150000; /* ns: the slack of a timer, and an idle processor's way back */
+/* ns: the slack of a timer, and an idle processor's way back. */
+static const uint64_t EARLY = 150000;
 static const uint64_t MOST_EARLY = 2000000;
-static const uint64_t PAUSE = 1000000; /* ns between a result and the next request: a stream's, and no call back to back */
+/* ns between a result and the next request: a stream's, and no call back to back. */
+static const uint64_t PAUSE = 1000000;
 enum { HABIT = 3 }; /* so many in a row */
 
-/* One thread sends while another one receives: words of the caller that both look at are stored and loaded like those of the trace
- * (`note`, `look`). What a result is compared with was stored before its request was published. */
+/* One thread sends while another one receives: words of the caller that both look at are stored and
+ * loaded like those of the trace (`note`, `look`). What a result is compared with was stored before
+ * its request was published. */
 
-/* ---- requests ---------------------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 /* Relaxed, because it decides nothing but whether to poll. */
 static uint32_t in_a_row(const uint32_t *word) {
@@ -31,7 +34,8 @@ static uint32_t in_a_row(const uint32_t *word) {
 
 static void add_up(uint32_t *word, bool is_another) {
     uint32_t n = in_a_row(word), next = is_another ? n + (n < HABIT) : 0;
-    if (next != n) atomic_store_explicit((_Atomic uint32_t *)word, next, memory_order_relaxed); /* relaxed, because of the same */
+    /* Relaxed, because of the same. */
+    if (next != n) atomic_store_explicit((_Atomic uint32_t *)word, next, memory_order_relaxed);
 }
 
 static void note_sent(burst_caller *c) {
@@ -76,9 +80,10 @@ int burst_send(burst_caller *c, void *packet, uint64_t bytes) {
     return atomic_load(calling(c)) ? -EBUSY : send_request(c, packet, bytes);
 }
 
-/* ---- results ----------------------------------------------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------------------------- */
 
-/* Reads the elements at the end that differ from result to result. Returns their bytes, or 0: there are no such. */
+/* Reads the elements at the end that differ from result to result. Returns their bytes, or 0: there
+ * are no such. */
 static uint64_t read_tail(burst_caller *c, const unsigned char *packet, uint64_t bytes) {
     uint64_t tail = c->framed ? 2 * DATUM : DATUM;
     c->result_id = c->framed ? 0 : c->results;
@@ -94,7 +99,8 @@ static uint64_t read_tail(burst_caller *c, const unsigned char *packet, uint64_t
     return tail;
 }
 
-/* Whether the times are usual: none, or both in order and the status NONE. Python checks all other results. */
+/* Whether the times are usual: none, or both in order and the status NONE. Python checks all other
+ * results. */
 static bool has_usual_times(const burst_caller *c, const unsigned char *packet) {
     if (c->on_device == NOT_MEASURED && c->in_driver == NOT_MEASURED) return true;
     return c->on_device <= c->in_driver && !load_u32(packet + RESULT_STATUS_AT);
@@ -103,7 +109,8 @@ static bool has_usual_times(const burst_caller *c, const unsigned char *packet) 
 static void expect(burst_caller *c, uint64_t took) {
     if (!c->expected_ns) c->expected_ns = took;
     uint64_t off = took > c->expected_ns ? took - c->expected_ns : c->expected_ns - took;
-    if (off > MOST_EARLY) off = MOST_EARLY; /* one that is far off does not make the others irregular */
+    /* One that is far off does not make the others irregular. */
+    if (off > MOST_EARLY) off = MOST_EARLY;
     c->deviation_ns += off / 8 - c->deviation_ns / 8;
     c->expected_ns += took / 8 - c->expected_ns / 8;
 }
@@ -112,8 +119,10 @@ static void expect(burst_caller *c, uint64_t took) {
 static void learn(burst_caller *c, uint64_t took) {
     const burst_sent *sent = &c->trace->sent[c->results % BURST_RECORDS];
     const burst_served *served = &c->trace->served[c->results % BURST_RECORDS];
-    bool is_known = took > SOON && served->id == c->results; /* not after a short one: the line is in the device's cache */
-    if (is_known && served->done - look(&sent->sent) < took) took = served->done - look(&sent->sent);
+    /* Not after a short one: the line is in the device's cache. */
+    bool is_known = took > SOON && served->id == c->results;
+    if (is_known && served->done - look(&sent->sent) < took)
+        took = served->done - look(&sent->sent);
     c->queued_ns = is_known ? served->started - served->taken : 0;
     if (look(&c->id) == c->results) expect(c, took);
     add_up(&c->long_answers, took > 4 * SOON);
@@ -142,9 +151,11 @@ static int64_t take_result(burst_caller *c, uint64_t since) {
     if (c->results == look(&c->id)) return ring_broken(c->back); /* a result without a request */
     c->results++;
     uint64_t tail = read_tail(c, fresh, (uint64_t)bytes);
-    if (tail && c->result_id != c->results) return ring_broken(c->back); /* results come in the order of requests */
+    /* Results come in the order of requests. */
+    if (tail && c->result_id != c->results) return ring_broken(c->back);
     note_received(c, since);
-    bool is_same = tail && (uint64_t)bytes == c->result_bytes && !memcmp(fresh, last, (uint64_t)bytes - tail);
+    bool is_same =
+        tail && (uint64_t)bytes == c->result_bytes && !memcmp(fresh, last, (uint64_t)bytes - tail);
     if (is_same && has_usual_times(c, fresh)) return 0;
     c->spare = last;
     c->result = fresh;
@@ -152,21 +163,25 @@ static int64_t take_result(burst_caller *c, uint64_t since) {
     return bytes;
 }
 
-/* Between the frames of a stream processors go idle, and the device's thread is best woken up on the one that this thread
- * leaves to it by sleeping (README.md, "Streams"). An answer that takes long is not polled for at first, either. A window that is
- * longer than a sleep and a wake-up take is what the program wants, whatever the requests are. */
+/* Between the frames of a stream processors go idle, and the device's thread is best woken up on
+ * the one that this thread leaves to it by sleeping (README.md, "Streams"). An answer that takes
+ * long is not polled for at first, either. A window that is longer than a sleep and a wake-up take
+ * is what the program wants, whatever the requests are. */
 static uint64_t first_window(const burst_caller *c) {
-    bool is_given_up = c->spin_ns <= SLEEP_COSTS && (in_a_row(&c->pauses) >= HABIT || c->long_answers >= HABIT);
+    bool is_given_up =
+        c->spin_ns <= SLEEP_COSTS && (in_a_row(&c->pauses) >= HABIT || c->long_answers >= HABIT);
     return is_given_up ? 0 : c->spin_ns;
 }
 
-/* For an answer that takes long, polls from shortly before it is due: then neither side has to be woken up, for the device
- * still polls when the next request comes. Not in a stream, whose next request is far away; not when the time is irregular; and
- * not while requests of other clients are served before ours: they need the processors. */
+/* For an answer that takes long, polls from shortly before it is due: then neither side has to be
+ * woken up, for the device still polls when the next request comes. Not in a stream, whose next
+ * request is far away; not when the time is irregular; and not while requests of other clients are
+ * served before ours: they need the processors. */
 static int await_result(burst_caller *c, uint64_t deadline) {
     uint64_t margin = EARLY + 2 * c->deviation_ns, due = look(&c->sent) + c->expected_ns;
     bool is_regular = margin <= MOST_EARLY && margin <= c->expected_ns / 8 && c->queued_ns < SOON;
-    bool is_foreseen = is_regular && c->spin_ns && in_a_row(&c->pauses) < HABIT && look(&c->id) == c->results + 1 && due - margin < deadline;
+    bool is_foreseen = is_regular && c->spin_ns && in_a_row(&c->pauses) < HABIT &&
+                       look(&c->id) == c->results + 1 && due - margin < deadline;
     if (!is_foreseen) return sleep_until(c->back, 1, first_window(c), deadline);
     int r = sleep_until(c->back, 1, first_window(c), due - margin);
     return r == -ETIMEDOUT ? sleep_until(c->back, 1, margin + EARLY, deadline) : r;
@@ -182,17 +197,25 @@ int64_t burst_receive(burst_caller *c, uint64_t deadline) {
     return r;
 }
 
-/* At most 64 requests are in flight, so each has a bit of its own. Any thread: another one may settle an earlier one meanwhile. */
-static _Atomic uint64_t *abandoned(burst_caller *c) { return (_Atomic uint64_t *)&c->trace->abandoned; }
+/* At most 64 requests are in flight, so each has a bit of its own. Any thread: another one may
+ * settle an earlier one meanwhile. */
+static _Atomic uint64_t *abandoned(burst_caller *c) {
+    return (_Atomic uint64_t *)&c->trace->abandoned;
+}
 
-void burst_abandon(burst_caller *c, uint64_t id) { atomic_fetch_or(abandoned(c), UINT64_C(1) << id % 64); }
+void burst_abandon(burst_caller *c, uint64_t id) {
+    atomic_fetch_or(abandoned(c), UINT64_C(1) << id % 64);
+}
 
-void burst_settle(burst_caller *c, uint64_t id) { atomic_fetch_and(abandoned(c), ~(UINT64_C(1) << id % 64)); }
+void burst_settle(burst_caller *c, uint64_t id) {
+    atomic_fetch_and(abandoned(c), ~(UINT64_C(1) << id % 64));
+}
 
-/* ---- both -------------------------------------------------------------------------------------------------------- */
+/* ---- both ------------------------------------------------------------------------------------ */
 
-/* How long to wait while the caller holds the GIL. Once it is given up, a busy thread of the process may keep it for 5 ms. So
- * waiting with it pays for answers that usually come soon, even from a device that has to wake up first. */
+/* How long to wait while the caller holds the GIL. Once it is given up, a busy thread of the
+ * process may keep it for 5 ms. So waiting with it pays for answers that usually come soon, even
+ * from a device that has to wake up first. */
 static uint64_t patience(const burst_caller *c) {
     return c->usual_ns < SOON ? 2 * c->usual_ns + c->hold_ns : c->hold_ns;
 }
@@ -202,14 +225,16 @@ static int wait_holding(burst_caller *c, uint64_t sent) {
     uint64_t hold = patience(c), window = sleep_window(c->back, first_window(c));
     int r = sleep_spin(c->back, 1, hold < window ? hold : window);
     if (r == -EAGAIN && window < hold) r = sleep_until(c->back, 1, 0, sent + hold);
-    if (r) count(&c->trace->client.busy_ns, futex_now() - sent); /* burst_receive, which waits on, counts from its own start */
+    /* burst_receive, which waits on, counts from its own start. */
+    if (r) count(&c->trace->client.busy_ns, futex_now() - sent);
     return r == -EAGAIN || r == -EINTR ? -ETIMEDOUT : r; /* the packet is out */
 }
 
 static int64_t call(burst_caller *c, void *packet, uint64_t bytes) {
     int64_t r = end_enter_unreserved(c->back);
     if (r) return r;
-    if (c->id != c->results) return end_leave(c->back), -EALREADY; /* an earlier result is outstanding, and comes first */
+    /* An earlier result is outstanding, and comes first. */
+    if (c->id != c->results) return end_leave(c->back), -EALREADY;
     r = send_request(c, packet, bytes);
     uint64_t sent = c->sent;
     if (!r && !(r = wait_holding(c, sent))) r = take_result(c, sent);
@@ -218,7 +243,8 @@ static int64_t call(burst_caller *c, void *packet, uint64_t bytes) {
 }
 
 static void over(burst_caller *c) {
-    if (atomic_exchange(calling(c), 0) == 2) futex_wake(calling(c), INT_MAX, FUTEX_BITSET_MATCH_ANY);
+    if (atomic_exchange(calling(c), 0) == 2)
+        futex_wake(calling(c), INT_MAX, FUTEX_BITSET_MATCH_ANY);
 }
 
 int64_t burst_call(burst_caller *c, void *packet, uint64_t bytes) {
@@ -231,7 +257,8 @@ int64_t burst_call(burst_caller *c, void *packet, uint64_t bytes) {
 
 static int64_t finish(burst_caller *c, uint64_t deadline) {
     int64_t r = burst_receive(c, deadline);
-    return r == -EINTR || r == -EBUSY ? -ETIMEDOUT : r; /* Python runs its handlers; an event loop looks at the results */
+    /* Python runs its handlers; an event loop looks at the results. */
+    return r == -EINTR || r == -EBUSY ? -ETIMEDOUT : r;
 }
 
 /* 1 ms at most, because Python may clear the word when Ctrl-C comes. */
@@ -241,14 +268,26 @@ void burst_await_call(burst_caller *c) {
     futex_wait(calling(c), 2, FUTEX_BITSET_MATCH_ANY, futex_now() + PAUSE);
 }
 
-/* Both buffers are behind it. `start`, `finish` and `over` are for modules that are not linked with this one. */
-burst_caller *burst_caller_new(fmq_end *out, fmq_end *back, burst_trace *trace, uint64_t length, uint64_t spin_ns, uint64_t hold_ns) {
+/* Both buffers are behind it. `start`, `finish` and `over` are for modules that are not linked with
+ * this one. */
+burst_caller *burst_caller_new(fmq_end *out, fmq_end *back, burst_trace *trace, uint64_t length,
+                               uint64_t spin_ns, uint64_t hold_ns) {
     uint64_t bytes = length * DATUM;
     burst_caller *c = calloc(1, sizeof *c + 2 * bytes);
     if (!c) return NULL;
     unsigned char *buffers = (unsigned char *)(c + 1);
-    *c = (burst_caller){.out = out, .back = back, .trace = trace, .spare = buffers, .result = buffers + bytes, .buffer_bytes = bytes,
-                        .spin_ns = spin_ns, .hold_ns = hold_ns, .deadline = FMQ_FOREVER, .start = burst_call, .finish = finish, .over = over};
+    *c = (burst_caller){.out = out,
+                        .back = back,
+                        .trace = trace,
+                        .spare = buffers,
+                        .result = buffers + bytes,
+                        .buffer_bytes = bytes,
+                        .spin_ns = spin_ns,
+                        .hold_ns = hold_ns,
+                        .deadline = FMQ_FOREVER,
+                        .start = burst_call,
+                        .finish = finish,
+                        .over = over};
     return c;
 }
 

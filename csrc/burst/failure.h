@@ -2,7 +2,8 @@
 #ifndef BURST_FAILURE_H
 #define BURST_FAILURE_H
 
-int fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3))); /* returns the code */
+/* Returns the code. */
+int fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 int fail_kernel(const char *what); /* of errno */
 const char *last_failure(void);    /* of this thread; "": none */
 

@@ -1,4 +1,5 @@
-/* Run queues, shares, applications, flows and tickets: how they come and go, in any order, and what is known about them. */
+/* Run queues, shares, applications, flows and tickets: how they come and go, in any order, and what
+ * is known about them. */
 #include <stdint.h>
 
 #include "burst/api.h"
@@ -13,7 +14,8 @@ burst_run_queue *burst_run_queue_new(uint32_t slots, uint64_t quantum_ns) {
     if (!slots || !quantum_ns || quantum_ns > INT64_MAX / 2 / BRIEF) return NULL;
     burst_run_queue *q = aligned_alloc(FMQ_LINE, sizeof *q);
     if (!q) return NULL;
-    *q = (burst_run_queue){.slots = slots, .users = 1, .quantum = quantum_ns, .brief = BRIEF * quantum_ns};
+    *q = (burst_run_queue){
+        .slots = slots, .users = 1, .quantum = quantum_ns, .brief = BRIEF * quantum_ns};
     pthread_mutex_init(&q->lock, NULL);
     return q;
 }
@@ -121,7 +123,8 @@ burst_ticket *burst_ticket_new(burst_flow *f) {
     pthread_mutex_lock(&t->queue->lock);
     t->sibling = f->tickets;
     f->tickets = t;
-    if (!f->is_used && !f->application->share->used_flows++) atomic_fetch_add(&t->queue->accounts, 1);
+    if (!f->is_used && !f->application->share->used_flows++)
+        atomic_fetch_add(&t->queue->accounts, 1);
     f->is_used = true;
     pthread_mutex_unlock(&t->queue->lock);
     return t;

@@ -1,7 +1,9 @@
-/* A burst_function out of a library's calls that take more than one argument: what a device needs to offer `native`
- * without Python between the listener and the library. What the library cannot use where it lies is copied for it.
+/* A burst_function out of a library's calls that take more than one argument: what a device needs
+ * to offer `native` without Python between the listener and the library. What the library cannot
+ * use where it lies is copied for it.
  *
- * A cancellation or the deadline ends a run between two calls, and within one where the library asks burst_foreign_ends.
+ * A cancellation or the deadline ends a run between two calls, and within one where the library
+ * asks burst_foreign_ends.
  */
 #include <stdint.h>
 
@@ -13,7 +15,8 @@
 #include <stddef.h>
 #include <string.h>
 
-_Static_assert(sizeof(pthread_mutex_t) <= offsetof(burst_turn, running), "a turn begins with a mutex");
+_Static_assert(sizeof(pthread_mutex_t) <= offsetof(burst_turn, running),
+               "a turn begins with a mutex");
 _Static_assert(_Alignof(pthread_mutex_t) <= _Alignof(burst_turn), "a turn begins with a mutex");
 
 static pthread_mutex_t *mutex(burst_turn *turn) { return (pthread_mutex_t *)(void *)turn; }
@@ -29,7 +32,8 @@ void burst_foreign_cancel(burst_foreign *f) { atomic_store(cancelled(f), 1); }
 
 static _Atomic uintptr_t *runner(burst_turn *turn) { return (_Atomic uintptr_t *)&turn->running; }
 
-/* Relaxed, because nothing is handed over with it: another thread asks only whether the run that it has cancelled goes on. */
+/* Relaxed, because nothing is handed over with it: another thread asks only whether the run that it
+ * has cancelled goes on. */
 static void note_runner(burst_turn *turn, burst_foreign *f) {
     atomic_store_explicit(runner(turn), (uintptr_t)f, memory_order_relaxed);
 }
@@ -59,8 +63,8 @@ static bool has_no_slot(burst_foreign *f, int r, uint32_t overdue) {
     return r;
 }
 
-/* A thread gives its slot of the run queue up before it waits for a turn, because the thread that has the turn may itself have
- * to wait for a slot. */
+/* A thread gives its slot of the run queue up before it waits for a turn, because the thread that
+ * has the turn may itself have to wait for a slot. */
 static void take_turn(burst_foreign *f) {
     if (!pthread_mutex_trylock(mutex(f->turn))) return;
     burst_ticket *ticket = burst_pause();
@@ -68,13 +72,16 @@ static void take_turn(burst_foreign *f) {
     has_no_slot(f, burst_resume(ticket), BURST_QUEUED);
 }
 
-/* Lets executions of the run queue through that come first; others of this turn cannot. That time is not the loop's. */
+/* Lets executions of the run queue through that come first; others of this turn cannot. That time
+ * is not the loop's. */
 static void let_others_through(burst_foreign *f) {
     uint64_t since = f->turn->until ? futex_now() : 0;
-    if (!has_no_slot(f, burst_checkpoint(), BURST_OVERDUE) && since) f->turn->until += futex_now() - since;
+    if (!has_no_slot(f, burst_checkpoint(), BURST_OVERDUE) && since)
+        f->turn->until += futex_now() - since;
 }
 
-/* In the thread that runs, which alone writes to its turn; the library asks before each node, those of a loop's body, too. */
+/* In the thread that runs, which alone writes to its turn; the library asks before each node, those
+ * of a loop's body, too. */
 _Bool burst_foreign_ends(void *context) {
     burst_turn *turn = context;
     burst_foreign *f = turn->running;
@@ -96,7 +103,8 @@ static void run_steps(burst_foreign *f) {
         if (s > f->steps && !f->ended) is_overdue(f, BURST_OVERDUE);
         if (is_cancelled(f)) break;
         turn->until = s->limit_ns ? futex_now() + s->limit_ns : 0;
-        f->status = f->function(f->object, s->number, s->n_inputs, s->inputs, s->n_outputs, s->outputs);
+        f->status =
+            f->function(f->object, s->number, s->n_inputs, s->inputs, s->n_outputs, s->outputs);
     }
 }
 

@@ -1,19 +1,22 @@
-/* burst._hot: `run()` of a burst on a request that is known, in one call from Python; and the loop of a listener whose plans
- * are run by Python, without a frame of Python's between one request and the next.
+/* burst._hot: `run()` of a burst on a request that is known, in one call from Python; and the loop
+ * of a listener whose plans are run by Python, without a frame of Python's between one request and
+ * the next.
  *
- * This file and fmq/python/ are what includes Python.h: a function of cffi cannot be a method, take optional
- * arguments without parsing them in Python, or return an object that exists already. It decides nothing. Python makes results ready, and
- * says by `is_ready` of the burst's caller that the next `run()` may use them; whatever is not the usual case goes to
- * the methods `_run` and `_go_on` of the Python class.
+ * This file and fmq/python/ are what includes Python.h: a function of cffi cannot be a method, take
+ * optional arguments without parsing them in Python, or return an object that exists already. It
+ * decides nothing. Python makes results ready, and says by `is_ready` of the burst's caller that
+ * the next `run()` may use them; whatever is not the usual case goes to the methods `_run` and
+ * `_go_on` of the Python class.
  *
- * The global lock is the only lock here, and it is held from the look at `is_ready` to the result, if that comes before
- * burst_call returns. Else the thread gives it up and waits in C: what it would wake up to in Python is cold after a
- * camera's 33 ms, and costs 40 us. `calling` keeps other threads out meanwhile: they find the burst busy, or wait in
- * InFlight.begin. An exchange that then ends in another way than the last one is Python's. Free-threaded Python has no such lock, and always
- * uses `_run`.
+ * The global lock is the only lock here, and it is held from the look at `is_ready` to the result,
+ * if that comes before burst_call returns. Else the thread gives it up and waits in C: what it
+ * would wake up to in Python is cold after a camera's 33 ms, and costs 40 us. `calling` keeps other
+ * threads out meanwhile: they find the burst busy, or wait in InFlight.begin. An exchange that then
+ * ends in another way than the last one is Python's. Free-threaded Python has no such lock, and
+ * always uses `_run`.
  *
- * A listener never holds that lock while it waits: other threads of a device would feel it. It gives the lock up when its
- * answer is on the way, so that this costs its client nothing.
+ * A listener never holds that lock while it waits: other threads of a device would feel it. It
+ * gives the lock up when its answer is on the way, so that this costs its client nothing.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -27,19 +30,19 @@
 enum { MOST_READY = 4, MOST_INPUTS = 8 };
 
 typedef struct {
-    PyObject *result;        /* of the request, if it succeeds as it did before */
-    PyObject *outputs;       /* its arrays; borrowed */
-    PyObject *encoded;       /* for `_go_on`; it keeps the packet */
+    PyObject *result;  /* of the request, if it succeeds as it did before */
+    PyObject *outputs; /* its arrays; borrowed */
+    PyObject *encoded; /* for `_go_on`; it keeps the packet */
     void *packet;
     uint64_t bytes;
-    uint64_t *number;        /* of the request that used it last */
+    uint64_t *number; /* of the request that used it last */
 } ready;
 
 typedef struct {
     PyObject_HEAD
     burst_caller *caller;
-    PyObject *keeps;     /* what `caller` belongs to */
-    PyObject *locking;   /* of `submitting`: acquire and release */
+    PyObject *keeps;   /* what `caller` belongs to */
+    PyObject *locking; /* of `submitting`: acquire and release */
     ready ready[MOST_READY];
     int count, last;
     Py_buffer inputs[MOST_INPUTS];
@@ -61,10 +64,10 @@ static void forget(hot *h) {
     Py_CLEAR(h->locking);
 }
 
-/* ---- one run ------------------------------------------------------------------------------------------------------ */
+/* ---- one run --------------------------------------------------------------------------------- */
 
-/* Our own references: the output set has the result and the tuple, we have the result, the result the tuple, which has the
- * arrays. One more is the program's. */
+/* Our own references: the output set has the result and the tuple, we have the result, the result
+ * the tuple, which has the arrays. One more is the program's. */
 static int is_free(const ready *r) {
     if (Py_REFCNT(r->result) > 2 || Py_REFCNT(r->outputs) > 2) return 0;
     Py_ssize_t n = PyTuple_Size(r->outputs);
@@ -82,12 +85,17 @@ static ready *next_free(hot *h) {
 }
 
 static int is_alike(const Py_buffer *given, const Py_buffer *wanted) {
-    if (given->ndim != wanted->ndim || given->len != wanted->len || given->itemsize != wanted->itemsize) return 0;
-    if (strcmp(given->format ? given->format : "B", wanted->format ? wanted->format : "B")) return 0;
-    return !given->ndim || !memcmp(given->shape, wanted->shape, (size_t)given->ndim * sizeof *given->shape);
+    if (given->ndim != wanted->ndim || given->len != wanted->len ||
+        given->itemsize != wanted->itemsize)
+        return 0;
+    if (strcmp(given->format ? given->format : "B", wanted->format ? wanted->format : "B"))
+        return 0;
+    return !given->ndim ||
+           !memcmp(given->shape, wanted->shape, (size_t)given->ndim * sizeof *given->shape);
 }
 
-/* Copies arrays into the inputs, all or none. 0: they do not fit as they are, which `_run` judges. */
+/* Copies arrays into the inputs, all or none. 0: they do not fit as they are, which `_run`
+ * judges. */
 static int fill(hot *h, PyObject *const *arrays, Py_ssize_t n) {
     Py_buffer given[MOST_INPUTS];
     int taken = 0, fits = h->takes_arrays && n == h->n_inputs;
@@ -131,7 +139,8 @@ static void release(PyObject *locking) {
     PyErr_Restore(type, value, trace);
 }
 
-/* An exchange that burst_call did not end. It has references of its own: other threads may forget what is ready. */
+/* An exchange that burst_call did not end. It has references of its own: other threads may forget
+ * what is ready. */
 typedef struct {
     hot *h;
     burst_caller *caller;
@@ -160,8 +169,9 @@ static void drop_late(late *l) {
 static PyObject *go_on(late *l) {
     burst_caller *caller = l->caller;
     caller->is_ready = 0;
-    PyObject *result = PyObject_CallMethod((PyObject *)l->h, "_go_on", "OLOK", l->encoded, (long long)l->code, l->timeout,
-                                           (unsigned long long)l->end);
+    PyObject *result =
+        PyObject_CallMethod((PyObject *)l->h, "_go_on", "OLOK", l->encoded, (long long)l->code,
+                            l->timeout, (unsigned long long)l->end);
     if (!result && caller->calling) { /* Ctrl-C came before Python had begun to clean up */
         caller->over(caller);
         caller->result_bytes = 0;
@@ -169,7 +179,8 @@ static PyObject *go_on(late *l) {
     return result;
 }
 
-/* Whether it ended well. `calling` keeps all others out until we have the global lock again, and have looked at what came. */
+/* Whether it ended well. `calling` keeps all others out until we have the global lock again, and
+ * have looked at what came. */
 static int receive(late *l) {
     PyThreadState *state = PyEval_SaveThread();
     l->code = l->caller->finish(l->caller, l->end ? l->end : UINT64_MAX);
@@ -177,8 +188,8 @@ static int receive(late *l) {
     return !l->code && !(l->end && now() > l->end);
 }
 
-/* A thread that has `submitting` already lets us have it first, as long as `calling` says that ours goes on
- * (InFlight.begin). */
+/* A thread that has `submitting` already lets us have it first, as long as `calling` says that ours
+ * goes on (InFlight.begin). */
 static PyObject *under_lock(late *l, int has_ended) {
     PyObject *result = NULL, *locked = PyObject_CallMethod(l->locking, "acquire", NULL);
     if (locked) {
@@ -196,7 +207,8 @@ static PyObject *end_late(late l) {
     if (is_sent && receive(&l)) {
         l.caller->deadline = UINT64_MAX;
         l.caller->over(l.caller);
-        PyObject *told = l.caller->is_ready ? NULL : PyObject_CallMethod((PyObject *)l.h, "_tell_loops", NULL);
+        PyObject *told =
+            l.caller->is_ready ? NULL : PyObject_CallMethod((PyObject *)l.h, "_tell_loops", NULL);
         if (!told && PyErr_Occurred()) return drop_late(&l), NULL;
         Py_XDECREF(told);
         Py_INCREF(l.result);
@@ -245,7 +257,8 @@ done:
 }
 
 static int is_timeout(PyObject *names) {
-    return PyTuple_Size(names) == 1 && !PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, 0), "timeout");
+    return PyTuple_Size(names) == 1 &&
+           !PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, 0), "timeout");
 }
 
 static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *names) {
@@ -262,13 +275,14 @@ static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObje
     return in_python(self, args, n, names);
 }
 
-/* ---- what Python makes ready -------------------------------------------------------------------------------------- */
+/* ---- what Python makes ready ----------------------------------------------------------------- */
 
 static void *pointer(PyObject *address) { return PyLong_AsVoidPtr(address); }
 
 static int take_input(hot *h, PyObject *array) {
     if (h->n_inputs == MOST_INPUTS) return -1;
-    if (PyObject_GetBuffer(array, &h->inputs[h->n_inputs], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | PyBUF_WRITABLE)) {
+    if (PyObject_GetBuffer(array, &h->inputs[h->n_inputs],
+                           PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | PyBUF_WRITABLE)) {
         PyErr_Clear();
         return -1;
     }
@@ -279,7 +293,8 @@ static int take_input(hot *h, PyObject *array) {
 /* (caller, keeps, locking, inputs): the caller is an address, as an integer. */
 static PyObject *begin_ready(PyObject *self, PyObject *args) {
     PyObject *caller, *keeps, *locking, *inputs;
-    if (!PyArg_ParseTuple(args, "OOOO!", &caller, &keeps, &locking, &PyTuple_Type, &inputs)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOOO!", &caller, &keeps, &locking, &PyTuple_Type, &inputs))
+        return NULL;
     hot *h = (hot *)self;
     forget(h);
     burst_caller *found = pointer(caller);
@@ -290,22 +305,28 @@ static PyObject *begin_ready(PyObject *self, PyObject *args) {
     h->locking = locking;
     Py_ssize_t n = PyTuple_Size(inputs);
     h->takes_arrays = 1;
-    for (Py_ssize_t i = 0; i < n && h->takes_arrays; i++) h->takes_arrays = !take_input(h, PyTuple_GetItem(inputs, i));
+    for (Py_ssize_t i = 0; i < n && h->takes_arrays; i++)
+        h->takes_arrays = !take_input(h, PyTuple_GetItem(inputs, i));
     h->caller = found;
     Py_RETURN_NONE;
 }
 
-/* (result, encoded, packet, bytes, number): whether the result may be returned from now on; MOST_READY may. */
+/* (result, encoded, packet, bytes, number): whether the result may be returned from now on;
+ * MOST_READY may. */
 static PyObject *add_ready(PyObject *self, PyObject *args) {
     PyObject *result, *encoded, *packet, *number;
     unsigned long long bytes;
-    if (!PyArg_ParseTuple(args, "O!OOKO", &PyTuple_Type, &result, &encoded, &packet, &bytes, &number)) return NULL;
+    if (!PyArg_ParseTuple(args, "O!OOKO", &PyTuple_Type, &result, &encoded, &packet, &bytes,
+                          &number))
+        return NULL;
     hot *h = (hot *)self;
     PyObject *outputs = PyTuple_GetItem(result, 1);
     if (!outputs) return NULL;
-    if (!PyTuple_Check(outputs)) return PyErr_Format(PyExc_TypeError, "the outputs of a result are a tuple");
+    if (!PyTuple_Check(outputs))
+        return PyErr_Format(PyExc_TypeError, "the outputs of a result are a tuple");
     ready made = {result, outputs, encoded, pointer(packet), bytes, pointer(number)};
-    if (!made.packet || !made.number) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "a null pointer");
+    if (!made.packet || !made.number)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "a null pointer");
     if (!h->caller) return PyErr_Format(PyExc_ValueError, "_begin_ready comes first");
     if (h->count == MOST_READY) Py_RETURN_FALSE;
     Py_INCREF(result);
@@ -325,7 +346,7 @@ static PyObject *copied_bytes(PyObject *self, PyObject *unused) {
     return PyLong_FromUnsignedLongLong(((hot *)self)->copied);
 }
 
-/* ---- a listener --------------------------------------------------------------------------------------------------- */
+/* ---- a listener ------------------------------------------------------------------------------ */
 
 typedef int64_t listening(burst_listener *listener, const void *answer, uint64_t bytes);
 typedef int64_t answering(burst_listener *listener);
@@ -352,7 +373,8 @@ static PyObject *item(PyObject *list, int64_t i) {
 
 enum { FAILED = -1, LEFT, DONE }; /* left: to Python */
 
-/* Keeps no reference to the plan: while this thread waits it must not keep a plan alive that is freed. */
+/* Keeps no reference to the plan: while this thread waits it must not keep a plan alive that is
+ * freed. */
 static int run_plan(PyObject *runs, int64_t i) {
     PyObject *run = item(runs, i);
     if (!run) return FAILED;
@@ -363,7 +385,8 @@ static int run_plan(PyObject *runs, int64_t i) {
     return outcome;
 }
 
-/* Runs plans for as long as they succeed. `runs`: a callable for each plan, or None for one that Python runs and answers. */
+/* Runs plans for as long as they succeed. `runs`: a callable for each plan, or None for one that
+ * Python runs and answers. */
 static PyObject *serve_plans(burst_listener *l, PyObject *runs, int64_t code) {
     answering *answer = *(answering **)&l->answer;
     int outcome = DONE;
@@ -374,13 +397,15 @@ static PyObject *serve_plans(burst_listener *l, PyObject *runs, int64_t code) {
     return outcome == FAILED ? NULL : PyLong_FromLongLong(code);
 }
 
-/* (listener, runs, answer): the listener is an address, as an integer; the answer is bytes, or None. */
+/* (listener, runs, answer): the listener is an address, as an integer; the answer is bytes, or
+ * None. */
 static PyObject *serve(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *listener, *runs;
     const char *answer;
     Py_ssize_t bytes;
-    if (!PyArg_ParseTuple(args, "OO!z#", &listener, &PyList_Type, &runs, &answer, &bytes)) return NULL;
+    if (!PyArg_ParseTuple(args, "OO!z#", &listener, &PyList_Type, &runs, &answer, &bytes))
+        return NULL;
     burst_listener *l = pointer(listener);
     if (!l) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "a null pointer");
     return serve_plans(l, runs, listen_unlocked(l, answer, (uint64_t)bytes));
@@ -388,11 +413,12 @@ static PyObject *serve(PyObject *self, PyObject *args) {
 
 static PyMethodDef functions[] = {
     {"serve", serve, METH_VARARGS,
-     "serve(listener, runs, answer, /)\n--\n\nAs burst_listen, until a request comes that is not run by calling one of `runs`."},
+     "serve(listener, runs, answer, /)\n--\n\nAs burst_listen, until a request comes that is not "
+     "run by calling one of `runs`."},
     {NULL, NULL, 0, NULL},
 };
 
-/* ---- the type ----------------------------------------------------------------------------------------------------- */
+/* ---- the type -------------------------------------------------------------------------------- */
 
 static int traverse(PyObject *self, visitproc visit, void *arg) {
     hot *h = (hot *)self;
@@ -423,14 +449,16 @@ static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL | METH_KEYWORDS,
      "run($self, /, *arrays, timeout=None, deadline=None, **by_name)\n--\n\nAs `AnyBurst.run`."},
     {"_begin_ready", begin_ready, METH_VARARGS, "Results are for that caller from now on."},
-    {"_add_ready", add_ready, METH_VARARGS, "A result that a run may return, and the request that leads to it."},
+    {"_add_ready", add_ready, METH_VARARGS,
+     "A result that a run may return, and the request that leads to it."},
     {"_forget_ready", forget_ready, METH_NOARGS, "No result is ready any more."},
     {"_copied_bytes", copied_bytes, METH_NOARGS, "Bytes that `run` has copied into inputs."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, (void *)"Runs known requests in one call. `_run` and `_go_on` of the class that is made of it do the rest."},
+    {Py_tp_doc, (void *)"Runs known requests in one call. `_run` and `_go_on` of the class that is "
+                        "made of it do the rest."},
     {Py_tp_methods, methods},
     {Py_tp_traverse, (void *)traverse},
     {Py_tp_clear, (void *)clear},
@@ -455,8 +483,8 @@ static int add_type(PyObject *module) {
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)add_type}, {0, NULL}};
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "burst._hot", .m_doc = "The one call of a burst.", .m_methods = functions,
-    .m_slots = module_slots};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "burst._hot",
+                                        .m_doc = "The one call of a burst.", .m_methods = functions,
+                                        .m_slots = module_slots};
 
 PyMODINIT_FUNC PyInit__hot(void) { return PyModuleDef_Init(&definition); }

@@ -1,9 +1,10 @@
 /* Executions that begin in the listener's thread and end in another one: README.md, "In flight".
  *
- * A plan whose runs end elsewhere has a pending run, which is in flight from its begin until its answer is out. The runs in flight
- * are in a list, in the order of their requests. Whichever thread finds that the first of them has ended answers for it, one
- * thread at a time, so answers keep that order. A thread of the device never waits for a client: if there is no room for an
- * answer, or Python is needed, it calls the listener.
+ * A plan whose runs end elsewhere has a pending run, which is in flight from its begin until its
+ * answer is out. The runs in flight are in a list, in the order of their requests. Whichever thread
+ * finds that the first of them has ended answers for it, one thread at a time, so answers keep that
+ * order. A thread of the device never waits for a client: if there is no room for an answer, or
+ * Python is needed, it calls the listener.
  */
 #include <stdint.h>
 
@@ -39,7 +40,8 @@ struct burst_inflight {
     bool is_closed;
     int broken; /* why an answer could not go out */
     _Atomic uint64_t answered_at;
-    _Atomic uint32_t calls, stale; /* the listener has to look for room; to have Python free a plan's memory */
+    /* The listener has to look for room; to have Python free a plan's memory. */
+    _Atomic uint32_t calls, stale;
 };
 
 int inflight_new(burst_listener *l) {
@@ -114,7 +116,7 @@ _Bool burst_inflight_is_pending(const burst_listener *l, uint32_t i) {
     return i < l->count && atomic_load(&l->plans[i].state) & RUNS; /* pairs: FREE_RUN */
 }
 
-/* ---- the begin of a run -------------------------------------------------------------------------------------------- */
+/* ---- the begin of a run ---------------------------------------------------------------------- */
 
 void inflight_start(burst_listener *l, struct burst_plan *plan) {
     struct burst_inflight *all = l->inflight;
@@ -148,10 +150,10 @@ void inflight_abort(burst_listener *l, struct burst_plan *plan) {
     if (p->ticket) burst_leave(p->ticket);
 }
 
-/* ---- the end of a run ---------------------------------------------------------------------------------------------- */
+/* ---- the end of a run ------------------------------------------------------------------------ */
 
-/* Answers for the first, in the one thread that is answering. A run that began before the answer to the one before it is timed
- * from that answer. */
+/* Answers for the first, in the one thread that is answering. A run that began before the answer to
+ * the one before it is timed from that answer. */
 static int answer(pending *p, bool may_wait, bool *is_stale) {
     if (!p->is_judged) {
         uint64_t answered = inflight_answered_at(p->listener);
@@ -172,7 +174,8 @@ static void call_listener(burst_listener *l) {
 /* Under the lock: the first is answered, or never will be. */
 static void remove_first(burst_listener *l, pending *p, int r) {
     struct burst_inflight *all = l->inflight;
-    atomic_store_explicit(&all->answered_at, p->view.done, memory_order_relaxed); /* relaxed, because it is a figure */
+    /* Relaxed, because it is a figure. */
+    atomic_store_explicit(&all->answered_at, p->view.done, memory_order_relaxed);
     if (r) {
         all->broken = r;
         call_listener(l);
@@ -221,11 +224,12 @@ void burst_inflight_complete(void *run) {
 
 void burst_inflight_copy_and_complete(void *completion) {
     const burst_completion *c = completion;
-    for (const burst_copy *copy = c->copies; copy < c->copies + c->n; copy++) memcpy(copy->to, copy->from, copy->bytes);
+    for (const burst_copy *copy = c->copies; copy < c->copies + c->n; copy++)
+        memcpy(copy->to, copy->from, copy->bytes);
     burst_inflight_complete(c->run);
 }
 
-/* ---- the listener's thread ----------------------------------------------------------------------------------------- */
+/* ---- the listener's thread ------------------------------------------------------------------- */
 
 void inflight_await(pending *p) {
     struct burst_inflight *all = p->listener->inflight;

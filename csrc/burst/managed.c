@@ -1,4 +1,5 @@
-/* A burst_function on buffers that the device manages: it checks their states, runs another one, and stores their states. */
+/* A burst_function on buffers that the device manages: it checks their states, runs another one,
+ * and stores their states. */
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -8,11 +9,16 @@
 
 static _Atomic uint32_t *state(uint32_t *fresh) { return (_Atomic uint32_t *)fresh; }
 
-/* Relaxed, because a state says nothing about memory that another thread might be writing: that is its client's concern. */
-static bool is_fresh(uint32_t *fresh) { return atomic_load_explicit(state(fresh), memory_order_relaxed); }
+/* Relaxed, because a state says nothing about memory that another thread might be writing: that is
+ * its client's concern. */
+static bool is_fresh(uint32_t *fresh) {
+    return atomic_load_explicit(state(fresh), memory_order_relaxed);
+}
 
 /* Relaxed, because of the same. */
-static void note(uint32_t *fresh, bool failed) { atomic_store_explicit(state(fresh), failed, memory_order_relaxed); }
+static void note(uint32_t *fresh, bool failed) {
+    atomic_store_explicit(state(fresh), failed, memory_order_relaxed);
+}
 
 int32_t burst_managed_run(void *context) {
     const burst_managed *m = context;

@@ -1,4 +1,5 @@
-/* Messages: the few forms of msgpack that docs/protocol.md needs, bounded, and descriptors over a packet socket. */
+/* Messages: the few forms of msgpack that docs/protocol.md needs, bounded, and descriptors over a
+ * packet socket. */
 #define _GNU_SOURCE
 #include "burst/messages.h"
 
@@ -36,7 +37,7 @@ static bool make_room(message *m, size_t more) {
     return true;
 }
 
-/* ---- writing ----------------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 void put_bytes(message *m, const void *bytes, size_t n) {
     if (!make_room(m, n)) return;
@@ -91,7 +92,7 @@ void put_text(message *m, const char *text) {
     put_bytes(m, text, n);
 }
 
-/* ---- reading ----------------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static enum form broken(message *m) { return m->is_broken = true, BROKEN; }
 
@@ -102,7 +103,8 @@ static bool take_number(message *m, unsigned bytes, uint64_t *value) {
 }
 
 /* The payload of a text, an array, or of what is only passed over. */
-static enum form take_sized(message *m, enum form form, unsigned bytes, uint64_t size, int64_t *value) {
+static enum form take_sized(message *m, enum form form, unsigned bytes, uint64_t size,
+                            int64_t *value) {
     if (bytes && !take_number(m, bytes, &size)) return broken(m);
     if (size > m->length - m->at) return broken(m); /* an element has one byte at least */
     *value = (int64_t)size;
@@ -130,22 +132,35 @@ enum form take_object(message *m, int64_t *value) {
     if (head < 0xc0) return take_sized(m, TEXT, 0, head & 31, value);
     if (head >= 0xcc && head <= 0xd3) return take_integer(m, (unsigned)head, value);
     switch (head) {
-    case 0xc0: case 0xc2: case 0xc3: return *value = head == 0xc3, OTHER;
-    case 0xc4: case 0xc5: case 0xc6: return take_sized(m, OTHER, 1u << (head - 0xc4), 0, value); /* bin */
-    case 0xca: case 0xcb: return take_sized(m, OTHER, 0, head == 0xca ? 4 : 8, value);           /* float */
-    case 0xd9: case 0xda: case 0xdb: return take_sized(m, TEXT, 1u << (head - 0xd9), 0, value);
-    case 0xdc: case 0xdd: return take_sized(m, ARRAY, head == 0xdc ? 2 : 4, 0, value);
+    case 0xc0:
+    case 0xc2:
+    case 0xc3: return *value = head == 0xc3, OTHER;
+    /* Bin. */
+    case 0xc4:
+    case 0xc5:
+    case 0xc6: return take_sized(m, OTHER, 1u << (head - 0xc4), 0, value);
+    /* Float. */
+    case 0xca:
+    case 0xcb: return take_sized(m, OTHER, 0, head == 0xca ? 4 : 8, value);
+    case 0xd9:
+    case 0xda:
+    case 0xdb: return take_sized(m, TEXT, 1u << (head - 0xd9), 0, value);
+    case 0xdc:
+    case 0xdd: return take_sized(m, ARRAY, head == 0xdc ? 2 : 4, 0, value);
     default: return broken(m);
     }
 }
 
-bool take_as(message *m, enum form form, int64_t *value) { return take_object(m, value) == form || (broken(m), false); }
+bool take_as(message *m, enum form form, int64_t *value) {
+    return take_object(m, value) == form || (broken(m), false);
+}
 
 bool take_text(message *m, char *to, size_t room) {
     int64_t n;
     if (!take_as(m, TEXT, &n)) return false;
     size_t kept = (size_t)n < room ? (size_t)n : room - 1;
-    for (size_t i = 0; i < kept; i++) to[i] = m->bytes[m->at + i] < ' ' ? ' ' : (char)m->bytes[m->at + i];
+    for (size_t i = 0; i < kept; i++)
+        to[i] = m->bytes[m->at + i] < ' ' ? ' ' : (char)m->bytes[m->at + i];
     to[kept] = 0;
     m->at += (size_t)n;
     return true;
@@ -163,14 +178,16 @@ static bool skip(message *m, int64_t n, int depth) {
 
 bool skip_objects(message *m, int64_t n) { return skip(m, n, 0); }
 
-/* ---- the socket -------------------------------------------------------------------------------------------------- */
+/* ---- the socket ------------------------------------------------------------------------------ */
 
 typedef union {
     char bytes[CMSG_SPACE(MOST_FDS * sizeof(int))];
     struct cmsghdr first;
 } side_data;
 
-static bool is_shortage(int error) { return error == ENOMEM || error == ENOBUFS || error == ETOOMANYREFS; }
+static bool is_shortage(int error) {
+    return error == ENOMEM || error == ENOBUFS || error == ETOOMANYREFS;
+}
 
 static void rest(void) {
     struct timespec pause = {0, 10000000};
@@ -179,14 +196,17 @@ static void rest(void) {
 
 static int send_message(int socket, message *m, int flags) {
     if (m->is_broken) return fail(-ENOMEM, "no memory for a message");
-    if (m->length > MOST_BYTES) return fail(-EMSGSIZE, "a message of %zu bytes; at most %d are allowed", m->length, MOST_BYTES);
+    if (m->length > MOST_BYTES)
+        return fail(-EMSGSIZE, "a message of %zu bytes; at most %d are allowed", m->length,
+                    MOST_BYTES);
     side_data side = {{0}};
     struct iovec body = {m->bytes, m->length};
     struct msghdr whole = {.msg_iov = &body, .msg_iovlen = 1};
     if (m->n_fds) {
         size_t bytes = (size_t)m->n_fds * sizeof(int);
         whole.msg_control = &side, whole.msg_controllen = CMSG_SPACE(bytes);
-        side.first.cmsg_level = SOL_SOCKET, side.first.cmsg_type = SCM_RIGHTS, side.first.cmsg_len = CMSG_LEN(bytes);
+        side.first.cmsg_level = SOL_SOCKET, side.first.cmsg_type = SCM_RIGHTS,
+        side.first.cmsg_len = CMSG_LEN(bytes);
         memcpy(CMSG_DATA(&side.first), m->fds, bytes);
     }
     for (int tries = TRIES; sendmsg(socket, &whole, MSG_NOSIGNAL | flags) < 0;) {
@@ -206,7 +226,8 @@ static void take_fds(message *m, struct msghdr *whole) {
     for (struct cmsghdr *c = CMSG_FIRSTHDR(whole); c; c = CMSG_NXTHDR(whole, c)) {
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
         int n = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-        memcpy(m->fds + m->n_fds, CMSG_DATA(c), (size_t)n * sizeof(int)); /* the kernel gave no more than we have room for */
+        /* The kernel gave no more than we have room for. */
+        memcpy(m->fds + m->n_fds, CMSG_DATA(c), (size_t)n * sizeof(int));
         m->n_fds += n;
     }
 }
@@ -231,7 +252,8 @@ int message_receive(int socket, message *m, uint64_t deadline) {
         if (r) return r;
         side_data side;
         struct iovec body = {m->bytes, MOST_BYTES};
-        struct msghdr whole = {.msg_iov = &body, .msg_iovlen = 1, .msg_control = &side, .msg_controllen = sizeof side};
+        struct msghdr whole = {
+            .msg_iov = &body, .msg_iovlen = 1, .msg_control = &side, .msg_controllen = sizeof side};
         ssize_t n = recvmsg(socket, &whole, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
         if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
         if (n < 0 && is_shortage(errno) && --tries) {
@@ -239,11 +261,13 @@ int message_receive(int socket, message *m, uint64_t deadline) {
             continue;
         }
         if (n >= 0) take_fds(m, &whole);
-        if (n <= 0) message_close_fds(m); /* a packet of no bytes may carry some, and is taken for the end */
+        /* A packet of no bytes may carry some, and is taken for the end. */
+        if (n <= 0) message_close_fds(m);
         if (n <= 0) return fail(-EPIPE, "the device died, or ended the connection");
         m->length = (size_t)n;
         if (!(whole.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) return 0;
         message_close_fds(m);
-        return fail(-EBADMSG, "a message of the device exceeds %d bytes or %d descriptors", MOST_BYTES, MOST_FDS);
+        return fail(-EBADMSG, "a message of the device exceeds %d bytes or %d descriptors",
+                    MOST_BYTES, MOST_FDS);
     }
 }

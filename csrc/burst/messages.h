@@ -1,4 +1,5 @@
-/* Messages of msgpack with descriptors over a packet socket: docs/protocol.md, section 2. Not exported. */
+/* Messages of msgpack with descriptors over a packet socket: docs/protocol.md, section 2. Not
+ * exported. */
 #ifndef BURST_MESSAGES_H
 #define BURST_MESSAGES_H
 
@@ -8,7 +9,8 @@
 
 enum { MOST_BYTES = 65536, MOST_FDS = 72 };
 
-/* What is written grows as it has to; what is read is bounded by `length`. After a failure (`is_broken`) the rest does nothing. */
+/* What is written grows as it has to; what is read is bounded by `length`. After a failure
+ * (`is_broken`) the rest does nothing. */
 typedef struct {
     unsigned char *bytes;
     size_t length, room, at; /* at: how much of it was read */
@@ -29,11 +31,14 @@ void put_nil(message *m);
 void put_text(message *m, const char *text);
 void put_bytes(message *m, const void *bytes, size_t n); /* as they are */
 
-/* The next object, in the shortest form or not; of what is longer than the message nothing is believed. */
+/* The next object, in the shortest form or not; of what is longer than the message nothing is
+ * believed. */
 enum form { BROKEN = 0, INTEGER, TEXT, ARRAY, OTHER };
-enum form take_object(message *m, int64_t *value); /* integer; bytes of a text, whose first is then at `at`; elements of an array */
+/* Integer; bytes of a text, whose first is then at `at`; elements of an array. */
+enum form take_object(message *m, int64_t *value);
 bool take_as(message *m, enum form form, int64_t *value);
-bool take_text(message *m, char *to, size_t room); /* cut to what fits, and without what cannot be printed */
+/* Cut to what fits, and without what cannot be printed. */
+bool take_text(message *m, char *to, size_t room);
 bool skip_objects(message *m, int64_t n);
 
 int message_send(int socket, message *m);  /* its descriptors stay open */

@@ -6,16 +6,19 @@
 
 int burst_fits(const void *process) {
     const struct fmq_process *p = process;
-    return p->version == FMQ_PROCESS_VERSION && p->end_bytes == sizeof(struct fmq_end) ? 0 : -EPROTO;
+    return p->version == FMQ_PROCESS_VERSION && p->end_bytes == sizeof(struct fmq_end) ? 0
+                                                                                       : -EPROTO;
 }
 
-int64_t packet_take(struct fmq_end *e, unsigned char *buffer, uint64_t buffer_bytes, unsigned size_at) {
+int64_t packet_take(struct fmq_end *e, unsigned char *buffer, uint64_t buffer_bytes,
+                    unsigned size_at) {
     uint64_t n = ring_known(e);
     if (size_at) {
         unsigned char first[DATUM];
         ring_copy_out(e, first, 1);
         uint32_t announced = load_u32(first) == PACKET_INFORMATION ? load_u32(first + size_at) : 0;
-        if (announced && announced < n) n = announced; /* a lie makes a packet that is refused, and what follows too */
+        /* A lie makes a packet that is refused, and what follows too. */
+        if (announced && announced < n) n = announced;
     }
     if (n > buffer_bytes / DATUM) return -EMSGSIZE;
     ring_copy_out(e, buffer, n);

@@ -1,10 +1,12 @@
-/* The scheduling policy of a device: which ticket runs next, which has to yield, and what each is charged. No clock, no lock
- * and no futex: run_queue.c, which waits, passes the time in and calls this under its lock.
+/* The scheduling policy of a device: which ticket runs next, which has to yield, and what each is
+ * charged. No clock, no lock and no futex: run_queue.c, which waits, passes the time in and calls
+ * this under its lock.
  *
- * Between accounts (shares), and between the applications of an account: start-time fair queueing by the time that they
- * used. Within an application: strict priority. Within a priority: deficit round robin between clients (flows). Within a
- * flow: first come, first served. All of it counts *contended* time, of a clock that stands still while no ticket waits: a
- * client that runs while no other wants the device owes nothing to clients that come later. README.md, "Run queue", has the
+ * Between accounts (shares), and between the applications of an account: start-time fair queueing
+ * by the time that they used. Within an application: strict priority. Within a priority: deficit
+ * round robin between clients (flows). Within a flow: first come, first served. All of it counts
+ * *contended* time, of a clock that stands still while no ticket waits: a client that runs while no
+ * other wants the device owes nothing to clients that come later. README.md, "Run queue", has the
  * bounds.
  */
 #include <stdint.h>
@@ -12,12 +14,16 @@
 #include "burst/api.h"
 #include "burst/run_queue.h"
 
-static const uint64_t DOUBT = 100; /* for each ns that an execution lasts longer than one that was estimated to be brief may */
+/* For each ns that an execution lasts longer than one that was estimated to be brief may. */
+static const uint64_t DOUBT = 100;
 
-/* ---- the contended clock ------------------------------------------------------------------------------------------ */
+/* ---- the contended clock --------------------------------------------------------------------- */
 
-/* Relaxed, because only a start and an end beside the lock read it there, and these may be a little off. */
-static uint64_t standing(const burst_run_queue *q) { return atomic_load_explicit(&q->contended, memory_order_relaxed); }
+/* Relaxed, because only a start and an end beside the lock read it there, and these may be a little
+ * off. */
+static uint64_t standing(const burst_run_queue *q) {
+    return atomic_load_explicit(&q->contended, memory_order_relaxed);
+}
 
 static uint64_t contended(const burst_run_queue *q, uint64_t now) {
     return standing(q) + (q->waiting && now > q->since ? now - q->since : 0);
@@ -25,7 +31,9 @@ static uint64_t contended(const burst_run_queue *q, uint64_t now) {
 
 static burst_share *share_of(fair_entity *member) { return (burst_share *)member; }
 
-static burst_application *application_of(fair_entity *member) { return (burst_application *)member; }
+static burst_application *application_of(fair_entity *member) {
+    return (burst_application *)member;
+}
 
 static void begin_waiting(const burst_flow *f, uint64_t now) {
     burst_application *a = f->application;
@@ -49,16 +57,19 @@ static void end_waiting(const burst_flow *f, uint64_t now) {
     a->rings[f->priority].waiting--;
     a->fair.waiting--;
     a->share->fair.waiting--;
-    if (!--q->waiting) atomic_store_explicit(&q->contended, clock, memory_order_relaxed); /* relaxed, because of that */
+    /* Relaxed, because of that. */
+    if (!--q->waiting) atomic_store_explicit(&q->contended, clock, memory_order_relaxed);
 }
 
-/* ---- what was used ------------------------------------------------------------------------------------------------- */
+/* ---- what was used --------------------------------------------------------------------------- */
 
-static bool is_less(uint64_t a, uint64_t b) { return (int64_t)(a - b) < 0; } /* of paces, which run freely */
+/* Of paces, which run freely. */
+static bool is_less(uint64_t a, uint64_t b) { return (int64_t)(a - b) < 0; }
 
 static uint64_t weighted(const fair_entity *e, uint64_t ns) { return ns * MOST_WEIGHT / e->weight; }
 
-/* Time away counts as used in a turn that was not over, and it pays a debt: a flow saves nothing up and pays all debts. */
+/* Time away counts as used in a turn that was not over, and it pays a debt: a flow saves nothing up
+ * and pays all debts. */
 static void settle_flow(burst_flow *f, uint64_t now) {
     if (f->present) return;
     int64_t away = now > f->left && now - f->left < INT64_MAX ? (int64_t)(now - f->left) : 0;
@@ -66,8 +77,9 @@ static void settle_flow(burst_flow *f, uint64_t now) {
     else f->deficit = f->deficit + away < 0 ? f->deficit + away : 0;
 }
 
-/* An account or application that was away begins at the pace of the others. Its debt shrinks by the time that it was away,
- * but not while it has its turn: that time is a rest between two requests. */
+/* An account or application that was away begins at the pace of the others. Its debt shrinks by the
+ * time that it was away, but not while it has its turn: that time is a rest between two
+ * requests. */
 static void settle_entity(fair_entity *e, uint64_t pace, bool has_turn, uint64_t now) {
     if (e->waiting) return;
     if (!e->present && !has_turn && is_less(pace, e->pace) && now > e->left) {
@@ -101,10 +113,12 @@ static void set_present(burst_ticket *t, bool present, uint64_t now) {
     t->present = present;
 }
 
-/* A ticket that began while none waited is seen only now. It is charged from when the others began to wait. */
+/* A ticket that began while none waited is seen only now. It is charged from when the others began
+ * to wait. */
 static void meet(burst_ticket *t, uint64_t now) {
     burst_flow *f = t->flow;
-    settle(f->application, t->queue->shares.pace_since, f->application->share->applications.pace_since, now);
+    settle(f->application, t->queue->shares.pace_since,
+           f->application->share->applications.pace_since, now);
     if (!f->first) settle_flow(f, now);
     set_present(t, true, now);
 }
@@ -127,7 +141,7 @@ static void charge(burst_ticket *t, uint64_t now) {
     t->queue->used += used;
 }
 
-/* ---- rings and lines ----------------------------------------------------------------------------------------------- */
+/* ---- rings and lines ------------------------------------------------------------------------- */
 
 static flow_ring *ring_of(burst_flow *f) { return &f->application->rings[f->priority]; }
 
@@ -165,7 +179,9 @@ static void line_up(burst_ticket *t) {
     burst_ticket *before = NULL;
     if (f->last && f->last->number < t->number) before = f->last;
     else
-        for (burst_ticket *other = f->first; other && other->number < t->number; other = other->next) before = other;
+        for (burst_ticket *other = f->first; other && other->number < t->number;
+             other = other->next)
+            before = other;
     t->next = before ? before->next : f->first;
     *(before ? &before->next : &f->first) = t;
     if (!t->next) f->last = t;
@@ -181,18 +197,21 @@ static void leave_line(burst_ticket *t, uint64_t now) {
     end_waiting(f, now);
 }
 
-/* ---- the last slot --------------------------------------------------------------------------------------------------- */
+/* ---- the last slot --------------------------------------------------------------------------- */
 
-/* While an account has no long execution, those of the others leave it one slot: the last one is for brief executions, and for
- * the first long one of an account. What an execution takes is known from earlier ones; one that lasts longer costs its
- * account that belief for a hundred times as long. */
+/* While an account has no long execution, those of the others leave it one slot: the last one is
+ * for brief executions, and for the first long one of an account. What an execution takes is known
+ * from earlier ones; one that lasts longer costs its account that belief for a hundred times as
+ * long. */
 static bool is_doubted(const burst_share *s, uint64_t now) {
-    return now < atomic_load_explicit(&s->doubted, memory_order_relaxed); /* relaxed, because it is a guess */
+    /* Relaxed, because it is a guess. */
+    return now < atomic_load_explicit(&s->doubted, memory_order_relaxed);
 }
 
 void burst_policy_expect(burst_ticket *t, const burst_estimate *e, uint64_t now) {
     /* Relaxed, because it is a guess. */
-    uint64_t usual = e ? atomic_load_explicit((const _Atomic uint64_t *)&e->usual_ns, memory_order_relaxed) : 0;
+    uint64_t usual =
+        e ? atomic_load_explicit((const _Atomic uint64_t *)&e->usual_ns, memory_order_relaxed) : 0;
     t->is_long = !usual || usual > t->queue->brief || is_doubted(t->flow->application->share, now);
 }
 
@@ -202,7 +221,8 @@ void burst_policy_doubt(burst_ticket *t, uint64_t now) {
     uint64_t until = now + (now - t->begun - most) * DOUBT;
     _Atomic uint64_t *doubted = &t->flow->application->share->doubted;
     /* Relaxed, because it is a guess: of two at once, either will do. */
-    if (until > atomic_load_explicit(doubted, memory_order_relaxed)) atomic_store_explicit(doubted, until, memory_order_relaxed);
+    if (until > atomic_load_explicit(doubted, memory_order_relaxed))
+        atomic_store_explicit(doubted, until, memory_order_relaxed);
 }
 
 static bool is_kept_from(const burst_share *s) {
@@ -210,7 +230,9 @@ static bool is_kept_from(const burst_share *s) {
     return s->long_runs && q->long_runs + 1 >= q->slots && q->long_accounts < q->accounts;
 }
 
-bool burst_policy_may_begin(const burst_ticket *t) { return !t->is_long || !is_kept_from(t->flow->application->share); }
+bool burst_policy_may_begin(const burst_ticket *t) {
+    return !t->is_long || !is_kept_from(t->flow->application->share);
+}
 
 static void count_long(const burst_ticket *t, uint32_t change) {
     if (!t->is_long) return;
@@ -224,7 +246,7 @@ static void count_long(const burst_ticket *t, uint32_t change) {
 
 void burst_policy_release(burst_ticket *t) { count_long(t, UINT32_MAX); }
 
-/* ---- the next ticket ----------------------------------------------------------------------------------------------- */
+/* ---- the next ticket ------------------------------------------------------------------------- */
 
 /* The member that has used least, of those that wait; except one. */
 static fair_entity *least_used(const fair_group *group, const fair_entity *except) {
@@ -234,17 +256,20 @@ static fair_entity *least_used(const fair_group *group, const fair_entity *excep
     return least;
 }
 
-/* Whether an application's turn is over: another one waits that has used less, by more than half a quantum. So two that take
- * turns go from half a quantum behind to half a quantum ahead. */
+/* Whether an application's turn is over: another one waits that has used less, by more than half a
+ * quantum. So two that take turns go from half a quantum behind to half a quantum ahead. */
 static bool is_ahead(const burst_application *a, const fair_entity *other) {
     return other && is_less(other->pace + a->share->queue->quantum / 2, a->fair.pace);
 }
 
-/* The application of a share in which a ticket waits that comes next; except one. NULL: there is none. */
+/* The application of a share in which a ticket waits that comes next; except one. NULL: there is
+ * none. */
 static burst_application *next_application(const burst_share *s, const burst_application *except) {
     fair_entity *least = least_used(&s->applications, except ? &except->fair : NULL);
     burst_application *turn = s->turn;
-    return turn && turn != except && turn->fair.waiting && !is_ahead(turn, least) ? turn : application_of(least);
+    return turn && turn != except && turn->fair.waiting && !is_ahead(turn, least)
+               ? turn
+               : application_of(least);
 }
 
 /* The highest priority of those that wait, or -1. */
@@ -290,7 +315,8 @@ static bool may_go_on(const burst_share *s, uint64_t now) {
 static burst_share *next_share(const burst_run_queue *q, uint64_t now) {
     fair_entity *least = NULL;
     for (fair_entity *m = q->shares.members; m; m = m->next)
-        if (m->waiting && (!least || is_less(m->pace, least->pace)) && may_go_on(share_of(m), now)) least = m;
+        if (m->waiting && (!least || is_less(m->pace, least->pace)) && may_go_on(share_of(m), now))
+            least = m;
     return share_of(least);
 }
 
@@ -310,7 +336,7 @@ burst_ticket *burst_policy_next(burst_run_queue *q, uint64_t now) {
     return t;
 }
 
-/* ---- events -------------------------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 _Bool burst_policy_begin(burst_ticket *t) {
     if (!burst_policy_may_begin(t)) return false;
@@ -320,7 +346,9 @@ _Bool burst_policy_begin(burst_ticket *t) {
     return true;
 }
 
-_Bool burst_policy_owes(const burst_ticket *t) { return t->present || t->charged != standing(t->queue); }
+_Bool burst_policy_owes(const burst_ticket *t) {
+    return t->present || t->charged != standing(t->queue);
+}
 
 void burst_policy_arrive(burst_ticket *t, uint64_t now) {
     burst_flow *f = t->flow;
@@ -347,11 +375,15 @@ void burst_policy_finish(burst_ticket *t, uint64_t now) {
 }
 
 /* The first in line of an application, without giving any flow its turn. */
-static burst_ticket *first_waiting(const burst_application *a) { return a->rings[most_urgent(a)].first->first; }
+static burst_ticket *first_waiting(const burst_application *a) {
+    return a->rings[most_urgent(a)].first->first;
+}
 
-/* The first of those that may have a slot. Another account comes before another application, and both before the own: the slot stays
- * free until this ticket's thread is awake, and only its own account decides whether that takes long. */
-static burst_ticket *called(burst_ticket *of_account, burst_ticket *of_application, burst_ticket *own) {
+/* The first of those that may have a slot. Another account comes before another application, and
+ * both before the own: the slot stays free until this ticket's thread is awake, and only its own
+ * account decides whether that takes long. */
+static burst_ticket *called(burst_ticket *of_account, burst_ticket *of_application,
+                            burst_ticket *own) {
     burst_ticket *found[] = {of_account, of_application, own};
     for (unsigned i = 0; i < 3; i++)
         if (found[i] && burst_policy_may_begin(found[i])) return found[i];
@@ -373,7 +405,8 @@ burst_ticket *burst_policy_standby(const burst_ticket *t) {
 uint64_t burst_policy_outranking(const burst_ticket *t) {
     const burst_flow *f = t->flow;
     uint64_t found = 0;
-    for (uint32_t p = f->priority + 1; p < PRIORITIES; p++) found += f->application->rings[p].waiting;
+    for (uint32_t p = f->priority + 1; p < PRIORITIES; p++)
+        found += f->application->rings[p].waiting;
     return found;
 }
 

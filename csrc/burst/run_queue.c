@@ -1,7 +1,9 @@
-/* Waiting for a slot of a device: one word that says whether a ticket waits, one lock for that case, and a futex word for each
- * ticket. policy.c decides which ticket comes next. README.md, "Run queue", has the protocol.
+/* Waiting for a slot of a device: one word that says whether a ticket waits, one lock for that
+ * case, and a futex word for each ticket. policy.c decides which ticket comes next. README.md, "Run
+ * queue", has the protocol.
  *
- * While no ticket waits, entering and leaving are one compare-and-exchange each, and no clock is read.
+ * While no ticket waits, entering and leaving are one compare-and-exchange each, and no clock is
+ * read.
  */
 #include <stdint.h>
 
@@ -13,24 +15,28 @@
 #include <linux/futex.h>
 
 static const uint64_t RUNNER = 1, WAITER = UINT64_C(1) << 32; /* of `turns` */
-enum { OUT, WAITS, RUNS, CLOSED, CALLED }; /* of a ticket's word */
+enum { OUT, WAITS, RUNS, CLOSED, CALLED };                    /* of a ticket's word */
 
 static _Thread_local burst_ticket *running; /* with which this thread has a slot */
 static _Atomic uint32_t waiters;            /* tickets in line, in all queues of this process */
-static _Atomic uint32_t preemption_requests; /* grows when a ticket begins to wait and may outrank one that runs; a futex word */
+/* Grows when a ticket begins to wait and may outrank one that runs; a futex word. */
+static _Atomic uint32_t preemption_requests;
 
-/* ---- slots --------------------------------------------------------------------------------------------------------- */
+/* ---- slots ----------------------------------------------------------------------------------- */
 
-/* Takes a slot if one is free and no ticket waits: a ticket that waits makes `turns` greater than any number of slots. */
+/* Takes a slot if one is free and no ticket waits: a ticket that waits makes `turns` greater than
+ * any number of slots. */
 static bool take_slot(burst_run_queue *q) {
-    uint64_t turns = atomic_load_explicit(&q->turns, memory_order_relaxed); /* relaxed, because the exchange looks again */
+    /* Relaxed, because the exchange looks again. */
+    uint64_t turns = atomic_load_explicit(&q->turns, memory_order_relaxed);
     while (turns < q->slots)
         if (atomic_compare_exchange_weak(&q->turns, &turns, turns + RUNNER)) return true;
     return false;
 }
 
 static bool give_slot_back(burst_run_queue *q) {
-    uint64_t turns = atomic_load_explicit(&q->turns, memory_order_relaxed); /* relaxed, because the exchange looks again */
+    /* Relaxed, because the exchange looks again. */
+    uint64_t turns = atomic_load_explicit(&q->turns, memory_order_relaxed);
     while (turns < WAITER)
         if (atomic_compare_exchange_weak(&q->turns, &turns, turns - RUNNER)) return true;
     return false;
@@ -70,8 +76,8 @@ static burst_ticket *hand_on_the_rest(burst_run_queue *q) {
     return next;
 }
 
-/* Not under the lock: wakes the tickets that were given a slot, until none is free. A ticket may have gone on already: then
- * this wakes no thread. */
+/* Not under the lock: wakes the tickets that were given a slot, until none is free. A ticket may
+ * have gone on already: then this wakes no thread. */
 static void wake(burst_run_queue *q, const burst_ticket *self, burst_ticket *next) {
     for (; next; next = hand_on_the_rest(q))
         if (next != self) futex_wake(&next->word, 1, FUTEX_BITSET_MATCH_ANY);
@@ -79,7 +85,7 @@ static void wake(burst_run_queue *q, const burst_ticket *self, burst_ticket *nex
 
 void run_queue_serve(burst_run_queue *q) { wake(q, NULL, hand_on_the_rest(q)); }
 
-/* ---- waiting ------------------------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 /* Under the lock: it does not wait any more, and has no slot. */
 static void drop_out(burst_ticket *t, uint32_t word) {
@@ -104,7 +110,8 @@ static int give_up(burst_ticket *t) {
     return gives_up ? -ETIMEDOUT : 0;
 }
 
-/* The slot that was free when this ticket was called goes to the ticket that comes next, perhaps itself, if it is still free. */
+/* The slot that was free when this ticket was called goes to the ticket that comes next, perhaps
+ * itself, if it is still free. */
 static void answer_call(burst_ticket *t) {
     burst_run_queue *q = t->queue;
     pthread_mutex_lock(&q->lock);
@@ -124,7 +131,8 @@ static int wait_for_slot(burst_ticket *t, uint64_t latest) {
     uint32_t word;
     while (!r && is_in_line(word = atomic_load(&t->word))) { /* pairs: TURN */
         if (word == CALLED) answer_call(t);
-        else if (futex_wait(&t->word, WAITS, FUTEX_BITSET_MATCH_ANY, latest) == -ETIMEDOUT) r = give_up(t);
+        else if (futex_wait(&t->word, WAITS, FUTEX_BITSET_MATCH_ANY, latest) == -ETIMEDOUT)
+            r = give_up(t);
     }
     if (r) return r;
     if (atomic_load(&t->word) == CLOSED) return -ECANCELED; /* pairs: TURN */
@@ -140,7 +148,8 @@ static void request_preemption(const burst_ticket *t) {
     futex_wake(&preemption_requests, 1, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Under the lock: the ticket waits, and `turns` counts it. Returns the ticket that gets a slot, perhaps itself, or NULL. */
+/* Under the lock: the ticket waits, and `turns` counts it. Returns the ticket that gets a slot,
+ * perhaps itself, or NULL. */
 static burst_ticket *stand_in_line(burst_ticket *t, uint64_t change, uint64_t now) {
     atomic_store(&t->word, WAITS);
     note_wait(t, now);
@@ -167,7 +176,8 @@ static int enter_line(burst_ticket *t, uint64_t latest) {
     return wait_for_slot(t, latest);
 }
 
-/* Takes a slot if one is free for this ticket and none waits. What is long is counted, so it takes the lock. */
+/* Takes a slot if one is free for this ticket and none waits. What is long is counted, so it takes
+ * the lock. */
 static bool begin_at_once(burst_ticket *t, uint64_t now) {
     burst_run_queue *q = t->queue;
     t->begun = now;
@@ -209,15 +219,19 @@ int burst_enter(burst_ticket *t, const burst_estimate *estimate, uint64_t deadli
     int r = take_or_wait(t, latest, now);
     t->waited = t->number ? futex_now() - now : 0;
     /* Relaxed, because it is a figure that this thread alone writes. */
-    if (!r) atomic_store_explicit(&t->past.executions, burst_executions_of(t) + 1, memory_order_relaxed);
+    if (!r)
+        atomic_store_explicit(&t->past.executions, burst_executions_of(t) + 1,
+                              memory_order_relaxed);
     return r;
 }
 
 _Bool burst_run_queue_is_idle(const burst_run_queue *q) {
-    return !atomic_load_explicit(&q->turns, memory_order_relaxed); /* relaxed, because it is a hint */
+    /* Relaxed, because it is a hint. */
+    return !atomic_load_explicit(&q->turns, memory_order_relaxed);
 }
 
-/* Under the lock: calls a ticket for the slot that was left. It gets the slot if the client of `t` sends no request first. */
+/* Under the lock: calls a ticket for the slot that was left. It gets the slot if the client of `t`
+ * sends no request first. */
 static burst_ticket *call(burst_run_queue *q, burst_ticket *standby) {
     if (q->called) return NULL;
     q->called = standby;
@@ -235,7 +249,8 @@ static void give_up_slot(burst_ticket *t) {
     else burst_policy_release(t);
     atomic_store(&t->word, OUT);
     atomic_fetch_sub(&q->turns, RUNNER);
-    burst_ticket *standby = burst_policy_standby(t), *next = standby ? call(q, standby) : hand_on(q, now);
+    burst_ticket *standby = burst_policy_standby(t),
+                 *next = standby ? call(q, standby) : hand_on(q, now);
     pthread_mutex_unlock(&q->lock);
     wake(q, NULL, next);
 }
@@ -254,7 +269,8 @@ uint64_t burst_leave(burst_ticket *t) {
 
 _Bool burst_must_yield(burst_ticket *t) {
     burst_run_queue *q = t->queue;
-    /* Relaxed, because a ticket that begins to wait at this moment is seen at the next checkpoint. */
+    /* Relaxed, because a ticket that begins to wait at this moment is seen at the next
+     * checkpoint. */
     if (atomic_load_explicit(&q->turns, memory_order_relaxed) < WAITER) return false;
     pthread_mutex_lock(&q->lock);
     bool yields = burst_policy_yields(t, futex_now());
@@ -295,13 +311,15 @@ void burst_ticket_close(burst_ticket *t) {
     run_queue_serve(q);
 }
 
-/* ---- the ticket of this thread ------------------------------------------------------------------------------------- */
+/* ---- the ticket of this thread --------------------------------------------------------------- */
 
 int burst_checkpoint(void) {
     burst_ticket *t = running;
     if (!t) return 0;
     /* Relaxed, because a close that comes at this moment is seen at the next checkpoint. */
-    return atomic_load_explicit(&t->closed, memory_order_relaxed) || burst_must_yield(t) ? burst_yield(t) : 0;
+    return atomic_load_explicit(&t->closed, memory_order_relaxed) || burst_must_yield(t)
+               ? burst_yield(t)
+               : 0;
 }
 
 bool run_queue_has_waiters(void) {
@@ -325,10 +343,11 @@ int burst_resume(burst_ticket *t) {
     return r;
 }
 
-/* ---- preemption ---------------------------------------------------------------------------------------------------- */
+/* ---- preemption ------------------------------------------------------------------------------ */
 
 burst_ticket *burst_set_preemptible(_Bool is_preemptible) {
-    if (running) atomic_fetch_add(&running->flow->application->preemptible, is_preemptible ? 1 : UINT32_MAX);
+    if (running)
+        atomic_fetch_add(&running->flow->application->preemptible, is_preemptible ? 1 : UINT32_MAX);
     return running;
 }
 

@@ -1,9 +1,10 @@
 /* Slots: the numbers by which requests name memory, on the client's side.
  *
- * A slot is never used again, so a late question about it can only miss. The table borrows each descriptor and remembers which memory
- * it was of: before it is sent, a duplicate is compared with that. So memory that its owner has closed is not there any more, and
- * nothing else is sent in its place that got its number. Of files that are no memory it only remembers that: who serves them may
- * leave any question unanswered.
+ * A slot is never used again, so a late question about it can only miss. The table borrows each
+ * descriptor and remembers which memory it was of: before it is sent, a duplicate is compared with
+ * that. So memory that its owner has closed is not there any more, and nothing else is sent in its
+ * place that got its number. Of files that are no memory it only remembers that: who serves them
+ * may leave any question unanswered.
  */
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -69,7 +70,7 @@ void burst_slots_free(burst_slots *s) {
 
 void slots_forget_lock(burst_slots *s) { pthread_mutex_init(&s->lock, NULL); }
 
-/* ---- under the lock ---------------------------------------------------------------------------------------------- */
+/* ---- under the lock -------------------------------------------------------------------------- */
 
 static slot_entry *find_slot(burst_slots *s, int64_t slot) {
     uint32_t first = 0, end = s->count;
@@ -110,8 +111,10 @@ static identity identity_of(int fd) {
     return (identity){true, found.st_dev, found.st_ino};
 }
 
-static int64_t add(burst_slots *s, const void *owner, int fd, const void *description, uint32_t bytes) {
-    if (s->next > BURST_LAST_SLOT) return fail(-EOVERFLOW, "2**31 slots are used up; open another burst or connection");
+static int64_t add(burst_slots *s, const void *owner, int fd, const void *description,
+                   uint32_t bytes) {
+    if (s->next > BURST_LAST_SLOT)
+        return fail(-EOVERFLOW, "2**31 slots are used up; open another burst or connection");
     unsigned char *kept = malloc(bytes + 1);
     if (!kept || !make_room(s)) return free(kept), fail(-ENOMEM, "no memory for a slot");
     memcpy(kept, description, bytes);
@@ -119,9 +122,10 @@ static int64_t add(burst_slots *s, const void *owner, int fd, const void *descri
     return s->next++;
 }
 
-/* ---- any thread -------------------------------------------------------------------------------------------------- */
+/* ---- any thread ------------------------------------------------------------------------------ */
 
-int64_t burst_slots_use(burst_slots *s, const void *owner, int fd, const void *description, uint32_t bytes) {
+int64_t burst_slots_use(burst_slots *s, const void *owner, int fd, const void *description,
+                        uint32_t bytes) {
     pthread_mutex_lock(&s->lock);
     slot_entry *known = find_owner(s, owner);
     int64_t slot = known ? known->slot : add(s, owner, fd, description, bytes);
@@ -149,17 +153,22 @@ uint64_t burst_slots_sent(burst_slots *s) {
     return sent;
 }
 
-/* -ENOENT: its owner has closed it; -EMFILE: this process can open no more. What was duplicated is the answer's in any case. */
+/* -ENOENT: its owner has closed it; -EMFILE: this process can open no more. What was duplicated is
+ * the answer's in any case. */
 static int put_duplicate(const slot_entry *e, message *answer, bool *is_memory) {
     int fd = fcntl(e->fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0) return errno == EBADF ? -ENOENT : -EMFILE;
     identity found = identity_of(fd);
     answer->fds[answer->n_fds++] = fd;
     *is_memory &= found.is_memory;
-    return found.is_memory == e->is_of.is_memory && found.device == e->is_of.device && found.file == e->is_of.file ? 0 : -ENOENT;
+    return found.is_memory == e->is_of.is_memory && found.device == e->is_of.device &&
+                   found.file == e->is_of.file
+               ? 0
+               : -ENOENT;
 }
 
-static int describe(burst_slots *s, const int64_t *numbers, uint32_t n, message *answer, bool *is_memory) {
+static int describe(burst_slots *s, const int64_t *numbers, uint32_t n, message *answer,
+                    bool *is_memory) {
     for (uint32_t i = 0; i < n; i++) {
         const slot_entry *found = find_slot(s, numbers[i]);
         int r = found ? put_duplicate(found, answer, is_memory) : -ENOENT;
@@ -171,7 +180,8 @@ static int describe(burst_slots *s, const int64_t *numbers, uint32_t n, message 
     return 0;
 }
 
-int slots_describe(burst_slots *s, const int64_t *numbers, uint32_t n, message *answer, bool *is_memory) {
+int slots_describe(burst_slots *s, const int64_t *numbers, uint32_t n, message *answer,
+                   bool *is_memory) {
     *is_memory = true;
     put_array(answer, n);
     pthread_mutex_lock(&s->lock);

@@ -1,10 +1,13 @@
-/* The two sockets of a burst, on the client's side, and the thread that answers devices on the first.
+/* The two sockets of a burst, on the client's side, and the thread that answers devices on the
+ * first.
  *
- * On the *callback* a device asks for the memory behind slots; messages there are rare, and one thread of the process serves all
- * bursts. On the *context* the client says which slots it frees, and its end ends the burst: docs/protocol.md, sections 6 and 9.
+ * On the *callback* a device asks for the memory behind slots; messages there are rare, and one
+ * thread of the process serves all bursts. On the *context* the client says which slots it frees,
+ * and its end ends the burst: docs/protocol.md, sections 6 and 9.
  *
- * The thread names a burst by a token, never by an address, and marks the one that it serves; who closes that waits until it is done.
- * It takes no signals, which are the program's, and needs no lock of the program's language.
+ * The thread names a burst by a token, never by an address, and marks the one that it serves; who
+ * closes that waits until it is done. It takes no signals, which are the program's, and needs no
+ * lock of the program's language.
  */
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -29,7 +32,13 @@
 
 const char *burst_why(void) { return last_failure(); }
 
-enum { EVENTS = 16, BLOCK = 512, PATIENCE_S = 5, INVALID_ARGUMENT = 4, RESOURCE_EXHAUSTED_TRANSIENT = 7 };
+enum {
+    EVENTS = 16,
+    BLOCK = 512,
+    PATIENCE_S = 5,
+    INVALID_ARGUMENT = 4,
+    RESOURCE_EXHAUSTED_TRANSIENT = 7
+};
 
 struct burst_sockets {
     struct burst_sockets *next;
@@ -47,15 +56,18 @@ static struct {
     uint64_t last_token;
     int poll; /* the thread's; or -1 */
     bool is_registered;
-} callbacks = {.lock = PTHREAD_MUTEX_INITIALIZER, .was_served = PTHREAD_COND_INITIALIZER, .poll = -1};
+} callbacks = {
+    .lock = PTHREAD_MUTEX_INITIALIZER, .was_served = PTHREAD_COND_INITIALIZER, .poll = -1};
 
-/* ---- the answer -------------------------------------------------------------------------------------------------- */
+/* ---- the answer ------------------------------------------------------------------------------ */
 
-/* Memory with holes is paid by who touches them first, so a device takes from another account only what has all its pages. Seals
- * are a property of memory alone: on anything else this does nothing, and the device refuses what it has to. */
+/* Memory with holes is paid by who touches them first, so a device takes from another account only
+ * what has all its pages. Seals are a property of memory alone: on anything else this does nothing,
+ * and the device refuses what it has to. */
 void burst_fill_holes(int fd) {
     struct stat found;
-    if (fcntl(fd, F_GET_SEALS) < 0 || fstat(fd, &found) || found.st_blocks * BLOCK >= found.st_size) return;
+    if (fcntl(fd, F_GET_SEALS) < 0 || fstat(fd, &found) || found.st_blocks * BLOCK >= found.st_size)
+        return;
     while (posix_fallocate(fd, 0, found.st_size) == EINTR) {}
 }
 
@@ -63,7 +75,8 @@ void burst_fill_holes(int fd) {
 static bool read_question(message *m, int64_t *slots, uint32_t *n) {
     char method[16];
     int64_t values;
-    bool is_known = take_as(m, ARRAY, &values) && values == 2 && take_text(m, method, sizeof method) && !strcmp(method, "get_memories");
+    bool is_known = take_as(m, ARRAY, &values) && values == 2 &&
+                    take_text(m, method, sizeof method) && !strcmp(method, "get_memories");
     if (!is_known || m->n_fds || !take_as(m, ARRAY, &values) || values > MOST_FDS) return false;
     *n = (uint32_t)values;
     for (uint32_t i = 0; i < *n; i++)
@@ -79,7 +92,8 @@ static void *close_fds(void *argument) {
 
 static int start_thread(void *(*function)(void *), void *argument, const char *name);
 
-/* Closing a descriptor can take as long as it pleases who is behind it, a socket that lingers or a file system, and so takes a thread. */
+/* Closing a descriptor can take as long as it pleases who is behind it, a socket that lingers or a
+ * file system, and so takes a thread. */
 static void drop_fds(message *m) {
     message *dropped = m->n_fds ? calloc(1, sizeof *dropped) : NULL;
     if (!dropped) {
@@ -91,7 +105,8 @@ static void drop_fds(message *m) {
     if (start_thread(close_fds, dropped, "burst-closing")) close_fds(dropped);
 }
 
-/* False: the device gets no answer any more. One that does not read what it asked for is not waited for. */
+/* False: the device gets no answer any more. One that does not read what it asked for is not waited
+ * for. */
 static bool answer_device(burst_sockets *b, message *question, message *answer) {
     int64_t slots[MOST_FDS];
     uint32_t n;
@@ -123,7 +138,7 @@ static bool serve_one(burst_sockets *b, message *question, message *answer) {
     return is_answered;
 }
 
-/* ---- the thread -------------------------------------------------------------------------------------------------- */
+/* ---- the thread ------------------------------------------------------------------------------ */
 
 static burst_sockets *begin_serving(uint64_t token) {
     pthread_mutex_lock(&callbacks.lock);
@@ -170,12 +185,13 @@ static int start_thread(void *(*function)(void *), void *argument, const char *n
     return r ? fail(-r, "no thread for the bursts of this process: %s", strerror(r)) : 0;
 }
 
-/* ---- forks ------------------------------------------------------------------------------------------------------- */
+/* ---- forks ----------------------------------------------------------------------------------- */
 
 static void before_fork(void) { pthread_mutex_lock(&callbacks.lock); }
 static void in_parent(void) { pthread_mutex_unlock(&callbacks.lock); }
 
-/* The child has no thread; the bursts are its parent's, and it can only close its copies of their sockets. */
+/* The child has no thread; the bursts are its parent's, and it can only close its copies of their
+ * sockets. */
 static void in_child(void) {
     pthread_mutex_init(&callbacks.lock, NULL);
     pthread_cond_init(&callbacks.was_served, NULL);
@@ -185,11 +201,12 @@ static void in_child(void) {
     callbacks.poll = -1;
 }
 
-/* ---- a burst's ------------------------------------------------------------------------------------------------------ */
+/* ---- a burst's ------------------------------------------------------------------------------- */
 
 static int begin_polling(void) {
     if (callbacks.poll >= 0) return 0;
-    if (!callbacks.is_registered) callbacks.is_registered = !pthread_atfork(before_fork, in_parent, in_child);
+    if (!callbacks.is_registered)
+        callbacks.is_registered = !pthread_atfork(before_fork, in_parent, in_child);
     int poll = epoll_create1(EPOLL_CLOEXEC);
     if (poll < 0) return fail_kernel("epoll_create1");
     int r = start_thread(serve_callbacks, (void *)(intptr_t)poll, "burst-callbacks");
@@ -203,7 +220,8 @@ static int add(burst_sockets *b) {
     int r = begin_polling();
     b->token = ++callbacks.last_token;
     struct epoll_event readable = {.events = EPOLLIN, .data.u64 = b->token};
-    if (!r && epoll_ctl(callbacks.poll, EPOLL_CTL_ADD, b->callback, &readable)) r = fail_kernel("epoll_ctl");
+    if (!r && epoll_ctl(callbacks.poll, EPOLL_CTL_ADD, b->callback, &readable))
+        r = fail_kernel("epoll_ctl");
     if (!r) b->next = callbacks.first, callbacks.first = b;
     pthread_mutex_unlock(&callbacks.lock);
     return r;
@@ -223,9 +241,11 @@ static void discard(const burst_sockets *b) {
 }
 
 static int make_pair(int *near, int *far) {
-    const struct timeval patience = {PATIENCE_S, 0}; /* a device that never reads must not hold us up */
+    /* A device that never reads must not hold us up. */
+    const struct timeval patience = {PATIENCE_S, 0};
     int ends[2];
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) return fail_kernel("socketpair");
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
+        return fail_kernel("socketpair");
     setsockopt(ends[0], SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     *near = ends[0], *far = ends[1];
     return 0;

@@ -1,9 +1,11 @@
-/* A burst_function out of a driver's function that takes an object and a deadline: what a driver in a shared library needs
- * to be called by a listener without Python in between. And a watch over runs that go on after their deadline, or after
- * their cancellation: nothing but the end of the process stops those.
+/* A burst_function out of a driver's function that takes an object and a deadline: what a driver in
+ * a shared library needs to be called by a listener without Python in between. And a watch over
+ * runs that go on after their deadline, or after their cancellation: nothing but the end of the
+ * process stops those.
  *
- * BELL: a run stores that it is bounded and then looks whether the watch sleeps; the watch stores that it sleeps and then
- * looks for bounded runs. So a bounded run is seen, and the watch sleeps without a timeout while there is none.
+ * BELL: a run stores that it is bounded and then looks whether the watch sleeps; the watch stores
+ * that it sleeps and then looks for bounded runs. So a bounded run is seen, and the watch sleeps
+ * without a timeout while there is none.
  */
 #include <stdint.h>
 
@@ -35,7 +37,8 @@ static _Thread_local burst_timed *current;
 burst_timed *burst_timed_new(driver_function *function, void *object) {
     burst_timed *t = calloc(1, sizeof *t);
     if (!t) return NULL;
-    *t = (burst_timed){.function = function, .object = object, .due = UINT64_MAX, .cancelled = UINT64_MAX};
+    *t = (burst_timed){
+        .function = function, .object = object, .due = UINT64_MAX, .cancelled = UINT64_MAX};
     pthread_mutex_lock(&lock);
     t->after = first;
     if (first) first->before = t;
@@ -55,7 +58,8 @@ void burst_timed_free(burst_timed *t) {
 }
 
 static void ring(void) {
-    if (atomic_load(&bell) == ASLEEP && atomic_exchange(&bell, AWAKE) == ASLEEP) futex_wake(&bell, 1, UINT32_MAX);
+    if (atomic_load(&bell) == ASLEEP && atomic_exchange(&bell, AWAKE) == ASLEEP)
+        futex_wake(&bell, 1, UINT32_MAX);
 }
 
 /* Relaxed, because nothing is handed over with it. */
@@ -70,7 +74,8 @@ void burst_timed_cancel(burst_timed *t) {
 }
 
 void timed_begin(burst_timed *t, uint64_t due) {
-    atomic_store_explicit(&t->due, due, memory_order_relaxed); /* relaxed, because the next store publishes it */
+    /* Relaxed, because the next store publishes it. */
+    atomic_store_explicit(&t->due, due, memory_order_relaxed);
     atomic_store(&t->is_running, 1); /* pairs: BELL */
     if (due != UINT64_MAX) ring();
 }
@@ -100,7 +105,8 @@ int32_t burst_timed_checkpoint(void) {
     return r || (due != UINT64_MAX && futex_now() > due) ? MISSED_DEADLINE_TRANSIENT : 0;
 }
 
-/* The object of a run that is overdue. Taken under the lock: without it the run may end, and be freed, at any moment. */
+/* The object of a run that is overdue. Taken under the lock: without it the run may end, and be
+ * freed, at any moment. */
 static void *look(uint64_t grace_ns, bool *is_bounded) {
     uint64_t now = futex_now();
     void *found = NULL;

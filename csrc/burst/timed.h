@@ -2,7 +2,8 @@
 #ifndef BURST_TIMED_H
 #define BURST_TIMED_H
 
-void timed_begin(burst_timed *timed, uint64_t due); /* it runs from now on, and has to end by then */
+/* It runs from now on, and has to end by then. */
+void timed_begin(burst_timed *timed, uint64_t due);
 void timed_end(burst_timed *timed);
 
 #endif

@@ -1,4 +1,5 @@
-/* Notes of where the time went: stores into memory that other processes may map and read at any time. */
+/* Notes of where the time went: stores into memory that other processes may map and read at any
+ * time. */
 #ifndef BURST_TRACE_H
 #define BURST_TRACE_H
 
@@ -14,6 +15,7 @@ static inline uint64_t look(const uint64_t *at) { /* the same, of what the other
     return atomic_load_explicit((const _Atomic uint64_t *)at, memory_order_relaxed);
 }
 
-static inline void count(uint64_t *at, uint64_t more) { note(at, *at + more); } /* each word has one writer */
+/* Each word has one writer. */
+static inline void count(uint64_t *at, uint64_t more) { note(at, *at + more); }
 
 #endif

@@ -1,8 +1,11 @@
-/* burst.h for C++17, header only. Everything is freed with its last owner; objects may go in any order.
+/* burst.h for C++17, header only. Everything is freed with its last owner; objects may go in any
+ * order.
  *
- * Each function that can fail throws burst::error, or, without exceptions (-fno-exceptions), ends the program with the reason. To
- * go on after a failure, use `try_connect`, `try_prepare`, `try_open`, `try_execute`, `try_run`, `try_submit` and `try_await`, which
- * return burst.h's results. Threads, blocking, and what is of use after an error: as burst.h says of the function of that name.
+ * Each function that can fail throws burst::error, or, without exceptions (-fno-exceptions), ends
+ * the program with the reason. To go on after a failure, use `try_connect`, `try_prepare`,
+ * `try_open`, `try_execute`, `try_run`, `try_submit` and `try_await`, which return burst.h's
+ * results. Threads, blocking, and what is of use after an error: as burst.h says of the function of
+ * that name.
  */
 #ifndef BURST_HPP
 #define BURST_HPP
@@ -87,38 +90,49 @@ class compiled : public handle<burst_compiled, burst_compiled_free> {
 public:
     using handle::handle;
     /* Executes once, without a burst. */
-    burst_outcome execute(const std::vector<burst_tensor> &inputs, const std::vector<burst_tensor> &outputs,
+    burst_outcome execute(const std::vector<burst_tensor> &inputs,
+                          const std::vector<burst_tensor> &outputs,
                           std::uint64_t deadline = BURST_FOREVER, burst_execution how = {}) const {
         burst_outcome outcome;
         checked(try_execute(inputs, outputs, deadline, how, &outcome));
         return outcome;
     }
-    int try_execute(const std::vector<burst_tensor> &inputs, const std::vector<burst_tensor> &outputs, std::uint64_t deadline,
+    int try_execute(const std::vector<burst_tensor> &inputs,
+                    const std::vector<burst_tensor> &outputs, std::uint64_t deadline,
                     burst_execution how = {}, burst_outcome *outcome = nullptr) const {
         how.size = sizeof how;
-        return burst_execute(get(), std::uint32_t(inputs.size()), inputs.data(), std::uint32_t(outputs.size()), outputs.data(), &how,
-                             deadline, outcome);
+        return burst_execute(get(), std::uint32_t(inputs.size()), inputs.data(),
+                             std::uint32_t(outputs.size()), outputs.data(), &how, deadline,
+                             outcome);
     }
 };
 
 class model : public handle<burst_builder, burst_builder_free> {
 public:
     model() : handle(make()) {}
-    std::uint32_t operand(int type, const std::vector<std::uint32_t> &shape, float scale = 0, std::int32_t zero_point = 0) {
-        return index(burst_builder_operand(get(), type, std::uint32_t(shape.size()), shape.data(), scale, zero_point));
+    std::uint32_t operand(int type, const std::vector<std::uint32_t> &shape, float scale = 0,
+                          std::int32_t zero_point = 0) {
+        return index(burst_builder_operand(get(), type, std::uint32_t(shape.size()), shape.data(),
+                                           scale, zero_point));
     }
     template <class T>
-    std::uint32_t constant(int type, const std::vector<std::uint32_t> &shape, const std::vector<T> &values, float scale = 0,
+    std::uint32_t constant(int type, const std::vector<std::uint32_t> &shape,
+                           const std::vector<T> &values, float scale = 0,
                            std::int32_t zero_point = 0) {
-        return index(burst_builder_constant(get(), type, std::uint32_t(shape.size()), shape.data(), scale, zero_point, values.data(),
+        return index(burst_builder_constant(get(), type, std::uint32_t(shape.size()), shape.data(),
+                                            scale, zero_point, values.data(),
                                             values.size() * sizeof(T)));
     }
-    void operation(const std::string &name, const std::vector<std::uint32_t> &inputs, const std::vector<std::uint32_t> &outputs) {
-        checked(burst_builder_operation(get(), name.c_str(), std::uint32_t(inputs.size()), inputs.data(), std::uint32_t(outputs.size()),
+    void operation(const std::string &name, const std::vector<std::uint32_t> &inputs,
+                   const std::vector<std::uint32_t> &outputs) {
+        checked(burst_builder_operation(get(), name.c_str(), std::uint32_t(inputs.size()),
+                                        inputs.data(), std::uint32_t(outputs.size()),
                                         outputs.data()));
     }
-    void finish(const std::vector<std::uint32_t> &inputs, const std::vector<std::uint32_t> &outputs) {
-        checked(burst_builder_finish(get(), std::uint32_t(inputs.size()), inputs.data(), std::uint32_t(outputs.size()), outputs.data()));
+    void finish(const std::vector<std::uint32_t> &inputs,
+                const std::vector<std::uint32_t> &outputs) {
+        checked(burst_builder_finish(get(), std::uint32_t(inputs.size()), inputs.data(),
+                                     std::uint32_t(outputs.size()), outputs.data()));
     }
 
 private:
@@ -160,7 +174,8 @@ public:
         return result;
     }
     /* A model in sealed memory, as burst_prepare_encoded wants it; the descriptor stays yours. */
-    compiled prepare_encoded(int memory, std::uint64_t offset, std::uint64_t bytes, std::uint64_t deadline = BURST_FOREVER) {
+    compiled prepare_encoded(int memory, std::uint64_t offset, std::uint64_t bytes,
+                             std::uint64_t deadline = BURST_FOREVER) {
         burst_compiled *made = nullptr;
         checked(burst_prepare_encoded(get(), memory, offset, bytes, deadline, &made));
         return compiled(made);
@@ -170,16 +185,18 @@ public:
         checked(burst_prefer(get(), priority, preference));
     }
     compiled prepare_file(const std::string &path, const std::vector<burst_file_tensor> &inputs,
-                          const std::vector<burst_file_tensor> &outputs, std::uint64_t deadline = BURST_FOREVER) {
+                          const std::vector<burst_file_tensor> &outputs,
+                          std::uint64_t deadline = BURST_FOREVER) {
         burst_compiled *made = nullptr;
-        checked(burst_prepare_file(get(), path.c_str(), std::uint32_t(inputs.size()), inputs.data(), std::uint32_t(outputs.size()),
-                                   outputs.data(), deadline, &made));
+        checked(burst_prepare_file(get(), path.c_str(), std::uint32_t(inputs.size()), inputs.data(),
+                                   std::uint32_t(outputs.size()), outputs.data(), deadline, &made));
         return compiled(made);
     }
 
 private:
     explicit client(burst_client *made) : handle(made) {}
-    static burst_client *make(int (*connect)(const char *, burst_client **), const std::string &where) {
+    static burst_client *make(int (*connect)(const char *, burst_client **),
+                              const std::string &where) {
         burst_client *made = nullptr;
         checked(connect(where.c_str(), &made));
         return made;
@@ -196,9 +213,12 @@ public:
     }
     template <class T> span<T> view(std::size_t offset = 0, std::size_t count = SIZE_MAX) const {
         std::size_t most = offset < size_ ? (size_ - offset) / sizeof(T) : 0;
-        return {reinterpret_cast<T *>(static_cast<char *>(base_) + offset), count < most ? count : most};
+        return {reinterpret_cast<T *>(static_cast<char *>(base_) + offset),
+                count < most ? count : most};
     }
-    burst_tensor tensor(std::uint64_t offset, std::uint64_t length) const { return {get(), offset, length, 0, nullptr}; }
+    burst_tensor tensor(std::uint64_t offset, std::uint64_t length) const {
+        return {get(), offset, length, 0, nullptr};
+    }
 
 private:
     std::size_t size_;
@@ -226,9 +246,11 @@ public:
         if (!result) static_cast<handle &>(*out) = handle(made);
         return result;
     }
-    burst::request request(const std::vector<burst_tensor> &inputs, const std::vector<burst_tensor> &outputs) {
+    burst::request request(const std::vector<burst_tensor> &inputs,
+                           const std::vector<burst_tensor> &outputs) {
         burst_request *made = nullptr;
-        checked(burst_request_new(get(), std::uint32_t(inputs.size()), inputs.data(), std::uint32_t(outputs.size()), outputs.data(), &made));
+        checked(burst_request_new(get(), std::uint32_t(inputs.size()), inputs.data(),
+                                  std::uint32_t(outputs.size()), outputs.data(), &made));
         return burst::request(made);
     }
     burst_outcome run(const burst::request &r, std::uint64_t deadline = BURST_FOREVER) {
@@ -244,7 +266,8 @@ public:
         checked(try_submit(r, deadline, &number));
         return number;
     }
-    int try_submit(const burst::request &r, std::uint64_t deadline, std::uint64_t *number = nullptr) {
+    int try_submit(const burst::request &r, std::uint64_t deadline,
+                   std::uint64_t *number = nullptr) {
         return burst_submit(get(), r.get(), deadline, number);
     }
     burst_outcome await(std::uint64_t deadline = BURST_FOREVER) {
@@ -252,14 +275,18 @@ public:
         checked(try_await(deadline, &outcome));
         return outcome;
     }
-    int try_await(std::uint64_t deadline, burst_outcome *outcome = nullptr) { return burst_await(get(), deadline, outcome); }
+    int try_await(std::uint64_t deadline, burst_outcome *outcome = nullptr) {
+        return burst_await(get(), deadline, outcome);
+    }
     void cancel(std::uint64_t number) { checked(burst_cancel(get(), number)); }
     /* The dimensions of an output of the last outcome. */
     std::vector<std::uint32_t> output_shape(std::uint32_t output) const {
         std::vector<std::uint32_t> found(32);
         int rank = burst_output_shape(get(), output, found.data(), 32);
         if (rank < 0) raise(rank);
-        if (rank > 32) found.resize(std::size_t(rank)), burst_output_shape(get(), output, found.data(), std::uint32_t(rank));
+        if (rank > 32)
+            found.resize(std::size_t(rank)),
+                burst_output_shape(get(), output, found.data(), std::uint32_t(rank));
         found.resize(std::size_t(rank));
         return found;
     }

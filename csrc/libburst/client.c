@@ -25,7 +25,7 @@ enum { MEDIUM = 1, START_S = 60, WITHIN_S = 10, TRIES = 3 };
 
 uint64_t burst_now(void) { return fmq_now(); }
 
-/* ---- where a device is ------------------------------------------------------------------------------------------- */
+/* ---- where a device is ----------------------------------------------------------------------- */
 
 static bool is_ours(const char *folder) {
     struct stat s;
@@ -34,7 +34,8 @@ static bool is_ours(const char *folder) {
 
 /* The folder of the sockets: as all programs of this account choose it. */
 static int find_folder(char *folder, size_t room) {
-    const char *own = getenv("BURST_RUNTIME_DIR"), *session = getenv("XDG_RUNTIME_DIR"), *home = getenv("HOME");
+    const char *own = getenv("BURST_RUNTIME_DIR"), *session = getenv("XDG_RUNTIME_DIR"),
+               *home = getenv("HOME");
     struct passwd *account = getpwuid(getuid());
     char host[65] = "";
     struct stat s;
@@ -44,30 +45,44 @@ static int find_folder(char *folder, size_t room) {
         if (is_ours(folder)) return 0;
     }
     gethostname(host, sizeof host - 1);
-    snprintf(folder, room, "%s/.cache/burst/run-%s", account ? account->pw_dir : home ? home : "/", host);
+    snprintf(folder, room, "%s/.cache/burst/run-%s",
+             account ? account->pw_dir
+             : home  ? home
+                     : "/",
+             host);
     if (is_ours(folder)) return 0;
     snprintf(folder, room, "/var/tmp/burst-%u", getuid());
     if (is_ours(folder)) return 0;
     snprintf(folder, room, "/tmp/burst-%u", getuid());
-    return is_ours(folder) ? 0 : fail(-ENOENT, "no device has run yet: there is no folder %s of mode 0700 that is yours", folder);
+    return is_ours(folder)
+               ? 0
+               : fail(-ENOENT,
+                      "no device has run yet: there is no folder %s of mode 0700 that is yours",
+                      folder);
 }
 
 static int socket_of(const char *name, char *path) {
     char folder[256], file[64];
     int r = find_folder(folder, sizeof folder), n = 0;
     if (r) return r;
-    if (!is_ours(folder)) return fail(-EACCES, "%s is no folder of mode 0700 that is yours; remove it or change its mode", folder);
+    if (!is_ours(folder))
+        return fail(-EACCES,
+                    "%s is no folder of mode 0700 that is yours; remove it or change its mode",
+                    folder);
     for (; name[n] && n < (int)sizeof file - 1; n++) {
-        bool is_plain = (name[n] >= '0' && name[n] <= '9') || (name[n] >= 'A' && name[n] <= 'Z') || (name[n] >= 'a' && name[n] <= 'z');
+        bool is_plain = (name[n] >= '0' && name[n] <= '9') || (name[n] >= 'A' && name[n] <= 'Z') ||
+                        (name[n] >= 'a' && name[n] <= 'z');
         file[n] = is_plain || strchr("_.-", name[n]) ? name[n] : '_';
     }
     file[n] = 0;
     if (name[n] || snprintf(path, MOST_PATH, "%s/%s.sock", folder, file) >= MOST_PATH)
-        return fail(-ENAMETOOLONG, "%s/%s.sock: a socket's path has at most %d bytes", folder, name, MOST_PATH - 1);
+        return fail(-ENAMETOOLONG, "%s/%s.sock: a socket's path has at most %d bytes", folder, name,
+                    MOST_PATH - 1);
     return 0;
 }
 
-/* A socket by its path alone: the folder says whose it is, and no other account may be able to put another one there. */
+/* A socket by its path alone: the folder says whose it is, and no other account may be able to put
+ * another one there. */
 static int check_folders(const char *path, uid_t *owner) {
     char rest[MOST_PATH], *at = rest;
     struct stat s;
@@ -77,8 +92,11 @@ static int check_folders(const char *path, uid_t *owner) {
     *owner = s.st_uid;
     for (;;) {
         bool is_shared = s.st_mode & 022 && !(s.st_mode & S_ISVTX);
-        if (is_shared && s.st_mode & 002) return fail(-EACCES, "every account may write to %s; a device there cannot be trusted", at);
-        if (s.st_uid && s.st_uid != *owner) return fail(-EACCES, "%s belongs to another account than the device", at);
+        if (is_shared && s.st_mode & 002)
+            return fail(-EACCES, "every account may write to %s; a device there cannot be trusted",
+                        at);
+        if (s.st_uid && s.st_uid != *owner)
+            return fail(-EACCES, "%s belongs to another account than the device", at);
         if (!strcmp(at, "/") || !strcmp(at, ".")) return 0;
         at = dirname(at);
         if (stat(at, &s)) return fail_kernel(at);
@@ -97,7 +115,9 @@ static int connect_socket(const char *path, uid_t owner, int *out) {
     int r = connect(s, (struct sockaddr *)&at, sizeof at) ? -errno : 0;
     if (r) fail(r, "no device at %s: %s", path, strerror(-r));
     else if (getsockopt(s, SOL_SOCKET, SO_PEERCRED, &peer, &size)) r = fail_kernel("SO_PEERCRED");
-    else if (peer.uid != owner) r = fail(-EACCES, "the device at %s runs under uid %u, and the socket is of uid %u", path, peer.uid, owner);
+    else if (peer.uid != owner)
+        r = fail(-EACCES, "the device at %s runs under uid %u, and the socket is of uid %u", path,
+                 peer.uid, owner);
     if (r) return close(s), r;
     return *out = s, 0;
 }
@@ -112,11 +132,16 @@ static int start_device(const char *name) {
     snprintf(program, sizeof program, "%s", python);
     pid_t pid;
     int status = 0, r = posix_spawnp(&pid, python, NULL, NULL, arguments, environ);
-    if (r) return fail(-r, "device '%s' is not there, and %s cannot be started (%s): set BURST_PYTHON to the Python that has Burst", name,
-                       python, strerror(r));
+    if (r)
+        return fail(-r,
+                    "device '%s' is not there, and %s cannot be started (%s): set BURST_PYTHON to "
+                    "the Python that has Burst",
+                    name, python, strerror(r));
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
     if (!WIFEXITED(status) || WEXITSTATUS(status))
-        return fail(-ENOENT, "device '%s' is not there, and %s could not start it; its complaint is above", name, python);
+        return fail(-ENOENT,
+                    "device '%s' is not there, and %s could not start it; its complaint is above",
+                    name, python);
     return 0;
 }
 
@@ -136,7 +161,7 @@ static int find_device(client *c, int *socket) {
     return connect_socket(path, owner, socket);
 }
 
-/* ---- calls ------------------------------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 message *client_begin(client *c, const char *method, uint32_t arguments) {
     message_reset(&c->m);
@@ -155,14 +180,18 @@ static int lose(client *c, int code) {
 static int read_answer(client *c, int64_t *values, int *result) {
     int64_t n, number, status;
     char text[400];
-    if (!take_as(&c->m, ARRAY, &n) || n < 2 || !take_as(&c->m, INTEGER, &number)) return fail(-EBADMSG, "an answer that is none");
-    if (number == -1 && take_text(&c->m, text, sizeof text)) return fail(-EPIPE, "the device ended: %s", text);
+    if (!take_as(&c->m, ARRAY, &n) || n < 2 || !take_as(&c->m, INTEGER, &number))
+        return fail(-EBADMSG, "an answer that is none");
+    if (number == -1 && take_text(&c->m, text, sizeof text))
+        return fail(-EPIPE, "the device ended: %s", text);
     if (number < c->number) return 1;
-    if (number > c->number || !take_as(&c->m, INTEGER, &status) || status < 0 || status > BURST_RESOURCE_EXHAUSTED_PERSISTENT)
+    if (number > c->number || !take_as(&c->m, INTEGER, &status) || status < 0 ||
+        status > BURST_RESOURCE_EXHAUSTED_PERSISTENT)
         return fail(-EBADMSG, "an answer to another call, or with a status that is none");
     *values = n - 2, *result = (int)status;
     if (!status) return 0;
-    if (n < 3 || !take_text(&c->m, text, sizeof text)) return fail(-EBADMSG, "a refusal without a reason");
+    if (n < 3 || !take_text(&c->m, text, sizeof text))
+        return fail(-EBADMSG, "a refusal without a reason");
     return fail((int)status, "the device refuses: %s", text), 0;
 }
 
@@ -197,13 +226,15 @@ int life_page(message *m, void **life) {
     struct stat s;
     int seals = m->n_fds == 1 ? fcntl(m->fds[0], F_GET_SEALS) : -1, r;
     if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(m->fds[0], &s) || s.st_size < PAGE)
-        r = fail(-EBADMSG, "the life page that came with an answer is missing, not sealed, or too small");
-    else if ((r = fmq_map(m->fds[0], PAGE, 0, life))) fail(r, "the device's life page cannot be mapped");
+        r = fail(-EBADMSG,
+                 "the life page that came with an answer is missing, not sealed, or too small");
+    else if ((r = fmq_map(m->fds[0], PAGE, 0, life)))
+        fail(r, "the device's life page cannot be mapped");
     message_close_fds(m);
     return r;
 }
 
-/* ---- lives ------------------------------------------------------------------------------------------------------- */
+/* ---- lives ----------------------------------------------------------------------------------- */
 
 static void let_go(client *c) {
     if (c->socket < 0) return;
@@ -225,7 +256,8 @@ static int greet(client *c) {
     return c->watch < 0 ? fail((int)c->watch, "the device's life cannot be watched") : 0;
 }
 
-/* A device that is just leaving ends the connection before it answers; then another one is started. */
+/* A device that is just leaving ends the connection before it answers; then another one is
+ * started. */
 static int begin(client *c) {
     int r = -EPIPE;
     for (int tries = TRIES; r == -EPIPE && tries; tries--) {
@@ -244,7 +276,8 @@ int client_revive(client *c, uint64_t epoch) {
     if (c->epoch == epoch || c->socket < 0) {
         uint64_t now = burst_now(), *oldest = &c->lives[c->epoch % MOST_LIVES];
         if (*oldest && now - *oldest < WITHIN_S * SECOND)
-            r = fail(-EPIPE, "device '%s' died %d times within %d s; see its log", c->place, MOST_LIVES, WITHIN_S);
+            r = fail(-EPIPE, "device '%s' died %d times within %d s; see its log", c->place,
+                     MOST_LIVES, WITHIN_S);
         else *oldest = now, r = begin(c);
     }
     pthread_mutex_unlock(&c->lock);
@@ -268,7 +301,10 @@ static int new_client(const char *place, bool is_named, burst_client **out) {
     pthread_mutex_init(&c->lock, NULL);
     pthread_mutex_init(&c->executing, NULL);
     int r = snprintf(c->place, is_named ? sizeof c->place : MOST_PATH, "%s", place);
-    r = r >= (is_named ? 64 : MOST_PATH) ? fail(-ENAMETOOLONG, "%.40s...: a name has at most 63 bytes, a path %d", place, MOST_PATH - 1) : begin(c);
+    r = r >= (is_named ? 64 : MOST_PATH)
+            ? fail(-ENAMETOOLONG, "%.40s...: a name has at most 63 bytes, a path %d", place,
+                   MOST_PATH - 1)
+            : begin(c);
     if (!r && !(r = handle_new(&c->head, CLIENT, destroy, out))) return 0;
     let_go(c);
     message_free(&c->m);
@@ -276,17 +312,22 @@ static int new_client(const char *place, bool is_named, burst_client **out) {
     return r;
 }
 
-int burst_connect(const char *name, burst_client **client) { return new_client(name, true, client); }
+int burst_connect(const char *name, burst_client **client) {
+    return new_client(name, true, client);
+}
 
-int burst_connect_path(const char *path, burst_client **client) { return new_client(path, false, client); }
+int burst_connect_path(const char *path, burst_client **client) {
+    return new_client(path, false, client);
+}
 
 int burst_prefer(burst_client *handle, int priority, int preference) {
     static const char *const words[] = {FAST, "low_power", "sustained_speed"};
     int r;
     if (priority < BURST_PRIORITY_LOW || priority > BURST_PRIORITY_HIGH || priority % 10)
-        return fail(-EINVAL, "priority %d: %d, %d and %d are low, medium and high", priority, BURST_PRIORITY_LOW, BURST_PRIORITY_MEDIUM,
-                    BURST_PRIORITY_HIGH);
-    if (preference < 0 || preference > BURST_SUSTAINED_SPEED) return fail(-EINVAL, "preference %d: 0 to %d", preference, BURST_SUSTAINED_SPEED);
+        return fail(-EINVAL, "priority %d: %d, %d and %d are low, medium and high", priority,
+                    BURST_PRIORITY_LOW, BURST_PRIORITY_MEDIUM, BURST_PRIORITY_HIGH);
+    if (preference < 0 || preference > BURST_SUSTAINED_SPEED)
+        return fail(-EINVAL, "preference %d: 0 to %d", preference, BURST_SUSTAINED_SPEED);
     client *c = handle_take(handle, CLIENT, &r);
     if (!c) return r;
     pthread_mutex_lock(&c->lock);

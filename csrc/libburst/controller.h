@@ -20,8 +20,8 @@ typedef struct {
     compiled *compiled; /* held */
     burst_options options;
     pthread_rwlock_t living;
-    lane *lane;           /* NULL: the device died, and could not be started again */
-    uint64_t generation;  /* of the lane */
+    lane *lane;          /* NULL: the device died, and could not be started again */
+    uint64_t generation; /* of the lane */
     int trace_memory;
     burst_trace *trace;
     burst_slots *slots;
@@ -32,8 +32,10 @@ typedef struct {
     flight flights[MOST_IN_FLIGHT];
     uint32_t first;
     _Atomic uint32_t count; /* changed under the lock */
-    uint64_t number;         /* the sender's */
-    burst_statistics counts; /* requests the sender's, results and timeouts the receiver's: stored and loaded by `count` and `look` */
+    uint64_t number;        /* the sender's */
+    /* Requests the sender's, results and timeouts the receiver's: stored and loaded by `count` and
+     * `look`. */
+    burst_statistics counts;
     burst_result_packet last; /* the receiver's */
     uint32_t shapes[MOST_SHAPES];
     uint64_t changes; /* of `last`, whatever the lane */

@@ -1,5 +1,6 @@
-/* The table behind all handles. A handle is a slot's number and how often that slot was used, never an address: so one that was
- * closed, or that never was one, is told from all that live without a look at memory that may be gone.
+/* The table behind all handles. A handle is a slot's number and how often that slot was used, never
+ * an address: so one that was closed, or that never was one, is told from all that live without a
+ * look at memory that may be gone.
  */
 #define _GNU_SOURCE
 #include "libburst/handles.h"
@@ -49,17 +50,21 @@ int handle_new(object *o, enum kind kind, void (*destroy)(object *), void *out) 
     uint32_t slot = find_slot();
     if (slot < SLOTS) {
         uint64_t use = (atomic_load(&table.slots[slot].state) >> 32) + 1;
-        o->kind = kind, o->slot = slot, o->generation = atomic_load(&table.generation), o->destroy = destroy;
+        o->kind = kind, o->slot = slot, o->generation = atomic_load(&table.generation),
+        o->destroy = destroy;
         atomic_store(&table.slots[slot].object, o);
         atomic_store(&table.slots[slot].state, use << 32 | OPEN | 1);
         uintptr_t handle = (uintptr_t)(use << 32 | (slot + 1u));
         memcpy(out, &handle, sizeof handle);
     }
     pthread_mutex_unlock(&table.lock);
-    return slot < SLOTS ? 0 : fail(-EMFILE, "this process has %d handles of this library; free some", SLOTS);
+    return slot < SLOTS
+               ? 0
+               : fail(-EMFILE, "this process has %d handles of this library; free some", SLOTS);
 }
 
-static const char *const names[] = {"", "client", "builder", "compiled model", "controller", "pool", "request", "queue", "end"};
+static const char *const names[] = {
+    "", "client", "builder", "compiled model", "controller", "pool", "request", "queue", "end"};
 
 /* Takes a reference, and with `closes` the open bit. */
 static object *take(const void *handle, bool closes, int *error) {
@@ -72,14 +77,16 @@ static object *take(const void *handle, bool closes, int *error) {
         if (seen >> 32 < use) return *error = -EINVAL, NULL; /* it never was one */
         if (seen >> 32 != use || !(seen & OPEN)) return *error = -EBADF, NULL;
     } while (!atomic_compare_exchange_weak(state, &seen, (closes ? seen & ~OPEN : seen) + !closes));
-    return atomic_load(&table.slots[slot].object); /* closing takes over the reference of the handle itself */
+    /* Closing takes over the reference of the handle itself. */
+    return atomic_load(&table.slots[slot].object);
 }
 
 /* Of what was taken: is it of that kind, and of this process? */
 static int judge(const object *o, enum kind kind) {
     if (o->kind != kind) return fail(-EINVAL, "a %s is no %s", names[o->kind], names[kind]);
     if (o->generation == atomic_load(&table.generation)) return 0;
-    return fail(-ECANCELED, "this %s was made before a fork, and is the parent's; make another one", names[kind]);
+    return fail(-ECANCELED, "this %s was made before a fork, and is the parent's; make another one",
+                names[kind]);
 }
 
 static void say(int error, const void *handle, enum kind kind) {

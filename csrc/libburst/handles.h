@@ -1,4 +1,5 @@
-/* Handles that can be closed twice, used after that, or be of another kind, and say so: of libburst and of libfmq. Not exported. */
+/* Handles that can be closed twice, used after that, or be of another kind, and say so: of libburst
+ * and of libfmq. Not exported. */
 #ifndef LIBBURST_HANDLES_H
 #define LIBBURST_HANDLES_H
 
@@ -13,15 +14,17 @@ enum kind { CLIENT = 1, BUILDER, COMPILED, CONTROLLER, POOL, REQUEST, QUEUE, END
 /* The beginning of everything that a handle stands for. */
 typedef struct object {
     enum kind kind;
-    uint32_t slot, generation; /* of the table; of the process, counted in forks */
+    uint32_t slot, generation;              /* of the table; of the process, counted in forks */
     void (*destroy)(struct object *object); /* by the thread that lets go of it last */
 } object;
 
 uint32_t handle_generation(void); /* counts forks */
-int handle_new(object *o, enum kind kind, void (*destroy)(object *), void *out); /* *out: the handle; the caller has a reference */
+/* *out: the handle; the caller has a reference. */
+int handle_new(object *o, enum kind kind, void (*destroy)(object *), void *out);
 /* The object, held until `object_put`; else NULL, and why in *error. */
 void *handle_take(const void *handle, enum kind kind, int *error);
-int handle_close(void *handle, enum kind kind, void **out); /* as handle_take, and no thread can take it from now on */
+/* As handle_take, and no thread can take it from now on. */
+int handle_close(void *handle, enum kind kind, void **out);
 void *object_hold(void *o);
 bool object_is_open(const void *o); /* of an object that is held: no thread has closed its handle */
 void object_put(void *o);

@@ -14,19 +14,25 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-enum { DTYPE_AT = 1024, WRITER_LIFE_AT = 768, READER_LIFE_AT = 896, QUEUE_BYTES = PAGE + LENGTH * ELEMENT };
+enum {
+    DTYPE_AT = 1024,
+    WRITER_LIFE_AT = 768,
+    READER_LIFE_AT = 896,
+    QUEUE_BYTES = PAGE + LENGTH * ELEMENT
+};
 enum { OPEN_S = 60 };
 static const char DTYPE[] = "'|V24'";
 static const uint64_t DTYPE_HASH = UINT64_C(0xf4cbbbf41608a154);
 
-/* ---- queues ------------------------------------------------------------------------------------------------------ */
+/* ---- queues ---------------------------------------------------------------------------------- */
 
 static int take_role(queue_end *q, int role) {
     char path[40];
     const fmq_shape shape = {LENGTH, DTYPE_HASH, ELEMENT, FMQ_SYNCHRONIZED};
     struct flock one = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = role, .l_len = 1};
     snprintf(path, sizeof path, "/proc/self/fd/%d", q->file);
-    q->lock = open(path, O_RDWR | O_CLOEXEC); /* another open file: the lock must not be shared with who gets the descriptor */
+    /* Another open file: the lock must not be shared with who gets the descriptor. */
+    q->lock = open(path, O_RDWR | O_CLOEXEC);
     if (q->lock < 0) return fail_kernel("opening a queue again");
     if (fcntl(q->lock, F_OFD_SETLK, &one)) return fail_kernel("taking a queue's role");
     q->life = fmq_life_hold(q->lock, role == FMQ_WRITER ? WRITER_LIFE_AT : READER_LIFE_AT, 0);
@@ -65,7 +71,7 @@ static void put_queue(message *m) {
     }
 }
 
-/* ---- opening ----------------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 /* Under the client's lock. `far`: the ends of callback and context that the device gets. */
 static int configure(lane *l, compiled *p, uint64_t spin, int trace_memory, const int far[2]) {
@@ -77,7 +83,8 @@ static int configure(lane *l, compiled *p, uint64_t spin, int trace_memory, cons
     put_double(m, (double)spin / 1e9);
     put_array(m, 2);
     put_int(m, 2), put_int(m, 1);
-    memcpy(m->fds, (int[]){l->out.file, l->back.file, far[0], far[1], trace_memory}, 5 * sizeof(int));
+    memcpy(m->fds, (int[]){l->out.file, l->back.file, far[0], far[1], trace_memory},
+           5 * sizeof(int));
     m->n_fds = 5;
     int r = client_call(c, burst_now() + OPEN_S * UINT64_C(1000000000), &values);
     if (r) return r;
@@ -98,7 +105,8 @@ static int open_sockets(lane *l, compiled *p, burst_slots *slots, uint64_t spin,
     int far[2], r = burst_sockets_open(slots, far, &l->sockets);
     if (r) return r;
     pthread_mutex_lock(&p->client->lock);
-    r = p->epoch == p->client->epoch ? configure(l, p, spin, trace_memory, far) : fail(-EPIPE, "the device was started again meanwhile");
+    r = p->epoch == p->client->epoch ? configure(l, p, spin, trace_memory, far)
+                                     : fail(-EPIPE, "the device was started again meanwhile");
     pthread_mutex_unlock(&p->client->lock);
     close(far[0]), close(far[1]);
     return r;
@@ -111,7 +119,8 @@ static int new_caller(lane *l, uint64_t spin, burst_trace *trace) {
     return 0;
 }
 
-int lane_open(compiled *p, burst_slots *slots, uint64_t spin, burst_trace *trace, int trace_memory, lane **out) {
+int lane_open(compiled *p, burst_slots *slots, uint64_t spin, burst_trace *trace, int trace_memory,
+              lane **out) {
     lane *l = calloc(1, sizeof *l);
     if (!l) return fail(-ENOMEM, "no memory for a burst");
     l->out = l->back = (queue_end){.file = -1, .lock = -1, .life = -1};
@@ -130,7 +139,8 @@ void lane_stop(lane *l) {
 }
 
 void lane_free(lane *l) {
-    if (l->link >= 0) fmq_unlink(l->link); /* before fmq_free: the life thread would tell an end that is gone */
+    /* Before fmq_free: the life thread would tell an end that is gone. */
+    if (l->link >= 0) fmq_unlink(l->link);
     free_queue(&l->out);
     free_queue(&l->back);
     burst_sockets_free(l->sockets);

@@ -1,4 +1,5 @@
-/* A burst as long as the device lives: two queues, two sockets, and what the device asks on. Not exported. */
+/* A burst as long as the device lives: two queues, two sockets, and what the device asks on. Not
+ * exported. */
 #ifndef LIBBURST_LANE_H
 #define LIBBURST_LANE_H
 
@@ -26,7 +27,8 @@ typedef struct {
 } lane;
 
 /* `trace`, in `trace_memory`, outlives the lane. */
-int lane_open(compiled *p, burst_slots *slots, uint64_t spin, burst_trace *trace, int trace_memory, lane **out);
+int lane_open(compiled *p, burst_slots *slots, uint64_t spin, burst_trace *trace, int trace_memory,
+              lane **out);
 void lane_stop(lane *l); /* calls inside end with -ECANCELED; any thread, while the lane lives */
 void lane_free(lane *l); /* no thread is inside */
 void lane_forget(lane *l, int64_t slot); /* the device lets go of its memory */

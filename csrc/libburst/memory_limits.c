@@ -1,4 +1,5 @@
-/* How much memory is left: what a pool takes is taken when it is made, and too much would end processes of others. */
+/* How much memory is left: what a pool takes is taken when it is made, and too much would end
+ * processes of others. */
 #define _GNU_SOURCE
 #include "libburst/memory_limits.h"
 
@@ -34,7 +35,8 @@ static uint64_t left_by_machine(char *text) {
     return available ? 1024 * available : UINT64_MAX;
 }
 
-/* What a group's file says, under its name in version 2 of control groups or in version 1; UINT64_MAX: no limit. */
+/* What a group's file says, under its name in version 2 of control groups or in version 1;
+ * UINT64_MAX: no limit. */
 static uint64_t group_figure(const char *group, const char *name, const char *name_1, char *text) {
     char path[700];
     snprintf(path, sizeof path, "%s/%s", group, name);
@@ -49,7 +51,9 @@ static uint64_t group_figure(const char *group, const char *name, const char *na
 /* Pages of files that are not in use are taken back when they are needed, so they count as free. */
 static uint64_t left_by_group(const char *group, char *text) {
     uint64_t most = group_figure(group, "memory.max", "memory.limit_in_bytes", text);
-    uint64_t used = most == UINT64_MAX ? most : group_figure(group, "memory.current", "memory.usage_in_bytes", text);
+    uint64_t used = most == UINT64_MAX
+                        ? most
+                        : group_figure(group, "memory.current", "memory.usage_in_bytes", text);
     if (used == UINT64_MAX) return UINT64_MAX;
     char path[700];
     snprintf(path, sizeof path, "%s/memory.stat", group);
@@ -60,14 +64,17 @@ static uint64_t left_by_group(const char *group, char *text) {
     return most > used ? most - used : 0;
 }
 
-/* Of the group with this path and all above it that lie below `top`. In a container its path may begin above that. */
+/* Of the group with this path and all above it that lie below `top`. In a container its path may
+ * begin above that. */
 static uint64_t left_below(const char *top, const char *path, char *text) {
     char group[600];
     struct stat there;
     do snprintf(group, sizeof group, "%s%s", top, path);
-    while (stat(group, &there) && *path && (path = strchr(path + 1, '/') ? strchr(path + 1, '/') : ""));
+    while (stat(group, &there) && *path &&
+           (path = strchr(path + 1, '/') ? strchr(path + 1, '/') : ""));
     uint64_t least = UINT64_MAX;
-    for (char *end = group + strlen(group); end && end >= group + strlen(top); end = strrchr(group, '/')) {
+    for (char *end = group + strlen(group); end && end >= group + strlen(top);
+         end = strrchr(group, '/')) {
         *end = 0;
         uint64_t left = left_by_group(group, text);
         if (left < least) least = left;

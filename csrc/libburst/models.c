@@ -1,4 +1,5 @@
-/* Models: put together operand by operand, or a file as it is, and prepared. docs/protocol.md, section 5. */
+/* Models: put together operand by operand, or a file as it is, and prepared. docs/protocol.md,
+ * section 5. */
 #define _GNU_SOURCE
 #include "libburst/client.h"
 
@@ -12,7 +13,11 @@
 
 enum { TEMPORARY = 0, INPUT = 1, OUTPUT = 2, CONSTANT = 3 };
 enum { ALIGN = 64, MOST_OPERANDS = 1 << 18, MOST_RANK = 32, MOST_MESSAGE = 32 << 20 };
-enum { FILE_PREFIX = 1 << 16, FILE_BYTES = FILE_PREFIX | 0x300, FILE_TENSORS = FILE_PREFIX | 0x100 };
+enum {
+    FILE_PREFIX = 1 << 16,
+    FILE_BYTES = FILE_PREFIX | 0x300,
+    FILE_TENSORS = FILE_PREFIX | 0x100
+};
 
 typedef struct {
     int type, lifetime;
@@ -37,14 +42,21 @@ typedef struct {
 /* The types of files that the HAL lacks, in the order of their numbers; then those that it has. */
 static const struct {
     const char *dtype, *word, *code;
-} file_types[] = {{"int8", "TENSOR_INT8", "|i1"},      {"uint8", "TENSOR_UINT8", "|u1"},   {"int16", "TENSOR_INT16", "<i2"},
-                  {"uint16", "TENSOR_UINT16", "<u2"},  {"uint32", "TENSOR_UINT32", "<u4"}, {"int64", "TENSOR_INT64", "<i8"},
-                  {"uint64", "TENSOR_UINT64", "<u8"},  {"float64", "TENSOR_FLOAT64", "<f8"}};
+} file_types[] = {{"int8", "TENSOR_INT8", "|i1"},     {"uint8", "TENSOR_UINT8", "|u1"},
+                  {"int16", "TENSOR_INT16", "<i2"},   {"uint16", "TENSOR_UINT16", "<u2"},
+                  {"uint32", "TENSOR_UINT32", "<u4"}, {"int64", "TENSOR_INT64", "<i8"},
+                  {"uint64", "TENSOR_UINT64", "<u8"}, {"float64", "TENSOR_FLOAT64", "<f8"}};
 static const struct {
     const char *dtype;
     int type;
-} hal_types[] = {{"float32", BURST_FLOAT32_TENSOR}, {"float16", BURST_FLOAT16_TENSOR}, {"int32", BURST_INT32_TENSOR}, {"bool", BURST_BOOL8_TENSOR}};
-enum { FILE_TYPES = sizeof file_types / sizeof *file_types, HAL_TYPES = sizeof hal_types / sizeof *hal_types };
+} hal_types[] = {{"float32", BURST_FLOAT32_TENSOR},
+                 {"float16", BURST_FLOAT16_TENSOR},
+                 {"int32", BURST_INT32_TENSOR},
+                 {"bool", BURST_BOOL8_TENSOR}};
+enum {
+    FILE_TYPES = sizeof file_types / sizeof *file_types,
+    HAL_TYPES = sizeof hal_types / sizeof *hal_types
+};
 
 static void destroy_builder(object *o) {
     builder *b = (builder *)o;
@@ -94,11 +106,13 @@ static void builder_put(builder *b) {
     object_put(b);
 }
 
-/* ---- operands and operations ------------------------------------------------------------------------------------- */
+/* ---- operands and operations ----------------------------------------------------------------- */
 
 static int add_operand(builder *b, const operand *o, const uint32_t *shape) {
-    if (o->rank > MOST_RANK || (o->rank && !shape)) return fail(-EINVAL, "rank %u: at most %d, with a shape", o->rank, MOST_RANK);
-    if (b->n_operands == MOST_OPERANDS) return fail(-EINVAL, "a model has at most %d operands", MOST_OPERANDS);
+    if (o->rank > MOST_RANK || (o->rank && !shape))
+        return fail(-EINVAL, "rank %u: at most %d, with a shape", o->rank, MOST_RANK);
+    if (b->n_operands == MOST_OPERANDS)
+        return fail(-EINVAL, "a model has at most %d operands", MOST_OPERANDS);
     if (b->n_operands == b->room) {
         uint32_t room = 2 * b->room + 8;
         operand *operands = realloc(b->operands, room * sizeof *operands);
@@ -121,7 +135,8 @@ static int write_all(int fd, const void *bytes, uint64_t n, uint64_t at) {
     return 0;
 }
 
-static int add_constant(builder *b, operand *o, const uint32_t *shape, const void *bytes, uint64_t n) {
+static int add_constant(builder *b, operand *o, const uint32_t *shape, const void *bytes,
+                        uint64_t n) {
     uint64_t offset = (b->constants + ALIGN - 1) / ALIGN * ALIGN;
     o->lifetime = CONSTANT, o->offset = offset, o->bytes = n;
     int r = write_all(b->memory, bytes, n, offset);
@@ -130,7 +145,8 @@ static int add_constant(builder *b, operand *o, const uint32_t *shape, const voi
     return r;
 }
 
-int burst_builder_operand(burst_builder *handle, int type, uint32_t rank, const uint32_t *shape, float scale, int32_t zero_point) {
+int burst_builder_operand(burst_builder *handle, int type, uint32_t rank, const uint32_t *shape,
+                          float scale, int32_t zero_point) {
     int r;
     builder *b = builder_take(handle, &r);
     if (!b) return r;
@@ -140,8 +156,8 @@ int burst_builder_operand(burst_builder *handle, int type, uint32_t rank, const 
     return r;
 }
 
-int burst_builder_constant(burst_builder *handle, int type, uint32_t rank, const uint32_t *shape, float scale, int32_t zero_point,
-                           const void *bytes, size_t n) {
+int burst_builder_constant(burst_builder *handle, int type, uint32_t rank, const uint32_t *shape,
+                           float scale, int32_t zero_point, const void *bytes, size_t n) {
     int r;
     builder *b = builder_take(handle, &r);
     if (!b) return r;
@@ -155,14 +171,15 @@ static int put_indices(builder *b, message *m, uint32_t n, const uint32_t *indic
     if (n && !indices) return fail(-EINVAL, "NULL where %u indices of operands are due", n);
     put_array(m, n);
     for (uint32_t i = 0; i < n; i++) {
-        if (indices[i] >= b->n_operands) return fail(-EINVAL, "operand %u: the model has %u", indices[i], b->n_operands);
+        if (indices[i] >= b->n_operands)
+            return fail(-EINVAL, "operand %u: the model has %u", indices[i], b->n_operands);
         put_uint(m, indices[i]);
     }
     return m->is_broken ? fail(-ENOMEM, "no memory for a model") : 0;
 }
 
-static int add_operation(builder *b, const char *name, uint32_t n_inputs, const uint32_t *inputs, uint32_t n_outputs,
-                         const uint32_t *outputs) {
+static int add_operation(builder *b, const char *name, uint32_t n_inputs, const uint32_t *inputs,
+                         uint32_t n_outputs, const uint32_t *outputs) {
     size_t before = b->operations.length;
     put_array(&b->operations, 3);
     put_text(&b->operations, name);
@@ -173,12 +190,13 @@ static int add_operation(builder *b, const char *name, uint32_t n_inputs, const 
     return r;
 }
 
-int burst_builder_operation(burst_builder *handle, const char *name, uint32_t n_inputs, const uint32_t *inputs, uint32_t n_outputs,
-                            const uint32_t *outputs) {
+int burst_builder_operation(burst_builder *handle, const char *name, uint32_t n_inputs,
+                            const uint32_t *inputs, uint32_t n_outputs, const uint32_t *outputs) {
     int r;
     builder *b = builder_take(handle, &r);
     if (!b) return r;
-    r = name ? add_operation(b, name, n_inputs, inputs, n_outputs, outputs) : fail(-EINVAL, "NULL where an operation's name is due");
+    r = name ? add_operation(b, name, n_inputs, inputs, n_outputs, outputs)
+             : fail(-EINVAL, "NULL where an operation's name is due");
     builder_put(b);
     return r;
 }
@@ -187,7 +205,8 @@ static void mark(builder *b, uint32_t n, const uint32_t *indices, int lifetime) 
     for (uint32_t i = 0; i < n; i++) b->operands[indices[i]].lifetime = lifetime;
 }
 
-static int finish(builder *b, uint32_t n_inputs, const uint32_t *inputs, uint32_t n_outputs, const uint32_t *outputs) {
+static int finish(builder *b, uint32_t n_inputs, const uint32_t *inputs, uint32_t n_outputs,
+                  const uint32_t *outputs) {
     if (b->ends.length) return fail(-EINVAL, "this model is finished");
     int r = put_indices(b, &b->ends, n_inputs, inputs);
     if (!r) r = put_indices(b, &b->ends, n_outputs, outputs);
@@ -197,7 +216,8 @@ static int finish(builder *b, uint32_t n_inputs, const uint32_t *inputs, uint32_
     return 0;
 }
 
-int burst_builder_finish(burst_builder *handle, uint32_t n_inputs, const uint32_t *inputs, uint32_t n_outputs, const uint32_t *outputs) {
+int burst_builder_finish(burst_builder *handle, uint32_t n_inputs, const uint32_t *inputs,
+                         uint32_t n_outputs, const uint32_t *outputs) {
     int r;
     builder *b = builder_take(handle, &r);
     if (!b) return r;
@@ -206,7 +226,7 @@ int burst_builder_finish(burst_builder *handle, uint32_t n_inputs, const uint32_
     return r;
 }
 
-/* ---- as it travels ----------------------------------------------------------------------------------------------- */
+/* ---- as it travels --------------------------------------------------------------------------- */
 
 static void put_operand(message *m, const operand *o) {
     put_array(m, 8);
@@ -236,7 +256,8 @@ static void put_extension(message *m, uint32_t types) {
     put_array(m, 1 + (uint32_t)__builtin_popcount(types));
     put_file_type(m, FILE_BYTES, "BYTES", "|u1");
     for (int i = 0; i < FILE_TYPES; i++)
-        if (types >> i & 1) put_file_type(m, FILE_TENSORS + i, file_types[i].word, file_types[i].code);
+        if (types >> i & 1)
+            put_file_type(m, FILE_TENSORS + i, file_types[i].word, file_types[i].code);
 }
 
 static int put_model(const builder *b, message *m) {
@@ -248,7 +269,9 @@ static int put_model(const builder *b, message *m) {
     put_bytes(m, b->ends.bytes, b->ends.length);
     for (uint32_t i = 0; i < b->n_operands; i++) put_operand(m, &b->operands[i]);
     put_bytes(m, b->operations.bytes, b->operations.length);
-    return m->is_broken || m->length > MOST_MESSAGE ? fail(-ENOMEM, "no memory for a model's structure, or it is too large") : 0;
+    return m->is_broken || m->length > MOST_MESSAGE
+               ? fail(-ENOMEM, "no memory for a model's structure, or it is too large")
+               : 0;
 }
 
 /* A sealed copy of its own, so that the builder may go on, or be freed. */
@@ -257,19 +280,22 @@ static int seal(builder *b, int *memory, uint64_t *offset, uint64_t *bytes) {
     int fd = memfd_create("burst-model", MFD_CLOEXEC | MFD_ALLOW_SEALING), r = put_model(b, &m);
     if (fd < 0) return message_free(&m), fail_kernel("memfd_create");
     *offset = b->constants, *bytes = m.length;
-    void *constants = b->constants && !r ? mmap(NULL, b->constants, PROT_READ, MAP_SHARED, b->memory, 0) : NULL;
+    void *constants =
+        b->constants && !r ? mmap(NULL, b->constants, PROT_READ, MAP_SHARED, b->memory, 0) : NULL;
     if (constants == MAP_FAILED) r = fail_kernel("mapping constants"), constants = NULL;
-    if (!r && (r = -posix_fallocate(fd, 0, (off_t)(*offset + *bytes)))) fail(r, "no memory left for a model");
+    if (!r && (r = -posix_fallocate(fd, 0, (off_t)(*offset + *bytes))))
+        fail(r, "no memory left for a model");
     if (!r && constants) r = write_all(fd, constants, b->constants, 0);
     if (!r) r = write_all(fd, m.bytes, m.length, *offset);
-    if (!r && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL)) r = fail_kernel("sealing a model");
+    if (!r && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL))
+        r = fail_kernel("sealing a model");
     if (constants) munmap(constants, b->constants);
     message_free(&m);
     if (r) return close(fd), r;
     return *memory = fd, 0;
 }
 
-/* ---- prepared models --------------------------------------------------------------------------------------------- */
+/* ---- prepared models ------------------------------------------------------------------------- */
 
 int compiled_prepare(compiled *p, uint64_t deadline) {
     client *c = p->client;
@@ -287,7 +313,8 @@ int compiled_prepare(compiled *p, uint64_t deadline) {
         m->fds[m->n_fds++] = p->memory;
         r = client_call(c, deadline, &values);
         if (!r) message_close_fds(&c->m);
-        if (!r && (values < 1 || !take_as(&c->m, INTEGER, &p->number))) r = fail(-EBADMSG, "prepare was not answered with a number");
+        if (!r && (values < 1 || !take_as(&c->m, INTEGER, &p->number)))
+            r = fail(-EBADMSG, "prepare was not answered with a number");
         if (!r) p->epoch = c->epoch;
     }
     pthread_mutex_unlock(&c->lock);
@@ -314,7 +341,8 @@ static void destroy_compiled(object *o) {
 }
 
 /* Owns `memory`. */
-static int prepare(burst_client *handle, int memory, uint64_t offset, uint64_t bytes, uint64_t deadline, burst_compiled **out) {
+static int prepare(burst_client *handle, int memory, uint64_t offset, uint64_t bytes,
+                   uint64_t deadline, burst_compiled **out) {
     int r;
     client *c = handle_take(handle, CLIENT, &r);
     compiled *p = c ? calloc(1, sizeof *p) : NULL;
@@ -333,21 +361,25 @@ static int prepare(burst_client *handle, int memory, uint64_t offset, uint64_t b
     return r;
 }
 
-int burst_prepare(burst_client *client, burst_builder *handle, uint64_t deadline, burst_compiled **out) {
+int burst_prepare(burst_client *client, burst_builder *handle, uint64_t deadline,
+                  burst_compiled **out) {
     int r, memory;
     uint64_t offset, bytes;
     if (!out) return fail(-EINVAL, "NULL where room for a model is due");
     builder *b = builder_take(handle, &r);
     if (!b) return r;
-    r = b->ends.length ? seal(b, &memory, &offset, &bytes) : fail(-EINVAL, "this model is not finished: call burst_builder_finish");
+    r = b->ends.length ? seal(b, &memory, &offset, &bytes)
+                       : fail(-EINVAL, "this model is not finished: call burst_builder_finish");
     builder_put(b);
     return r ? r : prepare(client, memory, offset, bytes, deadline, out);
 }
 
-int burst_prepare_encoded(burst_client *client, int memory, uint64_t offset, uint64_t bytes, uint64_t deadline, burst_compiled **out) {
+int burst_prepare_encoded(burst_client *client, int memory, uint64_t offset, uint64_t bytes,
+                          uint64_t deadline, burst_compiled **out) {
     if (!out) return fail(-EINVAL, "NULL where room for a model is due");
     int own = fcntl(memory, F_DUPFD_CLOEXEC, 0);
-    return own < 0 ? fail_kernel("the memory of a model") : prepare(client, own, offset, bytes, deadline, out);
+    return own < 0 ? fail_kernel("the memory of a model")
+                   : prepare(client, own, offset, bytes, deadline, out);
 }
 
 int burst_compiled_free(burst_compiled *handle) {
@@ -357,7 +389,7 @@ int burst_compiled_free(burst_compiled *handle) {
     return r;
 }
 
-/* ---- model files ------------------------------------------------------------------------------------------------- */
+/* ---- model files ----------------------------------------------------------------------------- */
 
 static int file_operand(builder *b, const burst_file_tensor *t) {
     operand o = {.rank = t->rank, .type = -1};
@@ -376,19 +408,23 @@ static int add_file(builder *b, const char *path) {
     struct stat s;
     int fd = open(path, O_RDONLY | O_CLOEXEC), r;
     if (fd < 0) return fail_kernel(path);
-    void *bytes = !fstat(fd, &s) && s.st_size ? mmap(NULL, (size_t)s.st_size, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
+    void *bytes = !fstat(fd, &s) && s.st_size
+                      ? mmap(NULL, (size_t)s.st_size, PROT_READ, MAP_PRIVATE, fd, 0)
+                      : MAP_FAILED;
     close(fd);
     if (bytes == MAP_FAILED) return fail(-EINVAL, "%s is empty, or cannot be mapped", path);
     uint32_t shape[] = {(uint32_t)s.st_size};
     operand o = {.type = FILE_BYTES, .rank = 1};
-    r = s.st_size > INT32_MAX ? fail(-EFBIG, "%s has more than 2 GiB", path) : add_constant(b, &o, shape, bytes, (uint64_t)s.st_size);
+    r = s.st_size > INT32_MAX ? fail(-EFBIG, "%s has more than 2 GiB", path)
+                              : add_constant(b, &o, shape, bytes, (uint64_t)s.st_size);
     munmap(bytes, (size_t)s.st_size);
     return r;
 }
 
 /* The file, its inputs, its outputs, in this order; one operation takes and gives them all. */
-static int build_file(builder *b, const char *path, const char *operation, uint32_t n_inputs, const burst_file_tensor *inputs,
-                      uint32_t n_outputs, const burst_file_tensor *outputs) {
+static int build_file(builder *b, const char *path, const char *operation, uint32_t n_inputs,
+                      const burst_file_tensor *inputs, uint32_t n_outputs,
+                      const burst_file_tensor *outputs) {
     uint32_t n = 1 + n_inputs + n_outputs, *all = malloc(n * sizeof *all);
     if (!all) return fail(-ENOMEM, "no memory for a model");
     for (uint32_t i = 0; i < n; i++) all[i] = i;
@@ -408,12 +444,17 @@ static const char *operation_of(const char *path) {
     return suffix && !strcmp(suffix, ".tflite") ? "burst.file.TFLITE" : NULL;
 }
 
-int burst_prepare_file(burst_client *client, const char *path, uint32_t n_inputs, const burst_file_tensor *inputs, uint32_t n_outputs,
+int burst_prepare_file(burst_client *client, const char *path, uint32_t n_inputs,
+                       const burst_file_tensor *inputs, uint32_t n_outputs,
                        const burst_file_tensor *outputs, uint64_t deadline, burst_compiled **out) {
     const char *operation = operation_of(path);
-    if (!operation) return fail(-EINVAL, "%s: .onnx and .tflite are what is prepared as it is", path ? path : "NULL");
-    if (!out || (n_inputs && !inputs) || (n_outputs && !outputs) || n_inputs > MOST_OPERANDS || n_outputs > MOST_OPERANDS)
-        return fail(-EINVAL, "NULL where inputs, outputs or room for a model are due, or too many of them");
+    if (!operation)
+        return fail(-EINVAL, "%s: .onnx and .tflite are what is prepared as it is",
+                    path ? path : "NULL");
+    if (!out || (n_inputs && !inputs) || (n_outputs && !outputs) || n_inputs > MOST_OPERANDS ||
+        n_outputs > MOST_OPERANDS)
+        return fail(-EINVAL,
+                    "NULL where inputs, outputs or room for a model are due, or too many of them");
     builder *b = new_builder();
     if (!b) return -ENOMEM;
     int memory;

@@ -18,26 +18,29 @@ enum { SMALL = 1 << 20 };
 static int check_left(uint64_t bytes) {
     uint64_t left = bytes < SMALL ? bytes : memory_left();
     if (bytes <= left) return 0;
-    return fail(-ENOSPC, "a pool needs %llu bytes, and %llu are available; make it smaller, or free others", (unsigned long long)bytes,
-                (unsigned long long)left);
+    return fail(-ENOSPC,
+                "a pool needs %llu bytes, and %llu are available; make it smaller, or free others",
+                (unsigned long long)bytes, (unsigned long long)left);
 }
 
 int sealed_memory(const char *name, uint64_t bytes) {
     if (check_left(bytes)) return -ENOSPC;
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING), r;
     if (fd < 0) return fail_kernel("memfd_create");
-    do r = posix_fallocate(fd, 0, (off_t)bytes); /* now: a device of another account refuses memory with holes */
+    /* Now: a device of another account refuses memory with holes. */
+    do r = posix_fallocate(fd, 0, (off_t)bytes);
     while (r == EINTR);
     if (r) fail(-r, "%llu bytes of shared memory: %s", (unsigned long long)bytes, strerror(r));
-    else if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) fail_kernel("sealing memory"), r = EIO;
+    else if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+        fail_kernel("sealing memory"), r = EIO;
     if (r) return close(fd), -r;
     return fd;
 }
 
 int pool_holds(const pool *p, const burst_tensor *t) {
     if (t->length <= p->bytes && t->offset <= p->bytes - t->length) return 0;
-    return fail(-EINVAL, "bytes %llu to %llu of a pool of %llu", (unsigned long long)t->offset, (unsigned long long)(t->offset + t->length),
-                (unsigned long long)p->bytes);
+    return fail(-EINVAL, "bytes %llu to %llu of a pool of %llu", (unsigned long long)t->offset,
+                (unsigned long long)(t->offset + t->length), (unsigned long long)p->bytes);
 }
 
 void put_pool(message *m, const pool *p) {
@@ -72,8 +75,11 @@ static int new_pool(int fd, uint64_t bytes, burst_pool **out, void **base) {
 }
 
 static int check(uint64_t bytes, burst_pool **out, void **base) {
-    if (!out || !base) return fail(-EINVAL, "NULL where room for a pool, and for its address, are due");
-    return bytes && bytes <= INT64_MAX ? 0 : fail(-EINVAL, "a pool of %llu bytes", (unsigned long long)bytes);
+    if (!out || !base)
+        return fail(-EINVAL, "NULL where room for a pool, and for its address, are due");
+    return bytes && bytes <= INT64_MAX
+               ? 0
+               : fail(-EINVAL, "a pool of %llu bytes", (unsigned long long)bytes);
 }
 
 int burst_pool_new(size_t bytes, burst_pool **out, void **base) {
@@ -85,9 +91,12 @@ int burst_pool_from_fd(int given, size_t bytes, burst_pool **out, void **base) {
     int r = check(bytes, out, base), seals = fcntl(given, F_GET_SEALS);
     struct stat s;
     if (r) return r;
-    if (seals < 0 || !(seals & F_SEAL_SHRINK)) return fail(-EINVAL, "descriptor %d is no memfd that is sealed against shrinking", given);
+    if (seals < 0 || !(seals & F_SEAL_SHRINK))
+        return fail(-EINVAL, "descriptor %d is no memfd that is sealed against shrinking", given);
     if (fstat(given, &s)) return fail_kernel("fstat");
-    if ((uint64_t)s.st_size < bytes) return fail(-EINVAL, "the memory has %lld bytes, less than %zu", (long long)s.st_size, bytes);
+    if ((uint64_t)s.st_size < bytes)
+        return fail(-EINVAL, "the memory has %lld bytes, less than %zu", (long long)s.st_size,
+                    bytes);
     int fd = fcntl(given, F_DUPFD_CLOEXEC, 0);
     return fd < 0 ? fail_kernel("fcntl") : new_pool(fd, bytes, out, base);
 }
