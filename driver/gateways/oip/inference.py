@@ -13,7 +13,6 @@ from driver.gateways.oip.refusal import invalid
 from driver.gateways.oip.regions import RegionSlice
 from driver.gateways.oip.texts import as_bytes, given_texts, packed_texts
 from driver.nn.tensors import spellings
-from driver.protocol.packed_values import pack, room_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -220,7 +219,7 @@ class TensorPort:
             raise invalid(f"input {self.name!r} of shape {list(shape)} has {nbytes} bytes, and {found} came")
 
     def array(self, given: GivenTensor) -> NDArray[Any]:
-        """The values of an input that came in the message, and was checked. Raises Refusal."""
+        """Return the values of an input that came in the message, and was checked. Raise Refusal."""
         if self.kind is STRINGS:
             return given_texts(given, f"input {self.name!r}")
         if given.raw is not None:
@@ -232,19 +231,9 @@ class TensorPort:
             raise invalid(f"input {self.name!r} of shape {list(given.shape)} has not {found.size} values")
         return found.view(self.dtype).reshape(given.shape)
 
-    def as_stored(self, given: GivenTensor) -> GivenTensor:
-        """The same for a request's memory, in which texts are packed. Raises Refusal."""
-        if self.kind is not STRINGS:
-            return given
-        data = pack(self.array(given))
-        room = room_for(len(data))
-        return given._replace(shape=(room,), raw=data.ljust(room, b"\0"), values=None)
-
-    def stored(self, given: GivenTensor) -> NDArray[Any]:
-        """The elements of that memory. Raises Refusal."""
-        if self.kind is STRINGS:
-            return np.frombuffer(given.raw, self.dtype)
-        return self.array(given)
+    def values(self, given: GivenTensor) -> NDArray[Any] | None:
+        """Return the values as `array` does; None if they lie in shared memory."""
+        return None if given.place and self.kind is not STRINGS else self.array(given)
 
     def answered(self, array: NDArray[Any]) -> NDArray[Any]:
         """The values of an output as an answer has them."""
@@ -255,7 +244,7 @@ class ModelPorts:
     """The ports of a model."""
 
     def __init__(self, model: Model) -> None:
-        operands = model.main.operands
+        self.model, operands = model, model.main.operands
         pairs = zip(model.inputs, model.main.inputs, strict=True)
         self.inputs = tuple(TensorPort(tensor, operands[n]) for tensor, n in pairs)
         pairs = zip(model.outputs, model.main.outputs, strict=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from burst import BurstError, DeviceUnavailable, ErrorStatus, Memory, Request, RequestArgument
 from driver.client.job import Job
 from driver.client.tasks import TaskTimes
+from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes
 from driver.deadlines import seconds_left
 from driver.gateways.oip.refusal import invalid
 from driver.replicas.waiting import ExecutionEstimate, QueueFull, RequestQueue, WaitingRequest
@@ -26,29 +27,69 @@ if TYPE_CHECKING:
 
     from burst import Result
     from driver.client.surface import AnyBurst, AnyPreparedModel
-    from driver.gateways.oip.inference import GivenTensor, ModelPorts, TensorPort, WantedTensor
-    from driver.gateways.oip.regions import RegionUse
+    from driver.gateways.oip.inference import GivenTensor, ModelPorts, WantedTensor
+    from driver.gateways.oip.regions import RegionSlice, RegionUse
 
-_ALIGN = 64
-_GUESS = 1 << 22  # bytes of an output whose size only its execution tells
 _QUEUE = 256
+_OWN_POOLS = 2  # of a workspace: inputs and outputs
 _GONE = "this model is being unloaded"
 
 
 class InPlaceCall(NamedTuple):
-    """A request with its tensors in the model's order. wanted: None for an output that was not asked for."""
+    """A request with its tensors in the model's order.
+
+    values: of the inputs; None for those in shared memory. wanted: None for an output that was not asked for.
+    """
 
     given: Sequence[GivenTensor]
+    values: Sequence[NDArray[Any] | None]
     wanted: Sequence[WantedTensor | None]
     regions: RegionUse
     deadline: float | None
 
 
-class LaidOutRequest(NamedTuple):
-    """targets: where the inputs go that are not in shared memory; None for those that are."""
+class PlacedWorkspace(Workspace):
+    """A workspace for requests of which some tensors lie in shared memory that clients registered."""
 
-    request: Request
-    targets: Sequence[NDArray[Any] | None]
+    def __init__(self, inputs: InputSet, outputs: OutputSet, call: InPlaceCall, ports: ModelPorts) -> None:
+        """Keep nothing of the call but places. Raise Refusal for an output that does not fit in its place."""
+        self._ports, self._regions = ports, tuple(region.memory for region in call.regions)
+        pools = {region.name: n for n, region in enumerate(call.regions, _OWN_POOLS)}
+
+        def placed(place: RegionSlice | None, dimensions: tuple[int, ...]) -> RequestArgument | None:
+            if not place:
+                return None
+            offset = call.regions[place.region].begin + place.offset
+            return RequestArgument(pool=pools[place.region], offset=offset, length=place.nbytes, dimensions=dimensions)
+
+        self._given = [
+            placed(given.place, () if port.is_known else given.shape)
+            for port, given in zip(ports.inputs, call.given, strict=True)
+        ]
+        self._wanted = [placed(wanted.place, ()) if wanted else None for wanted in call.wanted]
+        self._check_room([port.known_bytes for port in ports.outputs])
+        super().__init__(inputs, outputs)
+
+    def _combine(self) -> None:
+        super()._combine()
+        own = self.request
+        inputs = tuple(placed or its for placed, its in zip(self._given, own.inputs, strict=True))
+        outputs = tuple(placed or its for placed, its in zip(self._wanted, own.outputs, strict=True))
+        self.request = Request(inputs, outputs, (*own.pools, *self._regions))
+
+    def grow_for(self, result: Result) -> bool:
+        """Do as a workspace does. Raise Refusal for an output that does not fit in its place."""
+        if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+            pairs = zip(self._ports.outputs, result.output_shapes, strict=True)
+            self._check_room([port.nbytes(shape.dimensions) for port, shape in pairs])
+        return super().grow_for(result)
+
+    def _check_room(self, needed: Sequence[int | None]) -> None:
+        for port, placed, nbytes in zip(self._ports.outputs, self._wanted, needed, strict=True):
+            if placed and nbytes is not None and nbytes > placed.length:
+                raise invalid(
+                    f"output {port.name!r} has {nbytes} bytes; its place in shared memory has {placed.length}"
+                )
 
 
 class Lane:
@@ -56,122 +97,66 @@ class Lane:
 
     def __init__(self, burst: AnyBurst, ports: ModelPorts) -> None:
         self.burst, self._ports = burst, ports
-        self._own: Memory | None = None
-        self._latest: tuple[Any, LaidOutRequest] | None = None
-        self._guesses = [_GUESS if port.known_bytes is None else port.known_bytes for port in ports.outputs]
+        self._inputs: Memory | None = None
+        self._outputs: OutputSet | None = None
+        self._latest: tuple[Any, PlacedWorkspace] | None = None
 
     def execute(self, call: InPlaceCall) -> Result:
-        """Raises Refusal where an output does not fit in its place, and what the burst raises."""
+        """Raise Refusal where an output does not fit in its place, and what the burst raises."""
         call.regions.note(self)
         try:
-            result = self._execute(call)
-            if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and self._grow(call, result):
-                result = self._execute(call)
+            workspace = self._workspace(call)
+            workspace.inputs.fill(call.values)
+            result = self.burst.perform(Job.of(workspace.request, deadline=call.deadline))
+            outputs = workspace.outputs.memory
+            if workspace.grow_for(result):
+                self._free(outputs)
+                result = self.burst.perform(Job.of(workspace.request, deadline=call.deadline))
             result.raise_for_status()
         except BaseException:
             self.drop_memory()  # the device may still write to it
             raise
         return result
 
-    def _execute(self, call: InPlaceCall) -> Result:
-        key, latest = _key(call), self._latest  # read once: `forget` of another thread clears it
+    def _workspace(self, call: InPlaceCall) -> PlacedWorkspace:
+        """Return the latest one if it is laid out alike: the burst knows its request, and need not encode it again."""
+        shapes = input_shapes(self._ports.model, call.values)
+        placed = [each.place and (each.place, each.shape) for each in call.given]
+        key = shapes, placed, [each and each.place for each in call.wanted], [*map(id, call.regions)]
+        latest = self._latest  # read once: `forget` of another thread clears it
         if latest and latest[0] == key:
-            found = latest[1]  # known to the burst, which need not encode it again
-        else:
-            found = self._laid_out(call)
-            self._latest = key, found
-        for target, port, given in zip(found.targets, self._ports.inputs, call.given, strict=True):
-            if target is not None:
-                target[...] = port.stored(given)
-        return self.burst.perform(Job.of(found.request, deadline=call.deadline))
-
-    def _laid_out(self, call: InPlaceCall) -> LaidOutRequest:
-        pools = {region.name: n for n, region in enumerate(call.regions, 1)}
-        regions, end = list(call.regions), 0
-        inputs, places, outputs = [], list[int | None](), []
-        for port, given in zip(self._ports.inputs, call.given, strict=True):
-            dimensions = () if port.is_known else given.shape
-            if given.place:
-                inputs.append(_placed(given.place, pools, call.regions, dimensions))
-                places.append(None)
-            else:
-                nbytes = port.nbytes(given.shape)
-                inputs.append(RequestArgument(pool=0, offset=end, length=nbytes, dimensions=dimensions))
-                places.append(end)
-                end = _aligned(end + nbytes)
-        for port, wanted, guess in zip(self._ports.outputs, call.wanted, self._guesses, strict=True):
-            if wanted and wanted.place:
-                _check_room(port, wanted.place.nbytes, port.known_bytes)
-                outputs.append(_placed(wanted.place, pools, call.regions, ()))
-            else:
-                outputs.append(RequestArgument(pool=0, offset=end, length=guess))
-                end = _aligned(end + guess)
-        own = self._memory(end)
-        request = Request(tuple(inputs), tuple(outputs), (own, *(region.memory for region in regions)))
-        targets = [
-            None if offset is None else own.asarray(port.dtype, given.shape, offset)
-            for offset, port, given in zip(places, self._ports.inputs, call.given, strict=True)
-        ]
-        return LaidOutRequest(request, targets)
-
-    def _memory(self, nbytes: int) -> Memory:
-        if self._own is None or self._own.nbytes < nbytes:
-            self.drop_memory()
-            self._own = Memory.create(max(nbytes, 1))
-        return self._own
-
-    def _grow(self, call: InPlaceCall, result: Result) -> bool:
-        """After an output did not fit. Whether another try may succeed. Raises Refusal for one in shared memory."""
-        is_larger = False
-        self._latest = None
-        for n, (port, shape) in enumerate(zip(self._ports.outputs, result.output_shapes, strict=True)):
-            needed, wanted = port.nbytes(shape.dimensions), call.wanted[n]
-            if wanted and wanted.place:
-                _check_room(port, wanted.place.nbytes, needed)
-            elif needed > self._guesses[n]:
-                self._guesses[n], is_larger = needed, True
-        return is_larger
+            return latest[1]
+        inputs = InputSet(self._ports.model, shapes, self._inputs)
+        if self._inputs is not None and inputs.memory is not self._inputs:
+            self._free(self._inputs)
+        outputs = self._outputs or OutputSet(self._ports.model)
+        self._inputs, self._outputs = inputs.memory, outputs
+        found = PlacedWorkspace(inputs, outputs, call, self._ports)
+        self._latest = key, found
+        return found
 
     def drop_memory(self) -> None:
-        """The next request gets new memory."""
+        """Give the next request new memory, of the size that this one has grown to."""
         self._latest = None
-        own, self._own = self._own, None
-        if own is not None:
-            self.forget(own)
+        if self._inputs is not None:
+            self._free(self._inputs)
+            self._inputs = None
+        if self._outputs is not None:
+            self._free(self._outputs.memory)
+            self._outputs.lay_out(self._outputs.sizes)
 
     def forget(self, memory: Memory) -> None:
-        """The device may unmap it. Any thread, while no request names it."""
+        """Allow the device to unmap a region. Any thread, while no request names it."""
         self._latest = None  # which keeps memory mapped
+        self._free(memory)
+
+    def _free(self, memory: Memory) -> None:
         with suppress(BurstError, FmqError, ValueError):  # the burst is closed, or its device has died
             self.burst.free_memory(memory)
 
     def close(self) -> None:
-        """Ends the burst."""
+        """End the burst."""
         self.burst.close()
-
-
-def _key(call: InPlaceCall) -> Any:
-    """What is equal for requests that are laid out alike."""
-    given = [(each.place, each.shape) for each in call.given]
-    return given, [each and each.place for each in call.wanted], [*map(id, call.regions)]
-
-
-def _check_room(port: TensorPort, room: int, needed: int | None) -> None:
-    if needed is not None and needed > room:
-        raise invalid(f"output {port.name!r} has {needed} bytes; its place in shared memory has {room}")
-
-
-def _placed(place: Any, pools: dict[str, int], regions: RegionUse, dimensions: tuple[int, ...]) -> RequestArgument:
-    return RequestArgument(
-        pool=pools[place.region],
-        offset=regions[place.region].begin + place.offset,
-        length=place.nbytes,
-        dimensions=dimensions,
-    )
-
-
-def _aligned(offset: int) -> int:
-    return -(-offset // _ALIGN) * _ALIGN
 
 
 class Turn:

@@ -115,10 +115,11 @@ class ServedModel:
                 arrays = list(engine.joins.run(*inputs, deadline=call.deadline))
                 shapes = [array.shape for array in arrays]
             else:
-                given = [port.as_stored(each) for port, each in zip(self.ports.inputs, given, strict=True)]
+                values = [port.values(each) for port, each in zip(self.ports.inputs, given, strict=True)]
                 with table.take(slices) if table and slices else NO_REGIONS as regions:
                     times = [begin, time.monotonic_ns()]
-                    result, arrays = engine.lanes.execute(InPlaceCall(given, in_order, regions, call.deadline))
+                    its = InPlaceCall(given, values, in_order, regions, call.deadline)
+                    result, arrays = engine.lanes.execute(its)
                     shapes = [shape.dimensions for shape in result.output_shapes]
             times.append(time.monotonic_ns())
             answer = self._answer(call, in_order, arrays, shapes)

@@ -9,12 +9,23 @@ import numpy as np
 import pytest
 from waiting import PATIENCE, until
 
+import driver
 from burst import DeviceUnavailable, ErrorStatus, MissedDeadlineTransient
+from driver.gateways.oip.inference import GivenTensor, ModelPorts
 from driver.gateways.oip.lanes import InPlaceCall, Lane, Lanes
 from driver.gateways.oip.regions import NO_REGIONS
 
-PORTS = SimpleNamespace(inputs=(), outputs=())
-DONE = SimpleNamespace(status=ErrorStatus.NONE, outputs=(), output_shapes=(), raise_for_status=lambda: None)
+DONE = SimpleNamespace(status=ErrorStatus.NONE, outputs=(None,), output_shapes=(), raise_for_status=lambda: None)
+
+
+def _ports():
+    m = driver.ModelBuilder()
+    x = m.input("float32", (1,))
+    m.output(m.operation("ADD", x, x, 0))
+    return ModelPorts(m.build())
+
+
+PORTS = _ports()
 
 
 class HeldDevice:
@@ -47,7 +58,7 @@ class HeldDevice:
 
 
 def call(deadline=None):
-    return InPlaceCall((), (), NO_REGIONS, deadline)
+    return InPlaceCall([GivenTensor("x", "FP32", (1,))], [np.ones(1, np.float32)], [None], NO_REGIONS, deadline)
 
 
 def await_waiting(lanes, count):
@@ -135,11 +146,10 @@ def test_a_region_ends_while_a_lane_looks():
     """A region that ends just as a lane compares a request with its latest one does that request no harm."""
     executed = []
     burst = SimpleNamespace(perform=lambda job: executed.append(job.request) or DONE, free_memory=lambda _: None)
-    port = SimpleNamespace(is_known=False, dtype=np.dtype(np.uint8), nbytes=len, stored=lambda _: 0)
-    lane = Lane(burst, SimpleNamespace(inputs=(port,), outputs=()))
+    lane = Lane(burst, PORTS)
 
     class EndingRegion(tuple):
-        """A shape, in whose comparison another region ends, as in another thread."""
+        """A place, in whose comparison another region ends, as in another thread. It is empty: in no shared memory."""
 
         __slots__ = ()
 
@@ -150,5 +160,5 @@ def test_a_region_ends_while_a_lane_looks():
         __hash__ = tuple.__hash__
 
     for _ in range(2):
-        lane.execute(call()._replace(given=[SimpleNamespace(place=None, shape=EndingRegion((1,)))]))
+        lane.execute(call()._replace(given=[GivenTensor("x", "FP32", (1,), place=EndingRegion())]))
     assert executed[0] is executed[1]
