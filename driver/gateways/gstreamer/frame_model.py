@@ -11,6 +11,7 @@ import numpy as np
 
 from burst import ErrorStatus, Memory, Request, RequestArgument
 from burst.memory import Usage
+from driver.client.workspace import OutputSet
 from driver.devices.files import RUNTIMES
 from driver.errors import DeviceNotFound
 from driver.gateways.detection import DetectionDecoder
@@ -77,7 +78,7 @@ class FrameModel:
         self.width = self.height = 0
         self._memories: dict[tuple[int, int], Memory] = {}
         self._requests: dict[tuple[tuple[int, int], int], Request] = {}
-        self._results: Memory | None = None
+        self._outputs: OutputSet | None = None  #: of requests on frames in place
         self._life = ExitStack()
 
     def configure(self, width: int, height: int, strides: Sequence[int], offsets: Sequence[int]) -> None:
@@ -98,35 +99,29 @@ class FrameModel:
             self._decoder.approve(first.outputs, width, height)
         except ValueError as error:
             raise ValueError(f"model={self._options.model}: {error}") from None
-        self._make_room([np.asarray(output).nbytes for output in first.outputs])
+        self._outputs = OutputSet(self._model, [np.asarray(output).nbytes for output in first.outputs])
 
-    def _make_room(self, sizes: list[int]) -> None:
-        """Memory for the outputs of requests on frames in place, each from a multiple of 64 on."""
+    def _lay_out(self, sizes: Sequence[int]) -> None:
+        """Give the requests on frames in place new memory for outputs of these sizes."""
+        assert self._outputs is not None
         self._requests.clear()
-        begins = [0]
-        for size in sizes:
-            begins.append(begins[-1] + (size + 63) // 64 * 64)
-        self._sizes, self._results = sizes, Memory.create(max(begins[-1], 1))
-        self._outputs = tuple(
-            RequestArgument(pool=1, offset=begin, length=size) for begin, size in zip(begins, sizes, strict=False)
-        )
+        self._outputs.lay_out(sizes)
 
     def detect_in_place(self, fd: int, offset: int, nbytes: int) -> FoundBoxes:
         """Of a frame in shared memory or a DMA-BUF. `nbytes`: from the descriptor's beginning to the frame's end.
 
         Raises what an execution raises, and OSError or ValueError for memory that cannot be mapped.
         """
-        request = self._request(fd, offset, nbytes)
+        assert self._outputs is not None
         try:
-            result = self._executed(request)
-            if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and result.output_shapes:
-                items = [info.dtype.itemsize for info in self._model.outputs]
-                shapes = result.output_shapes
-                self._make_room([int(np.prod(shape)) * item for shape, item in zip(shapes, items, strict=True)])
+            result = self._executed(self._request(fd, offset, nbytes))
+            is_small = result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+            if is_small and (sizes := self._outputs.needed(result.output_shapes)):
+                self._lay_out(sizes)
                 result = self._executed(self._request(fd, offset, nbytes))
             result.raise_for_status()
         except BaseException:  # a device that is late may still write there, into the next frame's answer
-            self._make_room(self._sizes)
+            self._lay_out(self._outputs.sizes)
             raise
         return self._found(result)
 
@@ -145,9 +140,9 @@ class FrameModel:
                 self._forget_frames()
             memory = Memory.from_hardware_buffer(fd, "blob", nbytes, usage=Usage.CPU_READ)
             self._memories[which] = memory
-        assert self._results is not None
+        assert self._outputs is not None
         picture = RequestArgument(offset=offset, length=int(np.prod(self._shape)), dimensions=self._shape)
-        request = Request((picture,), self._outputs, (memory, self._results))
+        request = Request((picture,), self._outputs.arguments, (memory, self._outputs.memory))
         self._requests[which, offset] = request
         return request
 
@@ -182,7 +177,7 @@ class FrameModel:
     def _end_burst(self) -> None:
         self._forget_frames()
         self._life.close()
-        self.burst = self._results = None
+        self.burst = self._outputs = None
 
     def close(self) -> None:
         """Ends the burst, and forgets all frames."""
