@@ -1,8 +1,9 @@
 /* The device's side of a burst: waits for a request, recognises it by its bytes, and answers.
  *
- * A plan is a request that Python checked and bound to memory once. While a packet equals a plan's, nothing is parsed:
- * what was proved for those bytes still holds, because a slot never comes to stand for other memory, and freeing one
- * ends the plans that use it (README.md, "Plans"). A plan with a C function runs here, without Python and its lock.
+ * A plan is a request that Python checked and bound to memory once. While a packet equals a plan's,
+ * nothing is parsed: what was proved for those bytes still holds, because a slot never comes to
+ * stand for other memory, and freeing one ends the plans that use it (README.md, "Plans"). A plan
+ * with a C function runs here, without Python and its lock.
  */
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -19,14 +20,16 @@
 
 #include <stdlib.h>
 
-static const uint64_t PATIENCE = UINT64_C(5000000000); /* ns that a client may leave its results unread */
+/* ns that a client may leave its results unread */
+static const uint64_t PATIENCE = UINT64_C(5000000000);
 static const uint64_t MOST_MORE = 250000; /* ns of polling after long work, beyond the usual */
-static const uint64_t PAUSE = 300000;     /* ns after that in which a request comes that was on its way, and its wake-up */
-enum { HABIT = 3 };                       /* so many pauses in a row make a stream */
+/* ns after that in which a request comes that was on its way, and its wake-up */
+static const uint64_t PAUSE = 300000;
+enum { HABIT = 3 }; /* so many pauses in a row make a stream */
 
 static _Atomic uint32_t polling; /* listeners of this process */
 
-/* ---- plans ------------------------------------------------------------------------------------------------------- */
+/* ---- plans ----------------------------------------------------------------------------------- */
 
 int burst_plans(burst_listener *l, uint32_t n) {
     l->plans = calloc(n, sizeof *l->plans);
@@ -56,8 +59,8 @@ static unsigned char *copy_of(const void *bytes, uint64_t n) {
 }
 
 /* Only in the listener's own thread: that one alone reads what is freed here. */
-int burst_learn(burst_listener *l, uint32_t i, const void *answer, uint64_t answer_bytes, void *function, void *context,
-                int measure, uint64_t copied, uint64_t checked) {
+int burst_learn(burst_listener *l, uint32_t i, const void *answer, uint64_t answer_bytes,
+                void *function, void *context, int measure, uint64_t copied, uint64_t checked) {
     if (i >= l->count || (function && !answer)) return -EINVAL;
     struct burst_plan *p = &l->plans[i];
     if (p->pending) inflight_await(p->pending);
@@ -93,8 +96,8 @@ int burst_writes(burst_listener *l, uint32_t i, uint32_t **writes, uint64_t n) {
     return 0;
 }
 
-/* After an execution that failed, or was not run: what it writes has no value. Relaxed, because a word says nothing about
- * memory that is being written. */
+/* After an execution that failed, or was not run: what it writes has no value. Relaxed, because a
+ * word says nothing about memory that is being written. */
 static void invalidate_outputs(const struct burst_plan *p) {
     for (uint64_t i = 0; i < p->n_writes; i++)
         atomic_store_explicit((_Atomic uint32_t *)p->writes[i], 1, memory_order_relaxed);
@@ -102,13 +105,15 @@ static void invalidate_outputs(const struct burst_plan *p) {
 
 int burst_forget(burst_listener *l, uint32_t i) {
     if (i >= l->count) return 0;
-    return (atomic_fetch_and(&l->plans[i].state, ~(uint32_t)VALID) & RUNS) != 0; /* pairs: FREE_RUN */
+    /* pairs: FREE_RUN */
+    return (atomic_fetch_and(&l->plans[i].state, ~(uint32_t)VALID) & RUNS) != 0;
 }
 
 /* Marks a plan as running, unless it was forgotten. */
 static bool begin(burst_listener *l, uint32_t i) {
     uint32_t idle = VALID;
-    if (!atomic_compare_exchange_strong(&l->plans[i].state, &idle, VALID | RUNS)) return false; /* pairs: FREE_RUN */
+    /* pairs: FREE_RUN */
+    if (!atomic_compare_exchange_strong(&l->plans[i].state, &idle, VALID | RUNS)) return false;
     l->current = (int32_t)i;
     return true;
 }
@@ -126,7 +131,7 @@ static bool recognise(burst_listener *l, uint64_t bytes) {
     return false;
 }
 
-/* ---- answers ----------------------------------------------------------------------------------------------------- */
+/* ---- answers --------------------------------------------------------------------------------- */
 
 static int put_answer(burst_listener *l, unsigned char *packet, uint64_t bytes) {
     if (l->framed) store_u64(packet + bytes - 16, l->id);
@@ -134,7 +139,8 @@ static int put_answer(burst_listener *l, unsigned char *packet, uint64_t bytes) 
     if (r) return r;
     if ((r = packet_put(l->out, packet, bytes)) == -EAGAIN && !l->may_not_wait) {
         uint64_t deadline = futex_now() + PATIENCE;
-        while ((r = sleep_until(l->out, bytes / DATUM, 0, deadline)) == -EINTR) {} /* signals are for when we return */
+        /* signals are for when we return */
+        while ((r = sleep_until(l->out, bytes / DATUM, 0, deadline)) == -EINTR) {}
         if (!r) r = packet_put(l->out, packet, bytes);
     }
     end_leave(l->out);
@@ -145,12 +151,15 @@ static int put_answer(burst_listener *l, unsigned char *packet, uint64_t bytes) 
 static int put_status(burst_listener *l, uint32_t status) {
     unsigned char packet[3 * DATUM];
     int32_t known = status > LAST_STATUS ? GENERAL_FAILURE : (int32_t)status;
-    burst_result_packet result = {.on_device = NOT_MEASURED, .in_driver = NOT_MEASURED, .status = known};
-    int64_t bytes = burst_encode_result(&result, NULL, l->framed ? 2 : 1, packet, sizeof packet, NULL);
+    burst_result_packet result = {
+        .on_device = NOT_MEASURED, .in_driver = NOT_MEASURED, .status = known};
+    int64_t bytes =
+        burst_encode_result(&result, NULL, l->framed ? 2 : 1, packet, sizeof packet, NULL);
     return put_answer(l, packet, (uint64_t)bytes);
 }
 
-/* The time on the device is what the device has measured, which Python has written; else all the time of the run. */
+/* The time on the device is what the device has measured, which Python has written; else all the
+ * time of the run. */
 static void put_times(const burst_listener *l, unsigned char *timing, bool is_measured) {
     uint64_t run = (l->done - l->started) / 1000, measured = load_u64(timing + 8);
     store_u64(timing + 8, is_measured && measured < run ? measured : run);
@@ -189,19 +198,24 @@ static void note_copies(burst_listener *l, const struct burst_plan *p) {
     if (p->checked) count(&l->trace->device.checked, p->checked);
 }
 
-static struct burst_plan *current(const burst_listener *l) { return l->current < 0 ? NULL : l->plans + l->current; }
+static struct burst_plan *current(const burst_listener *l) {
+    return l->current < 0 ? NULL : l->plans + l->current;
+}
 
 /* What Python made of a request: `answer`, or the success that the plan has learnt. */
-static int put_outcome(burst_listener *l, const struct burst_plan *p, const void *answer, uint64_t bytes) {
+static int put_outcome(burst_listener *l, const struct burst_plan *p, const void *answer,
+                       uint64_t bytes) {
     bool measure = p && p->measure;
-    if (!answer) return p && p->answer ? put_success(l, p->answer, p->answer_bytes, measure) : -EINVAL;
+    if (!answer)
+        return p && p->answer ? put_success(l, p->answer, p->answer_bytes, measure) : -EINVAL;
     if (bytes > l->buffer_bytes || bytes < 2 * DATUM) return put_status(l, GENERAL_FAILURE);
     memcpy(l->buffer, answer, bytes);
     return put_success(l, l->buffer, bytes, measure);
 }
 
-/* 0, or -ESTALE: the plan was forgotten while it ran, and Python now frees its memory. Called before the answer goes out: a
- * client that has the result may free the memory, and then nothing runs on it. The plan's own bytes stay until we learn. */
+/* 0, or -ESTALE: the plan was forgotten while it ran, and Python now frees its memory. Called
+ * before the answer goes out: a client that has the result may free the memory, and then nothing
+ * runs on it. The plan's own bytes stay until we learn. */
 static int leave_plan(burst_listener *l) {
     struct burst_plan *p = current(l);
     if (!p) return 0;
@@ -214,17 +228,21 @@ static void leave_slot(burst_listener *l) {
     if (l->ticket) burst_leave(l->ticket);
 }
 
-/* How long the request lay in the queue while earlier ones were executed: it came before those were answered. When it came is
- * what its client says, as that decides what this client is told, and nothing else. */
+/* How long the request lay in the queue while earlier ones were executed: it came before those were
+ * answered. When it came is what its client says, as that decides what this client is told, and
+ * nothing else. */
 static uint64_t waited_in_queue(const burst_listener *l) {
     const burst_sent *record = &l->trace->sent[l->id % BURST_RECORDS];
     uint64_t sent = look(&record->sent);
     return look(&record->id) == l->id && sent < l->before ? l->before - sent : 0;
 }
 
-static void note_usual(const burst_listener *l, const burst_estimate *e) { note(&l->trace->device.usual_ns, e ? e->usual_ns : 0); }
+static void note_usual(const burst_listener *l, const burst_estimate *e) {
+    note(&l->trace->device.usual_ns, e ? e->usual_ns : 0);
+}
 
-/* Adds the time to the estimate. Returns the status: a success that comes after the deadline is a miss. */
+/* Adds the time to the estimate. Returns the status: a success that comes after the deadline is a
+ * miss. */
 static uint32_t final_status(const burst_listener *l, const struct burst_plan *p, uint32_t status) {
     bool is_given_up = status == MISSED_DEADLINE_TRANSIENT;
     if (l->is_refused || (status && !is_given_up)) return status;
@@ -236,7 +254,8 @@ static uint32_t final_status(const burst_listener *l, const struct burst_plan *p
     uint64_t queued = waited_in_queue(l);
     note_usual(l, e);
     if (is_given_up || l->is_first) took = 0;
-    return (uint32_t)burst_missed(e, l->known - queued, l->deadline, took, l->is_first || others || queued);
+    return (uint32_t)burst_missed(e, l->known - queued, l->deadline, took,
+                                  l->is_first || others || queued);
 }
 
 static bool is_any_in_flight(const burst_listener *l) { return l->overlaps && inflight_any(l); }
@@ -251,23 +270,27 @@ static int answer_here(burst_listener *l) {
 static int answer_python(burst_listener *l, const void *answer, uint64_t bytes) {
     if (!l->in_python) return 0;
     l->in_python = 0;
-    if (l->is_in_flight && !answer) return l->is_in_flight = 0, l->current = -1, 0; /* Python has begun it */
+    /* Python has begun it */
+    if (l->is_in_flight && !answer) return l->is_in_flight = 0, l->current = -1, 0;
     int over = answer_here(l);
     if (over) return over;
     leave_slot(l);
     note_done(l, l->is_refused);
     const struct burst_plan *p = current(l);
     if (p) note_copies(l, p);
-    uint32_t said = answer && bytes >= DATUM ? load_u32((const unsigned char *)answer + RESULT_STATUS_AT) : 0;
+    uint32_t said =
+        answer && bytes >= DATUM ? load_u32((const unsigned char *)answer + RESULT_STATUS_AT) : 0;
     uint32_t status = final_status(l, p, said);
     if (l->is_refused) note_usual(l, p ? p->estimate : NULL);
     l->is_refused = 0;
     if (p && status) invalidate_outputs(p);
-    int stale = leave_plan(l), r = status != said ? put_status(l, status) : put_outcome(l, p, answer, bytes);
+    int stale = leave_plan(l),
+        r = status != said ? put_status(l, status) : put_outcome(l, p, answer, bytes);
     return r ? r : stale;
 }
 
-/* Whether an answer goes out by plain stores: there is room, the client looks, and no ticket waits for the slot. */
+/* Whether an answer goes out by plain stores: there is room, the client looks, and no ticket waits
+ * for the slot. */
 static bool is_plain(const burst_listener *l, const struct burst_plan *p) {
     const struct fmq_end *e = l->out;
     bool fits = p && p->answer && !is_any_in_flight(l) && ring_known(e) >= p->answer_bytes / DATUM;
@@ -289,7 +312,8 @@ uint32_t listener_judge(burst_listener *view, bool *is_stale) {
 }
 
 int listener_put(burst_listener *view, const struct burst_plan *p, uint32_t status) {
-    return status ? put_status(view, status) : put_success(view, p->answer, p->answer_bytes, p->measure);
+    return status ? put_status(view, status)
+                  : put_success(view, p->answer, p->answer_bytes, p->measure);
 }
 
 /* A failure goes to Python, which knows the words for it. */
@@ -327,7 +351,7 @@ static int64_t begin_run(burst_listener *l) {
     return 0;
 }
 
-/* ---- requests ---------------------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 /* The bytes that a plan is recognised by, or 0. */
 static uint64_t read_request(burst_listener *l) {
@@ -342,21 +366,26 @@ static uint64_t read_request(burst_listener *l) {
     return l->id ? l->bytes - DATUM : 0;
 }
 
-/* Polling pays only while fewer listeners poll than there are processors for them, and no execution waits for a slot. */
+/* Polling pays only while fewer listeners poll than there are processors for them, and no execution
+ * waits for a slot. */
 static bool may_poll(const burst_listener *l) {
-    /* Relaxed, because both are hints. Before the first look at the processors, 0 forbids nothing. */
-    uint32_t usable = atomic_load_explicit(&l->request->process->processors.usable, memory_order_relaxed);
+    /* Relaxed, because both are hints. Before the first look at the processors, 0 forbids
+     * nothing. */
+    uint32_t usable =
+        atomic_load_explicit(&l->request->process->processors.usable, memory_order_relaxed);
     bool fits = atomic_fetch_add_explicit(&polling, 1, memory_order_relaxed) < usable || !usable;
     return fits && !run_queue_has_waiters();
 }
 
-/* How long to poll: longer after long work, when the client's caches are cold and it comes back slowly. */
+/* How long to poll: longer after long work, when the client's caches are cold and it comes back
+ * slowly. */
 static uint64_t window(const burst_listener *l) {
     uint64_t more = (l->done - l->started) / 64;
     return l->spin_ns + (more < MOST_MORE ? more : MOST_MORE);
 }
 
-/* In a stream the next request is a frame away, and polling would be in vain (README.md, "Streams"). */
+/* In a stream the next request is a frame away, and polling would be in vain (README.md,
+ * "Streams"). */
 static void note_pause(burst_listener *l) {
     if (l->spin_ns > SLEEP_COSTS || l->taken - l->before <= window(l) + PAUSE) l->pauses = 0;
     else if (l->pauses < HABIT) l->pauses++;
@@ -367,18 +396,23 @@ static int wait_for_request(burst_listener *l) {
     int r = -EAGAIN;
     if (l->spin_ns && !adapts && l->pauses < HABIT) {
         if (may_poll(l)) r = sleep_spin(l->request, 1, window(l));
-        atomic_fetch_sub_explicit(&polling, 1, memory_order_relaxed); /* relaxed, because it is a hint */
+        /* relaxed, because it is a hint */
+        atomic_fetch_sub_explicit(&polling, 1, memory_order_relaxed);
     }
-    return r == -EAGAIN ? sleep_until(l->request, 1, adapts ? FMQ_SPIN_ADAPTIVE : 0, FMQ_FOREVER) : r;
+    return r == -EAGAIN ? sleep_until(l->request, 1, adapts ? FMQ_SPIN_ADAPTIVE : 0, FMQ_FOREVER)
+                        : r;
 }
 
-/* The listener is inside the queue only here, and not while it runs or answers: fmq_stop waits for a thread that is inside. */
+/* The listener is inside the queue only here, and not while it runs or answers: fmq_stop waits for
+ * a thread that is inside. */
 static int take_request(burst_listener *l) {
     int r = end_enter_unreserved(l->request);
     if (r) return r;
     l->before = later(l, l->done);
     r = wait_for_request(l);
-    int64_t bytes = r ? r : packet_take(l->request, l->buffer, l->buffer_bytes, l->framed ? REQUEST_SIZE_AT : 0);
+    int64_t bytes =
+        r ? r
+          : packet_take(l->request, l->buffer, l->buffer_bytes, l->framed ? REQUEST_SIZE_AT : 0);
     end_leave(l->request);
     if (bytes < 0) return (int)bytes;
     l->bytes = (uint64_t)bytes;
@@ -397,8 +431,11 @@ static void note_wait(burst_listener *l) {
 
 uint64_t burst_could_begin(const burst_listener *l) { return l->known - waited_in_queue(l); }
 
-/* Its client does not wait for the result any more. The word has a cache line of its own, which stays in our cache. */
-static bool is_abandoned(const burst_listener *l) { return look(&l->trace->abandoned) >> (l->id % 64) & 1; }
+/* Its client does not wait for the result any more. The word has a cache line of its own, which
+ * stays in our cache. */
+static bool is_abandoned(const burst_listener *l) {
+    return look(&l->trace->abandoned) >> (l->id % 64) & 1;
+}
 
 static int32_t may_begin(burst_listener *l, burst_estimate *e) {
     int32_t status = burst_admit(e, burst_could_begin(l), l->known, l->deadline);
@@ -406,8 +443,8 @@ static int32_t may_begin(burst_listener *l, burst_estimate *e) {
     return status;
 }
 
-/* 0, with a slot for a plan; the status of a request whose deadline cannot be met; or -ECANCELED. Python gets the slot for a
- * request that it has to bind first. */
+/* 0, with a slot for a plan; the status of a request whose deadline cannot be met; or -ECANCELED.
+ * Python gets the slot for a request that it has to bind first. */
 static int admitted(burst_listener *l) {
     if (l->due != l->deadline) burst_set_due(l->due = l->deadline);
     const struct burst_plan *p = current(l);
@@ -433,7 +470,8 @@ static int64_t serve(burst_listener *l) {
     int r = take_request(l);
     if (r) return r;
     bool is_known = recognise(l, read_request(l));
-    l->started = l->known = is_known ? l->taken : futex_now(); /* a comparison takes no longer than a look at the clock */
+    /* a comparison takes no longer than a look at the clock */
+    l->started = l->known = is_known ? l->taken : futex_now();
     note(&l->trace->device.running, l->id);
     r = admitted(l);
     if (r) {

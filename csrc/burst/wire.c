@@ -56,7 +56,7 @@ static int complain(burst_complaint *why, int error, uint64_t element, const cha
     return error;
 }
 
-/* ---- what both ways check ---------------------------------------------------------------------- */
+/* ---- what both ways check -------------------------------------------------------------------- */
 
 static int check_pool(burst_complaint *why, int error, uint64_t element, int64_t pool, uint32_t n) {
     if (pool < n) return 0;
@@ -103,7 +103,7 @@ static int check_times(burst_complaint *why, int error, uint64_t element,
     return 0;
 }
 
-/* ---- writing ----------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 typedef struct {
     unsigned char *packet;
@@ -230,7 +230,7 @@ int64_t burst_encode_result(const burst_result_packet *given, const uint32_t *sh
     return (int64_t)(n * DATUM);
 }
 
-/* ---- reading ----------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 typedef struct {
     const unsigned char *packet;
@@ -351,8 +351,9 @@ static int take_end(reader *r, burst_request_packet *request, int version) {
     return request->id ? 0 : complain(r->why, -EBADMSG, r->element - 1, "a request's id is not 0");
 }
 
-/* Arguments, then places, from the beginning of the room on; dimensions from its end. Each element of the
- * packet becomes one of these or none, and an argument is the largest, so they never meet. */
+/* Arguments, then places, from the beginning of the room on; dimensions from its end. Each element
+ * of the packet becomes one of these or none, and an argument is the largest, so they never
+ * meet. */
 int burst_decode_request(const void *packet, uint64_t bytes, int version,
                          burst_request_packet *request, burst_argument *room,
                          burst_complaint *why) {
