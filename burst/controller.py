@@ -135,7 +135,7 @@ class Controller(Closing):
         self.last = ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)  #: the result that came last
         with running_out():
             self.trace = Trace.create()
-            self._open(configure, memory, spin, length, versions)
+            self._open(configure, memory, spin, length, versions=versions)
         self._caller.framed = self.version > 1
 
     def _open(
@@ -153,7 +153,12 @@ class Controller(Closing):
             try:
                 with callback, context:
                     offer = Offer(
-                        requests.descriptor, results.descriptor, self.trace.memory, callback, context, versions
+                        requests.descriptor,
+                        results.descriptor,
+                        self.trace.memory,
+                        callback,
+                        context=context,
+                        versions=versions,
                     )
                     self.version = self._accept(versions, configure(offer))
             except BaseException:

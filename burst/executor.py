@@ -347,7 +347,7 @@ class CachedExecutor:
         if isinstance(error, StatusError):
             insufficient = error.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE  # no other error has shapes
             shapes = error.result.output_shapes if insufficient and error.result else ()
-            return Outcome(error.status, shapes, NO_TIMING, str(error), error.as_cause())
+            return Outcome(error.status, shapes, NO_TIMING, str(error), cause=error.as_cause())
         if found := exhausted(error):
             return Outcome(found.status, text=str(found))
         if not isinstance(error, Malformed):

@@ -396,7 +396,7 @@ class HardwareBuffer(DmaBuf):
         where = checked_planes([list(plane) for plane in given], sizes, FORMATS[format].dtype.itemsize)
         nbytes = end_of(where, sizes)
         check_available(nbytes)
-        return cls(memfd(nbytes), format, width, height, where, _checked_usage(int(usage)))
+        return cls(memfd(nbytes), format, width, height, planes=where, usage=_checked_usage(int(usage)))
 
     def fields(self) -> list[Any]:
         """Format, width and height in pixels, offset and stride of each plane, usage."""

@@ -106,9 +106,17 @@ class Flow:
     def counts(self) -> FlowCounts:
         found = ffi.new("burst_flow_counts *")
         lib.burst_flow_count(self.handle, found)
-        used = (found.used_ns, found.application_used_ns, found.share_used_ns, found.all_used_ns)
-        times = (found.waited_ns, *used)
-        return FlowCounts(found.executions, found.waits, found.yields, found.waiting, *(ns / 1e9 for ns in times))
+        return FlowCounts(
+            executions=found.executions,
+            waits=found.waits,
+            yields=found.yields,
+            waiting=found.waiting,
+            waited=found.waited_ns / 1e9,
+            used=found.used_ns / 1e9,
+            used_by_application=found.application_used_ns / 1e9,
+            used_by_uid=found.share_used_ns / 1e9,
+            used_by_all=found.all_used_ns / 1e9,
+        )
 
 
 class Ticket:

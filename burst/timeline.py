@@ -54,9 +54,9 @@ def requests(name: str, sides: Sides, records: NDArray[Any], stages: Mapping[str
             yield label("thread_name", sides.client, sides.first_lane + lane, f"{name}, in flight {lane + 1}")
         ends[lane:] = [at + total, *ends[lane + 1 :]]
         in_client, on_device = (sides.client, sides.first_lane + lane), (sides.device, sides.listener)
-        yield _span("request", name, at, total, in_client, number)
+        yield _span("request", name, at, total, place=in_client, number=number)
         for stage, took in parts:
-            yield _span(stage, name, at, took[k], on_device if stage in ON_DEVICE else in_client, number)
+            yield _span(stage, name, at, took[k], place=on_device if stage in ON_DEVICE else in_client, number=number)
             at += took[k]  # noqa: PLW2901 (the next stage begins there)
 
 
@@ -72,7 +72,7 @@ def works(name: str, sides: Sides, found: NDArray[Any], first_lane: int = 0) -> 
         for number, at, until in zip(*(spans[column].tolist() for column in ("id", begin, end)), strict=True):
             at = max(at, free)  # noqa: PLW2901 (times are exact to some microseconds; spans in a lane must not overlap)
             free = max(at, until)
-            yield _span(lane, name, at, free - at, place, number)
+            yield _span(lane, name, at, free - at, place=place, number=number)
 
 
 def counters(name: str, sides: Sides, records: NDArray[Any]) -> Iterator[Event]:

@@ -87,7 +87,7 @@ def options_of(preference: Preference, **options: Any) -> Options:
     ValueError, TypeError.
     """
     spin, depth = _SPINS.get(preference, DEFAULT_SPIN), _DEPTHS.get(preference, 1)
-    defaults = Options(spin, "memfd", False, None, depth, "block", False)
+    defaults = Options(spin, "memfd", False, None, depth=depth, policy="block", recover=False)
     if unknown := options.keys() - set(Options._fields):
         raise TypeError(f"burst() takes {', '.join(Options._fields)}, and not {', '.join(sorted(unknown))}")
     return defaults._replace(**{name: value for name, value in options.items() if value is not None}).checked()

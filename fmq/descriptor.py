@@ -50,7 +50,7 @@ class AttachedQueue:
     def at(cls, region: Region, offset: int) -> AttachedQueue:
         """Return the queue whose control page lies there, and whose ring follows it."""
         geometry = Geometry.read(region, offset)
-        place = cls(geometry, region, offset, region, offset + geometry.control_bytes)
+        place = cls(geometry, region, offset, region, ring_at=offset + geometry.control_bytes)
         _check_grantors(place.grantors, [region.nbytes], geometry)
         return place
 
@@ -192,7 +192,7 @@ class Descriptor:
         checked: list[Any] = rows
         grantors = tuple(Grantor(*row) for row in checked)
         _check_shape(grantors, len(fds))
-        return cls(dtype, Flavour(flavour), grantors, fds, None, sealed)
+        return cls(dtype, Flavour(flavour), grantors, fds, name=None, sealed=sealed)
 
     def __reduce__(self) -> tuple[Any, ...]:
         from multiprocessing import reduction  # takes as long to load as this package
@@ -208,10 +208,21 @@ def _unpickle(
     grantors: list[Any],
     carried: list[Any],
     name: str | None,
-    *more: bool,
+    sealed: bool,
+    announces: bool,
 ) -> Descriptor:
     fds = tuple(fd.detach() for fd in carried)
-    return _owning(Descriptor(dtype, Flavour(flavour), tuple(Grantor(*g) for g in grantors), fds, name, *more))
+    return _owning(
+        Descriptor(
+            dtype,
+            Flavour(flavour),
+            tuple(Grantor(*g) for g in grantors),
+            fds,
+            name=name,
+            sealed=sealed,
+            announces=announces,
+        )
+    )
 
 
 def _owning(descriptor: Descriptor) -> Descriptor:

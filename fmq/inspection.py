@@ -119,9 +119,23 @@ def _listed(name: str) -> QueueInfo | None:
         try:
             return _seen(name, region)
         except InvalidDescriptor as error:
-            where = status.st_size, stat.S_IMODE(status.st_mode), status.st_uid, status.st_mtime
-            lives = lives_of(region) if status.st_size >= CONTROL else ("nobody", "nobody")
-            return QueueInfo(name, None, 0, None, *where, 0, None, None, *lives, damage=str(error))
+            writer, reader = lives_of(region) if status.st_size >= CONTROL else ("nobody", "nobody")
+            return QueueInfo(
+                name,
+                dtype=None,
+                capacity=0,
+                flavour=None,
+                nbytes=status.st_size,
+                mode=stat.S_IMODE(status.st_mode),
+                uid=status.st_uid,
+                created=status.st_mtime,
+                written=0,
+                read=None,
+                unread=None,
+                writer=writer,
+                reader=reader,
+                damage=str(error),
+            )
 
 
 def _seen(name: str, region: Region) -> QueueInfo:

@@ -65,11 +65,11 @@ class MessageQueue(Closing):
                 region = Region.create(nbytes, memory, name, lambda made: geometry.format(made, 0))
             except FileExistsError:
                 raise FileExistsError(errno.EEXIST, why_taken(str(name))) from None
-            return cls(AttachedQueue(geometry, region, 0, region, geometry.control_bytes))
+            return cls(AttachedQueue(geometry, region, 0, region, ring_at=geometry.control_bytes))
         if name is not None or memory is not None:
             raise ValueError(f"name={name!r}, memory={memory!r}: the region says what memory that is")
         ring_at = 0 if ring else offset + geometry.control_bytes
-        place = AttachedQueue(geometry, region, offset, ring or region, ring_at)
+        place = AttachedQueue(geometry, region, offset, ring or region, ring_at=ring_at)
         place.check_room()
         geometry.format(region, offset)
         return cls(place, owns=False)
@@ -127,7 +127,7 @@ class MessageQueue(Closing):
         """The description by which another process opens this queue. Borrows this queue's file descriptors."""
         place, g = self._place, self._place.geometry
         if self.name is not None:
-            return Descriptor(g.dtype, g.flavour, place.grantors, (), self.name, sealed=False)
+            return Descriptor(g.dtype, g.flavour, place.grantors, (), name=self.name, sealed=False)
         fds = tuple(region.fd for region in place.regions)
         return Descriptor(g.dtype, g.flavour, place.grantors, fds, sealed=all(r.sealed for r in place.regions))
 

@@ -42,7 +42,9 @@ def readers_of(handle: Any) -> tuple[ReaderState, ...]:
     count = lib.fmq_readers(handle, found)
     if count < 0:
         raise_errno(count, "readers")
-    return tuple(ReaderState(r.pid, r.position, r.unread, bool(r.is_alive), r.seat, r.turn) for r in found[0:count])
+    return tuple(
+        ReaderState(r.pid, r.position, r.unread, bool(r.is_alive), seat=r.seat, turn=r.turn) for r in found[0:count]
+    )
 
 
 def readers_seen(control: Region, at: int, head: int) -> tuple[ReaderState, ...]:
@@ -52,5 +54,5 @@ def readers_seen(control: Region, at: int, head: int) -> tuple[ReaderState, ...]
     for k in np.flatnonzero(seats["state"] & 3):
         if is_taken(control.fd, at, SEAT + int(k)):
             tail, turn = int(seats["tail"][k]), int(seats["state"][k]) >> 2
-            found.append(ReaderState(int(seats["pid"][k]), tail, max(0, head - tail), True, int(k), turn))
+            found.append(ReaderState(int(seats["pid"][k]), tail, max(0, head - tail), True, seat=int(k), turn=turn))
     return tuple(found)

@@ -42,7 +42,7 @@ class RecordWriter(ProcessBound):
         """
         deadline, source = FOREVER if timeout is None else deadline_of(timeout), ffi.from_buffer(data)
         for at, size, flags in self._parts(len(source)):
-            while (code := self._write(source, at, size, flags, deadline)) == -errno.EINTR:
+            while (code := self._write(source, at, size, flags, deadline=deadline)) == -errno.EINTR:
                 pass  # a signal's Python handler ran
             if code:
                 self._writer._refuse(code, "send", size + _HEAD)
@@ -51,7 +51,7 @@ class RecordWriter(ProcessBound):
         """Send as `send` does, for asyncio. None of the record is delivered when the task is cancelled."""
         source = ffi.from_buffer(data)
         for at, size, flags in self._parts(len(source)):
-            while code := self._write(source, at, size, flags, 0):
+            while code := self._write(source, at, size, flags, deadline=0):
                 if code not in (-errno.EAGAIN, -errno.EINTR):
                     self._writer._refuse(code, "send", size + _HEAD)
                 await self._writer._until(size + _HEAD)

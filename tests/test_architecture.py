@@ -11,6 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.sources
@@ -309,6 +310,66 @@ def test_a_class_name_is_given_once():
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{name(path)}:{node.lineno}")
     assert {kind: found for kind, found in places.items() if len(found) > 1}.keys() <= NAMES_OF_SEVERAL_CLASSES
+
+
+# ---- calls ---------------------------------------------------------------------------------------------------------
+
+MOST_TERMS = 4  # by position
+CALLS_WITH_MORE = 21  # an upper bound: it may only fall
+OF_OTHERS = {
+    "burst/burst_executor.py:execute",  # a driver's executor, which may call its arguments as it likes
+    "driver/devices/onnxruntime/on_cuda.py:bind",  # a method of ONNX Runtime's
+}
+
+
+def takes_all(node):
+    """True if a function or a class takes any number of terms."""
+    if isinstance(node, ast.ClassDef):
+        inner = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
+        return any(takes_all(part) for part in inner)
+    return node.args.vararg is not None
+
+
+def own_callees():
+    """The names of functions and classes of the product, which say what they take."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    nodes = [node for path in sources(".py") for node in ast.walk(parsed(path)) if isinstance(node, kinds)]
+    foreign = {*dir(np.ndarray), *dir(np), *dir(str), *dir(list), *dir(dict)}
+    return {node.name for node in nodes} - {node.name for node in nodes if takes_all(node)} - foreign
+
+
+def taken_from_others(path):
+    """What a file imports from elsewhere than the product."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] not in PACKAGES)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module.split(".")[0] not in PACKAGES:
+            yield from (alias.asname or alias.name for alias in node.names)
+
+
+def long_calls(path, callees):
+    """Calls with more than `MOST_TERMS` terms by position, as (name of what is called, line)."""
+    foreign = set(taken_from_others(path))
+    callees = callees - foreign | {"cls"}
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Call) and len(node.args) > MOST_TERMS:
+            function = node.func
+            owner = ast.unparse(function.value) if isinstance(function, ast.Attribute) else ""
+            called = getattr(function, "attr", getattr(function, "id", ""))
+            if called in callees and owner not in foreign and not owner.endswith(("lib", "ffi")):
+                yield called, node.lineno
+
+
+def test_no_call_has_many_terms_by_position():
+    """What is ours is called with four terms by position at most: a reader need not count commas."""
+    callees = own_callees()
+    found = [
+        f"{name(path)}:{line} {called}"
+        for path in sources(".py")
+        for called, line in long_calls(path, callees)
+        if f"{name(path)}:{called}" not in OF_OTHERS
+    ]
+    assert len(found) <= CALLS_WITH_MORE, found
 
 
 # ---- contracts ------------------------------------------------------------------------------------------------------

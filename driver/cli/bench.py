@@ -131,7 +131,7 @@ def bench(
             _check_plot(plot)
         machine, usable = conditions(), devices or tuple(name for name in names() if not missing(name))
         if what:
-            found = _of_file(_Trial(Path(what[0]), inputs, shapes, form, devices, seconds, pin))
+            found = _of_file(_Trial(Path(what[0]), inputs, shapes, form, devices=devices, seconds=seconds, pin=pin))
         else:
             found = [compared(device, _addition(), seconds, pin=pin) for device in usable]
         _tell(found, machine, plot, as_json=as_json)
@@ -162,7 +162,7 @@ def _of_file(trial: _Trial) -> list[Comparison]:
     kind, found = kind_of(trial.path), list[Comparison]()
     installed = [name for name in names() if name != "reference" and not missing(name)]
     with (
-        closing(Wiring.of(header_of(trial.path), trial.inputs, trial.shapes, (), FeedOptions())) as wiring,
+        closing(Wiring.of(header_of(trial.path), trial.inputs, trial.shapes, (), options=FeedOptions())) as wiring,
         progress() as tell,
     ):
         own = _own_runtime(trial.path, wiring)

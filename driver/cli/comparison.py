@@ -221,7 +221,7 @@ def _ways(rounds: dict[str, list[NDArray[np.float64]]]) -> tuple[Way, ...]:
     for name, blocks in rounds.items():
         every = np.concatenate(blocks)
         ratio = None if p50[name] is first else estimate(p50[name] / first)
-        ways.append(Way(name, estimate(p50[name]), float(np.percentile(every, 99)), ratio, len(every)))
+        ways.append(Way(name, estimate(p50[name]), float(np.percentile(every, 99)), ratio, calls=len(every)))
     return tuple(ways)
 
 

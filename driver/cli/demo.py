@@ -129,7 +129,7 @@ def camera(
         with _complaints():
             from driver.demos.web.camera import CameraShow
 
-            _show(CameraShow(source, seed, fps, device, out), **web)
+            _show(CameraShow(source, seed, fps, device, out=out), **web)
         return
     from driver.demos.camera import connected
     from driver.demos.camera_report import CameraReport
@@ -193,7 +193,7 @@ def audio(
         with _complaints():
             from driver.demos.web.audio import AudioShow
 
-            _show(AudioShow(wav, microphone, seed, device, out), **web)
+            _show(AudioShow(wav, microphone, seed, device, out=out), **web)
         return
     console, blocks = Console(stderr=as_json), round(seconds * _BLOCKS_PER_SECOND)
     with _complaints(), ExitStack() as stack:

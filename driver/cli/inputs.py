@@ -147,14 +147,14 @@ def _of_image(port: Port, shape: Sizes, source: str, options: FeedOptions) -> Fe
     if image is None:
         return _of_video(port, shape, source, options)
     if frames := animation(source):
-        return _of_frames(port, shape, source, options, frames, lambda: None)
+        return _of_frames(port, shape, source, options, frames=frames, close=lambda: None)
     fit = ImageFit(port, shape, image, f"--input {source}", pixels=options.pixels, fit=options.fit)
     return Feed(fit(image), source, fit.done)
 
 
 def _of_video(port: Port, shape: Sizes, source: str, options: FeedOptions) -> Feed:
     video = Video(source)
-    return _of_frames(port, shape, source, options, iter(video), video.close)
+    return _of_frames(port, shape, source, options, frames=iter(video), close=video.close)
 
 
 def _of_frames(
@@ -177,7 +177,7 @@ def _of_frames(
 
 def _of_sound(port: Port, shape: Sizes, source: str, options: FeedOptions) -> Feed:
     where = f"--input {source}"
-    blocks = Blocks(port, shape, read_recording(source, where), where, options.block, options.hop)
+    blocks = Blocks(port, shape, read_recording(source, where), where, block=options.block, hop=options.hop)
     values = iter(blocks)
     _, first = next(values)
     return Feed(first, source, blocks.done, Later(BLOCK, values, lambda: None) if blocks.count > 1 else None)

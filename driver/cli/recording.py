@@ -172,7 +172,7 @@ def _played(recording: Recording, device: str | None, pace: Pace, tolerance: flo
     columns = TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(recording))
-        return play(recording, device, pace, tolerance, lambda: progress.advance(task))
+        return play(recording, device, pace, tolerance, tell=lambda: progress.advance(task))
 
 
 def _plain(report: ReplayReport) -> dict[str, Any]:

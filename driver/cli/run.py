@@ -203,8 +203,8 @@ def run(**given: Any) -> None:
     """
     wish = _Arguments(**given)
     wish.check()
-    labels, options = read_labels(wish.labels), FeedOptions(wish.seed, wish.pixels, wish.fit, wish.block, wish.hop)
-    wiring = Wiring.of(header_of(wish.model, wish.signature), wish.inputs, wish.shapes, wish.states, options)
+    labels, options = read_labels(wish.labels), FeedOptions(wish.seed, wish.pixels, wish.fit, wish.block, hop=wish.hop)
+    wiring = Wiring.of(header_of(wish.model, wish.signature), wish.inputs, wish.shapes, wish.states, options=options)
     with closing(wiring), _with_remedy(wiring), progress() as tell:
         begin = time.monotonic()
         with _compiled(wish, wiring, tell) as compiled:
@@ -214,7 +214,7 @@ def run(**given: Any) -> None:
             if not wish.as_json:
                 _show_head(found)
             ran = _run(wish, compiled, wiring, labels)
-            found |= _report(wish, compiled, wiring, ran, labels)
+            found |= _report(wish, compiled, wiring, ran, labels=labels)
     if wish.output:
         _write(wish.output, wiring, ran.kept)
     if wish.as_json:

@@ -101,7 +101,7 @@ def serve(
     else:
         try:
             tell = partial(_tell, device) if as_json else None
-            service.serve(device, folder, group, metrics, files_of_others, tell)
+            service.serve(device, folder, group, metrics, files_of_others=files_of_others, tell=tell)
         except DriverError as error:
             raise click.UsageError(str(error)) from error
 

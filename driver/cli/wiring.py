@@ -46,14 +46,14 @@ class Wiring:
             raise ImportFailed(header.refusals[0].reason, remedy=header.refusals[0].remedy)
         ins, outs = declared(header)
         links, sizes = states_of(ins, outs, states), given_sizes(ins, shapes)
-        fed = feeds(ins, inputs, sizes, options, {ins[i].name for i in links.values()})
+        fed = feeds(ins, inputs, sizes, options, states={ins[i].name for i in links.values()})
         pairs = zip(ins, fed, strict=True)
         chosen = {
             port.name: feed.array.shape
             for port, feed in pairs
             if not port.operand.is_known and 0 in sizes.get(port.name, (0,))
         }
-        return cls(ins, outs, fed, links, chosen)
+        return cls(ins, outs, fed, links, chosen=chosen)
 
     def in_form_of(self, model: Model) -> Wiring:
         """For the model that was made of the file: its importer may have made further inputs and outputs of states."""
@@ -65,7 +65,7 @@ class Wiring:
             for port, feed in zip(ins, self.fed, strict=False)
         ]
         fed = [*given, *more[len(given) :]]
-        return Wiring(ins, _with_labels(outs, self.outputs), fed, self.states | links, self.chosen)
+        return Wiring(ins, _with_labels(outs, self.outputs), fed, self.states | links, chosen=self.chosen)
 
     @property
     def shapes(self) -> dict[str, Sizes]:

@@ -138,7 +138,7 @@ class BurstSession:
         """The exception for the last result, which has no outputs."""
         text, cause = self.failure_of(reply, deadline)
         error = status_error(reply.status, text, cause)
-        error.result = Result(reply.status, (), reply.output_shapes, reply.timing, text, error.as_cause())
+        error.result = Result(reply.status, (), reply.output_shapes, reply.timing, message=text, cause=error.as_cause())
         return error
 
     def failure_of(self, reply: ResultPacket, deadline: int | None) -> tuple[str, Cause]:

@@ -84,7 +84,7 @@ class AudioReport:
         """Write the picture and a generated sound; the summary of it all."""
         sound, files = np.concatenate(self._sound), [private(self._out / "audio.png")]
         events = {name: ear.events for name, ear in self._ears.items()}
-        draw(files[0], sound, np.array(self._answers), events["network"], self._presses)
+        draw(files[0], sound, np.array(self._answers), events["network"], presses=self._presses)
         if self._presses is not None:
             files.append(private(self._out / "audio.wav"))
             write_sound(files[-1], sound)
@@ -202,7 +202,7 @@ def draw(
         for kind, look in KINDS.items():
             _draw_events(thoughts, kind, *look, [event for event in events if verdict(event) == kind])
     else:
-        _draw_events(thoughts, "heard", "black", "o", events)
+        _draw_events(thoughts, "heard", "black", "o", events=events)
     figure.savefig(path, dpi=100)
     plt.close(figure)
 

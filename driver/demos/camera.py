@@ -112,7 +112,7 @@ class Detector:
             truth = source.read(self.frame)
             found, calls = self.detect(source.index, last=index % 2 == 1)  # in turns: neither path always comes second
             frame = picture(self.buffers[source.index]) if self.buffers else self.frame
-            yield FrameResult(index, frame, found, truth, calls, clock.dropped)
+            yield FrameResult(index, frame, found, truth, calls=calls, dropped=clock.dropped)
 
     def stats(self) -> dict[str, Any]:
         """What the burst counted."""

@@ -85,17 +85,17 @@ def _every(m: driver.ModelBuilder, x: Any, begin: Sequence[int], end: Sequence[i
 def _rgb_entrance(m: driver.ModelBuilder, width: int, height: int) -> Any:
     shape = (1, height, width, 3)
     frame = m.input("quant8_asymm", shape, scale=1 / 255, zero_point=0)
-    return m.operation("DEQUANTIZE", _every(m, frame, (0, 0, 0, 0), shape, (1, STRIDE, STRIDE, 1)))
+    return m.operation("DEQUANTIZE", _every(m, frame, (0, 0, 0, 0), shape, steps=(1, STRIDE, STRIDE, 1)))
 
 
 def _nv12_entrance(m: driver.ModelBuilder, width: int, height: int) -> Any:
     """The same pixels of an image in YUV: only those that are looked at are converted."""
     across, down, half = width // CELL * CELL, height // CELL * CELL, STRIDE // 2
     frame = m.input("quant8_asymm", (1, height * 3 // 2, width, 1), scale=1 / 255, zero_point=0)
-    luma = _every(m, frame, (0, 0, 0, 0), (1, down, across, 1), (1, STRIDE, STRIDE, 1))
-    rows = _every(m, frame, (0, height, 0, 0), (1, height + down // 2, width, 1), (1, half, 1, 1))
+    luma = _every(m, frame, (0, 0, 0, 0), (1, down, across, 1), steps=(1, STRIDE, STRIDE, 1))
+    rows = _every(m, frame, (0, height, 0, 0), (1, height + down // 2, width, 1), steps=(1, half, 1, 1))
     pairs = m.operation("RESHAPE", rows, np.array((1, down // STRIDE, width // 2, 2), np.int32))
-    chroma = _every(m, pairs, (0, 0, 0, 0), (1, down // STRIDE, across // 2, 2), (1, 1, half, 1))
+    chroma = _every(m, pairs, (0, 0, 0, 0), (1, down // STRIDE, across // 2, 2), steps=(1, 1, half, 1))
     return _converted(m, luma, chroma)
 
 
@@ -103,8 +103,8 @@ def _yuyv_entrance(m: driver.ModelBuilder, width: int, height: int) -> Any:
     """The same of pairs of pixels: Y and U of the even ones that are looked at, and V of their neighbours."""
     end = height // CELL * CELL, width // CELL * CELL
     frame = m.input("quant8_asymm", (1, height, width, 2), scale=1 / 255, zero_point=0)
-    first = _every(m, frame, (0, 0, 0, 0), (1, *end, 2), (1, STRIDE, STRIDE, 1))
-    second = _every(m, frame, (0, 0, 1, 1), (1, *end, 2), (1, STRIDE, STRIDE, 1))
+    first = _every(m, frame, (0, 0, 0, 0), (1, *end, 2), steps=(1, STRIDE, STRIDE, 1))
+    second = _every(m, frame, (0, 0, 1, 1), (1, *end, 2), steps=(1, STRIDE, STRIDE, 1))
     return _converted(m, first, second)
 
 
@@ -135,7 +135,7 @@ def decode(outputs: Sequence[np.ndarray], at_least: float = 0.35, most_shared: f
     order = np.argsort(-scores, kind="stable")
     kept = order[_survivors(corners[order], kinds[order], most_shared)]
     found = zip(kinds[kept].tolist(), corners[kept].tolist(), scores[kept].tolist(), strict=True)
-    return [Box(NAMES[kind], x0, y0, x1, y1, score) for kind, (x0, y0, x1, y1), score in found]
+    return [Box(NAMES[kind], x0, y0, x1, y1=y1, score=score) for kind, (x0, y0, x1, y1), score in found]
 
 
 def _neighbourhood(heat: np.ndarray) -> np.ndarray:

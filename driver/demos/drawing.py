@@ -59,8 +59,8 @@ def annotate(frame: np.ndarray, found: Sequence[Box], caption: str) -> np.ndarra
         outline(picture, box, DARK, 4)
         outline(picture, box, COLOURS[box.name], 3)
     for box in reversed(found):
-        write(picture, f"{box.name} {box.score:.0%}", (box.x0, box.y0 - 19), DARK, COLOURS[box.name])
-    write(picture, caption, (0, picture.shape[0]), WHITE, DARK)
+        write(picture, f"{box.name} {box.score:.0%}", (box.x0, box.y0 - 19), DARK, paper=COLOURS[box.name])
+    write(picture, caption, (0, picture.shape[0]), WHITE, paper=DARK)
     return picture
 
 

@@ -199,7 +199,7 @@ class Scene:
             columns.start + int(across[0]),
             rows.start + int(down[0]),
             columns.start + int(across[-1]) + 1,
-            rows.start + int(down[-1]) + 1,
+            y1=rows.start + int(down[-1]) + 1,
         )
         return i, int(np.count_nonzero(solid)), box
 

@@ -56,7 +56,7 @@ class ReferenceModel(PreparedModel):
         options: BindOptions,
     ) -> BoundExecution:
         watch = RunWatch()
-        bound = self._interpreter.bind(inputs, outputs, options.pace, options.loop_timeout, watch)
+        bound = self._interpreter.bind(inputs, outputs, options.pace, loop_timeout=options.loop_timeout, look=watch)
         return StaticExecution(bound, watch) if isinstance(bound, Bound) else DynamicExecution(bound, watch)
 
     def saved(self, root: NDArray[np.uint8]) -> Saved:

@@ -52,7 +52,7 @@ def _of_gateway(found: InstalledGateway) -> Iterator[Finding]:
     """Yield what a gateway's own checks find, or that it cannot be loaded."""
     if found.gateway is None:
         why, remedy = "`burst serve` has no options of it", f"update {found.distribution}, or pip uninstall it"
-        yield Finding(str(found), "warning", f"cannot be loaded: {found.fault}", why, found.remedy or remedy)
+        yield Finding(str(found), "warning", f"cannot be loaded: {found.fault}", why, remedy=found.remedy or remedy)
         return
     for name, check in found.gateway.checks().items():
         yield from examined(name, check)

@@ -46,7 +46,7 @@ def _node(path: Path) -> Finding:
         return Finding(str(path), "ok", what)
     why = f"{_DEVICE} and other programs of this account cannot use {what}"
     return Finding(
-        str(path), "warning", "this account may not open it", why, "usermod -aG render ACCOUNT, log in again"
+        str(path), "warning", "this account may not open it", why, remedy="usermod -aG render ACCOUNT, log in again"
     )
 
 
@@ -58,19 +58,23 @@ def _vulkan(provider: ExecutionProvider, makers: list[str]) -> Iterator[Finding]
     found, fault = _asked(provider)
     if fault:
         is_loader = vulkan.LOADER in fault
-        yield Finding("Vulkan", "warning", fault, f"{_DEVICE} finds no GPU", _LOADER if is_loader else remedy)
+        yield Finding("Vulkan", "warning", fault, f"{_DEVICE} finds no GPU", remedy=_LOADER if is_loader else remedy)
     elif not found:
-        yield Finding("Vulkan", "warning", "it has no adapter", f"{_DEVICE} finds no GPU", remedy)
+        yield Finding("Vulkan", "warning", "it has no adapter", f"{_DEVICE} finds no GPU", remedy=remedy)
     for adapter in found:
         yield Finding("Vulkan", "ok", f"{adapter.name}, {adapter.kind}")
     if found and all(adapter.is_software for adapter in found):
         why = "the CPU does the work of a GPU, a thousand times slower"
         if makers:
             words = f"it has software alone, and there is a GPU of {' and of '.join(makers)}: its driver is missing"
-            yield Finding("Vulkan", "warning", words, why, remedy)
+            yield Finding("Vulkan", "warning", words, why, remedy=remedy)
         else:
             yield Finding(
-                "Vulkan", "note", "it has software alone", why, "use it for tests; the device onnxruntime is fast"
+                "Vulkan",
+                "note",
+                "it has software alone",
+                why,
+                remedy="use it for tests; the device onnxruntime is fast",
             )
 
 

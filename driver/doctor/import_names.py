@@ -24,7 +24,7 @@ def names() -> Iterator[Finding]:
     for namesake in found:
         state: State = "warning" if namesake.shadows else "note"
         why = _SHADOWED if namesake.shadows else _HIDDEN
-        yield Finding(f"the name {namesake.name}", state, str(namesake), why, namesake.remedy)
+        yield Finding(f"the name {namesake.name}", state, str(namesake), why, remedy=namesake.remedy)
     if is_unbuilt(here := Path.cwd()):
         yield _clone(here)
     if not found:
@@ -35,5 +35,7 @@ def _clone(here: Path) -> Finding:
     """What a program in a clone that is not built imports."""
     if said := obstacle(here):
         found = f"{here} is a clone of Burst, whose sources are not built"
-        return Finding("the current folder", "warning", found, "a program that lies there cannot import Burst", said)
+        return Finding(
+            "the current folder", "warning", found, "a program that lies there cannot import Burst", remedy=said
+        )
     return Finding("the current folder", "ok", f"{here} is a clone; programs there import what is installed")

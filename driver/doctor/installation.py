@@ -36,7 +36,11 @@ def packages() -> Iterator[Finding]:
             module = importlib.import_module(name)
         except ImportError as error:
             yield Finding(
-                name, "warning", f"cannot be loaded: {error}", purpose, "pip install --force-reinstall burst-engine"
+                name,
+                "warning",
+                f"cannot be loaded: {error}",
+                purpose,
+                remedy="pip install --force-reinstall burst-engine",
             )
         else:
             yield Finding(name, "ok", _version(name) or str(getattr(module, "__file__", "there")))
@@ -58,16 +62,18 @@ _NEEDS = "models for it run on the CPU instead, or not at all"
 def installed() -> Iterator[Finding]:
     """Loads the code of every device that an entry point names. Starts none."""
     if not (found := names()):
-        yield Finding("devices", "warning", "none", "no model can run in another process", "pip install burst-engine")
+        yield Finding(
+            "devices", "warning", "none", "no model can run in another process", remedy="pip install burst-engine"
+        )
     for name in found:
         try:
             kind, lacks = device_class(name), missing(name)
         except Exception as error:  # noqa: BLE001 (a vendor's code may do anything when it is loaded)
             remedy = "install what it lacks, or uninstall the package that provides it"
-            yield Finding(f"device {name}", "warning", f"cannot be loaded: {error}", _NEEDS, remedy)
+            yield Finding(f"device {name}", "warning", f"cannot be loaded: {error}", _NEEDS, remedy=remedy)
             continue
         if lacks:
-            yield Finding(f"device {name}", "note", f"not installed: {lacks.what}", _NEEDS, lacks.remedy)
+            yield Finding(f"device {name}", "note", f"not installed: {lacks.what}", _NEEDS, remedy=lacks.remedy)
         else:
             yield Finding(f"device {name}", "ok", f"version {kind.version}, {kind.type}; needs: {kind.needs}")
 
@@ -83,7 +89,7 @@ def started() -> Iterator[Finding]:
                 status = device.status()
         except (BurstError, DriverError, OSError) as error:
             yield Finding(
-                f"start of {name}", "warning", str(error), _NEEDS, "read its log, and install what the log names"
+                f"start of {name}", "warning", str(error), _NEEDS, remedy="read its log, and install what the log names"
             )
             if isinstance(error, DeviceFailed) and error.is_of_all:
                 return  # the others would say the same
@@ -91,4 +97,4 @@ def started() -> Iterator[Finding]:
             state: State = "ok" if status.takes_work else "warning"
             words = f"connected in {time.monotonic() - begin:.2f} s, {found}; {status}"
             remedy = "" if status.takes_work else "do what the reason says, and end the device's processes"
-            yield Finding(f"start of {name}", state, words, "" if status.takes_work else _NEEDS, remedy)
+            yield Finding(f"start of {name}", state, words, "" if status.takes_work else _NEEDS, remedy=remedy)

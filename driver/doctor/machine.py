@@ -40,10 +40,10 @@ def kernel() -> Iterator[Finding]:
     if version is None:
         yield Finding("kernel", "note", f"unknown: {release}", "bursts need Linux 5.6")
     elif version < OLDEST:
-        yield Finding("kernel", "warning", release, "bursts need Linux 5.6", "use a newer kernel")
+        yield Finding("kernel", "warning", release, "bursts need Linux 5.6", remedy="use a newer kernel")
     elif version < _WAITV:
         why = f"before Linux {_RECENT}, the death of a peer that holds gigabytes is detected late"
-        yield Finding("kernel", "note", release, why, "use a newer kernel if your devices hold gigabytes")
+        yield Finding("kernel", "note", release, why, remedy="use a newer kernel if your devices hold gigabytes")
     else:
         yield Finding("kernel", "ok", release)
 
@@ -65,10 +65,10 @@ def _landlock() -> Finding:
         return Finding("Landlock", "ok", f"version {version}")
     if version:
         why = "what takes a device over can signal other programs of its account"
-        return Finding("Landlock", "note", f"version {version}", why, "Linux 6.12, for version 6")
+        return Finding("Landlock", "note", f"version {version}", why, remedy="Linux 6.12, for version 6")
     why = "what takes a device over reaches all files of its account"
     remedy = "boot with landlock in lsm=, and allow landlock_create_ruleset in the container's seccomp profile"
-    return Finding("Landlock", "note", "not there", why, remedy)
+    return Finding("Landlock", "note", "not there", why, remedy=remedy)
 
 
 def processors() -> Iterator[Finding]:
@@ -76,7 +76,9 @@ def processors() -> Iterator[Finding]:
     usable, there = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     if usable < 2:
         why = "client and device share one CPU, so neither polls, and each request costs two context switches"
-        yield Finding("CPUs", "note", f"{usable} of {there} usable", why, "give this process two (taskset, cpuset)")
+        yield Finding(
+            "CPUs", "note", f"{usable} of {there} usable", why, remedy="give this process two (taskset, cpuset)"
+        )
     else:
         yield Finding("CPUs", "ok", f"{usable} of {there} usable")
     yield _quota()
@@ -89,7 +91,9 @@ def _quota() -> Finding:
         return Finding("CPU quota", "ok", "unknown" if words[:1] != ["max"] else "none")
     share = int(words[0]) / int(words[1])
     why = "once the quota is spent, the process stalls up to 100 ms mid-request"
-    return Finding("CPU quota", "note", f"{share:g} CPUs", why, "reserve CPUs (cpuset) instead of setting a quota")
+    return Finding(
+        "CPU quota", "note", f"{share:g} CPUs", why, remedy="reserve CPUs (cpuset) instead of setting a quota"
+    )
 
 
 def _governor() -> Finding:
@@ -97,7 +101,7 @@ def _governor() -> Finding:
     if governor != "powersave":
         return Finding("governor", "ok", governor)
     why = "an idle CPU starts slowly; does not matter if intel_pstate is active"
-    return Finding("governor", "note", governor, why, "for steady times: cpupower frequency-set -g performance")
+    return Finding("governor", "note", governor, why, remedy="for steady times: cpupower frequency-set -g performance")
 
 
 def memory() -> Iterator[Finding]:
@@ -107,7 +111,11 @@ def memory() -> Iterator[Finding]:
     words = f"{size(memory_bytes())} for this process, {size(free) if free is not None else 'unknown'} available"
     if free is not None and free < _SMALL_MEMORY:
         yield Finding(
-            "memory", "note", words, "models, weights and pools must fit in it", "stop programs that you don't need"
+            "memory",
+            "note",
+            words,
+            "models, weights and pools must fit in it",
+            remedy="stop programs that you don't need",
         )
     else:
         yield Finding("memory", "ok", words)
@@ -119,12 +127,14 @@ def shared_memory() -> Iterator[Finding]:
     try:
         found = os.statvfs(path)
     except OSError as error:
-        yield Finding("/dev/shm", "note", f"unknown: {error.strerror}", why, "mount a tmpfs there")
+        yield Finding("/dev/shm", "note", f"unknown: {error.strerror}", why, remedy="mount a tmpfs there")
         return
     total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
     state = "note" if free < _SMALL_SHM else "ok"
     words, remedy = f"{size(total)}, {size(free)} free", "docker run --shm-size=1g, or use sealed memory"
-    yield Finding("/dev/shm", "note", words, why, remedy) if state == "note" else Finding("/dev/shm", "ok", words)
+    yield (
+        Finding("/dev/shm", "note", words, why, remedy=remedy) if state == "note" else Finding("/dev/shm", "ok", words)
+    )
 
 
 def huge_pages() -> Iterator[Finding]:
@@ -158,7 +168,7 @@ def tried() -> Iterator[Finding]:
             call.attempt()
         except OSError as error:
             number = errno.errorcode.get(error.errno or 0, str(error.errno))
-            yield Finding(call.name, call.state, f"refused with {number}", call.why, _ALLOW)
+            yield Finding(call.name, call.state, f"refused with {number}", call.why, remedy=_ALLOW)
         else:
             yield Finding(call.name, "ok", "works")
 
@@ -219,7 +229,9 @@ def _files() -> Finding:
     found = f"{_count(soft)}; devices raise theirs to {_count(hard)}"
     if (soft != _INFINITE and soft < _FEW_FILES) or (hard != _INFINITE and hard < 4 * _FEW_FILES):
         why = "a burst needs up to 12 descriptors on each side, and one for each memory pool"
-        return Finding("RLIMIT_NOFILE", "note", found, why, "ulimit -n 65536, or LimitNOFILE= in the service's unit")
+        return Finding(
+            "RLIMIT_NOFILE", "note", found, why, remedy="ulimit -n 65536, or LimitNOFILE= in the service's unit"
+        )
     return Finding("RLIMIT_NOFILE", "ok", found)
 
 
@@ -230,7 +242,9 @@ def _passed_on() -> Finding:
     if not reason:
         return Finding(subject, "ok", f"{launch.told(limits)}: systemd's manager of the account starts devices instead")
     why = f"a device would keep them, so this program gets one of its own; systemd's manager cannot start it: {reason}"
-    return Finding(subject, "note", launch.told(limits), why, "start the device from a program without these limits")
+    return Finding(
+        subject, "note", launch.told(limits), why, remedy="start the device from a program without these limits"
+    )
 
 
 def _size_of_files() -> Finding:
@@ -239,7 +253,7 @@ def _size_of_files() -> Finding:
         return Finding("RLIMIT_FSIZE", "ok", _told(soft))
     why = "it also limits shared memory: larger models and pools are refused"
     state = "warning" if soft < 2**20 else "note" if soft < _SMALL_FILE else "ok"
-    return Finding("RLIMIT_FSIZE", state, _told(soft), why, "ulimit -f unlimited")  # type: ignore[arg-type]
+    return Finding("RLIMIT_FSIZE", state, _told(soft), why, remedy="ulimit -f unlimited")  # type: ignore[arg-type]
 
 
 def _told(nbytes: int) -> str:
@@ -256,7 +270,9 @@ def limits_of_clients() -> Iterator[Finding]:
     try:
         found = limits()
     except ValueError as error:
-        yield Finding("limits.toml", "warning", str(error), "no device starts", "correct that line, or remove the file")
+        yield Finding(
+            "limits.toml", "warning", str(error), "no device starts", remedy="correct that line, or remove the file"
+        )
         return
     yield Finding("limits.toml", "ok", f"{path}, {'read' if path.exists() else 'does not exist; defaults apply'}")
     for name, value in asdict(found).items():
@@ -276,16 +292,18 @@ def runtime() -> Iterator[Finding]:
         path = runtime_dir()
         Place(path, _LONG_NAME)
     except (DeviceFailed, OSError) as error:
-        yield Finding("runtime directory", "warning", str(error), why, remedy)
+        yield Finding("runtime directory", "warning", str(error), why, remedy=remedy)
         return
     mode = path.stat().st_mode & 0o777
     if not os.access(path, os.W_OK | os.X_OK):
-        yield Finding("runtime directory", "warning", f"{path}: mode {mode:04o}, not writable", why, remedy)
+        yield Finding("runtime directory", "warning", f"{path}: mode {mode:04o}, not writable", why, remedy=remedy)
         return
     yield Finding("runtime directory", "ok", f"{path}, mode {mode:04o}")
     if reason := why_elsewhere(path):
         why = f"another account can make it before you; devices of all your programs are in {path} since then"
-        yield Finding("runtime directory", "note", reason, why, f"none needed; remove both, and {path} is not used")
+        yield Finding(
+            "runtime directory", "note", reason, why, remedy=f"none needed; remove both, and {path} is not used"
+        )
 
 
 def start_locks() -> Iterator[Finding]:
@@ -295,7 +313,7 @@ def start_locks() -> Iterator[Finding]:
         if holder and holder.is_stopped:
             found = f"{lock.stem}: process {holder.pid} ({holder.command}) holds it and is stopped"
             why = "this device does not start while it does"
-            yield Finding("start lock", "warning", found, why, f"kill -CONT {holder.pid}, or end it")
+            yield Finding("start lock", "warning", found, why, remedy=f"kill -CONT {holder.pid}, or end it")
 
 
 def kept() -> Iterator[Finding]:
@@ -309,13 +327,13 @@ def _writable(subject: str, path: Path, why: str) -> Finding:
     there = next(place for place in (path, *path.parents) if os.path.exists(place))
     if not os.access(there, os.W_OK | os.X_OK):
         return Finding(
-            subject, "note", f"{path}: {there} is not writable", why, f"make {there} writable for this account"
+            subject, "note", f"{path}: {there} is not writable", why, remedy=f"make {there} writable for this account"
         )
     found = os.statvfs(there)
     free = found.f_bavail * found.f_frsize
     words = f"{path}, {'exists' if there == path else 'not created yet'}, {size(free)} free"
     return (
-        Finding(subject, "note", words, why, "free some disk space")
+        Finding(subject, "note", words, why, remedy="free some disk space")
         if free < _LITTLE
         else Finding(subject, "ok", words)
     )

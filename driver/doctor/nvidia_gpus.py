@@ -26,6 +26,6 @@ def gpus() -> Iterator[Finding]:
         words = reader.absence or "NVIDIA's driver is there, but it shows no GPU"
         why = "`burst top` shows neither GPU memory nor utilisation"
         remedy = "compare with nvidia-smi; in a container, pass the GPU in: docker run --gpus all"
-        yield Finding("NVIDIA GPUs", "note", words, why, remedy)
+        yield Finding("NVIDIA GPUs", "note", words, why, remedy=remedy)
     elif not found:
         yield Finding("NVIDIA GPUs", "ok", "no NVIDIA driver; in a container, pass the GPU in: docker run --gpus all")

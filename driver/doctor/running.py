@@ -49,7 +49,9 @@ def devices() -> Iterator[Finding]:
                 yield _confined(path.stem, connection)
                 yield _held(path.stem, list(accounts_of(connection.call)))
         except (BurstError, DriverError) as error:
-            yield Finding(f"{path.stem}, running", "warning", f"does not answer: {error}", "it may hang", "kill it")
+            yield Finding(
+                f"{path.stem}, running", "warning", f"does not answer: {error}", "it may hang", remedy="kill it"
+            )
     yield from _served()
 
 
@@ -83,7 +85,7 @@ def _kept(name: str, pid: int) -> Finding:
     if not found:
         return Finding(subject, "ok", "no limits, nice 0, oom_score_adj 0")
     remedy = "end it, and start it from a program without these; or use `burst serve`"
-    return Finding(subject, "note", f"has inherited {', '.join(found)}", _SHARE, remedy)
+    return Finding(subject, "note", f"has inherited {', '.join(found)}", _SHARE, remedy=remedy)
 
 
 def _group(name: str, pid: int) -> Finding:
@@ -92,7 +94,7 @@ def _group(name: str, pid: int) -> Finding:
     if own == its:
         return Finding(subject, "ok", f"{group}, as this process")
     remedy = "start it by `systemd-run --user`, or serve it by `burst serve`, if it must outlive that"
-    return Finding(subject, "note", group, _END, remedy)
+    return Finding(subject, "note", group, _END, remedy=remedy)
 
 
 def _held(name: str, found: list[AccountFigures]) -> Finding:
@@ -105,7 +107,7 @@ def _held(name: str, found: list[AccountFigures]) -> Finding:
     if share < _NEARLY:
         return Finding(subject, "ok", text)
     remedy = f"`burst top --accounts`; close what is not needed, or raise account_{figure} in {limits_file()}"
-    return Finding(subject, "note", text, "what exceeds the limit is refused", remedy)
+    return Finding(subject, "note", text, "what exceeds the limit is refused", remedy=remedy)
 
 
 def _confined(name: str, connection: Connection) -> Finding:
@@ -116,4 +118,4 @@ def _confined(name: str, connection: Connection) -> Finding:
         return Finding(subject, "ok", words)
     why = "code that takes a device over can do what that layer would refuse"
     remedy = "Linux 6.12 with Landlock (lsm=landlock,…) and seccomp filters, on x86-64 or aarch64; the device's log"
-    return Finding(subject, "note", words, why, remedy)
+    return Finding(subject, "note", words, why, remedy=remedy)

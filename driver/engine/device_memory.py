@@ -436,7 +436,7 @@ class ManagedBuffers:
             sides = (True, inputs), (False, outputs)
             uses = [BufferUse(models[m].prepared, is_input, n, f) for is_input, side in sides for m, n, f in side]
             held = self._driver.allocate(BufferRequest(kind.type, dimensions, tuple(uses)), self.quota)
-        buffer = ManagedBuffer(kind, dimensions, roles, self.quota, held)
+        buffer = ManagedBuffer(kind, dimensions, roles, self.quota, held=held)
         buffer.claim = claim
         self._buffers[buffer.token] = buffer
         return buffer

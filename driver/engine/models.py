@@ -211,7 +211,7 @@ class ModelStore:
             model = known.model if known else decode(region, where, pace)
             with self._preparing.preparing(len(model.main.operations), source.nbytes):
                 prepared = self._device.prepare(model, use.preparation(pace))
-            return self._new(source, where, model, prepared, use, file)
+            return self._new(source, where, model, prepared, use=use, file=file)
 
     def restore(
         self,
@@ -239,7 +239,7 @@ class ModelStore:
             saved = known.saved if known and known.saved else restored.saved
             with self._restoring.preparing(len(model.main.operations), source.nbytes):
                 prepared = self._device.restore(model, saved, source.asarray(), use.preparation(pace))
-            shared = self._new(source, restored.where, model, prepared, use, restored.file)
+            shared = self._new(source, restored.where, model, prepared, use=use, file=restored.file)
             shared.digest, shared.saved = restored.digest, saved
             return shared
 
@@ -281,7 +281,9 @@ class ModelStore:
         use: ModelUse,
         file: bytes,
     ) -> SharedModel:
-        shared = SharedModel(region, where, model, prepared, use, file, self._hints, self._running)
+        shared = SharedModel(
+            region, where, model, prepared, use=use, file=file, hints=self._hints, running=self._running
+        )
         self._shared.add(shared)
         return shared
 

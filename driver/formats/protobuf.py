@@ -68,7 +68,7 @@ class ProtoBytes(FileBytes):
                 raise self.damaged(f"field of unknown type {kind} at {start}")
             if at > end:
                 raise self.damaged(f"{at - start} bytes at {start} lie outside of their message")
-            yield Field(tag >> 3, kind, begin, start, at, value)
+            yield Field(tag >> 3, kind, begin, start, end=at, value=value)
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
         """Read the unsigned integer at `at`; return it and the position behind it."""

@@ -45,7 +45,7 @@ class Obstacle(NamedTuple):
     def of(cls, error: Exception, operator: str | None, number: int | None, tensors: Sequence[str] = ()) -> "Obstacle":
         """The obstacle that an error of the importer, or of the HAL's rules, tells of."""
         if isinstance(error, ImportFailed):
-            return cls(operator, number, tuple(tensors), error.reason, error.remedy)
+            return cls(operator, number, tuple(tensors), error.reason, remedy=error.remedy)
         return cls(operator, number, tuple(tensors), str(error))
 
 

@@ -245,7 +245,7 @@ def accounts_of(call: Callable[..., tuple[list[Any], list[int]]]) -> Iterator[Ac
         report = LedgerReport.read(call, process, timeout=_PATIENCE)
         for row in report.rows:
             holdings = {figure: Holding(held, most) for figure, held, most in report.shares(row)}
-            yield AccountFigures(process, row.uid, row.application, holdings, row.spent)
+            yield AccountFigures(process, row.uid, row.application, holdings, spent=row.spent)
 
 
 def _mapped(fd: int, nbytes: int) -> Region:
@@ -328,9 +328,15 @@ class WatchedBurst:
     def _totals(self) -> _Totals:
         client, device = self.trace.page.client, self.trace.page.device
         busy = (int(client.busy_ns) - int(client.asleep_ns)) / 1e9
-        counts = int(client.results), int(client.plain)
-        waits = int(device.waits), int(device.waited_ns) / 1e9
-        return _Totals(time.monotonic(), *counts, busy, cpu_of_listener(self.trace), *waits)
+        return _Totals(
+            time.monotonic(),
+            results=int(client.results),
+            plain=int(client.plain),
+            client_cpu=busy,
+            device_cpu=cpu_of_listener(self.trace),
+            waits=int(device.waits),
+            waited=int(device.waited_ns) / 1e9,
+        )
 
     def _in_flight(self) -> dict[str, Any]:
         """Consistent counters: reads again if a result came meanwhile."""

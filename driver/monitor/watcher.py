@@ -60,7 +60,7 @@ class Watcher:
             figures, found = device.look(gpus)
             devices.append(figures)
             bursts += found
-        return Sample(time.time(), seconds, devices, bursts, self.absent, gpus)
+        return Sample(time.time(), seconds, devices, bursts, absent=self.absent, gpus=gpus)
 
     def refresh(self) -> None:
         """Finds new devices and bursts, and forgets ended ones."""

@@ -129,7 +129,7 @@ def product(look: Look, a: Array, b: Array, out: Array) -> None:
         a, b = (np.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (a, b))
         for piece in pieces(lead, max(1, PRODUCTS // max(1, _products(a[(0,) * len(lead)], b[(0,) * len(lead)])))):
             few = math.prod(len(range(*s.indices(n))) for s, n in zip(piece, lead, strict=True)) > 1
-            _product_of(look, a[piece], b[piece], out[piece], len(lead), few=few)
+            _product_of(look, a[piece], b[piece], out[piece], lead=len(lead), few=few)
     elif a.ndim == 1 or b.ndim == 1:
         np.matmul(a, b, out)
     else:

@@ -70,7 +70,9 @@ class ModelBuilder:
         extra = None if name is None else {"name": name}
         lifetime = OperandLifeTime.SUBGRAPH_INPUT
         kind = operand_type(dtype)
-        operand = Operand(kind, dimensions, scale, zero_point, lifetime, None, channel_quant, extra=extra)
+        operand = Operand(
+            kind, dimensions, scale, zero_point, lifetime=lifetime, value=None, channel_quant=channel_quant, extra=extra
+        )
         value = self._add(checked(operand))
         self._inputs.append(value.index)
         return value
@@ -119,7 +121,7 @@ class ModelBuilder:
         inputs = self._arguments(kind, args)
         operands = [i if isinstance(i, Operand) else i.operand for i in inputs]
         wanted = None if dtype is None else operand_type(dtype)
-        asked = _Asked(scale, zero_point, wanted, None if dimensions is None else tuple(dimensions), outputs)
+        asked = _Asked(scale, zero_point, wanted, None if dimensions is None else tuple(dimensions), count=outputs)
         try:
             declared = _outputs(kind, operands, asked)
         except ValueError as error:
@@ -216,7 +218,7 @@ def _outputs(kind: OperationType, inputs: Sequence[Operand], asked: _Asked) -> l
     matched, slots = match_signature(kind, inputs)
     matched, types = _output_types(kind, matched, inputs, asked)
     source = Tensor.of(inputs[matched.of])
-    drafts = [_draft(kind, n, t, source, asked) for n, t in enumerate(types)]
+    drafts = [_draft(kind, n, t, source, asked=asked) for n, t in enumerate(types)]
     shapes: Sequence[Dimensions] = output_dimensions(kind, slots, inputs, drafts)
     if asked.dimensions is not None:
         shapes = [asked.dimensions] * len(drafts)
@@ -259,7 +261,7 @@ def _draft(kind: OperationType, number: int, result: OperandType, source: Tensor
 
 
 def _with_lifetime(operand: Operand, lifetime: OperandLifeTime) -> Operand:
-    return Operand(operand.type, operand.dimensions, operand.scale, operand.zero_point, lifetime)
+    return Operand(operand.type, operand.dimensions, operand.scale, operand.zero_point, lifetime=lifetime)
 
 
 def _with_references(main: Subgraph, *, relaxed: bool) -> Model:
@@ -302,8 +304,8 @@ def output_dimensions(
         return nothing
     is_known = all(0 not in o.dimensions for o in inputs)
     try:
-        first = _with_probe(kind, slots, inputs, outputs, _PROBES[0])
-        second = first if is_known else _with_probe(kind, slots, inputs, outputs, _PROBES[1])
+        first = _with_probe(kind, slots, inputs, outputs, probe=_PROBES[0])
+        second = first if is_known else _with_probe(kind, slots, inputs, outputs, probe=_PROBES[1])
     except UnknownValueError:
         return nothing
     except ValueError:

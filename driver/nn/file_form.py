@@ -37,7 +37,7 @@ _TENSORS, _SCALARS, _BYTES, _PACKED = 0x100, 0x200, 0x300, 0x301  # where the nu
 def _types() -> tuple[ExtensionType, ...]:
     both = (("TENSOR_", _TENSORS, False), ("", _SCALARS, True))
     found = [
-        ExtensionType(NAME, first + n, prefix + name, np.dtype(dtype), is_scalar)
+        ExtensionType(NAME, first + n, prefix + name, np.dtype(dtype), is_scalar=is_scalar)
         for prefix, first, is_scalar in both
         for n, (name, dtype) in enumerate(_TYPES.items())
     ]

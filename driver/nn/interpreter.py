@@ -90,8 +90,8 @@ class Interpreter:
         tensors = {i: None if a is None else _input(self._operands[i], a) for i, a in arrays.items()}
         buffers = {} if outputs is None else dict(zip(self.model.main.outputs, outputs, strict=True))
         if self.is_static:
-            return Bound(self, self._plan_for(tensors, pace), tensors, buffers, pace, look)
-        return DynamicBound(self, tensors, buffers, loop_timeout, look)
+            return Bound(self, self._plan_for(tensors, pace), tensors, buffers, pace=pace, look=look)
+        return DynamicBound(self, tensors, buffers, loop_timeout, look=look)
 
     def _plan_for(self, inputs: Tensors, pace: Callable[[], Any] | None) -> StaticPlan:
         """The plan for inputs of these shapes."""
@@ -125,7 +125,7 @@ class Interpreter:
                 self.constants[index_] = Tensor(operand.base_type, (), graph=self._graph(operand.value))
             elif steers(slot):
                 self._steer(index_, operand)
-        return Prepared(index, operation, kind, signature.of, slots, self._packed(kind, operation))
+        return Prepared(index, operation, kind, signature.of, slots=slots, packed=self._packed(kind, operation))
 
     def _graph(self, number: int) -> "Interpreter":
         """A subgraph, made ready once however often the model refers to it."""
@@ -207,7 +207,7 @@ class Bound:
         self.run: Callable[[], Any] = partial(_refuse, self.shapes)
         if all(enough for _, enough in self.shapes):
             tensors = interpreter.constants | tensors
-            self.run = _bound(interpreter, plan, tensors, buffers, pace, look)
+            self.run = _bound(interpreter, plan, tensors, buffers, pace=pace, look=look)
             self.results = _results(graph, tensors)
 
 

@@ -187,7 +187,9 @@ def constant_operand(
         raise InvalidModel(f"a {kind.name} constant needs a scale above 0; make it with constant(array, scale=...)")
     value = value.astype(kind.dtype, copy=False)
     lifetime = OperandLifeTime.CONSTANT_COPY
-    return checked(Operand(kind, value.shape, scale, zero_point, lifetime, value, channel_quant))
+    return checked(
+        Operand(kind, value.shape, scale, zero_point, lifetime=lifetime, value=value, channel_quant=channel_quant)
+    )
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any]:

@@ -86,7 +86,9 @@ class Tensor:
         Scales get the precision that the HAL gives them.
         """
         scale = float(np.float32(operand.scale))
-        tensor = cls(operand.base_type, operand.dimensions, scale, operand.zero_point, operand.channel_quant)
+        tensor = cls(
+            operand.base_type, operand.dimensions, scale, operand.zero_point, channel_quant=operand.channel_quant
+        )
         if operand.lifetime.is_constant:
             raw = np.ascontiguousarray(operand.value).reshape(-1).view(np.uint8)
             tensor.array, tensor.fixed = raw.view(operand.type.stored_dtype).reshape(operand.dimensions), True

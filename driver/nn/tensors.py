@@ -85,4 +85,4 @@ def _info(name: str, operand: Any, extra: dict[str, Any]) -> TensorInfo:
         shape = tuple(d or None for d in operand.dimensions)
     scale, zero_point = extra.get("quantisation") or (operand.scale, operand.zero_point)
     optional = bool(extra.get("optional"))
-    return TensorInfo(name, operand.type.dtype, shape, scale, zero_point, labels, optional=optional)
+    return TensorInfo(name, operand.type.dtype, shape, scale, zero_point=zero_point, labels=labels, optional=optional)

@@ -224,18 +224,18 @@ def _check_if(model: Model, inputs: Sequence[Operand], outputs: Sequence[Operand
     for word, reference in (("then", inputs[1]), ("else", inputs[2])):
         where = f"the {word} branch"
         graph = model.referenced[reference.value]
-        _check_pairs(where, "input", inputs[3:], graph, graph.inputs)
-        _check_pairs(where, "output", outputs, graph, graph.outputs)
+        _check_pairs(where, "input", inputs[3:], graph, listed=graph.inputs)
+        _check_pairs(where, "output", outputs, graph, listed=graph.outputs)
 
 
 def _check_while(model: Model, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
     condition, body = (model.referenced[reference.value] for reference in inputs[:2])
     carried = inputs[2:]
-    _check_pairs("the condition", "input", carried, condition, condition.inputs)
+    _check_pairs("the condition", "input", carried, condition, listed=condition.inputs)
     if len(condition.outputs) != 1:
         raise InvalidModel(f"the condition has {len(condition.outputs)} outputs; it has to have 1")
     _check_condition("the output of the condition", condition.operands[condition.outputs[0]])
-    _check_pairs("the body", "input", carried, body, body.inputs)
+    _check_pairs("the body", "input", carried, body, listed=body.inputs)
     count = len(body.outputs)
     if not len(outputs) <= count <= len(body.inputs):
         raise InvalidModel(
@@ -243,8 +243,8 @@ def _check_while(model: Model, inputs: Sequence[Operand], outputs: Sequence[Oper
             "inputs, are possible"
         )
     arguments = [body.operands[i] for i in body.inputs[:count]]
-    _check_pairs("the body", "output", arguments, body, body.outputs)
-    _check_pairs("the body", "output", outputs, body, body.outputs[: len(outputs)])
+    _check_pairs("the body", "output", arguments, body, listed=body.outputs)
+    _check_pairs("the body", "output", outputs, body, listed=body.outputs[: len(outputs)])
 
 
 _CHECKS: dict[str, Callable[[Model, Sequence[Operand], Sequence[Operand]], None]] = {

@@ -287,7 +287,7 @@ def _extensions_from_wire(plain: Any = ()) -> tuple[tuple[tuple[str, int], ...],
         for number, word, dtype, is_scalar in its:
             if not (isinstance(dtype, str) and _DTYPE.fullmatch(dtype)):
                 raise ValueError(f"{dtype!r:.40} is no dtype of an operand type")
-            kind = ExtensionType(name, number, word, np.dtype(dtype), bool(is_scalar))
+            kind = ExtensionType(name, number, word, np.dtype(dtype), is_scalar=bool(is_scalar))
             if types.setdefault(prefix << PREFIX_BITS | number, kind) != kind:
                 raise ValueError(f"extension {name}: two operand types have the number {number}")
     return tuple(prefixes), types
@@ -412,7 +412,17 @@ class _Decoder:
                 value = self._constant(kind, dims, *value)
             elif not isinstance(value, int | None):
                 raise TypeError("the value of an operand that is no constant must be a number")
-            return Operand(kind, dims, scale, zero, life, value, quant, uses, extension_params=params)
+            return Operand(
+                kind,
+                dims,
+                scale,
+                zero,
+                lifetime=life,
+                value=value,
+                channel_quant=quant,
+                number_of_consumers=uses,
+                extension_params=params,
+            )
         except InvalidModel as error:
             raise InvalidModel(f"operand {n}: {error}") from None
 

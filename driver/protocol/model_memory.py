@@ -196,7 +196,7 @@ def _checked(fd: int, handle: Handle | None, start: int) -> Part:
         raise InvalidModel(f"{what}: {nbytes} bytes at {offset} are not whole pages of its {status.st_size} bytes")
     if has_holes(fd, handle):
         raise InvalidModel(f"{what} has holes, which would become pages of the device's when it reads them: write all")
-    return Part(start, nbytes, handle.kind or None, (status.st_dev, status.st_ino, offset), status.st_size)
+    return Part(start, nbytes, handle.kind or None, (status.st_dev, status.st_ino, offset), of=status.st_size)
 
 
 def has_holes(fd: int, handle: Handle) -> bool:

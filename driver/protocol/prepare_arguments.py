@@ -34,7 +34,7 @@ class PrepareArguments(NamedTuple):
     ) -> Self:
         """Raises ValueError, Malformed, InvalidArgument. Counts and token are checked against the cache files later."""
         check_preference(preference)
-        return cls(cache_counts or None, cache_token, preference, taken(deadline), taken_priority(priority))
+        return cls(cache_counts or None, cache_token, preference, taken(deadline), priority=taken_priority(priority))
 
     def to_wire(self) -> tuple[object, ...]:
         """The values that travel."""

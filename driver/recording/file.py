@@ -121,7 +121,7 @@ class Recording(Closing):
             case ["model", int(number), str(address), preference, priority, [int(), int()] as where] if (
                 preference in PREFERENCES and priority in PRIORITIES and len(self.models) < _MOST_OTHERS
             ):
-                self.models[number] = Recorded(address, preference, priority, where, frame)
+                self.models[number] = Recorded(address, preference, priority, where, frame=frame)
             case ["stream", int(number), int(model), "burst" | "plain" as path, int(depth), spin] if (
                 model in self.models and 1 <= depth <= _MOST_DEPTH and len(self.streams) < _MOST_OTHERS
             ):
@@ -199,7 +199,9 @@ def _run(words: list[Any], bulk: bytes) -> Run:
             is_sane = 0 <= took < 2**62 and UNANSWERED <= status <= _MOST_STATUS
             if is_sane and (deadline is None or abs(deadline) < 2**62):
                 parts = _parts([*ins, *outs], memoryview(bulk))
-                return Run(stream, begin, took, deadline, status, parts[: len(ins)], parts[len(ins) :])
+                return Run(
+                    stream, begin, took, deadline, status=status, inputs=parts[: len(ins)], outputs=parts[len(ins) :]
+                )
     raise Damaged("a request is malformed")
 
 

@@ -96,7 +96,7 @@ def replay(
     with ExitStack() as stack:
         prepared = _prepared(recording, {stream.model for stream, _ in lanes}, device, stack)
         play = _Play(recording, pace, tolerance, tell)
-        play.run([_Player(play, prepared[stream.model], stream, numbers, stack) for stream, numbers in lanes])
+        play.run([_Player(play, prepared[stream.model], stream, numbers, stack=stack) for stream, numbers in lanes])
     return play.report
 
 
@@ -181,7 +181,7 @@ class _Play:
         found = None
         is_compared = self.tolerance is not None and run.status == 0 and not isinstance(answer, Exception)
         if is_compared:
-            found = largest(number, run, answer, outputs, self.tolerance or 0.0)  # type: ignore[arg-type]
+            found = largest(number, run, answer, outputs, tolerance=self.tolerance or 0.0)  # type: ignore[arg-type]
         with self._lock:
             report = self.report
             report.statuses["recorded"][_name(run.status)] += 1
@@ -285,7 +285,7 @@ class _Player:
         took = self._took.popleft() if self._took else 0.0  # a miss that was found before it was sent
         if isinstance(answer, BaseException) and not isinstance(answer, StatusError | Timeout):
             raise answer
-        self._play.note(number, run, took, answer, self._outputs)
+        self._play.note(number, run, took, answer, outputs=self._outputs)
 
     def _values(self, run: Run) -> list[Any]:
         if len(run.inputs) != len(self._inputs):
@@ -363,7 +363,7 @@ class Difference(NamedTuple):
 def largest(number: int, run: Run, answer: Result, operands: Sequence[Operand], tolerance: float) -> Difference | None:
     """The largest difference over all outputs of a request; None if all are within the tolerance."""
     found = [
-        difference(number, n, as_value(part, operand), new, tolerance)
+        difference(number, n, as_value(part, operand), new, tolerance=tolerance)
         for n, (part, operand, new) in enumerate(zip(run.outputs, operands, answer.outputs, strict=False))
         if part is not None
     ]
@@ -375,9 +375,9 @@ def difference(number: int, n: int, was: Any, new: Any, tolerance: float) -> Dif
     are equal, or another value.
     """
     if not isinstance(was, np.ndarray) or was.dtype == object:
-        return None if pack(was) == pack(new) else Difference(number, n, (), math.nan, math.inf)
+        return None if pack(was) == pack(new) else Difference(number, n, (), math.nan, by=math.inf)
     if was.shape != new.shape:
-        return Difference(number, n, (), math.nan, math.inf)
+        return Difference(number, n, (), math.nan, by=math.inf)
     a, b = was.astype(np.float64), new.astype(np.float64)
     with np.errstate(invalid="ignore"):
         by = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
@@ -388,4 +388,4 @@ def difference(number: int, n: int, was: Any, new: Any, tolerance: float) -> Dif
     if not over.size or not over.any():
         return None
     index = np.unravel_index(int(over.argmax()), over.shape)
-    return Difference(number, n, tuple(map(int, index)), float(a[index]), float(over[index]))
+    return Difference(number, n, tuple(map(int, index)), float(a[index]), by=float(over[index]))

@@ -159,7 +159,7 @@ class ModelServer(ProcessBound):
         if self._queue.is_full and not self._has_room:
             self.figures.refused += 1
             raise self._full()
-        request = WaitingRequest(arrays, times, loop.create_future(), rows, key)
+        request = WaitingRequest(arrays, times, loop.create_future(), rows, key=key)
         if any(replica.in_flight for replica in self._replicas):
             self._queue.note_company()
         self._queue.append(request)

@@ -192,7 +192,7 @@ class _Check:
             remedy = f'keep form="auto": {", ".join(whole)} runs the file as it is'
             told = [o if o.remedy or o.device or o.form == "file" else replace(o, remedy=remedy) for o in told]
         told = [replace(o, remedy=self._tried(o.remedy)) for o in told]
-        return ModelReport(self._file, tuple(works), tuple(told), tuple(self._asked), self.offers)
+        return ModelReport(self._file, tuple(works), tuple(told), tuple(self._asked), offers=self.offers)
 
     def _tried(self, remedy: str | None) -> str | None:
         """The remedy with sizes that ran in the place of an example; with ? where none did."""
@@ -206,14 +206,14 @@ class _Check:
     def damaged(self, error: ImportFailed) -> ModelReport:
         """The report on a file of which nothing can be read."""
         for form in ("file", "operations"):
-            self._obstacles.append(FormObstacle(form, None, None, (), error.reason, error.remedy))
+            self._obstacles.append(FormObstacle(form, None, None, (), reason=error.reason, remedy=error.remedy))
         return self.report()
 
     def add(self, form: str, obstacles: Sequence[Obstacle]) -> None:
         """Adds what keeps the file from being loaded in a form."""
         for o in obstacles:
             operator = None if o.operator is None else f"{o.operator} {o.number}"
-            self._obstacles.append(FormObstacle(form, None, operator, o.tensors, o.reason, o.remedy))
+            self._obstacles.append(FormObstacle(form, None, operator, o.tensors, reason=o.reason, remedy=o.remedy))
 
     def miss_runtime(self) -> None:
         """Says so where no installed device knows model files, and what installs the one for files of this kind."""
@@ -221,7 +221,7 @@ class _Check:
             lacks = missing(self._runtime)
             what = f"no device runs .{self._kind} files as they are" + (f": {lacks.what}" if lacks else "")
             remedy = lacks.remedy if lacks else None
-            self._obstacles.append(FormObstacle("file", self._runtime, None, (), what, remedy))
+            self._obstacles.append(FormObstacle("file", self._runtime, None, (), reason=what, remedy=remedy))
 
     def ask(self, name: str, whole: Model | None, operations: Model | None) -> None:
         """Asks one device about both forms."""
@@ -235,7 +235,7 @@ class _Check:
                     self._ask_operations(device, name, operations)
         except (DeviceNotFound, DeviceFailed, PeerDied, StatusError) as error:
             form = "operations" if whole is None else "file"
-            self._obstacles.append(FormObstacle(form, name, None, (), str(error), None))
+            self._obstacles.append(FormObstacle(form, name, None, (), reason=str(error), remedy=None))
 
     def _ask_whole(self, device: RemoteDevice, name: str, model: Model) -> None:
         (reason,) = device.explain(model)
@@ -250,7 +250,7 @@ class _Check:
         if reason is None:
             self.works.append(("file", name))
         else:
-            self._obstacles.append(FormObstacle("file", name, None, (), reason, remedy))
+            self._obstacles.append(FormObstacle("file", name, None, (), reason=reason, remedy=remedy))
 
     def _run_on_zeros(self, prepared: RemotePreparedModel, inputs: Sequence[HeaderTensor]) -> str | None:
         """Why no run succeeded, of which the last one is told; None: one did."""
@@ -274,12 +274,12 @@ class _Check:
         """Reasons that several operations share are told once."""
         pairs = list(zip(model.main.operations, device.explain(model), strict=True))
         if pairs and FILE.name in device.extensions and len({reason for _, reason in pairs}) == 1 and pairs[0][1]:
-            self._obstacles.append(FormObstacle("operations", name, None, (), pairs[0][1], None))
+            self._obstacles.append(FormObstacle("operations", name, None, (), reason=pairs[0][1], remedy=None))
             return
         reasons = Counter((operation.type, reason) for operation, reason in pairs if reason is not None)
         for (kind, reason), count in reasons.items():
             operator = kind if count == 1 else f"{count} {kind}"
-            self._obstacles.append(FormObstacle("operations", name, operator, (), reason, None))
+            self._obstacles.append(FormObstacle("operations", name, operator, (), reason=reason, remedy=None))
         if not reasons:
             self.works.append(("operations", name))
 

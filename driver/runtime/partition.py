@@ -68,7 +68,7 @@ def partition(model: Model, chosen: Sequence[int]) -> list[Step]:
     """
     graph = model.main
     if len(set(chosen)) == 1:
-        return [Step(chosen[0], tuple(range(len(chosen))), model, graph.inputs, graph.outputs)]
+        return [Step(chosen[0], tuple(range(len(chosen))), model, graph.inputs, outputs=graph.outputs)]
     return [_step(model, device, group, _ends(graph, group)) for device, group in _order(graph, chosen)]
 
 
@@ -141,7 +141,7 @@ def _step(model: Model, device: int, group: tuple[int, ...], ends: tuple[list[in
     )
     refers = any(operand.lifetime == OperandLifeTime.SUBGRAPH for operand in main.operands)
     part = Model(main, model.referenced if refers else (), relaxed=model.relaxed, name=model.name)
-    return Step(device, group, part, tuple(inputs), tuple(outputs))
+    return Step(device, group, part, tuple(inputs), outputs=tuple(outputs))
 
 
 def _renumbered(indices: Iterable[int], numbers: dict[int, int]) -> list[int]:

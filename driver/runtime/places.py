@@ -194,7 +194,7 @@ class ChainMemory:
         outputs = self._buffers.free_outputs()
         frame = self._frames.get((inputs, outputs))
         if frame is None:
-            frame = ChainFrame(self._model, self._temporaries, self._steps, inputs, outputs)
+            frame = ChainFrame(self._model, self._temporaries, self._steps, inputs, outputs=outputs)
             self._frames[inputs, outputs] = frame
             for buffers, (_, writes) in zip(self._step_buffers, frame.steps, strict=True):
                 buffers.know(writes)

@@ -349,7 +349,9 @@ def _figures(connection: Connection, end: float) -> EngineFigures | None:
     counts = np.array([outcomes.get(outcome, 0) for outcome in _OUTCOMES], float)
     pids = int(connection.service_pid), int(connection.engine_pid)
     processes = [each and ProcessFigures(*each) for each in both]
-    return EngineFigures(pids, slots, np.array(sums, float), bursts, models, clients, counts, processes)
+    return EngineFigures(
+        pids, slots, np.array(sums, float), bursts, models=models, clients=clients, outcomes=counts, processes=processes
+    )
 
 
 def _traces(connection: Connection, end: float) -> list[Trace]:

@@ -399,7 +399,7 @@ def run(name: str, source: ClientSource, place: Place, options: ServiceOptions) 
     try:
         sandbox.enter_files(kind := device_class(name), kept_files(place, kind))
         engine = start_engine(name, kind, source, engine_log, is_shared=options.is_shared)
-        service = Service(name, kind, source, options, engine)
+        service = Service(name, kind, source, options, engine=engine)
         gc.enable()
         engine_log.begin()
         sandbox.enter(service.needed_calls)

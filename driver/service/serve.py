@@ -108,7 +108,7 @@ def main() -> None:
     place = discovery.Place(Path(os.environ["BURST_RUNTIME_DIR"]), discovery.short_name(name))
     monitored = partial(begin_monitoring, address=str(place.socket), metrics_fd=metrics_fd, is_quiet=is_quiet)
     if is_open and not _has_one_engine(name):
-        broke(name, socket.socket(fileno=fd), place, stop, metrics_fd, monitored)
+        broke(name, socket.socket(fileno=fd), place, stop, metrics_fd=metrics_fd, monitored=monitored)
     if device_class(name).asked_apart:
         stay(name, place, fd)
     options = ServiceOptions(None, is_open, stop, on_start=monitored, files_of_others=files_of_others)
@@ -162,7 +162,7 @@ def broke(
         run(name, cell, place, ServiceOptions(linger, any_uid=True, stop=stop, on_start=on_start, account=uid))
 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
-    broker = Broker(listener, place, stop, become, [metrics_fd] if metrics_fd >= 0 else [], log)
+    broker = Broker(listener, place, stop, become, home_fds=[metrics_fd] if metrics_fd >= 0 else [], log=log)
     sandbox.enter(needs.system_calls)
     broker.run()
 

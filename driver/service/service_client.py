@@ -147,7 +147,7 @@ class ServiceClient:
         values: list[Any] = []
         own = fds[: 1 + len(handles_in(where))]
         try:
-            with self._service.files.admitted(self._channel.peer_uid, model, own, where, arguments) as file:
+            with self._service.files.admitted(self._channel.peer_uid, model, own, where, arguments=arguments) as file:
                 values, _ = call(self._engine, "load", file, where, *arguments.to_wire(), fds=fds)
         except StatusError:
             if values:  # the file ended its trial in the run that followed

@@ -72,7 +72,7 @@ class SupportQuery:
             if not self._places:
                 raise GeneralFailure(f"driver {self._name!r} is asked by too many at once; try again later")
             place = self._places.pop()
-        return QueryProcess(self._name, self._seconds, self._server, self._during, place)
+        return QueryProcess(self._name, self._seconds, self._server, self._during, place=place)
 
     def _put_back(self, uid: int, process: QueryProcess) -> None:
         with self._changing:
@@ -186,7 +186,7 @@ def _answer_all(device: Device, during: mmap.mmap, channel: Channel) -> None:
             try:
                 where, extensions, place = message.body
                 start = place * _MOST_NAME
-                _answer(device, channel, where, extensions, message.take_fds())
+                _answer(device, channel, where, extensions, fds=message.take_fds())
             except Exception as error:  # noqa: BLE001 (whatever it is, it is the answer)
                 reply, status = failure(error)
                 channel.send(["refused", int(status), *reply.values])

@@ -119,7 +119,7 @@ class Validator:
         """Nothing of a large model is kept: a device may leave it in a reference cycle when it explains it."""
         sizes = list[int]()
         try:
-            return self._explained(uid, fds, where, budget, sizes)
+            return self._explained(uid, fds, where, budget, sizes=sizes)
         finally:
             if sum(sizes) >= _LARGE:
                 gc.collect()
@@ -139,7 +139,7 @@ class Validator:
             if is_file(model) and FILE.name not in extensions:
                 return Explained.of(model, [NOT_YOURS])
             if self._query:
-                reasons = self._query.explain(uid, own, where, extensions, len(model.main.operations))
+                reasons = self._query.explain(uid, own, where, extensions, count=len(model.main.operations))
             else:
                 reasons = explained(model, extensions, self._device.explain)
             return Explained.of(model, self._with_memory(model, memory, reasons))

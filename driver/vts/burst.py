@@ -170,7 +170,7 @@ def reuse(target: Target) -> None:
         for seed in range(_RUNS):
             case, pool = sample("add", seed), Memory.create(_POOL)
             asked = request(case, [ArgumentPlace(pool, n << 12) for n in range(3)], output_sizes(case))
-            _check_executed(burst, asked, plain(model, case, target), f"after {seed} pools were freed", target)
+            _check_executed(burst, asked, plain(model, case, target), f"after {seed} pools were freed", target=target)
             burst.free_memory(pool)
 
 
@@ -185,7 +185,7 @@ def pools(target: Target) -> None:
             asked = request(case, places, output_sizes(case))
             asked = asked._replace(pools=(*asked.pools, *unused[:: _RUNS - seed]))
             what = f"with the pools in another order, {len(asked.pools)} of them"
-            _check_executed(burst, asked, plain(model, case, target), what, target)
+            _check_executed(burst, asked, plain(model, case, target), what, target=target)
 
 
 def _check_executed(burst: AnyBurst, asked: Request, expected: list[bytes], what: str, target: Target) -> None:

@@ -143,7 +143,7 @@ def other_counts(way: str, target: Target) -> None:
         if cache is None:
             skip("the counts would be those that the device needs")
         what = f"{len(cache.model_files)} model files and {len(cache.data_files)} data files"
-        check_refused(entry, cache, target, what, _REFUSES)
+        check_refused(entry, cache, target, what, allowed=_REFUSES)
         _check_prepares(entry.case, cache, target, what)
 
 
@@ -166,7 +166,7 @@ def wrong_token(kind: str, target: Target) -> None:
     with kept_model(FLOAT, target) as entry:
         cache = entry.files.cache(token=os.urandom(TOKENS[kind]))
         what = f"a token of {TOKENS[kind]} bytes"
-        check_refused(entry, cache, target, what, _REFUSES)
+        check_refused(entry, cache, target, what, allowed=_REFUSES)
         _check_prepares(entry.case, cache, target, what)
 
 

@@ -139,8 +139,8 @@ def _case(record: dict[str, Any]) -> Case:
         model,
         tuple(feeds),
         tuple(expected),
-        bool(record["expect_failure"]),
-        float(record.get("expected_multinomial", 0.0)),
+        must_fail=bool(record["expect_failure"]),
+        frequency=float(record.get("expected_multinomial", 0.0)),
     )
 
 
@@ -162,7 +162,7 @@ def _operand(record: dict[str, Any]) -> Operand:
         record["dims"],
         record["scale"],
         record["zero_point"],
-        record["lifetime"],
+        lifetime=record["lifetime"],
         channel_quant=(quant["scales"], quant["channel_dim"]) if quant else None,
     )
     value = record.get("value")

@@ -273,7 +273,7 @@ def deadline(kind: str, target: Target) -> None:
         for execute in (model.execute, burst.execute):
             begin = time.monotonic()
             run = partial(execute, timeout=target.patience, deadline=begin + _SOON)
-            found = target.bench.execute(model, case, [4 * _SIDE**2], target.patience, run)
+            found = target.bench.execute(model, case, [4 * _SIDE**2], target.patience, run=run)
             check(found.status in _MISSED, f"a run of seconds with a deadline of {_SOON} s gets {found.status.name}")
             late = time.monotonic() - begin - _SOON
             check(late < _LATE, f"a run of seconds ended {late:.2f} s after its deadline")

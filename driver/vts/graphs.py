@@ -226,12 +226,12 @@ def smallest_difference(
     """
     from hypothesis import Phase
 
-    found = _found(run, graphs(operations), examples, seed, (Phase.generate,))
+    found = _found(run, graphs(operations), examples, seed, phases=(Phase.generate,))
     if found is None:
         return None
     kinds = [o.type for o in found.model.main.operations]
     again = graphs(kinds, largest=len(kinds))
-    smaller = _found(run, again, examples, seed, (Phase.generate, Phase.shrink)) or found
+    smaller = _found(run, again, examples, seed, phases=(Phase.generate, Phase.shrink)) or found
     if len(smaller.model.main.operations) <= len(kinds):
         found = smaller
     return found, disagreement(run, found) or "no difference when it ran again"

@@ -73,7 +73,7 @@ def execute_in_burst(case: Case, target: Target) -> None:
     """Execute in a burst."""
     with prepared(case, target) as model, model.burst(input_shapes=_input_shapes(case)) as burst:
         run: Execute = partial(burst.execute, timeout=target.patience)
-        answer = target.bench.execute(model, case, output_sizes(case), target.patience, run)
+        answer = target.bench.execute(model, case, output_sizes(case), target.patience, run=run)
         check_answer(case, answer)
         check(not burst.stats()["runs"]["plain"], "the burst used the plain path")
 

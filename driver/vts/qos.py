@@ -128,7 +128,7 @@ def endless_loop(target: Target) -> None:
     with prepared(case, target) as model, model.burst() as burst:
         ways = partial(model.execute, loop_timeout=_LOOP_TIMEOUT), partial(burst.execute, loop_timeout=_LOOP_TIMEOUT)
         for way in ways:
-            found = target.bench.execute(model, case, [4], target.patience, partial(way, timeout=target.patience))
+            found = target.bench.execute(model, case, [4], target.patience, run=partial(way, timeout=target.patience))
             _check_missed(found, "an endless loop")
     with prepared(sample("add"), target) as model:
         status = model.execute(valid("add"), timeout=target.patience).status

@@ -115,7 +115,7 @@ class Sketch:
         self, kind: OperandType, shape: Dimensions, *, low: float = -1.0, high: float = 1.0, **quant: Any
     ) -> Value:
         """A new input or constant. quant: fixed scale, zero_point or channel_quant."""
-        array = data(kind, shape, self.integer(0, 255), low, high)
+        array = data(kind, shape, self.integer(0, 255), low, high=high)
         if kind in ZERO_POINTS and not quant:
             quant = self.quantisation(kind)
         if self.flag() and self.feeds:

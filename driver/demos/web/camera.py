@@ -197,4 +197,4 @@ def _landed(
         plain = detector.paths["plain RPC"](0)
         calls["plain RPC"] = TimedCall(time.perf_counter() - start, plain.timing.time_on_device)
         plain.raise_for_status()
-    return FrameResult(index, flight.frame, found, flight.truth, calls, dropped)
+    return FrameResult(index, flight.frame, found, flight.truth, calls=calls, dropped=dropped)

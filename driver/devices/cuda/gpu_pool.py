@@ -74,7 +74,7 @@ class GpuPool(VendorMemory):
         if any(dim < 0 for dim in dims):
             raise ValueError(f"shape={shape}: give the number of elements along each axis, from 0 on")
         self._check(math.prod(dims) * itemsize, offset)
-        return GpuTensor(self, self.address + offset, dtype, dims, self._place)
+        return GpuTensor(self, self.address + offset, dtype, dims, device=self._place)
 
     def copy_from(self, source: Any, offset: int = 0) -> None:
         """Copies an array, or a tensor on this GPU (by DLPack), to byte `offset`, and waits until it is there.

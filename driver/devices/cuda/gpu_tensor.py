@@ -111,16 +111,17 @@ def _capsule(tensor: GpuTensor) -> object:
     number, rank = next(_numbers), len(tensor.shape)
     shape = (ctypes.c_int64 * max(1, rank))(*tensor.shape)
     managed = _Managed()
+    device_type, device_id = tensor.__dlpack_device__()
     managed.tensor = _Tensor(
-        tensor.address,
-        *tensor.__dlpack_device__(),
-        rank,
-        _CODES[tensor.dtype.kind],
-        8 * tensor.dtype.itemsize,
-        1,
-        ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64)),
-        None,  # without gaps
-        0,
+        data=tensor.address,
+        device_type=device_type,
+        device_id=device_id,
+        ndim=rank,
+        code=_CODES[tensor.dtype.kind],
+        bits=8 * tensor.dtype.itemsize,
+        lanes=1,
+        shape=ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64)),
+        strides=None,  # without gaps
     )
     managed.context, managed.deleter = number, _deleter
     _lent[number] = tensor, shape, managed

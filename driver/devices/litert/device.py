@@ -114,7 +114,7 @@ class LiteRtDevice(LoweringDevice[LiteRtProgram]):
         threads: Callable[[int], int],
         program: LiteRtProgram | None = None,
     ) -> LiteRtModel:
-        return LiteRtModel(model, pace, threads, self._packing, program)
+        return LiteRtModel(model, pace, threads, self._packing, program=program)
 
     def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> LiteRtProgram:
         return LiteRtProgram(*restored(saved, root), threads, self._packing.compiled)

@@ -61,7 +61,7 @@ class LiteRtFilePort(NamedTuple):
     def bound(self, shape: Shape) -> LiteRtPort:
         """With the shape that it has in a run."""
         nbytes = self.size * math.prod(shape)
-        return LiteRtPort(self.number, self.type, shape, nbytes, self.type.lower() in CHOOSING)
+        return LiteRtPort(self.number, self.type, shape, nbytes, copied=self.type.lower() in CHOOSING)
 
 
 class LiteRtFileModel(PreparedModel):
@@ -122,7 +122,7 @@ class LiteRtFileModel(PreparedModel):
         if not self._keeps_interpreter and self._is_known(shapes):
             compiled = partial(self._packing.compiled_as, CompiledFile, threads=self._threads)
             with suppress(LibraryFailed):  # the interpreter may take it all the same, and else it says why not
-                return FileProgram(self._file, self.inputs, self.outputs, shapes, compiled)
+                return FileProgram(self._file, self.inputs, self.outputs, shapes, compiled=compiled)
         return InterpretedProgram(self._file, shapes, self._threads)
 
     def _verify(self) -> None:

@@ -95,9 +95,13 @@ class LiteRtDescription(NamedTuple):
     @classmethod
     def of(cls, plain: Sequence[Any]) -> LiteRtDescription:
         """From what msgpack read."""
-        inputs, outputs, shapes, segments, between, *rest = plain
-        sources, targets = ([LiteRtPort(*port) for port in side] for side in (inputs, outputs))
-        return cls(sources, targets, shapes, [Segment(*s) for s in segments], [Between(*b) for b in between], *rest)
+        found = cls(*plain)
+        return found._replace(
+            inputs=[LiteRtPort(*port) for port in found.inputs],
+            outputs=[LiteRtPort(*port) for port in found.outputs],
+            segments=[Segment(*segment) for segment in found.segments],
+            between=[Between(*between) for between in found.between],
+        )
 
 
 def lowered(
@@ -117,7 +121,9 @@ def lowered(
     image.half = model.relaxed and _gains_by_half(model, lowering.products)
     shapes = [graphs[-1].tensor(i).shape for i in model.main.outputs]
     names = lowering.writer.names
-    return LiteRtDescription(inputs, outputs, shapes, segments, between, block, names, lowering.products), image
+    return LiteRtDescription(
+        inputs, outputs, shapes, segments, between=between, block=block, operations=names, products=lowering.products
+    ), image
 
 
 def _gains_by_half(model: Model, products: int) -> bool:
@@ -264,7 +270,7 @@ def _ports(graphs: Sequence[LiteRtGraph]) -> tuple[list[LiteRtPort], list[LiteRt
 
 
 def _port(number: int, tensor: Tensor, type_: str, *, copied: bool) -> LiteRtPort:
-    return LiteRtPort(number, type_, tensor.shape, byte_size(tensor.type, tensor.shape), copied)
+    return LiteRtPort(number, type_, tensor.shape, byte_size(tensor.type, tensor.shape), copied=copied)
 
 
 def _segment(graph: LiteRtGraph, places: dict[Crossing, int]) -> Segment:

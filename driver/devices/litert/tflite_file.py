@@ -238,7 +238,9 @@ class _Graph:
         signatures = [tuple(shape.tolist()) for shape in found.lists("shape_signature")]
         codes = found.numbers("type", 1).tolist()
         for n, index in enumerate(indices.tolist()):
-            yield DeclaredTensor(index, found.text("name", n), codes[n], shapes[n], signatures[n] or shapes[n])
+            yield DeclaredTensor(
+                index, found.text("name", n), codes[n], shapes[n], signature=signatures[n] or shapes[n]
+            )
 
     def resized(self, index: int, shape: Shape) -> NewTable:
         """A tensor with another shape."""

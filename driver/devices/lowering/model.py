@@ -110,7 +110,7 @@ class LoweringDevice(Device, Generic[P]):
         """Lowered before, so only the library has to compile it."""
         pace, threads = preparation.pace, partial(self.threads_for, preference=preparation.preference)
         if file := file_of(model):
-            return self.file_model(model, file, pace, threads, saved, root)
+            return self.file_model(model, file, pace, threads, saved=saved, root=root)
         return self.lowered(model, pace, threads, self.restored(saved, root, threads))
 
 

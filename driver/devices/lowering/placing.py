@@ -34,7 +34,7 @@ def prepared(graph: Subgraph, pace: Callable[[], object] = at_once) -> list[Prep
     for index, operation in enumerate(graph.operations):
         kind = OPERATIONS[operation.type]
         signature, slots = match_signature(kind, [graph.operands[i] for i in operation.inputs])
-        result.append(Prepared(index, operation, kind, signature.of, slots, {}))
+        result.append(Prepared(index, operation, kind, signature.of, slots=slots, packed={}))
         pace()
     return result
 
@@ -98,7 +98,7 @@ def _obstacles(graph: Subgraph, draft: Draft, place: Place, probe: int) -> list[
         tensor.shape = tuple(d or probe for d in tensor.shape)
         tensors[i] = tensor if is_known else None  # an optional input without dimensions counts as omitted
     is_open = any(0 in graph.operands[i].dimensions for i in graph.inputs)
-    return [_obstacle(operation, graph, tensors, draft, place, more=_OPEN * is_open) for operation in operations]
+    return [_obstacle(operation, graph, tensors, draft, place=place, more=_OPEN * is_open) for operation in operations]
 
 
 def _obstacle(

@@ -101,12 +101,12 @@ class OrtDevice(LoweringDevice[OrtProgram]):
         if saved is not None and root is not None:
             return OnnxFileModel(model, optimised(saved, root), threads, self.provider, is_optimised=True)
         found = taken_apart(file.data, file.external, pace)
-        return OnnxFileModel(model, found, threads, self.provider, file.external)
+        return OnnxFileModel(model, found, threads, self.provider, external=file.external)
 
     def lowered(
         self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], program: OrtProgram | None = None
     ) -> OnnxRuntimeModel:
-        return OnnxRuntimeModel(model, pace, threads, self.provider, program)
+        return OnnxRuntimeModel(model, pace, threads, self.provider, program=program)
 
     def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> OrtProgram:
         return OrtProgram(partial(restored_program, saved, root), threads, self.provider)
@@ -141,7 +141,7 @@ class OnnxRuntimeDevice(OrtDevice):
         self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], program: OrtProgram | None = None
     ) -> OnnxRuntimeModel:
         kind = StagedModel if self._staged else OnnxRuntimeModel
-        return kind(model, pace, threads, None, program)
+        return kind(model, pace, threads, None, program=program)
 
     def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> OrtProgram:
         return OrtProgram(partial(restored_program, saved, root), threads, None, is_quick=self._staged)
@@ -222,7 +222,7 @@ class StagedModel(OnnxRuntimeModel):
         program = self.only_program
         if program is None:
             return None
-        return OnnxRuntimeModel(self.model, preparation.pace, self._threads, self._provider, program.improved())
+        return OnnxRuntimeModel(self.model, preparation.pace, self._threads, self._provider, program=program.improved())
 
 
 class OnnxRuntimeExecution(BoundExecution):

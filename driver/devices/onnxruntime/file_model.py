@@ -275,7 +275,7 @@ def _ports(what: str, found: Sequence[Any], operands: Sequence[Operand]) -> list
         word = kind.removeprefix("tensor(").removesuffix(")")
         type_ = word.upper()
         if operand.type == PACKED and type_ not in TYPES:
-            ports.append(OnnxFilePort(argument.name, PACKED.name, (), kind, PACKED.dtype))
+            ports.append(OnnxFilePort(argument.name, PACKED.name, (), kind, stored=PACKED.dtype))
             continue
         if type_ not in TYPES or kind != f"tensor({word})":
             raise InvalidModel(f"{where}: the model says {operand.type.name}, but the file has {kind}")
@@ -290,7 +290,7 @@ def _ports(what: str, found: Sequence[Any], operands: Sequence[Operand]) -> list
             or any(type(own) is int and size not in {0, own} for own, size in zip(shape, declared, strict=True))
         ):
             raise InvalidModel(f"{where}: the model says {list(declared)}, but the file has {list(shape)}")
-        ports.append(OnnxFilePort(argument.name, type_, shape, dtype, stored))
+        ports.append(OnnxFilePort(argument.name, type_, shape, dtype, stored=stored))
     return ports
 
 

@@ -97,7 +97,7 @@ class _FileSplitter:
             self.check_places()
         weights = sum(array.nbytes for _, array in self._weights) + self._others
         work = weights // _WEIGHT * (_POSITIONS if self._has_windows else 1)
-        return SplitOnnxFile(found.joined(), self._weights, work, self._loops, self._sources)
+        return SplitOnnxFile(found.joined(), self._weights, work, self._loops, sources=self._sources)
 
     def _keep(self, start: int, end: int) -> bytes:
         chunk = bytes(self._view[start:end])

@@ -58,7 +58,7 @@ def _draft(
     found = OrtGraph(graph, tensors, referenced, is_draft=True)
     draft(found, partial(OrtNode, found, operation.operation, call), operation.operation, LOWERINGS)
     if trial is not None:
-        reason = trial(*_alone(referenced, operation.operation, call, graph, tensors))
+        reason = trial(*_alone(referenced, operation.operation, call, graph, tensors=tensors))
         require(reason is None, reason or "")
 
 
@@ -118,7 +118,9 @@ def lowered(
         [(port.name, port.type, port.shape) for port in inputs], [(port.name, port.type) for port in outputs]
     )
     names, tables = found.writer.operations, [name for name, *_ in found.writer.tables]
-    description = OrtDescription(inputs, outputs, names, found.work, found.loops, tables, model_bytes(written))
+    description = OrtDescription(
+        inputs, outputs, names, found.work, loops=found.loops, tables=tables, graph=model_bytes(written)
+    )
     return description, found.writer.weights
 
 
@@ -190,4 +192,4 @@ def restored(saved: Saved, root: NDArray[np.uint8]) -> tuple[Any, Weights]:
 
 
 def _port(number: int, name: str, type_: str, tensor: Tensor) -> OrtPort:
-    return OrtPort(number, name, type_, tensor.shape, byte_size(tensor.type, tensor.shape))
+    return OrtPort(number, name, type_, tensor.shape, nbytes=byte_size(tensor.type, tensor.shape))

@@ -135,7 +135,7 @@ class OrtProviderDevice(OrtDevice):
         saved: Saved | None = None,
         root: NDArray[np.uint8] | None = None,
     ) -> OnnxFileModel:
-        found = super().file_model(model, file, pace, threads, saved, root)
+        found = super().file_model(model, file, pace, threads, saved=saved, root=root)
         if found.has_half and self._look.lacks_half:
             raise LibraryFailed(f"the file has float16, which what the device runs on has not: {self._look.words}")
         return found

@@ -125,7 +125,7 @@ class VerifiedCache:
                 record = records.get(*owner)
                 while True:
                     try:
-                        return self._read(owner, record, counts, fds, sent)
+                        return self._read(owner, record, counts, fds, sent=sent)
                     except Declined:
                         outdated, record = record, records.get(*owner)
                         if record == outdated:
@@ -161,7 +161,7 @@ class VerifiedCache:
         if records.digest(*owner, record.where, [array.data for array in own], digest_of_model) != record.digest:
             raise Declined("they have changed since the device wrote them, or are of another model")
         saved = Saved(own[: counts.model], own[counts.model :])
-        return RestoredCompilation(model, record.where, saved, record.digest, record.file)
+        return RestoredCompilation(model, record.where, saved, record.digest, file=record.file)
 
     def saving(self, owner: CacheOwner, fds: Sequence[int]) -> CacheWriter:
         """A writer for these files, for now and later. The caller keeps the descriptors. Raises OSError, Declined.
@@ -222,7 +222,7 @@ class CacheWriter:
             lengths = tuple(offset + size for offset, size in zip(offsets, sizes, strict=True))
             digest_of_model = self._records.digest_of_model(model)
             digest = self._records.digest(*self._owner, where, contents[:-1], digest_of_model)
-            self._put(_record(where, offsets, sizes, lengths, digest, file))
+            self._put(_record(where, offsets, sizes, lengths, digest=digest, file=file))
             return digest
 
     def _begun(self) -> tuple[int, ...]:
@@ -254,7 +254,7 @@ def _record(
 ) -> CacheRecord:
     from driver.engine.cache.records import CacheRecord
 
-    return CacheRecord(where, offsets, sizes, lengths, digest, grows=False, file=file)
+    return CacheRecord(where, offsets, sizes, lengths, digest=digest, grows=False, file=file)
 
 
 def _check_access(fds: Sequence[int]) -> None:

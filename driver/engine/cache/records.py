@@ -72,7 +72,7 @@ class CacheRecords:
         found = self._store.get(_name(uid, token))
         try:
             where, offsets, sizes, lengths, digest, grows, file = msgpack.unpackb(found or b"\0", use_list=False)
-            return CacheRecord(where, offsets, sizes, lengths, digest, grows, file)
+            return CacheRecord(where, offsets, sizes, lengths, digest=digest, grows=grows, file=file)
         except _WRONG:
             return None
 

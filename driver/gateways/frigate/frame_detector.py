@@ -39,7 +39,7 @@ class FrameDetector:
         if not self.path.is_file():
             raise DeviceFailed(f"model {path}: there is no such file")
         self.model = load(self.path, optional=False)
-        self._decoder = DetectionDecoder(self.model, self.path, model_type, TYPES_OF_FRIGATE, "--model-type ")
+        self._decoder = DetectionDecoder(self.model, self.path, model_type, TYPES_OF_FRIGATE, option="--model-type ")
         self._place, self._is_nhwc = self._frame_input()
         tensor = self.model.inputs[self._place]
         self._shape, self.dtype = tensor.shape, np.dtype(tensor.dtype)

@@ -37,10 +37,12 @@ def _of_folder(folder: Path) -> Finding:
     found = folder.stat()
     if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
         why = "burst serve --frigate makes no socket in a folder in which others could replace it"
-        return Finding(_SUBJECT, "note", f"others may write to {folder}", why, f"chmod go-w {folder}")
+        return Finding(_SUBJECT, "note", f"others may write to {folder}", why, remedy=f"chmod go-w {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
         remedy = f"run burst serve --frigate as uid {found.st_uid}, or chown the folder"
-        return Finding(_SUBJECT, "note", f"{folder} is of uid {found.st_uid}", "no socket can be made there", remedy)
+        return Finding(
+            _SUBJECT, "note", f"{folder} is of uid {found.st_uid}", "no socket can be made there", remedy=remedy
+        )
     return Finding(_SUBJECT, "ok", f"none in {folder}")
 
 
@@ -48,7 +50,7 @@ def _of_socket(path: Path) -> Finding:
     found = path.lstat()
     if not stat.S_ISSOCK(found.st_mode):
         return Finding(
-            _SUBJECT, "warning", f"{path} is no socket", _WHY, "remove it, and begin burst serve --frigate again"
+            _SUBJECT, "warning", f"{path} is no socket", _WHY, remedy="remove it, and begin burst serve --frigate again"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
@@ -56,8 +58,8 @@ def _of_socket(path: Path) -> Finding:
         except PermissionError:
             words = f"{path} is of uid {found.st_uid}, and this is uid {os.geteuid()}"
             remedy = f"run Frigate as root or as uid {found.st_uid}, or burst serve --frigate as Frigate's account"
-            return Finding(_SUBJECT, "note", words, "only that account and root can connect", remedy)
+            return Finding(_SUBJECT, "note", words, "only that account and root can connect", remedy=remedy)
         except OSError as error:
             words = f"{path}: {error.strerror}; its server has gone"
-            return Finding(_SUBJECT, "warning", words, _WHY, f"begin burst serve --frigate ipc://{path} again")
+            return Finding(_SUBJECT, "warning", words, _WHY, remedy=f"begin burst serve --frigate ipc://{path} again")
     return Finding(_SUBJECT, "ok", f"a server listens at {path}, of uid {found.st_uid}")

@@ -55,7 +55,7 @@ class FrigateGateway(Gateway):
         address, model, model_type = (call.options[name] for name in ("frigate", "model", "model_type"))
         if not (address and model and model_type):
             raise DeviceFailed(f"--frigate, --model and --model-type go together: {self.examples[0]}")
-        async with DetectorServer(call.device, model, model_type, address, call.metrics) as server:
+        async with DetectorServer(call.device, model, model_type, address, metrics=call.metrics) as server:
             line = f"{model_type} model {model} for Frigate at {server.address}"
             yield OpenGateway(line, {"frigate": server.address, "metrics": server.metrics.where})
 

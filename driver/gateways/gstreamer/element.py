@@ -112,11 +112,11 @@ class BurstInfer(GstBase.BaseTransform):
             self.device,
             self.labels,
             self.model_type,
-            self.threshold,
-            self.scale,
-            self.mean,
-            self.timeout,
-            application,
+            threshold=self.threshold,
+            scale=self.scale,
+            mean=self.mean,
+            timeout=self.timeout,
+            application=application,
         )
         self._failed_last = 0
         try:
@@ -186,7 +186,7 @@ class BurstInfer(GstBase.BaseTransform):
             return self._without_answer(error)
         self._done += 1
         self._failed_last = 0
-        attach(buffer, found, frames.labels, frames.width, frames.height)
+        attach(buffer, found, frames.labels, frames.width, height=frames.height)
         return Gst.FlowReturn.OK
 
     def _without_answer(self, error: Exception) -> Gst.FlowReturn:

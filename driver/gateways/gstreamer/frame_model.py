@@ -65,7 +65,7 @@ class FrameModel:
                 raise ValueError(f"{name}={path}: there is no such file; give its path from / on")
         model = load(options.model, optional=False)
         self.layout = layout_of(model)
-        self._decoder = DetectionDecoder(model, options.model, options.model_type, TYPES_OF_ONE, "model-type=")
+        self._decoder = DetectionDecoder(model, options.model, options.model_type, TYPES_OF_ONE, option="model-type=")
         named = next((info.labels for info in model.outputs if info.labels), ())
         self.labels = _labels_in(options.labels) if options.labels else list(named)
         self._options, self._model = options, model

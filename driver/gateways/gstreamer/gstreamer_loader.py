@@ -36,7 +36,7 @@ def element() -> Iterator[Finding]:
         yield _looked_up(inspect)
         return
     found, remedy = obstacle
-    yield Finding("GStreamer", "warning" if is_wanted else "note", found, _WHY, remedy)
+    yield Finding("GStreamer", "warning" if is_wanted else "note", found, _WHY, remedy=remedy)
 
 
 def _obstacle(*, is_wanted: bool) -> tuple[str, str] | None:
@@ -79,4 +79,4 @@ def _looked_up(inspect: str) -> Finding:
         "why; GStreamer remembers what it could not load: remove "
         f"{os.environ.get('GST_REGISTRY', '~/.cache/gstreamer-1.0/registry.*.bin')}"
     )
-    return Finding("GStreamer", "warning", f"does not load {FOLDER}/python/{ELEMENT}.py", _WHY, remedy)
+    return Finding("GStreamer", "warning", f"does not load {FOLDER}/python/{ELEMENT}.py", _WHY, remedy=remedy)

@@ -31,7 +31,7 @@ def classified(answered: AnsweredTensor, count: int, labels: Sequence[str], *, i
     for n, row in enumerate(rows):
         found[n] = [_text(row, int(index), labels) for index in _largest(row)[:count]]
     shape = found.shape if is_batched else found.shape[1:]
-    return AnsweredTensor(answered.name, STRINGS, shape, found, None, answered.is_binary)
+    return AnsweredTensor(answered.name, STRINGS, shape, found, place=None, is_binary=answered.is_binary)
 
 
 def _largest(row: NDArray[Any]) -> NDArray[Any]:

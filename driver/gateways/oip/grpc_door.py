@@ -136,7 +136,15 @@ def _call_of(request: Any, left: float | None) -> InferCall:
     deadline, priority = time_and_priority(_plain(request.parameters), left)
     wanted = [wanted_tensor(each.name, _plain(each.parameters), is_binary=True) for each in request.outputs]
     given = _given(request.inputs, request.raw_input_contents)
-    return InferCall(request.model_name, request.model_version, request.id, given, wanted or None, deadline, priority)
+    return InferCall(
+        request.model_name,
+        request.model_version,
+        request.id,
+        given,
+        wanted=wanted or None,
+        deadline=deadline,
+        priority=priority,
+    )
 
 
 def _given(inputs: Iterable[Any], raw: Sequence[bytes]) -> list[GivenTensor]:
@@ -157,7 +165,7 @@ def _given(inputs: Iterable[Any], raw: Sequence[bytes]) -> list[GivenTensor]:
             values = _values(each, what)
         elif place is None and not raw:
             raise invalid(f"{what} has no data")
-        found.append(GivenTensor(each.name, each.datatype, tuple(each.shape), data, values, place))
+        found.append(GivenTensor(each.name, each.datatype, tuple(each.shape), data, values=values, place=place))
     if taken != len(raw):
         raise invalid(f"there are {len(raw)} raw contents for {taken} inputs")
     return found

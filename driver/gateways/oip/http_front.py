@@ -133,7 +133,11 @@ class HttpFront:
         if fields.get(_LENGTH) == "0":
             given = [self._service.raw_input(*which, memoryview(body))]
             deadline, priority = time_and_priority({}, None)
-            return _encoded(self._service.infer(InferCall(*which, "", given, None, deadline, priority)))
+            return _encoded(
+                self._service.infer(
+                    InferCall(*which, id="", given=given, wanted=None, deadline=deadline, priority=priority)
+                )
+            )
         said, tail = _parts(fields.get(_LENGTH), body)
         parameters = _dict(said, "parameters")
         deadline, priority = time_and_priority(parameters, None)
@@ -143,7 +147,9 @@ class HttpFront:
         id_ = said.get("id", "")
         if not isinstance(id_, str):
             raise invalid("id is a string")
-        answer = self._service.infer(InferCall(*which, id_, given, wanted, deadline, priority))
+        answer = self._service.infer(
+            InferCall(*which, id=id_, given=given, wanted=wanted, deadline=deadline, priority=priority)
+        )
         if wanted is None:
             answer = answer._replace(tensors=[each._replace(is_binary=binary) for each in answer.tensors])
         return _encoded(answer)
@@ -210,7 +216,7 @@ def _given(inputs: list[dict[str, Any]], tail: memoryview) -> list[GivenTensor]:
             raise invalid(f"{what} has its values in one place: data, binary_data_size or shared_memory_region")
         if values is not None and not isinstance(values, list):
             raise invalid(f"{what}: data is a list")
-        found.append(GivenTensor(name, datatype, tuple(shape or ()), raw, values, place))
+        found.append(GivenTensor(name, datatype, tuple(shape or ()), raw, values=values, place=place))
     if begin != len(tail):
         raise invalid(f"{len(tail) - begin} bytes of binary data belong to no input")
     return found

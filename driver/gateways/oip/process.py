@@ -50,7 +50,7 @@ class InferenceServer:
             raise DeviceFailed(f"--models {folder}: there is no such folder; give one with .onnx and .tflite files")
         self._options, self._tables = options, dict[int, RegionTable]()
         self.repository = ModelRepository(
-            folder, lambda name, version, path, config: ServedModel(name, version, path, config, device)
+            folder, lambda name, version, path, config: ServedModel(name, version, path, config, device=device)
         )
         self._doors: list[GrpcDoor | HttpDoor] = []
         self.addresses: list[str] = []  #: as clients use them

@@ -129,7 +129,7 @@ class RegionTable:
             memory = Memory.from_fd(fd, begin + nbytes, offset=offset - begin)
         finally:
             os.close(fd)
-        return SharedRegion(name, key, offset, nbytes, memory, begin, time.monotonic())
+        return SharedRegion(name, key, offset, nbytes, memory=memory, begin=begin, used=time.monotonic())
 
     def unregister(self, name: str) -> None:
         """All of them without a name. A region that requests run on goes on until they end. Unknown names are no error:

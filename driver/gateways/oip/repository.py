@@ -108,7 +108,7 @@ class ModelRepository:
                 if path.is_dir():
                     folders += self._found_in(path)
                 elif path.suffix.lower() in READERS:
-                    files.append(FoundModel(name, 1, path, "", _stamp(path)))
+                    files.append(FoundModel(name, 1, path, "", stamp=_stamp(path)))
         names = {each.name for each in folders}
         return folders + [each for each in files if each.name not in names]
 
@@ -128,16 +128,20 @@ class ModelRepository:
                 )
         except (Refusal, UnicodeDecodeError) as error:
             latest = max(numbers)
-            return [FoundModel(folder.name, latest, numbers[latest], "", _stamp(beside), str(error))]
+            return [FoundModel(folder.name, latest, numbers[latest], "", stamp=_stamp(beside), reason=str(error))]
         found = []
         for version in sorted(config.versions(set(numbers))):
             path = _file_in(numbers[version], config.file_name)
             if path is None:
                 reason = f"{folder.name}/{version} has no {config.file_name or 'model.onnx and no model.tflite'}"
-                found.append(FoundModel(folder.name, version, numbers[version], text, _stamp(numbers[version]), reason))
+                found.append(
+                    FoundModel(
+                        folder.name, version, numbers[version], text, stamp=_stamp(numbers[version]), reason=reason
+                    )
+                )
             else:
                 stamp = _stamp(path) + (_stamp(beside) if has_config else ())
-                found.append(FoundModel(folder.name, version, path, text, stamp))
+                found.append(FoundModel(folder.name, version, path, text, stamp=stamp))
         return found
 
     # ---- loading, under `_loading`

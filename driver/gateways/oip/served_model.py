@@ -94,7 +94,7 @@ class ServedModel:
             if priority not in self._engines:
                 label = f"{self.name}/{self.version}"
                 self._engines[priority] = PriorityLane(
-                    self._model, self._device, self.config, self.ports, label, priority
+                    self._model, self._device, self.config, self.ports, name=label, priority=priority
                 )
             return self._engines[priority]
 
@@ -143,7 +143,7 @@ class ServedModel:
                     place = place._replace(nbytes=port.nbytes(shape))
                 values = None if place else port.answered(array)
                 sizes = tuple(shape if values is None else values.shape)
-                its = AnsweredTensor(port.name, port.kind, sizes, values, place, asked.is_binary)
+                its = AnsweredTensor(port.name, port.kind, sizes, values, place=place, is_binary=asked.is_binary)
                 if asked.classes:
                     labels, is_batched = self._labels.get(port.name, ()), bool(self.config.max_batch_size)
                     its = classified(its, asked.classes, labels, is_batched=is_batched)

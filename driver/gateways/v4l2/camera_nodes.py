@@ -30,7 +30,9 @@ def nodes() -> Iterator[Finding]:
         yield _node(path)
     if there and not find_spec("simplejpeg"):
         why = "webcams on USB deliver 1080p at 30 frames a second only as JPEG, which driver.Camera decodes by it"
-        yield Finding("cameras", "note", "simplejpeg is not installed", why, "pip install 'burst-engine[camera]'")
+        yield Finding(
+            "cameras", "note", "simplejpeg is not installed", why, remedy="pip install 'burst-engine[camera]'"
+        )
 
 
 def _node(path: str) -> Finding:
@@ -41,7 +43,7 @@ def _node(path: str) -> Finding:
     if any(word in driver for word in _SENSORS):
         why = "it delivers a sensor's raw values, which driver.Camera refuses"
         remedy = 'read it through libcamera: docs/howto/camera.md, "A Raspberry Pi"'
-        return Finding(path, "note", f"{known}a sensor behind its receiver", why, remedy)
+        return Finding(path, "note", f"{known}a sensor behind its receiver", why, remedy=remedy)
     if index > 0:
         return Finding(path, "ok", f"{known}a further node of a camera, most often for metadata; use its first one")
     return _opening(path, known)
@@ -59,10 +61,14 @@ def _described(node: str) -> tuple[str, str, int]:
 def _opening(path: str, known: str) -> Finding:
     if not os.access(path, os.R_OK | os.W_OK):
         why, remedy = "driver.Camera cannot open it", "usermod -aG video ACCOUNT, then log in again"
-        return Finding(path, "note", f"{known}this account may not open it", why, remedy)
+        return Finding(path, "note", f"{known}this account may not open it", why, remedy=remedy)
     if using := holders(path, PROCESSES):
         why = "a camera streams to one program at a time; others get EBUSY while it does"
         return Finding(
-            path, "note", f"{known}open in process {', '.join(using)}", why, "end that program if frames are refused"
+            path,
+            "note",
+            f"{known}open in process {', '.join(using)}",
+            why,
+            remedy="end that program if frames are refused",
         )
     return Finding(path, "ok", f"{known}can be opened, and no process of this account has it open")

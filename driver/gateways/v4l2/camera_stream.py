@@ -304,7 +304,9 @@ class Camera(ProcessBound):
     def _exported(self, index: int, planes: list[tuple[int, int]]) -> HardwareBuffer:
         fd, usage = self._device.export(index), Usage.CPU_READ | Usage.CAMERA_WRITE
         try:
-            image: Any = Memory.from_hardware_buffer(fd, self.format, self.width, self.height, planes, usage)
+            image: Any = Memory.from_hardware_buffer(
+                fd, self.format, self.width, self.height, planes=planes, usage=usage
+            )
         except (OSError, ValueError) as error:
             raise CameraFailed(f"{self.path}: buffer {index} cannot be mapped: {error}") from error
         finally:

@@ -199,7 +199,7 @@ class VideoDevice:
         is_monotonic = record.flags & v4l2.FLAG_MONOTONIC
         seconds = record.timestamp.seconds + record.timestamp.microseconds / 1e6 if is_monotonic else time.monotonic()
         is_damaged = bool(record.flags & v4l2.FLAG_ERROR)
-        return FilledBuffer(int(record.index), int(record.sequence), seconds, pieces, is_damaged)
+        return FilledBuffer(int(record.index), int(record.sequence), seconds, pieces, is_damaged=is_damaged)
 
     def wait(self, seconds: float) -> bool:
         """Whether `dequeue` has something to say within that time: a frame or an error."""

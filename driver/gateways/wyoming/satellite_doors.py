@@ -31,7 +31,9 @@ def wake_words() -> Iterator[Finding]:
         return
     if find_spec("audioop") is None:
         why = "sound of another form than 16 kHz, 16 bit, mono is converted by Python alone, 50 times as slowly"
-        yield Finding("wake words, audioop", "note", "missing", why, "pip install audioop-lts, or send such sound")
+        yield Finding(
+            "wake words, audioop", "note", "missing", why, remedy="pip install audioop-lts, or send such sound"
+        )
     hosts = _listeners()
     subject = f"wake words, port {PORT}"
     if not hosts:
@@ -39,7 +41,7 @@ def wake_words() -> Iterator[Finding]:
         return
     if hosts <= _LOOPBACK:
         why = "Home Assistant on another machine, or in a container with a network of its own, cannot connect"
-        yield Finding(subject, "note", "only this machine may connect", why, "--wyoming tcp://0.0.0.0:10400")
+        yield Finding(subject, "note", "only this machine may connect", why, remedy="--wyoming tcp://0.0.0.0:10400")
     else:
         yield Finding(subject, "ok", "other machines may connect")
     yield _described(min(hosts, key=lambda host: (host not in _ANY, host)))
@@ -72,11 +74,13 @@ def _described(host: str) -> Finding:
         if kind == "error":
             why = "Home Assistant is told the same"
             return Finding(
-                subject, "warning", repr(data["text"])[1:121], why, "--satellites; burst_satellites of --metrics"
+                subject, "warning", repr(data["text"])[1:121], why, remedy="--satellites; burst_satellites of --metrics"
             )
         names = [model["name"] for program in data["wake"] for model in program["models"]]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        return Finding(subject, "warning", f"no answer of a wake word server ({type(error).__name__})", why, remedy)
+        return Finding(
+            subject, "warning", f"no answer of a wake word server ({type(error).__name__})", why, remedy=remedy
+        )
     return Finding(subject, "ok", ", ".join(map(_shown, names)) or "it has no wake words")
 
 

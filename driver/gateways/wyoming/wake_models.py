@@ -116,7 +116,7 @@ def _files(path: Path) -> list[Path]:
 
 def _feature(path: Path, takes: Sequence[int | None], gives: Sequence[int | None]) -> Model:
     model = _read(path, "--features")
-    _check(path, "--features", model, takes, gives)
+    _check(path, "--features", model, takes, gives=gives)
     return model
 
 
@@ -126,7 +126,7 @@ def _word(path: Path) -> WakeWord:
     window = shape[1] if shape is not None and len(shape) == 3 else None
     if window is None or not 1 <= window <= _FIRST:
         window = 16  # what is expected, for the message
-    _check(path, "--wake-word", model, (1, window, FEATURES), (1, 1))
+    _check(path, "--wake-word", model, (1, window, FEATURES), gives=(1, 1))
     return WakeWord(path.stem, window, model)
 
 

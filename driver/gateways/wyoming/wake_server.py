@@ -118,7 +118,7 @@ class WakeServer:
             )
             return
         self._keep_alive(writer)
-        handler = SatelliteHandler(reader, writer, self.models, self._options.trigger, self.figures)
+        handler = SatelliteHandler(reader, writer, self.models, self._options.trigger, figures=self.figures)
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)

@@ -39,9 +39,9 @@ def dynamic_quantise(call: OnnxCall) -> None:
     steps = emit("ADD", _rounded(call, emit("DIV", x, scale, 0)), zero_point, 0)
     steps = emit("MINIMUM", emit("MAXIMUM", steps, _ZERO), _STEPS)
     names = (*call.node.outputs, "", "")[:3]
-    _bind(call, names[0], "UINT8", entry.shape, steps, is_image=is_image)
+    _bind(call, names[0], "UINT8", entry.shape, value=steps, is_image=is_image)
     call.give(scale, shape=(), at=1)
-    _bind(call, names[2], "UINT8", (), zero_point)
+    _bind(call, names[2], "UINT8", (), value=zero_point)
 
 
 def _rounded(call: OnnxCall, value: Value) -> Any:

@@ -265,7 +265,7 @@ def external_range(tensor: ProtoMessage) -> ExternalRange:
     name = tensor.text(_TENSOR["name"])
     length = _number(words["length"], name) if "length" in words else _needed(tensor)
     said = entries["offset"].spans(_ENTRY["value"])[-1] if words.get("offset") else None
-    return ExternalRange(name, words.get("location", ""), _number(words.get("offset", "0"), name), length, said)
+    return ExternalRange(name, words.get("location", ""), _number(words.get("offset", "0"), name), length, said=said)
 
 
 def _needed(tensor: ProtoMessage) -> int | None:

@@ -119,7 +119,9 @@ class OnnxGraph:
 
     def define(self, tensor: OnnxTensor) -> None:
         """Add a constant of the file."""
-        self.entries[tensor.name] = ValueEntry(tensor.name, tensor.type, tensor.data.shape, tensor.data, tensor.offset)
+        self.entries[tensor.name] = ValueEntry(
+            tensor.name, tensor.type, tensor.data.shape, tensor.data, offset=tensor.offset
+        )
 
     def declare(self, info: Declared, scale: float, zero_point: int) -> None:
         """Add an input of the model, unless it is an initializer that a caller may override."""

@@ -89,7 +89,7 @@ def _declared(info: ProtoMessage, word: str) -> HeaderTensor:
         return HeaderTensor(name, "packed", shape, extra={"type": word})
     if tensor is None or number not in DTYPES:
         reason, remedy = _refusal(kind, number)
-        return HeaderTensor(name, "", None, refusal=Obstacle(None, None, (name,), f"{where} {reason}", remedy))
+        return HeaderTensor(name, "", None, refusal=Obstacle(None, None, (name,), f"{where} {reason}", remedy=remedy))
     sizes = declared_sizes(tensor, where)
     extra = {"dims": tuple(symbol or None for symbol in sizes.symbols)} if any(sizes.symbols) else {}
     return HeaderTensor(name, DTYPES[number], sizes.shape, extra=extra)

@@ -36,7 +36,9 @@ def gemm(call: OnnxCall) -> None:
         if call.target is not None:
             raise ImportFailed(f"alpha {alpha} is not supported for a quantised product")
         array = array * array.dtype.type(alpha)
-    result = _dense(call, x, entry, array, (rows,), entry.axis == (0 if by_unit else 1), 2, beta)
+    result = _dense(
+        call, x, entry, array, rows=(rows,), by_unit=entry.axis == (0 if by_unit else 1), position=2, factor=beta
+    )
     call.give(result, shape=(rows, array.shape[0]))
 
 
@@ -55,13 +57,13 @@ def _dense(
     if x.operand.type.is_quantised and len(entry.scales) > 1:
         if not by_unit:
             raise ImportFailed(f"weights {entry} have per-channel scales along the dimension that is summed")
-        weights = filters(call, entry, array.reshape(units, 1, 1, size), 0, x)
+        weights = filters(call, entry, array.reshape(units, 1, 1, size), 0, x=x)
         image = call.graph.reshape(x, (math.prod(rows), 1, 1, size))
-        offset = bias(call, position, image, weights, units, factor)
+        offset = bias(call, position, image, weights, units=units, factor=factor)
         result = call.emit("CONV_2D", image, weights, offset, 0, 0, 0, 0, 1, 1, call.code)
         return call.graph.reshape(result, (math.prod(rows), units))
-    weights = filters(call, entry, array, 0, x)
-    offset = bias(call, position, x, weights, units, factor)
+    weights = filters(call, entry, array, 0, x=x)
+    offset = bias(call, position, x, weights, units=units, factor=factor)
     return call.graph.cast(call.emit("FULLY_CONNECTED", x, weights, offset, call.code))
 
 
@@ -86,7 +88,7 @@ def _layer(call: OnnxCall, entry: ValueEntry) -> None:
         raise ImportFailed(f"matrices of {list(shape)} and {list(array.shape)} cannot be multiplied")
     if len(shape) != 2:
         x = call.graph.reshape(x, (math.prod(shape[:-1]), shape[-1]))
-    result = _dense(call, x, entry, array.T, (math.prod(shape[:-1]),), entry.axis == 1, 2)
+    result = _dense(call, x, entry, array.T, rows=(math.prod(shape[:-1]),), by_unit=entry.axis == 1, position=2)
     if len(shape) != 2:
         result = call.graph.reshape(result, (*shape[:-1], units))
     call.give(result, shape=(*shape[:-1], units))
@@ -107,7 +109,9 @@ def _products(call: OnnxCall) -> None:
     zeros = call.graph.builder.constant(np.zeros(units, x.operand.type.dtype))
     pieces = [
         call.emit("FULLY_CONNECTED", a, b, zeros, 0)
-        for a, b in zip(_matrices(call, x, count, rows, size), _matrices(call, y, count, units, size), strict=True)
+        for a, b in zip(
+            _matrices(call, x, count, rows, size=size), _matrices(call, y, count, units, size=size), strict=True
+        )
     ]
     result = pieces[0] if count == 1 else call.emit("CONCATENATION", *pieces, 0)
     call.give(call.graph.reshape(result, (*head, rows, units)), shape=(*head, rows, units))

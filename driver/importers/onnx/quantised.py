@@ -51,7 +51,7 @@ def dequantise(call: OnnxCall) -> None:
         count = entry.array.shape[axis] if entry.array.ndim and len(scales) > 1 else len(scales)
         if len(scales) != count or (len(scales) > 1 and not entry.array.ndim) or call.node.integer("block_size"):
             raise ImportFailed(f"{entry} has {len(scales)} scales along dimension {axis}")
-        source = ValueEntry(entry.name, entry.type, entry.shape, entry.array, entry.offset)
+        source = ValueEntry(entry.name, entry.type, entry.shape, entry.array, offset=entry.offset)
         source.scales, source.zero_points, source.axis = scales, zero_points, axis
     name = call.node.outputs[0]
     graph.bind(ValueEntry(name, "FLOAT", entry.shape, source=source))

@@ -95,7 +95,7 @@ def _recurrent(step: Step) -> Callable[[OnnxCall], None]:
         for number, is_backward in enumerate(directions):
             x = _reversed(call, call.value(0)) if is_backward else call.value(0)
             functions = names[number * each : (number + 1) * each]
-            y, ends = step(Pass(call, number, x, shape, units, functions))
+            y, ends = step(Pass(call, number, x, shape, units=units, functions=functions))
             results.append(_reversed(call, y) if is_backward else y)
             states.append(ends)
         whole = [call.graph.reshape(y, (shape[0], 1, shape[1], units)) for y in results]
@@ -183,7 +183,7 @@ def _gru(way: Pass) -> tuple[Value, list[Value]]:
     last = (constant(new), constant(np.asarray(of_state[2] if is_late else np.zeros(units, np.float32))))
     state, outputs = way.state(5), []
     for part in parts:
-        state = _gru_step(call, part, state, (both, zeros), last, units)
+        state = _gru_step(call, part, state, (both, zeros), new=last, units=units)
         outputs.append(call.graph.reshape(state, (1, batch, units)))
     return (outputs[0] if steps == 1 else call.emit("CONCATENATION", *outputs, 0)), [state]
 

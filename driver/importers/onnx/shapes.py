@@ -216,7 +216,7 @@ def split(call: OnnxCall) -> None:
         pieces = call.emit("SPLIT", value, place, count, outputs=count)
         pieces = pieces if isinstance(pieces, tuple) else (pieces,)
     else:
-        pieces = tuple(_piece(call, value, place, sum(sizes[:i]), size) for i, size in enumerate(sizes))
+        pieces = tuple(_piece(call, value, place, sum(sizes[:i]), size=size) for i, size in enumerate(sizes))
     for at, (part, size) in enumerate(zip(pieces, sizes, strict=True)):
         result = (*shape[:axis], size, *shape[axis + 1 :])
         if is_wide:
@@ -241,7 +241,7 @@ def slice_(call: OnnxCall) -> None:
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise ImportFailed("starts, ends, axes and steps differ in length")
     if len(shape) > MOST_DIMENSIONS:
-        _slice_many(call, axes, starts, ends, steps)
+        _slice_many(call, axes, starts, ends, steps=steps)
         return
     value, is_image = call.input_in_its_layout()
     rank = len(value.operand.dimensions)
@@ -249,7 +249,7 @@ def slice_(call: OnnxCall) -> None:
     for axis, start, end, stride in zip(axes, starts, ends, steps, strict=True):
         place = places(len(shape), is_image=is_image)[axis_of(axis, len(shape))]
         size = shape[axis_of(axis, len(shape))]
-        begin[place], stop[place], step[place] = _range(call, size, start, end, stride)
+        begin[place], stop[place], step[place] = _range(call, size, start, end, step=stride)
     if (step == 1).all():
         sizes = np.where(stop == _LAST, -1, stop - begin).astype(np.int32)
         result = call.graph.moved(value, lambda v: call.graph.cast(call.emit("SLICE", v, begin, sizes)), integers=True)
@@ -266,13 +266,13 @@ def _slice_many(call: OnnxCall, axes: list[int], starts: list[int], ends: list[i
     """Slices more than four dimensions one after the other: a GATHER with the others joined before and behind it."""
     shape, value = list(call.known(0)), call.graph.plain_squeezed(call.entry(0))
     for axis, start, end, stride in zip((axis_of(a, len(shape)) for a in axes), starts, ends, steps, strict=True):
-        first, stop, step = _range(call, shape[axis], start, end, stride)
+        first, stop, step = _range(call, shape[axis], start, end, step=stride)
         indices = np.arange(shape[axis], dtype=np.int32)[
             first : None if stop == _LAST or (step < 0 and stop < 0) else stop : step
         ]
         flat = call.graph.reshape(value, (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])))
         is_piece = step == 1
-        value = _piece(call, flat, 1, first, len(indices)) if is_piece else picked(call, flat, 1, indices)
+        value = _piece(call, flat, 1, first, size=len(indices)) if is_piece else picked(call, flat, 1, indices)
         shape[axis] = len(indices)
     give_shaped(call, value, tuple(shape))
 

@@ -91,7 +91,7 @@ class OnnxWalk:
         if self._owner is not None:
             reason = f"in a branch of it, operator {node.index} ({node.name}): {found.reason}"
             remedy = found.remedy or "with a constant condition in the file, only the branch that it chooses counts"
-            found = Obstacle(self._owner.name, self._owner.index, found.tensors, reason, remedy)
+            found = Obstacle(self._owner.name, self._owner.index, found.tensors, reason, remedy=remedy)
         self.found.append(found)
 
     def _give_up(self, node: OnnxNode) -> None:
@@ -183,7 +183,7 @@ class OnnxWalk:
                 target = wish
                 self._taking.append(following)
                 name = following.outputs[0]
-        return OnnxCall(self.graph, node, name, code, target)
+        return OnnxCall(self.graph, node, name, code, target=target)
 
     def _only_reader(self, name: str, results: int) -> OnnxNode | None:
         """The operator that reads a value, if it is the only one."""

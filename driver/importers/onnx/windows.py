@@ -100,12 +100,12 @@ def conv(call: OnnxCall) -> None:
     head, gaps = (left, right, top, bottom, sx, sy), (dx, dy) if (dx, dy) != (1, 1) else ()
     flags = (False, *gaps) if gaps else ()
     if groups > 1 and depth == 1:
-        weights = filters(call, entry, array.transpose(1, 2, 3, 0), 3, x)
-        tail = (bias(call, 2, x, weights, units), *head, units // groups, call.code, *flags)
+        weights = filters(call, entry, array.transpose(1, 2, 3, 0), 3, x=x)
+        tail = (bias(call, 2, x, weights, units=units), *head, units // groups, call.code, *flags)
         result = call.emit("DEPTHWISE_CONV_2D", x, weights, *tail)
     else:
-        weights = filters(call, entry, array.transpose(0, 2, 3, 1), 0, x)
-        tail = (bias(call, 2, x, weights, units), *head)
+        weights = filters(call, entry, array.transpose(0, 2, 3, 1), 0, x=x)
+        tail = (bias(call, 2, x, weights, units=units), *head)
         if groups == 1:
             result = call.emit("CONV_2D", x, weights, *tail, call.code, *flags)
         elif gaps:
@@ -136,10 +136,10 @@ def conv_transpose(call: OnnxCall) -> None:
     if groups > 1:
         array = _spread(call, array, groups)
     units = array.shape[1]
-    weights = filters(call, entry, array.transpose(1, 2, 3, 0), 0, x)
+    weights = filters(call, entry, array.transpose(1, 2, 3, 0), 0, x=x)
     (top, bottom), (left, right) = _transposed_pads(call, window)
     tail = (left, right, top, bottom, *window.strides[::-1], call.code, False)
-    result = call.emit("TRANSPOSE_CONV_2D", x, weights, bias(call, 2, x, weights, units), *tail)
+    result = call.emit("TRANSPOSE_CONV_2D", x, weights, bias(call, 2, x, weights, units=units), *tail)
     call.give(result, is_image=True, rank=rank)
 
 
@@ -269,13 +269,13 @@ _LARGEST = 1 << 14
 def upsample(call: OnnxCall) -> None:
     """Upsample: Resize with the oldest of the modes."""
     scales = [float(v) for v in call.constant(1).reshape(-1)] if call.given(1) else call.node.reals("scales")
-    _resize(call, scales, None, "asymmetric", "floor")
+    _resize(call, scales, None, "asymmetric", nearest="floor")
 
 
 def resize(call: OnnxCall) -> None:
     """Resize by sizes or scales; the region of interest belongs to a mode that the HAL lacks."""
     if call.opset < 11:
-        _resize(call, [float(v) for v in call.constant(1).reshape(-1)], None, "asymmetric", "floor")
+        _resize(call, [float(v) for v in call.constant(1).reshape(-1)], None, "asymmetric", nearest="floor")
         return
     if call.node.integers("axes") is not None or call.node.integer("antialias"):
         raise ImportFailed("axes and antialias of Resize are not supported")
@@ -284,7 +284,7 @@ def resize(call: OnnxCall) -> None:
     if sizes and call.node.text("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise ImportFailed("keep_aspect_ratio_policy must be stretch")
     mode = call.node.text("coordinate_transformation_mode", "half_pixel")
-    _resize(call, scales, sizes, mode, call.node.text("nearest_mode", "round_prefer_floor"))
+    _resize(call, scales, sizes, mode, nearest=call.node.text("nearest_mode", "round_prefer_floor"))
 
 
 def _resize(call: OnnxCall, scales: list[float] | None, sizes: list[int] | None, mode: str, nearest: str) -> None:

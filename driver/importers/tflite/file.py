@@ -221,7 +221,7 @@ class TfliteFile:
         code = table.OpcodeIndex()
         if code not in self._names:
             self._names[code] = _operator_name(self._codes[code])
-        return Operator(index, self._names[code], integers(table, "Inputs"), integers(table, "Outputs"), table)
+        return Operator(index, self._names[code], integers(table, "Inputs"), integers(table, "Outputs"), table=table)
 
     def data(self, number: int) -> tuple[Array | None, int]:
         """The bytes of buffer `number` and their offset in the file; None for an empty buffer."""
@@ -286,12 +286,24 @@ class TfliteSubgraph:
         shape = _shape(table, where, is_constant=data is not None)
         sparsity = inner(table, "Sparsity")
         if data is not None and sparsity is not None:
-            data, offset = self._dense(data, kind, shape or (), sparsity, where), -1
+            data, offset = self._dense(data, kind, shape or (), sparsity, where=where), -1
         elif data is not None:
             data = _values(data, kind, shape, where)
-        quantisation = _quantisation(inner(table, "Quantization"), where)
+        scales, zero_points, channel = _quantisation(inner(table, "Quantization"), where)
         is_empty = data is None and not table.ShapeSignatureLength() and 0 in (shape or ())
-        return TfliteTensor(index, name, kind, shape, *quantisation, data, offset, is_empty, bool(table.IsVariable()))
+        return TfliteTensor(
+            index,
+            name,
+            kind,
+            shape,
+            scales=scales,
+            zero_points=zero_points,
+            channel=channel,
+            data=data,
+            offset=offset,
+            is_empty=is_empty,
+            is_variable=bool(table.IsVariable()),
+        )
 
     def _dense(self, data: Array, kind: str, shape: tuple[int, ...], sparsity: Any, where: str) -> Array:
         """The values of a sparse constant, with zeros between them."""

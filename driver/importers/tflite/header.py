@@ -56,7 +56,7 @@ def read_header(data: memoryview) -> Header:
     known = _signatures(model)
     own = next((name for name, number in known if number == 0), None)
     others = [name for name, _ in known if name != own]
-    return Header(found["input"], found["output"], (), (*([] if own is None else [own]), *others), own)
+    return Header(found["input"], found["output"], (), (*([] if own is None else [own]), *others), signature=own)
 
 
 def _signatures(model: FlatTable) -> list[tuple[str, int]]:
@@ -104,7 +104,7 @@ def _declared(tensor: FlatTable, where: str, name: str | None, labels: list[str]
     if number not in DTYPES:
         named = TYPE_NAMES[number] if number < len(TYPE_NAMES) else f"type {number} of the schema"
         reason = f"{where} has elements of {named}, which the file form does not carry"
-        return HeaderTensor(name or own, "", None, refusal=Obstacle(None, None, (name or own,), reason, _REMEDY))
+        return HeaderTensor(name or own, "", None, refusal=Obstacle(None, None, (name or own,), reason, remedy=_REMEDY))
     shape = tensor.array(_TENSOR["shape"], "<i4")
     signature = tensor.array(_TENSOR["shape_signature"], "<i4")
     dims = [max(size, 0) for size in (signature if signature.size else shape)[: HIGHEST_RANK + 1].tolist()]
@@ -115,7 +115,9 @@ def _declared(tensor: FlatTable, where: str, name: str | None, labels: list[str]
     if labels:
         extra["labels"] = labels
     scale, zero_point = _quantisation(tensor)
-    return HeaderTensor(name or own, DTYPES[number], tuple(dims) if is_ranked else None, scale, zero_point, extra)
+    return HeaderTensor(
+        name or own, DTYPES[number], tuple(dims) if is_ranked else None, scale, zero_point=zero_point, extra=extra
+    )
 
 
 def _quantisation(tensor: FlatTable) -> tuple[float, int]:

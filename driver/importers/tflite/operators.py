@@ -48,7 +48,7 @@ def conv(call: TfliteCall) -> None:
     x, filters = call.input(0), call.weights(1)
     channels, _, _, depth = call.shape(1, 4)
     code, then = call.activation()
-    head = (x, filters, _bias(call, 2, x, filters, channels), _scheme(call), *_strides(call))
+    head = (x, filters, _bias(call, 2, x, filters, channels=channels), _scheme(call), *_strides(call))
     dilation, groups = _dilation(call), _depth(call) // depth
     target = [call.output(0, then)]
     if groups <= 1:
@@ -67,14 +67,14 @@ def depthwise(call: TfliteCall) -> None:
     code, then = call.activation()
     dilation = _dilation(call)
     tail = (_scheme(call), *_strides(call), multiplier, code, *((False, *dilation) if dilation else ()))
-    bias = _bias(call, 2, x, filters, channels)
+    bias = _bias(call, 2, x, filters, channels=channels)
     call.emit("DEPTHWISE_CONV_2D", x, filters, bias, *tail, to=[call.output(0, then)])
 
 
 def transpose_conv(call: TfliteCall) -> None:
     """TRANSPOSE_CONV_2D: the same inputs in another order."""
     x, filters = call.input(2), call.weights(1, 2)
-    bias = _bias(call, 3, x, filters, call.shape(1, 4)[0], 2)
+    bias = _bias(call, 3, x, filters, channels=call.shape(1, 4)[0], of=2)
     code, then = call.activation()
     tail = (call.input(0), _scheme(call), *_strides(call), code, False)
     call.emit("TRANSPOSE_CONV_2D", x, filters, bias, *tail, to=[call.output(0, then)])
@@ -111,7 +111,7 @@ def dense(call: TfliteCall) -> None:
         raise ImportFailed(f"weights in format {call.options.WeightsFormat()}; only 0 can be read")
     x, weights, (units, size) = call.input(0), call.weights(1), call.shape(1, 2)
     code, then = call.activation()
-    bias, target = _bias(call, 2, x, weights, units), call.output(0, then)
+    bias, target = _bias(call, 2, x, weights, channels=units), call.output(0, then)
     shape = call.result(0).shape or (0, units)
     rows = math.prod(shape[:-1])
     if call.graph.operand(weights).type == _PER_CHANNEL:

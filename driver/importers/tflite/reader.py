@@ -95,18 +95,18 @@ def _subgraph(graph: TfliteGraph, number: int, found: list[Obstacle]) -> Subgrap
     mine: list[Obstacle] = []
     try:
         for tensor in graph.source.inputs:
-            _attempt(mine, graph, None, [tensor], partial(graph.take, tensor))
+            _attempt(mine, graph, None, [tensor], action=partial(graph.take, tensor))
         for operator in graph.source.operators():
             tensors = (*operator.inputs, *operator.outputs)
-            if not _attempt(mine, graph, operator, tensors, partial(_map, graph, operator)):
+            if not _attempt(mine, graph, operator, tensors, action=partial(_map, graph, operator)):
                 graph.give_up(operator)
         for tensor in graph.source.outputs if mine else ():
-            _attempt(mine, graph, None, [tensor], partial(graph.read, tensor))
+            _attempt(mine, graph, None, [tensor], action=partial(graph.read, tensor))
         result: list[Subgraph] = []
         if not mine:
             names, is_main = graph.source.file.names(number), number == 0
             finish = partial(graph.finish, names, is_main=is_main)
-            _attempt(mine, graph, None, graph.source.outputs, lambda: result.append(finish()))
+            _attempt(mine, graph, None, graph.source.outputs, action=lambda: result.append(finish()))
         return result[0] if result else None
     finally:
         where = f"subgraph {number}: " if number else ""

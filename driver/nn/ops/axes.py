@@ -93,12 +93,12 @@ def _arg(method: str, call: Call) -> None:
 
 def _argument(name: str, code: int, method: str) -> OperationType:
     signature = Signature("f2 h2 i2 q2 s2", "T INT32", "i", ranks=ANY_RANK)
-    return OperationType(name, code, (signature,), _arg_shape, partial(_arg, method))
+    return OperationType(name, code, (signature,), _arg_shape, build=partial(_arg, method))
 
 
 def _reduction(name: str, code: int, types: str, build: Callable[[Call], None], keep: str = "BOOL") -> OperationType:
     signature = Signature(types, f"T TENSOR_INT32 {keep}")
-    return OperationType(name, code, (signature,), _reduced_shape, build, quantisation=same_as_input)
+    return OperationType(name, code, (signature,), _reduced_shape, build=build, quantisation=same_as_input)
 
 
 LEAST_NORM = 1e-6
@@ -256,14 +256,14 @@ OPERATIONS = (
     _reduction("REDUCE_PROD", 79, "f2 h2", partial(_fold, np.multiply)),
     _reduction("REDUCE_SUM", 80, "f2 h2", partial(_fold, np.add)),
     OperationType(
-        "INSTANCE_NORMALIZATION", 57, (Signature("f2 h2", "T 3*S BOOL", ranks=(4,)),), _instance_shape, _instance
+        "INSTANCE_NORMALIZATION", 57, (Signature("f2 h2", "T 3*S BOOL", ranks=(4,)),), _instance_shape, build=_instance
     ),
     OperationType(
         "L2_NORMALIZATION",
         11,
         (Signature("f0 h2 q2 s3", "T", tails=((2, "INT32"),)),),
         partial(_along_axis_shape, 1),
-        _l2,
+        build=_l2,
         quantisation=OVER_128,
         gate=partial(_rank_gate, 1),
     ),
@@ -272,7 +272,7 @@ OPERATIONS = (
         13,
         (Signature("f0 h2", "T INT32 3*S", tails=((2, "INT32"),)),),
         _response_shape,
-        _response,
+        build=_response,
         gate=partial(_rank_gate, 5),
     ),
     OperationType(
@@ -280,14 +280,14 @@ OPERATIONS = (
         64,
         (Signature("f2 h2", "T S INT32", ranks=ANY_RANK),),
         partial(_along_axis_shape, 2),
-        _log_softmax,
+        build=_log_softmax,
     ),
     OperationType(
         "SOFTMAX",
         25,
         (Signature("f0 q0 h2 s3", "T S", tails=((2, "INT32"),)),),
         _softmax_shape,
-        _softmax,
+        build=_softmax,
         quantisation=OVER_256,
         takes_empty=True,
         gate=_softmax_gate,

@@ -163,7 +163,7 @@ def _find(look: Look, maps: Array, heat: Tensor, boxes: Tensor, outputs: Sequenc
     """`maps`: the stored values of `heat` as [boxes, keypoints, size, size]."""
     peaks = np.empty((*maps.shape[:2], 1), np.intp)
     ordered = maps if maps.flags.c_contiguous else copied(look, maps)
-    extreme(look, "argmax", ordered.reshape(*maps.shape[:2], -1), 2, peaks)
+    extreme(look, "argmax", ordered.reshape(*maps.shape[:2], -1), 2, found=peaks)
     for few, keypoints in pieces(maps.shape[:2], BLOCK):
         look()
         found = _refined(maps[few, keypoints], peaks[few, keypoints, 0], heat, reals(boxes.data[few], boxes))
@@ -200,7 +200,7 @@ OPERATIONS = (
             Signature("W3", "T s i T", ranks=(2,)),
         ),
         _shape,
-        _build,
+        build=_build,
         quantisation=eighths,
         takes_empty=True,
     ),
@@ -212,7 +212,7 @@ OPERATIONS = (
             Signature("q2 s3", "T W BOOL", "T W", ranks=(4,)),
         ),
         _keypoints_shape,
-        _keypoints,
+        build=_keypoints,
         quantisation=(declared, eighths),
     ),
 )

@@ -86,7 +86,7 @@ class _Loop:
     def _run(self, graph: Any, outputs: list[Array] | None) -> list[Array]:
         bound = self._bound.get((graph, self._turn)) if self._is_static else None
         if bound is None:
-            bound = graph.bind(self.values, outputs, None, self._timeout, self.look)
+            bound = graph.bind(self.values, outputs, loop_timeout=self._timeout, look=self.look)
             self._bound[graph, self._turn] = bound
         bound.run()
         return [tensor.data for tensor in bound.results]
@@ -120,7 +120,7 @@ OPERATIONS = (
         96,
         (Signature("b3", "TENSOR_BOOL8 g g ANY...", outputs="ANY...", ranks=(1,)),),
         _if,
-        copy_results,
+        build=copy_results,
         takes_empty=True,
         is_dynamic=True,
     ),
@@ -129,7 +129,7 @@ OPERATIONS = (
         97,
         (Signature("g3", "g g ANY...", outputs="ANY...", ranks=ANY_RANK),),
         _while,
-        copy_results,
+        build=copy_results,
         takes_empty=True,
         is_dynamic=True,
     ),

@@ -58,19 +58,19 @@ def geometry(call: Call, has_fan: bool) -> ConvGeometry:
     _, kh, kw, _ = image_shape(call.shape(1), nchw=False)
     stride_w, stride_h = call.integer(strides), call.integer(strides + 1)
     dilation_w, dilation_h = (call.integer(tail + 2), call.integer(tail + 3)) if len(call.inputs) > tail + 2 else (1, 1)
-    y, x = both_axes(call, 3, is_explicit, (h, kh, stride_h, dilation_h), (w, kw, stride_w, dilation_w))
+    y, x = both_axes(call, 3, is_explicit, (h, kh, stride_h, dilation_h), x=(w, kw, stride_w, dilation_w))
     fan = call.integer(strides + 2) if has_fan else 1
     if fan < 1 or channels < 1:
         raise ValueError(f"{channels} channels and a depth multiplier or number of groups of {fan} have to be above 0")
     activation_bounds(call.integer(tail))
-    return ConvGeometry(y, x, batch, channels, call.integer(tail), fan, nchw)
+    return ConvGeometry(y, x, batch, channels, activation=call.integer(tail), fan=fan, nchw=nchw)
 
 
 def output_shape(call: Call, g: ConvGeometry, outputs: int) -> tuple[Dimensions]:
     """The dimensions of the output with `outputs` channels, once the bias has been found to fit."""
     if call.shape(2) != (outputs,):
         raise ValueError(f"bias dimensions {list(call.shape(2))} have to be [{outputs}]")
-    return (stored_shape(g.batch, g.y.out, g.x.out, outputs, g.nchw),)
+    return (stored_shape(g.batch, g.y.out, g.x.out, outputs, nchw=g.nchw),)
 
 
 def _shape(grouped: bool, call: Call) -> tuple[Dimensions]:
@@ -145,7 +145,7 @@ def _convolution(name: str, code: int, grouped: bool, signatures: tuple[Signatur
         code,
         signatures,
         partial(_shape, grouped),
-        partial(_conv, grouped),
+        build=partial(_conv, grouped),
         pack={1: weight_matrix, 2: bias_vector},
         check=partial(channel_check, 0),
         gate=requantisation_gate,
@@ -261,7 +261,7 @@ def transposed_geometry(call: Call) -> tuple[Axis, Axis, int, bool]:
 def _transposed_shape(call: Call) -> tuple[Dimensions]:
     y, x, _, nchw = transposed_geometry(call)
     batch, *_ = call.shape(0)
-    return (stored_shape(batch, y.size, x.size, call.shape(1)[0], nchw),)
+    return (stored_shape(batch, y.size, x.size, call.shape(1)[0], nchw=nchw),)
 
 
 def _spread(tensor: Tensor, look: Look = look_nowhere) -> Array:
@@ -282,7 +282,7 @@ def _transpose_conv(call: Call) -> None:
         products = call.shared("products", (*pixels.shape[:3], weights.shape[1]), weights.dtype)
         call.step(np.matmul, pixels.reshape(-1, len(weights)), weights, products.reshape(-1, weights.shape[1]))
         taps = products.reshape(*pixels.shape[:3], y.filter, x.filter, outputs)
-        _scatter(call, taps, sums[n], y, x, first=rows.start)
+        _scatter(call, taps, sums[n], y, x=x, first=rows.start)
     for n, rows in strips(batch, y.size, x.size * outputs * weights.itemsize):
         finish(call, sums[n, rows], view[n, rows])
 
@@ -314,7 +314,7 @@ OPERATIONS = (
         4,
         convolution_signatures(8),
         _depthwise_shape,
-        _depthwise,
+        build=_depthwise,
         pack={1: _taps, 2: bias_vector},
         check=partial(channel_check, 3),
         gate=requantisation_gate,
@@ -328,7 +328,7 @@ OPERATIONS = (
             Signature("f2 h2 q2 s3", "T F B TENSOR_INT32 4*INT32 BOOL", ranks=(4,)),
         ),
         _transposed_shape,
-        _transpose_conv,
+        build=_transpose_conv,
         pack={1: _spread, 2: bias_vector},
         check=partial(channel_check, 0),
         gate=requantisation_gate,

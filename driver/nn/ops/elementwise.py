@@ -100,7 +100,7 @@ def _arithmetic(
 ) -> OperationType:
     signature = Signature(types, "T T INT32")
     build = partial(_binary, function, integer or function)
-    return OperationType(name, code, (signature,), shape, build, takes_empty=True, **more)
+    return OperationType(name, code, (signature,), shape, build=build, takes_empty=True, **more)
 
 
 def same_shape(call: Call) -> tuple[Dimensions]:
@@ -150,7 +150,7 @@ def smooth(function: Callable[[Array, Array], Any], call: Call) -> None:
 
 def _unary(name: str, code: int, types: str, build: Callable[[Call], None], quantisation: Any) -> OperationType:
     return OperationType(
-        name, code, (Signature(types, "T"),), same_shape, build, quantisation=quantisation, takes_empty=True
+        name, code, (Signature(types, "T"),), same_shape, build=build, quantisation=quantisation, takes_empty=True
     )
 
 
@@ -223,7 +223,7 @@ def _leaky(negative: Array, bits: Array, x: Array, alpha: Array, result: Array) 
     """Write alpha * x where x is negative, else x."""
     np.less(x, 0, negative)
     np.multiply(x, alpha, result)
-    _blend(negative, bits, result, x, result)
+    _blend(negative, bits, result, x, result=result)
 
 
 def _prelu(call: Call) -> None:
@@ -245,23 +245,23 @@ def _select(call: Call) -> None:
 
 
 def _pair(name: str, code: int, types: str, build: Callable[[Call], None], output: str = "T") -> OperationType:
-    return OperationType(name, code, (Signature(types, "T T", output, ranks=ANY_RANK),), _pair_shape, build)
+    return OperationType(name, code, (Signature(types, "T T", output, ranks=ANY_RANK),), _pair_shape, build=build)
 
 
 def _comparison(name: str, code: int, function: Callable[..., Any]) -> OperationType:
-    return _pair(name, code, "b2 f2 h2 i2 q2 s3", partial(_compare, function), "b")
+    return _pair(name, code, "b2 f2 h2 i2 q2 s3", partial(_compare, function), output="b")
 
 
 OPERATIONS = (
     _arithmetic("ADD", 0, "f0 q0 h2 s3 i3", np.add),
     _arithmetic("MUL", 18, "f0 q0 h2 s3 i3", np.multiply, shape=_mul_shape, check=_mul_check),
     _arithmetic("SUB", 36, "f1 h2 q2 s3 i3", np.subtract),
-    _arithmetic("DIV", 30, "f1 h2 i3", partial(quietly, np.divide), partial(quietly, np.floor_divide)),
-    _unary("RELU", 19, "f0 q0 h2 s3", partial(_relu, 1), same_as_input),
-    _unary("RELU1", 20, "f0 q0 h2 s3", partial(_relu, 2), same_as_input),
-    _unary("RELU6", 21, "f0 q0 h2 s3", partial(_relu, 3), same_as_input),
-    _unary("LOGISTIC", 14, "f0 q0 h2 s3", partial(smooth, logistic), OVER_256),
-    _unary("TANH", 28, "f0 h2 q2 s3", partial(smooth, np.tanh), OVER_128),
+    _arithmetic("DIV", 30, "f1 h2 i3", partial(quietly, np.divide), integer=partial(quietly, np.floor_divide)),
+    _unary("RELU", 19, "f0 q0 h2 s3", partial(_relu, 1), quantisation=same_as_input),
+    _unary("RELU1", 20, "f0 q0 h2 s3", partial(_relu, 2), quantisation=same_as_input),
+    _unary("RELU6", 21, "f0 q0 h2 s3", partial(_relu, 3), quantisation=same_as_input),
+    _unary("LOGISTIC", 14, "f0 q0 h2 s3", partial(smooth, logistic), quantisation=OVER_256),
+    _unary("TANH", 28, "f0 h2 q2 s3", partial(smooth, np.tanh), quantisation=OVER_128),
     _comparison("EQUAL", 48, np.equal),
     _comparison("GREATER", 53, np.greater),
     _comparison("GREATER_EQUAL", 54, np.greater_equal),
@@ -274,5 +274,7 @@ OPERATIONS = (
     _comparison("NOT_EQUAL", 68, np.not_equal),
     _pair("POW", 70, "f2 h2", partial(combine, function=partial(quietly, np.power))),
     _pair("PRELU", 71, "f2 h2 q2 s3", _prelu),
-    OperationType("SELECT", 84, (Signature("f2 h2 i2 q2 s2", "b T T", of=1, ranks=ANY_RANK),), _select_shape, _select),
+    OperationType(
+        "SELECT", 84, (Signature("f2 h2 i2 q2 s2", "b T T", of=1, ranks=ANY_RANK),), _select_shape, build=_select
+    ),
 )

@@ -71,7 +71,7 @@ def _find_rows(look: Look, lookups: Array, keys: Array, values: Array, rows: Arr
         wanted = np.array(lookups[some])
         at = np.searchsorted(known, wanted)
         missing = known.take(at, mode="clip") != wanted
-        take(look, values, at, 0, rows[some])
+        take(look, values, at, 0, out=rows[some])
         if missing.any():
             each(look, _clear, np.expand_dims(missing, tuple(range(1, rows.ndim))), rows[some])
         np.copyto(hits[some], ~missing, casting="unsafe")
@@ -127,7 +127,7 @@ def _take_best(look: Look, source: Array, values: Array, indices: Array) -> None
         best = np.empty((len(source[rows]), 0), np.int64)
         for start in range(0, size, SORTED - k):
             look()
-            best = _largest(source[rows], start, min(size, start + SORTED - k), best, k)
+            best = _largest(source[rows], start, min(size, start + SORTED - k), best, k=k)
         found = np.sort(best)[:, ::-1] & LOW_HALF
         np.copyto(values[rows], np.take_along_axis(source[rows], found, -1))
         np.copyto(indices[rows], found, casting="unsafe")
@@ -223,7 +223,7 @@ OPERATIONS = (
         51,
         (Signature("f2 h2 i2 q2 s3", "T INT32 i", ranks=ANY_RANK),),
         _gathered_shape,
-        _gather,
+        build=_gather,
         quantisation=same_as_input,
     ),
     OperationType(
@@ -231,7 +231,7 @@ OPERATIONS = (
         7,
         (Signature("f0 i2 q2 h3 s3", "i T", ranks=ANY_RANK[1:], of=1),),
         _embedded_shape,
-        _embed,
+        build=_embed,
         quantisation=same_as_input,
     ),
     OperationType(
@@ -239,7 +239,7 @@ OPERATIONS = (
         10,
         (Signature("f0 i0 q0", "i i T", "T q", ranks=ANY_RANK, of=2),),
         _found_shape,
-        _find,
+        build=_find,
         quantisation=(same_as_input, _hits),
     ),
     OperationType(
@@ -247,7 +247,7 @@ OPERATIONS = (
         90,
         (Signature("f2 h2 i2 q2 s3", "T INT32", "T i", ranks=ANY_RANK),),
         _best_shape,
-        _best,
+        build=_best,
         quantisation=(same_as_input, declared),
     ),
     OperationType(
@@ -255,6 +255,6 @@ OPERATIONS = (
         74,
         (Signature("f2 h2", "T INT32 i", "i", ranks=(2,)),),
         _drawn_shape,
-        _draw,
+        build=_draw,
     ),
 )

@@ -176,7 +176,7 @@ def _project_bits(look: Look, hashes: Array, source: Array, weights: Array | Non
         each(look, np.copyto, rows[:, : short.shape[1]], short)
     weighed: Array = np.empty(len(rows))
     each(look, np.copyto, weighed, 1.0 if weights is None else weights)
-    bits = _scores(look, seeds, rows, length, weighed) > 0
+    bits = _scores(look, seeds, rows, length, weights=weighed) > 0
     if kind == DENSE:
         np.copyto(result, bits)
         return
@@ -198,6 +198,6 @@ OPERATIONS = (
         15,
         tuple(Signature("f0 h2", f"T {data} T? INT32", "i", ranks=(2,)) for data in "fhiq"),
         _projected_shape,
-        _project,
+        build=_project,
     ),
 )

@@ -82,7 +82,7 @@ class LstmDirection:
     def form(self, call: Call) -> CellForm:
         """The form of the cell, after a look at all its inputs."""
         aux_width = None if self.aux is None else call.shape(self.aux)[-1]
-        return examine(call, self.places, batch_size(call, self.axis), call.shape(self.source)[-1], aux_width)
+        return examine(call, self.places, batch_size(call, self.axis), call.shape(self.source)[-1], aux_width=aux_width)
 
     def blocks(self, time: int, length: int) -> Iterable[slice]:
         """The steps in blocks of `length`, in the order in which they are walked."""
@@ -215,9 +215,9 @@ def _cell(
         call.scratch((form.batch, form.cells)),
         call.scratch((len(order), form.batch, form.cells)),
         [weights(call, places.recurrent(g)) for g in order],
-        stacked(call, (places.peephole(g) for g in order[1:])) if form.has_peephole else None,
-        (stacked(call, (places.norm + g for g in order)), biases) if form.has_norm else None,
-        _projection(call, places, form),
+        peephole=stacked(call, (places.peephole(g) for g in order[1:])) if form.has_peephole else None,
+        norm=(stacked(call, (places.norm + g for g in order)), biases) if form.has_norm else None,
+        projection=_projection(call, places, form),
     )
 
 
@@ -231,7 +231,7 @@ def _pass(
     form, places = way.form(call), way.places
     order = [g for g in _ORDER if g in form.gates]
     biases = stacked(call, (places.bias(g) for g in order))
-    cell, result = _cell(call, places, form, order, settings, biases), accumulator(call, view)
+    cell, result = _cell(call, places, form, order, settings=settings, biases=biases), accumulator(call, view)
     products = [[(sources[x], weights(call, w)) for x, w in way.products(g)] for g in order]
     length = max(1, BLOCK // (len(order) * form.batch * form.cells))
     last, outputs = load(call, places.states), np.moveaxis(result, way.axis, 0)
@@ -268,7 +268,7 @@ def _single_shape(call: Call) -> Sequence[Dimensions]:
 def _single(call: Call) -> None:
     scratch, state_out, cell_out, output = (tensor.data for tensor in call.outputs)
     way = LstmDirection(SINGLE, time_axis(True))
-    state, cell = _pass(call, {0: ordered(call, 0)[None]}, way, _Settings.of(call, 20), output[None])
+    state, cell = _pass(call, {0: ordered(call, 0)[None]}, way, _Settings.of(call, 20), view=output[None])
     give(call, state_out, state)
     give(call, cell_out, cell)
     call.step(scratch.fill, 0)
@@ -287,7 +287,7 @@ def _sequence_shape(call: Call) -> Sequence[Dimensions]:
 
 
 def _sequence(call: Call) -> None:
-    states = _pass(call, {0: ordered(call, 0)}, sequence_way(call), _Settings.of(call, 20), call.outputs[0].data)
+    states = _pass(call, {0: ordered(call, 0)}, sequence_way(call), _Settings.of(call, 20), view=call.outputs[0].data)
     for tensor, state in zip(call.outputs[1:], states, strict=False):
         give(call, tensor.data, state)
 
@@ -311,7 +311,7 @@ def _both(call: Call) -> None:
     settings, ways = _Settings.of(call, 48), both_ways(call)
     sources = {i: ordered(call, i) for i in {i for way in ways for i, _ in way.products(FORGET)}}
     views = halves(call, call.flag(51), call.shape(35)[-1])
-    passes = [_pass(call, sources, way, settings, view) for way, view in zip(ways, views, strict=True)]
+    passes = [_pass(call, sources, way, settings, view=view) for way, view in zip(ways, views, strict=True)]
     if len(call.outputs) > 2:
         for tensor, state in zip(call.outputs[-4:], (s for states in passes for s in states), strict=True):
             give(call, tensor.data, state)
@@ -329,7 +329,7 @@ OPERATIONS = (
         16,
         (Signature("f0 h2", f"T {_PARTS} 2*T INT32 2*S", "T T T T", ((2, "4*T?"),), ranks=(2,)),),
         _single_shape,
-        _single,
+        build=_single,
         pack=dict.fromkeys(_PACKED, weight_matrix),
     ),
     OperationType(
@@ -337,7 +337,7 @@ OPERATIONS = (
         92,
         with_states(f"T {_PARTS} 2*T INT32 2*S BOOL 4*T?", (("T", "T T T"),)),
         _sequence_shape,
-        _sequence,
+        build=_sequence,
         pack=dict.fromkeys(_PACKED, weight_matrix),
     ),
     OperationType(
@@ -347,7 +347,7 @@ OPERATIONS = (
             f"T {_PARTS} {_PARTS} 4*T T? 8*T? INT32 2*S 2*BOOL 8*T?", (("T", "T T T T T"), ("T T", "T T T T T T"))
         ),
         _both_shape,
-        _both,
+        build=_both,
         pack=dict.fromkeys((*_PACKED, *(17 + i for i in _PACKED), *range(40, 48)), weight_matrix),
     ),
 )

@@ -185,7 +185,7 @@ OPERATIONS = (
         37,
         (Signature("f1 q1 h2 s3", "T TENSOR_INT32?"),),
         _transpose_shape,
-        _transpose,
+        build=_transpose,
         quantisation=same_as_input,
         takes_empty=True,
         check=one_list,
@@ -195,7 +195,7 @@ OPERATIONS = (
         2,
         (Signature("f0 q0 h2 s3", "T... INT32"),),
         _concatenation_shape,
-        _concatenation,
+        build=_concatenation,
         takes_empty=True,
         gate=_concatenation_gate,
     ),
@@ -204,7 +204,7 @@ OPERATIONS = (
         87,
         (Signature("f2 h2 i2 q2 s3", "T INT32 INT32", "T...", ranks=ANY_RANK),),
         _split_shape,
-        _split,
+        build=_split,
         quantisation=same_as_input,
     ),
     OperationType(
@@ -212,7 +212,7 @@ OPERATIONS = (
         89,
         (Signature("f2 h2 i2 q2 s3", "T TENSOR_INT32", ranks=ANY_RANK),),
         _tiled_shape,
-        _tile,
+        build=_tile,
         quantisation=same_as_input,
     ),
     OperationType(
@@ -220,18 +220,23 @@ OPERATIONS = (
         46,
         (Signature("f2 h2 q2 s3", "T INT32 INT32"),),
         _shuffled_shape,
-        _shuffle,
+        build=_shuffle,
         quantisation=same_as_input,
     ),
     OperationType(
-        "RESHAPE", 22, (Signature("f0 q0 h2 s3", "T TENSOR_INT32"),), _reshape_shape, _copy, quantisation=same_as_input
+        "RESHAPE",
+        22,
+        (Signature("f0 q0 h2 s3", "T TENSOR_INT32"),),
+        _reshape_shape,
+        build=_copy,
+        quantisation=same_as_input,
     ),
     OperationType(
         "SQUEEZE",
         34,
         (Signature("f1 q1 h2 s3", "T TENSOR_INT32?"),),
         _squeeze_shape,
-        _copy,
+        build=_copy,
         quantisation=same_as_input,
         check=one_list,
     ),
@@ -240,7 +245,7 @@ OPERATIONS = (
         50,
         (Signature("f2 h2 i2 q2 s3", "T INT32", ranks=ANY_RANK),),
         _expanded_shape,
-        _copy,
+        build=_copy,
         quantisation=same_as_input,
     ),
     OperationType(
@@ -248,7 +253,7 @@ OPERATIONS = (
         101,
         (Signature(" ".join(f"{t}3" for t in LETTERS if t != "g"), "T", "INT32", ranks=ANY_RANK),),
         _scalar_shape,
-        _rank,
+        build=_rank,
     ),
     OperationType(
         "FILL",
@@ -258,6 +263,6 @@ OPERATIONS = (
             for scalar, result in (("FLOAT32", "f"), ("FLOAT16", "h"), ("INT32", "i"))
         ),
         _filled_shape,
-        _fill,
+        build=_fill,
     ),
 )

@@ -299,7 +299,7 @@ OPERATIONS = (
             ),
         ),
         _shape,
-        _build,
+        build=_build,
         pack=dict.fromkeys((*range(1, 9), 16), weight_matrix),
     ),
     OperationType(
@@ -307,7 +307,7 @@ OPERATIONS = (
         73,
         (Signature("q2", "9*q 4*i w q", "w q", ranks=(2,)),),
         _square_shape,
-        _square_build,
+        build=_square_build,
         quantisation=(_always(*_CELL_STATE), _always(*_VALUES)),
         pack=dict.fromkeys(range(1, 9), weight_matrix),
     ),

@@ -85,7 +85,7 @@ def store(call: Call, result: Array, view: Array, code: int, *, factor: float | 
     tensor = call.outputs[0]
     bounds = activation_bounds(code, tensor)
     if tensor.type.is_quantised:
-        round_to(call, _scaled(call, result, factor), view, tensor.zero_point, bounds)
+        round_to(call, _scaled(call, result, factor), view, tensor.zero_point, bounds=bounds)
         return
     clamp(call, result, bounds)
     if result is not view:

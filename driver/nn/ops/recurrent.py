@@ -249,7 +249,7 @@ def examine(call: Call, places: Places, batch: int, width: int, aux_width: int |
         raise ValueError("a projection bias needs projection weights")
     if not has_projection and units != cells:
         raise ValueError(f"without projection weights the {units} outputs have to be the {cells} cells")
-    form = CellForm(gates, has_peephole, has_norm, has_projection, batch, cells, units)
+    form = CellForm(gates, has_peephole, has_norm, has_projection, batch=batch, cells=cells, units=units)
     _check_sizes(call, places, form, width)
     if places.aux is not None:
         _check_aux(call, places.aux, form, aux_width)

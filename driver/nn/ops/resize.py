@@ -39,7 +39,7 @@ def _shape(call: Call) -> tuple[Dimensions]:
     n, h, w, c = image_shape(call.shape(0), nchw)
     if h < 1 or w < 1:
         raise ValueError(f"an image of {h} x {w} pixels cannot be resized")
-    return (stored_shape(n, _extent(call, 2, h), _extent(call, 1, w), c, nchw),)
+    return (stored_shape(n, _extent(call, 2, h), _extent(call, 1, w), c, nchw=nchw),)
 
 
 def _size_gate(inputs: Sequence[Operand], _outputs: Sequence[Operand]) -> int:
@@ -74,10 +74,10 @@ def _bilinear(call: Call) -> None:
         part = result[n, rows]
         lines = call.shared("lines", (len(part), part.shape[1], w, c), np.float32)
         low, high, weight = (array[rows] for array in down)
-        _interpolate(call, image[n], 1, (low, high, weight[:, None, None]), lines)
-        _interpolate(call, lines, 2, (*across[:2], weights), part)
+        _interpolate(call, image[n], 1, (low, high, weight[:, None, None]), result=lines)
+        _interpolate(call, lines, 2, (*across[:2], weights), result=part)
         if out.type.is_quantised:
-            round_to(call, part, view[n, rows], out.zero_point, activation_bounds(0, out))
+            round_to(call, part, view[n, rows], out.zero_point, bounds=activation_bounds(0, out))
         else:
             store(call, part, part if result is view else view[n, rows], 0)
 
@@ -146,7 +146,7 @@ def _regions_shape(call: Call) -> Sequence[Dimensions]:
     ratios = call.real(5), call.real(6)
     if height < 1 or width < 1 or not all(ratio > 0 for ratio in ratios):
         raise ValueError(f"output extents {height} x {width} and ratios {ratios} have to be above 0")
-    return [stored_shape(n, height, width, image[3], nchw)]
+    return [stored_shape(n, height, width, image[3], nchw=nchw)]
 
 
 def _align_shape(call: Call) -> Sequence[Dimensions]:
@@ -254,8 +254,8 @@ def _align(
     """`ratio`: of the features' scale to that of the output, 0 for floats."""
     _, height, width, _ = image.shape
     for region, b, (x1, y1, x2, y2) in zip(out, *read(), strict=True):
-        down, rows, row_bands = _sampling(look, y1, y2, out.shape[1], samples[0], size=height)
-        across, columns, column_bands = _sampling(look, x1, x2, out.shape[2], samples[1], size=width)
+        down, rows, row_bands = _sampling(look, y1, y2, out.shape[1], samples=samples[0], size=height)
+        across, columns, column_bands = _sampling(look, x1, x2, out.shape[2], samples=samples[1], size=width)
         if ratio >= 255 * down * across:  # as in the HAL, whose multiplier would not fit
             raise ValueError(
                 f"the features' scale is {ratio} times that of the output; it has to be below 255 a sample"
@@ -304,16 +304,16 @@ def _highest(look: Look, bins: Bins, empty: float, pixels: Array) -> Array:
     last, widest = np.maximum(stop - 1, 0), int((stop - first).max())
     pixels = pixels if pixels.flags.c_contiguous else copied(look, pixels)
     highest = np.empty((pixels.shape[0], len(first), pixels.shape[2]), pixels.dtype)
-    take(look, pixels, np.minimum(first, last), 1, highest)
+    take(look, pixels, np.minimum(first, last), 1, out=highest)
     if len(first) < widest:
         for bin_ in np.flatnonzero(stop > first):
             look()
-            reduce(look, np.maximum, pixels[:, first[bin_] : stop[bin_]], (1,), highest[:, bin_, None])
+            reduce(look, np.maximum, pixels[:, first[bin_] : stop[bin_]], (1,), out=highest[:, bin_, None])
     else:
         for tap in range(1, widest):
             look()
             other = np.empty_like(highest)
-            take(look, pixels, np.minimum(first + tap, last), 1, other)
+            take(look, pixels, np.minimum(first + tap, last), 1, out=other)
             each(look, np.maximum, highest, other, out=highest)
     highest[:, first >= stop] = empty
     return highest
@@ -342,7 +342,7 @@ OPERATIONS = (
         23,
         _signatures("f0 h2 q2 s3", "", ((2, "BOOL"), *_FLAGS)),
         _shape,
-        _bilinear,
+        build=_bilinear,
         quantisation=same_as_input,
         takes_empty=True,
         gate=_size_gate,
@@ -352,7 +352,7 @@ OPERATIONS = (
         94,
         _signatures("f2 h2 q2 s3", "BOOL", _FLAGS),
         _shape,
-        _nearest,
+        build=_nearest,
         quantisation=same_as_input,
         takes_empty=True,
     ),
@@ -364,7 +364,7 @@ OPERATIONS = (
             Signature("q2 s3", "T W i INT32 INT32 2*S INT32 INT32 BOOL", ranks=(4,)),
         ),
         _align_shape,
-        _build_align,
+        build=_build_align,
         takes_empty=True,
     ),
     OperationType(
@@ -375,7 +375,7 @@ OPERATIONS = (
             Signature("q2 s3", "T W i INT32 INT32 2*S BOOL", ranks=(4,)),
         ),
         _regions_shape,
-        _build_pool,
+        build=_build_pool,
         quantisation=same_as_input,
     ),
 )

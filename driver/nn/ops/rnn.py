@@ -100,7 +100,7 @@ def _single_shape(call: Call) -> Sequence[Dimensions]:
 
 def _single(call: Call) -> None:
     sources = {0: ordered(call, 0)}
-    state = _pass(call, sources, SINGLE, activation(call.integer(5)), call.outputs[1].data[None])
+    state = _pass(call, sources, SINGLE, activation(call.integer(5)), view=call.outputs[1].data[None])
     give(call, call.outputs[0].data, state)
 
 
@@ -121,7 +121,7 @@ def _sequence_shape(call: Call) -> Sequence[Dimensions]:
 
 def _sequence(call: Call) -> None:
     sources, act = {0: ordered(call, 0)}, activation(call.integer(5))
-    state = _pass(call, sources, sequence_way(call), act, call.outputs[0].data)
+    state = _pass(call, sources, sequence_way(call), act, view=call.outputs[0].data)
     if len(call.outputs) > 1:
         give(call, call.outputs[1].data, state)
 
@@ -147,7 +147,7 @@ def _both(call: Call) -> None:
     sources = {i: ordered(call, i) for i in {source for way in ways for source, _ in way.products}}
     views = halves(call, is_merged, call.shape(4)[-1])
     for n, (way, view) in enumerate(zip(ways, views, strict=True)):
-        state = _pass(call, sources, way, act, view)
+        state = _pass(call, sources, way, act, view=view)
         if len(call.outputs) > 2:
             give(call, call.outputs[n - 2].data, state)
 
@@ -197,7 +197,7 @@ OPERATIONS = (
         24,
         (Signature("f0 h2", f"T {_CELL} INT32", "T T", ranks=(2,)),),
         _single_shape,
-        _single,
+        build=_single,
         pack=dict.fromkeys((1, 2), weight_matrix),
     ),
     OperationType(
@@ -205,7 +205,7 @@ OPERATIONS = (
         93,
         with_states(f"T {_CELL} 2*INT32", (("T", "T T"),)),
         _sequence_shape,
-        _sequence,
+        build=_sequence,
         pack=dict.fromkeys((1, 2), weight_matrix),
     ),
     OperationType(
@@ -213,7 +213,7 @@ OPERATIONS = (
         43,
         with_states(f"T {_CELL} {_CELL} 3*T? INT32 2*BOOL", (("T", "T T T"), ("T T", "T T T T"))),
         _both_shape,
-        _both,
+        build=_both,
         pack=dict.fromkeys((1, 2, 5, 6, 10, 11), weight_matrix),
     ),
     OperationType(
@@ -221,7 +221,7 @@ OPERATIONS = (
         27,
         (Signature("f0 h2", "3*T T? T 2*INT32", "T T", ranks=(2,)),),
         _svdf_shape,
-        _svdf,
+        build=_svdf,
         pack={1: weight_matrix},
     ),
 )

@@ -160,7 +160,7 @@ def _depth_to_space_shape(call: Call) -> tuple[Dimensions]:
     n, h, w, c = image_shape(call.shape(0), nchw)
     if c % size**2:
         raise ValueError(f"{c} channels do not make blocks of {size} by {size}")
-    return (stored_shape(n, h * size, w * size, c // size**2, nchw),)
+    return (stored_shape(n, h * size, w * size, c // size**2, nchw=nchw),)
 
 
 def _space_to_depth_shape(call: Call) -> tuple[Dimensions]:
@@ -168,7 +168,7 @@ def _space_to_depth_shape(call: Call) -> tuple[Dimensions]:
     n, h, w, c = image_shape(call.shape(0), nchw)
     if h % size or w % size:
         raise ValueError(f"an image of {h} by {w} does not divide into blocks of {size}")
-    return (stored_shape(n, h // size, w // size, c * size**2, nchw),)
+    return (stored_shape(n, h // size, w // size, c * size**2, nchw=nchw),)
 
 
 def _space_to_depth(call: Call) -> None:
@@ -181,7 +181,7 @@ def _batch_to_space_shape(call: Call) -> tuple[Dimensions]:
     n, h, w, c = image_shape(call.shape(0), nchw)
     if n % (height * width):
         raise ValueError(f"a batch of {n} does not make blocks of {height} by {width}")
-    return (stored_shape(n // (height * width), h * height, w * width, c, nchw),)
+    return (stored_shape(n // (height * width), h * height, w * width, c, nchw=nchw),)
 
 
 def _space_to_batch_shape(call: Call) -> tuple[Dimensions]:
@@ -191,7 +191,7 @@ def _space_to_batch_shape(call: Call) -> tuple[Dimensions]:
     h, w = h + top + bottom, w + left + right
     if h % height or w % width:
         raise ValueError(f"a padded image of {h} by {w} does not divide into blocks of {height} by {width}")
-    return (stored_shape(n * height * width, h // height, w // width, c, nchw),)
+    return (stored_shape(n * height * width, h // height, w // width, c, nchw=nchw),)
 
 
 def _space_to_batch(call: Call) -> None:
@@ -215,7 +215,7 @@ OPERATIONS = (
         86,
         (Signature("f2 h2 i2 q2 s3", "T 2*TENSOR_INT32", ranks=ANY_RANK),),
         _sliced_shape,
-        _slice,
+        build=_slice,
         quantisation=same_as_input,
         takes_empty=True,
     ),
@@ -224,19 +224,32 @@ OPERATIONS = (
         35,
         (Signature("f1 q1 h2 s3", "T 3*TENSOR_INT32 3*INT32"),),
         _strided_shape,
-        _strided_slice,
+        build=_strided_slice,
         quantisation=same_as_input,
     ),
     OperationType(
-        "PAD", 32, (Signature("f1 q1 h2 s3", "T TENSOR_INT32"),), _pad_shape, _pad, same_as_input, gate=padding_gate
+        "PAD",
+        32,
+        (Signature("f1 q1 h2 s3", "T TENSOR_INT32"),),
+        _pad_shape,
+        build=_pad,
+        quantisation=same_as_input,
+        gate=padding_gate,
     ),
-    OperationType("PAD_V2", 69, (Signature("f2 h2 q2 s3", "T TENSOR_INT32 V"),), _pad_v2_shape, _pad, same_as_input),
+    OperationType(
+        "PAD_V2",
+        69,
+        (Signature("f2 h2 q2 s3", "T TENSOR_INT32 V"),),
+        _pad_v2_shape,
+        build=_pad,
+        quantisation=same_as_input,
+    ),
     OperationType(
         "DEPTH_TO_SPACE",
         5,
         (Signature("f0 q0 h2 s3", "T INT32", tails=LAYOUT, ranks=(4,)),),
         _depth_to_space_shape,
-        partial(_make_blocks, CHANNELS_INSIDE),
+        build=partial(_make_blocks, CHANNELS_INSIDE),
         quantisation=same_as_input,
     ),
     OperationType(
@@ -244,7 +257,7 @@ OPERATIONS = (
         26,
         (Signature("f0 q0 h2 s3", "T INT32", tails=LAYOUT, ranks=(4,)),),
         _space_to_depth_shape,
-        _space_to_depth,
+        build=_space_to_depth,
         quantisation=same_as_input,
     ),
     OperationType(
@@ -252,7 +265,7 @@ OPERATIONS = (
         29,
         (Signature("f1 q1 h2 s3", "T TENSOR_INT32", tails=LAYOUT, ranks=(4,)),),
         _batch_to_space_shape,
-        partial(_make_blocks, BLOCKS_OUTSIDE),
+        build=partial(_make_blocks, BLOCKS_OUTSIDE),
         quantisation=same_as_input,
     ),
     OperationType(
@@ -260,7 +273,7 @@ OPERATIONS = (
         33,
         (Signature("f1 q1 h2 s3", "T 2*TENSOR_INT32", tails=LAYOUT, ranks=(4,)),),
         _space_to_batch_shape,
-        _space_to_batch,
+        build=_space_to_batch,
         quantisation=same_as_input,
         gate=padding_gate,
     ),

@@ -138,7 +138,7 @@ class Finish:
             call.step(np.copyto, wide, sums)  # and then add: quicker than to add two types
         call.step(np.add, wide, self.bias, wide)
         call.step(np.multiply, wide, self.factor, wide)
-        round_to(call, wide, view, self.out.zero_point, self.bounds)
+        round_to(call, wide, view, self.out.zero_point, bounds=self.bounds)
 
 
 def _dense_shape(call: Call) -> tuple[Dimensions]:
@@ -167,7 +167,7 @@ OPERATIONS = (
         9,
         (Signature("f0 q0 h2 s3", "T T B INT32", ranks=(2, 3, 4)),),
         _dense_shape,
-        _dense,
+        build=_dense,
         pack={1: weight_matrix, 2: bias_vector},
         takes_empty=True,
         gate=requantisation_gate,

@@ -129,7 +129,7 @@ def _limited_shape(call: Call) -> Sequence[Dimensions]:
     expect_ordered(corners)
     runs = np.cumsum(np.diff(batch, prepend=batch[:1]) != 0)
     rule = call.integer(4), weaken
-    found = _candidates(call.look, reals(scores.data, scores), corners, runs, call.real(3), rule=rule)
+    found = _candidates(call.look, reals(scores.data, scores), corners, runs, threshold=call.real(3), rule=rule)
     rows, labels, weakened = _limited(*found, runs, call.integer(4))
     results = (stored(weakened, scores), raw[rows, labels], labels.astype(np.int32), batch[rows])
     call.results = results
@@ -214,7 +214,7 @@ def _regular(
     for label in range(1, scores.shape[1]):
         look()
         members = np.flatnonzero(scores[:, label] > threshold)
-        taken, _ = suppress(look, boxes[members], scores[members, label], per_class, hard(iou))
+        taken, _ = suppress(look, boxes[members], scores[members, label], per_class, weaken=hard(iou))
         anchors.append(members[taken])
         labels.append(np.full(len(taken), label, np.intp))
     rows, columns = np.concatenate(anchors), np.concatenate(labels)
@@ -225,10 +225,10 @@ def _regular(
 def _fast(look: Look, scores: Array, boxes: Array, *, best: int, per_box: int, threshold: float, iou: float) -> Chosen:
     """Suppression between anchors by their best class, then the best classes of each: anchors and classes."""
     highest = np.empty((len(scores), 1), np.float32)
-    reduce(look, np.maximum, scores[:, 1:], (1,), highest)
+    reduce(look, np.maximum, scores[:, 1:], (1,), out=highest)
     highest = highest[:, 0]
     members = np.flatnonzero(highest > threshold)
-    taken, _ = suppress(look, boxes[members], highest[members], best, hard(iou))
+    taken, _ = suppress(look, boxes[members], highest[members], best, weaken=hard(iou))
     rows = members[taken]
     labels = np.empty((len(rows), min(per_box, scores.shape[1] - 1)), np.intp)
     for (some,) in pieces(rows.shape, max(1, BLOCK // scores.shape[1])):
@@ -270,7 +270,7 @@ def _check_proposals(call: Call, cells: Dimensions) -> None:
     batches, height, width, anchors = cells
     if height * width * anchors > MOST_BOXES:
         raise ValueError(f"{anchors} anchors at {height} x {width} cells are more than {MOST_BOXES} boxes")
-    expect_shape(call, 1, *stored_shape(batches, height, width, anchors * 4, call.flag(10)))
+    expect_shape(call, 1, *stored_shape(batches, height, width, anchors * 4, nchw=call.flag(10)))
     expect_shape(call, 2, anchors, 4)
     expect_shape(call, 3, batches, 2)
     tensor = call.tensor(2)
@@ -329,7 +329,7 @@ def _propose(call: Call, scores: Array, deltas: Array, size: Array, anchors: Arr
     stays = ((extent > smallest) & (centre < size[:, ::-1])).all(axis=1) & ~np.isnan(flat[best])
     best = best[stays]
     call.look()
-    taken, _ = suppress(call.look, boxes[best], flat[best], after, hard(threshold))
+    taken, _ = suppress(call.look, boxes[best], flat[best], after, weaken=hard(threshold))
     return flat[best[taken]], boxes[best[taken]]
 
 
@@ -342,7 +342,7 @@ OPERATIONS = (
             Signature("q2 s3", "T W i S INT32 INT32 3*S", "T W i i", ranks=(2,)),
         ),
         _limited_shape,
-        copy_results,
+        build=copy_results,
         quantisation=(same_as_input, eighths, declared, declared),
         takes_empty=True,
         is_dynamic=True,
@@ -352,7 +352,7 @@ OPERATIONS = (
         47,
         (Signature("f2 h2", "T T T 4*S BOOL 3*INT32 2*S BOOL", "T T i i", ranks=(3,)),),
         _detection_shape,
-        _detection,
+        build=_detection,
     ),
     OperationType(
         "GENERATE_PROPOSALS",
@@ -362,7 +362,7 @@ OPERATIONS = (
             Signature("q2 s3", "2*T w W 2*S INT32 INT32 2*S BOOL", "T W i", ranks=(4,)),
         ),
         _proposed_shape,
-        copy_results,
+        build=copy_results,
         quantisation=(same_as_input, eighths, declared),
         is_dynamic=True,
     ),

@@ -71,7 +71,7 @@ def _cast(call: Call) -> None:
 
 
 def _unary(name: str, code: int, types: str, build: Callable[[Call], None], **more: Any) -> OperationType:
-    return OperationType(name, code, (Signature(types, "T", ranks=ANY_RANK),), same_shape, build, **more)
+    return OperationType(name, code, (Signature(types, "T", ranks=ANY_RANK),), same_shape, build=build, **more)
 
 
 def _of_floats(name: str, code: int, function: Callable[[Array, Array], Any]) -> OperationType:
@@ -120,12 +120,14 @@ OPERATIONS = (
             Signature("b3 W3 w3 s3 y3", "T", ranks=ANY_RANK),
         ),
         same_shape,
-        _cast,
+        build=_cast,
         check=_cast_check,
     ),
-    OperationType("ELU", 98, (Signature("f3 h3", "T S", ranks=ANY_RANK),), same_shape, _build_elu),
+    OperationType("ELU", 98, (Signature("f3 h3", "T S", ranks=ANY_RANK),), same_shape, build=_build_elu),
     _of_floats("EXP", 49, np.exp),
-    OperationType("FLOOR", 8, (Signature("f0 h2", "T"),), same_shape, partial(smooth, partial(quietly, np.floor))),
+    OperationType(
+        "FLOOR", 8, (Signature("f0 h2", "T"),), same_shape, build=partial(smooth, partial(quietly, np.floor))
+    ),
     _unary("HARD_SWISH", 99, "f3 h3 q3 s3", partial(smooth, _hard_swish), takes_empty=True),
     _of_floats("LOG", 60, np.log),
     _unary("LOGICAL_NOT", 62, "b2", _not),
@@ -138,7 +140,7 @@ OPERATIONS = (
         72,
         tuple(Signature("f2 h2", "T", outputs=letter, ranks=ANY_RANK) for letter in "qs"),
         same_shape,
-        _quantize,
+        build=_quantize,
         takes_empty=True,
     ),
     OperationType(
@@ -146,7 +148,7 @@ OPERATIONS = (
         6,
         (Signature("q0 s2 y2 P2", "T", outputs="f"), Signature("q2 s2 y2 P2", "T", outputs="h")),
         same_shape,
-        _dequantize,
+        build=_dequantize,
         takes_empty=True,
     ),
 )

@@ -94,7 +94,7 @@ def implicit(scheme: int, size: int, filter_: int, stride: int, dilation: int) -
     total = 0
     if scheme == SAME and stride > 0:
         total = max(0, (-(-size // stride) - 1) * stride + (filter_ - 1) * dilation + 1 - size)
-    return Axis(size, filter_, stride, dilation, total // 2, total - total // 2).checked()
+    return Axis(size, filter_, stride, dilation, head=total // 2, tail=total - total // 2).checked()
 
 
 def both_axes(call: Call, first: int, is_explicit: bool, y: Extents, x: Extents) -> tuple[Axis, Axis]:
@@ -108,7 +108,7 @@ def both_axes(call: Call, first: int, is_explicit: bool, y: Extents, x: Extents)
 
 def transposed(size: int, filter_: int, stride: int, out: int, *, head: int) -> Axis:
     """An axis of which every *input* of the `out` spreads its filter over a result of extent `size`."""
-    return Axis(size, filter_, stride, 1, head, (out - 1) * stride + filter_ - size - head)
+    return Axis(size, filter_, stride, 1, head=head, tail=(out - 1) * stride + filter_ - size - head)
 
 
 def image_shape(shape: Dimensions, nchw: bool) -> Dimensions:
@@ -195,7 +195,7 @@ def _pooled_shape(call: Call) -> tuple[Dimensions]:
     y, x, activation, nchw = window_axes(call)
     activation_bounds(activation)
     n, _, _, c = image_shape(call.shape(0), nchw)
-    return (stored_shape(n, y.out, x.out, c, nchw),)
+    return (stored_shape(n, y.out, x.out, c, nchw=nchw),)
 
 
 def _gather(call: Call, image: Array, result: Array, y: Axis, x: Axis, *, function: Any, start: float) -> None:
@@ -233,12 +233,12 @@ def _mean(squares: bool, call: Call) -> None:
     if squares:
         image, real = call.scratch(image.shape, dtype), image
         call.step(np.square, real, image)
-    _gather(call, image, result, y, x, function=np.add, start=0.0)
+    _gather(call, image, result, y, x=x, function=np.add, start=0.0)
     _divide(call, result, y.counts(), x.counts())
     if squares:
         call.step(np.sqrt, result, result)
     if out.type.is_quantised:
-        round_to(call, result, view, out.zero_point, activation_bounds(activation, out))
+        round_to(call, result, view, out.zero_point, bounds=activation_bounds(activation, out))
     else:
         store(call, result, view, activation)
 
@@ -262,7 +262,7 @@ def _max(call: Call) -> None:
     image, out = input_image(call, nchw), call.outputs[0]
     view = output_image(call, nchw)
     lowest = np.iinfo(image.dtype).min if out.type.is_quantised else -np.inf
-    _gather(call, image, view, y, x, function=np.maximum, start=lowest)
+    _gather(call, image, view, y, x=x, function=np.maximum, start=lowest)
     low, high = activation_bounds(activation, out)
     clamp(call, view, (low, high) if out.type.dtype.kind == "f" else (int(low or 0), int(high or 0)))
 
@@ -271,7 +271,9 @@ def _pooling(name: str, code: int, types: str, build: Callable[[Call], None]) ->
     signatures = tuple(
         Signature(types, f"T {n}*INT32", tails=((2, "BOOL"),), ranks=(4,)) for n in (EXPLICIT_INPUTS - 1, 6)
     )
-    return OperationType(name, code, signatures, _pooled_shape, build, quantisation=same_as_input, takes_empty=True)
+    return OperationType(
+        name, code, signatures, _pooled_shape, build=build, quantisation=same_as_input, takes_empty=True
+    )
 
 
 OPERATIONS = (

@@ -113,7 +113,7 @@ class CompilationCache(NamedTuple):
             raise ValueError(f"cache_dir={path!r}: {error}") from error
         structure = structure_digest(model)
         digest = sampled_digest if is_file(model) else model_digest  # of a file the device compares the rest
-        return cls(folder, token or digest(model, structure), structure, options, wait, patience)
+        return cls(folder, token or digest(model, structure), structure, options, wait=wait, patience=patience)
 
     @property
     def how(self) -> tuple[str, str]:

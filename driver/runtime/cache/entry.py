@@ -286,7 +286,14 @@ class Entry:
             status = os.lstat(self._path(".hits"))
             used, hits = max(used, status.st_mtime), status.st_size
         return Compilation(
-            self.token.hex(), about.model, about.device, about.version, sum(sizes), about.made, used, hits
+            self.token.hex(),
+            about.model,
+            about.device,
+            about.version,
+            nbytes=sum(sizes),
+            made=about.made,
+            used=used,
+            hits=hits,
         )
 
     def _names(self) -> Iterator[str]:

@@ -35,7 +35,7 @@ def _scheme(y: Axis, x: Axis) -> int | None:
     """The padding scheme that gives these paddings, or None."""
     if not (y.head or y.tail or x.head or x.tail):
         return VALID
-    same = [implicit(1, a.size, a.filter, a.stride, a.dilation) for a in (y, x)]
+    same = [implicit(1, a.size, a.filter, a.stride, dilation=a.dilation) for a in (y, x)]
     return SAME if same == [y, x] else None
 
 
@@ -86,7 +86,7 @@ def convolution(name: str, has_fan: bool, node: LiteRtNode) -> None:
     """CONV_2D, GROUPED_CONV_2D, DEPTHWISE_CONV_2D."""
     g = geometry(node.call, has_fan)
     check_products(node)
-    source, scheme = _window(node, node.read(0, moved=g.nchw), g.y, g.x, g.nchw)
+    source, scheme = _window(node, node.read(0, moved=g.nchw), g.y, g.x, nchw=g.nchw)
     fields: dict[str, Any] = {
         "padding": scheme,
         "strideH": g.y.stride,
@@ -153,9 +153,9 @@ def pool(name: str, node: LiteRtNode) -> None:
         )
         fill = _lowest(node) if name == "MAX_POOL_2D" else None
         factor = None if name == "MAX_POOL_2D" else _share(y, x)
-    source, scheme = _window(node, source, y, x, nchw, fill)
+    source, scheme = _window(node, source, y, x, nchw=nchw, fill=fill)
     if factor is not None:
-        _padded_mean(node, name, source, factor, (y, x, activation, nchw))
+        _padded_mean(node, name, source, factor, window=(y, x, activation, nchw))
         return
     node.emit(
         name,

@@ -101,7 +101,7 @@ def _results(
     graph = referenced[number]
     tensors = _inside(graph, values)
     for operation in prepared(graph):
-        placed(operation, graph, tensors, referenced, level)
+        placed(operation, graph, tensors, referenced, level=level)
     return [tensors[i] for i in graph.outputs]
 
 

@@ -86,7 +86,7 @@ def slice_(node: OrtNode) -> None:
     """The sizes are those of the result."""
     raw, begins, sizes = node.raw_type(0), node.call.values(1), node.output().shape
     ends = [begin + size for begin, size in zip(begins, sizes, strict=True)]
-    node.put(sliced(node, node.read(0, raw), begins, ends, [1] * len(begins)), type_=raw)
+    node.put(sliced(node, node.read(0, raw), begins, ends, steps=[1] * len(begins)), type_=raw)
 
 
 def strided_slice(node: OrtNode) -> None:
@@ -98,7 +98,7 @@ def strided_slice(node: OrtNode) -> None:
             begins[axis] = FIRST if step > 0 else LAST
         if call.integer(5) >> axis & 1:
             ends[axis] = LAST if step > 0 else FIRST
-    part = sliced(node, node.read(0, raw), begins, ends, steps)
+    part = sliced(node, node.read(0, raw), begins, ends, steps=steps)
     node.put(node.reshaped(part, node.output().shape), type_=raw)
 
 
