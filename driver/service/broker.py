@@ -35,6 +35,7 @@ from driver.engine.limits import limits
 from driver.protocol.census import Census
 from driver.service.bounded_log import Allowance, LogFile, LogPipe
 from driver.service.cell import PAGE, Cell
+from driver.service.client_census import ClientCensus
 from driver.service.fork_server import close_all_but, end_with_parent
 from driver.service.last_descriptor import LastDescriptor
 
@@ -61,17 +62,12 @@ class CellProcess:
     def __init__(self, uid: int, pid: int, channel: Channel, log: LogPipe) -> None:
         self.uid, self.pid, self.channel, self.log = uid, pid, channel, log
         self.pidfd = os.pidfd_open(pid)
-        self.sent = self.gone = 0  #: clients that were handed over, and those of them that have left
+        self.sent = 0  #: clients that were handed over
         self.is_ending = False  #: it takes no clients any more
         self.kill_at: float | None = None
 
-    @property
-    def clients(self) -> int:
-        """Connected."""
-        return self.sent - self.gone
-
     def tell(self, body: list[object], *fds: int) -> bool:
-        """Sends without waiting; False: it reads nothing. Raises PeerDied when it has ended."""
+        """Send without waiting; return False if the cell reads nothing. Raises PeerDied if it has ended."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
         try:
             self.channel.socket.sendmsg([pack(body)], rights, _NOW)
@@ -109,11 +105,6 @@ class ServedAccount:
         self.ends: deque[float] = deque(maxlen=_FREELY)
 
     @property
-    def clients(self) -> int:
-        """Connected."""
-        return len(self.waiting) + (self.cell.clients if self.cell else 0)
-
-    @property
     def is_idle(self) -> bool:
         """No cell, and no client that waits for one."""
         return self.cell is None and not self.waiting
@@ -148,7 +139,7 @@ class Broker:
         self._listener, self._place, self._stop = listener, place, stop
         self._become, self._home_fds, self._home = become, home_fds, os.getuid()
         self._limits = limits()
-        self._accounts: dict[int, ServedAccount] = {}
+        self._accounts, self._census = dict[int, ServedAccount](), ClientCensus(self._limits)
         self._log = log
         self._counts, self._last = CellCounts(), LastDescriptor()
         self._is_open = False  #: the device has passed its self test
@@ -186,11 +177,13 @@ class Broker:
         client = Channel(sock)
         uid = client.peer_uid or self._home  # root sees all accounts, as the device's own does
         try:
-            self._check(uid)
+            self._check_accounts(uid)
+            self._census.enter(uid)
         except ResourceExhaustedTransient as error:
             self._refuse(client, error)
             return
         self._hand_over(client, uid)
+        self._publish()
 
     def _turn_away(self, error: OSError) -> None:
         """Tells a client that no descriptor is left for it."""
@@ -198,22 +191,22 @@ class Broker:
             if found := exhausted(error):
                 self._refuse(Channel(self._listener.accept()[0]), found)
 
-    def _check(self, uid: int) -> None:
-        """Raises ResourceExhaustedTransient if this account may have no further client."""
-        account, remedy = self._accounts.get(uid), "close connections"
-        self._limits.check("device_clients", sum(each.clients for each in self._accounts.values()), remedy)
-        self._limits.check("uid_clients", account.clients if account else 0, remedy)
+    def _check_accounts(self, uid: int) -> None:
+        """Raise ResourceExhaustedTransient if this account needs a cell, and there are as many as there may be."""
+        account = self._accounts.get(uid)
         if account is None or account.is_idle:
             served = sum(not each.is_idle for each in self._accounts.values())
             self._limits.check("device_accounts", served, "wait until the clients of another account have left")
 
     def _hand_over(self, client: Channel, uid: int) -> None:
+        """Give a client, which the census has counted, to the cell of its account."""
         account = self._accounts.setdefault(uid, ServedAccount(uid))
         if account.may_begin:
             try:
                 self._begin(uid, account)
             except OSError as error:
                 _log.error("the cell of uid %d cannot begin: %s", uid, error)
+                self._census.leave(uid)
                 self._refuse(client, exhausted(error) or GeneralFailure(f"your account's engine cannot begin: {error}"))
                 return
         cell = account.cell
@@ -221,14 +214,16 @@ class Broker:
             account.waiting.append(client)
             return
         try:
-            if cell.tell(["client"], client.fileno()):
-                cell.sent += 1
-                self._count()
+            is_sent = cell.tell(["client"], client.fileno())
         except PeerDied:
             self._let_go(cell)
             account.waiting.append(client)
+            return
+        client.close()
+        if is_sent:
+            cell.sent += 1
         else:
-            client.close()
+            self._census.leave(uid)
 
     def _refuse(self, client: Channel, error: StatusError) -> None:
         """Answers its first message, unread, with the error. A socket closed with unread data would lose the answer."""
@@ -267,7 +262,7 @@ class Broker:
         self._watch(cell.channel.fileno(), partial(self._read, cell))
         self._watch(cell.pidfd, partial(self._reap, cell))
         self._watch(cell.log.readable, partial(self._copy_log, cell))
-        self._count(+1)
+        self._publish(+1)
         waiting, account.waiting = account.waiting, []
         for client in waiting:
             self._hand_over(client, uid)
@@ -327,9 +322,9 @@ class Broker:
     def _handle(self, cell: CellProcess, message: Message) -> None:
         """Raises Malformed. A cell that a client has taken over can say anything."""
         match message.body:
-            case ["left"] if cell.clients:
-                cell.gone += 1
-                self._count()
+            case ["left"] if self._census.count(cell.uid) > len(self._accounts[cell.uid].waiting):
+                self._census.leave(cell.uid)
+                self._publish()
             case ["idle", int(came)]:
                 if came == cell.sent and cell.uid != self._home:
                     self._let_go(cell)
@@ -382,7 +377,8 @@ class Broker:
         cell.log.finish(self._log)
         account = self._accounts[cell.uid]
         account.cell = None
-        self._count(+1)
+        self._census.leave(cell.uid, self._census.count(cell.uid) - len(account.waiting))
+        self._publish(+1)
         if status:
             account.note_end()
             _log.error("the cell of uid %d has ended", cell.uid)
@@ -411,10 +407,10 @@ class Broker:
         )
         return _TICK * 1e3 if is_due else None
 
-    def _count(self, changes: int = 0) -> None:
-        accounts = self._accounts.values()
-        cells, clients = sum(each.cell is not None for each in accounts), sum(each.clients for each in accounts)
-        self._counts.note(changes, cells, clients)
+    def _publish(self, changes: int = 0) -> None:
+        """Write the counts for monitors. `changes`: cells that have begun or ended."""
+        cells = sum(each.cell is not None for each in self._accounts.values())
+        self._counts.note(changes, cells, self._census.total())
 
     # ---- the loop
 

@@ -38,6 +38,7 @@ from driver.errors import signal_name
 from driver.nn.file_form import FILE
 from driver.protocol.rpc import PROTOCOL, Reply, beyond_the_sandbox, call, farewell, refuse, serve
 from driver.service.bounded_log import BoundedHandler, EngineLog, LogFile
+from driver.service.client_census import ClientCensus
 from driver.service.client_source import ListeningSocket
 from driver.service.file_gate import FileGate
 from driver.service.fork_server import SCORES
@@ -105,9 +106,8 @@ class Service:
         self._life = LifePage()
         (self._engine_gave_up,), fds = call(self._engine, "ready", fds=[self._life.fd], timeout=_START_TIMEOUT)
         self._engine.watch(fds[0])
-        self._clients = 0
+        self._census = ClientCensus(self._limits if options.account is None else None)
         self._channels: set[Channel] = set()
-        self._of_uid: Counter[int] = Counter()
         self._outcomes: Counter[str] = Counter()
         self._refusing = threading.Semaphore(_REFUSALS)
         self._left = os.eventfd(0, os.EFD_CLOEXEC)
@@ -118,9 +118,9 @@ class Service:
         for fd in (self._source.fileno(), self._engine.fileno(), self._left, *([] if stop is None else [stop])):
             poll.register(fd, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll(None if self._clients or linger is None else linger * 1e3)}
+            ready = {fd for fd, _ in poll.poll(None if linger is None or self._census.total() else linger * 1e3)}
             if self._left in ready:
-                self._clients -= os.eventfd_read(self._left)  # the number of clients that have left since
+                os.eventfd_read(self._left)
             if stop in ready or self._engine.fileno() in ready:
                 self._end(is_stopped=stop in ready)
                 return stop in ready
@@ -131,7 +131,7 @@ class Service:
                 elif not self._accept():
                     self._end(is_stopped=True)
                     return True
-            if not ready and not self._clients and self._source.retire(self.files.close):
+            if not ready and not self._census.total() and self._source.retire(self.files.close):
                 return True
 
     def _end(self, *, is_stopped: bool) -> None:
@@ -189,23 +189,17 @@ class Service:
             except RuntimeError as error:  # no thread can be started
                 _log.error("a client could not be served: %s", error)
                 refuse(channel, error, _RETRY)
-                self._leave(uid)
+                self._census.leave(uid)
                 self._source.left()
-            else:
-                self._clients += 1
 
     def _is_full(self, channel: Channel, uid: int) -> bool:
-        """Whether this client exceeds a limit: then it gets an error. Else it is counted, until `_leave`."""
-        remedy = "close connections"
-        with self._door:
-            try:
-                self._limits.check("device_clients", self._of_uid.total(), remedy)
-                self._limits.check("uid_clients", self._of_uid[uid], remedy)
-            except ResourceExhaustedTransient as error:
-                full = error
-            else:
-                self._of_uid[uid] += 1
-                return False
+        """Count this client; return True if it exceeds a limit, after telling it so."""
+        try:
+            self._census.enter(uid)
+        except ResourceExhaustedTransient as error:
+            full = error
+        else:
+            return False
         if self._refusing.acquire(blocking=False):
             try:
                 ServingThread(self._refuse, channel, full, name="refusal").start()
@@ -226,10 +220,6 @@ class Service:
             self._refusing.release()
             self._source.left()
 
-    def _leave(self, uid: int) -> None:
-        with self._door:
-            self._of_uid -= Counter((uid,))  # drops accounts without clients
-
     def _serve(self, channel: Channel, uid: int) -> None:
         try:
             self._channels.add(channel)
@@ -246,7 +236,7 @@ class Service:
                 threading.Event().wait()  # until this process ends: clients must not connect to it again
             self._channels.discard(channel)
             channel.close()
-            self._leave(uid)
+            self._census.leave(uid)
             self._source.left()
             os.eventfd_write(self._left, 1)
 
@@ -291,7 +281,7 @@ class Service:
     def counts(self) -> tuple[int, Counter[str]]:
         """Connected clients, and the outcomes of preparations so far."""
         with self._door:
-            return self._of_uid.total(), self._outcomes.copy()
+            return self._census.total(), self._outcomes.copy()
 
     def kill(self) -> None:
         """Kills the engine, and so the device, as a crash would. Clients that recover wait for its restart."""
