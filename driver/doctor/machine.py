@@ -8,7 +8,6 @@ import os
 import re
 import resource
 import struct
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +15,7 @@ from driver.client import launch, user_manager
 from driver.client.discovery import Place, files_there, runtime_dir, why_elsewhere
 from driver.config import in_home
 from driver.engine import landlock
-from driver.engine.limits import NO_LIMIT, limits, limits_file, memory_bytes
+from driver.engine.limits import NO_LIMIT, Limits, limits, limits_file, memory_bytes
 from driver.errors import DeviceFailed
 from driver.finding import Finding, State, size, text_of
 from driver.libc import function
@@ -33,7 +32,7 @@ _WAITV, _RECENT = (5, 16), "5.16"
 
 
 def kernel() -> Iterator[Finding]:
-    """The kernel's version, against the features that bursts use."""
+    """Yield the kernel's version, against the features that bursts use."""
     release = os.uname().release
     found = re.match(r"(\d+)\.(\d+)", release)
     version = (int(found[1]), int(found[2])) if found else None
@@ -49,7 +48,7 @@ def kernel() -> Iterator[Finding]:
 
 
 def container() -> Iterator[Finding]:
-    """Whether this is a container, and whether system calls are filtered."""
+    """Report if this is a container, and if system calls are filtered."""
     marks = [name for name in (".dockerenv", "run/.containerenv") if (ROOT / name).exists()]
     group = text_of(ROOT / "proc/self/cgroup").splitlines()[-1:]
     yield Finding("container", "ok", f"{', '.join(marks) or 'none detected'}; cgroup {''.join(group)}")
@@ -72,7 +71,7 @@ def _landlock() -> Finding:
 
 
 def processors() -> Iterator[Finding]:
-    """Number of usable CPUs, their quota and their governor."""
+    """Report the number of usable CPUs, their quota and their governor."""
     usable, there = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     if usable < 2:
         why = "client and device share one CPU, so neither polls, and each request costs two context switches"
@@ -138,7 +137,7 @@ def shared_memory() -> Iterator[Finding]:
 
 
 def huge_pages() -> Iterator[Finding]:
-    """Whether the kernel uses huge pages by itself."""
+    """Report if the kernel uses huge pages by itself."""
     for kind, file in (("memory", "enabled"), ("shared memory", "shmem_enabled")):
         words = text_of(ROOT / "sys/kernel/mm/transparent_hugepage" / file)
         chosen = re.search(r"\[(\w+)\]", words)
@@ -162,7 +161,7 @@ class SystemCall(NamedTuple):
 
 
 def tried() -> Iterator[Finding]:
-    """Makes each call once, harmlessly."""
+    """Make each call once, harmlessly."""
     for call in CALLS:
         try:
             call.attempt()
@@ -174,13 +173,13 @@ def tried() -> Iterator[Finding]:
 
 
 def futex_waitv() -> None:
-    """Waits on nothing: a kernel that has the call answers EINVAL. Raises OSError."""
+    """Wait on nothing: a kernel that has the call answers EINVAL. Raises OSError."""
     if _syscall(_FUTEX_WAITV, *[0] * 5) < 0 and ffi.errno != errno.EINVAL:
         raise OSError(ffi.errno, os.strerror(ffi.errno))
 
 
 def memfd() -> None:
-    """Makes anonymous memory and seals its size. Raises OSError."""
+    """Make anonymous memory and seal its size. Raises OSError."""
     fd = _new_memfd()
     try:
         os.ftruncate(fd, 4096)
@@ -190,7 +189,7 @@ def memfd() -> None:
 
 
 def ofd_lock() -> None:
-    """Takes a lock that belongs to an open file, as the roles of a queue do. Raises OSError."""
+    """Take a lock that belongs to an open file, as the roles of a queue do. Raises OSError."""
     fd = _new_memfd()
     try:
         fcntl.fcntl(fd, _F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
@@ -265,7 +264,7 @@ def _count(number: int) -> str:
 
 
 def limits_of_clients() -> Iterator[Finding]:
-    """The limits in limits.toml, as a device that starts now would read them."""
+    """Yield the limits in limits.toml, as a device that starts now would read them."""
     path = limits_file()
     try:
         found = limits()
@@ -275,7 +274,8 @@ def limits_of_clients() -> Iterator[Finding]:
         )
         return
     yield Finding("limits.toml", "ok", f"{path}, {'read' if path.exists() else 'does not exist; defaults apply'}")
-    for name, value in asdict(found).items():
+    for name in Limits.settings():
+        value = getattr(found, name)
         words = "no limit" if value >= NO_LIMIT else size(value) if name.endswith("bytes") else f"{value:g}"
         yield Finding(name, "ok", words)
 
@@ -285,7 +285,7 @@ _LITTLE = 100 * 10**6
 
 
 def runtime() -> Iterator[Finding]:
-    """The folder of sockets. Creates it if it is missing, as every client does."""
+    """Report on the folder of sockets. Creates it if it is missing, as every client does."""
     why = "no device can be found or started"
     remedy = "set BURST_RUNTIME_DIR to a folder that you own, with a short path and mode 0700"
     try:
@@ -307,7 +307,7 @@ def runtime() -> Iterator[Finding]:
 
 
 def start_locks() -> Iterator[Finding]:
-    """Processes that hold the lock of a device's start, which is held for milliseconds, and are stopped."""
+    """Report processes that hold the lock of a device's start, which is held for milliseconds, and are stopped."""
     for lock in files_there("*.lock"):
         holder = Place(lock.parent, lock.stem).holder()
         if holder and holder.is_stopped:
@@ -317,7 +317,7 @@ def start_locks() -> Iterator[Finding]:
 
 
 def kept() -> Iterator[Finding]:
-    """The folder of compilations, and that of measurements of devices."""
+    """Yield the folder of compilations, and that of measurements of devices."""
     yield _writable("cache folder", default_folder(), "models are compiled again in every process")
     state = in_home("~/.local/state/burst")
     yield _writable("state folder", state, "devices are measured again in every process")

@@ -15,7 +15,7 @@ from driver.client.connection import Connection
 from driver.client.discovery import Place, files_there, find
 from driver.client.hardening import confinement
 from driver.client.launch import ENOUGH
-from driver.engine.limits import limits_file
+from driver.engine.limits import or_raise
 from driver.errors import DriverError
 from driver.finding import Finding
 from driver.monitor import accounts_of
@@ -56,7 +56,7 @@ def devices() -> Iterator[Finding]:
 
 
 def _served() -> Iterator[Finding]:
-    """What each device that is served on this machine has given up, and what it holds: of the engines that we see."""
+    """Report what each served device of this machine has given up, and what it holds: of the engines that we see."""
     for path in sorted(SERVED.glob("*.sock")):
         with (
             suppress(BurstError, DriverError),  # it may not be for this account
@@ -98,7 +98,7 @@ def _group(name: str, pid: int) -> Finding:
 
 
 def _held(name: str, found: list[AccountFigures]) -> Finding:
-    """The account or application that is nearest to a limit."""
+    """Return the account or application that is nearest to a limit."""
     rows = [(holding.held / holding.most, row, figure) for row in found for figure, holding in row.holdings.items()]
     share, row, figure = max(rows, key=lambda each: each[0])
     subject, held = f"{name}, what accounts hold", row.holdings[figure]
@@ -106,7 +106,7 @@ def _held(name: str, found: list[AccountFigures]) -> Finding:
     text = f"at most {share:.0%} of a limit: {whose} has {held.held} of {held.most} {figure.replace('_', ' ')}"
     if share < _NEARLY:
         return Finding(subject, "ok", text)
-    remedy = f"`burst top --accounts`; close what is not needed, or raise account_{figure} in {limits_file()}"
+    remedy = f"`burst top --accounts`; close what is not needed{or_raise(f'account_{figure}')}"
     return Finding(subject, "note", text, "what exceeds the limit is refused", remedy=remedy)
 
 

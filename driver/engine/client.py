@@ -30,7 +30,7 @@ from driver.engine.binding import execution
 from driver.engine.cache.compilations import CacheOwner, Declined, SentModel
 from driver.engine.device_memory import LoadedModel, ManagedBuffers, ModelCharge, Quota
 from driver.engine.launched import AsyncServer, FencedServer, LaunchOwner, check_outputs
-from driver.engine.ledger import price
+from driver.engine.ledger import PRICES, price
 from driver.engine.memory_import import MemoryImporter, bring_pages
 from driver.engine.open_burst import OpenBurst
 from driver.engine.plain import PlainServer
@@ -284,11 +284,11 @@ class EngineClient:
     def _plan_claim(self, loaded: LoadedModel) -> Claim:
         """For one more plan. If there is no room, plans are dropped first: they cost less to make than a refusal."""
         footprint = loaded.shared.footprint
-        nbytes = footprint.plan if footprint else 0
+        nbytes = PRICES["plan"]["bytes"] + (footprint.plan if footprint else 0)
         with suppress(ResourceExhaustedTransient):
-            return self.quota.charge(nbytes, plans=1)
+            return self.quota.charge(nbytes)
         self.forget_plans()
-        return self.quota.charge(nbytes, plans=1)
+        return self.quota.charge(nbytes)
 
     def _fenced_model(self, number: int) -> Callable[[Request], Execution]:
         """The same for fenced executions, whose output shapes must be known."""

@@ -392,7 +392,7 @@ class FencedServer(LaunchServer):
     def _launched(self, plan: Plan, bounds: TimeLimits, fds: list[int]) -> tuple[LaunchedExecution, int]:
         """The execution and its fence. Raises InvalidArgument, ResourceExhaustedTransient."""
         fence = -1
-        claim = self.take("wait for some of them", **price("fenced execution", fences=len(fds), descriptors=len(fds)))
+        claim = self.take("wait for some of them", **price("fenced execution", descriptors=len(fds)))
 
         def make() -> FencedExecution:
             nonlocal fence

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Self
 from weakref import WeakValueDictionary
 
 from burst import ResourceExhaustedPersistent, ResourceExhaustedTransient, StatusError
-from driver.engine.limits import raised
-from driver.protocol.ledger_report import FigureLimits, LedgerReport, LedgerRow
+from driver.engine.limits import or_raise
+from driver.protocol.ledger_report import LedgerReport, LedgerRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 FIGURES = {
     "bytes": "bytes of buffers, temporaries and models, and of what the device keeps for clients",
-    "pools": "memory pools of clients that are mapped",
     "pool_bytes": "bytes of memory pools",
     "gpu_bytes": "bytes of a GPU's memory in buffers and bound requests",
     "descriptors": "open descriptors",
@@ -37,10 +36,6 @@ FIGURES = {
     "threads": "threads",
     "life_words": "words that tell of this process's death",
     "guards": "mappings of memory that a client can truncate",
-    "plans": "requests that stay bound",
-    "models": "prepared models",
-    "buffers": "buffers of the device",
-    "fences": "fences that executions wait for",
 }
 """What is held, and what it counts."""
 
@@ -52,8 +47,9 @@ PRICES: Mapping[str, Mapping[str, int]] = {
     "fenced execution": {"descriptors": 1, "bytes": 2048},
     "burst": {"descriptors": 6, "mappings": 10, "threads": 1, "life_words": 1, "bytes": 88 << 10},
     "pool": {"mappings": 2},
-    "model": {"models": 1, "mappings": 2},
-    "buffer": {"buffers": 1, "bytes": 2800},
+    "model": {"mappings": 2},
+    "buffer": {"bytes": 2800},
+    "plan": {"bytes": 1024},
     "connection": {"descriptors": 3, "mappings": 3, "threads": 1, "life_words": 1, "bytes": 80 << 10},
 }
 """What each thing of a client's costs the engine; a connection costs the service. A thread is two mappings, its stack
@@ -168,10 +164,7 @@ class Ledger(_Level):
         self.limits = limits
         self.lock = threading.RLock()  # a finalizer may give back while this thread holds it
         self._accounts: dict[int, Account] = {}
-        self._most: dict[str, FigureLimits] = {}
-        for figure in FIGURES:
-            account, device = getattr(limits, f"account_{figure}"), getattr(limits, f"device_{figure}")
-            self._most[figure] = FigureLimits(account * limits.application_percent // 100, account, device)
+        self._most = limits.figures()
 
     def account(self, uid: int) -> Account:
         """The account with that number."""
@@ -252,17 +245,15 @@ class Ledger(_Level):
                 raise self._refusal(n, level.held[figure], remedy, figure, more)
 
     def _refusal(self, level: int, there: int, remedy: str, figure: str, more: int) -> StatusError:
-        most, whose = (
-            self._most[figure][level],
-            ("this application has", "this account has", "all accounts have")[level],
-        )
+        most, account = self._most[figure][level], self._most[figure].account
+        whose = ("this application has", "this account has", "all accounts have")[level]
         name = f"device_{figure}" if level == 2 else f"account_{figure}"
-        words = f"{name} = {getattr(self.limits, name)}"
+        words = f"{name} = {most if level == 2 else account}"
         words = words if level else f"{self.limits.application_percent} % of {words}"
         kind = ResourceExhaustedPersistent if more > most else ResourceExhaustedTransient
         return kind(
-            f"the limit {words} is reached: {whose} {there} {FIGURES[figure]} and asks for {more} more; {remedy}, or "
-            f"{raised(name)}"
+            f"the limit {words} is reached: {whose} {there} {FIGURES[figure]} and asks for {more} more; "
+            f"{remedy}{or_raise(name)}"
         )
 
 

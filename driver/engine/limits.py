@@ -10,12 +10,13 @@ from __future__ import annotations
 import resource
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from burst import ResourceExhaustedPersistent, ResourceExhaustedTransient
 from burst.memory_limits import control_group_bytes, control_groups, machine_bytes
 from burst.run_queue import MOST_WEIGHT
 from driver.config import configured, in_home
+from driver.protocol.ledger_report import FigureLimits
 
 RELEASE = "release buffers and models"
 """What a client can do that has used up its bytes."""
@@ -29,21 +30,48 @@ NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True)
+class ProcessLimits:
+    """The limits of all accounts together that are no settings: what a process of a device has, less a reserve."""
+
+    is_shared: bool = False  #: by several accounts
+    pool_bytes: int = NO_LIMIT
+    gpu_bytes: int = NO_LIMIT
+    descriptors: int = 16_384
+    mappings: int = 48_000  # of 65,530 that Linux grants a process
+    threads: int = 4096
+    life_words: int = 1984  # of 2,048 that a process has
+    guards: int = 4000
+
+    @classmethod
+    def of_this_process(cls, *, is_shared: bool) -> ProcessLimits:
+        """Return the limits that the machine, the rlimits and the control group of this process allow."""
+        possible = {figure: min(most, getattr(cls, figure)) for figure, most in _possible().items()}
+        return cls(is_shared, memory_bytes(), **possible)
+
+    def of_account(self, most: int) -> int:
+        """Return how much of `most` one account may have: half of it, or where it is alone all but a sixteenth.
+
+        The sixteenth is left to root and the device's account, who watch the device.
+        """
+        return max(1, most // 2 if self.is_shared else most - most // 16)
+
+
+@dataclass(frozen=True)
 class Limits:
-    """client_bytes: device buffers of one client, the temporaries of its executions that the engine allocates, its
+    """The limits on what clients may hold; all fields but the last are settings.
+
+    client_bytes: device buffers of one client, the temporaries of its executions that the engine allocates, its
     models, and what the engine keeps for it besides. account_bytes, device_bytes: the same for all clients of an
     account, and for all together.
 
     client_bursts, client_models, client_connections: per client; a connection is a plain path, and a client has one for
-    each concurrent call. client_async: pending asynchronous executions of one client. client_launched, client_fences:
-    its pending fenced executions, and the fences of others that they wait for. burst_elements: capacity of each of a
-    burst's two queues, which limits the requests in it. uid_clients, device_clients: connected clients, of one account
-    and of all. device_accounts: accounts that have an engine of their own at the same time. uid_applications:
-    applications of one account that have connected clients.
+    each concurrent call. client_async: pending asynchronous executions of one client. client_launched: its pending
+    fenced executions. uid_clients, device_clients: connected clients, of one account and of all. device_accounts:
+    accounts that have an engine of their own at the same time. uid_applications: applications of one account that have
+    connected clients.
 
-    account_…, device_…: what one account and all together may hold, as driver/engine/ledger.py counts it. One
-    application may hold `application_percent` of what its account may, so that the account's other programs find room.
-    By default an account has half of what all may have, and nearly all of it where the engine serves it alone.
+    account_…: what one account may hold, as driver/engine/ledger.py counts it. One application may hold
+    `application_percent` of that, so that the account's other programs find room.
 
     idle_seconds: an idle device frees what it can make again after so long. driver_seconds: how long a driver may take
     to allocate a buffer, or to copy to or from one; a driver in a shared library for any call but an execution, or its
@@ -58,81 +86,85 @@ class Limits:
     client_models: int = 1024
     client_connections: int = 128
     client_launched: int = 256
-    client_fences: int = 1024
     client_async: int = 4096
-    burst_elements: int = 2**16
     uid_clients: int = 512
     device_clients: int = 1024
     device_accounts: int = 64
     uid_applications: int = 128
     application_percent: int = 75
     account_bytes: int = NO_LIMIT
-    account_pools: int = 8192
     account_pool_bytes: int = NO_LIMIT
     account_gpu_bytes: int = NO_LIMIT
     account_descriptors: int = 8192
-    account_mappings: int = 24_000
     account_threads: int = 2048
-    account_life_words: int = 992
-    account_guards: int = 2000
-    account_plans: int = 32_768
-    account_models: int = 2048
-    account_buffers: int = 16_384
-    account_fences: int = 4096
-    device_pools: int = 16_384
-    device_pool_bytes: int = NO_LIMIT
-    device_gpu_bytes: int = NO_LIMIT
-    device_descriptors: int = 16_384
-    device_mappings: int = 48_000
-    device_threads: int = 4096
-    device_life_words: int = 1984
-    device_guards: int = 4000
-    device_plans: int = 65_536
-    device_models: int = 4096
-    device_buffers: int = 32_768
-    device_fences: int = 8192
     idle_seconds: float = 10.0
     driver_seconds: float = 30.0
     prepare_seconds: float = 600.0
     validate_seconds: float = 30.0
     file_seconds: float = 10.0
+    process: ProcessLimits = ProcessLimits()
+
+    client_fences: ClassVar[int] = 1024
+    """Fences of others that the executions of one client wait for."""
+    burst_elements: ClassVar[int] = 2**16
+    """Capacity of each of a burst's two queues, which limits the requests in it."""
+
+    @classmethod
+    def settings(cls) -> list[str]:
+        """Return the names that limits.toml may have."""
+        return [field.name for field in fields(cls) if field.name != "process"]
+
+    def figures(self) -> dict[str, FigureLimits]:
+        """Return what an application, an account and all together may hold of each figure of the ledger."""
+        process, descriptors, threads = self.process, self.account_descriptors, self.account_threads
+        found = {
+            "bytes": (self.account_bytes, self.device_bytes),
+            "pool_bytes": (self.account_pool_bytes, process.pool_bytes),
+            "gpu_bytes": (self.account_gpu_bytes, process.gpu_bytes),
+            "descriptors": (descriptors, max(descriptors, process.descriptors)),
+            "mappings": (process.of_account(process.mappings), process.mappings),
+            "threads": (threads, max(threads, process.threads)),
+            "life_words": (process.of_account(process.life_words), process.life_words),
+            "guards": (process.of_account(process.guards), process.guards),
+        }
+        percent = self.application_percent
+        return {
+            figure: FigureLimits(account * percent // 100, account, device)
+            for figure, (account, device) in found.items()
+        }
 
     def check(self, name: str, there: int, remedy: str, more: int = 1) -> None:
-        """Raises ResourceExhaustedTransient if `more` do not fit. `remedy`: what the client itself can do."""
+        """Raise ResourceExhaustedTransient if `more` do not fit. `remedy`: what the client itself can do."""
         most = getattr(self, name)
         if there + more > most:
             raise ResourceExhaustedTransient(
-                f"the limit {name} = {most} is reached, with {there} in use; {remedy}, or {raised(name)}"
+                f"the limit {name} = {most} is reached, with {there} in use; {remedy}{or_raise(name)}"
             )
 
     def check_size(self, name: str, size: int, remedy: str) -> None:
-        """Raises ResourceExhaustedPersistent if `size` is too large."""
+        """Raise ResourceExhaustedPersistent if `size` is too large."""
         most = getattr(self, name)
         if size > most:
-            raise ResourceExhaustedPersistent(f"{size} exceeds the limit {name} = {most}; {remedy}, or {raised(name)}")
+            raise ResourceExhaustedPersistent(f"{size} exceeds the limit {name} = {most}; {remedy}{or_raise(name)}")
 
 
 def limits_file() -> Path:
-    """The path of the configuration."""
+    """Return the path of the configuration."""
     return in_home("~/.config/burst/limits.toml")
 
 
 def limits(*, is_shared: bool = False) -> Limits:
-    """The configured limits. A client gets a quarter of this process's memory by default, all together half of it.
+    """Return the configured limits. By default a client gets a quarter of this process's memory, all together half.
 
-    `is_shared`: by several accounts. Then one gets half of what all may have by default, else all but a sixteenth,
-    which is left to root and the device's account, who watch it.
+    `is_shared`: by several accounts.
 
     Raises ValueError.
     """
-    memory = memory_bytes()
-    defaults: dict[str, Any] = {"client_bytes": memory // 4, "device_bytes": memory // 2, "device_pool_bytes": memory}
-    for figure, most in _possible().items():
-        defaults[f"device_{figure}"] = min(most, getattr(Limits, f"device_{figure}"))
+    process = ProcessLimits.of_this_process(is_shared=is_shared)
     path = limits_file()
     found = configured(path)
     found.pop("weights", None)
-    known = [field.name for field in fields(Limits)]
+    known = Limits.settings()
     for name, value in found.items():
         kinds = (int, float) if name.endswith("_seconds") else (int,)
         if name not in known or type(value) not in kinds or not 0 < value < 2**63:
@@ -140,18 +172,21 @@ def limits(*, is_shared: bool = False) -> Limits:
                 f"{path}: {name} = {value!r}: the limits are {', '.join(known)}, each a whole number above 0 "
                 "(seconds may be a fraction)"
             )
-    return Limits(**(_of_accounts(defaults | found, is_shared) | defaults | found))
-
-
-def _of_accounts(found: dict[str, Any], is_shared: bool) -> dict[str, int]:
-    """What an account may hold of each figure by default."""
-    names = [field.name.removeprefix("account_") for field in fields(Limits) if field.name.startswith("account_")]
-    whole = {name: found.get(f"device_{name}", getattr(Limits, f"device_{name}", 0)) for name in names}
-    return {f"account_{name}": max(1, most // 2 if is_shared else most - most // 16) for name, most in whole.items()}
+    memory, account = process.pool_bytes, process.of_account
+    defaults: dict[str, Any] = {
+        "client_bytes": memory // 4,
+        "device_bytes": memory // 2,
+        "account_bytes": account(found.get("device_bytes", memory // 2)),
+        "account_pool_bytes": account(memory),
+        "account_descriptors": account(process.descriptors),
+        "account_threads": account(process.threads),
+        "process": process,
+    }
+    return Limits(**(defaults | found))
 
 
 def _possible() -> dict[str, int]:
-    """What this process may have, less what it needs itself."""
+    """Return what this process may have of its tables, less what it needs itself."""
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     threads = [2**31, resource.getrlimit(resource.RLIMIT_NPROC)[1]]
     mappings = _number(Path("/proc/sys/vm/max_map_count"), 65_530) * 3 // 4
@@ -169,21 +204,21 @@ def _number(path: Path, default: int) -> int:
 
 
 def no_room(nbytes: int, free: int, most: int) -> ResourceExhaustedTransient | ResourceExhaustedPersistent:
-    """The error for bytes that exceed what a client may use: never, or until others are freed."""
+    """Return the error for bytes that exceed what a client may use: never, or until others are freed."""
     kind = ResourceExhaustedPersistent if nbytes > most else ResourceExhaustedTransient
     return kind(
         f"an execution or a buffer needs {nbytes} bytes, and {free} of the {most} that a client may use on a device "
-        f"are free (client_bytes); {RELEASE}, or {raised('client_bytes')}"
+        f"are free (client_bytes); {RELEASE}{or_raise('client_bytes')}"
     )
 
 
-def raised(name: str) -> str:
-    """The remedy that raises a limit."""
-    return f"raise {name} in {limits_file()} and restart the device"
+def or_raise(name: str) -> str:
+    """Return the end of a remedy: to raise that limit, if it is a setting."""
+    return f", or raise {name} in {limits_file()} and restart the device" if name in Limits.settings() else ""
 
 
 def weights() -> dict[int, int]:
-    """Fair-share weights by uid, from the table `[weights]` of the same file: a busy device is divided in proportion.
+    """Return the weights by uid of the table `[weights]` in the same file: a busy device is divided in proportion.
 
     Raises ValueError.
     """
@@ -198,6 +233,6 @@ def weights() -> dict[int, int]:
 
 
 def memory_bytes() -> int:
-    """The memory of the machine, or the limit of this process's control group, or of one above it, if that is less."""
+    """Return the memory of the machine, or the limit of this process's control groups if that is less."""
     group = control_group_bytes()
     return machine_bytes() if group is None else min(machine_bytes(), group)

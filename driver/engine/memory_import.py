@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from driver.engine.ledger import Claim
 
 _REMEDY = "free memory that the device knows"
-_PRICE = price("pool", pools=1)
+_PRICE = price("pool")
 _MOST_AT_ONCE = 1 << 30  # bytes
 _SHARED = {Memory.kind, MappedFd.kind, HardwareBuffer.kind, HardwareBufferBlob.kind}
 

@@ -19,7 +19,7 @@ from burst.memory import KINDS
 from burst.run_queue import give_way
 from driver.deadlines import check, overdue, passed, seconds_left
 from driver.engine.account_threads import AccountThreads
-from driver.engine.limits import raised
+from driver.engine.limits import or_raise
 from driver.nn.file_form import FILE, is_file
 from driver.nn.known import explained
 from driver.protocol.model_codec import decode_valid, operations_on, sealed
@@ -42,7 +42,7 @@ _THREADS = 8  # accounts whose models are validated at once
 
 
 class Explained(NamedTuple):
-    """What is known of a valid model. The model itself, which may be large, is not kept while it is prepared."""
+    """The findings about a valid model. The model itself, which may be large, is not kept while it is prepared."""
 
     reasons: list[str | None]  #: of each operation why the device does not support it
     refused: str  #: the type of the first one that it does not support; "": there is none
@@ -50,7 +50,7 @@ class Explained(NamedTuple):
 
     @classmethod
     def of(cls, model: Model, reasons: list[str | None]) -> Self:
-        """What these reasons say of the model."""
+        """Return what these reasons say of the model."""
         types = (operation.type for operation, why in zip(model.main.operations, reasons, strict=False) if why)
         return cls(reasons, next(types, ""), model if is_file(model) else None)
 
@@ -64,22 +64,22 @@ class ValidationBudget:
         self._most, self._begin = limits.validate_seconds, 0.0
 
     def begin(self) -> None:
-        """The validation begins, in this thread."""
+        """Begin the validation, in this thread."""
         self._begin = time.thread_time()
 
     def end(self) -> None:
-        """It ends."""
+        """End the validation."""
         self.seconds = time.thread_time() - self._begin
 
     def __call__(self) -> None:
-        """Raises ResourceExhaustedPersistent once the time is used up, and MissedDeadlineTransient."""
+        """Raise ResourceExhaustedPersistent once the time is used up, and MissedDeadlineTransient."""
         self.end()
         if self.deadline is not None:
             check("preparing", self.deadline)
         if self.seconds > self._most:
             raise ResourceExhaustedPersistent(
                 f"validating this model takes more than validate_seconds = {self._most:g} s of a processor; prepare a "
-                f"smaller model, or {raised('validate_seconds')}"
+                f"smaller model{or_raise('validate_seconds')}"
             )
 
 
@@ -93,7 +93,7 @@ class Validator:
         self._threads = AccountThreads("validation", _THREADS, give_way)
 
     def explained(self, uid: int, fds: list[int], where: object, budget: ValidationBudget) -> Explained:
-        """Validates a model of that account's. Owns `fds`.
+        """Validate a model of that account's. Owns `fds`.
 
         Raises InvalidModel; MissedDeadline* if it is not done by the deadline; ResourceExhausted*.
         """
@@ -148,7 +148,7 @@ class Validator:
             close_all(own)
 
     def _with_memory(self, model: Model, memory: SealedModel, reasons: list[str | None]) -> list[str | None]:
-        """The reasons, and that of operations on constants in memory that the device cannot read."""
+        """Return the reasons, and that of operations on constants in memory that the device cannot read."""
         device = self._device
         kinds = KINDS.keys() if device.memory_kinds is None else device.memory_kinds
         unreadable = {part.kind for part in memory.parts if part.kind} - kinds

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import subprocess
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +42,12 @@ bursts = [prepared.burst() for _ in range(4)]
 print("engine", device.engine_pid, flush=True)
 sys.stdin.read()
 """
+
+
+def fill(kept, make):
+    """Make things, and keep them, until one is refused."""
+    while len(kept) < 1000:
+        kept.append(make())
 
 
 class TestClient:
@@ -86,12 +91,11 @@ class TestClient:
             with prepared.burst() as burst:
                 assert burst.run(X).outputs[0].tolist() == [[1, 1, 1, 1]]
 
-    def test_queues(self, configure, kit):
+    def test_queues(self, kit):
         """A burst whose queues are longer than they may be never fits; a shorter one does."""
-        path = configure(burst_elements=256)
         with driver.connect() as device, device.prepare(kit.add_model()) as prepared:
-            with pytest.raises(ResourceExhaustedPersistent, match=f"512 exceeds .*burst_elements = 256; .*{path}"):
-                Controller(prepared.configure_burst(0.0), length=512)
+            with pytest.raises(ResourceExhaustedPersistent, match=r"131072 exceeds .*burst_elements = 65536"):
+                Controller(prepared.configure_burst(0.0), length=2**17)
             Controller(prepared.configure_burst(0.0), length=256).close()
 
 
@@ -143,21 +147,21 @@ class TestDevice:
 class TestAccount:
     """What one account may hold of the tables of the device's processes."""
 
-    def test_life_words(self, configure, kit):
-        """One application cannot take all life words: its plain paths are refused with the figure, and another one of
+    def test_applications(self, configure, kit):
+        """One application cannot take all threads: its plain paths are refused with the figure, and another one of
         the account finds some. What is closed is free again.
         """
-        path = configure(account_life_words=8)
+        path = configure(account_threads=12)  # the connection of each application has one
         with driver.connect(application="a") as device, driver.connect(application="b") as other:
-            fds = [device.call("channel")[1] for _ in range(6)]
+            fds = [device.call("channel")[1] for _ in range(8)]
             words = (
-                "75 % of account_life_words = 8 is reached: this application has 6 words .* asks for 1 more; "
-                f"make fewer calls at once, or raise account_life_words in {path}"
+                "75 % of account_threads = 12 is reached: this application has 9 threads .* asks for 1 more; "
+                f"make fewer calls at once, or raise account_threads in {path}"
             )
             with pytest.raises(ResourceExhaustedTransient, match=words):
                 device.call("channel")
             fds += [other.call("channel")[1] for _ in range(2)]
-            with pytest.raises(ResourceExhaustedTransient, match=r"account_life_words = 8 .* this account has 8"):
+            with pytest.raises(ResourceExhaustedTransient, match=r"account_threads = 12 .* this account has 12"):
                 other.call("channel")
             close_all(fds.pop())
             close_all(fds.pop())
@@ -182,31 +186,25 @@ class TestAccount:
                 driver.connect(application="b")
             assert bursts[0].run(X).outputs[0].tolist() == [[1, 1, 1, 1]]
 
-    def test_buffers_and_models(self, configure, kit):
-        """Objects of a few bytes are limited by their number, and by what the engine keeps for each."""
-        configure(account_buffers=8, account_models=4)
+    def test_buffers(self, configure, kit):
+        """Objects of a few bytes are limited by what the engine keeps for each."""
+        configure(account_bytes=200_000)
         with driver.connect() as device, device.prepare(kit.add_model()) as prepared:
 
             def buffer():
                 return device.allocate(driver.BufferDesc(), [prepared], [driver.BufferRole(0, 0)])
 
-            buffers = [buffer() for _ in range(6)]
-            with pytest.raises(ResourceExhaustedTransient, match=r"account_buffers = 8 .* 6 buffers .*release buffers"):
-                buffer()
+            buffers = []
+            with pytest.raises(ResourceExhaustedTransient, match=r"account_bytes = 200000 .*release buffers"):
+                fill(buffers, buffer)
             buffers.pop().close()
             buffers.append(buffer())
-            models = [device.prepare(kit.add_model(float(n))) for n in range(2)]
-            with pytest.raises(ResourceExhaustedTransient, match=r"account_models = 4 .* 3 prepared models"):
-                device.prepare(kit.add_model(2.0))
-            models.pop().close()
-            device.prepare(kit.add_model(2.0)).close()
 
     def test_plans(self, configure, kit):
         """Requests that stay bound make room for others: no request is refused for their number."""
-        configure(account_plans=4)
+        configure(account_bytes=200_000)
         with driver.connect() as device, device.prepare(kit.add_model()) as prepared:
-            pools = [Memory.create(64) for _ in range(10)]
-            for pool in pools:
+            for pool in [Memory.create(64) for _ in range(100)]:
                 request = Request((RequestArgument(length=16),), (RequestArgument(offset=16, length=16),), (pool,))
                 assert prepared.execute(request).status == 0
                 assert pool.asarray(np.float32, 4, 16).tolist() == [1, 1, 1, 1]
@@ -214,16 +212,16 @@ class TestAccount:
                 assert [burst.run(X).outputs[0].tolist() for _ in range(20)] == [[[1, 1, 1, 1]]] * 20
 
     def test_fences(self, configure, kit):
-        """Fences and their descriptors are counted while an execution waits for them."""
-        configure(account_fences=4)
+        """Fences are counted, as descriptors, while an execution waits for them."""
+        configure(account_descriptors=24)
         with driver.connect() as device, device.prepare(kit.add_model()) as prepared:
             pool, gate = Memory.create(64), os.eventfd(0)
             request = Request((RequestArgument(length=16),), (RequestArgument(offset=16, length=16),), (pool,))
-            waiting = [prepared.execute_fenced(request, [gate]) for _ in range(3)]
-            with pytest.raises(ResourceExhaustedTransient, match=r"account_fences = 4 .* 3 fences"):
-                prepared.execute_fenced(request, [gate])
+            waiting = []
+            with pytest.raises(ResourceExhaustedTransient, match=r"account_descriptors = 24 .* 18 open descriptors"):
+                fill(waiting, lambda: prepared.execute_fenced(request, [gate]))
             os.eventfd_write(gate, 1)
-            assert [execution.result(PATIENCE).status for execution in waiting] == [0, 0, 0]
+            assert {execution.result(PATIENCE).status for execution in waiting} == {0}
             prepared.execute_fenced(request, [gate]).result(PATIENCE)
             os.close(gate)
 
@@ -273,7 +271,7 @@ class TestAccount:
 class TestFile:
     """limits.toml."""
 
-    @pytest.mark.parametrize("name", [field.name for field in fields(Limits)])
+    @pytest.mark.parametrize("name", Limits.settings())
     @pytest.mark.parametrize("value", ["0", "-1", '"many"', "true", "nan"])
     def test_wrong(self, configure, name, value):
         """What makes no sense is refused with the file, the name and the value."""
@@ -284,7 +282,7 @@ class TestFile:
     def test_documented(self):
         """Every limit is in the table of its page."""
         page = (Path(driver.__file__).parents[1] / "docs/qos.md").read_text()
-        assert [field.name for field in fields(Limits) if f"`{field.name}`" not in page] == []
+        assert [name for name in Limits.settings() if f"`{name}`" not in page] == []
 
     def test_unknown(self, configure):
         """A name that is none is refused, with those that are."""

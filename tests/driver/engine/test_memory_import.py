@@ -134,7 +134,7 @@ class TestWhatIsTaken:
         found = stranger.take(plain, os.dup(file))
         same = friend.take(plain, os.dup(file))
         assert (stranger.quota.taken, friend.quota.taken) == (PAGE, 0)
-        assert stranger.held() == {"pools": 1, "pool_bytes": PAGE, "mappings": 2, "bytes": PAGE}
+        assert stranger.held() == {"pool_bytes": PAGE, "mappings": 2, "bytes": PAGE}
         os.pwrite(file, b"\7", PAGE)
         assert (found.asarray()[0], same.asarray()[0]) == (2, 7)
         assert not found.asarray().flags.writeable
@@ -207,10 +207,10 @@ class TestClaims:
         for pool in (sealed_, open_):
             pool.asarray()[:] = 1
         one, two = (door.take(pool.to_wire(), os.dup(pool.fd)) for pool in (sealed_, open_))
-        assert door.held() == {"pools": 2, "pool_bytes": 2 * PAGE, "mappings": 4, "guards": 1}
+        assert door.held() == {"pool_bytes": 2 * PAGE, "mappings": 4, "guards": 1}
         array = two.asarray()
         del one, two
-        assert door.held() == {"pools": 1, "pool_bytes": PAGE, "mappings": 2, "guards": 1}
+        assert door.held() == {"pool_bytes": PAGE, "mappings": 2, "guards": 1}
         del array
         assert door.held() == {}
 
@@ -352,14 +352,14 @@ def works(device, model):
 
 
 def test_one_application_maps_no_more_pools_than_it_may(own, kit):
-    """Ten thousand pages are registered, of which all but 6,144 are refused with the figure; others go on."""
+    """Ten thousand pages are registered, of which all but a few thousand are refused with the figure; others go on."""
     hostile, honest = own("hostile"), own("honest")
     before, fd = mappings(hostile), memfd(10_000 * PAGE, written=False)
     with hostile.prepare(kit.add_model()) as prepared, plain_path(hostile) as channel:
         for slot in range(10_000):
             register(channel, slot, ["mmap_fd", PAGE, 3, slot * PAGE], fd)
         status, text = answer(channel, prepared, 9_999)
-        assert (status, text[:72]) == (12, "") or "account_pools" in text or "account_guards" in text, text
+        assert (status, text[:72]) == (12, "") or "account_mappings" in text or "account_guards" in text, text
         assert answer(channel, prepared, 0) == (0, "")
         assert mappings(hostile) - before < 13_000
         works(honest, kit.add_model())
@@ -375,7 +375,7 @@ def test_memory_is_mapped_and_counted_once(own, kit):
 
     def held():
         rows = [row for row in LedgerReport.read(device.call, "engine").rows if row.application == "one"]
-        return rows[0].held.get("pools", 0), rows[0].held.get("pool_bytes", 0)
+        return rows[0].held.get("pool_bytes", 0)
 
     def mapped():
         with open(f"/proc/{device.engine_pid}/maps") as maps:
@@ -386,7 +386,7 @@ def test_memory_is_mapped_and_counted_once(own, kit):
             assert execute(request).status == 0
         assert prepared.execute_async(request).result(PATIENCE).status == 0
         assert prepared.execute_fenced(request).result(PATIENCE).status == 0
-        assert (held(), mapped()) == ((1, 2 * PAGE), 1)
+        assert (held(), mapped()) == (2 * PAGE, 1)
 
 
 def test_one_application_takes_no_more_addresses_than_it_may(own, kit):

@@ -119,7 +119,7 @@ def test_what_accounts_hold(served, kit):
     def of(name, process, figure, *more):
         return found[name, *sorted((process, figure, *more))]
 
-    assert 0 < of("burst_held", "engine", "models", uid) < of("burst_account_limit", "engine", "models")
+    assert 0 < of("burst_held", "engine", "mappings", uid) < of("burst_account_limit", "engine", "mappings")
     assert of("burst_held", "engine", "life_words", uid) == 2  # of the burst, and of the self test's plain path
     assert of("burst_held", "service", "life_words", uid) == 2  # of the client and the monitor
     assert of("burst_spent_total", "engine", "preparing_seconds", uid) > 0
