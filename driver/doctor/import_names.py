@@ -19,7 +19,7 @@ _HIDDEN = "programs that want it get ours"
 
 
 def names() -> Iterator[Finding]:
-    """What a program in the current folder would import, and what else has these names on the path."""
+    """Yield what a program in the current folder would import, and what else has these names on the path."""
     found = list(namesakes([Path.cwd()]))
     for namesake in found:
         state: State = "warning" if namesake.shadows else "note"
@@ -32,7 +32,7 @@ def names() -> Iterator[Finding]:
 
 
 def _clone(here: Path) -> Finding:
-    """What a program in a clone that is not built imports."""
+    """Return what a program in a clone that is not built imports."""
     if said := obstacle(here):
         found = f"{here} is a clone of Burst, whose sources are not built"
         return Finding(

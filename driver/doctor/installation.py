@@ -60,7 +60,7 @@ _NEEDS = "models for it run on the CPU instead, or not at all"
 
 
 def installed() -> Iterator[Finding]:
-    """Loads the code of every device that an entry point names. Starts none."""
+    """Load the code of every device that an entry point names. Starts none."""
     if not (found := names()):
         yield Finding(
             "devices", "warning", "none", "no model can run in another process", remedy="pip install burst-engine"
@@ -79,7 +79,7 @@ def installed() -> Iterator[Finding]:
 
 
 def started() -> Iterator[Finding]:
-    """Starts each device that lacks nothing, and reports how long it took."""
+    """Start each device that lacks nothing, and report how long it took."""
     for name in (name for name in names() if not missing(name)):
         begin = time.monotonic()
         try:

@@ -65,7 +65,7 @@ class FlatTable:
         return self.data.part(start + 4, nbytes).view(dtype)
 
     def number(self, field: int, form: struct.Struct, default: int = 0) -> int:
-        """A number."""
+        """Return a number."""
         place = self.place(field)
         return int(self.data.unpack(form, place)) if place else default
 
@@ -75,16 +75,16 @@ class FlatTable:
         return FlatTable(self.data, self.target(place)) if place else None
 
     def array(self, field: int, dtype: str) -> Array:
-        """A list of numbers, or the bytes of a text, as a view of the file; empty when absent."""
+        """Return a list of numbers, or the bytes of a text, as a view of the file; empty when absent."""
         place = self.place(field)
         return self.vector(place, dtype) if place else np.zeros(0, dtype)
 
     def text(self, field: int) -> str:
-        """A text; empty when absent."""
+        """Return a text; empty when absent."""
         return self.array(field, "u1").tobytes().decode("utf-8", "replace")
 
     def tables(self, field: int) -> FlatTables:
-        """A list of tables."""
+        """Return a list of tables."""
         place = self.place(field)
         return FlatTables(self.data, self.target(place) if place else 0)
 
@@ -135,7 +135,7 @@ class Lists(NamedTuple):
         return found
 
     def __iter__(self) -> Iterator[Places]:
-        """The values of each table."""
+        """Yield the values of each table."""
         return iter(np.split(self.values, np.cumsum(self.counts)[:-1]))
 
 
@@ -179,7 +179,7 @@ class FlatColumns:
         return np.where(has, self.places + found, 0)
 
     def numbers(self, name: str, size: int, default: int = 0) -> Places:
-        """The unsigned number of `size` bytes in that field."""
+        """Return the unsigned number of `size` bytes in that field."""
         places = self.field(name)
         return np.where(places > 0, self._file.read(places, size), default)
 
@@ -189,7 +189,7 @@ class FlatColumns:
         return np.where(places > 0, places + self._file.read(places, 4), 0)
 
     def lists(self, name: str) -> Lists:
-        """The vector of signed 32-bit numbers in that field."""
+        """Return the vector of signed 32-bit numbers in that field."""
         values, _, counts = self._elements(name)
         return Lists(_signed(values), counts)
 
@@ -201,23 +201,23 @@ class FlatColumns:
         return np.where(targets > 0, self._file.read(targets, 4), 0)
 
     def tables(self, name: str, fields: Mapping[str, int]) -> FlatColumns:
-        """The tables in the vectors in that field, those of all tables end to end."""
+        """Return the tables in the vectors in that field, those of all tables end to end."""
         offsets, places, _ = self._elements(name)
         return FlatColumns(self._file, places + offsets, fields)
 
     def text(self, name: str, number: int) -> str:
-        """The text in that field of one table."""
+        """Return the text in that field of one table."""
         place = int(self.targets(name)[number])
         count = int(self._file.read(np.array([place]), 4)[0]) if place else 0
         self._file.reads.charge(count)
         return self._file.part(place + 4, count).tobytes().decode(errors="replace")
 
     def pick(self, numbers: Any) -> FlatColumns:
-        """Some of them."""
+        """Return some of the tables."""
         return FlatColumns(self._file, self.places[numbers], self._fields)
 
     def _elements(self, name: str) -> tuple[Places, Places, Places]:
-        """The elements of the vectors, of four bytes each; their places; how many each vector has."""
+        """Return the elements of the vectors, of four bytes each; their places; how many each vector has."""
         targets = self.targets(name)
         counts = self._counts(targets)
         self._file.reads.charge(4 * int(counts.sum()))
@@ -227,7 +227,7 @@ class FlatColumns:
 
 
 def root_column(file: ColumnBytes, fields: Mapping[str, int]) -> FlatColumns:
-    """The table that a file consists of."""
+    """Return the table that a file consists of."""
     return FlatColumns(file, file.read(np.array([0]), 4), fields)
 
 

@@ -114,7 +114,7 @@ class ProtoMessage:
         return [self._text(span) for span in self.spans(number)]
 
     def text(self, number: int) -> str:
-        """The last field `number` as a string; empty when absent."""
+        """Return the last field `number` as a string; empty when absent."""
         spans = self.spans(number)
         return self._text(spans[-1]) if spans else ""
 
@@ -127,17 +127,17 @@ class ProtoMessage:
         return (ProtoMessage(self.wire, *span) for span in self.spans(number))
 
     def message(self, number: int) -> ProtoMessage | None:
-        """The last field `number` as a message; None when absent."""
+        """Return the last field `number` as a message; None when absent."""
         spans = self.spans(number)
         return ProtoMessage(self.wire, *spans[-1]) if spans else None
 
     def integer(self, number: int, default: int = 0) -> int:
-        """The last field `number` as a signed integer."""
+        """Return the last field `number` as a signed integer."""
         found = self._of(number, _VARINT)
         return _signed(found[-1].value) if found else default
 
     def real(self, number: int) -> float:
-        """The last field `number` as a float32."""
+        """Return the last field `number` as a float32."""
         found = self._of(number, _FOUR)
         return float(self.wire.unpack(_F32, found[-1].start)) if found else 0.0
 
@@ -192,15 +192,15 @@ class ProtoWriter:
         self.nbytes = 0
 
     def integer(self, field: int, value: int) -> ProtoWriter:
-        """A number of up to 64 bits."""
+        """Append a number of up to 64 bits."""
         return self._add(_encoded(field << 3) + _encoded(value))
 
     def real(self, field: int, value: float) -> ProtoWriter:
-        """A float32."""
+        """Append a float32."""
         return self._add(_encoded(field << 3 | 5) + struct.pack("<f", value))
 
     def text(self, field: int, value: str) -> ProtoWriter:
-        """A string."""
+        """Append a string."""
         return self.data(field, value.encode())
 
     def data(self, field: int, value: bytes) -> ProtoWriter:
@@ -208,7 +208,7 @@ class ProtoWriter:
         return self._add(_encoded(field << 3 | 2) + _encoded(len(value)))._add(value)
 
     def message(self, field: int, value: ProtoWriter) -> ProtoWriter:
-        """A message within."""
+        """Append a message within."""
         return self._add(_encoded(field << 3 | 2) + _encoded(value.nbytes)).fields(value)
 
     def fields(self, of: ProtoWriter) -> ProtoWriter:

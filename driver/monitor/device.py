@@ -48,7 +48,7 @@ class WatchedDevice:
     """A running device, watched until it ends: its engine, or all that we may see of those that it has by account."""
 
     def __init__(self, address: str, with_accounts: bool = False) -> None:
-        """Finds the device. `with_accounts`: asks at each `refresh` what accounts hold.
+        """Find the device. `with_accounts`: each `refresh` also asks what accounts hold.
 
         Raises DeviceNotFound if it is not running, DriverError, BurstError.
         """
@@ -63,7 +63,7 @@ class WatchedDevice:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the engine has ended to which we have connected."""
+        """True if the engine has ended to which we have connected."""
         return self._engines[self._pids].has_ended
 
     @property
@@ -81,20 +81,21 @@ class WatchedDevice:
         return [engine for pids, engine in self._engines.items() if pids == self._pids or not engine.has_ended]
 
     def glance(self) -> None:
-        """Notes new results for the next `look`."""
+        """Note new results for the next `look`."""
         for burst in self.bursts.values():
             burst.glance()
 
     def look(self, gpus: Sequence[GpuFigures] = ()) -> tuple[DeviceFigures, list[BurstFigures]]:
-        """The current figures of the device and of the bursts that the last `refresh` found. `gpus`: what they say now
-        of the processes that use them.
+        """Return the current figures of the device and of the bursts that the last `refresh` found.
+
+        `gpus`: what they say now of the processes that use them.
         """
         bursts = self.bursts
         found = [burst.look() for burst in bursts.values()]
         return self._figures(bursts, found, gpus), found
 
     def refresh(self) -> None:
-        """Finds new bursts and forgets closed ones. Raises as the constructor does."""
+        """Find new bursts and forget closed ones. Raises what the constructor does."""
         if (self._has_changed or self._with_accounts) and time.monotonic() - self._asked_at > _EVERY:
             with _connected(self.address) as connection:
                 if _pids(connection) != self._pids:
@@ -167,7 +168,7 @@ class WatchedEngine:
     """One engine of a device, and its service."""
 
     def __init__(self, address: str, connection: Connection) -> None:
-        """Raises as `Connection.call`."""
+        """Raise what `Connection.call` does."""
         self._address, self.bursts = address, dict[int, WatchedBurst]()
         _, fds = connection.call("census", timeout=_PATIENCE)
         memory, self._life = _mapped(fds[0], Census.nbytes), _mapped(fds[1], LifePage.nbytes)
@@ -183,7 +184,7 @@ class WatchedEngine:
 
     @property
     def has_changed(self) -> bool:
-        """Whether bursts have opened or ended since `ask`."""
+        """True if bursts have opened or ended since `ask`."""
         return self.census.changes != self._seen
 
     def ask(self, connection: Connection) -> None:
@@ -204,7 +205,7 @@ class WatchedEngine:
 
 
 def _queue(priority: str, bursts: dict[int, WatchedBurst], figures: list[BurstFigures]) -> Queue:
-    """The run queue of one priority, from the figures just read."""
+    """Return the run queue of one priority, from the figures just read."""
     found = [burst for burst in bursts.values() if burst.priority == priority]
     waiting = sum(burst.is_waiting for burst in figures if burst.priority == priority)
     return Queue(len(found), waiting, sum(b.waits_per_s for b in found), sum(b.waited for b in found))
@@ -215,7 +216,7 @@ def _pids(connection: Connection) -> tuple[int, int]:
 
 
 def _broker_of(connection: Connection) -> Processes:
-    """The process that listens for the service, if it is another one."""
+    """Return the process that listens for the service, if it is another one."""
     found = _family((connection.channel.peer_pid, connection.service_pid))
     return Processes(*(process.pid for process in found[:1]))
 
@@ -240,7 +241,9 @@ def _connected(address: str) -> Iterator[Connection]:
 
 
 def accounts_of(call: Callable[..., tuple[list[Any], list[int]]]) -> Iterator[AccountFigures]:
-    """What accounts hold in the engine and the service that `call` asks. Raises StatusError, PeerDied, Timeout."""
+    """Yield the holdings of accounts in the engine and the service that `call` asks. Raises StatusError, PeerDied,
+    Timeout.
+    """
     for process in ("engine", "service"):
         report = LedgerReport.read(call, process, timeout=_PATIENCE)
         for row in report.rows:
@@ -280,7 +283,7 @@ class WatchedBurst:
         self._seen, self._came = self._last.results, list[Any]()
 
     def glance(self) -> None:
-        """Notes the requests whose results came since the last glance, at most 256."""
+        """Note the requests whose results came since the last glance, at most 256."""
         if int(self.trace.page.client.results) != self._seen:
             records = self.trace.records()
             new = records[records["id"] > self._seen]
@@ -289,7 +292,7 @@ class WatchedBurst:
                 self._seen = int(new["id"][-1])
 
     def look(self) -> BurstFigures:
-        """The figures since the last call."""
+        """Return the figures since the last call."""
         client = self.trace.page.client
         before, now = self._last, self._totals()
         self._last, seconds = now, max(1e-9, now.at - before.at)
@@ -365,7 +368,7 @@ class WatchedBurst:
 
 
 def _percentile(ordered: NDArray[np.float64], share: float) -> list[float]:
-    """The percentile of each row, as np.percentile; ten times as fast for hundreds of short rows."""
+    """Return the percentile of each row, as np.percentile; ten times as fast for hundreds of short rows."""
     below, part = divmod(share * (ordered.shape[1] - 1), 1)
     lower, upper = ordered[:, int(below)], ordered[:, min(int(below) + 1, ordered.shape[1] - 1)]
     found: list[float] = (lower + part * (upper - lower)).tolist()
@@ -386,7 +389,7 @@ _PSS_EVERY = 10.0  # seconds: to add up a process's pages keeps it from mapping 
 
 
 def program_of(pid: int) -> str:
-    """The program of a process: the script or module instead of the interpreter. Empty if it is not visible."""
+    """Return the program of a process: the script or module instead of the interpreter. Empty if it is not visible."""
     try:
         words = psutil.Process(pid).cmdline()
     except (psutil.Error, OSError, ValueError, OverflowError):

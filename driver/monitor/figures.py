@@ -54,7 +54,7 @@ class BurstFigures:
 
 
 class Holding(NamedTuple):
-    """What is held of one figure of the ledger, such as threads, and how much of it may be."""
+    """The amount that is held of one figure of the ledger, such as threads, and how much of it may be."""
 
     held: int
     most: int
@@ -62,7 +62,7 @@ class Holding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AccountFigures:
-    """What an account, or one application of it, holds in a process of a device."""
+    """The holdings of an account, or of one application of it, in a process of a device."""
 
     process: str  #: "engine" or "service"
     uid: int

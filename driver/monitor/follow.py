@@ -56,12 +56,12 @@ class Followed:
 
     @property
     def works(self) -> NDArray[Any]:
-        """What the accelerator did for these requests, as far as the device has noted it, in order."""
+        """The accelerator's work for these requests, as far as the device has noted it, in order."""
         found = np.concatenate(self._works) if self._works else self.burst.trace.works()[:0]
         return np.sort(found[found["id"] > self._first], order="id")
 
     def look(self, now: float) -> None:
-        """Reads new records, and sets the time of the next look."""
+        """Read new records, and set the time of the next look."""
         before = self.last
         if int(self.burst.trace.page.client.results) > before:
             self._note()
@@ -75,7 +75,7 @@ class Followed:
         self._note_works()
 
     def _note_works(self) -> None:
-        """Takes new ones: they come later than the record of their request, and in any order."""
+        """Take new notes of work: they come later than the record of their request, and in any order."""
         found = self.burst.trace.works()
         if not len(found):
             return
@@ -85,7 +85,7 @@ class Followed:
             self._works.append(new)
 
     def _note(self) -> None:
-        """Takes the complete records. An incomplete one before a complete one was overwritten: it counts as missed."""
+        """Take the complete records. An incomplete one before a complete one was overwritten: it counts as missed."""
         records = self.burst.trace.records()
         new = records[records["id"] > self.last]
         if len(new):
@@ -132,8 +132,9 @@ def _find(
     *,
     is_first: bool,
 ) -> bool:
-    """Starts to follow new bursts: those open at the start from now on, later ones from their first request. Whether
-    there were any.
+    """Start to follow new bursts: those open at the start from now on, later ones from their first request.
+
+    Return True if there were any.
     """
     before = len(followed)
     watcher.refresh()
@@ -149,7 +150,7 @@ _LANES = 64  # of a burst: it has at most so many requests in flight
 
 
 def write(path: Path, followed: Sequence[Followed]) -> None:
-    """Writes JSON, compressed if the path ends in .gz. Raises OSError."""
+    """Write JSON, compressed if the path ends in .gz. Raises OSError."""
     with cast("IO[str]", gzip.open(path, "wt", compresslevel=1) if path.suffix == ".gz" else path.open("w")) as file:
         file.write('{"displayTimeUnit": "ns", "traceEvents": [\n')
         between = ""

@@ -36,11 +36,11 @@ class GpuReader:
 
     @property
     def driver_version(self) -> str:
-        """Of NVIDIA's driver; "" if it is not known."""
+        """The version of NVIDIA's driver; "" if it is not known."""
         return self._asked(lambda nvml: str(nvml.nvmlSystemGetDriverVersion())) or ""
 
     def read(self) -> list[GpuFigures]:
-        """The current figures of each GPU. What a GPU does not tell is None."""
+        """Return the current figures of each GPU. A figure that a GPU does not tell is None."""
         count = self._asked(lambda nvml: int(nvml.nvmlDeviceGetCount())) or 0
         return [self._gpu(index) for index in range(count)]
 

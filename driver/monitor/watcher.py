@@ -41,7 +41,7 @@ class Watcher:
         self._at = time.monotonic()
 
     def sample_after(self, seconds: float) -> Sample:
-        """A sample after so many seconds. With few bursts, it glances in between to see more results."""
+        """Return a sample after so many seconds. With few bursts, glance in between to see more results."""
         glances = min(_GLANCES, max(1, _GLANCED // max(1, sum(len(d.bursts) for d in self.devices))))
         for _ in range(glances - 1):
             time.sleep(seconds / glances)
@@ -51,7 +51,7 @@ class Watcher:
         return self.sample()
 
     def sample(self) -> Sample:
-        """A sample of all devices and bursts."""
+        """Return a sample of all devices and bursts."""
         now = time.monotonic()
         seconds, self._at = now - self._at, now
         self.refresh()
@@ -63,7 +63,7 @@ class Watcher:
         return Sample(time.time(), seconds, devices, bursts, absent=self.absent, gpus=gpus)
 
     def refresh(self) -> None:
-        """Finds new devices and bursts, and forgets ended ones."""
+        """Find new devices and bursts, and forget ended ones."""
         self._find()
         for device in self.devices:
             try:

@@ -50,7 +50,7 @@ class Layout:
         self._gaps: list[tuple[int, int]] = []  # (begin, end), ascending and apart
 
     def take(self, nbytes: int) -> int:
-        """The offset of that many bytes."""
+        """Return the offset of that many bytes."""
         size = _aligned(max(nbytes, 1))
         for n, (begin, end) in enumerate(self._gaps):
             if end - begin >= size:
@@ -102,7 +102,7 @@ class Scratch:
         self.begin()
 
     def begin(self) -> None:
-        """The next operation, which may have the same memory."""
+        """Begin the next operation, which may have the same memory."""
         self._chunk = self._used = 0
 
     def array(self, shape: Sequence[int], dtype: DTypeLike, *, zeros: bool = False) -> NDArray[Any]:

@@ -48,7 +48,7 @@ def look_nowhere() -> None:
 
 
 def by_element(function: _F) -> _F:
-    """Decorates a function whose arrays, also those that it writes to, are broadcast and used element by element."""
+    """Decorate a function whose arrays, also those that it writes to, are broadcast and used element by element."""
     _BY_ELEMENT.add(function)
     return function
 
@@ -69,7 +69,7 @@ def pieces(shape: Sequence[int], most: int) -> Iterator[Slices]:
 
 
 def _part(array: Any, piece: Slices) -> Any:
-    """What an array that is broadcast has to do with a piece of the result; anything else as it is."""
+    """Return the part of a broadcast array that belongs to a piece of the result; anything else as it is."""
     if not isinstance(array, np.ndarray) or not array.ndim:
         return array
     own = piece[len(piece) - array.ndim :]
@@ -162,7 +162,7 @@ def _matrix_product(look: Look, a: Array, b: Array, out: Array) -> None:
 
 
 def _long_product(look: Look, a: Array, b: Array, out: Array) -> None:
-    """Of more terms than a block has: added up block by block."""
+    """Add up, block by block, a product of more terms than a block has."""
     for start in range(0, a.shape[1], _TERMS // 2):
         part = a[:, start : start + _TERMS // 2], b[start : start + _TERMS // 2]
         if not start:
@@ -219,7 +219,7 @@ def sums_of_products(look: Look, subscripts: str, source: Array, taps: Array, ou
 
 
 def copied(look: Look, source: Array) -> Array:
-    """A private copy, its elements in order."""
+    """Return a private copy, its elements in order."""
     copy = np.empty(source.shape, source.dtype)
     each(look, np.copyto, copy, source)
     return copy
@@ -238,7 +238,7 @@ def cost(function: Callable[..., Any], args: Sequence[Any], options: dict[str, A
 
 
 def in_blocks(look: Look, function: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
-    """The same call in blocks; None if it is of a function that cannot be cut."""
+    """Make the same call in blocks; return None if it is of a function that cannot be cut."""
     while isinstance(function, partial):
         args, options, function = (*function.args, *args), function.keywords | options, function.func
     if function in _KNOWN:

@@ -144,7 +144,7 @@ class ModelBuilder:
             self._outputs.append(value.index)
 
     def build(self) -> Model:
-        """The model, validated."""
+        """Return the model, validated."""
         if not self._outputs:
             raise InvalidModel("the model has no output; call output(value) before build()")
         main = Subgraph(self._operands, self._operations, self._inputs, self._outputs)
@@ -199,7 +199,7 @@ def _omitted_type(kind: OperationType, count: int, position: int, half: bool) ->
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What the caller says about the outputs of an operation."""
+    """A caller's wishes for the outputs of an operation."""
 
     scale: float | None
     zero_point: int | None
@@ -230,7 +230,7 @@ def _outputs(kind: OperationType, inputs: Sequence[Operand], asked: _Asked) -> l
 def _output_types(
     kind: OperationType, matched: Signature, inputs: Sequence[Operand], asked: _Asked
 ) -> tuple[Signature, list[OperandType]]:
-    """The first signature with outputs as asked for, and their types."""
+    """Return the first signature with outputs as asked for, and their types."""
     for signature in (matched, *kind.signatures):
         found = signature.slots(len(inputs))
         t = inputs[signature.of].type if found else None
@@ -245,7 +245,7 @@ def _output_types(
 
 
 def _draft(kind: OperationType, number: int, result: OperandType, source: Tensor, asked: _Asked) -> Operand:
-    """An output without its dimensions yet."""
+    """Return an output without its dimensions yet."""
     if not result.is_quantised:
         if number == 0 and (asked.scale or asked.zero_point):
             raise InvalidModel(f"scale= and zero_point= do not apply to a {result.name} result")
@@ -265,7 +265,9 @@ def _with_lifetime(operand: Operand, lifetime: OperandLifeTime) -> Operand:
 
 
 def _with_references(main: Subgraph, *, relaxed: bool) -> Model:
-    """The model of `main`, whose SUBGRAPH operands hold models: each becomes a subgraph of its own, and a number."""
+    """Return the model of `main`, whose SUBGRAPH operands hold models: each becomes a subgraph of its own, and a
+    number.
+    """
     referenced: list[Subgraph] = []
 
     def numbered(graph: Subgraph, numbers: dict[int, int]) -> Subgraph:
@@ -283,7 +285,7 @@ def _with_references(main: Subgraph, *, relaxed: bool) -> Model:
 
 
 def _numbered(operand: Operand, numbers: dict[int, int]) -> Operand:
-    """A SUBGRAPH operand with the number that its subgraph gets."""
+    """Return a SUBGRAPH operand with the number that its subgraph gets."""
     key = id(operand.value) if isinstance(operand.value, Model) else operand.value
     return Operand(operand.type, lifetime=operand.lifetime, value=numbers[key])
 

@@ -16,7 +16,7 @@ _MOST_TYPES = 32  # that a message repeats
 
 
 def check_call(kind: OperationType, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> Signature:
-    """The signature of `kind` that a call with these operands fits; `InvalidModel` when there is none."""
+    """Return the signature of `kind` that a call with these operands fits; `InvalidModel` when there is none."""
     match_signature(kind, inputs)
     fitting = [s for s in kind.signatures if _inputs_fault(s, inputs) is None and _outputs_fit(s, inputs, outputs)]
     if not fitting:
@@ -34,7 +34,9 @@ def _types(operands: Sequence[Operand]) -> str:
 
 
 def match_signature(kind: OperationType, inputs: Sequence[Operand]) -> tuple[Signature, tuple[str, ...]]:
-    """The first signature that takes these inputs, and its slots; `InvalidModel` tells why the nearest one does not."""
+    """Return the first signature that takes these inputs, and its slots; `InvalidModel` tells why the nearest one does
+    not.
+    """
     reasons = []
     for signature in kind.signatures:
         reason = _inputs_fault(signature, inputs)
@@ -47,7 +49,9 @@ def match_signature(kind: OperationType, inputs: Sequence[Operand]) -> tuple[Sig
 
 
 def without_defaults(kind: OperationType, inputs: Sequence[Operand]) -> Sequence[Operand]:
-    """The inputs less those at the end that are constant and say what an older HAL, which has no such input, does."""
+    """Return the inputs less those at the end that are constant and say what an older HAL, which has no such input,
+    does.
+    """
     signature, _ = match_signature(kind, inputs)
     for _, tail in reversed(signature.tails):
         count = len(inputs) - (2 if tail == "2*INT32" else 1)
@@ -60,7 +64,7 @@ def without_defaults(kind: OperationType, inputs: Sequence[Operand]) -> Sequence
 
 
 def call_version(kind: OperationType, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> int:
-    """The HAL version 1.x that a valid call of `kind` needs, as x."""
+    """Return the HAL version 1.x that a valid call of `kind` needs, as x."""
     signature = check_call(kind, inputs, outputs)
     form = signature.slots(len(inputs))
     assert form is not None

@@ -25,7 +25,7 @@ _LONGEST_NAME = 100
 
 
 def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """What a device reads where arrays have that dtype: bytes of booleans, and else the same."""
+    """Return the dtype that a device reads where arrays have that dtype: bytes of booleans, and else the same."""
     return np.dtype(np.uint8) if dtype == np.bool_ else dtype
 
 
@@ -54,7 +54,7 @@ class ExtensionType:
 
     @property
     def stored_dtype(self) -> np.dtype[Any]:
-        """What a device reads, as of `OperandType`."""
+        """The dtype that a device reads, as `OperandType` has it."""
         return stored_dtype(self.dtype)
 
     @property
@@ -78,7 +78,7 @@ class ExtensionType:
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """What a device says about an extension that it knows.
+    """A description of an extension, by a device that knows it.
 
     name: in small letters, with a dot: "vendor.extension". operations: their names; their numbers are their places.
     """
@@ -97,21 +97,21 @@ class Extension:
             raise InvalidModel(f"extension {self.name}: its operand type {foreign[0]} says that it is of another one")
 
     def type(self, name: str) -> ExtensionType:
-        """The operand type of that name. Raises InvalidModel."""
+        """Return the operand type of that name. Raises InvalidModel."""
         found = {kind.name: kind for kind in self.operand_types}
         if name not in found:
             raise InvalidModel(f"extension {self.name} has no operand type {name!r}{did_you_mean(name, found)}")
         return found[name]
 
     def operation(self, name: str) -> str:
-        """The full name of an operation, for `Operation.type`. Raises InvalidModel."""
+        """Return the full name of an operation, for `Operation.type`. Raises InvalidModel."""
         if name not in self.operations:
             raise InvalidModel(f"extension {self.name} has no operation {name!r}{did_you_mean(name, self.operations)}")
         return f"{self.name}.{name}"
 
 
 def check_name(name: object) -> None:
-    """Checks the name of an extension. Raises InvalidModel."""
+    """Check the name of an extension. Raises InvalidModel."""
     if not (isinstance(name, str) and len(name) <= _LONGEST_NAME and _NAME.fullmatch(name)):
         raise InvalidModel(f"extension {name!r:.120}: a name is of small letters, digits and _, with at least one dot")
 
@@ -122,7 +122,7 @@ OEM_OPERATION = "OEM_OPERATION"
 
 
 def extension_of(operation: str) -> str | None:
-    """The extension that an operation belongs to, "hal.oem" for OEM_OPERATION; None: it is one of the HAL."""
+    """Return the extension that an operation belongs to, "hal.oem" for OEM_OPERATION; None: it is one of the HAL."""
     if operation == OEM_OPERATION:
         return OEM.name
     name, dot, _ = operation.rpartition(".")
@@ -130,7 +130,8 @@ def extension_of(operation: str) -> str | None:
 
 
 def operand_type_of(code: int, prefixes: Mapping[str, int], extensions: Mapping[str, Extension]) -> ExtensionType:
-    """The operand type with that code in a model with these prefixes. `extensions`: those that are known, by name.
+    """Return the operand type with that code in a model with these prefixes. `extensions`: those that are known, by
+    name.
 
     Raises InvalidModel.
     """
@@ -143,7 +144,7 @@ def operand_type_of(code: int, prefixes: Mapping[str, int], extensions: Mapping[
 
 
 def operation_of(code: int, prefixes: Mapping[str, int], extensions: Mapping[str, Extension]) -> str:
-    """The full name of the operation with that code. As `operand_type_of`."""
+    """Return the full name of the operation with that code, with the arguments of `operand_type_of`."""
     name, number = _found(code, prefixes)
     known = extensions.get(name)
     if known and number < len(known.operations):

@@ -78,7 +78,7 @@ class ModelFile:
 
 
 def tensor_type(dtype: Any, rank: int | None) -> OperandType | ExtensionType:
-    """The operand type of a file's input or output that is not quantised.
+    """Return the operand type of a file's input or output that is not quantised.
 
     dtype: a numpy dtype, or its name; "bfloat16" too. rank: 0 for a scalar, None where the file does not tell it.
     Raises InvalidModel.
@@ -94,7 +94,7 @@ def tensor_type(dtype: Any, rank: int | None) -> OperandType | ExtensionType:
 def model_of_file(
     file: ModelFile, inputs: Sequence[Operand], outputs: Sequence[Operand], portable: Callable[[], Model] | None = None
 ) -> Model:
-    """The model that is this file. `inputs`, `outputs`: in the file's order, whatever their lifetimes.
+    """Return the model that is this file. `inputs`, `outputs`: in the file's order, whatever their lifetimes.
 
     `portable`: makes the same network of the HAL's operations, for devices that do not run such files.
     """
@@ -116,13 +116,13 @@ def _constant(data: NDArray[np.uint8]) -> Operand:
 
 
 def is_file(model: Model) -> bool:
-    """Whether the model is a file and nothing else."""
+    """Return True if the model is a file and nothing else."""
     operations = model.main.operations
     return len(operations) == 1 and operations[0].type in FILE_OPERATIONS
 
 
 def file_of(model: Model) -> ModelFile | None:
-    """The file that a valid model in file form is; None: it is not of that form.
+    """Return the file that a valid model in file form is; None: it is not of that form.
 
     Raises InvalidModel for one that is put together wrongly.
     """
@@ -151,6 +151,8 @@ def file_of(model: Model) -> ModelFile | None:
 
 
 def takes_empty(model: Model) -> bool:
-    """Whether a dimension of 0 in a request is a size: in a model file, as in numpy. The HAL means that it is open."""
+    """Return True if a dimension of 0 in a request is a size: in a model file, as in numpy. In the HAL it means
+    open.
+    """
     operations = model.main.operations
     return bool(operations) and operations[0].type in FILE_OPERATIONS

@@ -94,7 +94,7 @@ class Interpreter:
         return DynamicBound(self, tensors, buffers, loop_timeout, look=look)
 
     def _plan_for(self, inputs: Tensors, pace: Callable[[], Any] | None) -> StaticPlan:
-        """The plan for inputs of these shapes."""
+        """Return the plan for inputs of these shapes."""
         key = tuple(None if tensor is None else tensor.shape for tensor in inputs.values())
         plan = self._plans.get(key)
         if plan is None:
@@ -106,7 +106,7 @@ class Interpreter:
         return plan
 
     def _plan_ahead(self, pace: Callable[[], Any] | None) -> None:
-        """The plan that will be needed, when the model tells all shapes. What cannot be computed, `bind` refuses."""
+        """Make the plan that will be needed, if the model tells all shapes. What cannot be computed, `bind` refuses."""
         inputs: Tensors = {i: Tensor.of(self._operands[i]) for i in self.model.main.inputs}
         is_known = all(t and (t.type.is_scalar or (t.shape and 0 not in t.shape)) for t in inputs.values())
         if self.is_static and is_known:
@@ -128,14 +128,16 @@ class Interpreter:
         return Prepared(index, operation, kind, signature.of, slots=slots, packed=self._packed(kind, operation))
 
     def _graph(self, number: int) -> "Interpreter":
-        """A subgraph, made ready once however often the model refers to it."""
+        """Return a subgraph, made ready once however often the model refers to it."""
         if number not in self._graphs:
             model = replace(self.model, main=self.model.referenced[number])
             self._graphs[number] = Interpreter(model, graphs=self._graphs)
         return self._graphs[number]
 
     def _packed(self, kind: OperationType, operation: Operation) -> dict[int, Array]:
-        """The constant inputs that `kind` wants transformed; none when they make no sense, as the shapes will tell."""
+        """Return the constant inputs that `kind` wants transformed; none when they make no sense, as the shapes will
+        tell.
+        """
         constants = {i: self.constants.get(operation.inputs[i]) for i in kind.pack if i < len(operation.inputs)}
         try:
             return {i: kind.pack[i](tensor) for i, tensor in constants.items() if tensor is not None}
@@ -153,7 +155,7 @@ class Interpreter:
 
 
 def _at_once() -> None:
-    """Does not pause."""
+    """Return without a pause."""
 
 
 def _input(operand: Operand, array: Array) -> Tensor:
@@ -173,7 +175,7 @@ def _results(graph: Subgraph, tensors: Tensors) -> list[Tensor]:
 
 
 def _output(tensor: Tensor, buffer: Array | None) -> Array:
-    """The array of an output in its buffer; in memory of its own if there is none, or it does not suffice."""
+    """Return the array of an output in its buffer; in memory of its own if there is none, or it does not suffice."""
     size = byte_size(tensor.type, tensor.shape)
     if buffer is None or buffer.nbytes < size:
         return np.empty(tensor.shape, tensor.type.stored_dtype)
@@ -219,7 +221,7 @@ def _bound(
     pace: Callable[[], Any] | None,
     look: Look,
 ) -> Callable[[], Any]:
-    """The steps of all operations as one call; adds their results to `tensors`."""
+    """Return the steps of all operations as one call; add their results to `tensors`."""
     steps: list[Step] = []
     owners: list[Prepared] = []
     scratch, block = arena.Scratch(), _block(interpreter.prepared[0], plan.nbytes)
@@ -251,7 +253,7 @@ def _block(first: Prepared, nbytes: int) -> Array:
 def _build(
     prepared: Prepared, call: Call, plan: StaticPlan, block: Array, *, tensors: Tensors, buffers: dict[int, Array]
 ) -> None:
-    """Gives one operation its inputs, and its outputs their places, and builds its kernel."""
+    """Give one operation its inputs, and its outputs their places, and build its kernel."""
     call.outputs = [_planned(plan, i, block, buffers) for i in prepared.operation.outputs]
     tensors.update(zip(prepared.operation.outputs, call.outputs, strict=True))
     call.inputs = prepared.inputs(tensors)
@@ -259,7 +261,7 @@ def _build(
 
 
 def _planned(plan: StaticPlan, index: int, block: Array, buffers: dict[int, Array]) -> Tensor:
-    """An output of an operation, in its place."""
+    """Return an output of an operation, in its place."""
     tensor = plan.tensors[index]
     assert tensor is not None
     buffer = block[plan.places[index] :] if index in plan.places else buffers.get(index)
@@ -267,7 +269,7 @@ def _planned(plan: StaticPlan, index: int, block: Array, buffers: dict[int, Arra
 
 
 class DynamicBound:
-    """As `Bound`, of a model whose shapes depend on its inputs' values: `shapes` and `results` are exact after a run.
+    """A `Bound` of a model whose shapes depend on its inputs' values: `shapes` and `results` are exact after a run.
 
     `run` is a method, because one that is kept in an attribute would be a cycle that only the garbage collector ends.
     """
@@ -283,7 +285,7 @@ class DynamicBound:
         self.shapes = self._shapes(inputs)
 
     def run(self) -> None:
-        """Executes the model once. Ends at an operation whose output does not fit its buffer."""
+        """Execute the model once. Ends at an operation whose output does not fit its buffer."""
         tensors = self._interpreter.constants | self._inputs
         scratch, look = arena.Scratch(), self._look
         for prepared in self._interpreter.prepared:

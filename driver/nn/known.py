@@ -37,7 +37,9 @@ def explained(
 
 
 def _names(graph: Subgraph, operation: Operation, inside: Sequence[Sequence[str]]) -> list[str]:
-    """The extensions that an operation uses, and those that its subgraphs use; `inside`: of each referenced one."""
+    """Return the extensions that an operation uses, and those that its subgraphs use; `inside`: of each
+    referenced one.
+    """
     operands = [graph.operands[i] for i in chain(operation.inputs, operation.outputs)]
     names = [o.type.extension for o in operands if isinstance(o.type, ExtensionType)]
     if (name := extension_of(operation.type)) is not None:
@@ -51,7 +53,9 @@ def _subgraphs(operands: Sequence[Operand]) -> list[int]:
 
 
 def _names_inside(model: Model) -> list[Sequence[str]]:
-    """The extensions that each referenced subgraph uses. Each is looked at once, after those that it refers to."""
+    """Return the extensions that each referenced subgraph uses. Each is looked at once, after those that it
+    refers to.
+    """
     found: list[Sequence[str]] = [()] * len(model.referenced)
     refers = {
         n: {o.value for o in g.operands if o.lifetime == OperandLifeTime.SUBGRAPH}
@@ -65,7 +69,7 @@ def _names_inside(model: Model) -> list[Sequence[str]]:
 
 
 def _part(model: Model, kept: Sequence[int]) -> Model:
-    """A valid model of these operations alone. What others compute for them is an input."""
+    """Return a valid model of these operations alone. What others compute for them is an input."""
     graph = model.main
     operations = [graph.operations[n] for n in kept]
     used = sorted({i for operation in operations for i in chain(operation.inputs, operation.outputs)})
@@ -82,7 +86,7 @@ def _part(model: Model, kept: Sequence[int]) -> Model:
 
 
 def _alone(operand: Operand, *, is_written: bool) -> Operand:
-    """The operand in a part of its graph. Its readers may be fewer there."""
+    """Return an operand as it is in a part of its graph. Its readers may be fewer there."""
     lifetime = operand.lifetime
     if lifetime.is_written and not is_written:
         lifetime = OperandLifeTime.SUBGRAPH_INPUT

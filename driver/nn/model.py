@@ -85,7 +85,7 @@ class Operand:
 
     @property
     def is_known(self) -> bool:
-        """Whether the model tells its shape."""
+        """True if the model tells its shape."""
         return self.type.is_scalar or (bool(self.dimensions) and 0 not in self.dimensions)
 
 
@@ -160,7 +160,7 @@ class Model:
 
     @property
     def outputs(self) -> tuple[TensorInfo, ...]:
-        """Of the outputs."""
+        """The outputs' names, types and shapes."""
         if self._outputs is None:
             _set(self, _outputs=tensors_of([self.main.operands[i] for i in self.main.outputs], "output"))
         return self._outputs or ()
@@ -171,14 +171,14 @@ class Model:
         return f"<Model of {count} operation{'s' * (count != 1)}: {' -> '.join(sides)}>"
 
     def named(self, name: str) -> "Model":
-        """The same model under this name, by which tools and messages call it. Raises ValueError."""
+        """Return the same model under this name, by which tools and messages call it. Raises ValueError."""
         if not isinstance(name, str) or not name or not name.isprintable():
             raise ValueError(f"name={name!r}: a name is printable text")
         return replace(self, name=name, portable=self.portable and _Renamed(self.portable, name))
 
     def form_for(self, extensions: Collection[str]) -> "Model":
-        """The form of this model for a device that knows these extensions: itself, if that uses no others or has no
-        other form; else the one of the HAL's operations.
+        """Return the form of this model for a device that knows these extensions: itself, if that uses no others or has
+        no other form; else the one of the HAL's operations.
 
         Raises what making that form raises.
         """
@@ -218,7 +218,7 @@ def _extensions_used(graphs: Sequence[Subgraph]) -> list[str]:
 
 
 def _with_prefixes(given: Sequence[tuple[str, int]], used: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """Raises InvalidModel for prefixes that are given twice or cannot be."""
+    """Raise InvalidModel for prefixes that are given twice or cannot be."""
     found = dict(given)
     for name, prefix in given:
         check_name(name)

@@ -20,7 +20,7 @@ LARGEST_SCALE = float(np.finfo(np.float32).max)
 
 
 def operand_fault(operand: Operand, referenced: int) -> str | None:
-    """What is wrong with an operand by itself, or None. `referenced` subgraphs exist."""
+    """Return what is wrong with an operand by itself, or None. `referenced` subgraphs exist."""
     return (
         _rank_fault(operand.dimensions)
         or _dimensions_fault(operand)
@@ -44,7 +44,7 @@ def _dimensions_fault(operand: Operand) -> str | None:
 
 
 def _size_fault(operand: Operand) -> str | None:
-    """The HAL counts bytes in 32 bits, and numpy has a largest rank."""
+    """Return what is wrong with an operand's size: the HAL counts bytes in 32 bits, and numpy has a largest rank."""
     dimensions = list(operand.dimensions)
     if any(not 0 <= d < 2**32 for d in dimensions):
         return f"dimensions {dimensions} have to be in 0..2^32-1"
@@ -53,7 +53,7 @@ def _size_fault(operand: Operand) -> str | None:
 
 
 def check_rank(dimensions: Sequence[int]) -> None:
-    """Raises InvalidModel if a tensor cannot have so many dimensions."""
+    """Raise InvalidModel if a tensor cannot have so many dimensions."""
     if reason := _rank_fault(dimensions):
         raise InvalidModel(reason)
 
@@ -150,7 +150,7 @@ _SCALAR_OF = {
 
 
 def operand_type(dtype: Any) -> OperandType:
-    """The operand type meant by a short name, a HAL name or a numpy dtype."""
+    """Return the operand type meant by a short name, a HAL name or a numpy dtype."""
     if isinstance(dtype, OperandType):
         return dtype
     if isinstance(dtype, str) and (dtype in _SHORT_NAMES or dtype in OperandType.__members__):
@@ -171,7 +171,7 @@ def constant_operand(
     zero_point: int = 0,
     channel_quant: tuple[Sequence[float], int] | None = None,
 ) -> Operand:
-    """A constant from an array, a list or a number; a scalar when it has no dimensions."""
+    """Return a constant from an array, a list or a number; a scalar when it has no dimensions."""
     value = as_array(array)
     if dtype is not None:
         kind = operand_type(dtype)

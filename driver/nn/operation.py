@@ -81,7 +81,7 @@ class Tensor:
 
     @classmethod
     def of(cls, operand: Operand) -> "Tensor":
-        """The tensor that a model's operand declares, with its array when it is constant.
+        """Return the tensor that a model's operand declares, with its array when it is constant.
 
         Scales get the precision that the HAL gives them.
         """
@@ -144,11 +144,13 @@ class Signature:
     of: int = 0
 
     def versions(self) -> dict[OperandType, int]:
-        """The types that T may be, with the HAL version 1.x that first takes each."""
+        """Return the types that T may be, with the HAL version 1.x that first takes each."""
         return {LETTERS[t[0]]: int(t[1:]) for t in self.types.split()}
 
     def slots(self, count: int) -> tuple[tuple[str, ...], int] | None:
-        """The slots of a call with `count` inputs and the HAL version it needs, or None when it has no such form."""
+        """Return the slots of a call with `count` inputs and the HAL version it needs, or None when it has no such
+        form.
+        """
         slots, since = _spread(self.inputs), 0
         for version, tail in ((0, ""), *self.tails):
             slots, since = slots + _spread(tail), max(since, version)
@@ -167,7 +169,7 @@ class Signature:
         return " or ".join(numbers)
 
     def result_slots(self, count: int) -> tuple[str, ...] | None:
-        """The slots of `count` outputs, or None when it does not have so many."""
+        """Return the slots of `count` outputs, or None when it does not have so many."""
         return _repeat(_spread(self.outputs), count)
 
 
@@ -184,7 +186,7 @@ _HALF = OperandType.TENSOR_FLOAT16
 
 
 def slot_types(slot: str, t: OperandType) -> tuple[OperandType, ...]:
-    """The operand types that fit `slot` when T is `t`."""
+    """Return the operand types that fit `slot` when T is `t`."""
     is_float = t in (_HALF, OperandType.TENSOR_FLOAT32)
     scalar = OperandType.FLOAT16 if t == _HALF else OperandType.FLOAT32
     match slot.rstrip("?"):
@@ -203,7 +205,7 @@ def slot_types(slot: str, t: OperandType) -> tuple[OperandType, ...]:
 
 
 def steers(slot: str) -> bool:
-    """True for a slot whose value chooses a shape, an address or a branch."""
+    """Return True for a slot whose value chooses a shape, an address or a branch."""
     name = slot.rstrip("?")
     return name not in ("T", "F", "B", "ANY", "SUBGRAPH") and name not in LETTERS
 
@@ -241,47 +243,47 @@ class Call:
         return tensor
 
     def given(self, index: int) -> bool:
-        """True when input `index` was passed, and not as an omitted operand."""
+        """Return True if input `index` was passed, and not as an omitted operand."""
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def shape(self, index: int) -> Dimensions:
-        """The dimensions of input `index`."""
+        """Return the dimensions of input `index`."""
         return self.tensor(index).shape
 
     def array(self, index: int) -> Array:
-        """The data of input `index`."""
+        """Return the data of input `index`."""
         return self.tensor(index).data
 
     def values(self, index: int) -> list[int]:
-        """The elements of a steering 1-D TENSOR_INT32."""
+        """Return the elements of a steering 1-D TENSOR_INT32."""
         values = self.matrix(index)
         if values.ndim != 1:
             raise ValueError(f"input {index} has dimensions {list(self.shape(index))}; it has to be 1-D")
         return [int(v) for v in values]
 
     def matrix(self, index: int) -> Array:
-        """A steering TENSOR_INT32 of any rank, as a private array."""
+        """Return a steering TENSOR_INT32 of any rank, as a private array."""
         values = self.tensor(index).values
         if values is None:
             raise UnknownValueError(index)
         return values
 
     def integer(self, index: int) -> int:
-        """The value of a steering INT32 scalar."""
+        """Return the value of a steering INT32 scalar."""
         return int(self.matrix(index).reshape(-1)[0])
 
     def real(self, index: int) -> float:
-        """The value of a steering FLOAT32 or FLOAT16 scalar."""
+        """Return the value of a steering FLOAT32 or FLOAT16 scalar."""
         return float(self.matrix(index).reshape(-1)[0])
 
     def graph(self, index: int) -> Any:
-        """The interpreter of the subgraph that input `index` refers to."""
+        """Return the interpreter of the subgraph that input `index` refers to."""
         if self.tensor(index).graph is None:
             raise UnknownValueError(index)
         return self.tensor(index).graph
 
     def flag(self, index: int) -> bool:
-        """The value of a trailing BOOL, false when it is not passed."""
+        """Return the value of a trailing BOOL, false when it is not passed."""
         return index < len(self.inputs) and self.integer(index) != 0
 
     def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -303,7 +305,9 @@ class Call:
             self.steps.append(partial(self.look))
 
     def scratch(self, shape: Sequence[int], dtype: DTypeLike = np.float32, *, zeros: bool = False) -> Array:
-        """An array that is the kernel's own while it runs. With `zeros` it is kept from run to run, and begins so."""
+        """Return an array that is the kernel's own while it runs. With `zeros` it is kept from run to run, and begins
+        so.
+        """
         return self.memory.array(shape, dtype, zeros=zeros)
 
     def shared(self, name: str, shape: Sequence[int], dtype: DTypeLike) -> Array:
@@ -333,7 +337,7 @@ class Call:
 
 
 def copy_results(call: Call) -> None:
-    """The kernel of an `is_dynamic` operation, which has computed everything already."""
+    """Copy the results of an `is_dynamic` operation, which has computed everything already."""
     for out, result in zip(call.outputs, call.results, strict=True):
         call.step(np.copyto, out.data, result, casting="unsafe")
 
@@ -351,7 +355,7 @@ Quantisation = Callable[[Tensor, Tensor], tuple[float, int]]
 
 
 def declared(_source: Tensor, result: Tensor) -> tuple[float, int]:
-    """Data is requantised to whatever the model declares."""
+    """Return the scale and zero point that the model declares, to which data is requantised."""
     return result.scale, result.zero_point
 
 

@@ -57,7 +57,7 @@ class Prepared:
         return tensor
 
     def place(self, call: Call, operands: Sequence[Operand]) -> None:
-        """Gives the outputs of `call` their shapes and quantisation. Raises ValueError."""
+        """Give the outputs of `call` their shapes and quantisation. Raises ValueError."""
         shapes, source = self.kind.shape(call), call.inputs[self.of]
         if len(shapes) != len(call.outputs):
             raise ValueError(f"{len(call.outputs)} outputs are declared; it has {len(shapes)}")
@@ -67,7 +67,7 @@ class Prepared:
                 _quantise(index, operands[index], tensor, self.kind.quantise(number, source, tensor))
 
     def build(self, call: Call) -> None:
-        """Appends the steps of its kernel to `call`, whose tensors have arrays."""
+        """Append the steps of its kernel to `call`, whose tensors have arrays."""
         if all(0 not in tensor.shape for tensor in call.outputs):
             self.kind.build(call)
 
@@ -90,7 +90,7 @@ def _quantise(index: int, operand: Operand, tensor: Tensor, found: tuple[float, 
 
 
 def guarded(prepared: Prepared, work: Callable[[], None]) -> None:
-    """Does that without floating point warnings; a failure names the operation."""
+    """Do the work without floating point warnings; a failure names the operation."""
     try:
         with np.errstate(all="ignore"):
             work()
@@ -99,7 +99,7 @@ def guarded(prepared: Prepared, work: Callable[[], None]) -> None:
 
 
 class StaticPlan:
-    """Of a model whose shapes do not depend on values, for inputs of given shapes.
+    """A plan of a model whose shapes do not depend on values, for inputs of given shapes.
 
     tensors: every operand, without an array unless it is constant.
     places: offsets of the temporaries in a block of `nbytes`, where those lie apart that are needed at the same time.

@@ -64,7 +64,9 @@ class TensorInfo(NamedTuple):
 
 
 def tensors_of(operands: Sequence[Any], word: str) -> tuple[TensorInfo, ...]:
-    """Of these operands. `word`: "input" or "output", for those that have no name of their own."""
+    """Return the descriptions of these operands. `word`: "input" or "output", for those that have no name of
+    their own.
+    """
     extras = [operand.extra if isinstance(operand.extra, dict) else {} for operand in operands]
     names = [str(extra.get("name") or f"{word}_{n}") for n, extra in enumerate(extras)]
     again = {name for name, count in Counter(names).items() if count > 1}

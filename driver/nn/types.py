@@ -46,8 +46,9 @@ class OperandType(IntEnum):
 
     @property
     def stored_dtype(self) -> np.dtype[Any]:
-        """What a device reads: of booleans their bytes, uint8. Another process may write any value there, and numpy's
-        bool assumes 0 or 1.
+        """The dtype that a device reads: of booleans their bytes, uint8.
+
+        Another process may write any value there, and numpy's bool assumes 0 or 1.
         """
         return stored_dtype(_DTYPES[self])
 
@@ -75,7 +76,9 @@ class OperandType(IntEnum):
 
     @classmethod
     def parse(cls, name: "str | int | OperandType | ExtensionType") -> "OperandType | ExtensionType":
-        """The type called `name` in the HAL, or the extension's that is given; `InvalidModel` when there is none."""
+        """Return the type called `name` in the HAL, or the extension's that is given; `InvalidModel` when there is
+        none.
+        """
         if isinstance(name, ExtensionType):
             return name
         try:
@@ -143,7 +146,7 @@ class OperandLifeTime(IntEnum):
 
     @classmethod
     def parse(cls, name: "str | int | OperandLifeTime") -> "OperandLifeTime":
-        """The lifetime called `name` in the HAL or in conformance files; `InvalidModel` when there is none."""
+        """Return the lifetime called `name` in the HAL or in conformance files; `InvalidModel` when there is none."""
         try:
             return cls[_LIFETIME_ALIASES.get(name, name)] if isinstance(name, str) else cls(name)
         except (KeyError, ValueError):
@@ -163,7 +166,7 @@ _LIFETIME_ALIASES = {
 
 
 def combine_dimensions(a: Sequence[int], b: Sequence[int]) -> Dimensions | None:
-    """What two partly known descriptions of one tensor say together; None when they contradict each other.
+    """Return what two partly known descriptions of one tensor say together; None when they contradict each other.
 
     An empty description is an unknown rank, a 0 an unknown dimension.
     """

@@ -43,7 +43,7 @@ def validate(model: Model) -> None:
 
 
 def validate_references(model: Model, pace: Callable[[], object] = lambda: None) -> None:
-    """The rules between subgraphs, of a model whose subgraphs keep `GraphRules`. `pace`: is called often."""
+    """Check the rules between subgraphs, of a model whose subgraphs keep `GraphRules`. `pace`: is called often."""
     for number, graph in enumerate((model.main, *model.referenced)):
         with located(number):
             _check_control_flow(model, graph, pace)
@@ -78,7 +78,7 @@ class GraphRules:
         self._operations = 0
 
     def operand(self, operand: Operand) -> None:
-        """The next one."""
+        """Check the next operand."""
         if reason := operand_fault(operand, self._referenced):
             raise InvalidModel(f"operand {len(self._operands)} ({operand.type.name}): {reason}")
         self._operands.append(operand)
@@ -92,7 +92,7 @@ class GraphRules:
             _check_list(self._operands, listed, lifetime, word)
 
     def operation(self, operation: Operation) -> None:
-        """The next one."""
+        """Check the next operation."""
         index, self._operations = self._operations, self._operations + 1
         _check_operation(self._operands, index, operation)
         for i in operation.inputs:
@@ -128,7 +128,7 @@ class GraphRules:
 
 
 def required_version(model: Model) -> int:
-    """The oldest HAL version 1.x, as x, that a valid `model` can be put to.
+    """Return the oldest HAL version 1.x, as x, that a valid `model` can be put to.
 
     Trailing inputs that the HAL introduced later count only where they say something other than their default: a
     client of an older device leaves them out. Constants that nothing reads do not count.
@@ -187,7 +187,7 @@ def _kind(name: str) -> OperationType:
 
 
 def _check_list(operands: Sequence[Operand], listed: Sequence[int], lifetime: OperandLifeTime, word: str) -> None:
-    """`listed` names operands of one lifetime, each once."""
+    """Check that `listed` names operands of one lifetime, each once."""
     if len(set(listed)) != len(listed):
         twice = next(i for i, count in Counter(listed).items() if count > 1)
         raise InvalidModel(f"operand {twice} is listed twice among the {word}s")
@@ -209,7 +209,7 @@ def _check_references(model: Model) -> None:
 
 
 def check_branches(model: Model, graph: Subgraph, operation: Operation) -> None:
-    """The subgraphs of a control flow operation fit its operands; nothing to check for any other operation."""
+    """Check that the subgraphs of a control flow operation fit its operands; other operations have none."""
     check = _CHECKS.get(operation.type)
     if check is not None:
         inputs = [graph.operands[i] for i in operation.inputs]

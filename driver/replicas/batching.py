@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def joinable(model: Model, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], int, object]:
-    """The arrays as the model takes them, their rows, and what has to be equal in requests that run together.
+    """Return the arrays as the model takes them, their rows, and a key that is equal for requests that can run
+    together.
 
     Raises ValueError naming the input.
     """
@@ -47,7 +48,7 @@ def joined(requests: Sequence[WaitingRequest]) -> tuple[Any, ...]:
 
 
 def apart(outputs: tuple[Any, ...], requests: Sequence[WaitingRequest]) -> list[tuple[Any, ...]]:
-    """The outputs of each request: copies, with the same names. Raises GeneralFailure."""
+    """Return the outputs of each request: copies, with the same names. Raises GeneralFailure."""
     total = sum(request.rows for request in requests)
     for n, output in enumerate(outputs):
         if len(requests) > 1 and _rows(output) != total:
@@ -66,7 +67,7 @@ def apart(outputs: tuple[Any, ...], requests: Sequence[WaitingRequest]) -> list[
 
 
 def _rows(output: Any) -> int | None:
-    """Of a tensor, and of a sequence that has a map for each row; None where there are none."""
+    """Return the rows of a tensor, or of a sequence that has a map for each row; None where there are none."""
     if isinstance(output, np.ndarray):
         return output.shape[0] if output.ndim else None
     return len(output) if isinstance(output, list) and all(isinstance(row, dict) for row in output) else None

@@ -33,7 +33,7 @@ class BlockingServer(ProcessBound):
         self._thread = threading.Thread(target=self._loop.run_forever, name="burst-serve", daemon=True)
 
     def open(self) -> None:
-        """As `ModelServer.open`."""
+        """Call `ModelServer.open`."""
         self._thread.start()
         try:
             self._wait(self._server.open())
@@ -42,35 +42,35 @@ class BlockingServer(ProcessBound):
             raise
 
     def run(self, *arrays: Any, timeout: float | None = None, deadline: float | None = None, **by_name: Any) -> Any:
-        """As `ModelServer.run`."""
+        """Call `ModelServer.run`."""
         return self._wait(self._server.run(*arrays, timeout=timeout, deadline=deadline, **by_name))
 
     def submit(
         self, *arrays: Any, timeout: float | None = None, deadline: float | None = None, **by_name: Any
     ) -> Future[tuple[Any, ...]]:
-        """As `run`, without waiting: the future gets what it returns or raises. Leave the arrays alone until then."""
+        """Begin a `run`, and return a future of its result. Leave the arrays alone until that is done."""
         return self._begin(self._server.run(*arrays, timeout=timeout, deadline=deadline, **by_name))
 
     @property
     def name(self) -> str:
-        """As of `ModelServer`."""
+        """The name of the model."""
         return self._server.name
 
     @property
     def model(self) -> Model:
-        """What it executes."""
+        """The model that is executed."""
         return self._server.model
 
     def stats(self) -> dict[str, Any]:
-        """As `ModelServer.stats`."""
+        """Call `ModelServer.stats`."""
         return self._server.stats()
 
     def drain(self, timeout: float | None = None) -> bool:
-        """As `ModelServer.drain`."""
+        """Call `ModelServer.drain`."""
         return self._wait(self._server.drain(timeout))
 
     def close(self, *, drain: bool = True) -> None:
-        """As `ModelServer.close`."""
+        """Call `ModelServer.close`."""
         if self._loop.is_closed():
             return
         try:

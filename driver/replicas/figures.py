@@ -46,7 +46,7 @@ class ServerFigures:
         }
 
     def seconds(self) -> dict[str, dict[str, float]]:
-        """Of each stage: the median and the 99th percentile."""
+        """Return the median and the 99th percentile of each stage."""
         return {name: _percentiles(getattr(self, name)) for name in ("queued", "executed", "total")}
 
 

@@ -53,14 +53,14 @@ class Replica:
 
 
 class ReplicaPlace:
-    """Of an execution in its replica, until it is left."""
+    """The place of an execution in its replica, until it is left."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica, self._is_left = replica, False
         replica.in_flight += 1
 
     def leave(self) -> bool:
-        """False if it was left before."""
+        """Give the place back; return False if that was done before."""
         if self._is_left:
             return False
         self._is_left = True
@@ -94,7 +94,7 @@ class ModelServer(ProcessBound):
 
     @property
     def model(self) -> Model:
-        """What it executes."""
+        """The model that is executed."""
         return self._prepared.model
 
     # ---- requests
@@ -102,7 +102,7 @@ class ModelServer(ProcessBound):
     async def run(
         self, *arrays: Any, timeout: float | None = None, deadline: float | None = None, **by_name: Any
     ) -> tuple[Any, ...]:
-        """Executes once, when it is this request's turn. Inputs and outputs are as of `CompiledModel.run`.
+        """Execute once, when it is this request's turn. Takes and returns what `CompiledModel.run` does.
 
         `timeout`: seconds from now; `deadline`: a time.monotonic(). The device is told the earlier one. With `batch`,
         the first dimension of each input is the rows of this request, and the outputs have as many.
@@ -139,7 +139,7 @@ class ModelServer(ProcessBound):
         return outputs
 
     def _drop(self, request: WaitingRequest) -> None:
-        """Of a task that has ended: it may have been cancelled before it saw that it has a place."""
+        """Drop the request of a task that has ended: it may have been cancelled before it saw that it has a place."""
         done = request.done
         if done.done() and not done.cancelled() and not done.exception() and type(done.result()) is ReplicaPlace:
             self._leave(done.result())
@@ -198,7 +198,7 @@ class ModelServer(ProcessBound):
             yield replica
 
     def _dispatch(self) -> None:
-        """Gives what waits to the replicas that have room."""
+        """Give waiting requests to the replicas that have room."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
@@ -254,7 +254,7 @@ class ModelServer(ProcessBound):
                 _fail(request, error)
 
     async def _outputs(self, place: ReplicaPlace, requests: list[WaitingRequest]) -> list[tuple[Any, ...]]:
-        """Of each request. The device is told the latest deadline: earlier ones are judged here."""
+        """Return the outputs of each request. The device is told the latest deadline: earlier ones are judged here."""
         begin, end = clock.now(), max(request.end for request in requests)
         self.figures.note_begin(requests, begin)
         deadline = None if end == FOREVER else end / 1e9
@@ -272,7 +272,7 @@ class ModelServer(ProcessBound):
     # ---- the server
 
     async def open(self) -> None:
-        """Opens the replicas, and warms them up. Raises as `CompiledModel.burst` does."""
+        """Open the replicas, and warm them up. Raises what `CompiledModel.burst` does."""
         self._loop = asyncio.get_running_loop()
         opening = asyncio.ensure_future(asyncio.to_thread(self._open_bursts))
         try:
@@ -296,7 +296,7 @@ class ModelServer(ProcessBound):
                 burst.warm_up(sets)
 
     async def drain(self, timeout: float | None = None) -> bool:
-        """Takes no more requests, and waits for those that it has; False if `timeout` seconds do not suffice."""
+        """Take no more requests, and wait for those that are here; return False if `timeout` seconds do not suffice."""
         self._refuses = self._refuses or "it drains"
         self._dispatch()  # what waits for company goes now
         self._idle.clear()
@@ -309,7 +309,7 @@ class ModelServer(ProcessBound):
         return True
 
     async def close(self, *, drain: bool = True) -> None:
-        """Closes the replicas, after `drain`. Requests that are left get DeviceUnavailable."""
+        """Close the replicas, after `drain`. Requests that are left get DeviceUnavailable."""
         if drain and self._replicas:
             await self.drain()
         self._refuses = "it is closed"
@@ -322,7 +322,7 @@ class ModelServer(ProcessBound):
             await asyncio.wait(self._batches)
 
     def stats(self) -> dict[str, Any]:
-        """What it has done since it was opened.
+        """Return what the server has done since it was opened.
 
         Counts, but for `seconds`, and for times in the `stages` of `replicas`, which are microseconds.
 
@@ -348,7 +348,9 @@ class ModelServer(ProcessBound):
 
 
 def _first_shapes(model: Model, options: ServeOptions) -> tuple[Shapes, bool]:
-    """Of the inputs of a first request, and whether the model takes these: it may not where we had to guess."""
+    """Return the shapes of the inputs of a first request, and True if the model takes them: it may not where we
+    guessed.
+    """
     if options.shapes is not None:
         return shapes_of(model, options.shapes, "serve(shapes=…)"), True
     found, is_known = [], True

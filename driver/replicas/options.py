@@ -14,7 +14,7 @@ _MOST_REPLICAS, _MOST_QUEUE, _MOST_BATCH, _LONGEST_WINDOW = 64, 2**20, 2**16, 60
 
 
 class ServeOptions(NamedTuple):
-    """As `CompiledModel.serve` takes and explains them."""
+    """The options of `CompiledModel.serve`, which explains them."""
 
     replicas: int = 2
     queue: int = 64
@@ -27,7 +27,7 @@ class ServeOptions(NamedTuple):
     name: str = ""
 
     def checked(self, model: Model) -> ServeOptions:
-        """Raises ValueError naming what is wrong, TypeError for what is no number."""
+        """Return these options; raise ValueError, or TypeError for what is no number, naming what is wrong."""
         for name, most in (
             ("replicas", _MOST_REPLICAS),
             ("queue", _MOST_QUEUE),
@@ -45,7 +45,7 @@ class ServeOptions(NamedTuple):
 
 
 def check_open_batch(model: Model, batch: int) -> None:
-    """Raises ValueError for a model that takes no batch of any size."""
+    """Raise ValueError for a model that takes no batch of any size."""
     for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
         for tensor in tensors:
             if tensor.shape is not None and (not tensor.shape or tensor.shape[0] is not None):

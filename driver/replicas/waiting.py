@@ -58,7 +58,9 @@ class WaitingRequest:
         return FOREVER if self.times.end is None else self.times.end
 
     def miss(self, phase: Phase) -> None:
-        """It is not done in time: Timeout or MissedDeadlineTransient, whichever the caller has asked for."""
+        """Fail the request, which is not done in time: with Timeout or MissedDeadlineTransient, as the caller has
+        asked.
+        """
         if self.done.done():
             return
         now = clock.now()
@@ -96,7 +98,7 @@ class ExecutionEstimate:
 
 
 class Ready(NamedTuple):
-    """What `RequestQueue.take` gives: requests that run together, or when to ask again (CLOCK_MONOTONIC ns)."""
+    """An answer of `RequestQueue.take`: requests that run together, or when to ask again (CLOCK_MONOTONIC ns)."""
 
     requests: list[WaitingRequest]
     again: int | None = None
@@ -122,11 +124,11 @@ class RequestQueue:
         return len(self._waiting) >= self.most
 
     def append(self, request: WaitingRequest) -> None:
-        """The caller has seen that there is room."""
+        """Add a request. The caller has seen that there is room."""
         self._waiting.append(request)
 
     def discard(self, request: WaitingRequest) -> bool:
-        """Whether it was still here."""
+        """Remove a request; return True if it was still here."""
         try:
             self._waiting.remove(request)
         except ValueError:
@@ -134,7 +136,7 @@ class RequestQueue:
         return True
 
     def take(self, estimate: ExecutionEstimate, *, at_once: bool) -> Ready:
-        """The next requests to run. `at_once`: nothing runs, and no request will come any more."""
+        """Return the next requests to run. `at_once`: nothing runs, and no request will come any more."""
         self._waiting = [request for request in self._waiting if not request.done.done()]  # their tasks were cancelled
         self._tell_hopeless(estimate)
         if not self._waiting:
@@ -152,12 +154,12 @@ class RequestQueue:
         return Ready(found)
 
     def note_company(self) -> None:
-        """A request came while others ran."""
+        """Note that a request came while others ran."""
         self._expects_company = True
 
     def _first(self, done_by: int) -> WaitingRequest:
-        """The oldest that can be done in time; if there is none, the one with the most time left: an execution that
-        took unusually long must not end all others.
+        """Return the oldest request that can be done in time; if there is none, the one with the most time left: an
+        execution that took unusually long must not end all others.
         """
         for request in self._waiting:
             if request.end >= done_by:
@@ -165,7 +167,7 @@ class RequestQueue:
         return max(self._waiting, key=lambda request: request.end)
 
     def _alike(self, first: WaitingRequest) -> list[WaitingRequest]:
-        """It, and what can run with it, as many as a batch takes."""
+        """Return this request and those that can run with it, as many as a batch takes."""
         found, rows = [first], first.rows
         if self.batch == 1:
             return found
@@ -176,7 +178,7 @@ class RequestQueue:
         return found
 
     def _tell_hopeless(self, estimate: ExecutionEstimate) -> None:
-        """Requests that cannot be done in time, while others can: they would only be in the way."""
+        """Fail requests that cannot be done in time, while others can: they would only be in the way."""
         done_by = clock.now() + estimate.most
         hopeful = [request for request in self._waiting if request.end >= done_by]
         if not hopeful or len(hopeful) == len(self._waiting):

@@ -27,7 +27,7 @@ _CONTROLLERS = "", "name=systemd", "cpu", "memory"  # "": version 2
 
 
 def application_of(channel: Channel, declared: Sequence[object]) -> str:
-    """The name of the client's application; "" for none but its account. Raises InvalidArgument, Malformed."""
+    """Return the name of the client's application; "" for none but its account. Raises InvalidArgument, Malformed."""
     match declared:
         case ():
             return _control_group(channel)
@@ -38,7 +38,7 @@ def application_of(channel: Channel, declared: Sequence[object]) -> str:
 
 
 def control_group_in(text: str) -> str:
-    """The path in the text of a /proc/PID/cgroup that tells programs apart; "" if all paths are the root."""
+    """Return the path in the text of a /proc/PID/cgroup that tells programs apart; "" if all paths are the root."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -47,7 +47,7 @@ def control_group_in(text: str) -> str:
 
 
 def _control_group(channel: Channel) -> str:
-    """Of the process that connected; "" if it is unknown, for example because that process is in another container."""
+    """Return the control group of the process that connected; "" if it is unknown, as from another container."""
     try:
         pidfd = _pidfd_of(channel)
         try:
@@ -61,7 +61,7 @@ def _control_group(channel: Channel) -> str:
 
 
 def _pidfd_of(channel: Channel) -> int:
-    """Raises OSError."""
+    """Return a descriptor of the process that connected. Raises OSError."""
     with suppress(OSError):
         (pidfd,) = struct.unpack("i", channel.socket.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))
         return int(pidfd)

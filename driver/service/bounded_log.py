@@ -40,7 +40,7 @@ class Allowance:
         self.lines = self._bytes = 0  #: left out since the last `told`
 
     def takes(self, nbytes: int) -> bool:
-        """Whether a line of this length may be written; else it is counted."""
+        """Return True if a line of this length may be written; else count it."""
         now = time.monotonic()
         self._left, self._at = min(ALLOWANCE, self._left + (now - self._at) * REFILL), now
         if self._left < nbytes:
@@ -50,7 +50,7 @@ class Allowance:
         return True
 
     def told(self) -> bytes:
-        """What was left out since the last time, as a line; b"" if nothing was."""
+        """Return what was left out since the last time, as a line; b"" if nothing was."""
         if not self.lines:
             return b""
         words = f"({self.lines} lines, {self._bytes} bytes, of {self._source} were left out)\n"
@@ -111,7 +111,7 @@ class LogPipe:
         self._rest, self.is_open = b"", True
 
     def lines(self) -> Iterator[bytes]:
-        """What is there, up to a chunk, in whole lines; the last one at the end as it is."""
+        """Yield what is there, up to a chunk, in whole lines; the last one at the end even if it is none."""
         try:
             read = os.read(self.readable, _CHUNK)
         except BlockingIOError:
@@ -124,7 +124,7 @@ class LogPipe:
             self._rest = b""
 
     def copy_to(self, log: LogFile) -> bool:
-        """Whether there was anything."""
+        """Copy what is there; return True if there was anything."""
         lines = list(self.lines())
         if admitted := [line for line in lines if self.allowance.takes(len(line))]:
             log.write(b"".join(admitted))
@@ -138,7 +138,7 @@ class LogPipe:
             os.dup2(self.writable, fd)
 
     def finish(self, log: LogFile) -> None:
-        """Copies what is left, when the process that wrote has ended, and closes the pipe."""
+        """Copy what is left, when the process that wrote has ended, and close the pipe."""
         for _ in range(_LAST):
             if not self.copy_to(log):
                 break
@@ -176,7 +176,7 @@ class EngineLog:
             os.close(source.writable)
 
     def finish(self) -> None:
-        """Copies what is left, when the engine has ended."""
+        """Copy what is left, when the engine has ended."""
         if self._thread.ident is not None:
             os.eventfd_write(self._end, 1)
             self._thread.join(_TELL)

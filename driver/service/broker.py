@@ -90,7 +90,7 @@ class CellCounts:
         self._changes = 0
 
     def note(self, changes: int, cells: int, clients: int) -> None:
-        """`changes`: cells that have begun or ended since."""
+        """Write the counts. `changes`: cells that have begun or ended since."""
         self._changes += changes
         self._memory[: _COUNTS.size] = _COUNTS.pack(self._changes, clients, cells)
 
@@ -111,7 +111,7 @@ class ServedAccount:
 
     @property
     def may_begin(self) -> bool:
-        """Whether its next cell may begin now: there is none, and it has not ended too often."""
+        """True if its next cell may begin now: there is none, and it has not ended too often."""
         now = time.monotonic()
         is_often = len(self.ends) == _FREELY and now - self.ends[0] < _WITHIN
         return self.cell is None and not (is_often and now - self.ends[-1] < _DELAY)
@@ -149,7 +149,7 @@ class Broker:
         listener.setblocking(False)
 
     def run(self) -> NoReturn:
-        """Serves until it is stopped, or until the device fails its self test."""
+        """Serve until it is stopped, or until the device fails its self test."""
         self._watch(self._stop, self._end)
         gc.freeze()
         self._begin(self._home, self._accounts.setdefault(self._home, ServedAccount(self._home)))
@@ -320,7 +320,7 @@ class Broker:
             message.close()
 
     def _handle(self, cell: CellProcess, message: Message) -> None:
-        """Raises Malformed. A cell that a client has taken over can say anything."""
+        """Do what a cell asks. A cell that a client has taken over can say anything. Raises Malformed."""
         match message.body:
             case ["left"] if self._census.count(cell.uid) > len(self._accounts[cell.uid].waiting):
                 self._census.leave(cell.uid)
@@ -355,7 +355,7 @@ class Broker:
             close_all(fds)
 
     def _let_go(self, cell: CellProcess) -> None:
-        """It has no client, or ends by itself: it gets none any more."""
+        """Hand this cell no more clients: it has none, or ends by itself."""
         self._note_end(cell)
         if cell.channel.fileno() >= 0:
             self._unwatch(cell.channel.fileno())
@@ -423,7 +423,7 @@ class Broker:
             self._poll.unregister(fd)
 
     def _end(self, code: int = 0) -> NoReturn:
-        """Ends the cells, and this process."""
+        """End the cells, and this process."""
         with self._place.locked() as is_locked:
             self._place.leave(self._listener, is_locked=is_locked)
         cells = [account.cell for account in self._accounts.values() if account.cell]

@@ -69,7 +69,7 @@ class Cell:
             self.left()
 
     def ready(self) -> None:
-        """The service begins to serve."""
+        """Tell the broker that the service begins to serve."""
         self._channel.send(["ready"])
 
     def left(self) -> None:
@@ -77,7 +77,7 @@ class Cell:
             self._channel.send(["left"])
 
     def retire(self, finish: Callable[[], object]) -> bool:
-        """The broker closes the channel if it agrees."""
+        """Ask to end. The broker closes the channel if it agrees."""
         finish()
         with suppress(PeerDied):
             self._channel.send(["idle", self._came])
@@ -107,7 +107,7 @@ class Cell:
 
 
 def settle(uid: int) -> None:
-    """Gives this process, and what it forks, the priority of that account, and its place when memory runs out.
+    """Give this process, and what it forks, the priority of that account, and its place when memory runs out.
 
     The kernel divides processors between sessions where it groups them (autogroup), else between threads.
     """
@@ -123,8 +123,10 @@ def settle(uid: int) -> None:
 
 
 def _weigh_session(nice: int) -> None:
-    """Gives this process's autogroup that nice value, where the kernel has autogroups. It takes one such change of
-    unprivileged processes in 0.1 s, from all of them together, and refuses the others with EAGAIN.
+    """Give this process's autogroup that nice value, where the kernel has autogroups.
+
+    It takes one such change of unprivileged processes in 0.1 s, from all of them together, and refuses the others with
+    EAGAIN.
     """
     until = time.monotonic() + _GROUP_PATIENCE
     with suppress(OSError):
@@ -140,6 +142,6 @@ def _weigh_session(nice: int) -> None:
 
 
 def nice_of(uid: int, found: dict[int, int]) -> int:
-    """The nice value that stands for an account's weight: 0 for the greatest that is configured."""
+    """Return the nice value that stands for an account's weight: 0 for the greatest that is configured."""
     most = max(WEIGHT, *found.values()) if found else WEIGHT
     return min(_MOST_NICE, round(math.log(most / found.get(uid, WEIGHT), _STEP)))

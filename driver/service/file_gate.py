@@ -75,12 +75,12 @@ class FileGate:
         self.records.note_passed(digest)
 
     def check(self, digest: bytes) -> None:
-        """Raises GeneralFailure for a file that is quarantined. b"": of a model that is no file."""
+        """Raise GeneralFailure for a file that is quarantined. b"": the model is no file."""
         if digest and (reason := self.records.quarantined(digest)):
             raise GeneralFailure(f"the model file {name_of(digest)} is quarantined on this device: {reason}")
 
     def note_end(self, code: int, running: Sequence[FileEnd]) -> None:
-        """The engine ended, with this exit status or minus this signal, while these files were running."""
+        """Note that the engine ended, with this exit status or minus this signal, while these files were running."""
         overdue = [each for each in running if each.signal == OVERDUE]
         guilty = [each for each in running if each.signal not in {0, OVERDUE}]
         for each in overdue:
@@ -94,7 +94,7 @@ class FileGate:
             )  # in a thread of the runtime's own
 
     def close(self) -> None:
-        """Saves what is known of files."""
+        """Save what is known of files."""
         self.records.close()
 
     def _refused(self, digest: bytes, error: TrialEnded) -> GeneralFailure:
@@ -105,5 +105,5 @@ class FileGate:
 
 
 def name_of(digest: bytes) -> str:
-    """A file in messages: the first digits of its digest."""
+    """Return a file's name in messages: the first digits of its digest."""
     return digest.hex()[:12]

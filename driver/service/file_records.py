@@ -53,7 +53,7 @@ class FileRecords:
         )
 
     def has_passed(self, digest: bytes) -> bool:
-        """Whether the file needs no further trial."""
+        """Return True if the file needs no further trial."""
         found = self._store.get(digest)
         return found is not None and found[:1] != _REFUSED
 
@@ -63,12 +63,12 @@ class FileRecords:
         return found[1:].decode(errors="replace") if found[:1] == _REFUSED else None
 
     def note_passed(self, digest: bytes) -> None:
-        """A trial of the file ended well. What is known already stays."""
+        """Note that a trial of the file ended well. What is known already stays."""
         if self._store.get(digest) is None:
             self._store.set(digest, _PASSED)
 
     def close(self) -> None:
-        """Saves what was noted. The next use opens the file again."""
+        """Save what was noted. The next use opens the file again."""
         if store := self.__dict__.pop("_store", None):
             store.close()
 
@@ -78,7 +78,7 @@ class FileRecords:
         self._store.flush()
 
     def suspect(self, digest: bytes, reason: str) -> None:
-        """The engine ended, perhaps for this file. Refuses the file when that has happened too often."""
+        """Note that the engine ended, perhaps for this file, and refuse the file if that has happened too often."""
         found = self._store.get(digest) or b""
         count = 1 + (found[1] if found[:1] == _SUSPECT else 0)
         if count > _MOST_SUSPICIONS:

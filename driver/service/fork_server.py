@@ -60,9 +60,10 @@ class ForkServer:
         self._channel = near
 
     def begin(self) -> Channel:
-        """A channel to a new process. Closing it kills the process; when that ends by itself, and not by calling
-        `os._exit` after it has closed the channel, ["ended", code, words] comes: its exit status, or minus the signal,
-        and the last that it wrote. Raises PeerDied.
+        """Return a channel to a new process. Closing it kills the process.
+
+        When that ends by itself, and not by calling `os._exit` after it has closed the channel, ["ended", code, words]
+        comes: its exit status, or minus the signal, and the last that it wrote. Raises PeerDied.
         """
         near, far = Channel.pair()
         try:
@@ -85,7 +86,7 @@ class _Child(NamedTuple):
 
 
 def end_with_parent() -> None:
-    """The kernel kills this process when its parent dies."""
+    """Have the kernel kill this process when its parent dies."""
     _prctl(_PDEATHSIG, signal.SIGKILL)
 
 
@@ -103,7 +104,7 @@ def _become_server(device: Device, work: Work, channel: Channel) -> None:
 
 
 def close_all_but(*fds: int) -> None:
-    """Closes all descriptors beside standard input, output and error, and writes no more signals to one of them."""
+    """Close all descriptors beside standard input, output and error, and write no more signals to one of them."""
     signal.set_wakeup_fd(-1)
     first = _STDERR + 1
     for fd in sorted(fds):
@@ -113,7 +114,7 @@ def close_all_but(*fds: int) -> None:
 
 
 def _serve(device: Device, work: Work, channel: Channel) -> None:
-    """Raises PeerDied when the service is gone."""
+    """Fork for each request until the service is gone. Raises PeerDied then."""
     poll, children = select.poll(), dict[int, _Child]()
     poll.register(channel, select.POLLIN)
     while True:

@@ -43,7 +43,7 @@ def notify(**fields: object) -> None:
 
 
 def watchdog_seconds() -> float | None:
-    """The longest interval between two WATCHDOG=1 messages that systemd accepts; None if it wants none."""
+    """Return the longest interval between two WATCHDOG=1 messages that systemd accepts; None if it wants none."""
     usec = os.environ.get("WATCHDOG_USEC", "")
     is_ours = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
     return int(usec) / 1e6 if is_ours and usec.isdecimal() and int(usec) else None
@@ -77,7 +77,7 @@ class HealthMonitor:
         return self._untested
 
     def begin(self) -> bool:
-        """Runs the self test, then starts the watchdog's thread. False: the test failed, and the engine is ended."""
+        """Run the self test, then start the watchdog's thread. False: the test failed, and the engine is ended."""
         begin, device = time.monotonic(), self.device
         try:
             found = self_test(device)
@@ -97,7 +97,7 @@ class HealthMonitor:
         return True
 
     def _watch(self, every: float) -> None:
-        """Reports to systemd only while the device answers, so that systemd restarts a device that hangs."""
+        """Report to systemd only while the device answers, so that systemd restarts a device that hangs."""
         pause = threading.Event()
         while not pause.wait(every):
             if trouble := self.trouble(every):
@@ -109,7 +109,7 @@ class HealthMonitor:
 
 
 def self_test(device: RemoteDevice) -> str:
-    """Adds two vectors on both paths; returns the finding as text. Raises DeviceFailed, BurstError."""
+    """Add two vectors on both paths; return the finding as text. Raises DeviceFailed, BurstError."""
     builder, x = ModelBuilder(), np.arange(4, dtype=np.float32)
     builder.output(builder.operation("ADD", builder.input("float32", (4,)), x, 0))
     model = builder.build()
@@ -126,7 +126,7 @@ def self_test(device: RemoteDevice) -> str:
 
 
 def begin_monitoring(service: Service, address: str, metrics_fd: int, is_quiet: bool) -> bool:
-    """Starts the monitor and returns once the device is tested: whether it passed.
+    """Start the monitor, test the device, and return True if it passed.
 
     `metrics_fd`: a listening socket for metrics and health, or -1. `is_quiet`: prints nothing.
     """

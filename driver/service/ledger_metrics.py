@@ -44,7 +44,7 @@ class LedgerReports(NamedTuple):
 
 
 def ledger_metrics(found: Sequence[LedgerReports]) -> Iterator[Metric]:
-    """The metrics of all engines and services of a device."""
+    """Yield the metrics of all engines and services of a device."""
     held = GaugeMetricFamily("burst_held", "What an account holds.", labels=["process", "uid", "figure"])
     most = GaugeMetricFamily("burst_account_limit", "What an account may hold.", labels=["process", "figure"])
     spent = CounterMetricFamily("burst_spent", "What an account has spent.", labels=["process", "uid", "figure"])

@@ -55,7 +55,7 @@ _SCRAPES = 4  # at once; further ones are told to come again, so that threads ar
 
 
 def listen(address: str) -> socket.socket:
-    """Listens at "HOST:PORT", at ":PORT" for this machine alone, or at the path of a socket. Raises DeviceFailed."""
+    """Listen at "HOST:PORT", at ":PORT" for this machine alone, or at the path of a socket. Raises DeviceFailed."""
     try:
         if "/" in address:
             return _at_path(Path(address))
@@ -71,7 +71,7 @@ def listen(address: str) -> socket.socket:
 
 
 def _at_path(path: Path) -> socket.socket:
-    """Replaces a socket at which no process listens any more."""
+    """Listen at a path, in place of a socket at which no process listens any more."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         try:
@@ -90,7 +90,7 @@ def _at_path(path: Path) -> socket.socket:
 
 
 def where(listener: socket.socket) -> str:
-    """The address as a user would type it."""
+    """Return the address as a user would type it."""
     if listener.family == socket.AF_UNIX:
         return str(listener.getsockname())
     host, port = listener.getsockname()[:2]
@@ -98,12 +98,12 @@ def where(listener: socket.socket) -> str:
 
 
 def expose(monitor: HealthMonitor, fd: int) -> None:
-    """Serves a device's metrics in threads of this process until it ends. Owns `fd`, a listening socket."""
+    """Serve a device's metrics in threads of this process until it ends. Owns `fd`, a listening socket."""
     serve_metrics(MetricsCollector(monitor), monitor.trouble, fd)
 
 
 def serve_metrics(collector: Collector, trouble: Callable[[], str], fd: int) -> None:
-    """The same of another collector. `trouble`: why /healthz is to be 503, empty if it is not."""
+    """Serve a collector's metrics, as `expose` does. `trouble`: why /healthz is to be 503, empty if it is not."""
     registry = CollectorRegistry()
     registry.register(collector)
     handler = type("Handler", (_Handler,), {"registry": registry, "trouble": staticmethod(trouble)})
@@ -198,7 +198,7 @@ class _Server(ThreadingHTTPServer):
         self._limiter.leave(self._of.pop(request))
 
     def service_actions(self) -> None:
-        """Called twice a second, and after each connection."""
+        """End overdue connections. Called twice a second, and after each connection."""
         self._limiter.end_overdue()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -237,7 +237,7 @@ class MetricsCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The device's counts, if it answers, and figures of its processes."""
+        """Yield the device's counts, if it answers, and figures of its processes."""
         device = self._monitor.device
         info = {"device": device.name, "version": device.version, "type": device.type}
         yield InfoMetricFamily("burst_device", "The device being served.", value=info)
@@ -302,7 +302,9 @@ class MetricsCollector(Collector):
         return metric
 
     def _of_processes(self, engines: list[EngineFigures]) -> Iterator[Metric]:
-        """Sums over the services and over the engines; the times of start are those of our own, which come first."""
+        """Yield sums over the services and over the engines; the times of start are those of our own, which come
+        first.
+        """
         memory = GaugeMetricFamily("burst_memory_bytes", "Proportional set size (PSS).", labels=["process", "kind"])
         cpu = CounterMetricFamily("burst_cpu_seconds", "Processor time.", labels=["process"])
         start = GaugeMetricFamily("burst_start_time_seconds", "Start time, seconds since 1970.", labels=["process"])
@@ -324,7 +326,7 @@ class MetricsCollector(Collector):
 
 
 class EngineFigures(NamedTuple):
-    """What one engine and its service count."""
+    """The counts of one engine and its service."""
 
     pids: tuple[int, int]  #: of the service and the engine
     slots: int
@@ -393,7 +395,7 @@ class StageHistogram:
         self._seen: dict[int, int] = {}  # by inode of a burst's trace: the last request counted
 
     def look(self, traces: Iterable[Trace]) -> None:
-        """Counts the new requests in these traces, and closes them."""
+        """Count the new requests in these traces, and close them."""
         seen = {}
         for trace in traces:
             inode = os.fstat(trace.memory.fd).st_ino
@@ -412,7 +414,7 @@ class StageHistogram:
         return max(last, int(records["id"].max(initial=0)))
 
     def metric(self) -> Metric:
-        """A histogram for each stage."""
+        """Return a histogram for each stage."""
         words = "Time per stage of burst requests; sampled: the last 256 of each burst at each scrape."
         metric = HistogramMetricFamily("burst_request_seconds", words, labels=["stage"])
         bounds = [*(f"{bound:g}" for bound in _BOUNDS), "+Inf"]

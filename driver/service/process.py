@@ -73,7 +73,7 @@ class ServiceOptions(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Whether several accounts share its engine."""
+        """True if several accounts share its engine."""
         return self.any_uid and self.account is None
 
 
@@ -113,7 +113,9 @@ class Service:
         self._left = os.eventfd(0, os.EFD_CLOEXEC)
 
     def run(self) -> bool:
-        """Serves until it has had no client for a while, or `stop` becomes readable; False if the engine has ended."""
+        """Serve until there was no client for a while, or `stop` becomes readable; return False if the engine has
+        ended.
+        """
         poll, linger, stop = select.poll(), self._options.linger, self._options.stop
         for fd in (self._source.fileno(), self._engine.fileno(), self._left, *([] if stop is None else [stop])):
             poll.register(fd, select.POLLIN)
@@ -157,13 +159,13 @@ class Service:
                     channel.send(farewell(words))
 
     def _hand_over(self) -> None:
-        """Takes no more clients: the next client starts a service of the new code. Those that are here stay."""
+        """Take no more clients: the next client starts a service of the new code. Those that are here stay."""
         with self._source.ending():
             pass
         _log.info("the driver was replaced; new clients get another process")
 
     def _accept(self) -> bool:
-        """Takes a client; False: the broker has ended this service."""
+        """Take a client; return False if the broker has ended this service."""
         try:
             found = self._source.accept()
         except PeerDied:
@@ -177,7 +179,7 @@ class Service:
         return True
 
     def _begin(self, found: AcceptedClient) -> None:
-        """Serves a client in a thread of its own."""
+        """Serve a client in a thread of its own."""
         channel, uid = found.channel, found.channel.peer_uid
         if found.is_watcher:
             self._serve_apart(channel)
@@ -213,7 +215,7 @@ class Service:
         return True
 
     def _refuse(self, channel: Channel, error: StatusError) -> None:
-        """Sends the error as the answer to `hello`."""
+        """Send the error as the answer to `hello`."""
         try:
             refuse(channel, error)
         finally:
@@ -242,7 +244,7 @@ class Service:
 
     @property
     def has_lost_engine(self) -> bool:
-        """Whether the engine has ended, and so this service is about to end."""
+        """True if the engine has ended, and so this service is about to end."""
         return self._engine.peer_has_died
 
     @property
@@ -251,17 +253,17 @@ class Service:
         return self._device.needs.system_calls
 
     def confinement(self) -> list[list[tuple[str, bool]]]:
-        """What this process and the engine have given up, by layer."""
+        """Return what this process and the engine have given up, by layer."""
         return [list(sandbox.active().items()), self._engine_gave_up]
 
     def own_client(self) -> Channel:
-        """A connection for this process itself, outside the limits. It is served until it is closed."""
+        """Return a connection for this process itself, outside the limits. It is served until it is closed."""
         near, far = Channel.pair()
         self._serve_apart(far)
         return near
 
     def _serve_apart(self, channel: Channel) -> None:
-        """Serves a connection outside the limits."""
+        """Serve a connection outside the limits."""
 
         def serve_it() -> None:
             with channel, suppress(PeerDied), ServiceClient(channel, self) as client:
@@ -270,16 +272,16 @@ class Service:
         ServingThread(serve_it, name="own client").start()
 
     def cells(self, uid: int, first: int) -> Reply:
-        """As of `ClientSource.cells`, for the device's own account and root; none for others."""
+        """Answer with `ClientSource.cells` for the device's own account and root; with none for others."""
         return Reply(*self._source.cells(first)) if uid in {0, os.getuid()} else Reply([0])
 
     def note(self, outcome: str) -> None:
-        """Counts the outcome of a preparation."""
+        """Count the outcome of a preparation."""
         with self._door:
             self._outcomes[outcome] += 1
 
     def counts(self) -> tuple[int, Counter[str]]:
-        """Connected clients, and the outcomes of preparations so far."""
+        """Return the number of connected clients, and the outcomes of preparations so far."""
         with self._door:
             return self._census.total(), self._outcomes.copy()
 
@@ -288,14 +290,14 @@ class Service:
         os.kill(self._engine_pid, signal.SIGKILL)
 
     def describe(self, uid: int) -> list[object]:
-        """The answer to `hello` of a client of that account."""
+        """Return the answer to `hello` of a client of that account."""
         device, extensions = self._device, self._extensions(uid)
         files = files_needed(device)
         return [PROTOCOL, device.name, device.version, device.type, *self.pids, *files, extensions]
 
     @property
     def pids(self) -> tuple[int, int]:
-        """Of this process and the engine."""
+        """The numbers of this process and the engine."""
         return os.getpid(), self._engine_pid
 
     def _extensions(self, uid: int) -> list[str]:
@@ -305,7 +307,9 @@ class Service:
         return [name for name in names if name != FILE.name or uid == own or self._options.files_of_others]
 
     def check_file(self, file: bytes, uid: int) -> None:
-        """Whether that account's client may run the file with this digest. b"": it is none.
+        """Raise InvalidArgument, GeneralFailure unless that account's client may run the file with this digest.
+
+        b"": it is none.
 
         Raises InvalidArgument, GeneralFailure.
         """
@@ -314,21 +318,21 @@ class Service:
         self.files.check(file)
 
     def new_engine_channel(self, uid: int) -> Channel:
-        """A connection to the engine for one client of that account."""
+        """Return a connection to the engine for one client of that account."""
         near, far = Channel.pair()
         with far:
             self._engine.send(["client", uid], [far.fileno()])
         return near
 
     def new_budget(self, deadline: int | None) -> ValidationBudget:
-        """What the validation of one model may take."""
+        """Return the budget for the validation of one model."""
         return ValidationBudget(self._limits, deadline)
 
 
 def start_engine(
     name: str, kind: type[Device], source: ClientSource, log: EngineLog, *, is_shared: bool
 ) -> EngineProcess:
-    """Starts the engine process. It ends when this process dies or closes its end of the channel.
+    """Start the engine process. It ends when this process dies or closes its end of the channel.
 
     is_shared: accounts share it. By fork, because both processes begin with importing the same modules: a device starts
     in half the time. Only this thread exists yet, besides numpy's, which survive forks.
@@ -353,7 +357,7 @@ def start_engine(
 
 
 def _exit_code(pid: int) -> int:
-    """Of a child that is about to end: its exit status, or minus the signal; 0 if it takes long."""
+    """Return the exit status of a child that is about to end, or minus the signal; 0 if it takes long."""
     ended = os.pidfd_open(pid)
     try:
         found = select.select([ended], [], [], _END_TIMEOUT)[0]
@@ -374,14 +378,17 @@ def isolate() -> None:
 
 
 def kept_files(place: Place, device: type[Device]) -> dict[Path, Access]:
-    """What the service keeps, beside what the device computes with: it takes its socket away when it ends."""
+    """Return the files that the service keeps, beside those with which the device computes.
+
+    Among them is the folder of its socket, which it takes away when it ends.
+    """
     forks = device.asked_apart or FILE.name in {extension.name for extension in device.extensions}
     own = (SCORES if forks else {}) | {place.socket.parent: Access.READ | Access.REMOVE_FILE}
     return own | dict.fromkeys((place.lock, place.log), Access.READ | Access.WRITE) | sandbox.state_folder()
 
 
 def run(name: str, source: ClientSource, place: Place, options: ServiceOptions) -> NoReturn:
-    """Runs the service process. Exits with 1 after a failure."""
+    """Run the service process. Exit with 1 after a failure."""
     file = LogFile(place.log)
     logging.basicConfig(level=logging.INFO, handlers=[BoundedHandler(file.write, "the service's log")], force=True)
     isolate()

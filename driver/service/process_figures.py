@@ -10,7 +10,7 @@ KINDS = ("anon", "file", "shmem")
 
 
 class ProcessFigures(NamedTuple):
-    """What the kernel says of one process."""
+    """The kernel's figures of one process."""
 
     cpu: float  #: seconds
     start: float  #: seconds since 1970

@@ -91,7 +91,7 @@ def serve(
 
 
 def unit(user: str, group: str, command: str) -> str:
-    """The template unit for systemd: `systemctl start burst@DEVICE`. `command`: the path of `burst`."""
+    """Return the template unit for systemd: `systemctl start burst@DEVICE`. `command`: the path of `burst`."""
     text = resources.files("driver.service").joinpath("burst@.service").read_text()
     for name, value in {"user": user, "group": group, "burst": command}.items():
         text = text.replace(f"@{name}@", value)
@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def _has_one_engine(name: str) -> bool:
-    """Whether all accounts share an engine, for the device stands for one thing.
+    """Return True if all accounts share an engine, as the device stands for one thing.
 
     Asked in a process that is thrown away: a device may begin threads, or take an accelerator, when it is made.
     """
@@ -168,8 +168,10 @@ def broke(
 
 
 def stay(name: str, place: discovery.Place, fd: int) -> None:
-    """Returns in a child process, which is to serve. This one starts another when that has ended, and ends when it was
-    stopped, or with 1 after too many ends. `fd`: the listening socket.
+    """Return in a child process, which is to serve.
+
+    This process starts another when that has ended, and ends when it was stopped, or with 1 after too many ends. `fd`:
+    the listening socket.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
     ends: deque[float] = deque(maxlen=_MOST_ENDS)
@@ -194,7 +196,7 @@ def stay(name: str, place: discovery.Place, fd: int) -> None:
 
 
 def _exposed(address: str, gid: int | None) -> tuple[socket.socket, str]:
-    """A socket for metrics and health, and its address. Raises DeviceFailed."""
+    """Return a socket for metrics and health, and its address. Raises DeviceFailed."""
     try:
         from driver.service import metrics_server
     except ModuleNotFoundError as error:
@@ -223,7 +225,9 @@ def _gid(group: str) -> int:
 
 
 def _checked(folder: Path, gid: int | None) -> Path:
-    """The folder, made if it is missing. It must belong to this account, and the group must be able to enter it."""
+    """Return the folder, made if it is missing. It must belong to this account, and the group must be able to
+    enter it.
+    """
     try:
         _make(folder, gid)
         folder = folder.resolve()
@@ -247,7 +251,7 @@ def _checked(folder: Path, gid: int | None) -> Path:
 
 
 def _make(folder: Path, gid: int | None) -> None:
-    """Makes the folder if it is missing. Its parent must exist, as its permissions are for its owner to decide."""
+    """Make the folder if it is missing. Its parent must exist, as its permissions are for its owner to decide."""
     try:
         folder.mkdir(0o700)
     except FileExistsError:
@@ -272,7 +276,7 @@ def _give(path: Path, gid: int, mode: int) -> None:
 
 
 def _listener(name: str, place: discovery.Place, gid: int | None) -> socket.socket:
-    """Raises DeviceFailed if another process listens there."""
+    """Return a listening socket. Raises DeviceFailed if another process listens there."""
     with place.locked() as is_ours:
         if found := discovery.find(place):
             found.close()
@@ -292,7 +296,7 @@ def _listener(name: str, place: discovery.Place, gid: int | None) -> socket.sock
 
 
 def _become(name: str, place: discovery.Place, fds: Sequence[int], *flags: bool) -> NoReturn:
-    """Replaces this process. Keeps the sockets, stdout, stderr and systemd's variables of what it was given.
+    """Replace this process. Keep the sockets, stdout, stderr and systemd's variables of what it was given.
 
     `flags`: as of `main`.
     """
@@ -311,8 +315,9 @@ def _become(name: str, place: discovery.Place, fds: Sequence[int], *flags: bool)
 
 
 def _readable_at_end() -> int:
-    """A descriptor that SIGTERM and SIGINT make readable. The engine inherits it: a signal to either process, or to
-    both, ends both.
+    """Return a descriptor that SIGTERM and SIGINT make readable.
+
+    The engine inherits it: a signal to either process, or to both, ends both.
     """
     readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)

@@ -37,7 +37,7 @@ class ServiceClient:
     """One connection."""
 
     def __init__(self, channel: Channel, service: Service) -> None:
-        """Raises ResourceExhaustedTransient."""
+        """Raise ResourceExhaustedTransient if the account may have no further connection."""
         self._service, self._channel = service, channel
         self._join("")
         self._engine = service.new_engine_channel(channel.peer_uid)
@@ -69,7 +69,7 @@ class ServiceClient:
         self._claim, self._holder = holder.take("close connections", **price("connection")), holder
 
     def take(self, remedy: str, **figures: int) -> Claim:
-        """Counts what this process holds for the client, as of `Holder`."""
+        """Count what this process holds for the client, as `Holder.take` does."""
         return self._holder.take(remedy, **figures)
 
     def __exit__(self, *_: object) -> None:
@@ -78,7 +78,7 @@ class ServiceClient:
         self._life.close()
 
     def hello(self, _: Message, version: int, *declared: object) -> Reply:
-        """Describes the device. `declared`: the name of the client's application, or nothing.
+        """Describe the device. `declared`: the name of the client's application, or nothing.
 
         Raises InvalidArgument for another version of the protocol, or a name that cannot be one;
         ResourceExhaustedTransient while the account has as many applications as it may have.
@@ -105,14 +105,19 @@ class ServiceClient:
         return Reply(_as_bits(self._explained(message.take_fds(), where).reasons))
 
     def explain(self, message: Message, where: object) -> Reply:
-        """As `supported`, and number and reason of the first that are not, shortened where there are many."""
+        """Answer as `supported`, and with number and reason of the first that are not, shortened where there are
+        many.
+        """
         reasons = self._explained(message.take_fds(), where).reasons
         found = [(n, reason) for n, reason in enumerate(reasons) if reason is not None]
         most = max(_LEAST_REASON, min(_MOST_REASON, _MOST_REASONS // max(1, len(found))))
         return Reply([*_as_bits(reasons), [(n, reason[:most]) for n, reason in found[: _MOST_REASONS // most]]])
 
     def prepare(self, message: Message, where: object, *plain: object) -> Reply:
-        """Validates here, compiles in the engine; answers the prepared model's number.
+        """Validate a model here, compile it in the engine, and answer with the prepared model's number.
+
+        The engine decodes the model again, from the same sealed memory: what it takes from this process are bytes,
+        never objects, and the time and crashes of judging a stranger's model are the service's.
 
         Cache files may follow the model's descriptors, as many as the arguments say, and then memory for a trace.
         """
@@ -143,7 +148,7 @@ class ServiceClient:
                 self._validated = 0.0
 
     def _load(self, model: Model | None, fds: list[int], where: Any, arguments: PrepareArguments) -> list[Any]:
-        """Prepares in the engine; its answer. `model`: one that is a file. Raises StatusError, PeerDied."""
+        """Prepare in the engine; return its answer. `model`: one that is a file. Raises StatusError, PeerDied."""
         values: list[Any] = []
         own = fds[: 1 + len(handles_in(where))]
         try:
@@ -158,7 +163,7 @@ class ServiceClient:
     def noted(
         self, done: str, failed: str, method: Callable[..., Reply], message: Message, *arguments: object
     ) -> Reply:
-        """Calls a method and counts its outcome."""
+        """Call a method and count its outcome."""
         try:
             reply = method(message, *arguments)
         except Exception:
@@ -168,7 +173,7 @@ class ServiceClient:
         return reply
 
     def restore(self, message: Message, *arguments: Any) -> Reply:
-        """Makes the model in the cache files ready in the engine, unless it is a file in quarantine."""
+        """Make the model in the cache files ready in the engine, unless it is a file in quarantine."""
         (number, file), _ = call(self._engine, "restore", *arguments, fds=message.fds)
         try:
             self._service.check_file(file, self._channel.peer_uid)
@@ -178,7 +183,8 @@ class ServiceClient:
         return Reply([number])
 
     def figures(self, message: Message) -> Reply:
-        """The engine's; then connected clients, outcomes of preparations, and figures of service and engine.
+        """Answer with the engine's figures, then connected clients, outcomes of preparations, and figures of both
+        processes.
 
         Raises InvalidArgument.
         """
@@ -194,8 +200,9 @@ class ServiceClient:
         return self._service.cells(self._channel.peer_uid, first)
 
     def ledger(self, message: Message, process: str, start: int) -> Reply:
-        """What applications hold in the engine, or in this process, a page of it: of the client's own account; root and
-        the device's account see all.
+        """Answer with a page of what applications hold in the engine, or in this process.
+
+        A client sees those of its own account; root and the device's account see all.
         """
         uid = self._channel.peer_uid
         if process == "engine":
@@ -203,7 +210,7 @@ class ServiceClient:
         return Reply(self._service.ledger.report(None if uid in {0, os.getuid()} else uid).page(start))
 
     def forward(self, method: str, message: Message, *arguments: Any) -> Reply:
-        """Passes a call on to the engine."""
+        """Pass a call on to the engine."""
         values, fds = call(self._engine, method, *arguments, fds=message.fds)
         return Reply(values, fds)
 
@@ -213,7 +220,7 @@ def _as_bits(reasons: Sequence[str | None]) -> list[object]:
 
 
 def _check_supported(explained: Explained) -> None:
-    """Raises InvalidArgument with the first reason."""
+    """Raise InvalidArgument with the first reason, if there is one."""
     refused = [(n, reason) for n, reason in enumerate(explained.reasons) if reason is not None]
     if refused:
         (first, reason), more = refused[0], len(refused) - 1

@@ -77,7 +77,7 @@ class Trial(Closing):
         self._channel = channel
 
     def wait_until_loaded(self, deadline: int | None = None) -> None:
-        """Returns when the file is loaded. `deadline`: CLOCK_MONOTONIC ns.
+        """Wait until the file is loaded. `deadline`: CLOCK_MONOTONIC ns.
 
         Raises TrialEnded; the StatusError that stands for what the device raised; MissedDeadlineTransient.
         """
@@ -95,7 +95,7 @@ class Trial(Closing):
                 raise TrialEnded("loading it", code, words)
 
     def wait_until_run(self) -> None:
-        """Returns when the first run has ended, or has taken long. Raises TrialEnded."""
+        """Wait until the first run has ended, or has taken long. Raises TrialEnded."""
         try:
             message = self._receive(RUN_SECONDS + _SPARE)
         except Timeout:
@@ -127,7 +127,7 @@ class TrialServer:
         self._server = ForkServer(device, partial(_try, device))
 
     def begin(self, fds: Sequence[int], where: Sequence[Any], preference: Preference, *, gives_way: bool) -> Trial:
-        """Loads the model in these descriptors, which stay the caller's, and runs it. Raises GeneralFailure."""
+        """Load the model in these descriptors, which stay the caller's, and run it. Raises GeneralFailure."""
         try:
             trial = Trial(self._server.begin())
         except PeerDied as error:
@@ -169,14 +169,14 @@ def _try(device: Device, channel: Channel) -> None:
 
 
 def _pass(channel: Channel) -> None:
-    """Ends the process; from any thread, while a run goes on, too."""
+    """End the process; from any thread, while a run goes on, too."""
     with suppress(PeerDied):
         channel.send(["done"])
     os._exit(0)
 
 
 def run_once(prepared: PreparedModel, model: Model) -> None:
-    """Runs a model on zeros; sizes that it leaves open are 1. Raises what the device raises."""
+    """Run a model on zeros; sizes that it leaves open are 1. Raises what the device raises."""
     graph = model.main
     inputs = [_zeros(graph.operands[i]) for i in graph.inputs]
     outputs = [np.empty(0, np.uint8) for _ in graph.outputs]

@@ -56,7 +56,7 @@ def _obstacle(*, is_wanted: bool) -> tuple[str, str] | None:
 
 
 def _obstacle_around(*, is_wanted: bool) -> tuple[str, str] | None:
-    """The same, beside the loader."""
+    """Return the first obstacle beside the loader, and its remedy."""
     if find_spec("gi") is None:
         return f"{sys.executable} does not see python3-gi", f"apt install python3-gst-1.0; {_VENV}"
     first = shutil.which("python3")
@@ -68,7 +68,7 @@ def _obstacle_around(*, is_wanted: bool) -> tuple[str, str] | None:
 
 
 def _looked_up(inspect: str) -> Finding:
-    """What GStreamer itself says."""
+    """Return what GStreamer itself says."""
     asked = subprocess.run(
         [inspect, ELEMENT], capture_output=True, text=True, timeout=_WITHIN, check=False, stdin=subprocess.DEVNULL
     )

@@ -26,7 +26,7 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (where to reach what 
 
 
 def wake_words() -> Iterator[Finding]:
-    """What converts sound, who listens at the port, for which machines, and whether it answers."""
+    """Report what converts sound, who listens at the port, for which machines, and whether it answers."""
     if find_spec("wyoming") is None:
         return
     if find_spec("audioop") is None:
@@ -60,13 +60,13 @@ def _listeners() -> set[str]:
 
 
 def _address(host: str) -> str:
-    """Of what the kernel writes: words of four bytes, each as a number of this machine."""
+    """Return the address in the kernel's words of four bytes, each of which is a number of this machine."""
     words = [int(host[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(host), 8)]
     return socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, b"".join(words))
 
 
 def _described(host: str) -> Finding:
-    """What it says of itself."""
+    """Return what it says of itself."""
     subject, why = "wake words, answer", "Home Assistant finds no wake word there"
     remedy = f"another program may have the port: ss -ltnp 'sport = :{PORT}'"
     try:

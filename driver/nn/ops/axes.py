@@ -25,12 +25,12 @@ def one_axis(axis: int, rank: int) -> int:
 
 
 def all_axes(axes: Sequence[int], rank: int) -> tuple[int, ...]:
-    """The distinct `axes`, ascending and counted from the front."""
+    """Return the distinct `axes`, ascending and counted from the front."""
     return tuple(sorted({one_axis(axis, rank) for axis in axes}))
 
 
 def _kept_shape(call: Call) -> tuple[tuple[int, ...], Dimensions]:
-    """The axes of a reduction, and the dimensions of its result with these axes kept."""
+    """Return the axes of a reduction, and the dimensions of its result with these axes kept."""
     shape = call.shape(0)
     axes = all_axes(call.values(1), len(shape))
     return axes, tuple(1 if i in axes else d for i, d in enumerate(shape))
@@ -44,7 +44,7 @@ def _reduced_shape(call: Call) -> tuple[Dimensions]:
 
 
 def _accumulated(call: Call, function: np.ufunc) -> Array:
-    """The reduction of input 0 by `function` in float64, with the reduced axes kept."""
+    """Return the reduction of input 0 by `function` in float64, with the reduced axes kept."""
     axes, kept = _kept_shape(call)
     total = call.scratch(kept, np.float64)
     call.step(function.reduce, load(call, 0), axis=axes, dtype=np.float64, out=total, keepdims=True)
@@ -105,7 +105,7 @@ LEAST_NORM = 1e-6
 
 
 def _axis(call: Call, index: int) -> int:
-    """The axis that optional input `index` names, else the last."""
+    """Return the axis that optional input `index` names, else the last."""
     return one_axis(call.integer(index) if call.given(index) else -1, len(call.shape(0)))
 
 
@@ -115,7 +115,7 @@ def _column(call: Call, axis: int, dtype: DTypeLike = np.float32) -> Array:
 
 
 def _along_axis_shape(index: int, call: Call) -> tuple[Dimensions]:
-    """The dimensions of input 0, once the axis that input `index` names has been found to exist."""
+    """Return the dimensions of input 0, once the axis that input `index` names has been found to exist."""
     _axis(call, index)
     return same_shape(call)
 

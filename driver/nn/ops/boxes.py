@@ -22,7 +22,7 @@ EIGHTH = 0.125
 
 
 def eighths(_source: Tensor, result: Tensor) -> tuple[float, int]:
-    """The quantisation rule of boxes."""
+    """Return the scale and zero point that boxes have."""
     return (EIGHTH if result.type.is_quantised else 0.0), 0
 
 
@@ -43,14 +43,14 @@ def expect_shape(call: Call, index: int, *shape: int) -> None:
 
 
 def expect_rank(call: Call, index: int, rank: int) -> Dimensions:
-    """The dimensions of input `index`, refused unless there are `rank`."""
+    """Return the dimensions of input `index`, refused unless there are `rank`."""
     if len(call.shape(index)) != rank:
         raise ValueError(f"input {index} has dimensions {list(call.shape(index))}; it has to be {rank}-D")
     return call.shape(index)
 
 
 def private(tensor: Tensor) -> Array:
-    """A private copy of the data, which no other process can change."""
+    """Return a private copy of the data, which no other process can change."""
     return np.array(tensor.data)
 
 
@@ -143,7 +143,9 @@ def _mirrored(centres: Array, size: int) -> Array:
 
 
 def _refine(patch: Array, tolerance: float) -> tuple[Array, Array]:
-    """The maximum (x, y) [..., 2] in cells from the middle of `patch` [..., 3, 3], and the height there [...]."""
+    """Return the maximum (x, y) [..., 2] in cells from the middle of `patch` [..., 3, 3], and the height there
+    [...].
+    """
     up, middle, down = patch[..., 0, 1], patch[..., 1, 1], patch[..., 2, 1]
     left, right = patch[..., 1, 0], patch[..., 1, 2]
     b0, b1 = -(right - left) / 2, -(down - up) / 2
@@ -160,7 +162,7 @@ def _refine(patch: Array, tolerance: float) -> tuple[Array, Array]:
 
 
 def _find(look: Look, maps: Array, heat: Tensor, boxes: Tensor, outputs: Sequence[Tensor]) -> None:
-    """`maps`: the stored values of `heat` as [boxes, keypoints, size, size]."""
+    """Find the keypoints. `maps`: the stored values of `heat` as [boxes, keypoints, size, size]."""
     peaks = np.empty((*maps.shape[:2], 1), np.intp)
     ordered = maps if maps.flags.c_contiguous else copied(look, maps)
     extreme(look, "argmax", ordered.reshape(*maps.shape[:2], -1), 2, found=peaks)

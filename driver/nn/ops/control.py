@@ -20,7 +20,7 @@ Values = list[Array | None]
 
 
 def _values(call: Call, first: int) -> Values:
-    """The data of the inputs from `first` on; None where omitted."""
+    """Return the data of the inputs from `first` on; None where omitted."""
     return [None if tensor is None else tensor.data for tensor in call.inputs[first:]]
 
 
@@ -30,7 +30,7 @@ def _give(call: Call, results: Sequence[Array]) -> Sequence[Dimensions]:
 
 
 def _named(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What it returns; a failure inside of a subgraph says in which."""
+    """Return what the function returns; a failure inside of a subgraph says in which."""
     try:
         return function(*arguments)
     except ExecutionFailed as error:
@@ -64,7 +64,7 @@ class _Loop:
         self._turn = 0
 
     def goes_on(self) -> bool:
-        """Whether the condition holds."""
+        """Return True if the condition holds."""
         (found,) = _named("condition", self._run, self._condition, None)
         return bool(found.reshape(-1)[0])
 
@@ -93,7 +93,7 @@ class _Loop:
 
 
 def _look_in_time(look: Look, end: float, timeout: float) -> None:
-    """What the operations of a loop call. Raises LoopTimeout when the loop has taken too long."""
+    """Look, as the operations of a loop do. Raises LoopTimeout when the loop has taken too long."""
     look()
     if time.monotonic() > end:
         raise LoopTimeout(f"a WHILE took longer than its loop timeout of {timeout} s")

@@ -34,7 +34,7 @@ from .window import (
 
 @dataclass(frozen=True, slots=True)
 class ConvGeometry:
-    """What the parameters of a convolution say, in one place for both padding forms and both layouts.
+    """The parameters of a convolution, in one place for both padding forms and both layouts.
 
     fan: the multiplier of a depthwise convolution, the groups of a grouped one, else 1.
     """
@@ -67,7 +67,7 @@ def geometry(call: Call, has_fan: bool) -> ConvGeometry:
 
 
 def output_shape(call: Call, g: ConvGeometry, outputs: int) -> tuple[Dimensions]:
-    """The dimensions of the output with `outputs` channels, once the bias has been found to fit."""
+    """Return the dimensions of the output with `outputs` channels, once the bias has been found to fit."""
     if call.shape(2) != (outputs,):
         raise ValueError(f"bias dimensions {list(call.shape(2))} have to be [{outputs}]")
     return (stored_shape(g.batch, g.y.out, g.x.out, outputs, nchw=g.nchw),)
@@ -104,7 +104,7 @@ def _conv(grouped: bool, call: Call) -> None:
 
 
 def convolution_signatures(integers: int) -> tuple[Signature, ...]:
-    """The forms with explicit paddings, which take so many numbers, and with a scheme, which takes 3 less."""
+    """Return the forms with explicit paddings, which take so many numbers, and with a scheme, which takes 3 less."""
     tails = ((2, "BOOL"), (2, "2*INT32"))
     return tuple(
         Signature("f0 q0 h2 s3", f"T F B {n}*INT32", tails=tails, ranks=(4,)) for n in (integers, integers - 3)
@@ -127,7 +127,7 @@ def _pointwise(call: Call, g: ConvGeometry, weights: Array) -> Gather:
 
 
 def _gathered(call: Call, g: ConvGeometry, weights: Array) -> Gather:
-    """The windows, copied side by side."""
+    """Return the windows, copied side by side."""
     source = windows(padded_image(call, g.nchw, g.y, g.x, dtype=weights.dtype), g.y, g.x)
     n, h, w, kh, kw, c = source.shape
     source = source.reshape(n, h, w, kh, kw, g.fan, c // g.fan) if g.fan > 1 else source[..., None, :]
@@ -166,7 +166,7 @@ def _depthwise_shape(call: Call) -> tuple[Dimensions]:
 
 
 def _taps(tensor: Tensor, look: Look = look_nowhere) -> Array:
-    """A depthwise filter as floats [height, width, 1, outputs]."""
+    """Return a depthwise filter as floats [height, width, 1, outputs]."""
     return widen(tensor, (0, 1, 2), look).transpose(1, 2, 0, 3)
 
 
@@ -197,7 +197,9 @@ def _merged(source: Array, *others: Array) -> tuple[Array, ...]:
 
 
 def _repeated(call: Call, taps: Array, width: int) -> Array:
-    """The filter once for each of `width` neighbouring pixels, so that it is as long as what it is multiplied with."""
+    """Return the filter once for each of `width` neighbouring pixels, so that it is as long as what it is multiplied
+    with.
+    """
     shape = (*taps.shape[:2], width, taps.shape[3])
     if call.tensor(1).fixed:
         return np.broadcast_to(taps, shape).copy()
@@ -232,7 +234,7 @@ def _axis_to(extent: int, size: int, filter_: int, stride: int, *, scheme: int) 
 
 
 def transposed_geometry(call: Call) -> tuple[Axis, Axis, int, bool]:
-    """The vertical and the horizontal axis, the fused activation and the layout."""
+    """Return the vertical and the horizontal axis, the fused activation and the layout."""
     is_explicit = len(call.inputs) == 11
     at = 7 if is_explicit else 5
     stride_w, stride_h, activation = (call.integer(i) for i in range(at, at + 3))
@@ -265,7 +267,7 @@ def _transposed_shape(call: Call) -> tuple[Dimensions]:
 
 
 def _spread(tensor: Tensor, look: Look = look_nowhere) -> Array:
-    """A filter [outputs, height, width, inputs] as [inputs, height * width * outputs]."""
+    """Return a filter [outputs, height, width, inputs] as [inputs, height * width * outputs]."""
     weights = copied(look, widen(tensor, (1, 2, 3), look).transpose(3, 1, 2, 0))
     return weights.reshape(len(weights), -1)
 

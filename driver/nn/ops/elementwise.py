@@ -29,7 +29,7 @@ def broadcast(a: Dimensions, b: Dimensions) -> Dimensions:
 
 
 def real_values(call: Call, index: int) -> Array:
-    """A quantised input as real numbers in float64."""
+    """Return a quantised input as real numbers in float64."""
     tensor, values = call.tensor(index), load(call, index, dtype=np.float64)
     if tensor.fixed:
         return values * tensor.scale
@@ -83,7 +83,7 @@ def _product_fault(a: Scaled, b: Scaled, product: Scaled) -> str | None:
 
 
 def _mul_check(inputs: Sequence[Operand], outputs: Sequence[Operand]) -> str | None:
-    """The signed form passes validation and fails in the kernel."""
+    """Return what is wrong with the operands. The signed form passes here and fails in the kernel."""
     is_checked = inputs[0].type == OperandType.TENSOR_QUANT8_ASYMM
     return _product_fault(inputs[0], inputs[1], outputs[0]) if is_checked else None
 
@@ -163,7 +163,7 @@ def _pair_shape(call: Call) -> tuple[Dimensions]:
 
 
 def _truth(call: Call, index: int) -> Array:
-    """A TENSOR_BOOL8 input as numpy's booleans: every byte but 0 is true."""
+    """Return a TENSOR_BOOL8 input as numpy's booleans: every byte but 0 is true."""
     mask = call.scratch(call.shape(index), np.bool_)
     call.step(np.not_equal, call.array(index), 0, mask)
     return mask
@@ -186,7 +186,7 @@ def _logical(function: Callable[..., Any], call: Call) -> None:
 
 
 def _like_output(call: Call, index: int) -> Array:
-    """An input in the parameters of the output, if they are quantised."""
+    """Return an input in the parameters of the output, if they are quantised."""
     source, out = call.tensor(index), call.outputs[0]
     if not out.type.is_quantised or (source.scale, source.zero_point) == (out.scale, out.zero_point):
         return source.data

@@ -21,7 +21,7 @@ def saturate(x: Array, info: "np.iinfo[Any]" = INT16) -> Array:
 
 
 def high_product(a: Array, b: Array | int, bits: int = 31) -> Array:
-    """a * b / 2^bits rounded to the nearest, saturating at 2^bits - 1; a and b have `bits` bits and a sign."""
+    """Return a * b / 2^bits rounded to the nearest, saturating at 2^bits - 1; a and b have `bits` bits and a sign."""
     product = np.multiply(a, b, dtype=np.int64)
     half = 1 << (bits - 1)
     product += np.where(product >= 0, half, 1 - half)
@@ -58,7 +58,7 @@ def scaled(x: Array, multiplier: tuple[Array | int, Array | int]) -> Array:
 
 
 def inverse_root(x: Array) -> tuple[Array, Array]:
-    """The multiplier of 1 / sqrt(x) for integers 0..2^31-1; 1 for what is below 2."""
+    """Return the multiplier of 1 / sqrt(x) for integers 0..2^31-1; 1 for what is below 2."""
     v = np.maximum(x, 2).astype(np.int64)
     shift = np.full(v.shape, 11)
     while (large := v >= 1 << 29).any():

@@ -42,7 +42,7 @@ class Messages:
     look: Look = look_nowhere
 
     def word(self, offset: int) -> Array:
-        """The eight bytes from `offset` on; what lies behind the end of a short row is zeros."""
+        """Return the eight bytes from `offset` on; what lies behind the end of a short row is zeros."""
         start = max(0, offset - 4)
         row: Array = np.ascontiguousarray(self.rows[:, start : start + 8]).view("<u8").reshape(-1)
         return row if offset >= 4 else self.seeds >> (8 * offset) | row << (32 - 8 * offset)
@@ -83,7 +83,7 @@ def fingerprints(messages: Messages) -> Array:
 
 
 def _to_32(messages: Messages, factor: int) -> tuple[Array, Array, Array]:
-    """What the first and the last 16 bytes of 17..64 come to: two words to mix, and the first again."""
+    """Return two words to mix for the first and the last 16 bytes of 17..64, and the first again."""
     length, longer = messages.length, messages.length > 32
     a, b = messages.word(0) * (K2 if longer else K1), messages.word(8)
     c, d = messages.word(length - 8) * factor, messages.word(length - 16) * K2

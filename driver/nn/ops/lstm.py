@@ -80,12 +80,12 @@ class LstmDirection:
     backward: bool = False
 
     def form(self, call: Call) -> CellForm:
-        """The form of the cell, after a look at all its inputs."""
+        """Return the form of the cell, after a look at all its inputs."""
         aux_width = None if self.aux is None else call.shape(self.aux)[-1]
         return examine(call, self.places, batch_size(call, self.axis), call.shape(self.source)[-1], aux_width=aux_width)
 
     def blocks(self, time: int, length: int) -> Iterable[slice]:
-        """The steps in blocks of `length`, in the order in which they are walked."""
+        """Yield the steps in blocks of `length`, in the order in which they are walked."""
         starts = range(0, time, length)
         return (slice(i, i + length) for i in (reversed(starts) if self.backward else starts))
 
@@ -94,7 +94,7 @@ class LstmDirection:
         return steps[::-1] if self.backward else steps
 
     def products(self, gate: int) -> list[tuple[int, int]]:
-        """What enters a gate in every step."""
+        """Return the inputs that enter a gate in every step."""
         own = [(self.source, self.places.weights(gate))]
         return own if self.aux is None or self.places.aux is None else [*own, (self.aux, self.places.aux + gate)]
 
@@ -132,7 +132,7 @@ class _FloatCell:
             self._of(rows)._run(look, last[rows], sums[:, :, rows], results[:, rows])
 
     def _of(self, rows: slice) -> "_FloatCell":
-        """The same cell for some of the sequences."""
+        """Return the same cell for some of the sequences."""
         projection = self.projection and (*self.projection[:2], self.projection[2][rows])
         return replace(self, state=self.state[rows], gates=self.gates[:, rows], projection=projection)
 
@@ -251,7 +251,7 @@ def _pass(
 
 
 def _aligned(pairs: list[tuple[Array, Array]], total: Array) -> tuple[list[tuple[Array, Array]], Array]:
-    """What `add_products` takes, as matrices where all steps of a block lie in order."""
+    """Return the arguments of `add_products`, as matrices where all steps of a block lie in order."""
     if not all(x.flags.c_contiguous for x, _ in pairs):
         return pairs, total
     return [(flat(x), matrix) for x, matrix in pairs], flat(total)
@@ -275,7 +275,7 @@ def _single(call: Call) -> None:
 
 
 def sequence_way(call: Call) -> LstmDirection:
-    """The pass of UNIDIRECTIONAL_SEQUENCE_LSTM."""
+    """Return the pass of UNIDIRECTIONAL_SEQUENCE_LSTM."""
     return LstmDirection(_SEQUENCE, time_axis(call.flag(23)))
 
 
@@ -293,7 +293,7 @@ def _sequence(call: Call) -> None:
 
 
 def both_ways(call: Call) -> tuple[LstmDirection, LstmDirection]:
-    """The two passes of BIDIRECTIONAL_SEQUENCE_LSTM."""
+    """Return the two passes of BIDIRECTIONAL_SEQUENCE_LSTM."""
     is_crossed, source = linked(call, _AUX, (40 + FORGET, 44 + FORGET))
     axis, aux = time_axis(call.flag(52)), _AUX if is_crossed else None
     return LstmDirection(_FORWARD, axis, 0, aux), LstmDirection(_BACKWARD, axis, source, aux, backward=True)

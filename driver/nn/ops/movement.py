@@ -34,7 +34,7 @@ def _transpose(call: Call) -> None:
 
 
 def part(array: Array, axis: int, start: int, size: int) -> Array:
-    """The view of `size` entries of one axis."""
+    """Return the view of `size` entries of one axis."""
     return array[(slice(None),) * axis + (slice(start, start + size),)]
 
 
@@ -149,7 +149,7 @@ def _squeeze_shape(call: Call) -> tuple[Dimensions]:
 
 
 def one_list(inputs: Sequence[Operand], _outputs: Sequence[Operand]) -> str | None:
-    """The check of operations whose input 1 is a list that may be omitted: even then it is declared as a list."""
+    """Return what is wrong with an input 1 that may be omitted: even then it is declared as a list."""
     dimensions = inputs[1].dimensions
     return f"input 1 is declared {list(dimensions)}; it has to be 1-D" if len(dimensions) > 1 else None
 

@@ -38,19 +38,21 @@ _PLACES = Places(first=1, states=18, norm=20)
 
 
 def _ratio(a: float, b: float, c: float) -> Multiplier:
-    """a * b / c, computed in float32."""
+    """Return a * b / c, computed in float32."""
     return quantised_multiplier(float(np.float32(a) * np.float32(b) / np.float32(c)))
 
 
 def _product(look: Look, x: Array, matrix: Array) -> Array:
-    """A sum of products of integers that are held as floats."""
+    """Return a sum of products of integers that are held as floats."""
     total = np.empty((len(x), matrix.shape[1]), np.result_type(x, matrix))
     product(look, x, matrix, total)
     return total.astype(np.int64)
 
 
 def _rows(batch: int, cells: int) -> Iterable[slice]:
-    """The sequences, as many at a time as make a block: what is computed for each element takes a hundred calls."""
+    """Yield the sequences, as many at a time as make a block: what is computed for each element takes a hundred
+    calls.
+    """
     count = max(1, _BLOCK // cells)
     return (slice(start, start + count) for start in range(0, batch, count))
 
@@ -128,7 +130,7 @@ def _limited(x: Array, limit: int) -> Array:
 
 
 def _limit(clip: float, scale: float, largest: int) -> int:
-    """A clip in units of `scale`; 0 when there is none."""
+    """Return a clip in units of `scale`; 0 when there is none."""
     if not clip >= 0:
         raise ValueError(f"clip {clip} has to be at least 0")
     return int(min(float(np.float32(clip) / np.float32(scale)), largest))
@@ -149,7 +151,7 @@ def _form(call: Call) -> CellForm:
 
 
 def _power(scale: float) -> int:
-    """The exponent of the scale of a cell state, which has to be a power of two."""
+    """Return the exponent of the scale of a cell state, which has to be a power of two."""
     power = round(math.log2(scale))
     if abs(math.log2(scale) - power) > 1e-3 or not -15 <= power <= -9:
         raise ValueError(f"the scale {scale} of the cell state has to be a power of two in 2^-15..2^-9")
@@ -166,7 +168,7 @@ def _shape(call: Call) -> Sequence[Dimensions]:
 
 
 def _gate(call: Call, form: CellForm, gate: int) -> Callable[[slice, Array], Array]:
-    """A gate whose sums of products have the scale that the operation names."""
+    """Return a gate whose sums of products have the scale that the operation names."""
     scale = call.real(26 + gate)
     products = []
     for values, index in ((0, _PLACES.weights(gate)), (_PLACES.states, _PLACES.recurrent(gate))):

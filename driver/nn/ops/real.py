@@ -38,7 +38,7 @@ def load(call: Call, index: int, axes: Sequence[int] | None = None, dtype: DType
 
 
 def activation_bounds(code: int, tensor: Tensor | None = None) -> Bounds:
-    """The range of a fused activation; for a quantised `tensor` in its raw values and always closed."""
+    """Return the range of a fused activation; for a quantised `tensor` in its raw values and always closed."""
     if code not in _ACTIVATIONS:
         raise ValueError(f"fused activation {code} does not exist; use 0 (NONE), 1 (RELU), 2 (RELU1) or 3 (RELU6)")
     low, high = _ACTIVATIONS[code]
@@ -93,7 +93,7 @@ def store(call: Call, result: Array, view: Array, code: int, *, factor: float | 
 
 
 def _scaled(call: Call, result: Array, factor: float | Array) -> Array:
-    """result * factor in float64; in place when `result` is float64."""
+    """Return result * factor in float64; in place when `result` is float64."""
     if isinstance(factor, float) and factor == 1.0:
         return result
     wide = result if result.dtype == np.float64 else call.shared("wide", result.shape, np.float64)
@@ -126,7 +126,9 @@ def round_to(call: Call, steps: Array, view: Array, zero_point: int, bounds: Bou
 
 
 def table(tensor: Tensor, dtype: DTypeLike = np.float64) -> Array:
-    """The real value of each of the 256 bytes that an 8-bit tensor may hold, in the order of the unsigned byte."""
+    """Return the real value of each of the 256 bytes that an 8-bit tensor may hold, in the order of the unsigned
+    byte.
+    """
     raw = np.arange(256, dtype=np.uint8).view(tensor.type.dtype)
     return ((raw.astype(np.float64) - tensor.zero_point) * tensor.scale).astype(dtype)
 

@@ -43,7 +43,7 @@ _ACTIVATIONS: dict[int, Activation] = {
 
 
 def activation(code: int) -> Activation:
-    """The function of an activation code as recurrent operations count them."""
+    """Return the function of an activation code as recurrent operations count them."""
     if code not in _ACTIVATIONS:
         raise ValueError(
             f"activation {code} does not exist; use 0 (NONE), 1 (RELU), 3 (RELU6), 4 (TANH) or 6 (SIGMOID)"
@@ -59,7 +59,7 @@ def sized(call: Call, expected: Mapping[int, Dimensions]) -> None:
 
 
 def matrix_size(call: Call, index: int) -> tuple[int, int]:
-    """The dimensions of an input that has to be a matrix."""
+    """Return the dimensions of an input that has to be a matrix."""
     shape = call.shape(index)
     if len(shape) != 2:
         raise ValueError(f"input {index} has dimensions {list(shape)}; it has to be a matrix")
@@ -73,7 +73,7 @@ def ranked(call: Call, rank: int) -> None:
 
 
 def time_axis(time_major: bool) -> int:
-    """The axis of time, counted from the end so that it is the same whatever stands before."""
+    """Return the axis of time, counted from the end so that it is the same whatever stands before."""
     return -3 if time_major else -2
 
 
@@ -194,19 +194,19 @@ class Places:
     aux: int | None = None
 
     def weights(self, gate: int) -> int:
-        """The number of the input weights of a gate."""
+        """Return the number of the input weights of a gate."""
         return self.first + gate
 
     def recurrent(self, gate: int) -> int:
-        """The number of the recurrent weights of a gate."""
+        """Return the number of the recurrent weights of a gate."""
         return self.first + 4 + gate
 
     def peephole(self, gate: int) -> int:
-        """The number of the peephole weights of a gate; there is none of CELL."""
+        """Return the number of the peephole weights of a gate; there is none of CELL."""
         return self.first + 8 + (INPUT, FORGET, None, OUTPUT).index(gate) - (gate == OUTPUT)
 
     def bias(self, gate: int) -> int:
-        """The number of the bias of a gate."""
+        """Return the number of the bias of a gate."""
         return self.first + 11 + gate
 
     @property
@@ -233,7 +233,7 @@ class CellForm:
 
 
 def examine(call: Call, places: Places, batch: int, width: int, aux_width: int | None = None) -> CellForm:
-    """The form of a cell that reads `width` elements, and `aux_width` of an auxiliary input, in every step.
+    """Return the form of a cell that reads `width` elements, and `aux_width` of an auxiliary input, in every step.
 
     Raises `ValueError` when parts are missing, do not belong together or have other dimensions than they should.
     """

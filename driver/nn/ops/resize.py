@@ -21,7 +21,7 @@ from .window import NHWC_FROM_NCHW, image_shape, input_image, output_image, stor
 
 
 def _extent(call: Call, index: int, size: int) -> int:
-    """The output extent that input `index` asks for: itself when it is an integer, else a factor."""
+    """Return the output extent that input `index` asks for: itself when it is an integer, else a factor."""
     if call.tensor(index).type == OperandType.INT32:
         extent = call.integer(index)
     else:
@@ -157,7 +157,7 @@ def _align_shape(call: Call) -> Sequence[Dimensions]:
 
 
 def _reader(call: Call, image: Dimensions, *, rounded: bool) -> Callable[[], tuple[Array, Array]]:
-    """What reads the regions anew in every run: see `_read`."""
+    """Return a function that reads the regions anew in every run: see `_read`."""
     ratios = np.array([call.real(6), call.real(5)] * 2, np.float32)
     return partial(_read, call.tensor(1), call.tensor(2), ratios, image, rounded)
 
@@ -190,7 +190,7 @@ def _resampled(look: Look, pixels: Array, rows: Resample, columns: Resample, out
 def _sampling(
     look: Look, start: float, stop: float, out: int, samples: int, *, size: int
 ) -> tuple[int, slice, list[Band]]:
-    """Samples of a bin, the pixels that a region sees on one axis, and how each bin weighs those."""
+    """Return the samples of a bin, the pixels that a region sees on one axis, and how each bin weighs those."""
     step = max(np.float32(stop) - np.float32(start), np.float32(1)) / np.float32(out)
     count = samples or math.ceil(step)
     within = (step / np.float32(count)) * (np.arange(count, dtype=np.float32) + np.float32(0.5))
@@ -204,7 +204,8 @@ def _sampling(
 
 
 def _band(positions: Array, bin_: int, first: int, size: int) -> Band:
-    """The weights of bins from `bin_` on, which average the image of `size` pixels at `positions` [bins, samples].
+    """Return the weights of bins from `bin_` on, which average the image of `size` pixels at `positions` [bins,
+    samples].
 
     Pixels are counted from `first`.
     """
@@ -229,7 +230,7 @@ def _average(look: Look, bands: Sequence[Band], out: int, pixels: Array) -> Arra
 
 
 def _average_apart(look: Look, bands: Sequence[Band], out: int, pixels: Array) -> Array:
-    """As `_average`, where a pixel that is no finite number reaches only the bins that see it."""
+    """Average as `_average` does, where a pixel that is no finite number reaches only the bins that see it."""
     averages = np.zeros((pixels.shape[0], out, pixels.shape[2]), np.float32)
     for bins, seen, weights in bands:
         for pixel, column in enumerate(weights.T, seen.start):
@@ -290,7 +291,7 @@ def _build_align(call: Call) -> None:
 
 
 def _bins(start: float, stop: float, out: int, size: int) -> tuple[slice, Bins]:
-    """The pixels that a region sees on one axis of `size`, and its bins, counted from the first of them."""
+    """Return the pixels that a region sees on one axis of `size`, and its bins, counted from the first of them."""
     step = max(np.float32(stop) - np.float32(start) + np.float32(1), np.float32(1)) / np.float32(out)
     edges = np.float32(start) + step * np.arange(out + 1, dtype=np.float32)
     first, last = (np.minimum(edge, size).astype(np.intp) for edge in (np.floor(edges[:-1]), np.ceil(edges[1:])))
@@ -299,7 +300,7 @@ def _bins(start: float, stop: float, out: int, size: int) -> tuple[slice, Bins]:
 
 
 def _highest(look: Look, bins: Bins, empty: float, pixels: Array) -> Array:
-    """The maximum of each bin, `empty` where it has no pixel."""
+    """Return the maximum of each bin, `empty` where it has no pixel."""
     first, stop = bins
     last, widest = np.maximum(stop - 1, 0), int((stop - first).max())
     pixels = pixels if pixels.flags.c_contiguous else copied(look, pixels)

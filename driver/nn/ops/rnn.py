@@ -55,7 +55,7 @@ class RnnDirection:
         return self.products[0][1]
 
     def units(self, call: Call) -> int:
-        """The width of the result, after a look at the dimensions of all inputs."""
+        """Return the width of the result, after a look at the dimensions of all inputs."""
         own, batch = self.first, batch_size(call, self.axis)
         units, _ = matrix_size(call, own)
         sized(call, {own + 1: (units, units), own + 2: (units,), own + 3: (batch, units)})
@@ -105,7 +105,7 @@ def _single(call: Call) -> None:
 
 
 def sequence_way(call: Call) -> RnnDirection:
-    """The pass of UNIDIRECTIONAL_SEQUENCE_RNN."""
+    """Return the pass of UNIDIRECTIONAL_SEQUENCE_RNN."""
     major = call.integer(6)
     if major not in (0, 1):
         raise ValueError(f"time-major is {major}; use 0 (batch first) or 1 (time first)")
@@ -127,7 +127,7 @@ def _sequence(call: Call) -> None:
 
 
 def both_ways(call: Call) -> tuple[RnnDirection, RnnDirection]:
-    """The two passes of BIDIRECTIONAL_SEQUENCE_RNN."""
+    """Return the two passes of BIDIRECTIONAL_SEQUENCE_RNN."""
     is_crossed, source = linked(call, _AUX, (_FORWARD_AUX, _BACKWARD_AUX))
     forward, backward = ((_AUX, _FORWARD_AUX),) * is_crossed, ((_AUX, _BACKWARD_AUX),) * is_crossed
     axis = time_axis(call.flag(13))

@@ -22,7 +22,7 @@ def padding_gate(inputs: Sequence[Operand], _outputs: Sequence[Operand]) -> int:
 
 
 def paddings(call: Call, index: int, rank: int) -> list[tuple[int, int]]:
-    """The steering input `index`: how much to add before and after each of `rank` axes."""
+    """Return the steering input `index`: how much to add before and after each of `rank` axes."""
     pads = call.matrix(index)
     if pads.shape != (rank, 2) or (pads < 0).any():
         raise ValueError(f"paddings {pads.reshape(-1)[:9].tolist()} have to be [{rank}, 2] numbers of at least 0")
@@ -36,7 +36,7 @@ def zero_of(call: Call) -> Array:
 
 
 def middle(target: Array, pads: Sequence[tuple[int, int]]) -> Array:
-    """The view of `target` that its paddings surround."""
+    """Return the view of `target` that its paddings surround."""
     return target[tuple(slice(a, size - b) for size, (a, b) in zip(target.shape, pads, strict=True))]
 
 
@@ -77,14 +77,14 @@ def _slice(call: Call) -> None:
 
 
 def _clamped_index(v: int, size: int, stride: int) -> int:
-    """A begin or end: negative ones count from the end, those out of range mean the border."""
+    """Return a begin or end: negative ones count from the end, those out of range mean the border."""
     if stride > 0:
         return size if v >= size else max(v, -size) % size
     return -1 if v < -size else min(v, size - 1) % size
 
 
 def _ranges(call: Call) -> list[range]:
-    """The indices that STRIDED_SLICE takes of every axis."""
+    """Return the indices that STRIDED_SLICE takes of every axis."""
     shape = call.shape(0)
     begins, ends, strides = (call.values(i) for i in (1, 2, 3))
     if not len(begins) == len(ends) == len(strides) == len(shape):
@@ -124,13 +124,13 @@ BLOCKS_OUTSIDE = (2, 4, 0, 1, 3, 5)
 
 
 def _blocks(image: Array, height: int, width: int) -> Array:
-    """An NHWC image as [n, rows of blocks, y in block, columns of blocks, x in block, c]."""
+    """Return an NHWC image as [n, rows of blocks, y in block, columns of blocks, x in block, c]."""
     n, h, w, c = image.shape
     return image.reshape(n, h // height, height, w // width, width, c)
 
 
 def _block_sizes(call: Call) -> tuple[int, int]:
-    """The height and the width of a block: input 1 is a number for both, or a list of two."""
+    """Return the height and the width of a block: input 1 is a number for both, or a list of two."""
     if call.tensor(1).type == OperandType.INT32:
         size = call.integer(1)
         if size < 1:

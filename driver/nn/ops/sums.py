@@ -58,7 +58,7 @@ def _as(look: Look, array: Array, dtype: DTypeLike) -> Array:
 
 
 def weight_matrix(tensor: Tensor, look: Look = look_nowhere) -> Array:
-    """A filter [outputs, ...] as a matrix [terms of one product, outputs].
+    """Return a filter [outputs, ...] as a matrix [terms of one product, outputs].
 
     BLAS likes its terms in rows, but a large matrix is a view: to transpose it takes longer than to hash it.
     """
@@ -68,12 +68,14 @@ def weight_matrix(tensor: Tensor, look: Look = look_nowhere) -> Array:
 
 
 def bias_vector(tensor: Tensor, look: Look = look_nowhere) -> Array:
-    """A bias as floats; float64 for quantised sums, whose biases use all 32 bits."""
+    """Return a bias as floats; float64 for quantised sums, whose biases use all 32 bits."""
     return _as(look, tensor.data, np.float64 if tensor.type == OperandType.TENSOR_INT32 else np.float32)
 
 
 def output_factor(call: Call) -> float | Array:
-    """What turns one unit of an integer sum into steps of the output; per output channel when the filter is."""
+    """Return the factor from one unit of an integer sum to steps of the output; per output channel when the
+    filter is.
+    """
     source, weights, bias, out = call.tensor(0), call.tensor(1), call.tensor(2), call.outputs[0]
     if not out.type.is_quantised:
         return 1.0
@@ -103,7 +105,7 @@ def requantisation_gate(inputs: Sequence[Operand], outputs: Sequence[Operand]) -
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """What follows the sums: bias, fused activation, the stored form.
+    """The steps after the sums: bias, fused activation, the stored form.
 
     bias: one number per output channel, the last axis of the sums.
     factor: steps of a quantised output per unit of the sums.

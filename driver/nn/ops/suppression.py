@@ -139,7 +139,7 @@ def _limited_shape(call: Call) -> Sequence[Dimensions]:
 def _candidates(
     look: Look, scores: Array, boxes: Array, runs: Array, threshold: float, *, rule: tuple[int, Weaken]
 ) -> tuple[Array, Array, Array]:
-    """What suppression by `rule` leaves of each class of each run of rows: rows, classes and scores."""
+    """Return what suppression by `rule` leaves of each class of each run of rows: rows, classes and scores."""
     rows, labels = np.nonzero(scores[:, 1:] > threshold)
     labels += 1
     if rows.size > MOST_BOXES:
@@ -160,7 +160,7 @@ def _candidates(
 
 
 def _limited(rows: Array, labels: Array, scores: Array, runs: Array, limit: int) -> tuple[Array, Array, Array]:
-    """The best `limit` of every run, ordered by run, then class, then score."""
+    """Return the best `limit` of every run, ordered by run, then class, then score."""
     if limit >= 0:
         best = np.lexsort((-scores, runs[rows]))
         of = runs[rows[best]]
@@ -306,7 +306,7 @@ def _by_cell(call: Call, index: int) -> Array:
 
 
 def _anchors(anchors: Array, height: int, width: int, strides: Array) -> Array:
-    """The anchors [anchors, 4] of all cells: [height * width * anchors, 4]."""
+    """Return the anchors [anchors, 4] of all cells: [height * width * anchors, 4]."""
     y, x = np.mgrid[:height, :width].astype(np.float32)
     offsets = np.stack((x, y, x, y), axis=-1) * strides
     return np.asarray((offsets[:, :, None] + anchors).reshape(-1, 4))

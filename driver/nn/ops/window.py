@@ -88,7 +88,7 @@ class Axis:
 
 
 def implicit(scheme: int, size: int, filter_: int, stride: int, dilation: int) -> Axis:
-    """An axis padded by a scheme; SAME puts the odd element after the image."""
+    """Return an axis padded by a scheme; SAME puts the odd element after the image."""
     if scheme not in (SAME, VALID):
         raise ValueError(f"padding scheme {scheme} does not exist; use 1 (SAME) or 2 (VALID)")
     total = 0
@@ -98,7 +98,9 @@ def implicit(scheme: int, size: int, filter_: int, stride: int, dilation: int) -
 
 
 def both_axes(call: Call, first: int, is_explicit: bool, y: Extents, x: Extents) -> tuple[Axis, Axis]:
-    """The vertical and the horizontal window: input `first` is a scheme, or the first of four explicit paddings."""
+    """Return the vertical and the horizontal window: input `first` is a scheme, or the first of four explicit
+    paddings.
+    """
     if is_explicit:
         left, right, top, bottom = (call.integer(i) for i in range(first, first + 4))
         return Axis(*y, top, bottom).checked(), Axis(*x, left, right).checked()
@@ -119,7 +121,7 @@ def image_shape(shape: Dimensions, nchw: bool) -> Dimensions:
 
 
 def stored_shape(n: int, h: int, w: int, c: int, nchw: bool) -> Dimensions:
-    """The inverse of `image_shape`."""
+    """Return the inverse of `image_shape`."""
     return (n, c, h, w) if nchw else (n, h, w, c)
 
 
@@ -171,7 +173,7 @@ def padded_image(call: Call, nchw: bool, y: Axis, x: Axis, *, dtype: DTypeLike, 
 
 
 def windows(image: Array, y: Axis, x: Axis) -> Array:
-    """A view [batch, out height, out width, filter height, filter width, channels] of a padded image."""
+    """Return a view [batch, out height, out width, filter height, filter width, channels] of a padded image."""
     sn, sh, sw, sc = image.strides
     shape = (image.shape[0], y.out, x.out, y.filter, x.filter, image.shape[3])
     strides = (sn, sh * y.stride, sw * x.stride, sh * y.dilation, sw * x.dilation, sc)
@@ -182,7 +184,7 @@ EXPLICIT_INPUTS = 10
 
 
 def window_axes(call: Call) -> tuple[Axis, Axis, int, bool]:
-    """The vertical and the horizontal window, the fused activation and the layout."""
+    """Return the vertical and the horizontal window, the fused activation and the layout."""
     at = 5 if len(call.inputs) >= EXPLICIT_INPUTS else 2
     nchw = call.flag(at + 5)
     _, h, w, _ = image_shape(call.shape(0), nchw)
@@ -257,7 +259,7 @@ def _divide(call: Call, sums: Array, rows: Array, columns: Array) -> None:
 
 
 def _max(call: Call) -> None:
-    """The largest pixel of each window; quantised ones compare as they are stored."""
+    """Write the largest pixel of each window; quantised ones compare as they are stored."""
     y, x, activation, nchw = window_axes(call)
     image, out = input_image(call, nchw), call.outputs[0]
     view = output_image(call, nchw)
