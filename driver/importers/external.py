@@ -21,7 +21,8 @@ Part = tuple[int, int]
 
 
 def copy_external(model: Path, data: Array, ranges: Sequence[ExternalRange]) -> tuple[Array, dict[str, Array]]:
-    """The model with the offsets that ranges have in the copies, and the copies by the model's names for the files.
+    """Return the model with the offsets that ranges have in the copies, and the copies by the model's names for the
+    files.
 
     `data`: of the model at that path. Raises ImportFailed, ResourceExhaustedPersistent.
     """

@@ -90,12 +90,12 @@ def load(
 
 
 def read_header(path: str | os.PathLike[str], signature: str | None = None) -> Header:
-    """What the header of a model file says of its inputs and outputs. Raises ImportFailed, OSError."""
+    """Return what the header of a model file says of its inputs and outputs. Raises ImportFailed, OSError."""
     return _read(Path(path), kind_of(path), signature)[1]
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:
-    """The kind of a model file, by its suffix: "onnx" or "tflite". Raises ImportFailed for any other."""
+    """Return the kind of a model file, by its suffix: "onnx" or "tflite". Raises ImportFailed for any other."""
     file = Path(path)
     kind = READERS.get(file.suffix.lower())
     if kind is None:
@@ -104,7 +104,7 @@ def kind_of(path: str | os.PathLike[str]) -> str:
 
 
 def runs_files(kind: str) -> bool:
-    """Whether the runtime that files of this kind were made for is installed here. No code of it is imported."""
+    """Return True if the runtime that files of this kind were made for is installed here. No code of it is imported."""
     return importlib.util.find_spec(_PACKAGES[RUNTIMES[kind]]) is not None
 
 
@@ -112,13 +112,13 @@ class ModelSource:
     """A model file and the files beside it, copied into memory that no process can write any more."""
 
     def __init__(self, file: Path, kind: str, signature: str | None = None) -> None:
-        """Raises ImportFailed, OSError."""
+        """Read the file and its header. Raises ImportFailed, OSError."""
         self.name, self.kind = file.name, kind
         self.data, self.header = _read(file, kind, signature)
         self.data, self.external = copy_external(file, self.data, self.header.external)
 
     def model(self, header: Header, portable: Callable[[], Model] | None = None) -> Model:
-        """The file form. Raises ImportFailed."""
+        """Return the file form. Raises ImportFailed."""
         inputs, outputs = ([tensor.operand() for tensor in side] for side in (header.inputs, header.outputs))
         try:
             file = ModelFile(self.kind, self.data, self.external)
@@ -131,14 +131,14 @@ class ModelSource:
         return model
 
     def operations(self, shapes: Shapes | None) -> Model:
-        """The operations form. Raises ImportFailed with the first obstacle."""
+        """Return the operations form. Raises ImportFailed with the first obstacle."""
         model, obstacles = self.converted(shapes)
         if model is None:
             raise failure(obstacles)
         return replace(model, signatures=self.header.signatures, name=self.name)
 
     def converted(self, shapes: Shapes | None) -> tuple[Model | None, list[Obstacle]]:
-        """The operations form, or None and all obstacles."""
+        """Return the operations form, or None and all obstacles."""
         shapes, beside = self.header.own_names(shapes), [self.external] if self.kind == "onnx" else []
         try:
             found: tuple[Model | None, list[Obstacle]] = _reader(self.kind).convert(self.data.data, *beside, shapes)
@@ -147,7 +147,7 @@ class ModelSource:
         return found
 
     def instead(self, header: Header, shapes: Shapes, form: Form) -> Model:
-        """The operations form, where the file form cannot carry an input or output. Raises ImportFailed."""
+        """Return the operations form, where the file form cannot carry an input or output. Raises ImportFailed."""
         refusals = header.refusals
         more = f", and {len(refusals) - _MOST_TOLD} more" if len(refusals) > _MOST_TOLD else ""
         told, remedy = "; ".join(each.reason for each in refusals[:_MOST_TOLD]) + more, refusals[0].remedy
@@ -160,7 +160,7 @@ class ModelSource:
 
 
 def loaded(model: object) -> Model:
-    """The model; the path of a file is loaded. Raises TypeError for anything else, and what `load` raises."""
+    """Return the model; the path of a file is loaded. Raises TypeError for anything else, and what `load` raises."""
     if isinstance(model, str | os.PathLike):
         return load(model)
     check_model(model)
@@ -196,7 +196,7 @@ class Once:
 
 
 def _reader(kind: str) -> ModuleType:
-    """The package that makes operations of a file. Raises ImportFailed where it lacks what it needs."""
+    """Return the package that makes operations of a file. Raises ImportFailed where it lacks what it needs."""
     try:
         return importlib.import_module(f"driver.importers.{kind}.reader")
     except ModuleNotFoundError as error:
@@ -205,7 +205,7 @@ def _reader(kind: str) -> ModuleType:
 
 
 def _read(file: Path, kind: str, signature: str | None = None) -> tuple[Array, Header]:
-    """A copy of a file that no process can write any more, with that signature as its first, and its header."""
+    """Return a copy of a file that no process can write any more, with that signature as its first, and its header."""
     with open_file(file) as opened:
         data = sealed(opened, file.name)
     try:

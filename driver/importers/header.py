@@ -49,7 +49,7 @@ class HeaderTensor:
         return InputSizes(self.shape, tuple(word or "" for word in self.extra.get("dims", ())))
 
     def operand(self) -> Operand:
-        """The operand of a model in file form."""
+        """Return the operand of a model in file form."""
         rank = None if self.shape is None else len(self.shape)
         extra = {"name": self.name, **self.extra}
         if self.dtype == "packed":
@@ -83,17 +83,19 @@ class Header:
         return [tensor.refusal for tensor in (*self.inputs, *self.outputs) if tensor.refusal is not None]
 
     def own_names(self, shapes: Shapes | None) -> Shapes:
-        """The same sizes by the names that inputs have here, where they are called by those of their tensors."""
+        """Return the given sizes by the names that inputs have here, where they are called by those of their
+        tensors.
+        """
         also = {t.extra["tensor"]: t.name for t in self.inputs if "tensor" in t.extra}
         own = {t.name for t in self.inputs}
         return {name if name in own else also.get(name, name): sizes for name, sizes in (shapes or {}).items()}
 
     def without_optional(self) -> Header:
-        """The same, without the inputs that may be left out."""
+        """Return this header without the inputs that may be left out."""
         return replace(self, inputs=tuple(t for t in self.inputs if not t.extra.get("optional")))
 
     def with_shapes(self, shapes: Shapes | None) -> Header:
-        """The same, its inputs of the sizes that are given. Raises ImportFailed unless the file allows them."""
+        """Return this header with inputs of the given sizes. Raises ImportFailed unless the file allows them."""
         fixed = fix_sizes({t.name: t.sizes for t in self.inputs}, self.own_names(shapes))
         return replace(self, inputs=tuple(replace(t, shape=fixed[t.name].shape) for t in self.inputs))
 

@@ -43,14 +43,14 @@ class Obstacle(NamedTuple):
 
     @classmethod
     def of(cls, error: Exception, operator: str | None, number: int | None, tensors: Sequence[str] = ()) -> "Obstacle":
-        """The obstacle that an error of the importer, or of the HAL's rules, tells of."""
+        """Return the obstacle that an error of the importer, or of the HAL's rules, tells of."""
         if isinstance(error, ImportFailed):
             return cls(operator, number, tuple(tensors), error.reason, remedy=error.remedy)
         return cls(operator, number, tuple(tensors), str(error))
 
 
 def failure(obstacles: Sequence[Obstacle]) -> ImportFailed:
-    """The error that names the first obstacle and counts the others."""
+    """Return the error that names the first obstacle and counts the others."""
     first, *others = obstacles
     return ImportFailed(first.reason, first.operator, first.number, remedy=first.remedy, others=len(others))
 
@@ -72,7 +72,7 @@ class InputSizes(NamedTuple):
 
 
 def named_sizes(shapes: object) -> dict[str, Sequence[int | None]]:
-    """A copy of what a caller gives as `shapes`. Raises `ImportFailed` for anything but a mapping, or None."""
+    """Return a copy of what a caller gives as `shapes`. Raises `ImportFailed` for anything but a mapping, or None."""
     if isinstance(shapes, Mapping):
         return dict(shapes)
     if shapes is None:
@@ -83,7 +83,7 @@ def named_sizes(shapes: object) -> dict[str, Sequence[int | None]]:
 
 
 def fix_sizes(inputs: Mapping[str, InputSizes], shapes: Shapes | None) -> dict[str, InputSizes]:
-    """The inputs with the sizes that `shapes` gives them. A named size is then fixed in every input that has it.
+    """Return the inputs with the sizes that `shapes` gives them. A named size is then fixed in every input that has it.
 
     Raises `ImportFailed` where `shapes` names another input, has another rank, or contradicts the file or itself.
     """
@@ -128,7 +128,7 @@ def _fixed(
 
 
 def _whole(sizes: Any) -> tuple[int, ...] | None:
-    """The sizes as integers, 0 for None; None where they are anything else."""
+    """Return the sizes as integers, 0 for None; None where they are anything else."""
     if isinstance(sizes, str | bytes | Mapping):
         return None
     try:
@@ -159,7 +159,7 @@ def remedy_of(inputs: Mapping[str, InputSizes]) -> str | None:
 
 
 def _example(shape: tuple[int, ...] | None) -> tuple[int, ...]:
-    """A batch of one, which is the first open size; images of 320 x 320, and sequences of 512 elements."""
+    """Return a batch of one, which is the first open size; images of 320 x 320, and sequences of 512 elements."""
     if shape is None:
         return (1, 1)
     batch = shape.index(0) if 0 in shape[:2] else 0

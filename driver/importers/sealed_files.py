@@ -43,7 +43,7 @@ def sealed(file: FileIO, name: str, parts: Sequence[tuple[int, int]] | None = No
 
 
 def rewritten(data: Array, changes: Sequence[tuple[int, bytes]]) -> Array:
-    """The same bytes with others in these places, in memory that no process can write; itself, if none differs.
+    """Return the bytes with others in these places, in memory that no process can write; `data` itself if none differs.
 
     Raises ResourceExhaustedPersistent.
     """

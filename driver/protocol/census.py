@@ -32,7 +32,7 @@ class Census:
         return cls(Memory.create(cls.nbytes))
 
     def note(self, changes: int, clients: int, bursts: int) -> None:
-        """Sets the counts. `changes`: bursts that have opened or ended since."""
+        """Set the counts. `changes`: bursts that have opened or ended since."""
         words = self._counts.words
         words[1], words[2] = clients, bursts
         words[0] += np.uint64(changes)

@@ -43,7 +43,8 @@ class FenceState(Enum):
 
 
 def look(fd: int, timeout: float | None = 0.0, kind: str = "") -> FenceState:
-    """The state of a fence; ACTIVE after `timeout` seconds without a signal or an error. None waits without an end.
+    """Return the state of a fence; ACTIVE after `timeout` seconds without a signal or an error. None waits without an
+    end.
 
     `kind`: what `kind_of` has said, where that is known.
     """
@@ -71,7 +72,7 @@ def kind_of(fd: int) -> str:
 
 
 def _has_error(fd: int, kind: str) -> bool:
-    """Whether a fence that polls as readable is in error; True if that cannot be found out."""
+    """Return True if a fence that polls as readable is in error, or if that cannot be found out."""
     try:
         match kind:
             case "eventfd":
@@ -101,7 +102,7 @@ class FenceSignal:
         self.fail()
 
     def fail(self) -> None:
-        """Sets the fence to error unless it is signalled. May be called twice."""
+        """Set the fence to error unless it is signalled. May be called twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

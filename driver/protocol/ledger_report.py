@@ -11,8 +11,9 @@ _AT_ONCE = 100  # rows in one answer, which then fits a message
 
 
 class LedgerRow(NamedTuple):
-    """What one application of an account holds, and has spent since it began; None: all applications of the account,
-    where memory that they share counts once.
+    """A row of a ledger: what an application of an account holds, and has spent since it began.
+
+    Its name is None in the row of all applications of the account, where memory that they share counts once.
     """
 
     uid: int
@@ -36,7 +37,7 @@ class LedgerReport(NamedTuple):
     rows: Sequence[LedgerRow]
 
     def page(self, start: int) -> list[Any]:
-        """As it travels: how many rows there are, the limits, and the rows from number `start` on."""
+        """Return a message: how many rows there are, the limits, and the rows from number `start` on."""
         return [len(self.rows), dict(self.limits), [list(row) for row in self.rows[start : start + _AT_ONCE]]]
 
     @classmethod

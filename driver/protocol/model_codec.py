@@ -58,7 +58,7 @@ class EncodedModel:
     """A model as it travels. It closes its memfd when it is dropped."""
 
     def __init__(self, layout: _Layout) -> None:
-        """Raises OSError."""
+        """Make memory for the layout. Raises OSError."""
         self._layout = layout
         self.fd = os.memfd_create("burst-model", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         layout.write(self.fd)
@@ -75,7 +75,9 @@ class EncodedModel:
         return self._layout.where
 
     def is_of(self, layout: _Layout) -> bool:
-        """Whether writing `layout` would give the same bytes: its model may have changed since this was encoded."""
+        """Return True if writing `layout` would give the same bytes: its model may have changed since this was
+        encoded.
+        """
         ours = self._layout
         if (ours.structure, ours.end, ours.handles) != (layout.structure, layout.end, layout.handles):
             return False
@@ -117,12 +119,12 @@ class _Layout:
 
     @property
     def where(self) -> list[Any]:
-        """As of `EncodedModel`."""
+        """The places of the model in its memory, as `EncodedModel` has them."""
         there = [self._base + self.end, len(self.structure)]
         return [*there, [list(handle) for handle in self.handles.values()]] if self.handles else there
 
     def write(self, fd: int) -> None:
-        """Writes the memfd."""
+        """Write the memfd."""
         with open(fd, "wb", closefd=False) as file:
             for start, array in self.copied:
                 file.write(bytes(start - file.tell()))
@@ -154,7 +156,9 @@ class _Layout:
 
 
 def _in_pool(value: Any) -> tuple[FrozenMemory, int] | None:
-    """The frozen pool in which a constant lies and its offset in the pool's memory, if devices can use it there."""
+    """Return the frozen pool in which a constant lies and its offset in the pool's memory, if devices can use it
+    there.
+    """
     memory = frozen_memory(value)
     if memory is None or not value.nbytes or not value.flags.c_contiguous:
         return None
@@ -163,7 +167,9 @@ def _in_pool(value: Any) -> tuple[FrozenMemory, int] | None:
 
 
 def _handles_of(values: Sequence[Any], most: int) -> dict[FrozenMemory, Handle]:
-    """The part of each frozen pool in which constants lie, unless it has holes; of too many pools the largest parts."""
+    """Return the part of each frozen pool in which constants lie, unless it has holes; of too many pools the largest
+    parts.
+    """
     ends: dict[FrozenMemory, tuple[int, int]] = {}
     for value in values:
         if found := _in_pool(value):
@@ -180,7 +186,7 @@ def _handles_of(values: Sequence[Any], most: int) -> dict[FrozenMemory, Handle]:
 
 
 def encode(model: Model, most_handles: int = MOST_HANDLES, known: EncodedModel | None = None) -> EncodedModel:
-    """The model as it travels; `known` if that is still the same.
+    """Return the model as it travels; `known` if that is still the same.
 
     `most_handles`: how many pools may travel as handles; the constants in others are copied. 0: the memfd holds all.
     """
@@ -189,7 +195,7 @@ def encode(model: Model, most_handles: int = MOST_HANDLES, known: EncodedModel |
 
 
 def handles_in(where: object) -> list[Handle]:
-    """The handles that travel with a model, as another process describes them. Raises InvalidModel."""
+    """Return the handles that travel with a model, as another process describes them. Raises InvalidModel."""
     match where:
         case [_, _]:
             return []
@@ -206,7 +212,7 @@ def _handle(plain: object) -> Handle:
 
 
 def sealed(fds: list[int], where: object) -> SealedModel:
-    """Maps the memory of a model that another process sent. Owns `fds`.
+    """Map the memory of a model that another process sent. Owns `fds`.
 
     Raises InvalidModel unless all of it is sealed against writing, shrinking and growing, and all of its pages exist.
     """
@@ -220,7 +226,7 @@ def sealed(fds: list[int], where: object) -> SealedModel:
 
 
 def decode(region: ModelBytes, where: object, pace: Callable[[], object] = lambda: None) -> Model:
-    """Decodes a model in `sealed` memory. Constants are views of the memory and keep it mapped.
+    """Decode a model in `sealed` memory. Constants are views of the memory and keep it mapped.
 
     Checks only that the bytes form a model; `decode_valid` checks the model. Raises InvalidModel.
     """
@@ -228,10 +234,10 @@ def decode(region: ModelBytes, where: object, pace: Callable[[], object] = lambd
 
 
 def decode_valid(region: ModelBytes, where: object, pace: Callable[[], object] = lambda: None) -> Model:
-    """As `decode`, and checks the model against the rules of `driver.nn.validate`, each as soon as what it is about has
-    been read. So a model costs no more than what comes before its first fault.
-    `pace` is called before each operand and operation,
-    and may raise. Raises InvalidModel.
+    """Decode a model, and check it against the rules of `driver.nn.validate`.
+
+    Each rule is checked as soon as what it is about has been read, so a model costs no more than what comes before its
+    first fault. `pace` is called before each operand and operation, and may raise. Raises InvalidModel.
     """
     model = _Decoder(region, where, pace, is_checked=True).model()
     validate_references(model, pace)
@@ -259,13 +265,13 @@ def operations_on(model: Model, is_meant: Callable[[Any], bool]) -> list[bool]:
 
 
 def operand_code(operand: Operand, prefixes: Mapping[str, int]) -> int:
-    """The code of an operand's type in a model with these prefixes."""
+    """Return the code of an operand's type in a model with these prefixes."""
     kind = operand.type
     return prefixes[kind.extension] << PREFIX_BITS | kind.number if isinstance(kind, ExtensionType) else int(kind)
 
 
 def _extensions_to_wire(model: Model) -> list[Any]:
-    """Of each extension its name, its prefix, and [number, name, dtype, is_scalar] of the operand types used."""
+    """Return of each extension its name, its prefix, and [number, name, dtype, is_scalar] of the operand types used."""
     graphs = (model.main, *model.referenced)
     used = {o.type: None for graph in graphs for o in graph.operands if isinstance(o.type, ExtensionType)}
     return [
@@ -308,7 +314,7 @@ class _Decoder:
         )
 
     def model(self) -> Model:
-        """Raises InvalidModel."""
+        """Read the model. Raises InvalidModel."""
         try:
             self._start, self._end = self._bounds()
             self._next_byte = self._start
@@ -330,7 +336,7 @@ class _Decoder:
         )
 
     def _next(self) -> Any:
-        """The next object of the stream."""
+        """Return the next object of the stream."""
         self._pace()
         begin = self._unpacker.tell()
         while True:
@@ -433,8 +439,8 @@ class _Decoder:
         return Operation(kind, _indices(inputs), _indices(outputs))
 
     def _constant(self, kind: OperandType | ExtensionType, dimensions: Any, offset: int, nbytes: int) -> NDArray[Any]:
-        """A read-only view with the operand's dtype and dimensions; of bytes that do not fit them, as they lie there,
-        for `driver.nn.validate` to refuse. Code in C relies on the alignment.
+        """Return a read-only view with the operand's dtype and dimensions; of bytes that do not fit them, as they lie
+        there, for `driver.nn.validate` to refuse. Code in C relies on the alignment.
         """
         if not 0 <= offset <= offset + nbytes <= len(self._bytes):
             raise ValueError(

@@ -38,7 +38,7 @@ _SAMPLES, _SAMPLE = 256, 4096
 
 
 def sampled_digest(model: Model, structure: bytes) -> bytes:
-    """As `model_digest`, of a model file: of 256 parts of 4 KiB, evenly spread, where the file is larger than these.
+    """Return the digest of a model file: of 256 parts of 4 KiB, evenly spread, if the file is larger than these.
 
     It tells files apart, but is no proof that two are the same.
     """

@@ -55,7 +55,7 @@ class ModelBytes(Protocol):
         """Bytes of memory that it keeps from being freed, by what tells this memory from other memory."""
 
     def asarray(self) -> NDArray[np.uint8]:
-        """A view, which keeps the memory mapped."""
+        """Return a view, which keeps the memory mapped."""
 
 
 class Handle(NamedTuple):
@@ -82,12 +82,12 @@ def pages(nbytes: int) -> int:
 
 
 def same_bytes(one: int, other: int, nbytes: int) -> bool:
-    """Whether two ranges of memory have equal bytes. Releases the GIL meanwhile."""
+    """Return True if two ranges of memory have equal bytes. Releases the GIL meanwhile."""
     return not _memcmp(ffi.cast("void *", one), ffi.cast("void *", other), nbytes)
 
 
 def same_memory(one: ModelBytes, other: ModelBytes) -> bool:
-    """Whether two models of equal size have equal bytes. Compares only bytes that are not in the same memory."""
+    """Return True if two models of equal size have equal bytes. Compares only bytes that are not in the same memory."""
     if isinstance(one, SealedModel) and isinstance(other, SealedModel) and one.shape == other.shape:
         rest = [ours for ours, theirs in zip(one.parts, other.parts, strict=True) if ours.file != theirs.file]
         return all(same_bytes(one.address + part.start, other.address + part.start, part.nbytes) for part in rest)
@@ -132,7 +132,7 @@ class SealedModel:
         return tuple((part.start, part.nbytes) for part in self.parts)
 
     def asarray(self) -> NDArray[np.uint8]:
-        """A read-only view, which keeps the memory mapped."""
+        """Return a read-only view, which keeps the memory mapped."""
         return self._bytes
 
     @property
@@ -141,7 +141,7 @@ class SealedModel:
         return {part.file[:2]: part.of for part in self.parts}
 
     def kind_at(self, address: int) -> str | None:
-        """The kind of the client's pool that has this address; None if the model's own memory has it."""
+        """Return the kind of the client's pool that has this address; None if the model's own memory has it."""
         start = address - self.address
         return next((part.kind for part in self.parts if part.start <= start < part.start + part.nbytes), None)
 
@@ -176,7 +176,9 @@ def _reserved(nbytes: int) -> int:
 
 
 def _checked(fd: int, handle: Handle | None, start: int) -> Part:
-    """Raises InvalidModel for memory that another process could change, and for a part that is not in it."""
+    """Return a part, checked. Raises InvalidModel for memory that another process could change, or that has no such
+    part.
+    """
     what = "the model's memory" if handle is None else f"the pool of kind {handle.kind!r:.40}"
     if backing_of(fd) is Backing.HUGE_PAGES:
         raise InvalidModel(f"{what} is of huge pages, which cannot be mapped in part; use pages of the usual size")
@@ -200,7 +202,7 @@ def _checked(fd: int, handle: Handle | None, start: int) -> Part:
 
 
 def has_holes(fd: int, handle: Handle) -> bool:
-    """Whether pages of this part do not exist, or cannot be told. Pages that the system has swapped out do."""
+    """Return True if pages of this part do not exist, or cannot be told. Pages that the system has swapped out do."""
     try:
         return os.lseek(fd, handle.offset, os.SEEK_HOLE) < handle.offset + handle.nbytes
     except OSError:
@@ -208,7 +210,7 @@ def has_holes(fd: int, handle: Handle) -> bool:
 
 
 def map_again(root: NDArray[np.uint8], skew: int, target: Any) -> None:
-    """Maps the shared pages of `root` a second time, for reading, at the addresses from `target` on.
+    """Map the shared pages of `root` a second time, for reading, at the addresses from `target` on.
 
     `root` begins `skew` bytes behind the start of a page; `target` is where that page comes. Raises OSError when the
     pages are private, or there is no room.

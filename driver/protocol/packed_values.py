@@ -43,7 +43,7 @@ _SMALLEST = 4096  # bytes of room
 
 
 def pack(value: Any) -> bytes:
-    """The bytes of a value. Raises ValueError for what is no such value, and for texts that are not Unicode."""
+    """Return the bytes of a value. Raises ValueError for what is no such value, and for texts that are not Unicode."""
     parts: list[bytes] = []
     _pack(value, parts)
     data = b"".join(parts)
@@ -74,7 +74,9 @@ def room_for(nbytes: int) -> int:
 
 
 def unpack(memory: NDArray[np.uint8]) -> Any:
-    """The value in that memory, which another process may write meanwhile. Raises ValueError for what is none."""
+    """Return the value in that memory, which another process may write meanwhile. Raises ValueError for what is
+    none.
+    """
     nbytes = int.from_bytes(memory[:_SIZE].tobytes(), "little")
     if not nbytes:
         raise ValueError("holds no value: none was given")
@@ -130,7 +132,7 @@ def _texts(texts: list[Any]) -> list[bytes]:
 
 
 def _column(values: list[Any]) -> NDArray[Any]:
-    """The keys of a map, or its values: str, int or float, all of one kind. Raises ValueError."""
+    """Return the keys of a map, or its values: str, int or float, all of one kind. Raises ValueError."""
     plain = [value.item() if isinstance(value, np.generic) else value for value in values]
     if all(isinstance(value, str) for value in plain):
         return np.array(plain, object)
@@ -151,7 +153,7 @@ class _ValueReader:
         self._data, self._at = data, 0
 
     def value(self, depth: int) -> Any:
-        """The next value. Raises ValueError."""
+        """Return the next value. Raises ValueError."""
         if depth > _DEEPEST:
             raise ValueError(f"has values in more than {_DEEPEST} others")
         kind, rank = np.frombuffer(self._take(8), "<u4").tolist()
@@ -172,7 +174,7 @@ class _ValueReader:
         return self._numbers(_DTYPES[kind - _NUMBERS], math.prod(shape)).reshape(shape)
 
     def check_end(self) -> None:
-        """Raises ValueError unless all was read."""
+        """Raise ValueError unless all was read."""
         if self._at != len(self._data):
             raise ValueError(f"has {len(self._data) - self._at} bytes behind its value")
 

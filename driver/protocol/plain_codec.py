@@ -29,7 +29,7 @@ _LONGEST_LOOP = 2**63  # ns; what is not said is 2^64 - 1 on the wire
 
 
 def _pool(plain: object) -> int | Token:
-    """Decodes a pool. Raises Malformed."""
+    """Decode a pool. Raises Malformed."""
     match plain:
         case int(slot) if type(slot) is int:
             return slot
@@ -39,7 +39,7 @@ def _pool(plain: object) -> int | Token:
 
 
 def _argument(plain: object) -> RequestArgument:
-    """Decodes an argument. Raises Malformed."""
+    """Decode an argument. Raises Malformed."""
     match plain:
         case None:
             return _NO_VALUE
@@ -52,30 +52,30 @@ def _argument(plain: object) -> RequestArgument:
 
 
 def with_deadline(raw: bytes, deadline: int) -> bytes:
-    """A request that begins as `EXECUTE`, with a deadline: CLOCK_MONOTONIC ns."""
+    """Return a request that begins as `EXECUTE`, with a deadline: CLOCK_MONOTONIC ns."""
     return EXECUTE_BY[:1] + raw[1:] + _UINT64 + deadline.to_bytes(8)
 
 
 def split_deadline(raw: bytes) -> tuple[bytes, int]:
-    """A request without its deadline, and the deadline. Raises Malformed."""
+    """Return a request without its deadline, and the deadline. Raises Malformed."""
     if raw[-9:-8] != _UINT64:
         raise Malformed("the last element of execute must be its deadline, an unsigned integer of 64 bits")
     return EXECUTE[:1] + raw[1:-9], int.from_bytes(raw[-8:])
 
 
 def encode_answer(outcome: Outcome) -> bytes:
-    """Encodes an answer."""
+    """Encode an answer."""
     more = [] if outcome.cause == NO_CAUSE else [outcome.cause]
     return pack([int(outcome.status), outcome.shapes, outcome.timing, outcome.text[:1000], *more])
 
 
 def decode_answer(raw: bytes) -> tuple[Any, ...]:
-    """The fields of a Result. Raises Malformed."""
+    """Return the fields of a Result. Raises Malformed."""
     return fields_of(Message(raw, []).body)
 
 
 def fields_of(answer: Any) -> tuple[Any, ...]:
-    """The same of a decoded answer."""
+    """Return the fields of a Result from a decoded answer."""
     match answer:
         case [int(status), list(shapes), [device, driver], str(text), *more] if 0 <= status <= max(ErrorStatus):
             found = tuple(OutputShape(tuple(dims), bool(enough)) for dims, enough in shapes)
@@ -85,13 +85,13 @@ def fields_of(answer: Any) -> tuple[Any, ...]:
 
 
 def encode_request(model: int, request: Request, pools: list[Any], measure: bool) -> list[Any]:
-    """A request as plain values. `pools`: a slot, or [token], for each of its pools."""
+    """Return a request as plain values. `pools`: a slot, or [token], for each of its pools."""
     arguments = [[_plain_argument(a) for a in side] for side in (request.inputs, request.outputs)]
     return [model, *arguments, pools, measure, request.loop_timeout]
 
 
 def decode_request(plain: object) -> tuple[int, RequestPacket]:
-    """The number of the prepared model, and the request. Raises Malformed."""
+    """Return the number of the prepared model, and the request. Raises Malformed."""
     match plain:
         case [int(model), list(inputs), list(outputs), list(pools), bool(measure), int() | None as loop]:
             arguments = tuple(map(_argument, inputs)), tuple(map(_argument, outputs))
@@ -100,14 +100,14 @@ def decode_request(plain: object) -> tuple[int, RequestPacket]:
 
 
 def with_loop_timeout(request: Request, seconds: float | None) -> Request:
-    """The request with that loop timeout; the request itself for None. Raises ValueError."""
+    """Return the request with that loop timeout; the request itself for None. Raises ValueError."""
     if seconds is None:
         return request
     return request._replace(loop_timeout=min(checked("loop_timeout", seconds), _LONGEST_LOOP))
 
 
 def _plain_argument(a: RequestArgument) -> Any:
-    """Encodes an argument."""
+    """Encode an argument."""
     if a.has_no_value:
         return None
     return [index(a.pool), index(a.offset), index(a.length), [index(d) for d in a.dimensions]]

@@ -32,10 +32,12 @@ class PrepareArguments(NamedTuple):
         deadline: object = None,
         priority: object = MEDIUM,
     ) -> Self:
-        """Raises ValueError, Malformed, InvalidArgument. Counts and token are checked against the cache files later."""
+        """Check the values of a call. Raises ValueError, Malformed, InvalidArgument. Counts and token are checked
+        against the cache files later.
+        """
         check_preference(preference)
         return cls(cache_counts or None, cache_token, preference, taken(deadline), priority=taken_priority(priority))
 
     def to_wire(self) -> tuple[object, ...]:
-        """The values that travel."""
+        """Return the values that travel."""
         return self[:-1]

@@ -45,7 +45,7 @@ class Reply(NamedTuple):
 
 
 def farewell(words: str) -> list[object]:
-    """What a service sends to each client before it ends: why."""
+    """Return the message in which a service tells each client why it ends."""
     return [-1, words[:_MAX_TEXT]]
 
 
@@ -102,7 +102,7 @@ def call(
 
 
 def _received(channel: Channel, end: float | None, look: Callable[[], object] | None) -> Message:
-    """The next message. Raises as `Channel.receive`, and what `look` raises."""
+    """Return the next message. Raises what `Channel.receive` does, and what `look` does."""
     while True:
         left = None if end is None else max(0.0, end - time.monotonic())
         if look is None:
@@ -152,8 +152,10 @@ def serve(
 
 
 def _answer(channel: Channel, number: object, status: ErrorStatus, reply: Reply) -> None:
-    """Raises PeerDied, also for a peer that lets answers with descriptors lie: until it has received those, they count
-    for this account, and at some number no process of the account can send any.
+    """Send an answer. Raises PeerDied.
+
+    Also for a peer that lets answers with descriptors lie: until it has received those, they count for this account,
+    and at some number no process of the account can send any.
     """
     if reply.fds and not channel.await_reader(READ_WITHIN):
         raise PeerDied(f"the other side has not read its messages for {READ_WITHIN:g} s")
@@ -176,7 +178,7 @@ def refuse(channel: Channel, error: Exception, patience: float = _FIRST_CALL) ->
 
 
 def failure(error: Exception) -> tuple[Reply, ErrorStatus]:
-    """The answer to a call that raised this error. Logs errors that no handler should raise."""
+    """Return the answer to a call that raised this error. Logs errors that no handler should raise."""
     if isinstance(error, StatusError):
         return _words(error, cause=error.as_cause()), error.status
     if found := exhausted(error):
@@ -189,20 +191,20 @@ def failure(error: Exception) -> tuple[Reply, ErrorStatus]:
 
 
 def beyond_the_sandbox(error: BaseException) -> str:
-    """The remedy for a file that a device may not open; "": that is not what the error is about."""
+    """Return the remedy for a file that a device may not open; "": that is not what the error is about."""
     if not isinstance(error, PermissionError) or not error.filename:
         return ""
     return f"; the sandbox: a device opens the files that it names, needs = Needs(read_paths=({error.filename!r},))"
 
 
 def _words(error: Exception, name: str = "", cause: Cause = NO_CAUSE, remedy: str = "") -> Reply:
-    """The error as text, cut to what fits into a message whatever the client made it quote."""
+    """Return the error as text, cut to what fits into a message whatever the client made it quote."""
     more = [] if cause == NO_CAUSE else [cause]
     return Reply([f"{name}{error}{remedy}"[:_MAX_TEXT], *more])
 
 
 def cause_in(more: list[Any]) -> Cause:
-    """The cause that may follow an error's text: [phase, late by, retry after], each a value or nil."""
+    """Return the cause that may follow an error's text: [phase, late by, retry after], each a value or nil."""
     match more:
         case [[str() | None as phase, float() | None as late_by, float() | None as retry_after], *_]:
             known = cast("Phase | None", phase) if phase in _PHASES else None
@@ -220,7 +222,7 @@ def _handle(request: list[Any], message: Message, handlers: Mapping[str, Callabl
 
 
 def take_fd(message: Message) -> int:
-    """Takes the only descriptor of a message; the caller closes it. Raises Malformed."""
+    """Take the only descriptor of a message; the caller closes it. Raises Malformed."""
     if len(message.fds) != 1:
         raise Malformed(f"{len(message.fds)} descriptors came; the call takes one")
     return message.fds.pop()

@@ -22,7 +22,7 @@ _MOST_WORDS = 80
 
 
 def checked(driver: str, stated: Any, extension_types: Sequence[str] = ()) -> Capabilities:
-    """What a driver has stated, as records of ours.
+    """Return a driver's statements, as records of ours.
 
     Raises GeneralFailure that names the driver, the figure and its value.
     """
@@ -75,7 +75,7 @@ def _wrong(driver: str, what: str, found: object, remedy: str) -> GeneralFailure
 
 
 def stated_by(device: Device) -> Capabilities | None:
-    """What a device's driver states; None: nothing. Raises GeneralFailure."""
+    """Return the statements of a device's driver; None: it makes none. Raises GeneralFailure."""
     try:
         stated = device.capabilities
     except Exception as error:
@@ -84,12 +84,12 @@ def stated_by(device: Device) -> Capabilities | None:
 
 
 def types_of(device: Device | type[Device]) -> list[str]:
-    """The names of the operand types of its extensions."""
+    """Return the names of the operand types of its extensions."""
     return [kind.name for extension in device.extensions for kind in extension.operand_types]
 
 
 def to_wire(stated: Capabilities | None) -> list[object]:
-    """The values of an answer: nothing, or figures."""
+    """Return the values of an answer: nothing, or figures."""
     if stated is None:
         return []
     operands = [[name, *figure] for name, figure in stated.operands.items()]
@@ -97,7 +97,7 @@ def to_wire(stated: Capabilities | None) -> list[object]:
 
 
 def from_wire(driver: str, values: Sequence[Any]) -> Capabilities | None:
-    """Of what `to_wire` gave. Raises GeneralFailure for what makes no sense."""
+    """Return the statements in the values of `to_wire`. Raises GeneralFailure for what makes no sense."""
     if not values:
         return None
     try:

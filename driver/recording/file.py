@@ -80,7 +80,7 @@ class Recording(Closing):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Reads everything but the data. Raises BadRecording."""
+        """Read everything but the data. Raises BadRecording."""
         self.path, self.trouble = os.fspath(path), ""
         self.models: dict[int, Recorded] = {}
         self.streams: dict[int, Stream] = {}
@@ -112,7 +112,9 @@ class Recording(Closing):
             self.trouble = f"{error} at byte {at}; the part before it is used"
 
     def _take(self, frame: FileFrame, at: int) -> None:
-        """Raises Damaged for what this version does not understand, BadRecording for another version's."""
+        """Take a frame. Raises Damaged for what this version does not understand, BadRecording for another
+        version's.
+        """
         match frame.words:
             case ["begin", int(version), *_] if at == len(MAGIC) and version != VERSION:
                 raise BadRecording(f"{self.path}: version {version}; this release reads version {VERSION}")
@@ -151,14 +153,16 @@ class Recording(Closing):
         return min(self._begins, default=0)
 
     def numbers(self) -> dict[int, list[int]]:
-        """The numbers of each stream's requests. Requests are numbered from 0 over all streams, by their start."""
+        """Return the numbers of each stream's requests. Requests are numbered from 0 over all streams, by their
+        start.
+        """
         found: dict[int, list[int]] = {}
         for number, place in enumerate(self._order.tolist()):
             found.setdefault(self._of[place], []).append(number)
         return found
 
     def run(self, number: int) -> Run:
-        """Reads one request with its data. Raises BadRecording."""
+        """Read one request with its data. Raises BadRecording."""
         try:
             frame = read(self._fd, self._ats[int(self._order[number])], self.nbytes)
             return _run(frame.words, bulk_of(self._fd, frame))
@@ -166,7 +170,7 @@ class Recording(Closing):
             raise BadRecording(f"{self.path}: request {number}: {error}") from error
 
     def model(self, number: int) -> Model:
-        """Decodes and validates a model. Raises BadRecording."""
+        """Decode and validate a model. Raises BadRecording."""
         recorded = self.models[number]
         try:
             memory = ModelMemory(np.frombuffer(bulk_of(self._fd, recorded.frame), np.uint8))
@@ -177,7 +181,7 @@ class Recording(Closing):
         return model
 
     def close(self) -> None:
-        """Closes the file. May be called twice."""
+        """Close the file. May be called twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -222,7 +226,7 @@ def _parts(described: Iterable[object], bulk: memoryview) -> list[Part | None]:
 
 
 def as_value(part: Part, operand: Operand) -> Any:
-    """The bytes as an array of the operand's type, or as the value that they hold. Raises BadRecording."""
+    """Return the bytes as an array of the operand's type, or as the value that they hold. Raises BadRecording."""
     dimensions, raw = part
     try:
         if operand.type == PACKED:

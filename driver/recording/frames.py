@@ -56,7 +56,7 @@ def packed(words: list[Any]) -> bytes:
 
 
 def head(raw: bytes, bulk: Iterable[Any]) -> bytes:
-    """The head of a frame with this array and bulk."""
+    """Return the head of a frame with this array and bulk."""
     digest, nbytes = blake3(), 0
     for part in bulk:
         digest.update(part)
@@ -66,7 +66,7 @@ def head(raw: bytes, bulk: Iterable[Any]) -> bytes:
 
 
 def read(fd: int, at: int, end: int) -> FileFrame:
-    """The frame at that offset, of a file that ends at `end`. Raises Damaged."""
+    """Return the frame at that offset, of a file that ends at `end`. Raises Damaged."""
     if at + _HEAD_BYTES > end:
         raise Damaged("it was cut off")
     found = exactly(fd, _HEAD_BYTES, at)
@@ -89,7 +89,7 @@ def read(fd: int, at: int, end: int) -> FileFrame:
 
 
 def bulk_of(fd: int, frame: FileFrame) -> bytes:
-    """Raises Damaged."""
+    """Read the bulk of a frame. Raises Damaged."""
     found = exactly(fd, frame.nbytes, frame.offset)
     if blake3(found).digest(length=8) != frame.digest:
         raise Damaged("the data of a frame was changed")
@@ -97,7 +97,7 @@ def bulk_of(fd: int, frame: FileFrame) -> bytes:
 
 
 def exactly(fd: int, nbytes: int, at: int) -> bytes:
-    """Raises Damaged when there is less."""
+    """Read so many bytes. Raises Damaged if there are fewer."""
     parts, missing = [], nbytes
     while missing:
         part = os.pread(fd, min(missing, 2**30), at)

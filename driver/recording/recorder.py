@@ -48,7 +48,7 @@ _tapes: dict[str, Tape | None] = {}  # "explicit", and "environment"
 
 
 def prepared_model(*arguments: Any) -> RemotePreparedModel:
-    """As RemotePreparedModel(…), whose requests are recorded if recording is on. Raises DriverError."""
+    """Make a RemotePreparedModel(…), whose requests are recorded if recording is on. Raises DriverError."""
     tape = _tape()
     if tape is None:
         return RemotePreparedModel(*arguments)
@@ -57,7 +57,7 @@ def prepared_model(*arguments: Any) -> RemotePreparedModel:
 
 @contextmanager
 def record(path: str | os.PathLike[str], most_bytes: int = MOST_MB * _MB) -> Iterator[Tape]:
-    """Records into a new file all requests of models that this process prepares in the block. Raises DriverError."""
+    """Record into a new file all requests of models that this process prepares in the block. Raises DriverError."""
     tape = Tape(Path(path), most_bytes)
     with _lock:
         before, _tapes["explicit"] = _tapes.get("explicit"), tape
@@ -85,7 +85,7 @@ def _tape() -> Tape | None:
 
 
 def _of_environment(path: Path) -> Tape:
-    """A new tape: at PATH for the first process that prepares a model, at PATH.PID for others."""
+    """Return a new tape: at PATH for the first process that prepares a model, at PATH.PID for others."""
     most = os.environ.get(VARIABLE_MB) or str(MOST_MB)
     if not (most.isdecimal() and 0 < int(most) < 10**9):
         raise DriverError(f"{VARIABLE_MB}={most}: expected a whole number of megabytes")
@@ -116,10 +116,10 @@ class Taker(Protocol):
         """Begins a stream; returns its number."""
 
     def run(self, words: list[Any], bulk: Sequence[bytes]) -> None:
-        """Records a finished request."""
+        """Record a finished request."""
 
     def leave_out(self, reason: str, count: int = 1) -> None:
-        """Counts requests that are not recorded."""
+        """Count requests that are not recorded."""
 
 
 class CopiedTensor(NamedTuple):
@@ -177,7 +177,7 @@ class Note:
         self._begin = time.monotonic_ns()
 
     def end(self, status: int, shapes: Sequence[OutputShape] = ()) -> None:
-        """Records the request with its status. One whose outputs were too small is not recorded: it is sent again."""
+        """Record the request with its status. One whose outputs were too small is not recorded: it is sent again."""
         took = time.monotonic_ns() - self._begin
         if status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
             return
@@ -211,7 +211,7 @@ class TapedPreparedModel(RemotePreparedModel):
         self._idle_streams: list[int] = []  # of asynchronous requests
 
     def perform(self, job: Job) -> Result:
-        """Forwards to the base class and records the request."""
+        """Forward to the base class and record the request."""
         note = self._note(job, self._stream)
         try:
             result = super().perform(job)
@@ -224,7 +224,9 @@ class TapedPreparedModel(RemotePreparedModel):
         return result
 
     def start(self, job: Job) -> Completion:
-        """The same. Requests that are in flight at once are in streams of their own."""
+        """Forward to the base class and record the request. Requests that are in flight at once are in streams of their
+        own.
+        """
         stream = self._idle_streams.pop() if self._idle_streams else self._tape.stream(self, "plain", 1, None)
         note = self._note(job, lambda: stream)
         completion = super().start(job)
@@ -249,18 +251,18 @@ class TapedPreparedModel(RemotePreparedModel):
         return Note(self._tape, stream(), known[1], job.wait.end)
 
     def _stream(self) -> int:
-        """The stream of this thread, whose requests follow one another."""
+        """Return the stream of this thread, whose requests follow one another."""
         if not hasattr(self._streams, "number"):
             self._streams.number = self._tape.stream(self, "plain", 1, None)
         return int(self._streams.number)
 
     def launch(self, job: Job) -> FencedExecution:
-        """Forwards to the base class. Not recorded: the inputs are unknown until the fences are signalled."""
+        """Forward to the base class. Not recorded: the inputs are unknown until the fences are signalled."""
         self._tape.leave_out(_FENCED)
         return super().launch(job)
 
     def new_controller(self, options: Options, home: Home) -> Controller:
-        """A controller that writes its requests to the tape."""
+        """Return a controller that writes its requests to the tape."""
         number = self._tape.stream(self, "burst", options.depth, options.spin)
         configure = self.configure_burst(options.spin, home)
         return TapedController(self._tape, number, self.model, configure, options.memory, options.spin)
@@ -290,7 +292,7 @@ class TapedController(Controller):
         super().__init__(*arguments)
 
     def encode(self, request: Request, *, measure: bool = False) -> Packet:
-        """Forwards to the base class; the packet notes when it is sent."""
+        """Forward to the base class; the packet notes when it is sent."""
         return TapedPacket(super().encode(request, measure=measure), Arguments(self._model, request), self._call)
 
     def _call(self, taped: TapedPacket, packet: Packet) -> int:
@@ -302,30 +304,30 @@ class TapedController(Controller):
         return code
 
     def send(self, packet: Packet, timeout: float | None = None, deadline: int | None = None) -> ResultPacket:
-        """Forwards to the base class and records the request."""
+        """Forward to the base class and record the request."""
         self._begin(packet, deadline)
         return super().send(packet, timeout, deadline)
 
     def start(self, packet: Packet, deadline: int | None = None) -> None:
-        """Forwards to the base class and records the request."""
+        """Forward to the base class and record the request."""
         self._begin(packet, deadline)
         super().start(packet, deadline)
 
     def interrupted(self, error: BaseException) -> None:
-        """Forwards to the base class; the request that was sent is recorded as unanswered."""
+        """Forward to the base class; the request that was sent is recorded as unanswered."""
         super().interrupted(error)
         if not isinstance(error, Busy | NotSent) and (note := self._notes.pop(self.sent, None)):
             note.end(UNANSWERED)
 
     def close(self) -> None:
-        """Forwards to the base class. Unanswered requests are not recorded: another controller resends them."""
+        """Forward to the base class. Unanswered requests are not recorded: another controller resends them."""
         if self._notes:
             self._tape.leave_out("it was not answered", len(self._notes))
             self._notes.clear()
         super().close()
 
     def _begin(self, packet: Packet, deadline: int | None) -> None:
-        """Notes the request under its future number; if it is not sent, the next request reuses the number."""
+        """Note the request under its future number; if it is not sent, the next request reuses the number."""
         arguments = packet.arguments  # type: ignore[attr-defined]  # all come from `encode`
         if arguments.is_whole:
             self._notes[self.sent + 1] = Note(self._tape, self._stream, arguments, deadline)
@@ -333,7 +335,7 @@ class TapedController(Controller):
             self._tape.leave_out(_NOT_HERE)
 
     def _end(self, reply: ResultPacket) -> None:
-        """Records the request whose result came last."""
+        """Record the request whose result came last."""
         if note := self._notes.pop(self.received, None):
             note.end(reply.status, reply.output_shapes)
 

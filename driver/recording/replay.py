@@ -79,7 +79,7 @@ def replay(
     tolerance: float | None = None,
     tell: Callable[[], object] = lambda: None,
 ) -> ReplayReport:
-    """Prepares the models of a recording and executes its requests.
+    """Prepare the models of a recording and execute its requests.
 
     Args:
         recording: not closed by this function.
@@ -116,7 +116,7 @@ def _lanes(recording: Recording) -> list[tuple[Stream, list[int]]]:
 def _prepared(
     recording: Recording, models: set[int], device: str | None, stack: ExitStack
 ) -> dict[int, RemotePreparedModel]:
-    """Prepares the models, with one connection to each device."""
+    """Prepare the models, with one connection to each device."""
     homes: dict[str, RemoteDevice] = {}
     found = {}
     for number in sorted(models):
@@ -142,7 +142,7 @@ class _Play:
         self._began = 0
 
     def run(self, players: list[_Player]) -> None:
-        """Runs all players in parallel. Raises the first error."""
+        """Run all players in parallel. Raises the first error."""
         self._began = time.monotonic_ns()
         threads = [threading.Thread(target=self._run_one, args=(player,), daemon=True) for player in players]
         for thread in threads:
@@ -170,13 +170,13 @@ class _Play:
         return (run.begin - self.recording.begin + self._began - time.monotonic_ns()) / 1e9
 
     def note_late(self, seconds: float) -> None:
-        """Notes how late a request began."""
+        """Note how late a request began."""
         if self.pace == "recorded":
             with self._lock:
                 self.report.late = max(self.report.late, seconds)
 
     def note(self, number: int, run: Run, took: float, answer: Result | Exception, outputs: list[Any]) -> None:
-        """Counts a finished request. `outputs`: the model's output operands."""
+        """Count a finished request. `outputs`: the model's output operands."""
         status = _status(answer)
         found = None
         is_compared = self.tolerance is not None and run.status == 0 and not isinstance(answer, Exception)
@@ -232,7 +232,7 @@ class _Player:
         self._seat(first)  # opens the burst before the first request's time
 
     def play(self) -> None:
-        """Sends the stream's requests, in order."""
+        """Send the stream's requests, in order."""
         for number in self._numbers:
             if self._play.is_over:
                 return
@@ -256,7 +256,7 @@ class _Player:
             self._flying.append((number, run, seat.submit(deadline=deadline)))
 
     def _wait(self, run: Run) -> None:
-        """Waits for a request's time; takes results meanwhile."""
+        """Wait for a request's time; take results meanwhile."""
         left = self._play.left(run)
         while left > 0 and not self._play.is_over:
             if self._flying:
@@ -267,7 +267,7 @@ class _Player:
         self._play.note_late(-left)
 
     def _land(self, most: int, within: float | None = None) -> None:
-        """Takes results, oldest first, until at most `most` requests are in flight or `within` seconds have passed."""
+        """Take results, oldest first, until at most `most` requests are in flight or `within` seconds have passed."""
         end = math.inf if within is None else time.monotonic() + within
         while len(self._flying) > most:
             number, run, future = self._flying[0]
@@ -293,7 +293,7 @@ class _Player:
         return [None if p is None else as_value(p, o) for p, o in zip(run.inputs, self._inputs, strict=True)]
 
     def _seat(self, run: Run) -> Any:
-        """The burst, or the `_Plain`, for inputs of its shapes."""
+        """Return the burst, or the `_Plain`, for inputs of its shapes."""
         shapes = tuple(None if part is None else part[0] for part in run.inputs)
         found = self._seats.get(shapes)
         if found is not self._present:
@@ -321,7 +321,7 @@ class _Plain:
         self.inputs = self._workspace.inputs.arrays
 
     def run(self, timeout: float | None) -> Result:
-        """Raises StatusError, PeerDied, Timeout."""
+        """Send the request and wait for its result. Raises StatusError, PeerDied, Timeout."""
         job = Job.of(self._workspace.request, timeout=timeout)
         result = self._prepared.perform(job)
         if self._workspace.grow_for(result):
@@ -361,7 +361,7 @@ class Difference(NamedTuple):
 
 
 def largest(number: int, run: Run, answer: Result, operands: Sequence[Operand], tolerance: float) -> Difference | None:
-    """The largest difference over all outputs of a request; None if all are within the tolerance."""
+    """Return the largest difference over all outputs of a request; None if all are within the tolerance."""
     found = [
         difference(number, n, as_value(part, operand), new, tolerance=tolerance)
         for n, (part, operand, new) in enumerate(zip(run.outputs, operands, answer.outputs, strict=False))
@@ -371,8 +371,8 @@ def largest(number: int, run: Run, answer: Result, operands: Sequence[Operand], 
 
 
 def difference(number: int, n: int, was: Any, new: Any, tolerance: float) -> Difference | None:
-    """The largest difference of output `n` of a request; None if it is within the tolerance. Texts, sequences and maps
-    are equal, or another value.
+    """Return the largest difference of output `n` of a request; None if it is within the tolerance. Texts, sequences
+    and maps are equal, or another value.
     """
     if not isinstance(was, np.ndarray) or was.dtype == object:
         return None if pack(was) == pack(new) else Difference(number, n, (), math.nan, by=math.inf)

@@ -39,7 +39,7 @@ class Tape:
     """One file. Any thread may add to it."""
 
     def __init__(self, path: Path, most_bytes: int, most_waiting: int = MOST_WAITING) -> None:
-        """Creates a file that only its owner may read, because it may hold camera images. Raises DriverError."""
+        """Create a file that only its owner may read, because it may hold camera images. Raises DriverError."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self._fd = os.open(path, flags, 0o600)
@@ -61,7 +61,7 @@ class Tape:
         self._thread.start()
 
     def stream(self, prepared: RemotePreparedModel, path: str, depth: int, spin: object) -> int:
-        """The number of a new sequence of requests: those of a burst, or of a thread on the plain path."""
+        """Return the number of a new sequence of requests: those of a burst, or of a thread on the plain path."""
         with self._describing:
             model = self._model(prepared)
             self._streams += 1
@@ -105,7 +105,7 @@ class Tape:
                     self._wake.set()
 
     def leave_out(self, reason: str, count: int = 1) -> None:
-        """Requests that are not recorded."""
+        """Count requests that are not recorded."""
         with self._lock:
             self.left_out[reason] += count
 
@@ -159,7 +159,7 @@ class Tape:
             self._waiting -= nbytes
 
     def _write(self, parts: list[bytes]) -> None:
-        """Writes with as few calls as possible: a killed process leaves whole frames and part of the last one."""
+        """Write with as few calls as possible: a killed process leaves whole frames and part of the last one."""
         left = [part for part in parts if part]
         while left:
             done = os.writev(self._fd, left[: os.sysconf("SC_IOV_MAX")])

@@ -56,25 +56,25 @@ class OnnxCall:
     # ---- inputs
 
     def given(self, position: int) -> bool:
-        """Whether the operator has an input at `position`."""
+        """Return True if the operator has an input at `position`."""
         return position < len(self) and bool(self.node.inputs[position])
 
     def entry(self, position: int) -> ValueEntry:
-        """The entry of input `position`; of a quantised operator, that of the integers."""
+        """Return the entry of input `position`; of a quantised operator, that of the integers."""
         if not self.given(position):
             raise ImportFailed(f"input {position} is missing")
         entry = self.graph.entry(self.node.inputs[position])
         return entry.source if self.target is not None and entry.source is not None else entry
 
     def shape(self, position: int, rank: int | None = None) -> Shape:
-        """The dimensions of input `position`. rank: how many there must be."""
+        """Return the dimensions of input `position`. rank: how many there must be."""
         shape = self.entry(position).shape
         if rank not in (None, len(shape)):
             raise ImportFailed(f"input {position}, {self.entry(position)}, must have {rank} dimensions")
         return shape
 
     def known(self, position: int) -> Shape:
-        """The dimensions of input `position`, all of which must be known."""
+        """Return the dimensions of input `position`, all of which must be known."""
         if 0 in self.shape(position):
             raise self.graph.unsized(f"input {position}, {self.entry(position)}: its sizes must be known")
         return self.shape(position)
@@ -88,7 +88,7 @@ class OnnxCall:
         return self.graph.image(self.entry(position))
 
     def constant(self, position: int) -> Array:
-        """The values of input `position`, which must be constant."""
+        """Return the values of input `position`, which must be constant."""
         entry = self.entry(position)
         if entry.array is None:
             raise ImportFailed(f"input {position}, {entry}, must be a constant")
@@ -102,14 +102,14 @@ class OnnxCall:
         return entry
 
     def number(self, position: int) -> float:
-        """A constant input as one number."""
+        """Return a constant input as one number."""
         values = self.constant(position)
         if values.size != 1:
             raise ImportFailed(f"input {position} has {values.size} values; expected one")
         return float(values.reshape(-1)[0])
 
     def integers(self, position: int) -> list[int]:
-        """A constant input as a list of integers."""
+        """Return a constant input as a list of integers."""
         values = self.constant(position)
         if values.dtype.kind not in "iu" or values.size > 1 << 16:
             raise ImportFailed(f"input {position}, {self.entry(position)}, must hold integers")
@@ -125,7 +125,7 @@ class OnnxCall:
         return self.node.integers(name)
 
     def axis(self, default: int, rank: int) -> int:
-        """The attribute `axis` as an index from the front."""
+        """Return the attribute `axis` as an index from the front."""
         return axis_of(self.node.integer("axis", default), rank)
 
     def inputs_in_one_layout(self) -> tuple[list[Value], bool]:
@@ -159,7 +159,7 @@ class OnnxCall:
         return (self.graph.image(entry) if is_image else self.graph.plain(entry)), is_image
 
     def scalar(self, value: float) -> Array:
-        """A constant of one element, of the type of input 0."""
+        """Return a constant of one element, of the type of input 0."""
         kind = HAL_TYPES[self.entry(0).type]
         if kind.dtype.kind != "f" and not (
             np.isfinite(value) and np.can_cast(np.min_scalar_type(int(value)), kind.dtype)
@@ -176,7 +176,7 @@ class OnnxCall:
         return self.graph.operation(kind, *arguments, **asked)
 
     def _scale(self, kind: str, arguments: Sequence[Any]) -> dict[str, Any]:
-        """The scale and zero point nearest to the target's that the operation can produce."""
+        """Return the scale and zero point nearest to the target's that the operation can produce."""
         assert self.target is not None
         inputs = [a.operand if isinstance(a, Value) else constant_operand(a) for a in arguments]
         signature, _ = match_signature(OPERATIONS[kind], inputs)
@@ -247,7 +247,7 @@ def axis_of(axis: int, rank: int) -> int:
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The dimensions that these shapes broadcast to."""
+    """Return the dimensions that these shapes broadcast to."""
     rank = max(map(len, shapes))
     padded = [(1,) * (rank - len(s)) + s for s in shapes]
     if any(len(set(sizes) - {0, 1}) > 1 for sizes in zip(*padded, strict=True)):

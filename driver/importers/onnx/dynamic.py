@@ -80,7 +80,7 @@ def integer_product(convert: Convert, channel: int) -> Convert:
 
 
 def _centred(call: OnnxCall, position: int, name: str, channel: int | None) -> ValueEntry:
-    """An input less its zero point, as floats."""
+    """Return an input less its zero point, as floats."""
     entry, zero = call.entry(position), call.entry(position + 2) if call.given(position + 2) else None
     if entry.array is not None:
         call.graph.charge(4 * entry.array.size)
@@ -102,7 +102,7 @@ def _centred(call: OnnxCall, position: int, name: str, channel: int | None) -> V
 
 
 def _zero_points(entry: ValueEntry, zero: ValueEntry | None, channel: int | None) -> Array:
-    """The zero points of an input, to be subtracted from it: one, or one for each channel."""
+    """Return the zero points of an input, to be subtracted from it: one, or one for each channel."""
     if zero is None:
         return np.zeros((), np.float32)
     if zero.array is None:

@@ -26,7 +26,7 @@ def require_floats(call: OnnxCall, position: int = 0) -> None:
 
 
 def unary(*kinds: str) -> Convert:
-    """A chain of operations with one input each."""
+    """Return a chain of operations with one input each."""
 
     def convert(call: OnnxCall) -> None:
         value, is_image = call.input_in_its_layout()
@@ -43,7 +43,7 @@ def _give(call: OnnxCall, value: Any, is_image: bool, *positions: int) -> None:
 
 
 def formula(build: Callable[[OnnxCall, Value], Any]) -> Convert:
-    """An expression of several operations on input 0."""
+    """Return an expression of several operations on input 0."""
 
     def convert(call: OnnxCall) -> None:
         require_floats(call)
@@ -54,7 +54,7 @@ def formula(build: Callable[[OnnxCall, Value], Any]) -> Convert:
 
 
 def binary(kind: str, *, fuses: bool = False) -> Convert:
-    """An operation with two inputs and no attributes. fuses: it takes the code of an activation too."""
+    """Return an operation with two inputs and no attributes. fuses: it takes the code of an activation too."""
 
     def convert(call: OnnxCall) -> None:
         if kind == "DIV" and call.entry(0).type in INTEGERS:
@@ -192,7 +192,7 @@ def mish(call: OnnxCall, x: Value) -> Any:
 
 
 def erf(call: OnnxCall, x: Value) -> Any:
-    """The formula of ERF for |x|, times the sign of x: x scaled up, then clipped to -1..1."""
+    """Return the formula of ERF for |x|, times the sign of x: x scaled up, then clipped to -1..1."""
     size = call.emit("ABS", x)
     t = call.emit(
         "DIV", call.scalar(1.0), call.emit("ADD", call.emit("MUL", size, call.scalar(P), 0), call.scalar(1.0), 0), 0

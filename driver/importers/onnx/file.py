@@ -70,49 +70,49 @@ class OnnxNode:
         return self.kind if self.domain in ("", "ai.onnx") else f"{self.domain}.{self.kind}"
 
     def has(self, name: str) -> bool:
-        """Whether the file has the attribute."""
+        """Return True if the file has the attribute."""
         return name in self._attributes
 
     def integer(self, name: str, default: int = 0) -> int:
-        """An attribute as an integer."""
+        """Return an attribute as an integer."""
         return self._attributes[name].integer(_ATTRIBUTE["i"]) if name in self._attributes else default
 
     def real(self, name: str, default: float = 0.0) -> float:
-        """An attribute as a float."""
+        """Return an attribute as a float."""
         return self._attributes[name].real(_ATTRIBUTE["f"]) if name in self._attributes else default
 
     def text(self, name: str, default: str = "") -> str:
-        """An attribute as a string."""
+        """Return an attribute as a string."""
         return self._attributes[name].text(_ATTRIBUTE["s"])[:_NAME] if name in self._attributes else default
 
     def texts(self, name: str) -> list[str]:
-        """An attribute as a list of strings."""
+        """Return an attribute as a list of strings."""
         return self._attributes[name].texts(_ATTRIBUTE["strings"]) if name in self._attributes else []
 
     def integers(self, name: str) -> list[int] | None:
-        """An attribute as a list of integers; None when absent."""
+        """Return an attribute as a list of integers; None when absent."""
         if name not in self._attributes:
             return None
         return [int(value) for value in self._attributes[name].integers(_ATTRIBUTE["ints"])]
 
     def reals(self, name: str) -> list[float]:
-        """An attribute as a list of floats."""
+        """Return an attribute as a list of floats."""
         return self._attributes[name].reals(_ATTRIBUTE["floats"]).tolist() if name in self._attributes else []
 
     def body(self, name: str) -> "OnnxBody | None":
-        """An attribute as a graph."""
+        """Return an attribute as a graph."""
         if name not in self._bodies and name in self._attributes:
             message = self._attributes[name].message(_ATTRIBUTE["g"])
             self._bodies[name] = None if message is None else OnnxBody(self._file, message)
         return self._bodies.get(name)
 
     def bodies(self) -> "Iterator[OnnxBody]":
-        """The branches of an If; none of any other operator."""
+        """Return the branches of an If; none of any other operator."""
         names = ("then_branch", "else_branch") if self.kind == "If" else ()
         return (body for name in names if (body := self.body(name)) is not None)
 
     def tensor(self, name: str) -> OnnxTensor | None:
-        """An attribute as a constant."""
+        """Return an attribute as a constant."""
         message = self._attributes[name].message(_ATTRIBUTE["t"]) if name in self._attributes else None
         return None if message is None else self._file.tensor(message)
 
@@ -133,20 +133,20 @@ class OnnxBody:
         return [OnnxNode(self.file, i, ProtoMessage(self.file.bytes, *span)) for i, span in enumerate(spans)]
 
     def empty(self) -> "OnnxBody":
-        """A graph without operators."""
+        """Return a graph without operators."""
         return OnnxBody(self.file, ProtoMessage(self.file.bytes, 0, 0))
 
     def inputs(self) -> list[Declared]:
-        """The inputs, some of which may have an initializer."""
+        """Return the inputs, some of which may have an initializer."""
         return [_declared(message) for message in self._message.messages(_GRAPH["input"])]
 
     def outputs(self) -> list[str]:
-        """The names of the outputs."""
+        """Return the names of the outputs."""
         return [message.text(_INFO["name"]) for message in self._message.messages(_GRAPH["output"])]
 
     @functools.cached_property
     def declared(self) -> dict[str, Declared]:
-        """What the file says about outputs and the values in between; left out where it says nothing of use."""
+        """The file's statements about outputs and the values in between; left out where it says nothing of use."""
         found = {}
         for field in ("value_info", "output"):
             for message in self._message.messages(_GRAPH[field]):
@@ -156,7 +156,7 @@ class OnnxBody:
         return found
 
     def initializers(self) -> Iterator[OnnxTensor]:
-        """The constants of the graph."""
+        """Yield the constants of the graph."""
         return map(self.file.tensor, self._message.messages(_GRAPH["initializer"]))
 
 
@@ -198,7 +198,7 @@ class OnnxFile:
         return OnnxTensor(name, kind, data.view(dtype).reshape(shape), offset)
 
     def _values(self, message: ProtoMessage, kind: str) -> tuple[Array, int | None]:
-        """The bytes of a constant and their offset in the file, if they are stored raw."""
+        """Return the bytes of a constant and their offset in the file, if they are stored raw."""
         if message.integer(_TENSOR["data_location"]) == 1:
             return self._part_beside(external_range(message)), None
         if spans := message.spans(_TENSOR["raw_data"]):
@@ -208,7 +208,7 @@ class OnnxFile:
         return self._numbers(message, kind).view(np.uint8), None
 
     def _part_beside(self, place: ExternalRange) -> Array:
-        """The values of a constant that lie in another file."""
+        """Return the values of a constant that lie in another file."""
         if place.name not in self._external:
             raise ImportFailed(f"its weights lie in {place.name[:_NAME]!r}, which was not loaded with it")
         data = self._external[place.name]
@@ -247,7 +247,9 @@ def _declared(message: ProtoMessage) -> Declared:
 
 
 def declared_sizes(tensor: ProtoMessage, where: str) -> InputSizes:
-    """The sizes of a `TypeProto.Tensor`. Exporters write an open size without a name as -1, "?" or "None", too."""
+    """Return the sizes of a `TypeProto.Tensor`. Exporters write an open size without a name as -1, "?" or "None",
+    too.
+    """
     shape = tensor.message(_TENSOR_TYPE["shape"])
     if shape is None:
         return InputSizes(None)
@@ -269,7 +271,7 @@ def external_range(tensor: ProtoMessage) -> ExternalRange:
 
 
 def _needed(tensor: ProtoMessage) -> int | None:
-    """The bytes of a tensor's values; None for a type that is not read here."""
+    """Return the bytes of a tensor's values; None for a type that is not read here."""
     kind, sizes = TYPES.get(tensor.integer(_TENSOR["data_type"])), tensor.integers(_TENSOR["dims"]).tolist()
     return None if kind is None or min(sizes, default=0) < 0 else math.prod(sizes) * DTYPES[kind].itemsize
 

@@ -64,7 +64,7 @@ def fold(call: OnnxCall) -> bool:
 
 
 def is_constant(call: OnnxCall) -> bool:
-    """Whether the operator has inputs, and all of them are constant."""
+    """Return True if the operator has inputs, and all of them are constant."""
     entries = [call.graph.entry(name) for name in call.node.inputs if name]
     return bool(entries) and all(
         entry.array is not None or (entry.source is not None and entry.source.array is not None) for entry in entries
@@ -88,7 +88,7 @@ def _bounded(count: int, given: int = 0) -> None:
 
 
 def _elementwise(compute: Callable[..., Any], inputs: int = 1) -> Fold:
-    """A numpy function of exactly `inputs` inputs: numpy would take a further one as its output."""
+    """Return a numpy function of exactly `inputs` inputs: numpy would take a further one as its output."""
 
     def apply(call: OnnxCall, arrays: list[Array]) -> Array:
         if len(arrays) != inputs:

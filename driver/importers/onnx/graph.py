@@ -114,7 +114,7 @@ class OnnxGraph:
             self.define(tensor)
 
     def apart(self) -> "OnnxGraph":
-        """A graph of its own that can read the values of this one."""
+        """Return a graph of its own that can read the values of this one."""
         return OnnxGraph(self.shared, self.body.empty(), self)
 
     def define(self, tensor: OnnxTensor) -> None:
@@ -155,14 +155,16 @@ class OnnxGraph:
         return self.entries[name]
 
     def find(self, name: str) -> ValueEntry | None:
-        """As `entry`; None where there is no such value."""
+        """Return the entry of a name; None if there is no such value."""
         try:
             return self.entry(name)
         except ImportFailed:
             return None
 
     def _captured(self, found: ValueEntry) -> ValueEntry:
-        """A value of the graph around this branch: a constant as it is, and any other as an input of the branch."""
+        """Return a value of the graph around this branch: a constant as it is, and any other as an input of the
+        branch.
+        """
         copy = replace(found, plain=None, image=None, forms={})
         if found.source is not None:
             copy.source = self._captured(found.source)
@@ -211,7 +213,7 @@ class OnnxGraph:
     # ---- layouts
 
     def plain(self, entry: ValueEntry) -> Value:
-        """The operand of a value in the layout of the file."""
+        """Return the operand of a value in the layout of the file."""
         value = self.plain_squeezed(entry)
         if len(entry.shape) <= MOST_DIMENSIONS or value.operand.dimensions == entry.shape:
             return value
@@ -224,7 +226,9 @@ class OnnxGraph:
         return value
 
     def plain_squeezed(self, entry: ValueEntry) -> Value:
-        """As `plain`, but with fewer dimensions when the value has more than four; its elements have their order."""
+        """Return the operand of `plain`, but with fewer dimensions when the value has more than four; its elements have
+        their order.
+        """
         if entry.plain is None and entry.array is None:
             self.derive(entry)
         if entry.plain is None and entry.real is not None:
@@ -236,7 +240,7 @@ class OnnxGraph:
         return entry.plain
 
     def image(self, entry: ValueEntry, rank: int | None = None) -> Value:
-        """The channels-last operand of a value. A constant is broadcast to `rank`."""
+        """Return the channels-last operand of a value. A constant is broadcast to `rank`."""
         rank = len(entry.shape) if rank is None else rank
         if entry.image is None and entry.array is None:
             self.derive(entry)
@@ -247,7 +251,7 @@ class OnnxGraph:
         return entry.image
 
     def is_image(self, entry: ValueEntry) -> bool:
-        """Whether a value exists in the channels-last layout only."""
+        """Return True if a value exists in the channels-last layout only."""
         held = entry if entry.source is None or entry.plain or entry.image else entry.source
         return held.plain is None and held.image is not None
 
@@ -360,7 +364,7 @@ class OnnxGraph:
         return self._whole(move(high), move(low))
 
     def _halves(self, value: Value) -> tuple[Value, Value]:
-        """The high and the low 16 bits of integers, as floats."""
+        """Return the high and the low 16 bits of integers, as floats."""
         high = self.operation("DIV", value, _HALF, 0)  # rounds towards minus infinity: the low half is never negative
         low = self.operation("SUB", value, self.operation("MUL", high, _HALF, 0), 0)
         high, low = (self.operation("CAST", half, dtype="float32") for half in (high, low))
@@ -382,7 +386,7 @@ class OnnxGraph:
         return self.cast(self.operation("SELECT", value, np.ones(dims, dtype), np.zeros(dims, dtype)))
 
     def unsized(self, reason: str) -> ImportFailed:
-        """The error for an operator that needs sizes which the file leaves open; it tells how to fix them."""
+        """Return the error for an operator that needs sizes which the file leaves open; it tells how to fix them."""
         return ImportFailed(reason, remedy=remedy_of(self.shared.inputs))
 
     def check_known(self, entry: ValueEntry) -> None:
@@ -433,7 +437,7 @@ class OnnxGraph:
         return Model(self._named(model.main, names), model.referenced, relaxed=model.relaxed)
 
     def copy(self, value: Value) -> Value:
-        """The same elements as the result of an operation."""
+        """Return the same elements as the result of an operation."""
         return self.cast(self.operation("CAST", value))
 
     def _named(self, graph: Subgraph, names: dict[int, str]) -> Subgraph:
@@ -464,7 +468,7 @@ def _inserted(source: Sequence[int], target: Sequence[int]) -> list[int]:
 
 
 def is_open(array: Array) -> bool:
-    """Whether there are unknown sizes among these values of shapes."""
+    """Return True if there are unknown sizes among these values of shapes."""
     return array.dtype == np.int64 and bool(np.isin(array, (UNKNOWN, DERIVED)).any())
 
 

@@ -44,7 +44,7 @@ weights among the inputs lists all of them.
 
 
 def read_header(data: memoryview) -> Header:
-    """Reads the header. Raises ImportFailed for a damaged one."""
+    """Read the header. Raises ImportFailed for a damaged one."""
     wire = ProtoBytes(data)
     model = ProtoMessage(wire)
     graph = model.message(_M["graph"])
@@ -73,13 +73,13 @@ def read_header(data: memoryview) -> Header:
 
 
 def as_first(data: memoryview, name: str) -> NoReturn:
-    """Raises ImportFailed: a signature is what .tflite files have."""
+    """Raise ImportFailed: a signature is what .tflite files have."""
     del data
     raise ImportFailed(f"signature={name[:64]!r}: an .onnx file has one entry, without a name", remedy="leave it out")
 
 
 def _declared(info: ProtoMessage, word: str) -> HeaderTensor:
-    """An input or an output."""
+    """Return an input or an output."""
     name, kind = info.text(_INFO["name"]), info.message(_INFO["type"])
     where = f"{word} {name[:64]!r}"
     tensor = kind.message(_TYPE["tensor_type"]) if kind is not None else None
@@ -96,7 +96,7 @@ def _declared(info: ProtoMessage, word: str) -> HeaderTensor:
 
 
 def _word(kind: ProtoMessage | None, depth: int) -> str:
-    """A type in ONNX's words, as ONNX Runtime writes it; "" for one that is not carried."""
+    """Return a type in ONNX's words, as ONNX Runtime writes it; "" for one that is not carried."""
     if kind is None or depth > _DEEPEST_TYPE:
         return ""
     if tensor := kind.message(_TYPE["tensor_type"]):
@@ -131,7 +131,7 @@ def _refusal(kind: ProtoMessage | None, number: int) -> tuple[str, str]:
 
 
 def _constants(graph: ProtoMessage) -> Iterator[ProtoMessage]:
-    """The initializers of a graph; of sparse ones the values, which carry the name, and the indices."""
+    """Yield the initializers of a graph; of sparse ones the values, which carry the name, and the indices."""
     yield from graph.messages(_G["initializer"])
     for sparse in graph.messages(_G["sparse_initializer"]):
         yield from tensors(sparse, "SparseTensorProto")
@@ -146,7 +146,9 @@ def _range(tensor: ProtoMessage) -> Iterator[ExternalRange]:
 
 
 def _labels(model: ProtoMessage) -> list[str]:
-    """The names of classes, where the exporter left them: `names` of ultralytics, {0: 'person', 1: 'bicycle'}."""
+    """Return the names of classes, where the exporter left them: `names` of ultralytics, {0: 'person', 1:
+    'bicycle'}.
+    """
     for entry in model.messages(_M["metadata_props"]):
         if entry.text(_ENTRY["key"]) in ("names", "labels", "classes"):
             text = entry.text(_ENTRY["value"])[:_LONGEST_LABELS]

@@ -118,7 +118,7 @@ def _products(call: OnnxCall) -> None:
 
 
 def _matrices(call: OnnxCall, value: Value, count: int, rows: int, size: int) -> list[Value]:
-    """The matrices of a batch."""
+    """Return the matrices of a batch."""
     flat = call.graph.reshape(value, (count * rows, size))
     if count == 1:
         return [flat]

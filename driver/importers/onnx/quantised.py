@@ -37,7 +37,7 @@ def _is(entry: ValueEntry, target: QuantTarget) -> bool:
 
 
 def dequantise(call: OnnxCall) -> None:
-    """A value that keeps its integers; DEQUANTIZE is added only where an operator needs floats."""
+    """Keep the integers of a value; DEQUANTIZE is added only where an operator needs floats."""
     entry, graph = call.entry(0), call.graph
     scales, zero_points = parameters(graph, call.node)
     if entry.array is None:
@@ -58,7 +58,7 @@ def dequantise(call: OnnxCall) -> None:
 
 
 def parameters(graph: OnnxGraph, node: OnnxNode) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """The scales and zero points of an operator, as many of one as of the other."""
+    """Return the scales and zero points of an operator, as many of one as of the other."""
     if len(node.inputs) < 2:
         raise ImportFailed("scale is missing")
     scale = graph.entry(node.inputs[1])
@@ -77,7 +77,7 @@ def parameters(graph: OnnxGraph, node: OnnxNode) -> tuple[tuple[float, ...], tup
 
 
 def wanted(graph: OnnxGraph, node: OnnxNode) -> QuantTarget | None:
-    """The target of a QuantizeLinear; None where the HAL has no such type."""
+    """Return the target of a QuantizeLinear; None where the HAL has no such type."""
     zero = node.inputs[2] if len(node.inputs) > 2 else ""
     if any(graph.find(name) is None for name in (*node.inputs[1:2], *([zero] if zero else []))):
         return None
@@ -87,7 +87,9 @@ def wanted(graph: OnnxGraph, node: OnnxNode) -> QuantTarget | None:
 
 
 def computes_on_integers(graph: OnnxGraph, node: OnnxNode, rule: OnnxRule, kind: str) -> bool:
-    """Whether an operator can run on integers: all of its float inputs are dequantised from the result's type."""
+    """Return True if an operator can run on integers: all of its float inputs are dequantised from the result's
+    type.
+    """
     entries = [(i, graph.find(name)) for i, name in enumerate(node.inputs) if name]
     if not rule.quantised or not entries or entries[0][1] is None or entries[0][1].source is None:
         return False
@@ -107,7 +109,7 @@ def computes_on_integers(graph: OnnxGraph, node: OnnxNode, rule: OnnxRule, kind:
 
 
 def _is_filter(node: OnnxNode, source: ValueEntry) -> bool:
-    """Whether the HAL has a quantised product for such weights."""
+    """Return True if the HAL has a quantised product for such weights."""
     if source.array is None or source.type not in BYTES or node.real("alpha", 1.0) != 1.0:
         return False
     if node.kind == "ConvTranspose" and node.integer("group", 1) != 1:
@@ -118,7 +120,7 @@ def _is_filter(node: OnnxNode, source: ValueEntry) -> bool:
 
 
 def _is_tensor(source: ValueEntry) -> bool:
-    """Whether 8-bit integers are quantised per tensor."""
+    """Return True if 8-bit integers are quantised per tensor."""
     return source.type in BYTES and len(source.scales) == 1
 
 
@@ -135,7 +137,7 @@ def input_scales(nodes: Sequence[OnnxNode], constants: Mapping[str, ValueEntry])
 
 
 def _one(entry: ValueEntry | None) -> float | None:
-    """Whether a value is a constant of one finite element."""
+    """Return True if a value is a constant of one finite element."""
     if entry is None or entry.array is None or entry.array.size != 1:
         return None
     value = float(entry.array.reshape(-1)[0])

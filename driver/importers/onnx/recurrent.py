@@ -36,7 +36,7 @@ class Pass:
     functions: list[str]
 
     def gates(self, position: int, count: int) -> list[Array]:
-        """The weights of each gate."""
+        """Return the weights of each gate."""
         array = self.call.weights(position).array
         assert array is not None
         size = self.shape[2] if position == 1 else self.units
@@ -47,7 +47,7 @@ class Pass:
         return [np.ascontiguousarray(gate) for gate in np.split(array[self.number], count)]
 
     def biases(self, count: int) -> tuple[list[Array], list[Array]]:
-        """The biases of each gate: for the input, and for the state."""
+        """Return the biases of each gate: for the input, and for the state."""
         if not self.call.given(3):
             zeros = [np.zeros(self.units, np.float32)] * count
             return zeros, zeros
@@ -61,7 +61,7 @@ class Pass:
         return parts[:count], parts[count:]
 
     def state(self, position: int) -> Value:
-        """The initial state."""
+        """Return the initial state."""
         call, shape = self.call, (self.shape[1], self.units)
         if not call.given(position):
             call.graph.charge(4 * shape[0] * shape[1])
@@ -108,7 +108,7 @@ def _recurrent(step: Step) -> Callable[[OnnxCall], None]:
 
 
 def _directions(call: OnnxCall) -> list[bool]:
-    """Whether each direction is backward."""
+    """Return for each direction if it is backward."""
     node = call.node
     found = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}.get(
         node.text("direction", "forward")
@@ -208,7 +208,7 @@ def _gru_step(
 
 
 def _of_state(call: OnnxCall, state: Value, weights: Value, bias: Value) -> Any:
-    """A product with the state; folded when the state is constant, as most initial states are."""
+    """Return a product with the state; folded when the state is constant, as most initial states are."""
     values = [value.operand.value for value in (state, weights, bias)]
     if values[0] is None:
         return call.emit("FULLY_CONNECTED", state, weights, bias, 0)

@@ -24,7 +24,7 @@ class OnnxRule:
 
 
 def _moves(convert: Convert) -> OnnxRule:
-    """A rule for an operator that only moves elements, so it works on quantised data too."""
+    """Return a rule for an operator that only moves elements, so it works on quantised data too."""
     return OnnxRule(convert, quantised=True)
 
 

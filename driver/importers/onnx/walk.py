@@ -170,7 +170,7 @@ class OnnxWalk:
     # ---- what is fused
 
     def _call(self, node: OnnxNode, rule: OnnxRule) -> OnnxCall:
-        """The call for an operator, with a following activation and QuantizeLinear fused into it."""
+        """Return the call for an operator, with a following activation and QuantizeLinear fused into it."""
         name, code, target = node.outputs[0], 0, None
         following = self._only_reader(name, len(node.outputs))
         if rule.fuses and following is not None and (code := self._activation(following)):
@@ -186,14 +186,14 @@ class OnnxWalk:
         return OnnxCall(self.graph, node, name, code, target=target)
 
     def _only_reader(self, name: str, results: int) -> OnnxNode | None:
-        """The operator that reads a value, if it is the only one."""
+        """Return the operator that reads a value, if it is the only one."""
         if results != 1 or self._times[name] != 1 or name not in self._readers:
             return None
         node = self._readers[name]
         return node if node.inputs[0] == name and len(node.outputs) == 1 else None
 
     def _activation(self, node: OnnxNode) -> int:
-        """The HAL's code for an activation that can be fused; 0 for any other operator."""
+        """Return the HAL's code for an activation that can be fused; 0 for any other operator."""
         if node.domain not in _OWN or node.kind not in ("Relu", "Clip"):
             return 0
         if node.kind == "Relu":
@@ -207,7 +207,7 @@ class OnnxWalk:
     # ---- If
 
     def _if(self, node: OnnxNode) -> None:
-        """The branch that a constant condition chooses, in place; else IF."""
+        """Add the branch that a constant condition chooses, in place; else IF."""
         condition = self.graph.entry(node.inputs[0] if node.inputs else "")
         then, otherwise = node.body("then_branch"), node.body("else_branch")
         if condition.type != "BOOL" or math.prod(condition.shape) != 1 or then is None or otherwise is None:
@@ -262,7 +262,7 @@ class OnnxWalk:
 
 
 def names_read(body: OnnxBody, depth: int = 0) -> Iterator[str]:
-    """The names that a branch, and the branches in it, read; its own values among them."""
+    """Yield the names that a branch, and the branches in it, read; its own values among them."""
     yield from body.outputs()
     for node in body.nodes:
         yield from filter(None, node.inputs)
@@ -272,7 +272,7 @@ def names_read(body: OnnxBody, depth: int = 0) -> Iterator[str]:
 
 
 def _constant(node: OnnxNode) -> OnnxTensor:
-    """The tensor that a Constant node holds."""
+    """Return the tensor that a Constant node holds."""
     found = node.tensor("value")
     if found is not None:
         return OnnxTensor(node.outputs[0], found.type, found.data, found.offset)

@@ -60,7 +60,7 @@ def _sizes(call: OnnxCall) -> Pair:
 
 
 def _same(call: OnnxCall, window: Window, *, is_upper: bool) -> tuple[Pair, Pair]:
-    """SAME padding: the result has ceil(size / stride) elements."""
+    """Return SAME padding: the result has ceil(size / stride) elements."""
     if 0 in _sizes(call):
         raise call.graph.unsized("auto_pad needs a known image size")
     pads = []
@@ -72,7 +72,7 @@ def _same(call: OnnxCall, window: Window, *, is_upper: bool) -> tuple[Pair, Pair
 
 
 def _padded(call: OnnxCall, x: Value, window: Window, fill: float | None = None) -> tuple[Value, tuple[int, ...]]:
-    """The image, and its padding arguments. Padding as large as the window becomes a PAD operation.
+    """Return the image, and its padding arguments. Padding as large as the window becomes a PAD operation.
 
     fill: turn all padding into a PAD of this value.
     """
@@ -203,7 +203,7 @@ def _pool(call: OnnxCall, kind: str, fill: float | None = None) -> None:
 
 
 def _ceiling(call: OnnxCall, window: Window) -> Pair:
-    """Padding after the padded image that makes the last, partial window count."""
+    """Return the padding after the padded image that makes the last, partial window count."""
     sizes, more = _sizes(call), []
     if 0 in sizes:
         raise call.graph.unsized("ceil_mode needs a known image size")
@@ -343,7 +343,7 @@ def _nearest(call: OnnxCall, outs: list[int], ratios: list[float], mode: str, ne
 
 
 def _indices(size: int, out: int, ratio: float, mode: str, nearest: str) -> Array:
-    """The source pixel of each result pixel, by ONNX's rule."""
+    """Return the source pixel of each result pixel, by ONNX's rule."""
     i = np.arange(out, dtype=np.float64)
     if mode == "half_pixel" or (mode == "pytorch_half_pixel" and out > 1):
         at = (i + 0.5) / ratio - 0.5
@@ -361,7 +361,7 @@ def _indices(size: int, out: int, ratio: float, mode: str, nearest: str) -> Arra
 
 
 def _of_hal(size: int, out: int, mode: str) -> Array:
-    """The same by the HAL's rule."""
+    """Return the source pixel of each result pixel, by the HAL's rule."""
     i = np.arange(out, dtype=np.float32)
     if mode == "align_corners" and out > 1:
         at = np.floor(i * np.float32((size - 1) / (out - 1)) + np.float32(0.5))

@@ -43,7 +43,7 @@ class TfliteCall:
         return len(self.operator.inputs)
 
     def given(self, position: int) -> bool:
-        """Whether the operator has an input at `position`."""
+        """Return True if the operator has an input at `position`."""
         return position < len(self) and self.operator.inputs[position] != -1
 
     def number(self, position: int) -> int:
@@ -64,7 +64,7 @@ class TfliteCall:
         return self.graph.source.tensor(self.operator.outputs[position])
 
     def input(self, position: int) -> Ref:
-        """The operand of input `position`."""
+        """Return the operand of input `position`."""
         is_quantised = self.in_floats and self.tensor(position).type in QUANTISED
         if is_quantised and self.tensor(position).data is not None:
             return self.graph.floats(self.number(position))
@@ -72,7 +72,7 @@ class TfliteCall:
         return self.float32_like(x, "DEQUANTIZE") if is_quantised else x
 
     def optional(self, position: int) -> Ref | None:
-        """The operand of an input that may be omitted."""
+        """Return the operand of an input that may be omitted."""
         return self.input(position) if self.given(position) else None
 
     def weights(self, position: int, x: int = 0) -> Ref:
@@ -85,7 +85,7 @@ class TfliteCall:
         return self.weights(position) if self.given(position) else None
 
     def output(self, position: int = 0, then: str | None = None) -> Ref:
-        """The operand to write output `position` to. then: an operation to apply to it afterwards."""
+        """Return the operand to write output `position` to. then: an operation to apply to it afterwards."""
         target = self.graph.write(self.result(position).index)
         if self.in_floats and self.result(position).type in QUANTISED:
             self._after.append(("QUANTIZE", self.float32_like(target), target))
@@ -104,7 +104,7 @@ class TfliteCall:
             self.emit(kind, before, to=[target])
 
     def values(self, position: int) -> Array:
-        """The values of input `position`, which must be constant because the HAL needs them at compile time."""
+        """Return the values of input `position`, which must be constant because the HAL needs them at compile time."""
         number = self.number(position)
         info = self.graph.source.tensor(number)
         if info.data is None and not (info.is_empty and not self.graph.is_computed(number)):
@@ -112,14 +112,14 @@ class TfliteCall:
         return np.zeros(0, np.int32) if info.data is None else info.data
 
     def value(self, position: int) -> Any:
-        """A constant input as one number."""
+        """Return a constant input as one number."""
         values = self.values(position)
         if values.size != 1:
             raise ImportFailed(f"input {position} has {values.size} values; expected one")
         return values.reshape(-1)[0].item()
 
     def integers(self, position: int) -> list[int]:
-        """A constant input, or one computed from known dimensions, as a list of integers."""
+        """Return a constant input, or one computed from known dimensions, as a list of integers."""
         sizes = self.graph.sizes.get(self.number(position), (None,))
         if None not in sizes:
             return [size for size in sizes if size is not None]
@@ -128,28 +128,28 @@ class TfliteCall:
         return [int(v) for v in self.values(position).reshape(-1)]
 
     def integer(self, position: int) -> int:
-        """A constant input as one integer."""
+        """Return a constant input as one integer."""
         values = self.integers(position)
         if len(values) != 1:
             raise ImportFailed(f"input {position} has {len(values)} values; expected one")
         return values[0]
 
     def rank(self, position: int) -> int:
-        """The rank of input `position`, which must be known."""
+        """Return the rank of input `position`, which must be known."""
         shape = self.tensor(position).shape
         if shape is None:
             raise ImportFailed(f"input {position}, {self.tensor(position)}, must have a known rank")
         return len(shape)
 
     def shape(self, position: int, rank: int | None = None) -> Dimensions:
-        """The dimensions of input `position`, all of which must be known. rank: how many there must be."""
+        """Return the dimensions of input `position`, all of which must be known. rank: how many there must be."""
         shape = self._known(self.tensor(position))
         if rank not in (None, len(shape)):
             raise ImportFailed(f"input {position} has dimensions {list(shape)}; expected {rank}")
         return shape
 
     def result_shape(self, position: int = 0) -> Dimensions:
-        """The dimensions of output `position`, all of which must be known."""
+        """Return the dimensions of output `position`, all of which must be known."""
         return self._known(self.result(position))
 
     def _known(self, info: TfliteTensor) -> Dimensions:
@@ -158,21 +158,23 @@ class TfliteCall:
         return info.shape
 
     def activation(self) -> tuple[int, str | None]:
-        """The fused activation: the HAL's code for it, and the operation to apply afterwards if it has no code."""
+        """Return the fused activation: the HAL's code for it, and the operation to apply afterwards if it has no
+        code.
+        """
         code = self.options.FusedActivationFunction()
         if code in (0, 1, 2, 3):
             return code, None
         return 0, self.following_activation()
 
     def following_activation(self) -> str | None:
-        """The fused activation as an operation of its own."""
+        """Return the fused activation as an operation of its own."""
         code = self.options.FusedActivationFunction()
         if code and code not in _ACTIVATIONS:
             raise ImportFailed(f"fused activation {code} has no counterpart in the HAL")
         return _ACTIVATIONS.get(code)
 
     def temporary(self, ref: Ref, dimensions: Sequence[int]) -> Ref:
-        """A temporary like `ref`, with other dimensions."""
+        """Return a temporary like `ref`, with other dimensions."""
         return self.graph.like(ref, dimensions=tuple(dimensions))
 
     def zeros(self, count: int, like: Ref) -> Array:
@@ -190,7 +192,7 @@ class TfliteCall:
         return result
 
     def move(self, kind: str, source: Ref, *arguments: Any, to: Ref) -> None:
-        """As `emit`, for an operation that the HAL has for floats and 8-bit integers only, and that moves elements.
+        """Emit an operation that the HAL has for floats and 8-bit integers only, and that moves elements.
 
         Booleans are moved as 0 and 1. 32-bit integers are moved as two halves of 16 bits, which are exact as floats.
         """
@@ -222,7 +224,7 @@ class TfliteCall:
         return result
 
     def halves(self, source: Ref) -> tuple[Ref, Ref]:
-        """The high and the low 16 bits of integers, as floats."""
+        """Return the high and the low 16 bits of integers, as floats."""
         high, above, low = (self.graph.like(source) for _ in range(3))
         self.emit("DIV", source, _HALF, 0, to=[high])  # rounds towards minus infinity: the low half is never negative
         self.emit("MUL", high, _HALF, 0, to=[above])
@@ -257,7 +259,7 @@ class TfliteCall:
         self._append("QUANTIZE", [self.float32_like(source, "DEQUANTIZE")], [target])
 
     def float32_like(self, ref: Ref, kind: str | None = None) -> Ref:
-        """A float32 temporary like `ref`. kind: the operation that fills it from `ref`."""
+        """Return a float32 temporary like `ref`. kind: the operation that fills it from `ref`."""
         real = self.graph.like(ref, type=OperandType.TENSOR_FLOAT32, scale=0.0, zero_point=0)
         if kind is not None:
             self._append(kind, [ref], [real])
@@ -298,7 +300,9 @@ class TfliteCall:
         return self.graph.constant(argument, OperandType.FLOAT16 if is_half and isinstance(argument, float) else None)
 
     def _with_native_scale(self, kind: str, inputs: Sequence[Ref], number: int, wanted: Ref) -> Ref:
-        """An operand like `wanted` with the scale and zero point that the operation produces for output `number`."""
+        """Return an operand like `wanted` with the scale and zero point that the operation produces for output
+        `number`.
+        """
         operand = self.graph.operand(wanted)
         if not operand.type.is_quantised:
             return wanted

@@ -71,7 +71,7 @@ def guarded(table: Any, data: FileBytes, position: int) -> Any:
 
 
 def inner(owner: Any, field: str, *index: int) -> Any:
-    """The table in `field` of another, or element `index` of its vector of tables; None when absent."""
+    """Return the table in `field` of another, or element `index` of its vector of tables; None when absent."""
     found = getattr(owner, field)(*index)
     return None if found is None else guarded(found, found._tab.Bytes, found._tab.Pos)
 
@@ -98,18 +98,18 @@ class Tables(Sequence[Any]):
 
 
 def numbers(owner: Any, field: str) -> Array:
-    """The numbers that a field lists, as a view of the file; an empty array when absent."""
+    """Return the numbers that a field lists, as a view of the file; an empty array when absent."""
     found = getattr(owner, f"{field}AsNumpy")()
     return found if isinstance(found, np.ndarray) else np.zeros(0, np.int32)
 
 
 def integers(owner: Any, field: str) -> tuple[int, ...]:
-    """Same as `numbers`, as Python integers."""
+    """Return the numbers that a field lists, as Python integers."""
     return tuple(numbers(owner, field).tolist())
 
 
 def text(owner: Any, field: str) -> str:
-    """The string in a field; empty when absent."""
+    """Return the string in a field; empty when absent."""
     return (getattr(owner, field)() or b"").decode("utf-8", "replace")
 
 
@@ -171,7 +171,7 @@ class Operator:
     table: Any
 
     def options(self, kind: str) -> Any:
-        """The options as a table of class `kind`; defaults of the schema when the file has none."""
+        """Return the options as a table of class `kind`; defaults of the schema when the file has none."""
         given, union = _OPTIONS.get(self.table.BuiltinOptionsType(), "unknown"), self.table.BuiltinOptions()
         if given == "NONE" or union is None:
             return guarded(getattr(tflite, kind)(), _NO_FIELDS, 4)
@@ -224,7 +224,7 @@ class TfliteFile:
         return Operator(index, self._names[code], integers(table, "Inputs"), integers(table, "Outputs"), table=table)
 
     def data(self, number: int) -> tuple[Array | None, int]:
-        """The bytes of buffer `number` and their offset in the file; None for an empty buffer."""
+        """Return the bytes of buffer `number` and their offset in the file; None for an empty buffer."""
         if number not in self._data:
             self._data[number] = self._buffer(self._buffers[number])
         return self._data[number]
@@ -255,7 +255,7 @@ class TfliteSubgraph:
         self._read: dict[int, TfliteTensor] = {}
 
     def operators(self) -> Iterator[Operator]:
-        """The operators in execution order."""
+        """Yield the operators in execution order."""
         return (self.file.operator(index, table) for index, table in enumerate(self._operators))
 
     def tensor(self, index: int) -> TfliteTensor:
@@ -274,7 +274,7 @@ class TfliteSubgraph:
         self._read[index] = replace(source, index=index, name=info.name)
 
     def name(self, index: int) -> str:
-        """The name of tensor `index`; its number where the file has none."""
+        """Return the name of tensor `index`; its number where the file has none."""
         return (text(self._tensors[index], "Name") if 0 <= index < len(self._tensors) else "") or f"tensor {index}"
 
     def _tensor(self, index: int, table: Any) -> TfliteTensor:
@@ -306,7 +306,7 @@ class TfliteSubgraph:
         )
 
     def _dense(self, data: Array, kind: str, shape: tuple[int, ...], sparsity: Any, where: str) -> Array:
-        """The values of a sparse constant, with zeros between them."""
+        """Return the values of a sparse constant, with zeros between them."""
         dtype = _DTYPES[kind]
         order, metadata = integers(sparsity, "TraversalOrder"), Tables(sparsity, "DimMetadata", "level")
         if data.nbytes % dtype.itemsize or len(order) != len(metadata) or shape == ():

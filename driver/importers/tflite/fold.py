@@ -43,7 +43,7 @@ def compute(call: TfliteCall) -> bool:
 
 
 def _known(call: TfliteCall, position: int) -> Array | None:
-    """The values of an input as 64-bit integers; None where they are not known."""
+    """Return the values of an input as 64-bit integers; None where they are not known."""
     sizes = call.graph.sizes.get(call.number(position))
     if sizes is not None:
         return None if None in sizes else np.array(sizes, np.int64)

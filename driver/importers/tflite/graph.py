@@ -93,7 +93,7 @@ class TfliteGraph:
         self._inputs.append(self._places[tensor])
 
     def operand(self, ref: Ref) -> Operand:
-        """The operand behind a reference."""
+        """Return the operand behind a reference."""
         return self.operands[ref.index]
 
     def add(self, operand: Operand) -> Ref:
@@ -106,7 +106,7 @@ class TfliteGraph:
         return self.add(constant_operand(value, dtype, scale=scale, zero_point=zero_point))
 
     def read(self, tensor: int) -> Ref:
-        """The operand of a tensor that an operator reads: a constant, or a value written before."""
+        """Return the operand of a tensor that an operator reads: a constant, or a value written before."""
         if tensor in self._states:
             return self._states[tensor]
         self.check(tensor)
@@ -126,12 +126,12 @@ class TfliteGraph:
         return self._places[tensor]
 
     def is_computed(self, tensor: int) -> bool:
-        """Whether an operator or the caller writes a tensor."""
+        """Return True if an operator or the caller writes a tensor."""
         place = self._places.get(tensor)
         return place is not None and not self.operand(place).lifetime.is_constant
 
     def write(self, tensor: int) -> Ref:
-        """The operand of a tensor that an operator writes."""
+        """Return the operand of a tensor that an operator writes."""
         self._only_once(tensor)
         self._places[tensor] = self.add(declared(self.source.tensor(tensor)))
         self._tensors[self._places[tensor].index] = tensor
@@ -176,7 +176,7 @@ class TfliteGraph:
         return False
 
     def seen(self, tensors: Sequence[int], reason: str) -> str:
-        """The tensors that an operator reads, for a message that does not name one of them."""
+        """Return the tensors that an operator reads, for a message that does not name one of them."""
         found = []
         for tensor in [t for t in tensors[:3] if t >= 0]:
             with contextlib.suppress(ImportFailed):
@@ -186,7 +186,7 @@ class TfliteGraph:
         return f"; it reads {', '.join(map(str, found))}"
 
     def unsized(self, reason: str) -> ImportFailed:
-        """The error for an operator that needs sizes which the file leaves open; it tells how to fix them."""
+        """Return the error for an operator that needs sizes which the file leaves open; it tells how to fix them."""
         return ImportFailed(reason, remedy=remedy_of(self.inputs))
 
     def define(self, tensor: int, value: Array) -> None:
@@ -221,7 +221,7 @@ class TfliteGraph:
             raise ImportFailed(f"cannot write {info}: it has a value already")
 
     def floats(self, tensor: int) -> Ref:
-        """A constant as TENSOR_FLOAT32: itself, or a dequantised copy."""
+        """Return a constant as TENSOR_FLOAT32: itself, or a dequantised copy."""
         info = self.source.tensor(tensor)
         if info.data is None or info.type == "FLOAT32":
             return self.read(tensor)
@@ -245,12 +245,12 @@ class TfliteGraph:
         return now, self._states[tensor]
 
     def like(self, ref: Ref, **changes: Any) -> Ref:
-        """A temporary like `ref`, with `changes`."""
+        """Return a temporary like `ref`, with `changes`."""
         free = {"lifetime": _L.TEMPORARY_VARIABLE, "value": None, "location": None, "extra": None}
         return self.add(replace(self.operand(ref), **(free | changes)))
 
     def _constant(self, info: TfliteTensor) -> Operand:
-        """A constant as a view of the file; 64-bit integers become 32-bit copies."""
+        """Return a constant as a view of the file; 64-bit integers become 32-bit copies."""
         assert info.data is not None
         operand, data = declared(info), info.data
         if info.type != "INT64" and info.offset < 0:
@@ -271,7 +271,7 @@ class TfliteGraph:
         return {"name": own} if name is None else {"name": name, "tensor": own}
 
     def _output(self, ref: Ref, extra: dict[str, Any]) -> Ref:
-        """The operand of an output; a copy of inputs, constants, and operands that are an output already."""
+        """Return the operand of an output; a copy of inputs, constants, and operands that are an output already."""
         if self.operand(ref).lifetime != _L.TEMPORARY_VARIABLE:
             source, ref = ref, self.like(ref)
             self.operations.append(Operation("CAST", [source.index], [ref.index]))
@@ -301,7 +301,7 @@ def dequantised(info: TfliteTensor) -> Array:
 
 
 def declared(info: TfliteTensor) -> Operand:
-    """The temporary for a tensor of the file. A scalar becomes one element of rank 1."""
+    """Return the temporary for a tensor of the file. A scalar becomes one element of rank 1."""
     kind, scale, zero_point, channels = _TYPES[info.type], 0.0, 0, None
     if info.type == "INT8" and len(info.scales) > 1:
         if any(info.zero_points):

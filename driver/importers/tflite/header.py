@@ -32,7 +32,7 @@ _REMEDY = "export the model with a function around it that has only tensors of t
 
 
 def read_header(data: memoryview) -> Header:
-    """Reads the header. Raises ImportFailed for a damaged one."""
+    """Read the header. Raises ImportFailed for a damaged one."""
     if bytes(data[4:8]) != IDENTIFIER:
         raise ImportFailed("not a .tflite file: bytes 4 to 7 are not TFL3")
     wire = FileBytes(data)
@@ -66,7 +66,7 @@ def _signatures(model: FlatTable) -> list[tuple[str, int]]:
 
 
 def as_first(data: memoryview, name: str) -> list[tuple[int, bytes]]:
-    """What to write where, to make that signature the first one, and of the first subgraph. Raises ImportFailed.
+    """Return what to write where, to make that signature the first one, and of the first subgraph. Raises ImportFailed.
 
     It changes places with the first one. Its subgraph takes the first place of the subgraphs, beside its own: branches
     and loops go on finding theirs by their numbers.
@@ -174,7 +174,7 @@ class _Labels:
         return None
 
     def of(self, word: str, place: int) -> list[str]:
-        """The labels of an input or output; empty when it has none."""
+        """Return the labels of an input or output; empty when it has none."""
         if self._main is None or not self._files:
             return []
         try:
@@ -201,7 +201,7 @@ class _Labels:
 
 
 def _zipped(wire: FileBytes) -> Iterator[tuple[str, tuple[int, int, int]]]:
-    """The files of the archive at the end: name, and (start, packed bytes, method: 0 stored or 8 deflated)."""
+    """Yield the files of the archive at the end: name, and (start, packed bytes, method: 0 stored or 8 deflated)."""
     size = len(wire.data)
     tail = bytes(wire.data[max(0, size - _END.size - _LONGEST_COMMENT) :])
     at = tail.rfind(_DIRECTORY_END)

@@ -19,7 +19,7 @@ _VALID = 2
 
 
 def _scheme(call: TfliteCall) -> int:
-    """The HAL's code for the padding scheme."""
+    """Return the HAL's code for the padding scheme."""
     if call.options.Padding() not in (0, 1):
         raise ImportFailed(f"padding {call.options.Padding()} is neither SAME (0) nor VALID (1)")
     return int(call.options.Padding()) + 1
@@ -36,7 +36,7 @@ def _dilation(call: TfliteCall) -> tuple[int, ...]:
 
 
 def _bias(call: TfliteCall, position: int, x: Ref, filters: Ref, channels: int, of: int = 0) -> Ref:
-    """The bias; zeros of scale input * filter where the file has none."""
+    """Return the bias; zeros of scale input * filter where the file has none."""
     if call.given(position):
         return call.weights(position, of)
     zeros, data, weights = call.zeros(channels, x), call.graph.operand(x), call.graph.operand(filters)
@@ -128,7 +128,7 @@ def dense(call: TfliteCall) -> None:
 
 
 def _filters(call: TfliteCall, weights: Ref) -> Ref:
-    """The weights of a dense layer as filters of 1 x 1."""
+    """Return the weights of a dense layer as filters of 1 x 1."""
     operand = call.graph.operand(weights)
     assert operand.channel_quant is not None
     units, size = operand.dimensions
@@ -139,7 +139,7 @@ def _filters(call: TfliteCall, weights: Ref) -> Ref:
 
 
 def _depth(call: TfliteCall) -> int:
-    """The channels of the image; 0 where unknown."""
+    """Return the channels of the image; 0 where unknown."""
     return (call.tensor(0).shape or (0,))[-1]
 
 
@@ -155,7 +155,7 @@ class Factor:
     """One side of a product: matrices [rows, size], where size is the number of terms in each sum."""
 
     def __init__(self, call: TfliteCall, position: int, *, turned: bool) -> None:
-        """turned: the file stores them as [size, rows]."""
+        """Note where the matrices are. `turned`: the file stores them as [size, rows]."""
         self.call = call
         *self.batch, rows, size = _matrix_shape(call, position)
         self.count = math.prod(self.batch)
@@ -174,7 +174,7 @@ class Factor:
         return self.whole if dimensions == shape else self.call.reshape(self.whole, shape)
 
     def parts(self) -> list[Ref]:
-        """The matrices one by one."""
+        """Return the matrices one by one."""
         whole = self.joined()
         if self.count == 1:
             return [whole]
@@ -211,7 +211,7 @@ def _matrix_shape(call: TfliteCall, position: int) -> tuple[int, ...]:
 
 
 def _constant(call: TfliteCall, position: int, *, turned: bool) -> Ref | None:
-    """A constant side, transposed at load time; None when it is computed or needs no transposition."""
+    """Return a constant side, transposed at load time; None when it is computed or needs no transposition."""
     info = call.tensor(position)
     if info.data is None or not turned:
         return None
@@ -238,7 +238,7 @@ def _pairs(left: tuple[int, ...], right: tuple[int, ...]) -> list[tuple[int, int
 
 
 def _zero_bias(call: TfliteCall, left: Factor, right: Factor) -> Ref:
-    """A zero bias for each product."""
+    """Return a zero bias for each product."""
     scale = math.prod(call.graph.operand(side.whole).scale for side in (left, right))
     return call.graph.constant(call.zeros(right.rows, left.whole), scale=scale)
 
@@ -331,7 +331,7 @@ def _with_axis(call: TfliteCall, x: Ref, axis: int) -> Ref:
 
 
 def _full(call: TfliteCall, value: Any, shape: Dimensions, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """A constant filled with one number."""
+    """Return a constant filled with one number."""
     call.graph.source.file.bytes.makes.charge(math.prod(shape) * dtype.itemsize)
     return np.full(shape, value, dtype)
 
@@ -346,7 +346,7 @@ def _weights(call: TfliteCall, positions: Sequence[int]) -> _Weights:
 
 
 def _layer_norm(call: TfliteCall) -> _Weights:
-    """The four weights of layer normalisation; none when absent."""
+    """Return the four weights of layer normalisation; none when absent."""
     found = _weights(call, range(20, 24))
     return found if any(found) else []
 
@@ -412,5 +412,5 @@ def bidirectional_lstm(call: TfliteCall) -> None:
 
 
 def _clips(call: TfliteCall) -> tuple[int, float, float]:
-    """The activation and the two clips."""
+    """Return the activation and the two clips."""
     return call.options.FusedActivationFunction(), call.options.CellClip(), call.options.ProjClip()

@@ -41,7 +41,7 @@ def read(data: memoryview, shapes: Shapes | None = None) -> Model:
 
 
 def convert(data: memoryview, shapes: Shapes | None) -> tuple[Model | None, list[Obstacle]]:
-    """The model, or None and all obstacles. Raises `ImportFailed` when the file cannot be read at all."""
+    """Return the model, or None and all obstacles. Raises `ImportFailed` when the file cannot be read at all."""
     file, found = TfliteFile(data), list[Obstacle]()
     numbers, places = [0], {0: -1}
 
@@ -120,7 +120,7 @@ def _attempt(
     tensors: Sequence[int],
     action: Callable[[], object],
 ) -> bool:
-    """Whether `action` succeeds; its obstacle is noted, unless it is the consequence of another one."""
+    """Return True if `action` succeeds; note its obstacle, unless it is the consequence of another one."""
     try:
         action()
     except Consequence:

@@ -67,12 +67,12 @@ def expand_dims(call: TfliteCall) -> None:
 
 
 def _move(call: TfliteCall, kind: str) -> None:
-    """An operation on the same inputs that the HAL has for floats and 8-bit integers only."""
+    """Emit an operation on the same inputs that the HAL has for floats and 8-bit integers only."""
     call.move(kind, *map(call.input, range(len(call))), to=call.output())
 
 
 def _move_booleans(call: TfliteCall, kind: str) -> None:
-    """An operation on the same inputs that the HAL does not have for booleans."""
+    """Emit an operation on the same inputs that the HAL does not have for booleans."""
     if call.tensor(0).type == "BOOL":
         _move(call, kind)
     else:
@@ -167,7 +167,7 @@ def split(call: TfliteCall) -> None:
 
 
 def split_v(call: TfliteCall) -> None:
-    """A SLICE for each piece."""
+    """Emit a SLICE for each piece."""
     shape, sizes = call.shape(0), call.integers(1)
     axis = axis_of(call.integer(2), len(shape))
     if len(sizes) != len(call.operator.outputs) or sizes.count(-1) > 1:
@@ -363,7 +363,7 @@ def fold(call: TfliteCall) -> bool:
 
 
 def target(call: TfliteCall) -> list[int] | None:
-    """The shape argument of a RESHAPE, with -1 for the unknown size; None when the model computes it."""
+    """Return the shape argument of a RESHAPE, with -1 for the unknown size; None when the model computes it."""
     found = _sizes(call, 1) if call.given(1) else None
     if found is None:
         is_computed = call.given(1) and not call.tensor(1).is_empty
@@ -378,7 +378,7 @@ def target(call: TfliteCall) -> list[int] | None:
 
 
 def _rest(call: TfliteCall, found: Sizes) -> Sizes:
-    """The size that -1 stands for when the tensor itself has one unknown dimension."""
+    """Return the size that -1 stands for when the tensor itself has one unknown dimension."""
     whole = call.tensor(0).shape or ()
     is_own = call.graph.origins.get(call.number(1)) == call.number(0) and whole.count(0) == 1
     if not is_own or (found.count(None), found.count(-1)) != (1, 1):

@@ -26,7 +26,7 @@ class Level:
 
 
 def dense(levels: Sequence[Level], blocks: Sequence[int], values: Array, shape: tuple[int, ...]) -> Array:
-    """The array of `shape` that has `values` at the places of the levels, and zeros elsewhere.
+    """Return the array of `shape` that has `values` at the places of the levels, and zeros elsewhere.
 
     blocks: the dimension of the tensor that each dimension of a block divides. Raises `ImportFailed` when damaged.
     """
@@ -52,7 +52,7 @@ def dense(levels: Sequence[Level], blocks: Sequence[int], values: Array, shape: 
 
 
 def _entries(level: Level, count: int, most: int) -> tuple[Array, Array]:
-    """The entries of a level: the entry above each, and its index. count: entries of the level above."""
+    """Return the entries of a level: the entry above each, and its index. count: entries of the level above."""
     if level.segments is None or level.indices is None:
         if level.size < 1 or count * level.size > most:
             raise ImportFailed(f"damaged: a sparse tensor of {most} elements has {count} x {level.size} entries")

@@ -28,7 +28,7 @@ class TfliteRule:
 
 
 def _same(kind: str, *more: float) -> Convert:
-    """An operation with the same inputs, plus constant scalars."""
+    """Return an operation with the same inputs, plus constant scalars."""
 
     def convert(call: TfliteCall) -> None:
         call.emit(kind, *map(call.input, range(len(call))), *more)
@@ -52,7 +52,7 @@ def _only(types: tuple[str, ...], call: TfliteCall, reason: str) -> None:
 
 
 def _scalar_like(call: TfliteCall, value: float) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
-    """A constant of one element, of the type of input 0."""
+    """Return a constant of one element, of the type of input 0."""
     return np.array([value], call.graph.operand(call.input(0)).type.dtype)
 
 
