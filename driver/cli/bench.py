@@ -184,7 +184,7 @@ def _of_file(trial: _Trial) -> list[Comparison]:
 
 
 def _own_runtime(path: Path, wiring: Wiring) -> OwnRuntime | None:
-    """Raises ClickException for a file, or inputs, that it does not take."""
+    """Raise ClickException for a file, or inputs, that it does not take."""
     try:
         return own_runtime(path, [feed.array for feed in wiring.fed])
     except Exception as error:  # whatever the runtime raises
@@ -223,7 +223,7 @@ def _show(found: Sequence[Comparison], machine: str) -> None:
 
 
 def _list(as_json: bool) -> None:
-    """Prints the scripts of bench/."""
+    """Print the scripts of bench/."""
     found = _scripts_of_clone()
     if as_json:
         print_json([script._asdict() for script in found])
@@ -275,7 +275,7 @@ def all_scripts() -> list[Script]:
 
 
 def _scripts_of_clone() -> list[Script]:
-    """The same as `all_scripts`. Raises UsageError outside a clone."""
+    """Return what `all_scripts` does. Raises UsageError outside a clone."""
     if scripts := all_scripts():
         return scripts
     raise click.UsageError(
@@ -285,7 +285,7 @@ def _scripts_of_clone() -> list[Script]:
 
 
 def _script_named(name: str) -> Script:
-    """Finds a script by its name, with or without .py. Raises UsageError."""
+    """Find a script by its name, with or without .py. Raises UsageError."""
     scripts = {script.name: script for script in _scripts_of_clone()}
     stem = name.removesuffix(".py")
     if stem not in scripts:
@@ -297,7 +297,7 @@ def _script_named(name: str) -> Script:
 
 
 def _measured(script: Script, plot: Path | None, *, quick: bool) -> tuple[str, Any]:
-    """Runs a script; returns its output and figures. Its progress goes to stderr. Raises ClickException on failure."""
+    """Run a script; return its output and figures. Its progress goes to stderr. Raises ClickException on failure."""
     with tempfile.TemporaryDirectory(prefix="burst-bench-") as folder:
         figures = Path(folder, "figures.json")
         command = [sys.executable, str(script.path), "--json", str(figures)]
@@ -312,7 +312,7 @@ def _measured(script: Script, plot: Path | None, *, quick: bool) -> tuple[str, A
 
 
 def _check_plot(path: Path) -> None:
-    """Raises UsageError for an unknown image format, or without matplotlib."""
+    """Raise UsageError for an unknown image format, or without matplotlib."""
     if path.suffix not in _PICTURES:
         raise click.UsageError(
             f"--plot {path}: unsupported format; use {', '.join(_PICTURES)}, for example {path.stem}.png"

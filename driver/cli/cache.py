@@ -27,7 +27,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def _seconds(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:
-    """Parses a whole number with a unit."""
+    """Parse a whole number with a unit."""
     if value is None:
         return None
     if not (match := re.fullmatch(r"(\d{1,6})([smhdw])", value, re.ASCII)):
@@ -146,7 +146,7 @@ def _size(nbytes: int) -> str:
 
 
 def _age(seconds: float) -> str:
-    """Formats an age in its largest unit; never below 0, for the clock may have been set back."""
+    """Format an age in its largest unit; never below 0, for the clock may have been set back."""
     unit = next((unit for unit in "dhm" if seconds >= _SECONDS[unit]), "s")
     return f"{max(0, seconds) // _SECONDS[unit]:.0f} {unit}"
 

@@ -74,10 +74,10 @@ def _show(report: ModelReport) -> None:
 
 
 def _some(tensors: Sequence[str]) -> str:
-    """The first names."""
+    """Return the first names."""
     return ", ".join([*tensors[:_MOST_NAMED], *["…"] * (len(tensors) > _MOST_NAMED)])
 
 
 def _sizes(model: Path, words: tuple[str, ...], signature: str | None) -> dict[str, Sizes]:
-    """The sizes in the values of --shape. Raises as `header_of`, and UsageError."""
+    """Return the sizes in the values of --shape. Raises as `header_of`, and UsageError."""
     return given_sizes(declared(header_of(model, signature))[0], words) if words else {}

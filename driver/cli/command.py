@@ -48,7 +48,7 @@ class _LazyGroup(click.Group):
         return sorted(COMMANDS)
 
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:
-        """Imports the sub-command's module."""
+        """Import the sub-command's module."""
         if name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[name].attribute.partition(":")
@@ -56,7 +56,7 @@ class _LazyGroup(click.Group):
         return found
 
     def resolve_command(self, context: click.Context, args: list[str]) -> Any:
-        """An unknown name is an error that suggests the nearest command."""
+        """Return a command; an unknown name is an error that suggests the nearest one."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             known = f"choose from {', '.join(sorted(COMMANDS))}"
@@ -64,7 +64,7 @@ class _LazyGroup(click.Group):
         return super().resolve_command(context, args)
 
     def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of sub-commands in the help text; imports none of them."""
+        """Write the list of sub-commands into the help text; import none of them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name].summary) for name in sorted(COMMANDS)])
 
@@ -74,7 +74,7 @@ class _LazyGroup(click.Group):
         return [*found, *click.Command.shell_complete(self, context, incomplete)]
 
     def invoke(self, context: click.Context) -> Any:
-        """Calls a sub-command. An expected error becomes one line on stderr."""
+        """Call a sub-command. An expected error becomes one line on stderr."""
         try:
             return super().invoke(context)
         except InternalError:

@@ -43,7 +43,7 @@ WAYS = POLLING, SLEEPING, PLAIN = "burst, polling", "burst, sleeping", "plain pa
 
 
 def add_model() -> Model:
-    """A model that adds four floats to four floats."""
+    """Return a model that adds four floats to four floats."""
     builder = ModelBuilder()
     a, b = builder.input("float32", (1, 4)), builder.input("float32", (1, 4))
     builder.output(builder.operation("ADD", a, b, 0))
@@ -54,7 +54,7 @@ def add_model() -> Model:
 def remote_calls(
     device: RemoteDevice, model: Model, arrays: Sequence[Any] | None = None, *, writes: bool = False
 ) -> Iterator[Calls]:
-    """Prepares a model and opens two bursts on it; yields the call of each way, by its name. Idle bursts sleep.
+    """Prepare a model and open two bursts on it; yield the call of each way, by its name. Idle bursts sleep.
 
     `arrays`: the inputs; by default ones, if the model declares all shapes. `writes`: each call copies them to the
     device; else they are in place. Raises as `device.prepare` does.
@@ -76,7 +76,7 @@ def _burst(
 
 
 def _plain_path(prepared: RemotePreparedModel, arrays: Sequence[Any]) -> Callable[[], object]:
-    """Builds one request; its outputs have the size that a first execution reports."""
+    """Build one request; its outputs have the size that a first execution reports."""
     workspace = Workspace(InputSet(prepared.model, input_shapes(prepared.model, arrays)), OutputSet(prepared.model))
     workspace.inputs.fill(arrays)
     result = prepared.execute(workspace.request)
@@ -113,7 +113,7 @@ class Comparison:
     reason: str = ""  #: why there are none
 
     def as_json(self) -> dict[str, Any]:
-        """The comparison as --json prints it."""
+        """Return the comparison as --json prints it."""
         ways = [
             {**way._asdict(), "p50": _plain(way.p50), "ratio": way.ratio and _plain(way.ratio)} for way in self.ways
         ]
@@ -122,7 +122,7 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """What was measured, in words."""
+        """The thing that was measured, in words."""
         if not self.device:
             return f"{self.model} as {'it is' if self.form == 'file' else 'operations of the HAL'}"
         form = {"file": " as it is", "operations": " as operations", "": ""}[self.form]
@@ -134,7 +134,7 @@ def _plain(found: Estimate) -> dict[str, float]:
 
 
 class Subject(NamedTuple):
-    """What is measured: a model in one form, with its inputs. `own`: the file that it came from, in its own runtime."""
+    """A model in one form that is measured, with its inputs. `own`: the file that it came from, in its own runtime."""
 
     name: str
     model: Model
@@ -144,7 +144,7 @@ class Subject(NamedTuple):
 
     @property
     def form(self) -> str:
-        """What `Comparison.form` says."""
+        """The words of `Comparison.form`."""
         return "file" if is_file(self.model) else "operations" if self.is_from_file else ""
 
 
@@ -180,7 +180,7 @@ def _refusal(device: RemoteDevice, model: Model) -> str:
 
 
 def _calls_here(device: str, subject: Subject) -> Calls:
-    """The call in this process: of the file's own runtime, else of the device's code."""
+    """Return the call in this process: of the file's own runtime, else of the device's code."""
     if subject.own is not None:
         return {subject.own.name: subject.own.call}
     with suppress(Exception):  # a device may need something that only its own process has
@@ -189,7 +189,7 @@ def _calls_here(device: str, subject: Subject) -> Calls:
 
 
 def _here(device: str, model: Model, arrays: Sequence[Any]) -> Callable[[], object]:
-    """A call of the device's own code in this process, on a request that is bound once."""
+    """Return a call of the device's own code in this process, on a request that is bound once."""
     prepared = LocalDevice(device_class(device)()).prepare(model)
     space = Workspace(InputSet(model, input_shapes(model, arrays)), OutputSet(model))
     space.inputs.fill(arrays)
@@ -227,7 +227,7 @@ def _ways(rounds: dict[str, list[NDArray[np.float64]]]) -> tuple[Way, ...]:
 
 @contextmanager
 def _own(name: str) -> Iterator[RemoteDevice]:
-    """A device that no other program uses: in its own runtime directory, ended with the block."""
+    """Yield a device that no other program uses: in its own runtime directory, ended with the block."""
     usable = os.sched_getaffinity(0)
     with tempfile.TemporaryDirectory(prefix="burst-bench-") as folder:
         before = os.environ.get("BURST_RUNTIME_DIR")
@@ -259,7 +259,7 @@ def _pinned(device: RemoteDevice, here: Collection[str]) -> Callable[[str], None
 
 
 def _move(pid: int, processors: Iterable[int]) -> None:
-    """Moves all threads of a process to the given CPUs."""
+    """Move all threads of a process to the given CPUs."""
     for thread in os.listdir(f"/proc/{pid}/task"):
         with suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread), processors)

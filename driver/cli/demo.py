@@ -36,7 +36,7 @@ class _Number(click.FloatRange):
 
 
 def _options(device: str, seeds: int) -> Callable[[Any], Any]:
-    """Adds the options that both demos have."""
+    """Add the options that both demos have."""
     folder: Any = click.Path(file_okay=False, path_type=Path)
     return with_options(
         click.option("--seed", type=click.IntRange(0, seeds), default=0, help="Seed of the generated input."),
@@ -58,7 +58,7 @@ _NOT_WITH_WEB = {"frames", "seconds", "fast", "no_video", "as_json"}
 
 
 def _is_web(given: dict[str, Any], fps: float = 30) -> bool:
-    """True if the live page is wanted. Raises UsageError for options that do not go with it."""
+    """Return True if the live page is wanted. Raises UsageError for options that do not go with it."""
     context = click.get_current_context()
     said = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if not given["web"]:
@@ -77,7 +77,7 @@ def _is_web(given: dict[str, Any], fps: float = 30) -> bool:
 
 
 def _show(show: Any, web: bool, port: int, opens: bool) -> None:
-    """Serves the live page until Ctrl-C."""
+    """Serve the live page until Ctrl-C."""
     from driver.demos.web.server import serve
 
     assert web
@@ -227,7 +227,7 @@ def _tell(console: Console, source: str, device: str) -> None:
 
 
 def _close(report: Any, stopped: bool, console: Console, as_json: bool, **facts: Any) -> None:
-    """Writes the pictures and the summary of what was processed, even if the run was stopped early."""
+    """Write the pictures and the summary of what was processed, even if the run was stopped early."""
     if stopped:
         console.print("stopped early")
     if not report.seen:
@@ -242,7 +242,7 @@ def _close(report: Any, stopped: bool, console: Console, as_json: bool, **facts:
 
 @contextmanager
 def _complaints() -> Iterator[None]:
-    """Turns expected errors into one line for the user."""
+    """Turn expected errors into one line for the user."""
     try:
         yield
     except (ValueError, driver.DeviceNotFound) as error:

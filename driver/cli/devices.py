@@ -34,7 +34,7 @@ _SECONDS = 0.3  # measuring time for each way to call a device
 
 @dataclass(slots=True)
 class _Row:
-    """What is known about a device. --json prints the same fields."""
+    """The known facts about a device. --json prints the same fields."""
 
     name: str  #: for `driver.connect`
     version: str = ""
@@ -50,7 +50,7 @@ class _Row:
     reason: str = ""  #: why it cannot be used
 
     def note(self, capabilities: Capabilities | None) -> None:
-        """Records capabilities under the HAL's names."""
+        """Record capabilities under the HAL's names."""
         if capabilities is not None:
             operands = {name: p._asdict() for name, p in capabilities.operands.items()}
             others = {name: p and p._asdict() for name in FIGURES for p in [getattr(capabilities, name)]}
@@ -129,7 +129,7 @@ def _served() -> Iterator[_Row]:
 
 
 def _measure(found: _Row) -> None:
-    """Starts the device and records its capabilities and round trips."""
+    """Start the device and record its capabilities and round trips."""
     begin = time.monotonic()
     try:
         with connect(found.name) as device:
@@ -143,7 +143,7 @@ def _measure(found: _Row) -> None:
 
 
 def _round_trips(device: RemoteDevice) -> dict[str, Any]:
-    """Times of ADD on four floats, each way."""
+    """Return times of ADD on four floats, each way."""
     with remote_calls(device, add_model()) as calls:
         return {name: _spread(call) for name, call in calls.items()}
 
@@ -196,7 +196,7 @@ def _times(name: str, measured: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _show_capabilities(found: dict[str, dict[str, Any]]) -> None:
-    """Prints one row for each capability of the HAL that any device has."""
+    """Print one row for each capability of the HAL that any device has."""
     if not found:
         print_line("Capabilities are not known yet; run: burst devices --measure")
         return

@@ -18,7 +18,7 @@ _EXTRAS = {
 
 
 def main() -> None:
-    """The `burst` command. Exits with 0 for success, 1 for a failure, 2 for a usage error."""
+    """Run the `burst` command. Exit with 0 for success, 1 for a failure, 2 for a usage error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
             stream.reconfigure(errors="replace")  # a terminal or a log that has no dots and arrows gets question marks

@@ -38,7 +38,7 @@ class Frame(NamedTuple):
 
 
 def frame_of(shape: Sequence[int]) -> Frame | None:
-    """The image that an input of this shape takes; None if that is no image of 1, 3 or 4 channels."""
+    """Return the image that an input of this shape takes; None if that is no image of 1, 3 or 4 channels."""
     inner = tuple(shape[1:] if len(shape) == 4 and shape[0] in (0, 1) else shape)
     if len(inner) == 2:
         return Frame(*inner, 1, is_channels_first=False)
@@ -50,7 +50,8 @@ def frame_of(shape: Sequence[int]) -> Frame | None:
 
 
 def opened(path: str) -> Image | None:
-    """The image in a file, turned as its EXIF says, of 8 bits a channel; None if Pillow does not know its format.
+    """Return the image in a file, turned as its EXIF says, of 8 bits a channel; None if Pillow does not know its
+    format.
 
     Raises UsageError.
     """
@@ -71,7 +72,9 @@ def opened(path: str) -> Image | None:
 
 
 def animation(path: str) -> Iterator[tuple[float, Image]] | None:
-    """The frames of an animated GIF, WebP or PNG, each with the second at which it is shown; None of what is none."""
+    """Yield the frames of an animated GIF, WebP or PNG, each with the second at which it is shown; None of what is
+    none.
+    """
     from PIL import Image, ImageSequence
 
     file = Image.open(path)
@@ -91,7 +94,7 @@ def animation(path: str) -> Iterator[tuple[float, Image]] | None:
 
 
 def _of_8_bits(image: Image, where: str) -> Image:
-    """The image with every value in its proportion: Pillow cuts off what is above 255. Raises UsageError.
+    """Return the image with every value in its proportion: Pillow cuts off what is above 255. Raises UsageError.
 
     Numbers of 16 bits are from 0 to 65535, and real numbers from 0 to 1, or else they have no range that is known.
     """
@@ -139,7 +142,7 @@ class ImageFit:
         return done
 
     def __call__(self, image: Image) -> NDArray[Any]:
-        """The array for an image."""
+        """Return the array for an image."""
         from PIL import Image as Images
 
         channels = self._frame.channels
@@ -176,7 +179,9 @@ def _size(frame: Frame, image: Image) -> tuple[int, int]:
 
 
 def _letterboxed(frame: Frame, image: Image, size: tuple[int, int]) -> tuple[int, int]:
-    """The size of the image within `size`: the largest of its proportions; its own where height and width are open."""
+    """Return the size of the image within `size`: the largest of its proportions; its own where height and width are
+    open.
+    """
     if not frame.width and not frame.height:
         return image.size
     scale = min(size[0] / image.width, size[1] / image.height)
@@ -184,7 +189,7 @@ def _letterboxed(frame: Frame, image: Image, size: tuple[int, int]) -> tuple[int
 
 
 def _numbers(port: Port, channels: int, where: str, pixels: str | None) -> tuple[NDArray[Any], str]:
-    """The number that the input takes for each byte of each channel, [256, channels]."""
+    """Return the number that the input takes for each byte of each channel, [256, channels]."""
     dtype, bytes_ = port.operand.type.dtype, np.repeat(np.arange(256)[:, np.newaxis], channels, axis=1)
     if pixels is None and port.is_byte:
         return (bytes_ + np.iinfo(dtype).min).astype(dtype), "bytes used as quantised values"

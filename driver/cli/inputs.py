@@ -49,7 +49,7 @@ class FeedOptions:
 
 
 class Later(NamedTuple):
-    """What follows the first value of an input: frames or blocks, each with the second at which it begins."""
+    """The values of an input after the first: frames or blocks, each with the second at which it begins."""
 
     unit: str  #: FRAME or BLOCK
     values: Iterator[tuple[float, NDArray[Any]]]
@@ -72,7 +72,7 @@ def feeds(
     options: FeedOptions,
     states: Collection[str] = (),
 ) -> list[Feed]:
-    """Returns one for each input. Raises UsageError.
+    """Return one for each input. Raises UsageError.
 
     `given`: values of --input. `sizes`: of --shape, by input. `states`: inputs that begin with zeros; those of the
     importer do, too.
@@ -94,7 +94,7 @@ def feeds(
 
 
 def _sources(ports: Sequence[Port], given: Sequence[str]) -> dict[str, str]:
-    """The file of each input. An .npz without NAME= serves every input whose name it contains."""
+    """Return the file of each input. An .npz without NAME= serves every input whose name it contains."""
     words = list(given)
     archives = [word for word in words if word.endswith(".npz") and Path(word).is_file()]
     for archive in archives:
@@ -106,7 +106,7 @@ def _sources(ports: Sequence[Port], given: Sequence[str]) -> dict[str, str]:
 
 
 def _made(port: Port, table: SizeTable, generator: np.random.Generator, *, is_state: bool) -> Feed:
-    """Generates an input: random numbers, or the zeros of a state."""
+    """Generate an input: random numbers, or the zeros of a state."""
     if port.kind:
         return Feed(_texts(port, table.of(port), [_SAMPLE], "its input"), RANDOM, f"the word {_SAMPLE!r}")
     kind, shape = port.operand.type, table.without_file(port, is_state=is_state)
@@ -126,7 +126,7 @@ def _made(port: Port, table: SizeTable, generator: np.random.Generator, *, is_st
 
 
 def _read(port: Port, shape: Sizes, source: str, options: FeedOptions) -> Feed:
-    """Reads an input's file by its suffix: an array, a sound; else by what the input takes: bytes, or an image."""
+    """Read an input's file by its suffix: an array, a sound; else by what the input takes: bytes, or an image."""
     if port.kind and not source.lower().endswith((".npy", ".npz")):
         return _of_text(port, shape, source)
     if is_stream(source):
@@ -184,7 +184,7 @@ def _of_sound(port: Port, shape: Sizes, source: str, options: FeedOptions) -> Fe
 
 
 def _of_bytes(port: Port, shape: Sizes, source: str, _options: FeedOptions) -> Feed:
-    """The bytes of any file as a row of integers."""
+    """Return the bytes of any file as a row of integers."""
     found = np.fromfile(source, np.uint8)
     chosen = tuple(size or (1 if axis < len(shape) - 1 else max(1, found.size)) for axis, size in enumerate(shape))
     if math.prod(chosen[:-1]) != 1:
@@ -201,7 +201,7 @@ def _of_bytes(port: Port, shape: Sizes, source: str, _options: FeedOptions) -> F
 
 
 def _of_text(port: Port, shape: Sizes, source: str) -> Feed:
-    """A text for each line of a file; of a word that names no file, the word."""
+    """Return a text for each line of a file; of a word that names no file, the word."""
     where = f"--input {source}"
     if not Path(source).is_file():
         return Feed(_texts(port, shape, [source], where), source, "the text")
@@ -213,7 +213,7 @@ def _of_text(port: Port, shape: Sizes, source: str) -> Feed:
 
 
 def _texts(port: Port, shape: Sizes, texts: Sequence[str], where: str) -> NDArray[Any]:
-    """An array of these texts, along the first size that is open. Raises UsageError."""
+    """Return an array of these texts, along the first size that is open. Raises UsageError."""
     if port.kind != TEXTS:
         raise click.UsageError(f"{where}: input {port.name!r} is {port.kind}, which run takes in Python alone")
     sizes = [*shape] if shape else [0]
@@ -228,7 +228,7 @@ def _texts(port: Port, shape: Sizes, texts: Sequence[str], where: str) -> NDArra
 
 
 def _number(port: Port, shape: Sizes, source: str) -> Feed:
-    """A number, for every element of the input. Raises UsageError for what is neither a number nor a file."""
+    """Return a number, for every element of the input. Raises UsageError for what is neither a number nor a file."""
     where = f"--input {source}"
     try:
         number = float(source)
@@ -256,7 +256,7 @@ def _names_in(path: str) -> list[str]:
 
 
 def read_array(port: Port, shape: Sizes, path: str, where: str) -> tuple[NDArray[Any], str]:
-    """Reads an array for an input; returns it and how it was converted to fit. Raises UsageError."""
+    """Read an array for an input; return it and how it was converted to fit. Raises UsageError."""
     found = _array_of(port, path, where)
     done = []
     if found.size == 1 and port.operand.type.is_scalar:
@@ -289,7 +289,7 @@ def _array_of(port: Port, path: str, where: str) -> NDArray[Any]:
 
 
 def _converted(port: Port, found: NDArray[Any], where: str) -> tuple[NDArray[Any], str]:
-    """Converts to the input's type, if the model loses no information by it."""
+    """Convert to the input's type, if the model loses no information by it."""
     dtype, kind = port.operand.type.dtype, port.operand.type
     if found.dtype == dtype and not port.kind:
         return found, ""
@@ -309,14 +309,14 @@ def _converted(port: Port, found: NDArray[Any], where: str) -> tuple[NDArray[Any
 
 
 def storable(value: Any) -> NDArray[Any]:
-    """A copy of an output that an .npz takes: texts as str_, and sequences and maps as JSON."""
+    """Return a copy of an output that an .npz takes: texts as str_, and sequences and maps as JSON."""
     if not isinstance(value, np.ndarray):
         return np.array(json.dumps(value, default=lambda array: array.tolist()))
     return value.astype(str) if value.dtype == object else value.copy()
 
 
 def write_arrays(path: Path, found: Mapping[str, NDArray[Any]]) -> None:
-    """Writes an .npz. Takes any names, which `numpy.savez` does not. Raises OSError."""
+    """Write an .npz. Takes any names, which `numpy.savez` does not. Raises OSError."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in found.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:

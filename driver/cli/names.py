@@ -36,7 +36,7 @@ class DeviceName(click.ParamType):  # type: ignore[type-arg] # generic from clic
         self._more, self._served = more, served
 
     def convert(self, value: str, param: click.Parameter | None, context: click.Context | None) -> str:
-        """Returns the name, of a library its absolute path; fails unless such a device exists."""
+        """Return the name, of a library its absolute path; fail unless such a device exists."""
         if value in self._more or (self._served and is_path(value)):
             return value
         value = absolute(value)
@@ -54,12 +54,12 @@ class DeviceName(click.ParamType):  # type: ignore[type-arg] # generic from clic
 
 
 def is_model(name: str) -> bool:
-    """True for a file name with a suffix that `driver.load` knows."""
+    """Return True for a file name with a suffix that `driver.load` knows."""
     return Path(name).suffix.lower() in READERS
 
 
 def form_option(function: Callable[..., object]) -> Callable[..., object]:
-    """The option --form, as `form`."""
+    """Return the option --form, as `form`."""
     return click.option(
         "--form",
         type=click.Choice(get_args(Form)),
@@ -70,20 +70,22 @@ def form_option(function: Callable[..., object]) -> Callable[..., object]:
 
 
 def signature_option(function: Callable[..., object]) -> Callable[..., object]:
-    """The option --signature, as `signature`."""
+    """Return the option --signature, as `signature`."""
     return click.option(
         "--signature", metavar="NAME", help="Entry of a .tflite file that has several. [default: its first subgraph]"
     )(function)
 
 
 def header_of(path: Path, signature: str | None = None) -> Header:
-    """The header of a model file. Raises UsageError if it cannot be opened, ImportFailed if it holds no valid model."""
+    """Return the header of a model file. Raises UsageError if it cannot be opened, ImportFailed if it holds no valid
+    model.
+    """
     with _readable(path):
         return read_header(path, signature)
 
 
 def loaded(path: Path, shapes: Shapes | None = None, form: Form = "auto", signature: str | None = None) -> Model:
-    """Loads a model. Raises as `header_of`."""
+    """Load a model. Raises as `header_of`."""
     with _readable(path):
         return load(path, shapes, form, signature=signature, optional=False)
 
@@ -102,7 +104,7 @@ _FIXED = re.compile(r"shapes=(\{'.*?\)\})")
 
 
 def as_options(words: str) -> str:
-    """The same text with --shape where it tells a program to pass shapes={…}."""
+    """Return the text with --shape where it tells a program to pass shapes={…}."""
     return _FIXED.sub(lambda found: _options(found[1], found[0]), words)
 
 

@@ -22,12 +22,12 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print only J
 
 
 def examples(*lines: str) -> str:
-    """The epilog of a command's help: one example per line, not wrapped."""
+    """Return the epilog of a command's help: one example per line, not wrapped."""
     return "\n  ".join(("\b\nExamples:", *lines))
 
 
 def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Adds options to a command, which its help lists in this order."""
+    """Add options to a command, which its help lists in this order."""
 
     def add(function: Any) -> Any:
         for option in reversed(options):
@@ -39,7 +39,7 @@ def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], object]]:
-    """Yields a function that shows what the command is doing: on standard error, and only if that is a terminal."""
+    """Yield a function that shows what the command is doing: on standard error, and only if that is a terminal."""
     console = Console(stderr=True)
     if console.is_terminal:
         with console.status("") as status:
@@ -49,7 +49,7 @@ def progress() -> Iterator[Callable[[str], object]]:
 
 
 def print_json(found: Any) -> None:
-    """Prints JSON on standard output: what fits into a line is one. NaN and infinities become null."""
+    """Print JSON on standard output: what fits into a line is one. NaN and infinities become null."""
     click.echo(_json(_plain(found), ""))
 
 
@@ -90,12 +90,12 @@ def print_table(
 
 
 def print_line(words: str) -> None:
-    """Prints plain text; a terminal may wrap it."""
+    """Print plain text; a terminal may wrap it."""
     Console().print(Text(words), soft_wrap=True)
 
 
 def spelled(us: float | None, low: float | None = None, high: float | None = None) -> str:
-    """Formats microseconds in a readable unit, with an interval in that unit if one is given."""
+    """Format microseconds in a readable unit, with an interval in that unit if one is given."""
     if us is None:
         return "-"
     unit, size = next(((unit, size) for unit, size in _UNITS if us >= size), _UNITS[-1])
@@ -103,12 +103,12 @@ def spelled(us: float | None, low: float | None = None, high: float | None = Non
 
 
 def interval(low: float, high: float) -> str:
-    """Formats an interval, to append to a figure."""
+    """Format an interval, to append to a figure."""
     return f" [{digits(low)} .. {digits(high)}]"
 
 
 def digits(number: float) -> str:
-    """Formats a number with three significant digits; below 1, with three decimals."""
+    """Format a number with three significant digits; below 1, with three decimals."""
     if number >= 1000:
         return f"{number:.0f}"
     if number < 1:

@@ -27,7 +27,7 @@ class OwnRuntime(NamedTuple):
 
 
 def own_runtime(path: Path, arrays: Arrays) -> OwnRuntime | None:
-    """The file at `path`, with these inputs in the file's order; None where its runtime is not installed.
+    """Return the file at `path`, with these inputs in the file's order; None where its runtime is not installed.
 
     Raises what the runtime raises, which may be any exception.
     """

@@ -37,7 +37,7 @@ class Port(NamedTuple):
 
     @property
     def labels(self) -> list[str]:
-        """What each class is called, where the file says it; else empty."""
+        """The name of each class, where the file says it; else empty."""
         return [str(label) for label in self._extra.get("labels") or ()]
 
     @property
@@ -48,7 +48,7 @@ class Port(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """As of `TensorInfo`: "" of a tensor of numbers."""
+        """The kind of value, as in `TensorInfo`: "" of a tensor of numbers."""
         return str(self._extra.get("type") or "")
 
     @property
@@ -68,7 +68,7 @@ class Port(NamedTuple):
         return f"{quantised}{self.dtype} {'of any rank' if is_unranked else shape_words(self.operand.dimensions)}"
 
     def stored(self, real: NDArray[Any]) -> NDArray[Any]:
-        """Converts real numbers to the stored type; quantises to the nearest step."""
+        """Convert real numbers to the stored type: quantise to the nearest step."""
         operand, dtype = self.operand, self.operand.type.dtype
         if not operand.type.is_quantised:
             return real.astype(dtype)
@@ -77,7 +77,7 @@ class Port(NamedTuple):
         return steps
 
     def real(self, stored: NDArray[Any]) -> NDArray[Any]:
-        """Converts stored numbers to real ones: dequantises."""
+        """Convert stored numbers to real ones: dequantise."""
         if self.dtype == "bfloat16":
             return (stored.astype(np.uint32) << 16).view(np.float32)
         if not self.operand.type.is_quantised:
@@ -97,17 +97,17 @@ class Port(NamedTuple):
 
 
 def inputs_of(model: Model) -> list[Port]:
-    """The model's inputs, in order."""
+    """Return the model's inputs, in order."""
     return _ports([model.main.operands[i] for i in model.main.inputs], "input")
 
 
 def outputs_of(model: Model) -> list[Port]:
-    """The model's outputs, in order."""
+    """Return the model's outputs, in order."""
     return _ports([model.main.operands[i] for i in model.main.outputs], "output")
 
 
 def declared(header: Header) -> tuple[list[Port], list[Port]]:
-    """The inputs and outputs that a file declares, in order. None of them may be refused."""
+    """Return the inputs and outputs that a file declares, in order. None of them may be refused."""
     sides = (("input", header.inputs), ("output", header.outputs))
     inputs, outputs = (_ports([tensor.operand() for tensor in tensors], word) for word, tensors in sides)
     return inputs, outputs
@@ -119,10 +119,10 @@ def _ports(operands: Sequence[Operand], word: str) -> list[Port]:
 
 
 def _of_tensor(info: TensorInfo, operand: Operand) -> Operand:
-    """The operand; of texts with their sizes, in place of those of the bytes in which they travel."""
+    """Return the operand; of texts with their sizes, in place of those of the bytes in which they travel."""
     return replace(operand, dimensions=tuple(size or 0 for size in info.shape or ())) if info.kind else operand
 
 
 def shape_words(shape: Sequence[int]) -> str:
-    """Formats a shape: 1 x 224 x 224 x 3, with ? for an open dimension."""
+    """Format a shape: 1 x 224 x 224 x 3, with ? for an open dimension."""
     return " x ".join(str(size) if size else "?" for size in shape) or "scalar"

@@ -69,7 +69,7 @@ def record(path: Path, force: bool, most_mb: int, as_json: bool, command: tuple[
 
 
 def _run(command: tuple[str, ...], environment: dict[str, str]) -> int:
-    """Runs the command; returns its exit status as a shell does. Ctrl-C goes to the command alone."""
+    """Run the command; return its exit status as a shell does. Ctrl-C goes to the command alone."""
     try:
         process = subprocess.Popen(command, env=environment)
     except OSError as error:
@@ -83,7 +83,7 @@ def _run(command: tuple[str, ...], environment: dict[str, str]) -> int:
 
 
 def _found(path: Path) -> list[dict[str, object]]:
-    """A summary of each file."""
+    """Return a summary of each file."""
     found: list[dict[str, object]] = []
     for each in (path, *sorted(path.parent.glob(f"{path.name}.*"))):
         if not each.exists():

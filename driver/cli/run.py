@@ -162,7 +162,7 @@ class _Arguments:
     as_json: bool
 
     def check(self) -> None:
-        """Raises UsageError for what needs no file to be seen."""
+        """Raise UsageError for what needs no file to be seen."""
         if self.output and self.output.suffix != ".npz":
             raise click.UsageError(f"--output {self.output}: outputs are written as .npz; use {self.output.stem}.npz")
         if self.output and not self.output.parent.is_dir():
@@ -235,7 +235,7 @@ def _with_remedy(wiring: Wiring) -> Iterator[None]:
 
 
 def _compiled(wish: _Arguments, wiring: Wiring, tell: Callable[[str], object]) -> CompiledModel:
-    """Loads the file with the sizes that its inputs have, and compiles it."""
+    """Load the file with the sizes that its inputs have, and compile it."""
     model = loaded(wish.model, wiring.shapes, wish.form, wish.signature)
     try:
         return compile(
@@ -253,7 +253,7 @@ def _compiled(wish: _Arguments, wiring: Wiring, tell: Callable[[str], object]) -
 
 
 def _head(wish: _Arguments, compiled: CompiledModel, wiring: Wiring) -> dict[str, Any]:
-    """What is known before the first execution, as --json prints it."""
+    """Return what is known before the first execution, as --json prints it."""
     placement, pairs = compiled.placement(), zip(wiring.inputs, wiring.fed, strict=True)
     return {
         "model": str(wish.model),
@@ -318,7 +318,7 @@ def _row_words(unit: str, row: dict[str, Any]) -> str:
 def _report(
     wish: _Arguments, compiled: CompiledModel, wiring: Wiring, ran: _Ran, labels: Sequence[str]
 ) -> dict[str, Any]:
-    """What is known after the last execution, as --json prints it."""
+    """Return what is known after the last execution, as --json prints it."""
     outputs = [summary(port, array) for port, array in zip(wiring.outputs, ran.outputs, strict=True)]
     for port, array, found in zip(wiring.outputs, ran.outputs, outputs, strict=True):
         found["top"] = [one._asdict() for one in classes(port, array, wish.top, labels)]
@@ -337,7 +337,7 @@ def _report(
 
 
 def _write(path: Path, wiring: Wiring, kept: Sequence[Sequence[NDArray[Any]]]) -> None:
-    """Writes the outputs: of frames or blocks one after the other, along a new first axis, if all have one shape."""
+    """Write the outputs: of frames or blocks one after the other, along a new first axis, if all have one shape."""
     found: dict[str, NDArray[Any]] = {}
     for port, arrays in zip(wiring.outputs, zip(*kept, strict=True), strict=True):
         if not wiring.unit:

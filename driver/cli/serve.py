@@ -115,11 +115,11 @@ def _check(address: str) -> None:
 
 
 def _command() -> str:
-    """The path of `burst` in this installation."""
+    """Return the path of `burst` in this installation."""
     beside = Path(sys.executable).with_name("burst")
     return str(beside) if beside.exists() else shutil.which("burst") or "/usr/bin/env burst"
 
 
 def _tell(device: str, socket: Path, metrics: str | None) -> None:
-    """Prints and flushes: another program waits for this line."""
+    """Print and flush: another program waits for this line."""
     print(json.dumps({"device": device, "socket": str(socket), "metrics": metrics}), flush=True)

@@ -21,7 +21,7 @@ _SHAPE = re.compile(r"(\?|[1-9]\d{0,8})(x(\?|[1-9]\d{0,8}))*", re.ASCII)
 
 
 def shape_option(function: Callable[..., object]) -> Callable[..., object]:
-    """The option --shape, as `shapes`."""
+    """Return the option --shape, as `shapes`."""
     return click.option(
         "--shape",
         "shapes",
@@ -65,7 +65,7 @@ def _check_unnamed(word: str, names: Sequence[str], option: str) -> None:
 
 
 def given_sizes(ports: Sequence[Port], words: Iterable[str]) -> dict[str, Sizes]:
-    """The sizes in the values of --shape, by input. Raises UsageError for what an input cannot have."""
+    """Return the sizes in the values of --shape, by input. Raises UsageError for what an input cannot have."""
     named = by_input(ports, words, "--shape")
     return {port.name: _sizes(port, named[port.name]) for port in ports if port.name in named}
 
@@ -83,7 +83,7 @@ def _sizes(port: Port, word: str) -> Sizes:
 
 
 class SizeTable:
-    """What is known of the sizes of inputs. A size with a name in the file is the same wherever the name occurs."""
+    """A table of the known sizes of inputs. A size with a name in the file is the same wherever the name occurs."""
 
     def __init__(self, ports: Sequence[Port], given: Mapping[str, Sizes]) -> None:
         self._given, self._known, self._batch = given, dict[str, int](), 1
@@ -92,13 +92,13 @@ class SizeTable:
                 self.settle(port, given[port.name])
 
     def of(self, port: Port) -> Sizes:
-        """The sizes of an input, as far as they are known."""
+        """Return the sizes of an input, as far as they are known."""
         own = self._given.get(port.name, port.operand.dimensions)
         symbols = port.symbols or ("",) * len(own)
         return tuple(size or self._known.get(symbol, 0) for size, symbol in zip(own, symbols, strict=True))
 
     def settle(self, port: Port, shape: Sequence[int]) -> None:
-        """Notes the shape that an input has now."""
+        """Note the shape that an input has now."""
         if len(shape) > 1 and port.operand.dimensions[:1] == (0,) and shape[0]:
             self._batch = shape[0]
         for symbol, size in zip(port.symbols, shape, strict=False):
@@ -106,8 +106,8 @@ class SizeTable:
                 self._known.setdefault(symbol, size)
 
     def without_file(self, port: Port, *, is_state: bool = False) -> Sizes:
-        """The shape of an input for which no file is given: a batch is as large as others are, or 1; so is what is open
-        in a state.
+        """Return the shape of an input for which no file is given: a batch is as large as others are, or 1; so is what
+        is open in a state.
 
         Raises UsageError where other sizes are open.
         """

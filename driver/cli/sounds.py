@@ -73,7 +73,7 @@ class Blocks:
         return f", {self.count} blocks of {self.length}{every}" + (f", the last {padded}" if padded else "")
 
     def __iter__(self) -> Iterator[tuple[float, NDArray[Any]]]:
-        """The second at which each block begins, and its array."""
+        """Yield the second at which each block begins, and its array."""
         for start in range(0, self.count * self.hop, self.hop):
             fitted = np.zeros((self.length, self._samples.shape[1]))
             part = self._samples[start : start + self.length]
@@ -82,7 +82,7 @@ class Blocks:
 
 
 def is_sound(source: str) -> bool:
-    """Whether an --input is a file of sound, by its suffix."""
+    """Return True if an --input is a file of sound, by its suffix."""
     return source.lower().endswith(_SUFFIXES)
 
 
@@ -124,7 +124,7 @@ def _mixed(recording: SoundRecording, shape: Sequence[int]) -> tuple[NDArray[np.
 
 
 def _filled(port: Port, shape: Sequence[int], found: tuple[int, int], where: str) -> tuple[int, ...]:
-    """The input's shape: one axis is time, the last may be channels, all others have size 1."""
+    """Return the input's shape: one axis is time, the last may be channels, all others have size 1."""
     count, channels = found
     rest = list(shape or (0, channels))[: -1 if channels > 1 else None]
     if len(rest) > 1 and not rest[0]:

@@ -24,7 +24,7 @@ _WORDS = {"state", "states", "h", "c", "hidden", "cell", "cache", "memory", "mem
 
 
 def states_of(inputs: Sequence[Port], outputs: Sequence[Port], given: Sequence[str]) -> States:
-    """The states among the inputs and outputs. Raises UsageError.
+    """Return the states among the inputs and outputs. Raises UsageError.
 
     `given`: values of --state, OUTPUT=INPUT, which are taken besides those that are recognised; or "none" alone.
     """
@@ -40,7 +40,7 @@ def states_of(inputs: Sequence[Port], outputs: Sequence[Port], given: Sequence[s
 
 
 def recognised(inputs: Sequence[Port], outputs: Sequence[Port]) -> States:
-    """The states that names and shapes leave no doubt about: h and hn, state and stateN, cache_in and cache_out.
+    """Return the states that names and shapes leave no doubt about: h and hn, state and stateN, cache_in and cache_out.
 
     There are none in a model of which every input would be a state.
     """
@@ -51,7 +51,7 @@ def recognised(inputs: Sequence[Port], outputs: Sequence[Port]) -> States:
 
 
 def _belongs(its: Port, out: Port) -> bool:
-    """Whether an output is the next value of an input, by their names and shapes."""
+    """Return True if an output is the next value of an input, by their names and shapes."""
     if its.is_state or out.is_state:
         same = ((port.operand.extra or {}).get("state") for port in (its, out))
         return its.is_state and out.is_state and next(same) == next(same)
@@ -59,7 +59,9 @@ def _belongs(its: Port, out: Port) -> bool:
 
 
 def _is_next(before: list[str], after: list[str]) -> bool:
-    """Whether the second name is that of the next value: without words for before and after they are the same."""
+    """Return True if the second name is that of the next value: without words for before and after they are the
+    same.
+    """
     stem = [word for word in before if word not in _BEFORE]
     if stem[-1:] == ["0"] and after[-1:] == ["n"]:  # h0 and hn
         stem.pop()
@@ -68,13 +70,13 @@ def _is_next(before: list[str], after: list[str]) -> bool:
 
 
 def _parts(name: str) -> list[str]:
-    """The words in a name, in small letters: stateN is state, n; hn is h, n."""
+    """Return the words in a name, in small letters: stateN is state, n; hn is h, n."""
     words = [word.lower() for word in _PART.findall(name)]
     return [part for word in words for part in (list(word) if word in ("hn", "cn") else [word])]
 
 
 def _fits(its: Port, out: Port) -> bool:
-    """Whether the values of an output can be those of an input."""
+    """Return True if the values of an output can be those of an input."""
     a, b = its.operand.dimensions, out.operand.dimensions
     is_open = not a or not b
     sizes = is_open or (len(a) == len(b) and all(x == y or 0 in (x, y) for x, y in zip(a, b, strict=True)))
@@ -82,7 +84,7 @@ def _fits(its: Port, out: Port) -> bool:
 
 
 def _told(word: str, inputs: Sequence[Port], outputs: Sequence[Port]) -> tuple[int, int]:
-    """The output and the input that a value of --state names. Raises UsageError."""
+    """Return the output and the input that a value of --state names. Raises UsageError."""
     ins, outs = [port.name for port in inputs], [port.name for port in outputs]
     for o, i in _halves(word):
         if o in outs and i in ins:

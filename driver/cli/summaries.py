@@ -32,7 +32,7 @@ class Class(NamedTuple):
 
 
 def read_labels(path: Path | None) -> list[str]:
-    """Reads the labels, one per line. Raises UsageError."""
+    """Read the labels, one per line. Raises UsageError."""
     if path is None:
         return []
     try:
@@ -42,7 +42,7 @@ def read_labels(path: Path | None) -> list[str]:
 
 
 def classes(port: Port, array: NDArray[Any], top: int, labels: Sequence[str] = ()) -> list[Class]:
-    """The classes with the largest scores; none unless the output looks like scores of classes.
+    """Return the classes with the largest scores; none unless the output looks like scores of classes.
 
     Those are real numbers in one row, at least five where no labels are known; or, with labels, an axis of as many
     elements as there are labels, maybe after four of a box, as detectors have it: the largest score of each class.
@@ -75,7 +75,7 @@ def _scores(port: Port, array: NDArray[Any], labels: Sequence[str]) -> NDArray[A
 
 
 def summary(port: Port, array: NDArray[Any]) -> dict[str, Any]:
-    """An output as --json prints it: name, type, shape, range; values where there are few."""
+    """Return an output as --json prints it: name, type, shape, range; values where there are few."""
     if port.kind:
         return _of_values(port, array)
     real = port.real(array).astype(np.float64)
@@ -90,7 +90,7 @@ def summary(port: Port, array: NDArray[Any]) -> dict[str, Any]:
 
 
 def _of_values(port: Port, value: Any) -> dict[str, Any]:
-    """Of texts, sequences and maps: the first ones."""
+    """Return a summary of texts, sequences and maps: the first ones."""
     found: dict[str, Any] = {"name": port.name, "dtype": port.dtype}
     if isinstance(value, np.ndarray):
         return found | {"shape": list(value.shape), "values": value.reshape(-1)[:_FEW].tolist()}
@@ -100,27 +100,29 @@ def _of_values(port: Port, value: Any) -> dict[str, Any]:
 
 
 def summary_words(found: dict[str, Any]) -> str:
-    """The summary of an output as one line of text."""
+    """Return the summary of an output as one line of text."""
     quantised = "quantised " if "scale" in found else ""
     return f"{quantised}{found['dtype']} {shape_words(found['shape'])}{range_words(found)}"
 
 
 def range_words(found: dict[str, Any]) -> str:
-    """The values of an output, or between which they are."""
+    """Return the values of an output, or between which they are."""
     if found.get("values"):
         return ": " + ", ".join(map(_said, found["values"]))
     return ", empty" if found.get("min") is None else f", {found['min']:.4g} to {found['max']:.4g}"
 
 
 def brief(found: dict[str, Any], top: Sequence[dict[str, Any]]) -> Any:
-    """An output of one frame or block as --json prints it: its likeliest classes, its few values, or their range."""
+    """Return an output of one frame or block as --json prints it: its likeliest classes, its few values, or their
+    range.
+    """
     if top:
         return {one["label"] or str(one["number"]): one["value"] for one in top}
     return found.get("values") or {word: found.get(word) for word in ("min", "max")}
 
 
 def brief_words(name: str, found: Any) -> str:
-    """The same as text."""
+    """Return an output of one frame or block as text."""
     if isinstance(found, dict) and {*found} == {"min", "max"}:
         return f"{name}{range_words(found)}".replace(",", "")
     if isinstance(found, dict):
@@ -133,7 +135,7 @@ def _said(value: Any) -> str:
 
 
 def readable(found: Any) -> Any:
-    """The same JSON with numbers of six digits."""
+    """Return the JSON with numbers of six digits."""
     if isinstance(found, dict):
         return {key: readable(value) for key, value in found.items()}
     if isinstance(found, list | tuple):
@@ -142,7 +144,7 @@ def readable(found: Any) -> Any:
 
 
 def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """The first and the last of each run of consecutive numbers."""
+    """Return the first and the last of each run of consecutive numbers."""
     found: list[tuple[int, int]] = []
     for number in numbers:
         if found and found[-1][1] == number - 1:
@@ -153,5 +155,5 @@ def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def range_text(pair: tuple[int, int]) -> str:
-    """A run of numbers as text."""
+    """Return a run of numbers as text."""
     return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]} to {pair[1]}"

@@ -46,7 +46,7 @@ def time_calls(call: Callable[[], object], count: int) -> NDArray[np.float64]:
 
 
 def order_of_round(subjects: Sequence[_T], number: int) -> list[_T]:
-    """The subjects in the order of that round: it rotates, and every other round is reversed."""
+    """Return the subjects in the order of that round: it rotates, and every other round is reversed."""
     turn = number % len(subjects)
     return [*subjects[turn:], *subjects[:turn]][:: -1 if number % 2 else 1]
 
@@ -66,7 +66,8 @@ def count_for(each: float, seconds: float) -> int:
 
 
 def estimate(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
-    """The interval of the sign test: from the k-th smallest to the k-th largest value, with at least 95 % confidence.
+    """Return the interval of the sign test: from the k-th smallest to the k-th largest value, with at least 95 %
+    confidence.
 
     With too few values for 95 %, the interval goes from the smallest to the largest.
     """
@@ -82,7 +83,7 @@ _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
 def conditions() -> dict[str, Any]:
-    """What a figure depends on besides the code."""
+    """Return what a figure depends on besides the code."""
     lines = _text(Path("/proc/cpuinfo")).splitlines()
     names = (line.partition(":")[2].strip() for line in lines if "model name" in line)
     return {
@@ -98,7 +99,7 @@ def conditions() -> dict[str, Any]:
 
 
 def in_words(found: dict[str, Any]) -> str:
-    """The conditions as one line of text."""
+    """Return the conditions as one line of text."""
     load = " ".join(map(str, found["load"]))
     return (
         f"{found['processor']}, {found['processors']} usable, {found['kernel']}, "

@@ -54,7 +54,7 @@ COLUMNS: Mapping[str, Callable[[BurstFigures], Any]] = {
 
 
 def view(sample: Sample, sort: str, width: int, height: int | None) -> Iterator[RenderableType]:
-    """Renders a sample from top to bottom. `height` None: all bursts, however many."""
+    """Render a sample from top to bottom. `height` None: all bursts, however many."""
     lines = list(_above(sample))
     yield from lines
     if not sample.bursts:
@@ -105,7 +105,7 @@ def _gpu(gpu: GpuFigures) -> Text:
 
 
 def _run_queue(device: DeviceFigures) -> str:
-    """The device's run queue, for each priority that a burst has."""
+    """Return the device's run queue, for each priority that a burst has."""
     found = [
         f"{name}: {_plural(queue.bursts, 'burst')}, {queue.waiting} waiting, {_number(queue.waits_per_s)} waits/s"
         for name, queue in device.run_queue.items()
@@ -115,7 +115,7 @@ def _run_queue(device: DeviceFigures) -> str:
 
 
 def _account(found: AccountFigures) -> Text:
-    """What an account or an application holds, nearest to its limits first, and what it has spent."""
+    """Render what an account or an application holds, nearest to its limits first, and what it has spent."""
     whose = f"  uid {found.uid}" if found.application is None else f"    {found.application or 'no application'}"
     spent = [f"{_number(amount)} {figure.replace('_', ' ')}" for figure, amount in found.spent.items()]
     held = [
@@ -131,7 +131,7 @@ def _amount(figure: str, value: int) -> str:
 
 
 def _stages(sample: Sample, device: DeviceFigures) -> Iterator[Text]:
-    """Times of each stage, as medians over the device's bursts; always two lines."""
+    """Render times of each stage, as medians over the device's bursts; always two lines."""
     found = [burst.stages for burst in sample.bursts if burst.device == device.address and burst.stages]
     for n, name in enumerate(("p50 us", "p99 us")):
         each = [f"{stage} {_number(np.median([stages[stage][n] for stages in found]))}" for stage in STAGES if found]
@@ -139,7 +139,9 @@ def _stages(sample: Sample, device: DeviceFigures) -> Iterator[Text]:
 
 
 def _table(bursts: list[BurstFigures], width: int, is_of_many: bool) -> Text:
-    """The table of bursts. Cuts words to fit, never figures. One Text, because a rich.Table takes 20 ms of CPU time."""
+    """Return the table of bursts. Cuts words to fit, never figures. One Text, because a rich.Table takes 20 ms of CPU
+    time.
+    """
     cells = _cells(width, is_of_many)
     columns = {name: [name, *(cell(burst) for burst in bursts)] for name, cell in cells.items()}
     widths = {name: max(map(cell_len, column)) for name, column in columns.items()}
@@ -154,7 +156,7 @@ def _table(bursts: list[BurstFigures], width: int, is_of_many: bool) -> Text:
 
 
 def _fitted(cell: str, width: int, is_words: bool) -> str:
-    """Pads a cell: words align left, figures right."""
+    """Pad a cell: words align left, figures right."""
     if cell_len(cell) > width:
         cell = set_cell_size(cell, width - 1) + "…"
     space = " " * (width - cell_len(cell))
@@ -162,7 +164,7 @@ def _fitted(cell: str, width: int, is_words: bool) -> str:
 
 
 def _cells(width: int, is_of_many: bool) -> dict[str, Callable[[BurstFigures], str]]:
-    """The columns that fit."""
+    """Return the columns that fit."""
     cells: dict[str, Callable[[BurstFigures], str]] = {
         "number": lambda burst: str(burst.number),
         "pid": lambda burst: str(burst.pid),
@@ -192,7 +194,7 @@ def _stage(name: str, burst: BurstFigures) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Formats a number in at most six characters."""
+    """Format a number in at most six characters."""
     if not value:
         return _NONE if value is None else "0"
     for most, unit, divisor in ((99.95, "", 1), (99_999.5, "", 1), (9_999_500, "k", 1e3), (float("inf"), "M", 1e6)):
@@ -251,7 +253,7 @@ def _samples(watcher: Watcher, every: float, count: int | None) -> Iterator[Samp
 
 
 def _plain(sample: Sample) -> dict[str, Any]:
-    """The sample as JSON prints it: spreads and run queues become objects."""
+    """Return the sample as JSON prints it: spreads and run queues become objects."""
     found = asdict(sample)
     for burst, plain in zip(sample.bursts, found["bursts"], strict=True):
         plain["latency"] = burst.latency and burst.latency._asdict()

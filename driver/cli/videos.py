@@ -16,7 +16,7 @@ _PATIENCE = 10.0  # seconds, for a stream to answer
 
 
 def is_stream(word: str) -> bool:
-    """Whether an --input is the address of a stream, or a camera."""
+    """Return True if an --input is the address of a stream, or a camera."""
     return "://" in word or word.startswith("/dev/")
 
 
@@ -43,7 +43,7 @@ class Video:
             raise self._wrong("it has no video stream")
 
     def __iter__(self) -> Iterator[tuple[float, Image]]:
-        """The second at which each frame is shown, and the frame, turned as the film says. Raises UsageError.
+        """Yield the second at which each frame is shown, and the frame, turned as the film says. Raises UsageError.
 
         What is damaged is left out, as players do, and counted at the end.
         """
@@ -77,7 +77,7 @@ class Video:
                 yield from frames
 
     def close(self) -> None:
-        """Closes the file, the camera or the connection."""
+        """Close the file, the camera or the connection."""
         self._container.close()
 
     def _wrong(self, reason: object) -> click.UsageError:
@@ -93,7 +93,7 @@ def _words(reason: object) -> object:
 
 
 def _upright(frame: VideoFrame) -> Image:
-    """Turned by what the film's display matrix says: phones store films as the sensor lies."""
+    """Turn a frame as the film's display matrix says: phones store films as the sensor lies."""
     from PIL import Image
 
     image = Image.fromarray(frame.to_ndarray(format="rgb24"))

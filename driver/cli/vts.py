@@ -173,7 +173,7 @@ def _run(
 
 
 def _progress() -> Progress:
-    """A progress bar on standard error, if that is a terminal."""
+    """Return a progress bar on standard error, if that is a terminal."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -187,7 +187,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _show(report: Report, console: Console) -> None:
-    """Prints each failure, the number of skipped tests by reason, and a summary by category."""
+    """Print each failure, the number of skipped tests by reason, and a summary by category."""
     for outcome in report.of_kind("failed"):
         console.print(Text.assemble(("failed ", "red"), outcome.name, ": ", outcome.message), soft_wrap=True)
     for reason, count in Counter(outcome.message for outcome in report.of_kind("skipped")).most_common():

@@ -86,18 +86,18 @@ class Wiring:
 
     @property
     def unit(self) -> str:
-        """What the inputs are a row of: "frame" or "block"; "" if each is one array."""
+        """The unit of which the inputs are a row: "frame" or "block"; "" if each is one array."""
         return next((feed.later.unit for feed in self.fed if feed.later), "")
 
     def close(self) -> None:
-        """Ends streams."""
+        """End streams."""
         for feed in self.fed:
             if feed.later:
                 feed.later.close()
 
 
 def _with_labels(ports: Sequence[Port], own: Sequence[Port]) -> list[Port]:
-    """The same outputs, with the labels that the file has for them."""
+    """Return the outputs, with the labels that the file has for them."""
     more = [{"labels": port.labels} if port.labels else {} for port in own] + [{}] * len(ports)
     extras = [{**(port.operand.extra or {}), **its} for port, its in zip(ports, more, strict=False)]
     return [p._replace(operand=replace(p.operand, extra=its)) for p, its in zip(ports, extras, strict=True)]

@@ -43,7 +43,9 @@ class BlockResult:
 
 @contextmanager
 def connected(device: str, priority: Literal["low", "medium", "high"] = "medium", **how: Any) -> Iterator[Listeners]:
-    """The network on a device, whose process starts if it is not running. `how`: options of `burst`, such as `spin`."""
+    """Yield the network on a device, whose process starts if it is not running. `how`: options of `burst`, such as
+    `spin`.
+    """
     with (
         driver.connect(device) as remote,
         remote.prepare(build_model(), priority=priority) as prepared,
@@ -92,7 +94,7 @@ class Listener:
 
 
 class Listeners:
-    """The same network twice, on both paths, each with a memory of its own."""
+    """A pair of the same network, one on each path, each with a memory of its own."""
 
     def __init__(self, prepared: driver.RemotePreparedModel, fast: driver.Burst) -> None:
         self.prepared, self._fast = prepared, fast
@@ -114,5 +116,5 @@ class Listeners:
             index += 1
 
     def stats(self) -> dict[str, Any]:
-        """What the burst counted."""
+        """Return what the burst counted."""
         return self._fast.stats()

@@ -69,7 +69,7 @@ class AudioReport:
         return len(self._sound)
 
     def add(self, step: BlockResult) -> None:
-        """A block, and what each path answered to it. The burst's answer counts."""
+        """Add a block, and what each path answered to it. The burst's answer counts."""
         first, *others = step.answers.values()
         self._sound.append(step.block.copy())
         self._answers.append(first.copy())
@@ -119,7 +119,7 @@ def counts(events: Sequence[Event]) -> dict[str, int]:
 
 
 def real_time_factor(latencies: Latencies) -> float:
-    """The share of the time that the sound takes."""
+    """Return the share of the time that the sound takes."""
     return float(latencies.parts()["whole call"].mean() / (1e6 * SECONDS))
 
 
@@ -155,7 +155,7 @@ def ear_table(ears: dict[str, Sequence[Event]]) -> Table:
 
 
 def facts_of(summary: dict[str, Any]) -> dict[str, str]:
-    """What happened, in words."""
+    """Return what happened, in words."""
     runs = summary["runs"]
     ran = f"{runs['burst']} runs in the burst ({runs['warm_up']} warm-up), {runs['plain']} fallbacks"
     return {
@@ -174,7 +174,7 @@ def write_sound(path: Path, sound: np.ndarray) -> None:
 
 
 def samples(sound: np.ndarray) -> bytes:
-    """As they are in a WAV file: 16 bits each."""
+    """Return the samples in the form of a WAV file: 16 bits each."""
     return (np.clip(sound, -1, 1) * 32767).astype("<i2").tobytes()
 
 
@@ -208,7 +208,7 @@ def draw(
 
 
 def _draw_truth(waveform: Axes, tones: Axes, presses: Sequence[Press], length: float) -> None:
-    """The loudness of each section above the waveform, and the two tones of each key in the spectrogram."""
+    """Draw the loudness of each section above the waveform, and the two tones of each key in the spectrogram."""
     step = SECTION * BLOCK
     for start in range(0, round(length * RATE), step):
         text = f"{level_at(start):+} dB"
@@ -220,7 +220,7 @@ def _draw_truth(waveform: Axes, tones: Axes, presses: Sequence[Press], length: f
 
 
 def _draw_events(axis: Axes, kind: str, colour: str, marker: str, events: Sequence[Event]) -> None:
-    """A mark at the row of the key that was heard, or missed, at the time at which that was known."""
+    """Draw a mark at the row of the key that was heard, or missed, at the time at which that was known."""
     keys = [event.key or (event.press.key if event.press else "") for event in events]
     style: dict[str, Any] = {
         "linestyle": "",

@@ -53,7 +53,8 @@ def connected(
     buffers: Sequence[driver.HardwareBuffer] = (),
     **how: Any,
 ) -> Iterator[Detector]:
-    """The network on a device, whose process starts if it is not running. `how`: options of `burst`, such as `spin`.
+    """Yield the network on a device, whose process starts if it is not running. `how`: options of `burst`, such as
+    `spin`.
 
     `size`: columns and rows of the frames, both in whole cells of 16. `buffers`: those of a camera, where frames lie.
     """
@@ -115,12 +116,12 @@ class Detector:
             yield FrameResult(index, frame, found, truth, calls=calls, dropped=clock.dropped)
 
     def stats(self) -> dict[str, Any]:
-        """What the burst counted."""
+        """Return what the burst counted."""
         return self.fast.stats()
 
 
 def _requests(width: int, height: int, frames: Sequence[driver.HardwareBuffer]) -> list[burst.Request]:
-    """An execution for each buffer with a frame; the outputs lie in shared memory as well."""
+    """Return an execution for each buffer with a frame; the outputs lie in shared memory as well."""
     sizes = [4 * math.prod(shape) for shape in outputs_of(width, height)]
     results = driver.Memory.create(sum(sizes))
     outputs = tuple(burst.RequestArgument(pool=1, offset=sum(sizes[:i]), length=size) for i, size in enumerate(sizes))

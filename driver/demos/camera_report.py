@@ -99,7 +99,7 @@ class CameraReport:
 
 
 def facts_of(summary: dict[str, Any]) -> dict[str, str]:
-    """What happened, and how well the objects were found, in words."""
+    """Return what happened, and how well the objects were found, in words."""
     runs, objects = summary["runs"], summary["objects"]
     copied = f"{runs['plain']} fallbacks, {summary['copied_frame_bytes']} frame bytes copied"
     facts = {

@@ -104,7 +104,7 @@ class CameraSource:
 
     @property
     def figures(self) -> str:
-        """What the camera has counted, in words."""
+        """The camera's counts, in words."""
         counts = self.camera.stats()
         words = [f"{counts[name]} {name}" for name in ("missed", "skipped", "damaged")]
         return f"{counts['frames']} taken, {', '.join(words)}, the last {1e3 * (self.camera.age or 0):.0f} ms ago"
@@ -114,7 +114,7 @@ class CameraSource:
         self.lost, self._last = 0, None
 
     def skip(self, frames: int) -> None:
-        """The camera drops them itself."""
+        """Do nothing: the camera drops frames itself."""
 
     def close(self) -> None:
         """Give the camera back."""
@@ -122,7 +122,9 @@ class CameraSource:
 
 
 class VideoSource:
-    """What FFmpeg reads: a video file, played again from its beginning when it ends, or a camera; it scales them."""
+    """A source that FFmpeg reads and scales: a video file, played again from its beginning when it ends, or a
+    camera.
+    """
 
     buffers: Sequence[driver.HardwareBuffer] = ()
     index = 0
@@ -189,7 +191,7 @@ def open_source(spec: str, seed: int, fps: float, size: tuple[int, int] = (WIDTH
 
 
 def is_camera(path: Path) -> bool:
-    """Whether a path is that of a device."""
+    """Return True if a path is that of a device."""
     return path.is_char_device()
 
 

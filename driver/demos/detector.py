@@ -29,7 +29,7 @@ GRID = (FRAME[1] // CELL, FRAME[2] // CELL)
 
 
 def outputs_of(width: int, height: int) -> tuple[tuple[int, ...], ...]:
-    """What comes out for a frame, float32: the heat by class, and the distances to the edges."""
+    """Return the shapes that come out for a frame, float32: the heat by class, and the distances to the edges."""
     grid = height // CELL, width // CELL
     return (1, *grid, len(NAMES)), (1, *grid, 4)
 
@@ -77,7 +77,7 @@ def build_model(
 
 
 def _every(m: driver.ModelBuilder, x: Any, begin: Sequence[int], end: Sequence[int], steps: Sequence[int]) -> Any:
-    """A part of an image, with `steps` between its rows and columns."""
+    """Return a part of an image, with `steps` between its rows and columns."""
     parts = (np.array(part, np.int32) for part in (begin, end, steps))
     return m.operation("STRIDED_SLICE", x, *parts, 0, 0, 0)
 
@@ -89,7 +89,7 @@ def _rgb_entrance(m: driver.ModelBuilder, width: int, height: int) -> Any:
 
 
 def _nv12_entrance(m: driver.ModelBuilder, width: int, height: int) -> Any:
-    """The same pixels of an image in YUV: only those that are looked at are converted."""
+    """Return the pixels of an image in YUV: only those that are looked at are converted."""
     across, down, half = width // CELL * CELL, height // CELL * CELL, STRIDE // 2
     frame = m.input("quant8_asymm", (1, height * 3 // 2, width, 1), scale=1 / 255, zero_point=0)
     luma = _every(m, frame, (0, 0, 0, 0), (1, down, across, 1), steps=(1, STRIDE, STRIDE, 1))
@@ -100,7 +100,7 @@ def _nv12_entrance(m: driver.ModelBuilder, width: int, height: int) -> Any:
 
 
 def _yuyv_entrance(m: driver.ModelBuilder, width: int, height: int) -> Any:
-    """The same of pairs of pixels: Y and U of the even ones that are looked at, and V of their neighbours."""
+    """Return pairs of pixels: Y and U of the even ones that are looked at, and V of their neighbours."""
     end = height // CELL * CELL, width // CELL * CELL
     frame = m.input("quant8_asymm", (1, height, width, 2), scale=1 / 255, zero_point=0)
     first = _every(m, frame, (0, 0, 0, 0), (1, *end, 2), steps=(1, STRIDE, STRIDE, 1))

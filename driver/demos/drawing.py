@@ -65,7 +65,7 @@ def annotate(frame: np.ndarray, found: Sequence[Box], caption: str) -> np.ndarra
 
 
 def picture(image: driver.HardwareBuffer) -> np.ndarray:
-    """A copy in RGB of what a camera wrote."""
+    """Return a copy in RGB of what a camera wrote."""
     if image.format == "rgb":
         return image.read()[0].copy()
     planes = image.read()[0]

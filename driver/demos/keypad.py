@@ -39,7 +39,7 @@ class Press:
 
 
 def keystrokes(random: np.random.Generator) -> tuple[np.ndarray, list[Press]]:
-    """A section of tones alone, whose power while a key is held is 1, and the keys. Senders are not exact."""
+    """Return a section of tones alone, whose power while a key is held is 1, and the keys. Senders are not exact."""
     sound, presses = np.zeros(SECTION * BLOCK, np.float32), []
     at = int(random.integers(800, 4000))
     while (end := at + int(random.integers(960, 2240))) < len(sound) - 2 * BLOCK:  # 60 to 140 ms
@@ -57,7 +57,9 @@ def keystrokes(random: np.random.Generator) -> tuple[np.ndarray, list[Press]]:
 
 
 def voice(random: np.random.Generator) -> np.ndarray:
-    """A section of a person's voice: the harmonics of a gliding pitch, coloured by vowels, a syllable at a time."""
+    """Return a section of a person's voice: the harmonics of a gliding pitch, coloured by vowels, a syllable at a
+    time.
+    """
     steps = SECTION * BLOCK // _STEP
     spoken = np.repeat(random.integers(len(_VOWELS), size=steps), random.integers(12, 35, steps))[:steps]
     pitch = random.uniform(90, 230) * np.exp(0.2 * _smooth(random.standard_normal(steps), 25))
@@ -80,7 +82,7 @@ def _smooth(values: np.ndarray, width: int) -> np.ndarray:
 
 
 def room(random: np.random.Generator) -> np.ndarray:
-    """A section of everything but tones, with a mean power of 1: a voice and hiss, sometimes more of the one."""
+    """Return a section of everything but tones, with a mean power of 1: a voice and hiss, sometimes more of the one."""
     share = random.uniform(0.2, 0.8)
     parts = ((voice(random), share), (random.standard_normal(SECTION * BLOCK), 1 - share))
     return sum(part * np.sqrt(power / np.mean(part**2)) for part, power in parts).astype(np.float32)
@@ -93,7 +95,7 @@ def mixed(tones: np.ndarray, rest: np.ndarray, level: float) -> np.ndarray:
 
 
 def section(seed: int, level: float) -> tuple[np.ndarray, list[Press]]:
-    """The section of that seed: float32 samples and the keys in it."""
+    """Return the section of that seed: float32 samples and the keys in it."""
     random = np.random.default_rng(seed)
     tones, presses = keystrokes(random)
     return mixed(tones, room(random), level), presses
@@ -139,7 +141,7 @@ class Ear:
         self._coming += sorted(presses, key=lambda press: press.start)
 
     def hear(self, label: int) -> list[Event]:
-        """The next block's label; what is known by now, and was not before it."""
+        """Return the next block's label; what is known by now, and was not before it."""
         self._blocks += 1
         at, before = self._blocks * BLOCK, len(self.events)
         if self._is_new(label):

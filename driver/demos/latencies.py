@@ -39,7 +39,7 @@ class TimedCall(NamedTuple):
 
 
 class ProcessCost:
-    """What running a model in another process costs: the usual call, less what the model took in the device.
+    """The cost of running a model in another process: the usual call, less what the model took in the device.
 
     It is the median over the last calls, so one that was disturbed does not count.
     """
@@ -88,7 +88,7 @@ class Latencies:
         return dict(zip(PARTS, (whole, device, whole - device), strict=True))
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """Of each part that was measured: how many calls, and the percentiles in milliseconds."""
+        """Return of each part that was measured how many calls there were, and the percentiles in milliseconds."""
         known = {part: values[np.isfinite(values)] / 1e3 for part, values in self.parts().items()}
         return {
             part: {"calls": len(values)} | dict(zip(NAMES, percentiles(values).tolist(), strict=True))

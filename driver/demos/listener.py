@@ -49,7 +49,7 @@ def build_model(weights: Traversable = WEIGHTS) -> driver.Model:
 
 
 class Goertzel:
-    """What telephone exchanges do: the powers of the eight tones in a block, and rules for when they are a key.
+    """The detector of telephone exchanges: the powers of the eight tones in a block, and rules for when they are a key.
 
     `share`: of the block's power that the two strongest must have. `lead`: how many times stronger than the next tone
     of the same group each must be. Training chooses both.
@@ -67,11 +67,11 @@ class Goertzel:
             return cls(*file["goertzel"].tolist())
 
     def label(self, block: np.ndarray) -> int:
-        """What it thinks of one block."""
+        """Return its label of one block."""
         return int(self.labels(block[None])[0])
 
     def labels(self, blocks: np.ndarray) -> np.ndarray:
-        """What it thinks of each of many blocks [N, 320]."""
+        """Return its label of each of many blocks [N, 320]."""
         powers = np.abs(blocks @ self._waves).reshape(-1, 2, 4) ** 2 * (2 / BLOCK)
         order, ranked = powers.argmax(axis=2), np.sort(powers, axis=2)
         loud = ranked[:, :, 3].sum(axis=1) > self.share * np.square(blocks).sum(axis=1) + FAINT

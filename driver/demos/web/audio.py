@@ -57,7 +57,7 @@ class EndlessKeypad:
 
     @property
     def begins(self) -> bool:
-        """Whether the block that was read is the first of a section: then `presses` are those of the section."""
+        """True if the block that was read is the first of a section: then `presses` are those of the section."""
         return self._at == BLOCK
 
     def close(self) -> None:
@@ -92,11 +92,13 @@ class AudioShow:
             opened.close()
 
     def about(self) -> dict[str, Any]:
-        """The source, the keys, and what the spectrogram spans."""
+        """Return the source, the keys, and what the spectrogram spans."""
         return {"source": self.name, "keys": KEYS, "band": BAND, "block_ms": 1e3 * BLOCK / RATE}
 
     def play(self, values: Held, stage: Stage) -> Generator[Update, None, None]:
-        """A block, how likely each key is, and the keys that are known by now. A file begins again when it ends."""
+        """Return a block, how likely each key is, and the keys that are known by now. A file begins again when it
+        ends.
+        """
         with (
             connected(values["device"], values["priority"], spin=SPINS[values["spin"]]) as listeners,
             self._recorder(values, stage) as record,
@@ -114,7 +116,7 @@ class AudioShow:
 
     @contextmanager
     def _recorder(self, values: Held, stage: Stage) -> Iterator[Callable[[np.ndarray], object]]:
-        """What blocks are given to: a new file, if this is to be recorded."""
+        """Yield the function to which blocks are given: it writes a new file, if this is to be recorded."""
         if not values["record"]:
             stage.records(None)
             yield lambda _: None
@@ -135,13 +137,13 @@ class AudioShow:
 
 
 class Hearing:
-    """What of a sound goes into the points, block after block: how it looks, and the keys in it."""
+    """The points that a sound becomes, block after block: how it looks, and the keys in it."""
 
     def __init__(self, source: SoundSource) -> None:
         self._source, self._ear, self._last = source, Ear(), np.zeros(BLOCK, np.float32)
 
     def add(self, step: BlockResult) -> dict[str, Any]:
-        """The next block."""
+        """Return the next block."""
         if isinstance(self._source, EndlessKeypad) and self._source.begins:
             self._ear.expect(self._source.presses)
         heard = [self._told(event) for event in self._ear.hear(int(step.answers["burst"].argmax()))]
@@ -156,7 +158,7 @@ class Hearing:
         }
 
     def _told(self, event: Event) -> dict[str, Any]:
-        """A key that was heard or missed. Of a recording it is unknown what was pressed."""
+        """Return a key that was heard or missed. Of a recording it is unknown what was pressed."""
         pressed, is_checked = event.press.key if event.press else None, self._source.presses is not None
         return {"key": event.key, "pressed": pressed, "verdict": verdict(event) if is_checked else None}
 

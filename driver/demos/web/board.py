@@ -32,20 +32,20 @@ class Board:
         self._viewers: set[Viewer] = set()
 
     def post(self, update: Update) -> None:
-        """The next update."""
+        """Post the next update."""
         self.count += 1
         self.latest = update
         self._points.append(update.point)
         self._tell()
 
     def say(self, **facts: Any) -> None:
-        """The state of something is that from now on."""
+        """Set the state of something from now on."""
         self.version += 1
         self.state = {**self.state, **facts}
         self._tell()
 
     def since(self, count: int) -> list[dict[str, Any]]:
-        """The points after so many updates, as far as they are kept."""
+        """Return the points after so many updates, as far as they are kept."""
         fresh = min(self.count - count, len(self._points))
         return list(self._points)[len(self._points) - fresh :]
 
@@ -75,19 +75,19 @@ class Viewer:
         self._version, self._count, self._on_the_way, self.dropped = -1, 0, 0, 0
 
     def drew(self) -> None:
-        """The page has drawn an update, and gets another one."""
+        """Note that the page has drawn an update, and send it another one."""
         self._on_the_way = max(0, self._on_the_way - 1)
         self.news.set()
 
     def state(self) -> dict[str, Any] | None:
-        """The state, if it is another one than last time."""
+        """Return the state, if it is another one than last time."""
         if self._version == self._board.version:
             return None
         self._version = self._board.version
         return {"type": "state", **self._board.state}
 
     def update(self) -> tuple[dict[str, Any], bytes | None] | None:
-        """The newest update, if there is one and the page keeps up."""
+        """Return the newest update, if there is one and the page keeps up."""
         board = self._board
         if self._count == board.count or self._on_the_way >= AHEAD:
             return None

@@ -60,11 +60,11 @@ class CameraShow:
             self.settings += (Setting("depth", "Depth", "1", "frames in flight at once", choices=("1", "2", "4", "8")),)
 
     def about(self) -> dict[str, Any]:
-        """The source, and the colours of what is found."""
+        """Return the source, and the colours of what is found."""
         return {"source": self.name, "colours": dict(zip(NAMES, PALETTE, strict=True))}
 
     def play(self, values: Held, stage: Stage) -> Generator[Update, None, None]:
-        """A frame, what was found in it, and where everything stands."""
+        """Return a frame, what was found in it, and where everything stands."""
         source = self._source_for(values["size"], values["fps"])
         depth = int(values["depth"]) if "depth" in values.settings and not source.buffers else 1
         dropped, size = self._dropped, SIZES[values["size"]]
@@ -96,7 +96,7 @@ class CameraShow:
 
     @contextmanager
     def _film(self, size: tuple[int, int], values: Held, stage: Stage) -> Iterator[Film | None]:
-        """A new one, in a folder of its own, if this is to be recorded."""
+        """Yield a new one, in a folder of its own, if this is to be recorded."""
         if not values["record"]:
             stage.records(None)
             yield None
@@ -108,7 +108,7 @@ class CameraShow:
 
     @contextmanager
     def _source_is_whole(self) -> Iterator[None]:
-        """What cannot be read any more is opened again the next time."""
+        """Open a source again the next time, if it cannot be read any more."""
         try:
             yield
         except driver.CameraFailed:
@@ -119,7 +119,7 @@ class CameraShow:
             raise ValueError(f"{self.name}: {error}") from error
 
     def _source_for(self, size: str, fps: float) -> FrameSource:
-        """The one that is open, where it fits."""
+        """Return the one that is open, where it fits."""
         wanted = size, fps
         is_other = self._opened is None or self._opened[0] != size
         if self._source is not None and (is_other or (self._source.is_live and self._opened != wanted)):
@@ -141,7 +141,7 @@ class CameraShow:
 
 
 def jpeg(frame: np.ndarray) -> bytes:
-    """As browsers take it."""
+    """Return the frame in the form that browsers take."""
     file = io.BytesIO()
     Image.fromarray(frame).save(file, "JPEG", quality=QUALITY)
     return file.getvalue()
@@ -157,7 +157,7 @@ class Flight(NamedTuple):
 
 
 def watch_several(detector: Detector, source: FrameSource, clock: FrameClock, depth: int) -> Iterator[FrameResult]:
-    """As `detector.watch`, but the next frame is taken while up to `depth` of them are with the device.
+    """Watch as `detector.watch` does, but take the next frame while up to `depth` of them are with the device.
 
     The plain path gets a frame when nothing else is in flight, so that neither path waits for the other one.
     """
@@ -187,7 +187,7 @@ def watch_several(detector: Detector, source: FrameSource, clock: FrameClock, de
 def _landed(
     detector: Detector, flight: Flight, result: burst.Result, *, is_last: bool, index: int, dropped: int
 ) -> FrameResult:
-    """What came of the frame."""
+    """Return the result of the frame."""
     calls = {"burst": TimedCall(time.perf_counter() - flight.start, result.timing.time_on_device)}
     found = decode(result.outputs)
     if is_last:

@@ -19,7 +19,7 @@ AGAIN = 0.5  # seconds until what failed is tried again
 
 
 class Rivals:
-    """As many as are wanted, on that device, with that priority."""
+    """A number of rivals on that device, with that priority."""
 
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []

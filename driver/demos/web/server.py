@@ -45,7 +45,7 @@ class Server:
     """One show, its pages, and who may see them."""
 
     def __init__(self, show: Show, port: int) -> None:
-        """Raises OSError when the port is taken."""
+        """Raise OSError when the port is taken."""
         self._socket = socket.create_server((HOST, port))
         self._port = self._socket.getsockname()[1]
         self._token = secrets.token_urlsafe(32)
@@ -232,7 +232,7 @@ async def _until_stopped(server: Server) -> None:
 
 @contextmanager
 def leading_to(url: str) -> Iterator[str]:
-    """A private file that redirects there, because every account can read a browser's command line."""
+    """Yield a private file that redirects there, because every account can read a browser's command line."""
     with tempfile.TemporaryDirectory(prefix="burst-page-") as folder:
         file = private(Path(folder) / "page.html")
         file.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">\n')

@@ -30,7 +30,7 @@ class Setting:
     begins_anew: bool = True  #: whether the stream has to begin anew to take a change up
 
     def checked(self, value: object) -> object:
-        """Returns the value, or raises ValueError with a message for the page."""
+        """Return the value, or raise ValueError with a message for the page."""
         if self.choices:
             fits, remedy = isinstance(value, str) and value in self.choices, f"choose from {', '.join(self.choices)}"
         elif self.limits is not None:
@@ -45,7 +45,7 @@ class Setting:
 
 
 def common(device: str) -> tuple[Setting, ...]:
-    """What both demos have. `device`: the one to begin with."""
+    """Return the settings that both demos have. `device`: the one to begin with."""
     installed = [info.name for info in driver.devices() if not info.missing]
     devices = tuple(dict.fromkeys([*installed, device]))
     return (
@@ -114,5 +114,5 @@ class Held:
 
     @property
     def is_over(self) -> bool:
-        """Whether a stream has to begin anew."""
+        """True if a stream has to begin anew."""
         return self.beginning != self._values.beginning

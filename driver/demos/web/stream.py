@@ -26,23 +26,23 @@ SECOND = 1.0
 
 
 class Show(Protocol):
-    """What a page shows."""
+    """A show, as a page has it."""
 
     kind: str  #: "camera" or "audio"
     settings: Sequence[Setting]
 
     def about(self) -> dict[str, Any]:
-        """What never changes, for the page."""
+        """Return what never changes, for the page."""
 
     def play(self, values: Held, stage: Stage) -> Generator[Update, None, None]:
         """Yield updates until the generator is closed."""
 
     def rest(self) -> None:
-        """Called while paused: release cameras and microphones."""
+        """Release cameras and microphones. Called while paused."""
 
 
 class Stage:
-    """What a show has around it: it says where it runs, and waits so that changes act at once."""
+    """The surroundings of a show: it says where it runs, and waits so that changes act at once."""
 
     def __init__(self, say: Callable[..., None]) -> None:
         self.news = threading.Event()  # something has changed
@@ -82,7 +82,7 @@ class Stage:
             self.died(f"Engine process {died} died and was restarted; one execution took {seconds:.2f} s.")
 
     def died(self, words: str) -> None:
-        """The device did."""
+        """Note that the device died."""
         self.deaths += 1
         self._say(deaths=self.deaths, notice=words)
 
@@ -123,7 +123,7 @@ class ShowThread(threading.Thread):
         self._stage, self._rivals, self._is_over = Stage(say), Rivals(), False
 
     def changed(self) -> None:
-        """The values have: called from another thread."""
+        """Note that the values have changed. Called from another thread."""
         self._stage.news.set()
 
     def stop(self) -> None:
@@ -156,7 +156,7 @@ class ShowThread(threading.Thread):
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        """A device that died is started again; everything else is tried again after a while, or after a change."""
+        """Start a device that died again; try everything else again after a while, or after a change."""
         if isinstance(error, burst.PeerDied) and not isinstance(error, burst.Quarantined):
             self._stage.died(f"The device died and restarts: {error}")
             self._say(status="restarting the device")
