@@ -291,7 +291,7 @@ def _run(wish: _Arguments, compiled: CompiledModel, wiring: Wiring, labels: Sequ
 
 
 def _note(wish: _Arguments, ran: _Ran, step: TimedStep) -> None:
-    """Keeps the times, and the outputs that --output needs."""
+    """Keep the times, and the outputs that --output needs."""
     if step.number == 0:
         ran.first, ran.outputs = step.us, copies(tuple(step.outputs))
     else:

@@ -87,7 +87,7 @@ def is_sound(source: str) -> bool:
 
 
 def read_recording(path: str, where: str) -> SoundRecording:
-    """Reads a file of sound, of any format that FFmpeg knows; of a damaged one what there is. Raises UsageError."""
+    """Read a file of sound, of any format that FFmpeg knows; of a damaged one what there is. Raises UsageError."""
     try:
         import av
     except ModuleNotFoundError as error:

@@ -63,7 +63,7 @@ class TimedStep(NamedTuple):
 
 
 def steps(call: Call, feeds: Sequence[Feed], states: States) -> Iterator[TimedStep]:
-    """Executes once for each frame or block; without one, without end. States go from each execution to the next."""
+    """Execute once for each frame or block; without one, without end. States go from each execution to the next."""
     arrays, second = [feed.array for feed in feeds], 0.0
     later = {n: feed.later.values for n, feed in enumerate(feeds) if feed.later}
     for number in count():

@@ -158,7 +158,7 @@ class Arguments:
         return self._outputs
 
     def _part(self, a: RequestArgument, operand: Operand, dimensions: tuple[int, ...] = ()) -> CopiedTensor:
-        """Raises one of _UNUSUAL."""
+        """Return the tensor that an argument names. Raises one of _UNUSUAL."""
         shape = tuple(dimensions or a.dimensions or operand.dimensions)
         pool = self._request.pools[a.pool]
         if isinstance(pool, HardwareBuffer):
@@ -192,7 +192,7 @@ class Note:
 
 
 def _copied(parts: Sequence[CopiedTensor | None]) -> tuple[list[bytes], list[tuple[tuple[int, ...], int] | None]]:
-    """Copies all parts; returns the bytes, and the shape and size of each part."""
+    """Copy all parts; return the bytes, and the shape and size of each part."""
     copies = [part and part.copy() for part in parts]
     described = [
         None if part is None or copy is None else (part.dimensions, len(copy))

@@ -69,7 +69,7 @@ class ValueEntry:
 
 
 class GraphContext:
-    """What a graph and the branches in it have in common: the file, the inputs, and the limit of operations."""
+    """The parts that a graph and the branches in it share: the file, the inputs, and the limit of operations."""
 
     def __init__(self, file: OnnxFile) -> None:
         self.file, self.inputs = file, dict[str, InputSizes]()
