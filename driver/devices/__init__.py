@@ -22,12 +22,12 @@ GROUP = "burst.devices"
 
 
 def names() -> list[str]:
-    """The names of all installed devices. Their code is not loaded."""
+    """Return the names of all installed devices. Their code is not loaded."""
     return sorted(entry.name for entry in entry_points(group=GROUP))
 
 
 def device_class(name: str) -> type[Device]:
-    """The class behind a device's name, behind "module:Class", or of a shared library. Raises DeviceNotFound."""
+    """Return the class behind a device's name, behind "module:Class", or of a shared library. Raises DeviceNotFound."""
     if is_library(name):
         return _of_library(name)
     found = EntryPoint(name, name, GROUP) if ":" in name else _entry(name)
@@ -42,20 +42,20 @@ def device_class(name: str) -> type[Device]:
 
 
 class Missing(NamedTuple):
-    """What a device needs and this machine lacks, and what installs it."""
+    """A need of a device that this machine lacks, and what installs it."""
 
     what: str
     remedy: str
 
 
 def lacking(name: str, kind: type[Device]) -> Missing | None:
-    """What the device of this name and class lacks; None: nothing."""
+    """Return what the device of this name and class lacks; None: nothing."""
     what = kind.missing()
     return Missing(what, kind.remedy() or _remedy(name)) if what else None
 
 
 def missing(name: str) -> Missing | None:
-    """What an installed device lacks: its extra was left out. None: nothing, or its class cannot be loaded."""
+    """Return what an installed device lacks: its extra was left out. None: nothing, or its class cannot be loaded."""
     try:
         return lacking(name, device_class(name))
     except DeviceNotFound:
@@ -63,7 +63,7 @@ def missing(name: str) -> Missing | None:
 
 
 def usable_class(name: str) -> type[Device]:
-    """As `device_class`, of a device that lacks nothing. Raises DeviceNotFound with the remedy."""
+    """Return the class of a device that lacks nothing. Raises DeviceNotFound with the remedy."""
     found = device_class(name)
     if lacks := lacking(name, found):
         raise not_installed(name, lacks)
@@ -71,7 +71,7 @@ def usable_class(name: str) -> type[Device]:
 
 
 def not_installed(name: str, lacks: Missing) -> DeviceNotFound:
-    """The error for a device that lacks something."""
+    """Return the error for a device that lacks something."""
     return DeviceNotFound(f"name={name!r} is not installed: {lacks.what}; {lacks.remedy}")
 
 
@@ -84,7 +84,7 @@ def _entry(name: str) -> EntryPoint | None:
 
 
 def _remedy(name: str) -> str:
-    """What installs what a device needs: the extra of its name, if its distribution has one."""
+    """Return what installs a device's needs: the extra of its name, if its distribution has one."""
     entry = _entry(name)
     if entry is None or entry.dist is None:
         return "install it"
@@ -98,7 +98,7 @@ def _of_library(path: str) -> type[Device]:
 
 
 def load(entry: EntryPoint) -> type[Device]:
-    """The class that an entry point names. Raises ImportError, AttributeError, DeviceNotFound."""
+    """Return the class that an entry point names. Raises ImportError, AttributeError, DeviceNotFound."""
     importlib.invalidate_caches()
     found = entry.load()
     if isinstance(found, str | os.PathLike):

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def version_of(distribution: str) -> str:
-    """Of an installed distribution, without importing it; "none" where it is not installed."""
+    """Return the version of an installed distribution, without importing it; "none" where it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -50,8 +50,8 @@ def version_of(distribution: str) -> str:
 
 @contextmanager
 def placed(file: ModelFile) -> Iterator[Path]:
-    """A path of the file, for a runtime that reads files by their paths; the files beside it are beside it. It is valid
-    within the context; pages that the runtime has mapped stay. Raises InvalidModel where their names contradict.
+    """Yield a path of the file, for a runtime that reads files by their paths; the files beside it are beside it. It is
+    valid within the context; pages that the runtime has mapped stay. Raises InvalidModel where their names contradict.
     """
     with TemporaryDirectory(prefix="burst-") as folder, open(os.memfd_create("model"), "wb") as opened:
         path = Path(folder, f"{Path(folder).name}.{file.kind}")
@@ -76,7 +76,7 @@ class FileDevice(Device):
 
     @abstractmethod
     def file_model(self, model: Model, file: ModelFile, preference: Preference) -> PreparedModel:
-        """The file, ready to run. Raises InvalidModel, DriverError."""
+        """Return the file, ready to run. Raises InvalidModel, DriverError."""
 
     def file_obstacle(self, file: ModelFile) -> str | None:
         """Why it cannot run a file of its kinds, as far as that is known without loading it. Raises InvalidModel."""
@@ -126,15 +126,15 @@ class FilePort(NamedTuple):
 
     @property
     def chooses(self) -> bool:
-        """Whether its values may choose an address, a size or a branch: they are in private memory during a run."""
+        """True if its values may choose an address, a size or a branch: they are in private memory during a run."""
         return self.dtype in CHOOSING
 
     def nbytes(self, shape: Shape) -> int:
-        """Of a tensor with this shape."""
+        """Return the bytes of a tensor with this shape."""
         return self.size * math.prod(shape)
 
     def accepts(self, dimensions: Sequence[int]) -> bool:
-        """Whether a model may say these dimensions of it; 0 is open."""
+        """Return True if a model may say these dimensions of it; 0 is open."""
         if not dimensions or self.shape is None:
             return True
         pairs = zip(dimensions, self.shape, strict=False)
@@ -142,7 +142,7 @@ class FilePort(NamedTuple):
 
 
 def check_ports(model: Model, inputs: Sequence[FilePort], outputs: Sequence[FilePort]) -> None:
-    """Raises InvalidModel unless the inputs and outputs of a model are those of its file, apart from shapes of outputs:
+    """Raise InvalidModel unless the inputs and outputs of a model are those of its file, apart from shapes of outputs:
     files say wrong ones.
     """
     graph = model.main
@@ -165,7 +165,7 @@ class FileModel(PreparedModel):
     """
 
     def __init__(self, model: Model, inputs: Sequence[FilePort], outputs: Sequence[FilePort]) -> None:
-        """Raises InvalidModel, as `check_ports`."""
+        """Check the ports, as `check_ports` does. Raises InvalidModel."""
         check_ports(model, inputs, outputs)
         self.inputs, self.outputs = inputs, outputs
         self.is_static = all(port.static_shape is not None for port in outputs)
@@ -190,7 +190,7 @@ class FileExecution(BoundExecution):
     """
 
     def __init__(self, model: FileModel, inputs: Inputs, outputs: Outputs) -> None:
-        """As `PreparedModel.bind`. Raises ValueError."""
+        """Take the arguments of `PreparedModel.bind`. Raises ValueError."""
         self._is_static, self._outputs = model.is_static, outputs
         self._before: list[Callable[[], object]] = []
         pairs = zip(model.inputs, inputs, strict=True)
@@ -235,7 +235,7 @@ class FileExecution(BoundExecution):
         self.checked_bytes += nbytes if port.chooses else 0
 
     def run(self) -> None:
-        """Executes once. Raises OutputInsufficientSize, ExecutionFailed, MissedDeadlineTransient."""
+        """Execute once. Raises OutputInsufficientSize, ExecutionFailed, MissedDeadlineTransient."""
         if self._is_static:
             self._require_room()
         for fill in self._before:
@@ -259,7 +259,7 @@ class FileExecution(BoundExecution):
             raise OutputInsufficientSize(tuple(self.shapes))
 
     def cancel(self) -> None:
-        """Ends the run in progress, and all later ones, with ExecutionFailed. From any thread."""
+        """End the run in progress, and all later ones, with ExecutionFailed. From any thread."""
         self._runs.cancel()
 
 

@@ -52,7 +52,8 @@ def packed_obstacle(model: Model) -> str | None:
 
 
 def checked_input(where: str, file: str, array: NDArray[Any] | None, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The array, if a runtime can read it as elements of `dtype`. `where`, `file`: the input and the file, in words.
+    """Return the array, if a runtime can read it as elements of `dtype`. `where`, `file`: the input and the file, in
+    words.
 
     Raises ValueError.
     """
@@ -64,7 +65,8 @@ def checked_input(where: str, file: str, array: NDArray[Any] | None, dtype: np.d
 
 
 def source_of(array: NDArray[Any], dtype: str) -> tuple[NDArray[np.uint8], Callable[[], object] | None]:
-    """The memory in which a runtime reads an input, and what fills it before each run; None: it is the client's own.
+    """Return the memory in which a runtime reads an input, and what fills it before each run; None: it is the client's
+    own.
 
     A copy where elements are not aligned, and where they choose (`CHOOSING`). `dtype`: by name.
     """

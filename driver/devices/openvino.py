@@ -57,7 +57,7 @@ class OpenVinoDevice(FileDevice):
         _openvino()  # before the device forks: each trial of a file has it then
 
     def file_model(self, model: Model, file: ModelFile, preference: Preference) -> OpenVinoModel:
-        """Raises InvalidModel, LibraryFailed."""
+        """Compile a file. Raises InvalidModel, LibraryFailed."""
         try:
             return OpenVinoModel(model, _core().compile_model(_read(model, file), "CPU", _options(preference)))
         except RuntimeError as error:
@@ -108,8 +108,8 @@ def _port(port: Any) -> FilePort:
 
 
 def _are_written(compiled: Any) -> list[bool]:
-    """Whether each output is computed. One that is an input is not: OpenVINO would take memory that it is given for the
-    input's, and compute all else from that.
+    """Return True if each output is computed. One that is an input is not: OpenVINO would take memory that it is given
+    for the input's, and compute all else from that.
     """
     nodes = [result.input_value(0).get_node() for result in compiled.get_runtime_model().get_results()]
     return [node.get_rt_info()["layerType"].astype(str) != "Input" for node in nodes]

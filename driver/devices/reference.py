@@ -32,11 +32,11 @@ class ReferenceDevice(Device):
     cache_files = CacheFiles(0, 0)  #: transforming weights takes no longer than verifying transformed ones
 
     def supported_operations(self, model: Model) -> list[bool]:
-        """True for the operations of driver.nn."""
+        """Return True for the operations of driver.nn."""
         return [operation.type in OPERATIONS for operation in model.main.operations]
 
     def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
-        """An interpreter, made operation by operation."""
+        """Return an interpreter, made operation by operation."""
         return ReferenceModel(model, preparation.pace)
 
 
@@ -65,7 +65,7 @@ class ReferenceModel(PreparedModel):
 
 
 class RunWatch:
-    """What an execution looks at every few milliseconds: whether it has to end, or to let others come first."""
+    """A watch at which an execution looks every few milliseconds: it may have to end, or to let others come first."""
 
     __slots__ = ("is_cancelled",)
 
@@ -73,7 +73,9 @@ class RunWatch:
         self.is_cancelled = False
 
     def __call__(self) -> None:
-        """Raises GeneralFailure, MissedDeadlineTransient."""
+        """Let others come first, and look if the execution has to end. Raises GeneralFailure,
+        MissedDeadlineTransient.
+        """
         if self.is_cancelled:
             raise GeneralFailure("the execution was cancelled")
         checkpoint()

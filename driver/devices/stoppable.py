@@ -45,7 +45,7 @@ class StoppableRuns:
         self.is_cancelled = False
 
     def run(self, begin: Callable[[], Attempt], *, is_long: bool, may_repeat: bool = True) -> str | None:
-        """Executes once. Returns the error message, or None. `begin`: makes an attempt.
+        """Execute once. Returns the error message, or None. `begin`: makes an attempt.
 
         `is_long`: it ends at its deadline and loop timeout, and makes way for a more urgent execution, after which it
         starts again: a run keeps no state. Not so where it writes to its inputs (`may_repeat`).
@@ -93,11 +93,13 @@ class StoppableRuns:
 
     @property
     def is_running(self) -> bool:
-        """Whether a run is in progress."""
+        """True if a run is in progress."""
         return self._stop is not None
 
     def cancel(self) -> None:
-        """The run in progress ends before its next operation, and all later ones before their first. Any thread."""
+        """End the run in progress before its next operation, and all later ones before their first. Safe from any
+        thread.
+        """
         self.is_cancelled = True
         if stop := self._stop:
             stop()
@@ -125,7 +127,7 @@ class RunWatchdog:
         self._thread: ServingThread | None = None
 
     def add(self, run: _LimitedRun) -> None:
-        """It begins."""
+        """Note a run that begins."""
         with self._changed:
             if self._thread is None:
                 thread = ServingThread(self._watch, name="burst-watchdog")
@@ -137,7 +139,7 @@ class RunWatchdog:
                 self._changed.notify()
 
     def remove(self, run: _LimitedRun) -> None:
-        """It has ended."""
+        """Note a run that has ended."""
         with self._changed:
             self._runs.remove(run)
 

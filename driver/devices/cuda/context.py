@@ -46,7 +46,7 @@ class Owned:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was not closed."""
+        """True if it was not closed."""
         return self._free.alive
 
     def close(self) -> None:
@@ -96,13 +96,13 @@ class SharedAllocation(Owned):
         self._context, self._handle, self.nbytes = context, handle, nbytes
 
     def export(self) -> int:
-        """A new descriptor, which the caller closes. Raises CudaFailed."""
+        """Return a new descriptor, which the caller closes. Raises CudaFailed."""
         fd = ffi.new("int *")
         self._context.call("cuMemExportToShareableHandle", fd, self._handle, _POSIX_FD, 0)
         return int(fd[0])
 
     def map(self) -> DeviceMemory:
-        """The memory, at an address of this process's GPU. It outlives this object. Raises CudaFailed."""
+        """Return the memory, at an address of this process's GPU. It outlives this object. Raises CudaFailed."""
         context, nbytes = self._context, self.nbytes
         address = ffi.new("CUdeviceptr *")
         context.call("cuMemAddressReserve", address, nbytes, 0, 0, 0)
@@ -135,15 +135,15 @@ class CudaEvent(Owned):
         self._context, self.handle = context, handle
 
     def is_done(self) -> bool:
-        """Whether the GPU has come to it. Raises CudaFailed."""
+        """Return True if the GPU has come to it. Raises CudaFailed."""
         return self._context.asked("cuEventQuery", self.handle)
 
     def synchronize(self) -> None:
-        """Waits for it, without the GIL. Raises CudaFailed."""
+        """Wait for it, without the GIL. Raises CudaFailed."""
         self._context.call("cuEventSynchronize", self.handle)
 
     def seconds_since(self, earlier: CudaEvent) -> float:
-        """Of events made with `is_timed`. Raises CudaFailed."""
+        """Return the seconds between two events made with `is_timed`. Raises CudaFailed."""
         found = ffi.new("float *")
         self._context.call("cuEventElapsedTime", found, earlier.handle, self.handle)
         return float(found[0]) / 1e3
@@ -165,7 +165,7 @@ class CudaStream(Owned):
 
     @property
     def address(self) -> int:
-        """Of CUDA's own object, for other libraries in this process."""
+        """The address of CUDA's own object, for other libraries in this process."""
         return int(ffi.cast("uintptr_t", self.handle))
 
     def copy_in(self, target: int, source: int, nbytes: int) -> None:
@@ -181,7 +181,7 @@ class CudaStream(Owned):
         self.context.call("cuMemcpyDtoDAsync_v2", target, source, nbytes, self.handle)
 
     def fill(self, target: int, value: int, nbytes: int) -> None:
-        """Sets bytes of the GPU's memory. Raises CudaFailed."""
+        """Set bytes of the GPU's memory. Raises CudaFailed."""
         self.context.call("cuMemsetD8Async", target, value, nbytes, self.handle)
 
     def host_function(self, function: int, argument: int) -> None:
@@ -194,32 +194,32 @@ class CudaStream(Owned):
         self.context.call("cuLaunchHostFunc", self.handle, cast("CUhostFn *", function), cast("void *", argument))
 
     def launch(self, kernel: CudaKernel, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any]) -> None:
-        """Runs a kernel. `arguments`: cffi pointers to the values, of the types that it takes. Raises CudaFailed."""
+        """Run a kernel. `arguments`: cffi pointers to the values, of the types that it takes. Raises CudaFailed."""
         pointers = ffi.new("void *[]", [ffi.cast("void *", argument) for argument in arguments])
         sizes = (*grid, 1, 1)[:3] + (*block, 1, 1)[:3]
         self.context.call("cuLaunchKernel", kernel.handle, *sizes, 0, self.handle, pointers, ffi.NULL)
 
     def record(self, event: CudaEvent | None = None) -> CudaEvent:
-        """The event comes after the work so far; None: a new one. Raises CudaFailed."""
+        """Record an event that comes after the work so far, and return it; None: a new one. Raises CudaFailed."""
         found = self.context.event() if event is None else event
         self.context.call("cuEventRecord", found.handle, self.handle)
         return found
 
     def wait(self, event: CudaEvent) -> None:
-        """The work that follows waits for the event, which may be another stream's. Raises CudaFailed."""
+        """Make the work that follows wait for the event, which may be another stream's. Raises CudaFailed."""
         self.context.call("cuStreamWaitEvent", self.handle, event.handle, 0)
 
     def is_done(self) -> bool:
-        """Whether all work is done. Raises CudaFailed: this is how a lost context is noticed."""
+        """Return True if all work is done. Raises CudaFailed: this is how a lost context is noticed."""
         return self.context.asked("cuStreamQuery", self.handle)
 
     def synchronize(self) -> None:
-        """Waits for all work, without the GIL. Raises CudaFailed."""
+        """Wait for all work, without the GIL. Raises CudaFailed."""
         self.context.call("cuStreamSynchronize", self.handle)
 
 
 class _ThreadState(threading.local):
-    """What is known of a thread's current context."""
+    """The known state of a thread's current context."""
 
     is_at_home = False  #: it is this one, and stays so
     current: Any = None  #: where CUDA writes which one it is
@@ -238,7 +238,7 @@ class CudaContext:
     """
 
     def __init__(self, library: CudaLibrary, ordinal: int) -> None:
-        """Raises CudaFailed, CudaMissing."""
+        """Make the context of GPU number `ordinal`. Raises CudaFailed, CudaMissing."""
         self._library, self.ordinal, self._thread = library, ordinal, _ThreadState()
         self.on_lost: Callable[[str], object] = lambda _: None  #: called, with the reason, by whatever finds it lost
         self._forks, self._unfreed = len(_FORKS), deque[tuple[str, tuple[Any, ...], int]](maxlen=_MOST_UNTOLD)
@@ -254,21 +254,21 @@ class CudaContext:
         self.location = {"type": _ON_DEVICE, "id": self.device}
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Calls a function of the library, with this context current in this thread. Raises CudaFailed."""
+        """Call a function of the library, with this context current in this thread. Raises CudaFailed."""
         if self._unfreed:
             self._tell_unfreed()
         if code := self._called(name, arguments):
             raise self._failure(name, arguments, code)
 
     def asked(self, name: str, *arguments: Any) -> bool:
-        """The same, of a query: whether what it asks about is done."""
+        """Call a query, and return True if what it asks about is done."""
         code = self._called(name, arguments)
         if code and not self._library.is_not_ready(code):
             raise self._failure(name, arguments, code)
         return not code
 
     def call_quietly(self, name: str, *arguments: Any) -> None:
-        """The same, for what is freed and not awaited: the next call logs an error, unless the context is lost."""
+        """Call for what is freed and not awaited: the next call logs an error, unless the context is lost."""
         if (code := self._called(name, arguments)) and code not in LOST:
             self._unfreed.append((name, arguments, code))
 
@@ -293,7 +293,7 @@ class CudaContext:
         return self._elsewhere(function, arguments)
 
     def _elsewhere(self, function: Any, arguments: tuple[Any, ...]) -> int:
-        """The same, in a thread of which it is not known what its current context is."""
+        """Call in a thread of which it is not known what its current context is."""
         lib = self._library.lib
         here = self._thread.current
         if here is None:
@@ -324,7 +324,7 @@ class CudaContext:
 
     @property
     def uuid(self) -> str:
-        """As nvidia-smi and NVML write it: GPU-…"""
+        """The GPU's number as nvidia-smi and NVML write it: GPU-…"""
         found = ffi.new("CUuuid *")
         self.call("cuDeviceGetUuid_v2", found, self.device)
         digits = bytes(ffi.buffer(found)).hex()
@@ -342,7 +342,7 @@ class CudaContext:
 
     @property
     def registers_read_only(self) -> bool:
-        """Whether memory that this process may only read can be pinned."""
+        """True if memory that this process may only read can be pinned."""
         return bool(self._attribute(_CAN_REGISTER_READ_ONLY))
 
     def _attribute(self, number: int) -> int:
@@ -393,7 +393,9 @@ class CudaContext:
     # -- memory between processes
 
     def shareable(self, nbytes: int) -> SharedAllocation:
-        """New memory that can be exported, of that size or up to a granule more. Raises CudaOutOfMemory, CudaFailed."""
+        """Return new memory that can be exported, of that size or up to a granule more. Raises CudaOutOfMemory,
+        CudaFailed.
+        """
         granule = self.granule
         rounded = -(-nbytes // granule) * granule
         handle = ffi.new("CUmemHandle *")
@@ -401,7 +403,7 @@ class CudaContext:
         return SharedAllocation(self, int(handle[0]), rounded)
 
     def imported(self, fd: int, nbytes: int) -> SharedAllocation:
-        """What another process has exported: `nbytes` as its object has them. The descriptor stays the caller's.
+        """Return what another process has exported: `nbytes` as its object has them. The descriptor stays the caller's.
 
         Raises CudaFailed.
         """
@@ -411,7 +413,7 @@ class CudaContext:
 
     @property
     def granule(self) -> int:
-        """What the sizes of shareable memory are multiples of. Raises CudaFailed."""
+        """The number of bytes of which the sizes of shareable memory are multiples. Raises CudaFailed."""
         found = ffi.new("size_t *")
         self.call("cuMemGetAllocationGranularity", found, self._shareable_properties(), 0)
         return int(found[0])
@@ -423,13 +425,13 @@ class CudaContext:
     # -- work
 
     def stream(self, priority: int = 0) -> CudaStream:
-        """A new stream; lower numbers are more urgent, and CUDA clamps them. Raises CudaFailed."""
+        """Return a new stream; lower numbers are more urgent, and CUDA clamps them. Raises CudaFailed."""
         made = ffi.new("CUstream *")
         self.call("cuStreamCreateWithPriority", made, _NON_BLOCKING, priority)
         return CudaStream(self, made[0])
 
     def event(self, *, is_timed: bool = False) -> CudaEvent:
-        """A new one, which counts as done until a stream records it. Raises CudaFailed.
+        """Return a new one, which counts as done until a stream records it. Raises CudaFailed.
 
         `is_timed`: it has a time, and threads that wait for it poll.
         """
@@ -438,7 +440,9 @@ class CudaContext:
         return CudaEvent(self, made[0])
 
     def kernel(self, image: bytes, name: str) -> CudaKernel:
-        """A function of a module in PTX, which the driver compiles for this GPU, or a cubin. Raises CudaFailed."""
+        """Return a function of a module in PTX, which the driver compiles for this GPU, or a cubin. Raises
+        CudaFailed.
+        """
         made, found = ffi.new("CUmodule *"), ffi.new("CUfunction *")
         self.call("cuModuleLoadData", made, ffi.from_buffer(image + b"\0"))
         module = Owned(self.call_quietly, "cuModuleUnload", made[0])
@@ -446,17 +450,17 @@ class CudaContext:
         return CudaKernel(module, found[0])
 
     def synchronize(self) -> None:
-        """Waits for everything. Raises CudaFailed: this is how a lost context is noticed."""
+        """Wait for everything. Raises CudaFailed: this is how a lost context is noticed."""
         self.call("cuCtxSynchronize")
 
 
 def _worded(name: str, arguments: tuple[Any, ...]) -> str:
-    """The call, with the numbers that it was given."""
+    """Return the call, with the numbers that it was given."""
     numbers = ", ".join(str(argument) for argument in arguments if isinstance(argument, int))
     return f"{name.partition('_v')[0]}({numbers})"
 
 
 @cache
 def cuda_context(ordinal: int = 0) -> CudaContext:
-    """The one of this process for that GPU. Raises CudaMissing, CudaFailed."""
+    """Return the one of this process for that GPU. Raises CudaMissing, CudaFailed."""
     return CudaContext(cuda_library(), ordinal)

@@ -49,7 +49,7 @@ class GpuBuffer(DriverBuffer):
         return self._memory.context.ordinal
 
     def await_on(self, stream: CudaStream) -> None:
-        """What follows on the stream comes after all that uses it so far on others. Raises CudaFailed."""
+        """Make what follows on the stream wait for all that uses the buffer so far on others. Raises CudaFailed."""
         if self._last and self._last[0] is not stream:
             stream.wait(self._last[1])
 
@@ -58,12 +58,12 @@ class GpuBuffer(DriverBuffer):
         self._last = stream, end
 
     def settle(self) -> None:
-        """Waits for all that uses it so far. Raises CudaFailed."""
+        """Wait for all that uses it so far. Raises CudaFailed."""
         if self._last:
             self._last[1].synchronize()
 
     def copy_from(self, source: NDArray[np.uint8], offset: int = 0) -> None:
-        """As of `DriverBuffer`, from byte `offset` on."""
+        """Copy as `DriverBuffer.copy_from` does, from byte `offset` on."""
         self.settle()
         self._memory.context.copy_in(self.address + offset, source.ctypes.data, source.nbytes)
 
@@ -93,7 +93,7 @@ class GpuMemory:
         self._context, self._fields = context, uuid_fields(context.uuid)
 
     def allocate(self, request: BufferRequest) -> GpuBuffer:
-        """A buffer of zeros, so that no client reads what another one has left. Raises StatusError."""
+        """Return a buffer of zeros, so that no client reads what another one has left. Raises StatusError."""
         context, nbytes = self._context, max(1, request.nbytes)
         try:
             memory = context.allocate(nbytes)
@@ -131,7 +131,7 @@ class GpuMemory:
         return f"{self._context.name}, {self._context.uuid}"
 
     def _refuse(self, error: CudaFailed, nbytes: int) -> NoReturn:
-        """What the client gets. Raises it."""
+        """Raise the error that the client gets."""
         if error.is_lost:
             raise DeviceUnavailable(f"the GPU is lost: {error}") from error
         if isinstance(error, CudaOutOfMemory):
@@ -142,6 +142,6 @@ class GpuMemory:
 
 
 def uuid_fields(uuid: str) -> tuple[int, int]:
-    """The UUID of a GPU, "GPU-…", as the two fields of a `CUDA_FD`."""
+    """Return the UUID of a GPU, "GPU-…", as the two fields of a `CUDA_FD`."""
     high, low = struct.unpack(">qq", bytes.fromhex(uuid.removeprefix("GPU-").replace("-", "")))
     return high, low

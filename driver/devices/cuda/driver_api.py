@@ -142,7 +142,7 @@ class CudaFailed(LibraryFailed):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the context is unusable from now on, in all threads: only a new process helps."""
+        """True if the context is unusable from now on, in all threads: only a new process helps."""
         return self.code in LOST
 
 
@@ -151,12 +151,12 @@ class CudaOutOfMemory(CudaFailed, MemoryError):
 
 
 def text(pointer: Any) -> str:
-    """A C string."""
+    """Return a C string."""
     return cast("bytes", ffi.string(pointer)).decode(errors="replace")
 
 
 def configuration() -> Path:
-    """The file with the options of this room."""
+    """Return the file with the options of this room."""
     return in_home("~/.config/burst/cuda.toml")
 
 
@@ -169,7 +169,9 @@ def library_path() -> str:
 
 
 def cuda_needs() -> Needs:
-    """What a device on CUDA needs of the system: the library where the options say, and NVIDIA's device files."""
+    """Return what a device on CUDA needs of the system: the library where the options say, and NVIDIA's device
+    files.
+    """
     try:
         path = Path(library_path())
     except ValueError:  # told when the library is loaded
@@ -182,7 +184,7 @@ class CudaLibrary:
     """The loaded library. Any thread may call it."""
 
     def __init__(self, path: str) -> None:
-        """Raises CudaMissing."""
+        """Load CUDA's library. Raises CudaMissing."""
         try:
             self.lib = cast("Any", ffi.dlopen(path))
         except OSError as error:
@@ -206,16 +208,16 @@ class CudaLibrary:
         self.devices = int(number[0])
 
     def check(self, code: int, call: str) -> None:
-        """Raises CudaOutOfMemory, CudaFailed, unless a call has succeeded."""
+        """Raise CudaOutOfMemory, CudaFailed, unless a call has succeeded."""
         if code:
             raise self.failure(code, call)
 
     def is_not_ready(self, code: int) -> bool:
-        """Whether a query says "not yet"."""
+        """Return True if a query says "not yet"."""
         return code == _NOT_READY
 
     def failure(self, code: int, call: str) -> CudaFailed:
-        """The error of a call that has returned this code."""
+        """Return the error of a call that has returned this code."""
         kind = CudaOutOfMemory if code == _OUT_OF_MEMORY else CudaFailed
         name, words = (self._said(about, code) for about in (self.lib.cuGetErrorName, self.lib.cuGetErrorString))
         return kind(code, name or "unknown error", call, words)
@@ -229,7 +231,7 @@ class CudaLibrary:
 
 @cache
 def cuda_library() -> CudaLibrary:
-    """The one of this process. Raises CudaMissing, ValueError for a wrong option."""
+    """Return the one of this process. Raises CudaMissing, ValueError for a wrong option."""
     return CudaLibrary(library_path())
 
 

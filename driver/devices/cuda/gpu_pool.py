@@ -34,13 +34,14 @@ class GpuPool(VendorMemory):
     """
 
     def __init__(self, context: CudaContext, shared: SharedAllocation) -> None:
-        """Raises CudaFailed."""
+        """Map memory of the GPU, and describe it. Raises CudaFailed."""
         self._context, self._mapped = context, shared.map()
         super().__init__(shared.export(), CUDA_FD, shared.nbytes, uuid_fields(context.uuid))
 
     @classmethod
     def allocate(cls, nbytes: int, device: int = 0) -> Self:
-        """New memory of zeros on GPU number `device`: of that size, or more, as CUDA rounds it up (to 2 MB mostly).
+        """Return new memory of zeros on GPU number `device`: of that size, or more, as CUDA rounds it up (to 2 MB
+        mostly).
 
         Raises CudaMissing without a GPU, CudaFailed, ResourceExhaustedPersistent for more memory than the GPU has left.
         """
@@ -61,7 +62,7 @@ class GpuPool(VendorMemory):
 
     @property
     def address(self) -> int:
-        """Of its first byte, for the GPU alone."""
+        """The address of its first byte, for the GPU alone."""
         return self._mapped.address
 
     def tensor(self, dtype: DTypeLike = np.uint8, shape: int | tuple[int, ...] | None = None, offset: int = 0) -> Any:
@@ -77,7 +78,7 @@ class GpuPool(VendorMemory):
         return GpuTensor(self, self.address + offset, dtype, dims, device=self._place)
 
     def copy_from(self, source: Any, offset: int = 0) -> None:
-        """Copies an array, or a tensor on this GPU (by DLPack), to byte `offset`, and waits until it is there.
+        """Copy an array, or a tensor on this GPU (by DLPack), to byte `offset`, and wait until it is there.
 
         Raises ValueError for what does not fit or lies on another device, CudaFailed.
         """
@@ -93,7 +94,7 @@ class GpuPool(VendorMemory):
             self._context.copy_in(self.address + offset, array.ctypes.data, array.nbytes)
 
     def copy_to(self, target: NDArray[Any], offset: int = 0) -> None:
-        """Copies the bytes from `offset` on to a whole contiguous array. Raises ValueError, CudaFailed."""
+        """Copy the bytes from `offset` on to a whole contiguous array. Raises ValueError, CudaFailed."""
         if not (target.flags.c_contiguous and target.flags.writeable):
             raise ValueError("target: an array that can be written, without gaps")
         self._check(target.nbytes, offset)

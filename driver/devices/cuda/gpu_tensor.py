@@ -73,7 +73,7 @@ class GpuTensor:
 
     @property
     def nbytes(self) -> int:
-        """Of all elements."""
+        """The bytes of all elements."""
         return self.dtype.itemsize * math.prod(self.shape)
 
     @property
@@ -94,8 +94,8 @@ class GpuTensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """A capsule without a version, which every consumer takes. No stream has work on it that a consumer would have
-        to wait for: results come when the GPU is done.
+        """Return a capsule without a version, which every consumer takes. No stream has work on it that a consumer
+        would have to wait for: results come when the GPU is done.
         """
         if copy or (dl_device is not None and tuple(dl_device) != self._device):
             raise BufferError(f"dl_device={dl_device}, copy={copy}: it stays where it is, on device {self._device}")
@@ -130,12 +130,12 @@ def _capsule(tensor: GpuTensor) -> object:
 
 
 def _give_back(managed: Any) -> None:
-    """What the consumer calls when it is done with the memory."""
+    """Give the memory back. The consumer calls it when it is done."""
     _lent.pop(managed.contents.context, None)
 
 
 def _drop(capsule: int) -> None:
-    """What Python calls for a capsule that is gone: one that no consumer took gives its tensor back."""
+    """Give the tensor of a capsule back that no consumer took. Python calls it when the capsule is gone."""
     if _capsule_is(capsule, _NAME):
         _lent.pop(ctypes.cast(_pointer_in(capsule), ctypes.POINTER(_Managed)).contents.context, None)
 
@@ -164,7 +164,7 @@ class BorrowedTensor(NamedTuple):
 
 @contextmanager
 def borrowed(source: Any, device: tuple[int, int], stream: int) -> Iterator[BorrowedTensor]:
-    """A tensor of another library on that device. Its library lets `stream` wait for the work that makes it.
+    """Yield a tensor of another library on that device. Its library lets `stream` wait for the work that makes it.
 
     Raises ValueError for what lies elsewhere, or has gaps.
     """

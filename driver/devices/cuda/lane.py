@@ -44,7 +44,9 @@ _LOOK = 0.05
 
 
 class CudaGpu:
-    """What all executions of an engine share on one GPU: the context, clients' pools, and the context's watch."""
+    """The state that all executions of an engine share on one GPU: the context, clients' pools, and the context's
+    watch.
+    """
 
     def __init__(self, context: CudaContext, give_up: Callable[[str], object]) -> None:
         """`give_up`: ends the engine; called with the reason when the context is lost."""
@@ -56,7 +58,7 @@ class CudaGpu:
         self._thread = ServingThread(self._watch, name="cuda-watch")
 
     def lane(self, priority: int = 0) -> CudaLane:
-        """A new lane. Raises CudaFailed."""
+        """Return a new lane. Raises CudaFailed."""
         lane = CudaLane(self, priority)
         with self._starting:
             self._lanes.add(lane)
@@ -65,7 +67,7 @@ class CudaGpu:
         return lane
 
     def begins(self) -> None:
-        """An execution begins. CUDA calls no host function once the context is lost, so that is looked for."""
+        """Begin an execution. CUDA calls no host function once the context is lost, so look for that."""
         if not self._busy.is_set():
             self._busy.set()
 
@@ -80,7 +82,9 @@ class CudaGpu:
                 _log.warning("a look at the GPU's streams failed: %s", error)
 
     def _look(self) -> None:
-        """Raises CudaFailed. Lanes live no longer for it."""
+        """Look at all lanes, until they are idle and have told their times. Raises CudaFailed. Lanes live no longer for
+        it.
+        """
         with self._starting:
             lanes = list(self._lanes)
         for lane in lanes:
@@ -95,7 +99,7 @@ class GpuArgument:
     """
 
     def __init__(self, gpu: CudaGpu, given: NDArray[Any] | BufferArgument, nbytes: int, *, is_input: bool) -> None:
-        """Raises CudaFailed."""
+        """Take memory of a request. Raises CudaFailed."""
         self._gpu, self.nbytes = gpu, nbytes
         self.memory: DeviceMemory | None = None
         self._block: PinnedMemory | None = None
@@ -119,16 +123,16 @@ class GpuArgument:
 
     @property
     def staged_bytes(self) -> int:
-        """What the CPU copies in each run."""
+        """The bytes that the CPU copies in each run."""
         return self.nbytes if self._block else 0
 
     @property
     def is_copied(self) -> bool:
-        """Whether each run copies it, to or from the client's memory."""
+        """True if each run copies it, to or from the client's memory."""
         return self.memory is not None and self.nbytes > 0
 
     def copy_in(self, stream: CudaStream) -> None:
-        """Raises CudaFailed."""
+        """Copy it to the GPU, if it is copied. Raises CudaFailed."""
         if not self.is_copied:
             return
         if self._staged is not None:
@@ -141,7 +145,7 @@ class GpuArgument:
             stream.copy_out(self.host, self.address, self.nbytes)
 
     def meets(self, other: GpuArgument) -> bool:
-        """Whether both have a byte of the client's memory of the CPU in common."""
+        """Return True if both have a byte of the client's memory of the CPU in common."""
         if not (self.is_copied and other.is_copied):
             return False
         return self.lies_at < other.lies_at + other.nbytes and other.lies_at < self.lies_at + self.nbytes
@@ -169,7 +173,7 @@ class GpuExecution(BoundExecution):
         inputs: Sequence[tuple[NDArray[Any] | BufferArgument, int]],
         outputs: Sequence[tuple[NDArray[Any] | BufferArgument, int]],
     ) -> None:
-        """Inputs and outputs with the bytes that they have. Raises CudaFailed."""
+        """Take inputs and outputs with the bytes that they have. Raises CudaFailed."""
         self._lane, self._is_cancelled = lane, False
         arguments = list[GpuArgument]()
         weakref.finalize(self, _close, arguments).atexit = False  # first: there may be no memory for the last of them
@@ -189,25 +193,25 @@ class GpuExecution(BoundExecution):
         self._completion = burst_ffi.new("burst_completion *", (burst_ffi.NULL, self._copies, len(copies)))
 
     def work(self, stream: CudaStream) -> None:
-        """Adds the computation to the stream. Raises CudaFailed, ExecutionFailed."""
+        """Add the computation to the stream. Raises CudaFailed, ExecutionFailed."""
         raise NotImplementedError
 
     def run(self) -> None:
-        """Executes, and waits. Raises CudaFailed, and what `work` raises."""
+        """Execute, and wait. Raises CudaFailed, and what `work` raises."""
         self._check_begin()
         self._lane.add(self).synchronize()
         for copy in self._copies:
             burst_ffi.memmove(copy.to, getattr(copy, "from"), copy.bytes)
 
     def _check_begin(self) -> None:
-        """Raises ExecutionFailed once it was cancelled; OutputInsufficientSize for an output that does not fit."""
+        """Raise ExecutionFailed once it was cancelled; OutputInsufficientSize for an output that does not fit."""
         if self._is_cancelled:
             raise ExecutionFailed(0, "the model", "it was cancelled")
         if not all(is_sufficient for _, is_sufficient in self.shapes):
             raise OutputInsufficientSize(tuple(self.shapes))
 
     def launch(self, run: int) -> None:
-        """Executes, and lets the stream answer. Raises as `run`."""
+        """Execute, and let the stream answer. Raises what `run` does."""
         self._check_begin()
         function, argument = COMPLETED, run
         if len(self._copies):
@@ -216,7 +220,7 @@ class GpuExecution(BoundExecution):
         self._lane.add(self, (function, argument), self._timed(run))
 
     def _timed(self, run: int) -> WorkTimes | None:
-        """What takes the times of the run that begins; None: they are not wanted. Raises CudaFailed."""
+        """Return the timer of the run that begins; None: its times are not wanted. Raises CudaFailed."""
         gpu = self._lane.gpu
         note = work_note(run) if gpu.clock.is_wanted else None
         if note is None:
@@ -231,7 +235,7 @@ class GpuExecution(BoundExecution):
         self._is_cancelled = True
 
     def is_running(self) -> bool:
-        """Whether the GPU is still busy with it."""
+        """Return True if the GPU is still busy with it."""
         try:
             return not self.events[-1].is_done()
         except CudaFailed:
@@ -242,7 +246,7 @@ class CudaLane:
     """Three streams: in, compute, out. Any thread."""
 
     def __init__(self, gpu: CudaGpu, priority: int = 0) -> None:
-        """Raises CudaFailed."""
+        """Make the streams. Raises CudaFailed."""
         self.gpu = gpu
         self.lock = threading.Lock()  #: held while work is added to the streams
         self.incoming, self.compute, self.outgoing = (gpu.context.stream(priority) for _ in range(3))
@@ -252,7 +256,7 @@ class CudaLane:
     def add(
         self, execution: GpuExecution, then: tuple[int, int] | None = None, times: WorkTimes | None = None
     ) -> CudaEvent:
-        """Adds an execution; `then`: a host function and its argument, called when its outputs are written.
+        """Add an execution; `then`: a host function and its argument, called when its outputs are written.
 
         `times`: what notes when the GPU works on it. Returns the event of its end. Raises CudaFailed, ExecutionFailed;
         then nothing of it goes on.
@@ -292,8 +296,10 @@ class CudaLane:
         return done
 
     def enter(self, execution: GpuExecution) -> None:
-        """A new execution. Those that read what another one writes to the CPU's memory are noted: what one has not
-        copied out yet, the next one must not copy in.
+        """Take a new execution.
+
+        Note those that read what another one writes to the CPU's memory: what one has not copied out yet, the next one
+        must not copy in.
         """
         with self.lock:
             for other in self._executions:
@@ -303,7 +309,7 @@ class CudaLane:
             self._executions.add(execution)
 
     def _await(self, source: GpuExecution, execution: GpuExecution) -> None:
-        """What `source` writes is there before `execution` copies it in. Raises CudaFailed."""
+        """Wait until what `source` writes is there, before `execution` copies it in. Raises CudaFailed."""
         done = source.events[-1]
         if source.copied_bytes or execution.copied_bytes:  # some of it by the CPU, also after that event
             self.outgoing.synchronize()
@@ -311,7 +317,7 @@ class CudaLane:
             self.incoming.wait(done)
 
     def tell_times(self) -> bool:
-        """Notes the times of runs that have ended. False: there are others. Raises CudaFailed."""
+        """Note the times of runs that have ended. False: there are others. Raises CudaFailed."""
         if not self.lock.acquire(blocking=False):  # its holder may wait for the GPU
             return not self._untold
         try:
@@ -327,7 +333,7 @@ class CudaLane:
                 stream.synchronize()
 
     def is_idle(self) -> bool:
-        """Whether all work is done. Raises CudaFailed when the context is lost."""
+        """Return True if all work is done. Raises CudaFailed when the context is lost."""
         return all(stream.is_done() for stream in (self.incoming, self.compute, self.outgoing))
 
 

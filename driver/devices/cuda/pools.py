@@ -29,7 +29,7 @@ _SMALLEST = 4096
 
 
 def root_of(array: NDArray[Any]) -> NDArray[Any]:
-    """The array of which all others on that mapping are views."""
+    """Return the array of which all others on that mapping are views."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
@@ -43,7 +43,7 @@ class PinnedPools:
         self._known: dict[int, Registration | None] = {}  # by id of the root; None: it cannot be pinned
 
     def pin(self, array: NDArray[Any]) -> bool:
-        """Whether the memory of this array is pinned, now or since an earlier call.
+        """Return True if the memory of this array is pinned, now or since an earlier call.
 
         Raises CudaFailed when the context is lost.
         """
@@ -64,7 +64,7 @@ class PinnedPools:
             return None
 
     def _forget(self, key: int) -> None:
-        """The root goes; its memory is unmapped after this."""
+        """Forget a root that goes; its memory is unmapped after this."""
         if registration := self._known.pop(key, None):  # without the lock: any thread may drop a root while it has it
             registration.close()
 
@@ -78,7 +78,7 @@ class Staging:
         self.nbytes = 0  #: of all blocks
 
     def take(self, nbytes: int) -> PinnedMemory:
-        """A block with at least so many bytes. Raises CudaOutOfMemory, CudaFailed."""
+        """Return a block with at least so many bytes. Raises CudaOutOfMemory, CudaFailed."""
         size = max(_SMALLEST, 1 << (nbytes - 1).bit_length())
         with self._lock:
             if blocks := self._free.get(size):
@@ -93,7 +93,7 @@ class Staging:
             return block
 
     def give_back(self, block: PinnedMemory) -> None:
-        """It is not used any more."""
+        """Take a block back that is not used any more."""
         self._free.setdefault(block.nbytes, []).append(block)  # without the lock, as what goes away calls this
 
     def _trim(self) -> None:

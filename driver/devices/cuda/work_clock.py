@@ -43,12 +43,12 @@ class WorkClock:
         self._reference: Reference | None = None
 
     def run_until(self, until: float) -> None:
-        """Times are wanted until then (time.monotonic()), or as long as was said before."""
+        """Note that times are wanted until then (time.monotonic()), or as long as was said before."""
         self._until = max(self._until, until)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether they still are."""
+        """True if they still are."""
         return self._until > 0 and time.monotonic() < self._until
 
     def reference(self) -> Reference:
@@ -65,7 +65,7 @@ class WorkClock:
         return min((self._tried(self._stream) for _ in range(_TRIES)), key=lambda found: found[0])[1]
 
     def _tried(self, stream: CudaStream) -> tuple[int, Reference]:
-        """A reference, after how many ns it took to have one."""
+        """Return a reference, after how many ns it took to have one."""
         event = self._context.event(is_timed=True)
         before = time.monotonic_ns()
         stream.record(event)
@@ -78,7 +78,7 @@ class WorkTimes:
     """When the GPU copied in, computed and copied out, in the last run of one execution. Under the lock of its lane."""
 
     def __init__(self, clock: WorkClock, context: CudaContext) -> None:
-        """Raises CudaFailed."""
+        """Make the events. Raises CudaFailed."""
         self._clock = clock
         self.request: WorkNote | None = None  #: whose run begins next
         self._events = {part: (context.event(is_timed=True), context.event(is_timed=True)) for part in PARTS}
@@ -87,7 +87,7 @@ class WorkTimes:
         self._is_added = False
 
     def begin(self) -> None:
-        """A run begins, of `request`. The one before it is over, and is noted if it was not yet. Raises CudaFailed."""
+        """Begin a run of `request`. The one before it is over, and is noted if it was not yet. Raises CudaFailed."""
         self.tell()
         assert self.request
         self._run, self._is_added = (self.request, self._clock.reference()), False
@@ -95,7 +95,7 @@ class WorkTimes:
 
     @contextmanager
     def around(self, part: str, stream: CudaStream) -> Iterator[None]:
-        """What is added to the stream within is that part of the run. Raises CudaFailed."""
+        """Time what is added to the stream within, as that part of the run. Raises CudaFailed."""
         begin, end = self._events[part]
         stream.record(begin)
         yield
@@ -107,13 +107,13 @@ class WorkTimes:
         self._is_added = True
 
     def is_told(self) -> bool:
-        """Whether there is nothing to tell any more, now that what has ended was noted. Raises CudaFailed."""
+        """Return True if there is nothing to tell any more, now that what has ended was noted. Raises CudaFailed."""
         if self._run and self._is_added and all(self._events[part][1].is_done() for part in self._parts):
             self.tell()
         return self._run is None
 
     def tell(self) -> None:
-        """Notes the run, which has ended. Raises CudaFailed."""
+        """Note the run, which has ended. Raises CudaFailed."""
         run, self._run = self._run, None
         if run and self._is_added:
             note, reference = run

@@ -9,7 +9,7 @@ _FOLDER = Path(__file__).parent
 
 
 def main() -> None:
-    """Prints the folder that is asked for."""
+    """Print the folder that is asked for."""
     parser = argparse.ArgumentParser(prog="python -m driver.devices.library", description=__doc__)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--include", action="store_true", help="the folder of burst_device.h and burst_device.c")

@@ -36,22 +36,24 @@ class LibraryDescription(NamedTuple):
 
 
 def is_library(name: str) -> bool:
-    """Whether a device's name is the path of a shared library: it ends in .so, or in .so and numbers."""
+    """Return True if a device's name is the path of a shared library: it ends in .so, or in .so and numbers."""
     return _NAME.fullmatch(name) is not None
 
 
 def absolute(name: str) -> str:
-    """The path of a library from anywhere, without links. Other names stay as they are."""
+    """Return the path of a library from anywhere, without links. Other names stay as they are."""
     return os.path.realpath(name) if is_library(name) else name
 
 
 def describe(path: str) -> LibraryDescription:
-    """Of the library at this absolute path; once for each build of it. Raises DeviceNotFound."""
+    """Return the description of the library at this absolute path, made once for each build of it. Raises
+    DeviceNotFound.
+    """
     return _described(path, build_of(path))
 
 
 def build_of(path: str) -> tuple[int, ...]:
-    """What tells this build of a library from others at the same path. Raises DeviceNotFound."""
+    """Return what tells this build of a library from others at the same path. Raises DeviceNotFound."""
     try:
         found = Path(path).stat()
     except OSError as error:
@@ -61,7 +63,7 @@ def build_of(path: str) -> tuple[int, ...]:
 
 @cache
 def _described(path: str, _build: tuple[int, ...]) -> LibraryDescription:
-    """Raises DeviceNotFound; then it is read again next time."""
+    """Raise DeviceNotFound; then it is read again next time."""
     command = [executable(), "-P", str(_PROGRAM), path]
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/")
     try:

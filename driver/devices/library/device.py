@@ -189,12 +189,12 @@ class FlatPreparation:
         self.pointer.n_parts, self.pointer.parts, self.pointer.part_bytes = len(parts), self._places, self._sizes
 
     def check(self) -> None:
-        """Raises what `pace` has raised: the driver gave up for that."""
+        """Raise what `pace` has raised: the driver gave up for that."""
         self._pace.check()
 
 
 class LibraryModel(PreparedModel):
-    """What the driver's `prepare` made."""
+    """A model that the driver's `prepare` made."""
 
     def __init__(self, driver: LoadedDriver, model: Model, flat: FlatModel, prepared: Any, *, shared: bool) -> None:
         self.driver, self.model, self.prepared, self._flat = driver, model, prepared, flat
@@ -271,12 +271,14 @@ def _prepared_of(model: PreparedModel) -> Any:
 
 
 def library_class(path: str) -> type[LibraryDevice]:
-    """The device class of the library at this absolute path. Raises DeviceNotFound."""
+    """Return the device class of the library at this absolute path. Raises DeviceNotFound."""
     return _class_of(path, describe(path))
 
 
 def _files_of(path: str) -> tuple[str, ...]:
-    """The library, and the folder of libraries that it may load, unless that has more than one program's files."""
+    """Return the library, and the folder of libraries that it may load, unless that has more than one program's
+    files.
+    """
     folder = Path(path).parent
     is_common = folder.stat().st_mode & stat.S_ISVTX or home().is_relative_to(folder)
     return (path,) if is_common else (path, str(folder))

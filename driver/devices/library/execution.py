@@ -29,7 +29,7 @@ _RUN = int(burst_ffi.cast("uintptr_t", burst_ffi.addressof(lib, "burst_timed_run
 
 
 class LibraryExecution(BoundExecution):
-    """What the driver's `bind` made, and the memory that it is bound to."""
+    """An execution that the driver's `bind` made, and the memory that it is bound to."""
 
     _timed: Any = None
     _object: Any = None
@@ -58,7 +58,7 @@ class LibraryExecution(BoundExecution):
             self.native = _RUN, int(burst_ffi.cast("uintptr_t", self._timed))
 
     def _binding(self, inputs: Sequence[Any], outputs: Sequence[Any], options: BindOptions) -> tuple[Any, ...]:
-        """A `burst_binding`, and what must live as long."""
+        """Return a `burst_binding`, and what must live as long."""
         graph, kept = self._model.model.main, list[Any]()
         sides = []
         for arrays, operands in ((inputs, graph.inputs), (outputs, graph.outputs)):
@@ -83,7 +83,7 @@ class LibraryExecution(BoundExecution):
         return binding, sides, kept
 
     def run(self) -> None:
-        """Executes once, without the GIL. Raises OutputInsufficientSize, ExecutionFailed, StatusError."""
+        """Execute once, without the GIL. Raises OutputInsufficientSize, ExecutionFailed, StatusError."""
         if not self._is_fit:
             raise OutputInsufficientSize(tuple(self.shapes))
         if status := lib.burst_timed_run(self._timed):
@@ -121,7 +121,7 @@ class LibraryExecution(BoundExecution):
         return str(why)
 
     def cancel(self) -> None:
-        """Ends the run in progress, if the driver can, and all later ones."""
+        """End the run in progress, if the driver can, and all later ones."""
         lib.burst_timed_cancel(self._timed)
         if self._driver.has("cancel"):
             self._driver.tell("cancel", self._object)
@@ -132,7 +132,9 @@ class LibraryExecution(BoundExecution):
         return shapes
 
     def _shapes(self) -> tuple[tuple[tuple[int, ...], bool], ...] | None:
-        """Of all outputs; None while not all are known. Raises GeneralFailure for one that cannot be."""
+        """Return the shapes of all outputs; None while not all are known. Raises GeneralFailure for one that
+        cannot be.
+        """
         found, shape = [], ffi.new("burst_shape *")
         for n, (operand, room) in enumerate(zip(self._model.model.main.outputs, self._room, strict=True)):
             with self._driver.watched("output_shape"):

@@ -34,17 +34,17 @@ class Why:
         self.pointer = ffi.new("burst_why *", (ffi.sizeof("burst_why"), _ROOM, self._text))
 
     def __str__(self) -> str:
-        """What the driver has written, without what cannot be printed."""
+        """Return what the driver has written, without what cannot be printed."""
         return printable(ffi.string(self._text, _ROOM))
 
 
 def printable(raw: bytes) -> str:
-    """A driver's text as people can read it."""
+    """Return a driver's text as people can read it."""
     return " ".join("".join(c if c.isprintable() else " " for c in raw.decode(errors="replace")).split())
 
 
 def address(of: Any, pointer: Any) -> Any:
-    """A pointer of another cffi module."""
+    """Return a pointer of another cffi module."""
     return ffi.cast("void *", int(of.cast("uintptr_t", pointer)))
 
 
@@ -57,7 +57,7 @@ class LoadedDriver:
         report: Callable[[State, str], object],
         watched: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """Loads the library and opens its device.
+        """Load the library and open its device.
 
         `report`: what the driver calls when its device takes work, or takes none any more. `watched`: within it one of
         its functions runs.
@@ -100,11 +100,11 @@ class LoadedDriver:
         _log.info("driver %s: %s", self.name, printable(ffi.string(text, _ROOM)) if text != ffi.NULL else "")
 
     def has(self, function: str) -> bool:
-        """Whether the driver has that optional function."""
+        """Return True if the driver has that optional function."""
         return bool(getattr(self.table, function) != ffi.NULL)
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Calls a function that returns a status, with a `why` at the end. Raises StatusError."""
+        """Call a function that returns a status, with a `why` at the end. Raises StatusError."""
         why = Why()
         with self.watched(function):
             status = getattr(self.table, function)(*arguments, why.pointer)
@@ -112,7 +112,7 @@ class LoadedDriver:
             raise self.failure(function, status, str(why))
 
     def made(self, function: str, kind: str, *arguments: Any) -> Any:
-        """As `call`, of a function that makes something. `kind`: "burst_device *". Raises StatusError."""
+        """Call a function that makes something. `kind`: "burst_device *". Raises StatusError."""
         place = ffi.new(f"{kind}*")
         self.call(function, *arguments, place)
         if place[0] == ffi.NULL:
@@ -120,12 +120,12 @@ class LoadedDriver:
         return place[0]
 
     def tell(self, function: str, *arguments: Any) -> None:
-        """Calls a function that returns nothing."""
+        """Call a function that returns nothing."""
         with self.watched(function):
             getattr(self.table, function)(*arguments)
 
     def failure(self, function: str, status: int, why: str = "") -> StatusError:
-        """The error that stands for what a function returned."""
+        """Return the error that stands for what a function returned."""
         if not 0 < status <= _LAST_STATUS:
             return GeneralFailure(
                 f"driver {self.name!r}: {function} returned {status}, which is no burst_status{why and f': {why}'}"
@@ -153,7 +153,7 @@ class Callback:
         return None if self._is_void else _status_of(self.error)
 
     def check(self) -> None:
-        """Raises what the function has raised, once: it must not stay in a cycle with its own traceback."""
+        """Raise what the function has raised, once: it must not stay in a cycle with its own traceback."""
         if self.error is not None:
             try:
                 raise self.error

@@ -25,7 +25,7 @@ _open: dict[int, LibraryBurst] = {}  # by the context that the driver gets; they
 
 
 def configured(model: LibraryModel, offer: BurstOffer) -> LibraryBurst | None:
-    """The driver's own burst; None: it leaves this one to the engine. Raises StatusError."""
+    """Return the driver's own burst; None: it leaves this one to the engine. Raises StatusError."""
     number = next(_numbers)
     burst = _open[number] = LibraryBurst(model, offer.on_end)
     fds: list[int] = []
@@ -42,7 +42,7 @@ def configured(model: LibraryModel, offer: BurstOffer) -> LibraryBurst | None:
 
 
 def _flat(offer: BurstOffer, fds: list[int], number: int) -> Any:
-    """A `burst_offer`."""
+    """Return a `burst_offer`."""
     found = ffi.new("burst_offer *", {"size": ffi.sizeof("burst_offer"), "version": offer.version})
     found.request_queue, found.result_queue, found.callback = fds
     found.request_offset, found.request_ring, found.request_elements = _places(offer.requests)
@@ -67,12 +67,12 @@ class LibraryBurst(ExecutionBurst):
         self._session: Any = None
 
     def configure(self, offer: Any) -> None:
-        """Gives the driver a `burst_offer`. Raises StatusError."""
+        """Give the driver a `burst_offer`. Raises StatusError."""
         with self._lock:
             self._session = self._driver.made("configure_burst", "burst_session *", self._model.prepared, offer)
 
     def start(self) -> None:
-        """It has begun."""
+        """Note that the burst has begun."""
 
     def stop(self) -> None:
         with self._lock:
@@ -87,8 +87,9 @@ class LibraryBurst(ExecutionBurst):
                 self._driver.tell("free_memory", self._session, ffi.new("int32_t[]", numbers), len(numbers))
 
     def finish(self) -> None:
-        """The driver has said that the burst is over: in another thread than the one that said so, which may be its
-        own and hold its locks.
+        """Finish after the driver has said that the burst is over.
+
+        Runs in another thread than the one that said so, which may be the driver's own and hold its locks.
         """
         self.stop()
         self._on_end()

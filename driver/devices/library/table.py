@@ -49,7 +49,7 @@ class LibraryFault(ValueError):
 
 
 def declarations() -> str:
-    """The part of the header that cffi reads."""
+    """Return the part of the header that cffi reads."""
     text = HEADER.read_text()
     begin, end = map(text.index, _MARKS)
     return text[begin:end]
@@ -61,7 +61,7 @@ _exported.cdef("const void *burst_device_get(uint32_t abi);")
 
 
 def load(path: str, note: Callable[[str], object] = lambda _: None) -> tuple[Any, Any]:
-    """The checked table of a library, and what keeps the library loaded. `note`: called with what is done next.
+    """Return the checked table of a library, and what keeps the library loaded. `note`: called with what is done next.
 
     The table is our own copy: what the driver does not know is NULL or 0 in it.
 
@@ -136,7 +136,7 @@ def _check_numbers(table: Any) -> None:
 
 
 def text(what: str, pointer: Any, most: int) -> str:
-    """A text of the driver's. Raises LibraryFault."""
+    """Return a text of the driver's. Raises LibraryFault."""
     if pointer == ffi.NULL:
         raise LibraryFault(f"{what} is NULL: give a text")
     raw = ffi.string(pointer, most + 1)
@@ -160,7 +160,7 @@ def texts(what: str, pointer: Any, most: int = _LONGEST_NAME) -> list[str]:
 
 
 def described(table: Any) -> dict[str, Any]:
-    """What a table says, as plain data. Raises LibraryFault."""
+    """Return a table as plain data. Raises LibraryFault."""
     needs = {name: texts(f"needs->{name}", pointer, _LONGEST_PATH) for name, pointer in _needs(table).items()}
     extensions = texts("extensions", table.extensions)
     for name in extensions:
@@ -183,7 +183,7 @@ def described(table: Any) -> dict[str, Any]:
 
 
 def _needs(table: Any) -> dict[str, Any]:
-    """The lists that lie within the size that they say."""
+    """Return the lists that lie within the size that they say."""
     if table.needs == ffi.NULL:
         return {}
     names = ("read_paths", "write_paths", "system_calls")
@@ -192,7 +192,7 @@ def _needs(table: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints one line for each thing that is begun, and then {"table": …} or {"fault": …} as JSON.
+    """Print one line for each thing that is begun, and then {"table": …} or {"fault": …} as JSON.
 
     What the library prints goes to the standard error.
     """

@@ -29,7 +29,7 @@ _LEAST, _MOST = 0.5, 1.5
 
 
 def products(operation: Operation, call: Call) -> int:
-    """The multiply-adds of an operation, as far as shapes tell."""
+    """Return the multiply-adds of an operation, as far as shapes tell."""
     shapes = [() if t is None else t.shape for t in call.inputs]
     result = math.prod(call.outputs[0].shape)
     match operation.type:
@@ -47,13 +47,13 @@ def products(operation: Operation, call: Call) -> int:
 
 
 def cost(operation: Operation, call: Call) -> int:
-    """The cost of an operation, in multiply-adds."""
+    """Return the cost of an operation, in multiply-adds."""
     moved = sum(math.prod(t.shape) for t in (*call.inputs, *call.outputs) if t is not None and not t.fixed)
     return products(operation, call) + _ELEMENT * moved
 
 
 def cuts(costs: Sequence[int], crossing: Sequence[int], alone: Collection[int]) -> list[int]:
-    """The operations that begin a segment, except the first.
+    """Return the operations that begin a segment, except the first.
 
     crossing: bytes that cross a cut before each operation. alone: operations that are a segment each.
     """

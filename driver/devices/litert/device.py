@@ -49,12 +49,14 @@ _MOST_OPTION = 2**31 - 1
 
 
 def configuration() -> Path:
-    """The file with the device's options; not the environment, which the first client would set for all others."""
+    """Return the file with the device's options; not the environment, which the first client would set for all
+    others.
+    """
     return in_home("~/.config/burst/litert.toml")
 
 
 def _configured() -> dict[str, Any]:
-    """The options in the configuration file. Raises ValueError."""
+    """Return the options in the configuration file. Raises ValueError."""
     found = configured(configuration())
     if unknown := found.keys() - {"threads"}:
         raise ValueError(f"{configuration()}: unknown option {', '.join(sorted(unknown))}; the only option is threads")
@@ -143,7 +145,7 @@ class LiteRtModel(LoweredModel[LiteRtProgram]):
         packing: Packing,
         program: LiteRtProgram | None = None,
     ) -> None:
-        """Raises LibraryFailed."""
+        """Compile the model. Raises LibraryFailed."""
         self._threads, self._packing = threads, packing
         self.copied_weights = 0  #: bytes that were copied when it was compiled last; all others stayed where they were
         super().__init__(model, pace, program)
@@ -166,7 +168,7 @@ class LiteRtModel(LoweredModel[LiteRtProgram]):
 
 @cache
 def _self_test() -> None:
-    """Runs one operation, from a flatbuffer to its result: a library with another ABI than expected fails here, once.
+    """Run one operation, from a flatbuffer to its result: a library with another ABI than expected fails here, once.
 
     Raises LibraryMissing, LibraryFailed.
     """

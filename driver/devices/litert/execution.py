@@ -77,7 +77,7 @@ class LiteRtExecution(BoundExecution):
         self.native = address(ffi.addressof(lib, "burst_foreign_run")), address(self._context)
 
     def run(self) -> None:
-        """Executes once, without the GIL. Raises OutputInsufficientSize, LoopTimeout, MissedDeadlineTransient,
+        """Execute once, without the GIL. Raises OutputInsufficientSize, LoopTimeout, MissedDeadlineTransient,
         ExecutionFailed.
         """
         if self._context is None:
@@ -99,11 +99,11 @@ class LiteRtExecution(BoundExecution):
         return ExecutionFailed(0, self.what, self.fault(self._context.status))
 
     def fault(self, status: int) -> str:
-        """The library's status in words."""
+        """Return the library's status in words."""
         return status_text(status)
 
     def cancel(self) -> None:
-        """Ends the run in progress at its next segment, and all later ones before their first."""
+        """End the run in progress at its next segment, and all later ones before their first."""
         if self._context is not None:
             lib.burst_foreign_cancel(self._context)
 
@@ -112,14 +112,14 @@ class LiteRtExecution(BoundExecution):
 
 
 def _place(port: LiteRtPort, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The memory that LiteRT uses for `memory`: itself if possible, else a copy."""
+    """Return the memory that LiteRT uses for `memory`: itself if possible, else a copy."""
     return aligned(port.nbytes) if port.copied or memory.ctypes.data % ALIGNMENT else memory
 
 
 def _context(
     program: Runnable, ports: TensorBuffers, before: Any, after: Any, loop_timeout: float
 ) -> tuple[Any, Any, Any]:
-    """The context of burst_foreign_run, and what must live as long."""
+    """Return the context of burst_foreign_run, and what must live as long."""
     context = ffi.new("burst_foreign *")
     run = library_ffi.addressof(library(), "LiteRtRunCompiledModel")
     context.function = ffi.cast("foreign_function *", address(run, library_ffi))
@@ -145,7 +145,7 @@ def _context(
 
 
 def address(pointer: Any, of: Any = ffi) -> int:
-    """Of what a pointer of the library `of` points to."""
+    """Return the address of what a pointer of the library `of` points to."""
     return int(of.cast("uintptr_t", pointer))
 
 

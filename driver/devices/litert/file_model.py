@@ -106,7 +106,7 @@ class LiteRtFileModel(PreparedModel):
 
     @property
     def _keeps_interpreter(self) -> bool:
-        """Whether one interpreter runs it with inputs of any shapes, because it keeps a state."""
+        """True if one interpreter runs it with inputs of any shapes, because it keeps a state."""
         return self._is_open and self._file.findings.has_state
 
     def _program(self, shapes: tuple[Shape, ...]) -> FileProgram | InterpretedProgram:
@@ -135,7 +135,9 @@ class LiteRtFileModel(PreparedModel):
             raise
 
     def _is_known(self, shapes: tuple[Shape, ...]) -> bool:
-        """Whether the shapes of all tensors are known before a run with inputs of these shapes, none of them empty."""
+        """Return True if the shapes of all tensors are known before a run with inputs of these shapes, none of them
+        empty.
+        """
         if not self._file.findings.gives_what_it_makes or any(0 in shape for shape in shapes):
             return False
         if self._file.findings.is_plain:
@@ -149,20 +151,20 @@ class LiteRtFileModel(PreparedModel):
             return False
 
     def saved(self, root: NDArray[np.uint8]) -> Saved | None:
-        """What has been found out about the file. The file itself is read where it lies, and compiled anew."""
+        """Return what has been found out about the file. The file itself is read where it lies, and compiled anew."""
         del root
         if self._is_open:
             return None
         return Saved([msgpack.packb([self._file.findings, self.is_static]), b""])
 
     def rest(self) -> None:
-        """Drops all programs but the last one; executions keep those that they are bound to."""
+        """Drop all programs but the last one; executions keep those that they are bound to."""
         for shapes in [*self._programs][:-1]:
             self._programs.pop(shapes, None)
 
 
 def findings(saved: Saved) -> tuple[Findings, bool]:
-    """What `LiteRtFileModel.saved` has saved: findings, and whether all shapes are known before a run."""
+    """Return what `LiteRtFileModel.saved` has saved: findings, and True if all shapes are known before a run."""
     found, knows_shapes = msgpack.unpackb(saved.model[0])
     return Findings(*found), knows_shapes
 
@@ -180,7 +182,7 @@ class FileProgram:
         shapes: Sequence[Shape],
         compiled: Callable[[FileImage], CompiledFile],
     ) -> None:
-        """Raises LibraryFailed."""
+        """Compile the file for these shapes. Raises LibraryFailed."""
         self.compiled = compiled(file.image(shapes))
         self.shapes = self.compiled.shapes(len(outputs))
         self.inputs = [port.bound(shape) for port, shape in zip(inputs, shapes, strict=True)]
@@ -214,18 +216,18 @@ class LiteRtFileExecution(LiteRtExecution):
             self.native = None
 
     def run(self) -> None:
-        """As of LiteRtExecution."""
+        """Run as LiteRtExecution does."""
         for source, target in self._flags:
             np.not_equal(source, 0, target)
         super().run()
 
     def fault(self, status: int) -> str:
-        """What the runtime has said, or else the status."""
+        """Return what the runtime has said, or else the status."""
         return self._compiled.told() or status_text(status)
 
 
 def _ports(what: str, found: Sequence[DeclaredTensor], operands: Sequence[Operand]) -> list[LiteRtFilePort]:
-    """The inputs or outputs of the file, which have to be those of the model. Raises InvalidModel."""
+    """Return the inputs or outputs of the file, which have to be those of the model. Raises InvalidModel."""
     if len(found) != len(operands):
         raise InvalidModel(f"the model has {len(operands)} {what}s, and its .tflite file has {len(found)}")
     return [_port(f"{what} {n} ({t.name[:64]})", n, t, o) for n, (t, o) in enumerate(zip(found, operands, strict=True))]

@@ -49,7 +49,9 @@ def schema() -> ModuleType:
 
 
 class SharedTables:
-    """What the subgraphs of a model share. It does not refer to them, so that no cycle keeps constants alive."""
+    """The tables that the subgraphs of a model share. It does not refer to them, so that no cycle keeps constants
+    alive.
+    """
 
     def __init__(self) -> None:
         self.names: list[str] = []  #: of all operations, in the order in which they were added
@@ -58,7 +60,9 @@ class SharedTables:
         self._buffers: dict[tuple[Any, ...], int] = {}
 
     def buffer(self, array: NDArray[Any]) -> int:
-        """The number of a constant, which tensors may share. Arrays are kept, so their addresses identify them."""
+        """Return the number of a constant, which tensors may share. Arrays are kept, so their addresses identify
+        them.
+        """
         key = array.__array_interface__["data"][0], array.shape, array.strides, array.dtype
         if key not in self._buffers:
             self.constants.append(array)
@@ -66,7 +70,7 @@ class SharedTables:
         return self._buffers[key]
 
     def code(self, name: str) -> int:
-        """The number of an operator's code."""
+        """Return the number of an operator's code."""
         self.names.append(name)
         return self.codes.setdefault(name, len(self.codes))
 
@@ -83,7 +87,7 @@ class Section:
         self._operations: list[Any] = []
 
     def tensor(self, type_: str, dimensions: Sequence[int], quantisation: Quantisation | None = None) -> int:
-        """A tensor that an operation writes or the subgraph is given. Raises ValueError when it is too large."""
+        """Return a tensor that an operation writes or the subgraph is given. Raises ValueError when it is too large."""
         if math.prod(dimensions) > MOST_ELEMENTS:
             raise ValueError(f"a tensor of {list(dimensions)} has more than {MOST_ELEMENTS} elements")
         s = schema()
@@ -99,11 +103,11 @@ class Section:
         return len(self._tensors) - 1
 
     def dimensions(self, index: int) -> tuple[int, ...]:
-        """The dimensions of a tensor."""
+        """Return the dimensions of a tensor."""
         return tuple(int(d) for d in self._tensors[index].shape)
 
     def constant(self, type_: str, array: NDArray[Any], quantisation: Quantisation | None = None) -> int:
-        """A tensor with a value. The array must not change until the model is written."""
+        """Return a tensor with a value. The array must not change until the model is written."""
         index = self.tensor(type_, array.shape, quantisation)
         self._tensors[index].buffer = self._shared.buffer(array)
         return index
@@ -111,7 +115,7 @@ class Section:
     def operation(
         self, name: str, inputs: Sequence[int], outputs: Sequence[int], options: str | None = None, **fields: Any
     ) -> None:
-        """An operation by TFLite's name; `fields` of the table `options`, by the schema's names."""
+        """Add an operation by TFLite's name; `fields` of the table `options`, by the schema's names."""
         s = schema()
         operation = s.OperatorT()
         operation.opcodeIndex = self._shared.code(name)
@@ -131,7 +135,7 @@ class Section:
             yield {tensor.buffer for tensor in tensors if tensor.buffer and len(tensor.shape) > 1}
 
     def table(self, pace: Callable[[], object]) -> Any:
-        """As the schema has it."""
+        """Return the table of the schema."""
         graph = schema().SubGraphT()
         graph.tensors, graph.operators = _paced(self._tensors, pace), _paced(self._operations, pace)
         graph.inputs, graph.outputs = np.array(self.inputs, np.int32), np.array(self.outputs, np.int32)
@@ -147,16 +151,16 @@ class FlatbufferWriter:
 
     @property
     def names(self) -> list[str]:
-        """Of the operations of all subgraphs, in the order in which they were added."""
+        """The names of the operations of all subgraphs, in the order in which they were added."""
         return self._shared.names
 
     def section(self) -> Section:
-        """A new subgraph. The first one runs unless `finish` is told otherwise."""
+        """Return a new subgraph. The first one runs unless `finish` is told otherwise."""
         self.sections.append(Section(self._shared, len(self.sections)))
         return self.sections[-1]
 
     def finish(self, entries: Sequence[Section] = (), pace: Callable[[], object] = lambda: None) -> Image:
-        """The model and its constants, as LiteRT reads them.
+        """Return the model and its constants, as LiteRT reads them.
 
         entries: the subgraphs that can be run, by their places here; the first one alone when there are none.
         pace: called often.
@@ -191,7 +195,7 @@ class FlatbufferWriter:
         return image
 
     def _reads_weights_once(self, places: Sequence[int], pace: Callable[[], object]) -> bool:
-        """Whether no two operations read constants of more than one dimension that begin at the same place."""
+        """Return True if no two operations read constants of more than one dimension that begin at the same place."""
         read: set[int] = set()
         for buffers in chain.from_iterable(section.weights() for section in self.sections):
             found = {places[buffer - 1] for buffer in buffers}
@@ -213,7 +217,7 @@ class FlatbufferWriter:
         return model
 
     def _point(self, head: NDArray[np.uint8], places: Sequence[int], pace: Callable[[], object]) -> None:
-        """Sets the offsets, which depend on the size of the flatbuffer."""
+        """Set the offsets, which depend on the size of the flatbuffer."""
         model = schema().Model.GetRootAs(head.data)
         for index, place in enumerate(places):
             table = model.Buffers(index + 1)._tab  # the generated classes have no setters

@@ -32,7 +32,7 @@ class Number(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """What it takes up."""
+        """The bytes that it takes up."""
         return max(4, struct.calcsize(f"<{self.form}"))
 
 
@@ -61,11 +61,11 @@ class NewTable:
         return self._vtable
 
     def children(self) -> Iterator[Any]:
-        """New things that it refers to."""
+        """Yield new things that it refers to."""
         return (field for field in self._fields.values() if not isinstance(field, int | Number))
 
     def write(self, front: NDArray[np.uint8], at: int, places: Mapping[int, int], behind: int) -> None:
-        """Writes it at `at`. `places`: where new things lie, by identity; `behind`: where the file begins."""
+        """Write it at `at`. `places`: where new things lie, by identity; `behind`: where the file begins."""
         table = at + self._vtable
         vtable = [4 + 2 * self._slots, self._end, *(self._places.get(slot, 0) for slot in range(self._slots))]
         struct.pack_into(f"<{len(vtable)}H", front.data, at, *vtable)
@@ -94,11 +94,11 @@ class NewTables:
         self.begin, self.nbytes = 0, 4 + 4 * self._count
 
     def children(self) -> Iterator[NewTable]:
-        """The new tables."""
+        """Yield the new tables."""
         return iter(self._new.values())
 
     def write(self, front: NDArray[np.uint8], at: int, places: Mapping[int, int], behind: int) -> None:
-        """As of NewTable."""
+        """Write it, as NewTable does."""
         targets = np.zeros(self._count, np.int64)
         targets[: self._old.size] = self._old + behind
         for number, table in self._new.items():
@@ -120,7 +120,7 @@ class NewNumbers:
         return iter(())
 
     def write(self, front: NDArray[np.uint8], at: int, places: Mapping[int, int], behind: int) -> None:
-        """As of NewTable."""
+        """Write it, as NewTable does."""
         del places, behind
         front[at : at + self.nbytes] = self._words.view(np.uint8)
 
@@ -141,7 +141,7 @@ class Front:
         self.nbytes = end
 
     def write(self, front: NDArray[np.uint8], behind: int) -> None:
-        """Writes everything, for the first root; `front` is zeroed. `behind`: where the file begins."""
+        """Write everything, for the first root; `front` is zeroed. `behind`: where the file begins."""
         struct.pack_into("<I4s", front.data, 0, self.roots[0], IDENTIFIER)
         for thing, at in zip(self._things, self._at, strict=True):
             thing.write(front, at, self._places, behind)

@@ -34,7 +34,7 @@ class InterpretedProgram:
     """
 
     def __init__(self, file: TfliteOutline, shapes: tuple[Shape, ...], threads: int) -> None:
-        """Raises LibraryFailed."""
+        """Make interpreters for inputs of these shapes. Raises LibraryFailed."""
         self._inputs = [tensor.place for tensor in file.inputs]
         self._flags = [TYPES.get(tensor.code) == "BOOL" for tensor in file.inputs]
         self._outputs = [tensor.place for tensor in file.outputs]
@@ -100,7 +100,7 @@ class InterpretedExecution(BoundExecution):
         self._is_short = not all(is_sufficient for _, is_sufficient in shapes)
 
     def run(self) -> None:
-        """As of LiteRtExecution, but that nothing ends it midway."""
+        """Run as LiteRtExecution does, but that nothing ends it midway."""
         if self._is_short:
             raise OutputInsufficientSize(tuple(self.shapes))
         if self._is_cancelled:

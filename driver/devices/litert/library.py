@@ -96,7 +96,7 @@ ffi.cdef(
 
 
 def _folder() -> tuple[str, str | None]:
-    """The version of the installed wheel, or "none", and its folder if it has the pinned version."""
+    """Return the version of the installed wheel, or "none", and its folder if it has the pinned version."""
     try:
         found = importlib.metadata.version(WHEEL)
         spec = importlib.util.find_spec("ai_edge_litert")
@@ -108,7 +108,7 @@ def _folder() -> tuple[str, str | None]:
 
 
 def missing() -> str | None:
-    """What the device needs and does not find; None: nothing."""
+    """Return what the device needs and does not find; None: nothing."""
     found, folder = _folder()
     return None if folder else f"the device needs {WHEEL} {VERSION}, and {found} is installed"
 
@@ -133,13 +133,15 @@ def _libc() -> Any:
 
 @cache
 def _environment() -> Any:
-    """The process's only environment. CPU alone: other accelerators look for hardware and print what they miss."""
+    """Return the process's only environment. CPU alone: other accelerators look for hardware and print what they
+    miss.
+    """
     options = [(_LOG_SEVERITY, (_OPTION_TYPE_INT, _ERRORS)), (_REGISTERED, (_OPTION_TYPE_INT, _CPU))]
     return _new(library().LiteRtCreateEnvironment, len(options), ffi.new("EnvironmentOption[]", options))
 
 
 def status_text(status: int) -> str:
-    """A status of the library, in words."""
+    """Return a status of the library, in words."""
     return f"LiteRT's status {status} ({_STATUSES.get(status, 'unknown')})"
 
 
@@ -151,7 +153,7 @@ def _check(status: int, what: str) -> None:
 
 
 def _new(function: Any, *arguments: Any) -> Any:
-    """What `function` makes. Raises LibraryFailed."""
+    """Return what `function` makes. Raises LibraryFailed."""
     handle = ffi.new("void **")
     _check(function(*arguments, handle), str(ffi.typeof(function)))
     return handle[0]
@@ -170,7 +172,7 @@ def _options(threads: int, packed: PackedMemory | None, *, half: bool) -> Any:
 
 
 def _add(options: Any, identifier: bytes, text: bytes) -> None:
-    """Adds options that are a text, which the library frees."""
+    """Add options that are a text, which the library frees."""
     api, libc = library(), _libc()
     payload = libc.malloc(len(text))
     ffi.memmove(payload, text, len(text))
@@ -202,10 +204,10 @@ class Compiled:
         return _new(self._api.LiteRtCreateModelFromBuffer, _environment(), address, self.image.nbytes)
 
     def _extend(self, options: Any) -> None:
-        """Adds further options."""
+        """Add further options."""
 
     def ask(self, function: int, data: int) -> None:
-        """Sets the cancellation function, a _Bool (*)(void *data) that the library calls before each node.
+        """Set the cancellation function, a _Bool (*)(void *data) that the library calls before each node.
 
         Both are addresses, and live as long as this object. Raises LibraryFailed.
         """
@@ -254,7 +256,9 @@ class CompiledFile(Compiled):
         _add(options, _RUNTIME, _KEEP_ERRORS)
 
     def shapes(self, count: int) -> list[tuple[int, ...]]:
-        """Makes it ready to run. The shapes of its `count` outputs, as far as known then. Raises LibraryFailed."""
+        """Make it ready to run, and return the shapes of its `count` outputs, as far as known then. Raises
+        LibraryFailed.
+        """
         layouts = ffi.new("Layout[]", max(1, count))
         status = self._api.LiteRtGetCompiledModelOutputTensorLayouts(self.handle, 0, count, layouts, True)
         if status:
@@ -262,7 +266,7 @@ class CompiledFile(Compiled):
         return [tuple(layouts[n].dimensions[0 : layouts[n].rank]) for n in range(count)]
 
     def told(self) -> str:
-        """What it has said of errors since the last time, in one line."""
+        """Return what it has said of errors since the last time, in one line."""
         messages = ffi.new("char **")
         if self._api.LiteRtCompiledModelGetErrorMessages(self.handle, messages) or not messages[0]:
             return ""

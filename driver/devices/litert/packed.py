@@ -43,7 +43,7 @@ class PackedMemory:
     fd = -1
 
     def __init__(self) -> None:
-        """Raises OSError."""
+        """Make the memory. Raises OSError."""
         self.fd = os.memfd_create("burst-packed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
     def __del__(self) -> None:
@@ -76,11 +76,11 @@ class Packing:
         self._lock = threading.Lock()
 
     def compiled(self, image: Image, threads: int) -> Compiled:
-        """The model, ready to run. Raises LibraryFailed."""
+        """Return the model, ready to run. Raises LibraryFailed."""
         return self.compiled_as(Compiled, image, threads)
 
     def compiled_as(self, kind: Callable[..., C], image: Image, threads: int) -> C:
-        """The same, as another kind of Compiled."""
+        """Return the model as another kind of Compiled."""
         if image.shareable and not image.half and image.nbytes >= SMALLEST:
             with suppress(OSError, LibraryFailed):  # no descriptor is left, say: then it packs weights of its own
                 return self._shared(kind, image, threads)
@@ -101,7 +101,7 @@ class Packing:
         return compiled
 
     def _of_same(self, image: Image) -> PackedMemory | None:
-        """The packed weights of a prepared model with the same bytes."""
+        """Return the packed weights of a prepared model with the same bytes."""
         with self._lock:
             live = list(self._live)
         return next((other.packed for other in live if other.image.equals(image)), None)

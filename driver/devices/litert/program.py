@@ -64,7 +64,9 @@ class LiteRtPort(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """What runs in one go. Its tensors are places among the inputs, the outputs and the intermediate tensors."""
+    """A segment, which runs in one go. Its tensors are places among the inputs, the outputs and the intermediate
+    tensors.
+    """
 
     inputs: list[int]
     outputs: list[int]
@@ -107,7 +109,7 @@ class LiteRtDescription(NamedTuple):
 def lowered(
     model: Model, operations: Sequence[Prepared], tensors: Tensors, pace: Callable[[], object]
 ) -> tuple[LiteRtDescription, Image]:
-    """A model for LiteRT. `tensors`: constants and inputs, None for omitted ones. Raises ExecutionFailed."""
+    """Return a model for LiteRT. `tensors`: constants and inputs, None for omitted ones. Raises ExecutionFailed."""
     lowering = Lowering(model, LOWERINGS)
     graphs = _lowered(lowering, operations, tensors, pace)
     inputs, outputs, places = _ports(graphs)
@@ -127,7 +129,7 @@ def lowered(
 
 
 def _gains_by_half(model: Model, products: int) -> bool:
-    """Whether float16 makes the model faster on a processor that computes in float32 and only converts float16.
+    """Return True if float16 makes the model faster on a processor that computes in float32 and only converts float16.
 
     It does where weights are read from memory once or a few times in an execution and do not fit into a cache: half as
     many bytes are read. Convolutions, which use each weight often, take three times as long.
@@ -139,18 +141,18 @@ def _gains_by_half(model: Model, products: int) -> bool:
 
 
 class Runnable(Protocol):
-    """What an execution needs to know of what it runs."""
+    """The facts about a model that an execution of it needs."""
 
     turn: Any  #: burst_turn: one execution runs at a time
     between: TensorBuffers  #: memory of the tensors between segments
 
     @property
     def compiled(self) -> Compiled:
-        """What LiteRT runs."""
+        """The model that LiteRT runs."""
 
     @property
     def shapes(self) -> Sequence[tuple[int, ...]]:
-        """Of the outputs."""
+        """The shapes of the outputs."""
 
     @property
     def inputs(self) -> Sequence[LiteRtPort]:
@@ -162,7 +164,7 @@ class Runnable(Protocol):
 
     @property
     def segments(self) -> Sequence[Segment]:
-        """What runs, one after the other."""
+        """The segments that run, one after the other."""
 
 
 class LiteRtProgram:
@@ -178,7 +180,7 @@ class LiteRtProgram:
         threads: Callable[[int], int],
         compiled: Callable[[Image, int], Compiled],
     ) -> None:
-        """Raises LibraryFailed."""
+        """Compile the segments. Raises LibraryFailed."""
         self.description, self.image = description, image
         self.shapes, self.segments = description.shapes, description.segments
         self.inputs, self.outputs = description.inputs, description.outputs
@@ -208,7 +210,7 @@ class LiteRtProgram:
 
 
 def restored(saved: Saved, root: NDArray[np.uint8]) -> tuple[LiteRtDescription, Image]:
-    """As `lowered`, of a program that was saved by this version of the device; `root` follows it in memory."""
+    """Return a program that was saved by this version of the device, as `lowered` does; `root` follows it in memory."""
     plain, front = saved.model
     description, has_root, shareable, half = msgpack.unpackb(plain, use_list=False)
     assert isinstance(front, np.ndarray)
@@ -223,7 +225,7 @@ def _address(pointer: Any) -> int:
 def _lowered(
     lowering: Lowering, operations: Sequence[Prepared], tensors: Tensors, pace: Callable[[], object]
 ) -> list[LiteRtGraph]:
-    """The segments of the main subgraph."""
+    """Return the segments of the main subgraph."""
     main, calls = lowering.model.main, []
     for operation in operations:
         with naming(operation, "litert"):
@@ -248,7 +250,7 @@ def _lowered(
 
 
 def _ports(graphs: Sequence[LiteRtGraph]) -> tuple[list[LiteRtPort], list[LiteRtPort], dict[Crossing, int]]:
-    """The inputs that are read, the outputs, and the place of each in this order."""
+    """Return the inputs that are read, the outputs, and the place of each in this order."""
     last, main = graphs[-1], graphs[-1].subgraph
     private = last.lowering.private
     taken = {key for graph in graphs for key in graph.takes}
@@ -274,7 +276,7 @@ def _port(number: int, tensor: Tensor, type_: str, *, copied: bool) -> LiteRtPor
 
 
 def _segment(graph: LiteRtGraph, places: dict[Crossing, int]) -> Segment:
-    """Adds to `places` the tensors that it passes to other segments."""
+    """Add to `places` the tensors that it passes to other segments."""
     outputs = [places.setdefault(key, len(places)) for key in graph.gives]
     return Segment([places[key] for key in graph.takes], outputs, graph.loops)
 
@@ -282,7 +284,7 @@ def _segment(graph: LiteRtGraph, places: dict[Crossing, int]) -> Segment:
 def _between(
     graphs: Sequence[LiteRtGraph], segments: Sequence[Segment], first: int, places: dict[Crossing, int]
 ) -> tuple[list[Between], int]:
-    """The tensors between segments, from place `first` on, and the bytes of their block."""
+    """Return the tensors between segments, from place `first` on, and the bytes of their block."""
     crossing = {places[key]: (graph, key[1], tensor) for graph in graphs for key, tensor in graph.gives.items()}
     found = {k: (form.type, graph.writer.dimensions(t)) for k, (graph, form, t) in crossing.items() if k >= first}
     sizes = {k: math.prod(shape) * np.dtype(type_.lower()).itemsize for k, (type_, shape) in found.items()}

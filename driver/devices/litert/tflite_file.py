@@ -66,7 +66,7 @@ class DeclaredTensor(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """What all operators of a file together tell. Plain values."""
+    """The findings about all operators of a file together. Plain values."""
 
     work: int  #: multiply-adds of a run with the declared shapes, roughly
     loops: int  #: how many WHILEs
@@ -80,8 +80,9 @@ class TfliteOutline:
     """A file, read as far as needed. inputs, outputs: of its first subgraph."""
 
     def __init__(self, data: NDArray[np.uint8], findings: Findings | None = None) -> None:
-        """`findings`: of the same file, if they are known. Raises InvalidModel for a file that is damaged, or that has
-        weights elsewhere.
+        """Read the file. `findings`: of the same file, if they are known.
+
+        Raises InvalidModel for a file that is damaged, or that has weights elsewhere.
         """
         self.data = data
         self._model = model = _model(data)
@@ -128,14 +129,16 @@ class TfliteOutline:
         return np.where(is_behind, self._buffers.numbers("size", 8), self._buffers.counts("data"))
 
     def _gives_what_it_makes(self) -> bool:
-        """Whether each output is made by an operator, and is given once."""
+        """Return True if each output is made by an operator, and is given once."""
         made = {*self._main.operators.lists("outputs").values.tolist()}
         outputs = [tensor.place for tensor in self.outputs]
         return len({*outputs}) == len(outputs) and made.issuperset(outputs)
 
     def image(self, shapes: Sequence[Shape], *, is_asked: bool = False) -> FileImage:
-        """What LiteRT reads. `shapes`: of the inputs. `is_asked`: its only output tells by its shape whether all shapes
-        are known before a run: then it is not UNKNOWN.
+        """Return the bytes that LiteRT reads. `shapes`: of the inputs.
+
+        `is_asked`: its only output tells by its shape whether all shapes are known before a run: then it is not
+        UNKNOWN.
         """
         fields: dict[int, Field] = {
             0: Number("I", VERSION),
@@ -149,7 +152,7 @@ class TfliteOutline:
         return FileImage(front, self.data, shareable=self.findings.is_shareable and not is_asked)
 
     def _main_graph(self, shapes: Sequence[Shape], *, is_asked: bool) -> NewTable:
-        """The first subgraph, with inputs of these shapes."""
+        """Return the first subgraph, with inputs of these shapes."""
         pairs = zip(self.inputs, shapes, strict=True)
         resized = {t.place: self._main.resized(t.place, shape) for t, shape in pairs if t.shape != shape}
         names = ("inputs", "outputs", "operators", "name")
@@ -182,7 +185,7 @@ class TfliteOutline:
         }
 
     def _outline(self) -> NewTable:
-        """A model with as many inputs and outputs, and nothing in between."""
+        """Return a model with as many inputs and outputs, and nothing in between."""
         count, all_ = len(self.inputs), len(self.inputs) + len(self.outputs)
         graph: dict[int, Field] = {
             _SUBGRAPH["tensors"]: NewTables(_NONE, more=[_tensor([1]) for _ in range(all_)]),
@@ -229,7 +232,7 @@ class _Graph:
         return self.table.lists(side).values
 
     def declared(self, side: str) -> Iterator[DeclaredTensor]:
-        """The inputs or outputs."""
+        """Yield the inputs or outputs."""
         indices = self._ends(side)
         if indices.size and not 0 <= indices.min() <= indices.max() < len(self.tensors):
             raise InvalidModel(f"the .tflite file is damaged: one of its {side} is a tensor that is not there")
@@ -243,7 +246,7 @@ class _Graph:
             )
 
     def resized(self, index: int, shape: Shape) -> NewTable:
-        """A tensor with another shape."""
+        """Return a tensor with another shape."""
         tensor = self.tensors.pick([index])
         old: dict[int, Field] = {
             _TENSOR[name]: int(tensor.targets(name)[0]) for name in ("name", "quantization", "sparsity")
@@ -256,11 +259,13 @@ class _Graph:
 
     @property
     def has_variables(self) -> bool:
-        """Whether a tensor keeps its value from one run to the next."""
+        """True if a tensor keeps its value from one run to the next."""
         return bool(self.tensors.numbers("is_variable", 1).any())
 
     def is_plain(self, kinds: Places, sizes: Places) -> bool:
-        """Whether the shapes of all that its operators make follow from those of its inputs. `sizes`: of buffers."""
+        """Return True if the shapes of all that its operators make follow from those of its inputs. `sizes`: of
+        buffers.
+        """
         owners = self._given.owners
         steers = np.ones(owners.size, bool)
         firsts = np.cumsum(self._given.counts) - self._given.counts
@@ -287,7 +292,7 @@ class _Graph:
         return found
 
     def weights(self, sizes: Places) -> Places:
-        """The buffers of constants of more than one dimension, once for each operator that reads them."""
+        """Return the buffers of constants of more than one dimension, once for each operator that reads them."""
         ranks = np.append(self._shapes.counts, 0)
         is_weight = (self._buffer_sizes(sizes) > 0) & (ranks[self._given.values] > 1)
         pairs = np.stack([self._given.owners[is_weight], self._buffers()[is_weight]])
@@ -309,7 +314,7 @@ class FileImage(Image):
     """The file behind its front: mapped a second time where it lies in shared memory, else copied."""
 
     def __init__(self, front: Front, data: NDArray[np.uint8], *, shareable: bool) -> None:
-        """Raises InvalidModel for a file that has its tables too far away."""
+        """Raise InvalidModel for a file that has its tables too far away."""
         begin = self._map(front.nbytes, data)
         try:
             front.write(self.bytes, begin)
@@ -318,7 +323,7 @@ class FileImage(Image):
         self.shareable, self._roots = shareable, front.roots
 
     def _map(self, nbytes: int, data: NDArray[np.uint8]) -> int:
-        """Makes room for so many bytes, and the file behind them. Where the file begins."""
+        """Make room for so many bytes, and the file behind them; return where the file begins."""
         held = shared_root([data])
         offset = 0 if held is None else data.ctypes.data - held.ctypes.data
         if held is not None and offset % ALIGNMENT == 0:

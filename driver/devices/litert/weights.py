@@ -39,7 +39,7 @@ def aligned(nbytes: int) -> NDArray[np.uint8]:
 
 
 def shared_root(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint8] | None:
-    """The largest read-only memory of bytes that these arrays are views of, or None."""
+    """Return the largest read-only memory of bytes that these arrays are views of, or None."""
     roots = [_root(array) for array in arrays if array.nbytes]
     found = max(roots, key=lambda root: root.nbytes, default=None)
     if found is None or found.flags.writeable or found.dtype != np.uint8:
@@ -61,7 +61,7 @@ class Image:
     """
 
     def __init__(self, front: int, root: NDArray[np.uint8] | None) -> None:
-        """Raises OSError when those pages cannot be mapped twice: they are private, or there is no room."""
+        """Raise OSError when those pages cannot be mapped twice: they are private, or there is no room."""
         self.shareable = self.half = False
         if root is None:
             self.bytes, self.nbytes, self.behind = aligned(front), front, front
@@ -76,7 +76,7 @@ class Image:
 
     @classmethod
     def of(cls, front: NDArray[np.uint8], root: NDArray[np.uint8] | None, *, shareable: bool, half: bool) -> Image:
-        """An image that is in memory already: the front on a page, and `root` on the page after it."""
+        """Return an image that is in memory already: the front on a page, and `root` on the page after it."""
         image = cls.__new__(cls)
         image.half = half
         image.bytes, image.shareable, image.behind, image.nbytes = front, shareable, front.nbytes, front.nbytes
@@ -93,7 +93,7 @@ class Image:
 
     @property
     def address(self) -> int:
-        """Of the first byte."""
+        """The address of the first byte."""
         return self.bytes.ctypes.data
 
     def buffer(self) -> Any:
@@ -101,7 +101,7 @@ class Image:
         return _ffi.buffer(_ffi.cast("char *", self.address), self.nbytes)
 
     def equals(self, other: Image) -> bool:
-        """Whether all bytes are the same."""
+        """Return True if all bytes are the same."""
         if self.nbytes != other.nbytes:
             return False
         return same_bytes(self.address, other.address, self.nbytes)

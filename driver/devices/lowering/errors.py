@@ -38,8 +38,9 @@ class LibraryFailed(DriverError):
 
 
 def in_words(message: object) -> str:
-    """What a library says went wrong, for people: in one line, of bounded length, without places in its sources. What
-    is left out is in the log.
+    """Return a library's message for people: in one line, of bounded length, without places in its sources.
+
+    What is left out is in the log.
     """
     full = str(message)
     text = " ".join(_PLACES.sub(" ", full).replace("Node number", "; Node number").replace(" ; ", "; ").split())
@@ -55,6 +56,6 @@ class UnsupportedError(Exception):
 
 
 def require(condition: object, reason: str) -> None:
-    """Raises UnsupportedError unless `condition` holds."""
+    """Raise UnsupportedError unless `condition` holds."""
     if not condition:
         raise UnsupportedError(reason)

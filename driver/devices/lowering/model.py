@@ -66,7 +66,9 @@ class LoweringDevice(Device, Generic[P]):
         saved: Saved | None = None,
         root: NDArray[np.uint8] | None = None,
     ) -> PreparedModel:
-        """A model that is a file of its kind; `saved`, `root`: as in `restore`. Raises InvalidModel, LibraryFailed."""
+        """Return a model that is a file of its kind; `saved`, `root`: as in `restore`. Raises InvalidModel,
+        LibraryFailed.
+        """
         raise NotImplementedError
 
     def explain(self, model: Model) -> list[str | None]:
@@ -86,16 +88,16 @@ class LoweringDevice(Device, Generic[P]):
 
     @abstractmethod
     def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> P:
-        """A program that was lowered before. Raises LibraryFailed."""
+        """Return a program that was lowered before. Raises LibraryFailed."""
 
     @abstractmethod
     def lowered(
         self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], program: P | None = None
     ) -> LoweredModel[P]:
-        """A model, with its program if there is one. Raises LibraryFailed."""
+        """Return a model, with its program if there is one. Raises LibraryFailed."""
 
     def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
-        """A model whose inputs leave dimensions open is compiled whenever it is bound to new shapes."""
+        """Prepare a model. One whose inputs leave dimensions open is compiled whenever it is bound to new shapes."""
         pace, threads = preparation.pace, partial(self.threads_for, preference=preparation.preference)
         file = file_of(model)
         return self.file_model(model, file, pace, threads) if file else self.lowered(model, pace, threads)
@@ -115,7 +117,7 @@ class LoweringDevice(Device, Generic[P]):
 
 
 def check_input(number: int, operand: Operand, array: NDArray[Any] | None) -> None:
-    """Raises ValueError for an array that does not fit the operand."""
+    """Raise ValueError for an array that does not fit the operand."""
     if array is None:
         return
     declared = operand.dimensions
@@ -129,7 +131,7 @@ def check_input(number: int, operand: Operand, array: NDArray[Any] | None) -> No
 
 
 def offset_in(root: NDArray[np.uint8] | None, array: NDArray[Any], alignment: int = ALIGNMENT) -> int | None:
-    """The offset of the array in `root`, if it lies there contiguous and aligned; else None."""
+    """Return the offset of the array in `root`, if it lies there contiguous and aligned; else None."""
     if root is None or not array.flags.c_contiguous or array.ctypes.data % alignment:
         return None
     offset = array.ctypes.data - root.ctypes.data
@@ -137,7 +139,7 @@ def offset_in(root: NDArray[np.uint8] | None, array: NDArray[Any], alignment: in
 
 
 def aligned(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The bytes where libraries can use them: themselves if possible, else a copy."""
+    """Return the bytes where libraries can use them: themselves if possible, else a copy."""
     if array.ctypes.data % ALIGNMENT == 0:
         return array
     block = np.empty(array.nbytes + ALIGNMENT, np.uint8)
@@ -152,7 +154,7 @@ class CompiledProgram(Protocol):
     operations: list[str]  #: by the library's names, in order
 
     def saved(self, root: NDArray[np.uint8]) -> Saved | None:
-        """What a device needs to restore it; None: it is not worth keeping."""
+        """Return what a device needs to restore it; None: it is not worth keeping."""
 
 
 class LoweredModel(PreparedModel, Generic[P]):
@@ -187,10 +189,12 @@ class LoweredModel(PreparedModel, Generic[P]):
 
     @abstractmethod
     def compiled(self, tensors: Tensors, pace: Callable[[], object]) -> P:
-        """A program for these constants and inputs, None for omitted ones. Raises ExecutionFailed, LibraryFailed."""
+        """Return a program for these constants and inputs, None for omitted ones. Raises ExecutionFailed,
+        LibraryFailed.
+        """
 
     def program_for(self, inputs: Sequence[NDArray[Any] | None], pace: Callable[[], object]) -> P:
-        """The program for inputs of these shapes. Raises ValueError, and as `compiled`."""
+        """Return the program for inputs of these shapes. Raises ValueError, and as `compiled`."""
         graph = self.model.main
         for number, (index, array) in enumerate(zip(graph.inputs, inputs, strict=True)):
             check_input(number, graph.operands[index], array)
@@ -202,12 +206,12 @@ class LoweredModel(PreparedModel, Generic[P]):
         return program.saved(root) if program else None
 
     def rest(self) -> None:
-        """Drops all programs but the last one; executions keep those that they are bound to."""
+        """Drop all programs but the last one; executions keep those that they are bound to."""
         for shapes in [*self._programs][:-1]:
             self._programs.pop(shapes, None)
 
     def operations(self) -> list[str]:
-        """The library's operations of the program that was compiled last, in order."""
+        """Return the library's operations of the program that was compiled last, in order."""
         return [name for program in [*self._programs.values()][-1:] for name in program.operations]
 
     def _program(self, shapes: Shapes, pace: Callable[[], object]) -> P:

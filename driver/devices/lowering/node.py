@@ -43,7 +43,7 @@ class LoweringGraph(ABC):
 
     @abstractmethod
     def output(self, index: int) -> tuple[Any, str]:
-        """The library's tensor that holds an output in the form its client sees, and its type."""
+        """Return the library's tensor that holds an output in the form its client sees, and its type."""
 
     def tensor(self, index: int) -> Tensor:
         """Operand `index`. Raises UnsupportedError."""
@@ -72,13 +72,13 @@ class LoweringNode(Generic[G]):
         return self.graph.tensor(self.operation.outputs[n])
 
     def real(self, i: int) -> float:
-        """The value of scalar input `i`, which is finite."""
+        """Return the value of scalar input `i`, which is finite."""
         value = self.call.real(i)
         require(math.isfinite(value), f"its input {i} is {value}")
         return value
 
     def is_requantised(self, i: int, n: int = 0) -> bool:
-        """Whether output `n` is quantised, and otherwise than input `i`."""
+        """Return True if output `n` is quantised, and otherwise than input `i`."""
         source, result = self.input(i), self.output(n)
         is_alike = (source.scale, source.zero_point) == (result.scale, result.zero_point)
         return result.type.is_quantised and not is_alike
@@ -102,7 +102,7 @@ def draft(
 
 @contextmanager
 def naming(operation: Prepared, library: str) -> Iterator[None]:
-    """Turns the reasons for which an operation is refused into ExecutionFailed, which names the operation."""
+    """Turn the reasons for which an operation is refused into ExecutionFailed, which names the operation."""
     try:
         yield
     except REFUSALS as error:

@@ -25,11 +25,11 @@ _CONTROL = ("IF", "WHILE")
 
 
 def at_once() -> None:
-    """Does not pause."""
+    """Do not pause."""
 
 
 def prepared(graph: Subgraph, pace: Callable[[], object] = at_once) -> list[Prepared]:
-    """The operations of a valid graph, with what is known before there are shapes."""
+    """Return the operations of a valid graph, with what is known before there are shapes."""
     result = []
     for index, operation in enumerate(graph.operations):
         kind = OPERATIONS[operation.type]
@@ -40,7 +40,7 @@ def prepared(graph: Subgraph, pace: Callable[[], object] = at_once) -> list[Prep
 
 
 def constants(graph: Subgraph, pace: Callable[[], object] = at_once) -> Tensors:
-    """The constants, by operand; None for omitted operands."""
+    """Return the constants, by operand; None for omitted operands."""
     found: Tensors = {}
     for index, operand in enumerate(graph.operands):
         if operand.lifetime.is_constant:
@@ -54,7 +54,7 @@ def constants(graph: Subgraph, pace: Callable[[], object] = at_once) -> Tensors:
 
 
 def place(operation: Prepared, graph: Subgraph, tensors: Tensors) -> Call:
-    """The operation with the shapes of its operands; its outputs are added to `tensors`. Raises one of REFUSALS,
+    """Return the operation with the shapes of its operands; its outputs are added to `tensors`. Raises one of REFUSALS,
     UnsupportedError.
 
     IF and WHILE get the shapes that the model declares; their lowering has to check them.

@@ -46,7 +46,7 @@ class Arithmetic(ABC, Generic[T]):
 
     @abstractmethod
     def constant(self, value: float) -> T:
-        """A number, to be broadcast."""
+        """Return a number, to be broadcast."""
 
     @abstractmethod
     def zeros(self, shape: Shape) -> T:
@@ -54,26 +54,26 @@ class Arithmetic(ABC, Generic[T]):
 
     @abstractmethod
     def add(self, a: T, b: T, shape: Shape) -> T:
-        """a + b."""
+        """Return a + b."""
 
     @abstractmethod
     def subtract(self, a: T, b: T, shape: Shape) -> T:
-        """a - b."""
+        """Return a - b."""
 
     @abstractmethod
     def multiply(self, a: T, b: T, shape: Shape) -> T:
-        """a * b."""
+        """Return a * b."""
 
     @abstractmethod
     def dense(self, source: T, weights: T, shape: Shape, bias: T | None = None) -> T:
-        """The matrix product, and a bias."""
+        """Return the matrix product, and a bias."""
 
     @abstractmethod
     def activated(self, a: T, code: int, shape: Shape) -> T:
-        """An activation by its code, as recurrent operations count them."""
+        """Return an activation by its code, as recurrent operations count them."""
 
     def activated_sum(self, a: T, b: T, code: int, shape: Shape) -> T:
-        """a + b, activated; a library may have both in one operation."""
+        """Return a + b, activated; a library may have both in one operation."""
         return self.activated(self.add(a, b, shape), code, shape)
 
     @abstractmethod
@@ -95,14 +95,14 @@ class Arithmetic(ABC, Generic[T]):
 
     @abstractmethod
     def joined(self, parts: Sequence[T], shape: Shape) -> T:
-        """The parts behind one another along the last of three axes."""
+        """Return the parts behind one another along the last of three axes."""
 
     @abstractmethod
     def give(self, a: T, n: int) -> None:
-        """Makes `a` output `n`."""
+        """Make `a` output `n`."""
 
     def entering(self, pairs: Sequence[tuple[int, int]], bias: T | None, units: int) -> T:
-        """The sum of the products of inputs with weights, by their numbers, for all steps at once."""
+        """Return the sum of the products of inputs with weights, by their numbers, for all steps at once."""
         (source, weights), *rest = pairs
         shape = (_rows(self.node, source), units)
         total = self.dense(self.rows(source), self.weights(weights), shape, bias)
@@ -154,13 +154,15 @@ def rnn_both(sums: Arithmetic[T]) -> None:
 
 
 def _give_forward(sums: Arithmetic[T], results: T, states: list[T]) -> None:
-    """The states only where the operation has outputs for them."""
+    """Give the states only where the operation has outputs for them."""
     for n, result in enumerate([results, *states][: len(sums.node.operation.outputs)]):
         sums.give(result, n)
 
 
 def _give_both(sums: Arithmetic[T], passes: Sequence[tuple[list[T], T]], *, is_merged: bool) -> None:
-    """The results of both directions, joined or apart; behind them the states, where there are outputs for them."""
+    """Give the results of both directions, joined or apart; behind them the states, where there are outputs for
+    them.
+    """
     given = [result for _, result in passes]
     if is_merged:
         given = [sums.joined(given, sums.node.output().shape)]
@@ -195,7 +197,9 @@ class LstmCell(Generic[T]):
         self.projection_bias = sums.input(places.projection + 1) if has_bias else None
 
     def run(self) -> tuple[list[T], T]:
-        """The last output and cell state, and the outputs of all steps. A cell that normalises adds biases later."""
+        """Return the last output and cell state, and the outputs of all steps. A cell that normalises adds biases
+        later.
+        """
         sums, way, form = self.sums, self.way, self.form
         biases = {g: None if self.norm else self.biases[g] for g in form.gates}
         entering = [sums.entering(way.products(g), biases[g], form.cells) for g in form.gates]
@@ -203,7 +207,7 @@ class LstmCell(Generic[T]):
         return sums.run(way, states, entering, self.step, (form.cells, form.units))
 
     def step(self, states: list[T], entering: list[T]) -> tuple[list[T], T]:
-        """The new output and cell state."""
+        """Return the new output and cell state."""
         (last, cell), sums, shape = states, self.sums, self.shape
         entered = dict(zip(self.form.gates, entering, strict=True))
         forget = self._opened(FORGET, entered, last, cell)
@@ -219,11 +223,11 @@ class LstmCell(Generic[T]):
         return [output, cell], output
 
     def _opened(self, gate: int, entered: dict[int, T], last: T, cell: T) -> T:
-        """A gate after its activation."""
+        """Return a gate after its activation."""
         return self.sums.activated(self._gate(gate, entered, last, cell), SIGMOID, self.shape)
 
     def _gate(self, gate: int, entered: dict[int, T], last: T, cell: T) -> T:
-        """A gate before its activation, from what enters it, the last output and a cell state."""
+        """Return a gate before its activation, from what enters it, the last output and a cell state."""
         sums, shape = self.sums, self.shape
         total = sums.add(entered[gate], sums.dense(last, self.recurrent[gate], shape), shape)
         if gate in self.peephole:
@@ -277,7 +281,7 @@ _OPERATIONS: dict[str, Callable[[Arithmetic[Any]], None]] = {
 
 
 def lowerings(arithmetic: Callable[[N], Arithmetic[T]]) -> dict[str, Callable[[N], None]]:
-    """A function for each recurrent operation, in terms of a library's arithmetic on a node."""
+    """Return a function for each recurrent operation, in terms of a library's arithmetic on a node."""
     return {name: partial(_lower, arithmetic, operation) for name, operation in _OPERATIONS.items()}
 
 

@@ -51,12 +51,14 @@ class OrtOptions(NamedTuple):
 
 
 def configuration() -> Path:
-    """The file with the device's options; not the environment, which the first client would set for all others."""
+    """Return the file with the device's options; not the environment, which the first client would set for all
+    others.
+    """
     return in_home("~/.config/burst/onnxruntime.toml")
 
 
 def options() -> OrtOptions:
-    """Reads the configuration file. Raises ValueError."""
+    """Read the configuration file. Raises ValueError."""
     found = configured(configuration())
     threads, staged = found.get("threads"), found.get("staged", False)
     if threads is not None and (type(threads) is not int or threads < 1):
@@ -175,7 +177,7 @@ class OnnxRuntimeModel(LoweredModel[OrtProgram]):
         provider: ExecutionProvider | None = None,
         program: OrtProgram | None = None,
     ) -> None:
-        """Raises LibraryFailed."""
+        """Compile the model. Raises LibraryFailed."""
         self._threads, self._provider = threads, provider
         super().__init__(model, pace, program)
 
@@ -262,7 +264,7 @@ class OnnxRuntimeExecution(BoundExecution):
         self.copied_bytes = sum(memory.nbytes for memory, _ in (*self._before, *self._after))
 
     def run(self) -> None:
-        """Executes once, without the GIL. Raises OutputInsufficientSize, ExecutionFailed, LoopTimeout,
+        """Execute once, without the GIL. Raises OutputInsufficientSize, ExecutionFailed, LoopTimeout,
         MissedDeadlineTransient.
         """
         if self._binding is None:
@@ -278,7 +280,7 @@ class OnnxRuntimeExecution(BoundExecution):
             np.copyto(memory, place)
 
     def cancel(self) -> None:
-        """The run in progress ends before its next operation, with ExecutionFailed. From any thread."""
+        """End the run in progress before its next operation, with ExecutionFailed. Safe from any thread."""
         self._runs.cancel()
 
     def is_running(self) -> bool:
@@ -298,7 +300,7 @@ def _moved(memory: NDArray[np.uint8], port: OrtPort) -> tuple[NDArray[np.uint8],
 
 @cache
 def self_test() -> None:
-    """Adds up products of the largest bytes: the sums are too small where 16-bit intermediates saturate. This detects,
+    """Add up products of the largest bytes: the sums are too small where 16-bit intermediates saturate. This detects,
     once, an unexpected library, or a processor on which it computes wrong results.
 
     Raises LibraryMissing, LibraryFailed.

@@ -68,12 +68,12 @@ class OnnxFilePort(NamedTuple):
         return self.stored.itemsize
 
     def nbytes(self, shape: Shape) -> int:
-        """Of a tensor with this shape."""
+        """Return the bytes of a tensor with this shape."""
         return self.size * math.prod(shape)
 
     @property
     def chooses(self) -> bool:
-        """Whether its values may choose an address, a size or a branch."""
+        """True if its values may choose an address, a size or a branch."""
         return self.dtype in CHOOSING
 
 
@@ -133,7 +133,7 @@ class OnnxFileModel(PreparedModel):
 
     @property
     def has_half(self) -> bool:
-        """Whether an input, an output or a large weight is of float16."""
+        """True if an input, an output or a large weight is of float16."""
         kinds = [port.type for port in (*self.inputs, *self.outputs)]
         return "FLOAT16" in kinds or self._has_half_weights
 
@@ -172,7 +172,7 @@ class OnnxFileModel(PreparedModel):
         return cuda_execution(self.session, sources, targets)
 
     def _given(self, number: int, port: OnnxFilePort, given: Any) -> NDArray[Any] | GpuPlace | None:
-        """An input as a session can read it; None: it is left out. Raises ValueError."""
+        """Return an input as a session can read it; None: it is left out. Raises ValueError."""
         where = f"input {number} ({port.name})"
         if given is None and number >= self.required:
             return None
@@ -181,7 +181,9 @@ class OnnxFileModel(PreparedModel):
         return checked_input(where, "an .onnx file", given, port.stored)
 
     def expected(self, given: Shapes) -> list[Shape | None]:
-        """The shapes of the outputs for inputs of these shapes, None for one that is left out; None: of any shape."""
+        """Return the shapes of the outputs for inputs of these shapes, None for one that is left out; None: of any
+        shape.
+        """
         learned = self._learned.get(given)
         if learned is None:
             sizes = {
@@ -197,7 +199,7 @@ class OnnxFileModel(PreparedModel):
         return [None if n in self._varying else shape for n, shape in enumerate(declared)]
 
     def learn(self, given: Shapes, found: tuple[Shape, ...]) -> None:
-        """Notes the shapes of outputs that a run has made."""
+        """Note the shapes of outputs that a run has made."""
         known = self._learned.get(given)
         if known is None:
             if len(self._learned) >= _MOST_SHAPES:
@@ -207,24 +209,24 @@ class OnnxFileModel(PreparedModel):
             self._varying.update(n for n, shape in enumerate(found) if shape != known[n])
 
     def may_bind(self, output: int) -> bool:
-        """Whether ONNX Runtime writes that output to memory that it is given."""
+        """Return True if ONNX Runtime writes that output to memory that it is given."""
         return output not in self._unbound
 
     def copy_always(self, outputs: Collection[int]) -> None:
-        """These are never again bound to their memory."""
+        """Note that these outputs are never again bound to their memory."""
         self._unbound.update(outputs)
 
     @property
     def is_long(self) -> bool:
-        """Whether a run may take long."""
+        """True if a run may take long."""
         return bool(self.loops) or self._slowest >= _LONG
 
     def took(self, seconds: float) -> None:
-        """Notes how long a run took: the slower of the last ones decides."""
+        """Note how long a run took: the slower of the last ones decides."""
         self._slowest = max(seconds, self._slowest / 2)
 
     def saved(self, root: NDArray[np.uint8]) -> Saved | None:
-        """The optimised graph, and its weights."""
+        """Return the optimised graph, and its weights."""
         given = file_of(self._model)
         if self.provider is not None or given is None:
             return None
@@ -252,7 +254,7 @@ class OnnxFileModel(PreparedModel):
 
 
 def _unchanged(file: SplitOnnxFile, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """A weight of the optimised graph: where it lies in the file, if the optimisers have left it as it was."""
+    """Return a weight of the optimised graph: where it lies in the file, if the optimisers have left it as it was."""
     source, found = file.sources.get(name), array.reshape(-1).view(np.uint8)
     if source is None or not np.array_equal(source, found):
         return array
@@ -260,13 +262,13 @@ def _unchanged(file: SplitOnnxFile, name: str, array: NDArray[Any]) -> NDArray[A
 
 
 def optimised(saved: Saved, root: NDArray[np.uint8]) -> SplitOnnxFile:
-    """The file that ONNX Runtime has optimised, from what `OnnxFileModel.saved` has saved."""
+    """Return the file that ONNX Runtime has optimised, from what `OnnxFileModel.saved` has saved."""
     (graph, work, loops), weights = restored(saved, root)
     return SplitOnnxFile(graph, weights, work, loops)
 
 
 def _ports(what: str, found: Sequence[Any], operands: Sequence[Operand]) -> list[OnnxFilePort]:
-    """The inputs or outputs of the file, which have to be those of the model. Raises InvalidModel."""
+    """Return the inputs or outputs of the file, which have to be those of the model. Raises InvalidModel."""
     if len(found) != len(operands):
         raise InvalidModel(f"the model has {len(operands)} {what}s, and its .onnx file has {len(found)}")
     ports = []
@@ -295,7 +297,7 @@ def _ports(what: str, found: Sequence[Any], operands: Sequence[Operand]) -> list
 
 
 def _declared(shape: Sequence[int | str | None], sizes: dict[str, int]) -> Shape | None:
-    """A shape with the sizes for its names; None where there are none."""
+    """Return a shape with the sizes for its names; None where there are none."""
     found = [sizes.get(d) if isinstance(d, str) else d for d in shape]
     return None if None in found else tuple(found)  # type: ignore[arg-type]
 
@@ -314,7 +316,7 @@ class OnnxFileExecution(BoundExecution):
         outputs: Sequence[NDArray[Any] | GpuPlace],
         loop_timeout: float,
     ) -> None:
-        """`inputs`: None for one that is left out."""
+        """Bind the arrays. `inputs`: None for one that is left out."""
         self._owner, self._outputs, self._is_static = owner, outputs, owner.is_static
         self._runs = StoppableRuns(owner.loops, loop_timeout)
         self._given = tuple(None if array is None else array.shape for array in inputs)
@@ -334,7 +336,7 @@ class OnnxFileExecution(BoundExecution):
                 self._count(port, port.nbytes(shape))
 
     def _source(self, port: OnnxFilePort, array: NDArray[Any] | GpuPlace) -> Place:
-        """What ONNX Runtime reads: the memory itself if possible, else a copy."""
+        """Return what ONNX Runtime reads: the memory itself if possible, else a copy."""
         if isinstance(array, GpuPlace):
             return port.name, port.type, array.shape, array
         place, fill = source_of(array, port.dtype)
@@ -364,12 +366,12 @@ class OnnxFileExecution(BoundExecution):
         self._binding = self._owner.session.binding(self._sources, targets)
 
     def _is_usable(self, port: OnnxFilePort, memory: NDArray[np.uint8] | GpuPlace, shape: Shape) -> bool:
-        """Whether ONNX Runtime can write the output to its memory."""
+        """Return True if ONNX Runtime can write the output to its memory."""
         is_aligned = address_of(memory) % port.size == 0
         return self._is_apart and is_aligned and not port.chooses and port.nbytes(shape) <= memory.nbytes
 
     def run(self) -> None:
-        """Executes once, without the GIL. Raises OutputInsufficientSize, ExecutionFailed, LoopTimeout,
+        """Execute once, without the GIL. Raises OutputInsufficientSize, ExecutionFailed, LoopTimeout,
         MissedDeadlineTransient.
         """
         if self._is_static and not all(is_sufficient for _, is_sufficient in self.shapes):
@@ -391,7 +393,7 @@ class OnnxFileExecution(BoundExecution):
             self._copy()
 
     def _run_unbound(self) -> str | None:
-        """Runs once more with no output bound to its memory: another shape than the expected one may be the fault."""
+        """Run once more with no output bound to its memory: another shape than the expected one may be the fault."""
         expected, bound = self._expected, {n for n, _ in self._bound}
         self._bind([None] * len(self._outputs))
         fault = self._runs.run(self._binding.attempt, is_long=True)
@@ -402,7 +404,7 @@ class OnnxFileExecution(BoundExecution):
         return fault
 
     def _results(self) -> list[Any]:
-        """Of the last run, one for each output."""
+        """Return the results of the last run, one for each output."""
         found = self._binding.results()
         return [found[place] for place in self._owner.places]
 
@@ -415,7 +417,7 @@ class OnnxFileExecution(BoundExecution):
             self._owner.copy_always(strays)
 
     def _copy(self) -> None:
-        """Copies what ONNX Runtime has allocated."""
+        """Copy what ONNX Runtime has allocated."""
         values, shapes = self._results(), []
         for n, (port, memory, expected) in enumerate(
             zip(self._owner.outputs, self._outputs, self._expected, strict=True)
@@ -447,12 +449,12 @@ class OnnxFileExecution(BoundExecution):
             self._bind(expected)
 
     def cancel(self) -> None:
-        """The run in progress ends before its next operation, with ExecutionFailed. From any thread."""
+        """End the run in progress before its next operation, with ExecutionFailed. Safe from any thread."""
         self._runs.cancel()
 
 
 def _room(given: NDArray[Any] | GpuPlace, nbytes: int | None = None) -> NDArray[np.uint8] | GpuPlace:
-    """The bytes of an argument, or the first `nbytes`."""
+    """Return the bytes of an argument, or the first `nbytes`."""
     if isinstance(given, GpuPlace):
         return given if nbytes is None else given.first(nbytes)
     return given.reshape(-1).view(np.uint8)[:nbytes]
@@ -466,5 +468,5 @@ def _store(memory: NDArray[np.uint8] | GpuPlace, contents: NDArray[np.uint8]) ->
 
 
 def _contents(value: Any, nbytes: int) -> NDArray[np.uint8]:
-    """The bytes of a tensor of ONNX Runtime's. It lives as long as the value."""
+    """Return the bytes of a tensor of ONNX Runtime's. It lives as long as the value."""
     return np.frombuffer(ffi.buffer(ffi.cast("char *", value.data_ptr()), nbytes), np.uint8)

@@ -30,11 +30,11 @@ class GpuPlace:
         self.nbytes: int = room if nbytes is None else nbytes
 
     def first(self, nbytes: int) -> GpuPlace:
-        """The first `nbytes`."""
+        """Return the first `nbytes`."""
         return GpuPlace(self.argument, nbytes)
 
     def write(self, values: NDArray[np.uint8]) -> None:
-        """Copies values of the CPU to its beginning. Raises LibraryFailed."""
+        """Copy values of the CPU to its beginning. Raises LibraryFailed."""
         self.buffer.copy_from(values, self.argument.offset)
 
 
@@ -44,7 +44,7 @@ def address_of(place: Room) -> int:
 
 
 def may_overlap(a: Room, b: Room) -> bool:
-    """Whether both may have a byte in common."""
+    """Return True if both may have a byte in common."""
     if isinstance(a, GpuPlace) and isinstance(b, GpuPlace):
         return a.address < b.address + b.nbytes and b.address < a.address + a.nbytes
     if isinstance(a, GpuPlace) or isinstance(b, GpuPlace):
@@ -53,7 +53,8 @@ def may_overlap(a: Room, b: Room) -> bool:
 
 
 def checked_gpu_input(where: str, argument: BufferArgument, size: int, *, chooses: bool) -> GpuPlace:
-    """The input, if it can be read there. `size`: of an element; `chooses`: its values are indices, sizes, conditions.
+    """Return the input, if it can be read there. `size`: of an element; `chooses`: its values are indices, sizes,
+    conditions.
 
     Raises ValueError.
     """
@@ -66,5 +67,5 @@ def checked_gpu_input(where: str, argument: BufferArgument, size: int, *, choose
 
 
 def places_of(outputs: Sequence[Any]) -> list[Room]:
-    """The memory of each output."""
+    """Return the memory of each output."""
     return [GpuPlace(output) if isinstance(output, BufferArgument) else output for output in outputs]

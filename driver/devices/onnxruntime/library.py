@@ -30,7 +30,7 @@ _FATAL = 4  # of the log's severities: errors are raised, and a client could hav
 
 
 def version() -> str:
-    """The version of the installed library, or "none". Its code is not loaded."""
+    """Return the version of the installed library, or "none". Its code is not loaded."""
     for wheel in ("onnxruntime", "onnxruntime-gpu"):
         try:
             return importlib.metadata.version(wheel)
@@ -40,7 +40,7 @@ def version() -> str:
 
 
 def missing() -> str | None:
-    """What the device needs and does not find; None: nothing."""
+    """Return what the device needs and does not find; None: nothing."""
     found = version()
     if found == "none" or tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
         return f"the device needs onnxruntime {'.'.join(map(str, OLDEST))} or later, and {found} is installed"
@@ -83,7 +83,7 @@ def exact_options(threads: int, *, is_quick: bool = False) -> Any:
 
 
 class SessionLane(Protocol):
-    """What a session has on a GPU of its own provider (`OrtLane`)."""
+    """The resources that a session has on a GPU of its own provider (`OrtLane`)."""
 
     @property
     def lock(self) -> AbstractContextManager[object]:
@@ -142,17 +142,17 @@ class Session:
 
     @property
     def inputs(self) -> list[Any]:
-        """What the model says of its inputs: `name`, `type`, `shape`."""
+        """The model's inputs: `name`, `type`, `shape`."""
         return list(self.session.get_inputs())
 
     @property
     def optional(self) -> list[Any]:
-        """The same of inputs for which the model has a value, behind those."""
+        """The inputs for which the model has a value, which come behind those."""
         return list(self.session.get_overridable_initializers())
 
     @property
     def outputs(self) -> list[Any]:
-        """What it says of its outputs."""
+        """The model's outputs: `name`, `type`, `shape`."""
         return list(self.session.get_outputs())
 
     def binding(self, inputs: Sequence[Place], outputs: Sequence[Place | str]) -> Binding:
@@ -205,7 +205,7 @@ class Binding:
         self._session, self._binding = session._sess, binding._iobinding
 
     def run(self, options: Any = None) -> str | None:
-        """Executes once, without the GIL. Returns the error message, or None; `options`: a RunOptions."""
+        """Execute once, without the GIL. Returns the error message, or None; `options`: a RunOptions."""
         try:
             with self._lock:
                 for bind in self._before:
@@ -216,10 +216,12 @@ class Binding:
         return None
 
     def attempt(self) -> Attempt:
-        """An execution that can be ended: ONNX Runtime looks at `terminate` before each operation, in loops, too."""
+        """Return an execution that can be ended: ONNX Runtime looks at `terminate` before each operation, in loops,
+        too.
+        """
         options = library().RunOptions()
         return Attempt(partial(self.run, options), partial(setattr, options, "terminate", True))
 
     def results(self) -> Sequence[Any]:
-        """The outputs after a run, as ONNX Runtime's own values. Index it: iterating costs 40 us."""
+        """Return the outputs after a run, as ONNX Runtime's own values. Index it: iterating costs 40 us."""
         return self._binding.get_outputs()  # type: ignore[no-any-return]

@@ -44,27 +44,27 @@ class OrtLanes:
         self._gpu: CudaGpu | None = None
 
     def time_work(self, until: float) -> bool:
-        """As of `Device`."""
+        """Note its work, as `Device.time_work` says."""
         if self._gpu is not None:
             self._gpu.clock.run_until(until)
         return self._gpu is not None
 
     def lane(self) -> OrtLane:
-        """A lane for one session. Raises CudaMissing, CudaFailed."""
+        """Return a lane for one session. Raises CudaMissing, CudaFailed."""
         if self._gpu is None:
             self._gpu = CudaGpu(cuda_context(self._ordinal), self._give_up)
         return OrtLane(self._gpu.lane(), has_graphs=self._has_graphs)
 
 
 class OrtLane:
-    """What a session has on its GPU."""
+    """The resources that a session has on its GPU."""
 
     def __init__(self, lane: CudaLane, *, has_graphs: bool) -> None:
         self.lane, self._has_graphs, self._numbers = lane, has_graphs, itertools.count(1)
 
     @property
     def lock(self) -> threading.Lock:
-        """Of the lane."""
+        """The lock of the lane."""
         return self.lane.lock
 
     def provider_options(self) -> dict[str, str]:
@@ -73,7 +73,9 @@ class OrtLane:
         return found | ({"enable_cuda_graph": "1"} if self._has_graphs else {})
 
     def run_options(self) -> Any:
-        """Of one bound request: its runs return while the GPU works, and have a recording of their own."""
+        """Return the options of one bound request: its runs return while the GPU works, and have a recording of their
+        own.
+        """
         options = library().RunOptions()
         options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         if self._has_graphs:
@@ -118,6 +120,6 @@ def _given(memory: NDArray[np.uint8] | GpuPlace) -> NDArray[np.uint8] | BufferAr
 
 
 def cuda_execution(session: Session, inputs: Sequence[Place], outputs: Sequence[Place]) -> OrtCudaExecution:
-    """An execution of a session that has a lane, in the GPU's memory, between these. Raises CudaFailed."""
+    """Return an execution of a session that has a lane, in the GPU's memory, between these. Raises CudaFailed."""
     assert isinstance(session.lane, OrtLane)
     return OrtCudaExecution(session.session, session.lane, inputs, outputs)

@@ -58,7 +58,7 @@ def taken_apart(
     external: Mapping[str, NDArray[np.uint8]] = MappingProxyType({}),
     pace: Callable[[], object] = at_once,
 ) -> SplitOnnxFile:
-    """Takes a file apart. `external`: the files beside it, by the names by which it calls them.
+    """Take a file apart. `external`: the files beside it, by the names by which it calls them.
 
     Raises InvalidModel for one that is damaged, or that names another file.
     """
@@ -66,7 +66,7 @@ def taken_apart(
 
 
 def check_places(data: NDArray[np.uint8], external: Mapping[str, NDArray[np.uint8]]) -> None:
-    """Raises InvalidModel unless every tensor of the file lies in it, or in one of the files beside it: `external`."""
+    """Raise InvalidModel unless every tensor of the file lies in it, or in one of the files beside it: `external`."""
     if re.search(_BYTES_OF_KEY, data.data):
         _FileSplitter(data, external, at_once).check_places()
 
@@ -147,7 +147,7 @@ class _FileSplitter:
         return lying_elsewhere(_described(tensor))
 
     def _with_contents(self, kind: str, start: int, end: int, depth: int) -> ProtoWriter:
-        """The same message, in which tensors that lie in other files have their contents.
+        """Return the message with the contents of tensors that lie in other files.
 
         Of tensors in nodes, ONNX Runtime looks for the files themselves while it infers shapes. Raises InvalidModel.
         """
@@ -164,7 +164,7 @@ class _FileSplitter:
         return found.encoded(bytes(self._view[kept:end]))
 
     def _contents(self, tensor: ProtoMessage) -> NDArray[Any] | None:
-        """The contents of a large tensor of the main graph; None: they stay in the message."""
+        """Return the contents of a large tensor of the main graph; None: they stay in the message."""
         found, data, name = None, tensor.spans(_TENSOR["raw_data"]), tensor.text(_TENSOR["name"])
         if _is_elsewhere(tensor):
             found = self._elsewhere(_place(tensor))
@@ -179,7 +179,7 @@ class _FileSplitter:
         return aligned(found).view(dtype).reshape(shape)
 
     def _elsewhere(self, place: Mapping[str, str]) -> NDArray[np.uint8]:
-        """What lies in one of the files beside it. Raises InvalidModel."""
+        """Return what lies in one of the files beside it. Raises InvalidModel."""
         name = place.get(_KEY, "")
         if name not in self._external:
             raise InvalidModel(f"the .onnx file has weights in the file {name!r:.200}, which was not sent along")
@@ -194,7 +194,7 @@ class _FileSplitter:
         return found[offset : offset + length]
 
     def check_places(self) -> None:
-        """Raises InvalidModel unless all files that tensors lie in were sent along."""
+        """Raise InvalidModel unless all files that tensors lie in were sent along."""
         for tensor in tensors(ProtoMessage(self._wire), "ModelProto"):
             place = _place(tensor)
             if _KEY in place:
@@ -205,7 +205,7 @@ class _FileSplitter:
 
 
 def _described(tensor: ProtoMessage) -> ProtoWriter:
-    """The sizes, type and name of a tensor."""
+    """Return the sizes, type and name of a tensor."""
     found = ProtoWriter()
     for size in tensor.integers(_TENSOR["dims"]).tolist():
         found.integer(_TENSOR["dims"], size)

@@ -44,7 +44,7 @@ class PackedExecution(BoundExecution):
         outputs: Sequence[NDArray[np.uint8]],
         loop_timeout: float,
     ) -> None:
-        """Raises ValueError for arguments that do not fit."""
+        """Raise ValueError for arguments that do not fit."""
         if any(isinstance(each, BufferArgument) for each in (*inputs, *outputs)):
             raise ValueError("a file with values that are no tensors of numbers runs in the CPU's memory")
         self._owner, self._outputs = owner, outputs
@@ -59,7 +59,7 @@ class PackedExecution(BoundExecution):
         self.shapes = tuple(((), False) for _ in outputs)
 
     def _source(self, number: int, port: OnnxFilePort, given: Any) -> Callable[[], Any] | None:
-        """What gives ONNX Runtime this input in a run; None: it is left out."""
+        """Return the function that gives ONNX Runtime this input in a run; None: it is left out."""
         where = f"input {number} ({port.name})"
         if given is None and number >= self._owner.required:
             return None
@@ -79,7 +79,7 @@ class PackedExecution(BoundExecution):
         return lambda: typed
 
     def run(self) -> None:
-        """Executes once. Raises OutputInsufficientSize, ExecutionFailed, LoopTimeout, MissedDeadlineTransient."""
+        """Execute once. Raises OutputInsufficientSize, ExecutionFailed, LoopTimeout, MissedDeadlineTransient."""
         for fill in self._before:
             fill()
         pairs = zip(self._owner.inputs, self._sources, strict=True)
@@ -110,7 +110,7 @@ class PackedExecution(BoundExecution):
         return None
 
     def cancel(self) -> None:
-        """The run in progress ends before its next operation, with ExecutionFailed. From any thread."""
+        """End the run in progress before its next operation, with ExecutionFailed. Safe from any thread."""
         self._runs.cancel()
 
     def is_running(self) -> bool:
@@ -125,7 +125,7 @@ def _value(where: str, memory: NDArray[np.uint8]) -> Any:
 
 
 def _store(port: OnnxFilePort, value: Any, room: NDArray[np.uint8]) -> tuple[tuple[int, ...], bool]:
-    """Writes an output, if there is room. Returns its shape, and whether there was."""
+    """Write an output, if there is room. Returns its shape, and whether there was."""
     if port.type == PACKED.name:
         contents = np.frombuffer(pack(value), np.uint8)
         shape: tuple[int, ...] = (contents.nbytes,)

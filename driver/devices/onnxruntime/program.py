@@ -65,7 +65,7 @@ def _draft(
 def _alone(
     referenced: Sequence[Subgraph], operation: Operation, call: Call, graph: Subgraph, tensors: Tensors
 ) -> tuple[bytes, Weights]:
-    """A graph of one operation, whose inputs are those of its operands that are no constants."""
+    """Return a graph of one operation, whose inputs are those of its operands that are no constants."""
     found = OrtGraph(graph, tensors, referenced)
     given = [i for i in dict.fromkeys(operation.inputs) if (tensor := tensors.get(i)) is not None and not tensor.fixed]
     inputs = [(found.input(i), stored_type(found.tensor(i)), found.tensor(i).shape) for i in given]
@@ -103,7 +103,9 @@ Weights = list[tuple[str, "NDArray[Any]"]]
 def lowered(
     model: Model, operations: Sequence[Prepared], tensors: Tensors, pace: Callable[[], object]
 ) -> tuple[OrtDescription, Weights]:
-    """A model for ONNX Runtime. `tensors`: constants and inputs, None for omitted ones. Raises ExecutionFailed."""
+    """Return a model for ONNX Runtime. `tensors`: constants and inputs, None for omitted ones. Raises
+    ExecutionFailed.
+    """
     graph = model.main
     found = OrtGraph(graph, tensors, model.referenced)
     given = [(n, i) for n, i in enumerate(graph.inputs) if tensors.get(i) is not None]
@@ -153,7 +155,7 @@ class OrtProgram:
             provider.check(self.session.on_cpu)
 
     def improved(self) -> OrtProgram:
-        """The same program, made thoroughly and faster to run. Raises LibraryFailed."""
+        """Return the program, made thoroughly and faster to run. Raises LibraryFailed."""
         return OrtProgram(self._lower, self._threads, self.provider)
 
     def saved(self, root: NDArray[np.uint8]) -> Saved:
@@ -174,14 +176,14 @@ def saved(description: Any, weights: Weights, root: NDArray[np.uint8], alignment
 
 
 def restored_program(saved: Saved, root: NDArray[np.uint8]) -> tuple[OrtDescription, Weights]:
-    """As `lowered`, of a program that was saved by this version of the device, and the bytes of the model."""
+    """Return a program that was saved by this version of the device, as `lowered` does, and the bytes of the model."""
     (inputs, outputs, *rest), weights = restored(saved, root)
     sources, targets = ([OrtPort(*port) for port in side] for side in (inputs, outputs))
     return OrtDescription(sources, targets, *rest), weights
 
 
 def restored(saved: Saved, root: NDArray[np.uint8]) -> tuple[Any, Weights]:
-    """What `saved` was given, from memory with these contents."""
+    """Return what `saved` was given, from memory with these contents."""
     plain, places = msgpack.unpackb(saved.model[0], use_list=False)
     weights: Weights = []
     for name, dtype, shape, lies_there, offset in places:

@@ -165,7 +165,7 @@ class OrtCudaDevice(OrtProviderDevice, device="onnxruntime-cuda"):
 
     @cached_property
     def memory(self) -> GpuMemory:
-        """Of the GPU that the provider runs on. Raises LibraryMissing, LibraryFailed."""
+        """The memory of the GPU that the provider runs on. Raises LibraryMissing, LibraryFailed."""
         from driver.devices.cuda.context import cuda_context
         from driver.devices.cuda.device_buffers import GpuMemory
 
@@ -189,7 +189,7 @@ class OrtTensorRtRtxDevice(OrtProviderDevice, device="onnxruntime-tensorrt-rtx")
 
 
 class _Look(NamedTuple):
-    """What was found of a provider's hardware. fault: why it does not work; "": it does."""
+    """The findings about a provider's hardware. fault: why it does not work; "": it does."""
 
     fault: str
     words: str = ""
@@ -209,7 +209,7 @@ def _looked(provider: ExecutionProvider) -> _Look:
 
 
 def _look_apart(provider: ExecutionProvider) -> _Look:
-    """Looks in a process that is thrown away: drivers of GPUs keep threads, do not survive a fork, and may crash."""
+    """Look in a process that is thrown away: drivers of GPUs keep threads, do not survive a fork, and may crash."""
     readable, writable = os.pipe2(os.O_CLOEXEC)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # the child calls nothing that other threads may hold
@@ -279,7 +279,7 @@ _Tensor = tuple[str, str, "NDArray[Any]"]
 
 
 def _run(provider: ExecutionProvider, writer: OrtWriter, source: _Tensor, target: _Tensor) -> NDArray[Any]:
-    """The target, after a run of the graph. Raises LibraryMissing, LibraryFailed."""
+    """Return the target, after a run of the graph. Raises LibraryMissing, LibraryFailed."""
     ends = [(name, type_, array.shape, array.reshape(-1).view(np.uint8)) for name, type_, array in (source, target)]
     graph = writer.graph([ends[0][:3]], [ends[1][:2]])
     session = Session(model(graph), writer.weights, 1, provider)

@@ -50,7 +50,7 @@ class ProviderOption(NamedTuple):
     default: Value | None = None
 
     def allows(self, value: object) -> bool:
-        """Whether it may have this value."""
+        """Return True if it may have this value."""
         if isinstance(self.choices, tuple):
             return value in self.choices and type(value) is type(self.choices[0])
         return type(value) is self.choices and (self.choices is not int or value >= 0)  # type: ignore[operator]
@@ -62,7 +62,7 @@ class ProviderOption(NamedTuple):
 
 
 class OrtProvider(NamedTuple):
-    """What is known of a provider. packages: any of these has its library, which matches `file`."""
+    """The facts about a provider. packages: any of these has its library, which matches `file`."""
 
     device: str
     title: str
@@ -84,7 +84,9 @@ class OrtProvider(NamedTuple):
         return in_home(f"~/.config/burst/{self.device}.toml")
 
     def chosen(self, given: Mapping[str, object]) -> dict[str, Value]:
-        """The options: `given` ones, else those of the configuration file, else the defaults. Raises ValueError."""
+        """Return the options: `given` ones, else those of the configuration file, else the defaults. Raises
+        ValueError.
+        """
         found: dict[str, Value] = {n: o.default for n, o in self.options.items() if o.default is not None}
         where = str(self.configuration)
         for source, values in ((where, configured(self.configuration)), (self.device, given)):
@@ -108,7 +110,7 @@ class OrtProvider(NamedTuple):
         return None
 
     def missing(self) -> tuple[str, str] | None:
-        """What the device lacks, and the remedy; None: nothing. Looks at files alone."""
+        """Return what the device lacks, and the remedy; None: nothing. Looks at files alone."""
         install = f"pip install 'burst-engine[{self.extra}]'"
         found = runtime_version()
         if found == "none" or tuple(int(part) for part in found.split(".")[:2]) < OLDEST_RUNTIME:
@@ -140,7 +142,7 @@ class OrtProvider(NamedTuple):
 
     @property
     def version(self) -> str:
-        """Of ONNX Runtime, and of the provider."""
+        """The versions of ONNX Runtime and of the provider."""
         package = self.package
         plugin = package.version if package else "none"
         return f"2 (ONNX Runtime {runtime_version()}, {self.title} {plugin})"
@@ -252,7 +254,7 @@ class ExecutionProvider:
         self._lanes: OrtLanes | None = None
 
     def environment(self) -> dict[str, str]:
-        """The variables by which the drivers of GPUs are configured."""
+        """Return the variables by which the drivers of GPUs are configured."""
         if not self.kind.uses_vulkan:
             return {}
         cache = str(in_home(SHADER_CACHE))
@@ -270,7 +272,7 @@ class ExecutionProvider:
         }
 
     def set_environment(self) -> None:
-        """Sets these variables in this process. Before anything of the drivers is loaded."""
+        """Set these variables in this process. Before anything of the drivers is loaded."""
         os.environ.update(self.environment())
 
     def devices(self) -> list[Any]:
@@ -285,7 +287,7 @@ class ExecutionProvider:
         return int(self._options.get("device", 0))
 
     def lane(self) -> OrtLane | None:
-        """What a session gets to run in the GPU's memory; None: the provider does not run there.
+        """Return what a session gets to run in the GPU's memory; None: the provider does not run there.
 
         Raises CudaMissing, CudaFailed.
         """
@@ -299,7 +301,7 @@ class ExecutionProvider:
         return self._lanes.lane()
 
     def time_work(self, until: float) -> bool:
-        """As of `Device`: what runs on CUDA's streams."""
+        """Note what runs on CUDA's streams, as `Device.time_work` says."""
         return self._lanes is not None and self._lanes.time_work(until)
 
     def _lose(self, words: str) -> None:
@@ -323,7 +325,7 @@ class ExecutionProvider:
         return f"{self.kind.device}: {self._options}"
 
     def check(self, on_cpu: Sequence[str], spared: Collection[str] = ()) -> None:
-        """Raises LibraryFailed if it leaves these operators to the CPU, `spared` ones apart, and may not."""
+        """Raise LibraryFailed if it leaves these operators to the CPU, `spared` ones apart, and may not."""
         found = [name for name in on_cpu if name not in spared]
         if found and not self.may_use_cpu:
             raise LibraryFailed(
@@ -332,8 +334,10 @@ class ExecutionProvider:
             )
 
     def examine(self, fault: str) -> None:
-        """Looks at an error of ONNX Runtime's. Raises DeviceUnavailable if this process can use the GPU no more,
-        ResourceExhaustedTransient if another request may fit into its memory.
+        """Look at an error of ONNX Runtime's.
+
+        Raises DeviceUnavailable if this process can use the GPU no more, ResourceExhaustedTransient if another request
+        may fit into its memory.
         """
         if re.search(self.kind.lost, fault):
             said = fault[-300:]  # first come names of functions
@@ -345,7 +349,7 @@ class ExecutionProvider:
             raise ResourceExhaustedTransient(f"{self.kind.title}: the GPU has no memory left: {fault:.300}")
 
     def nodes_elsewhere(self, session: Any) -> list[str]:
-        """The operators that a session runs on the CPU: one for each node."""
+        """Return the operators that a session runs on the CPU: one for each node."""
         name = _registered(self.kind.device)
         parts = [part for part in session.get_provider_graph_assignment_info() if part.ep_name != name]
         return [node.op_type for part in parts for node in part.get_nodes()]
@@ -368,7 +372,7 @@ def _registered(device: str) -> str:
 
 
 def _library_of(kind: OrtProvider) -> Path:
-    """Raises LibraryMissing."""
+    """Return the path of the provider's library. Raises LibraryMissing."""
     package = kind.package
     for file in (package.files or ()) if package else ():
         if file.match(kind.file):

@@ -29,14 +29,14 @@ _MOST, _PROPERTIES, _KIND, _NAME, _NAME_BYTES = 64, 4096, 16, 20, 256
 
 
 class Adapter(NamedTuple):
-    """What runs shaders."""
+    """A device that runs shaders."""
 
     name: str
     kind: str  #: integrated, discrete, virtual, software or other
 
     @property
     def is_software(self) -> bool:
-        """Whether the CPU does the work."""
+        """True if the CPU does the work."""
         return self.kind == "software"
 
 

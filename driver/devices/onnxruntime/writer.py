@@ -29,7 +29,7 @@ _TYPE_OF = {dtype: name for name, dtype in ELEMENTS.items()}
 
 
 def lying_elsewhere(tensor: ProtoWriter) -> ProtoWriter:
-    """The message of a tensor of which ONNX Runtime gets the address."""
+    """Return the message of a tensor of which ONNX Runtime gets the address."""
     return tensor.message(13, ProtoWriter().text(1, "location").text(2, "client")).integer(14, 1)
 
 
@@ -40,7 +40,7 @@ class Names:
         self._count = 0
 
     def new(self) -> str:
-        """The next one."""
+        """Return the next one."""
         self._count += 1
         return f"t{self._count}"
 
@@ -61,7 +61,7 @@ class OrtWriter:
     def node(
         self, operation: str, inputs: Sequence[str], results: int = 1, domain: str = "", **attributes: Any
     ) -> list[str]:
-        """The names of its results. An omitted input is "". An attribute may be a `ProtoWriter`, a graph."""
+        """Return the names of its results. An omitted input is "". An attribute may be a `ProtoWriter`, a graph."""
         outputs = [self.names.new() for _ in range(results)]
         found = ProtoWriter()
         for field, names in ((1, inputs), (2, outputs)):
@@ -76,7 +76,7 @@ class OrtWriter:
         return outputs
 
     def constant(self, array: NDArray[Any], *, is_table: bool = False) -> str:
-        """A constant with its data. Equal small constants become one.
+        """Return a constant with its data. Equal small constants become one.
 
         `is_table`: kernels only read it where it lies, so a large one is an input as well: a session may be given other
         values for it, so that optimisers leave it alone, and it is never copied.
@@ -101,7 +101,9 @@ class OrtWriter:
         return name
 
     def own(self, name: str) -> str:
-        """A tensor that can be an output of the graph: one that a node of it computed, and that no other output is."""
+        """Return a tensor that can be an output of the graph: one that a node of it computed, and that no other output
+        is.
+        """
         if name not in self._written:
             (name,) = self.node("Identity", [name])
         self._written.discard(name)
@@ -110,7 +112,7 @@ class OrtWriter:
     def graph(
         self, inputs: Sequence[tuple[str, str, Sequence[int] | None]], outputs: Sequence[tuple[str, str]]
     ) -> ProtoWriter:
-        """`inputs`: name, type and dimensions, if these are known; `outputs`: name and type of each."""
+        """Write a graph. `inputs`: name, type and dimensions, if these are known; `outputs`: name and type of each."""
         found = ProtoWriter().fields(self._nodes).text(2, "main").fields(self._constants)
         for name, type_, shape in (*inputs, *self.tables):
             found.message(11, _tensor(name, type_, shape))
@@ -146,7 +148,7 @@ def _tensor(name: str, type_: str, shape: Sequence[int] | None = None) -> ProtoW
 
 
 def model(graph: ProtoWriter) -> bytes:
-    """The bytes that ONNX Runtime reads."""
+    """Return the bytes that ONNX Runtime reads."""
     found = ProtoWriter().integer(1, _IR_VERSION)
     for domain, version in (("", OPSET), (CONTRIBUTED, 1)):
         found.message(8, ProtoWriter().text(1, domain).integer(2, version))

@@ -89,7 +89,7 @@ def _like(node: LiteRtNode, i: int) -> int:
 
 
 def _nested(node: LiteRtNode, i: int, shapes: tuple[Dimensions, ...], use: str) -> Nested:
-    """The subgraph that input `i` refers to, lowered for such a use. Raises UnsupportedError."""
+    """Return the subgraph that input `i` refers to, lowered for such a use. Raises UnsupportedError."""
     graph, lowering = node.graph, node.graph.lowering
     number = graph.subgraph.operands[node.operation.inputs[i]].value
     key = number, shapes, use
@@ -104,7 +104,7 @@ def _nested(node: LiteRtNode, i: int, shapes: tuple[Dimensions, ...], use: str) 
 
 
 def _lowered(lowering: Lowering, number: int, shapes: tuple[Dimensions, ...], use: str, depth: int) -> Nested:
-    """Raises UnsupportedError."""
+    """Lower a subgraph for inputs of these shapes. Raises UnsupportedError."""
     require(depth <= MOST_DEEP, f"its subgraphs are more than {MOST_DEEP} deep")
     subgraph = lowering.model.referenced[number]
     tensors = constants(subgraph)
@@ -125,7 +125,7 @@ def _lowered(lowering: Lowering, number: int, shapes: tuple[Dimensions, ...], us
 
 
 def _ended(graph: LiteRtGraph, use: str) -> Nested:
-    """Gives the subgraph the outputs that TFLite expects of it."""
+    """Give the subgraph the outputs that TFLite expects of it."""
     section, outputs = graph.writer, graph.subgraph.outputs
     section.outputs = [graph.read(i, _form(graph, i, use)) for i in outputs]
     shapes = tuple(graph.tensor(i).shape for i in outputs)
@@ -140,7 +140,7 @@ def _form(graph: LiteRtGraph, index: int, use: str) -> LiteRtForm:
 
 
 def looping(model: Model) -> set[int]:
-    """The operations of the main subgraph that run a WHILE, themselves or in a branch."""
+    """Return the operations of the main subgraph that run a WHILE, themselves or in a branch."""
     found: set[int] = set()
     while more := {n for n, graph in enumerate(model.referenced) if _loops(graph, found)} - found:
         found |= more

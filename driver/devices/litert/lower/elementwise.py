@@ -41,12 +41,12 @@ def arithmetic(options: str, node: LiteRtNode) -> None:
 
 
 def simple(name: str, node: LiteRtNode) -> None:
-    """A function of one tensor."""
+    """Lower a function of one tensor."""
     node.emit(name, [node.read(0)], [node.write()])
 
 
 def with_options(name: str, options: str, node: LiteRtNode) -> None:
-    """A function of one tensor, whose table of options TFLite insists on."""
+    """Lower a function of one tensor, whose table of options TFLite insists on."""
     node.emit(name, [node.read(0)], [node.write()], options)
 
 
@@ -91,14 +91,14 @@ def _as_integers(node: LiteRtNode, source: int, shape: tuple[int, ...]) -> int:
 
 
 def _ranks(a: Tensor, b: Tensor) -> NDArray[Any]:
-    """The places of the 256 values of each side in the order of all of them; equal ones have the same."""
+    """Return the places of the 256 values of each side in the order of all of them; equal ones have the same."""
     reals = [np.roll(table(t), 128 if t.type.stored_dtype == np.int8 else 0) for t in (a, b)]  # ascending
     _, ranks = np.unique(np.concatenate(reals), return_inverse=True)
     return ranks.reshape(2, 256).astype(np.int32)
 
 
 def _ranked(node: LiteRtNode, i: int, source: int, ranks: NDArray[Any]) -> int:
-    """The ranks of stored integers, the least of which is 0 or -128."""
+    """Return the ranks of stored integers, the least of which is 0 or -128."""
     shape, writer = node.input(i).shape, node.graph.writer
     if node.type_of(node.input(i)) == "INT8":
         index = writer.tensor("INT32", shape)
@@ -128,7 +128,9 @@ def quantise(node: LiteRtNode) -> None:
 
 
 def cast(node: LiteRtNode) -> None:
-    """Stored numbers, without their scales. Integers that may not fit are clamped before; reals saturate in TFLite."""
+    """Cast stored numbers, without their scales. Integers that may not fit are clamped before; reals saturate in
+    TFLite.
+    """
     source, out = node.input(0), node.output()
     if source.type == out.type:
         raw = "UINT8" if source.type == OperandType.TENSOR_BOOL8 else None

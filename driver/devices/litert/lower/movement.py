@@ -22,14 +22,14 @@ def reshape(node: LiteRtNode) -> None:
 
 
 def transpose(node: LiteRtNode) -> None:
-    """An omitted permutation reverses the axes."""
+    """Lower TRANSPOSE: an omitted permutation reverses the axes."""
     rank = len(node.input(0).shape)
     order = node.call.values(1) if node.call.given(1) else list(range(rank))[::-1]
     node.emit("TRANSPOSE", [node.read(0), node.integers(order)], [node.write()], "Transpose")
 
 
 def concatenation(node: LiteRtNode) -> None:
-    """Inputs are brought to the scale of the output before."""
+    """Lower CONCATENATION, after bringing inputs to the scale of the output."""
     count = len(node.operation.inputs) - 1
     sources = [node.requantised(i) for i in range(count)]
     fields = {"axis": node.call.integer(count), "fusedActivationFunction": 0}
@@ -62,13 +62,13 @@ def shuffle(node: LiteRtNode) -> None:
 
 
 def slice_(node: LiteRtNode) -> None:
-    """The sizes are those of the result."""
+    """Lower SLICE: the sizes are those of the result."""
     inputs = [node.read(0), node.integers(node.call.values(1)), node.integers(node.output().shape)]
     node.emit("SLICE", inputs, [node.write()], "Slice")
 
 
 def strided_slice(node: LiteRtNode) -> None:
-    """The bits of the masks mean the same in TFLite."""
+    """Lower STRIDED_SLICE: the bits of the masks mean the same in TFLite."""
     call, rank = node.call, len(node.input(0).shape)
     require(min(call.values(3)) > -(2**31), "TFLite cannot negate its stride")
     inputs = [node.read(0), *(node.integers(call.values(i)) for i in (1, 2, 3))]

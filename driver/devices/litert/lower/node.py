@@ -53,7 +53,9 @@ class LiteRtForm(NamedTuple):
 
 
 def stored_type(tensor: Tensor) -> str:
-    """The TFLite type of an operand as a client sees it. Any byte but 0 is true, so bytes are no TFLite booleans."""
+    """Return the TFLite type of an operand as a client sees it. Any byte but 0 is true, so bytes are no TFLite
+    booleans.
+    """
     require(tensor.type in _STORED, f"no TFLite type for {tensor.type.name}")
     return _STORED[tensor.type]
 
@@ -68,7 +70,7 @@ class Nested(NamedTuple):
 
 @dataclass
 class Lowering:
-    """What all graphs of a model share.
+    """The state that all graphs of a model share.
 
     model: whose subgraphs control flow refers to. table: the lowering of each operation.
     is_draft: it only finds out whether an operation can be lowered, and converts no constants.
@@ -126,18 +128,18 @@ class LiteRtGraph(LoweringGraph):
         self._there[index] = {LiteRtForm(stored_type(self.tensor(index))): None}
 
     def input(self, index: int) -> int:
-        """The tensor that the graph is given for an operand, whether it reads it or not."""
+        """Return the tensor that the graph is given for an operand, whether it reads it or not."""
         return self._take(index, LiteRtForm(stored_type(self.tensor(index))))
 
     def output(self, index: int) -> tuple[int, str]:
-        """The tensor that holds an output in the form its client sees, and its type."""
+        """Return the tensor that holds an output in the form its client sees, and its type."""
         stored = stored_type(self.tensor(index))
         if self.tensor(index).type == OperandType.TENSOR_BOOL8 and not self.has(index, LiteRtForm(stored)):
             stored = "BOOL"  # bytes of 0 and 1
         return self.read(index, LiteRtForm(stored)), stored
 
     def close(self) -> dict[int, There]:
-        """Ends the segment: outputs get the form that clients see. Returns the forms that are there for later ones."""
+        """End the segment: outputs get the form that clients see. Returns the forms that are there for later ones."""
         for index in self.subgraph.outputs:
             if index in self._forms and index not in self._there:
                 tensor, type_ = self.output(index)
@@ -150,7 +152,7 @@ class LiteRtGraph(LoweringGraph):
         return self._there
 
     def keep_private(self, index: int) -> None:
-        """Keeps operand `index` in private memory while it is used: TFLite may compute it in the memory of an input."""
+        """Keep operand `index` in private memory while it is used: TFLite may compute it in the memory of an input."""
         tensor = self.tensor(index)
         if not self.depth and self._operands[index].lifetime == OperandLifeTime.SUBGRAPH_INPUT:
             self.copied.add(index)
@@ -158,11 +160,11 @@ class LiteRtGraph(LoweringGraph):
             self.lowering.private.add(tensor.type)
 
     def is_output(self, index: int) -> bool:
-        """True for what the client gets."""
+        """Return True for what the client gets."""
         return not self.depth and self._operands[index].lifetime == OperandLifeTime.SUBGRAPH_OUTPUT
 
     def has(self, index: int, form: LiteRtForm) -> bool:
-        """True when that form needs no conversion."""
+        """Return True when that form needs no conversion."""
         return form in self._forms.get(index, {}) or self._is_there(index, form) or self.tensor(index).fixed
 
     def _is_there(self, index: int, form: LiteRtForm) -> bool:
@@ -177,13 +179,15 @@ class LiteRtGraph(LoweringGraph):
         return created
 
     def write(self, index: int, form: LiteRtForm) -> int:
-        """A new tensor, which an operation fills with operand `index`."""
+        """Return a new tensor, which an operation fills with operand `index`."""
         created = self.like(index, form)
         self._forms.setdefault(index, {})[form] = created
         return created
 
     def like(self, index: int, form: LiteRtForm, shape: Sequence[int] | None = None) -> int:
-        """A tensor with the type and the quantisation of operand `index`, and its shape unless another is given."""
+        """Return a tensor with the type and the quantisation of operand `index`, and its shape unless another is
+        given.
+        """
         tensor = self.tensor(index)
         shape = _moved(tensor.shape, form.moved) if shape is None else shape
         return self.writer.tensor(form.type, shape, quantisation(tensor, form.type))
@@ -225,16 +229,16 @@ class LiteRtGraph(LoweringGraph):
         return result
 
     def convert(self, source: int, result: int, name: str) -> None:
-        """A CAST or QUANTIZE between two tensors."""
+        """Add a CAST or QUANTIZE between two tensors."""
         self.writer.operation(name, [source], [result], f"{name.capitalize()}Options")
 
     def integers(self, values: ArrayLike) -> int:
-        """A constant of int32."""
+        """Return a constant of int32."""
         return self.writer.constant("INT32", np.array(values, np.int32))
 
 
 def quantisation(tensor: Tensor, type_: str) -> Quantisation | None:
-    """The quantisation of a tensor in that form; None where it has none."""
+    """Return the quantisation of a tensor in that form; None where it has none."""
     if tensor.channel_quant is not None:
         return Quantisation(*tensor.channel_quant[:1], 0, tensor.channel_quant[1])
     if tensor.type == OperandType.TENSOR_INT32:
@@ -250,7 +254,7 @@ def _moved(shape: Sequence[int], moved: bool) -> Sequence[int]:
 
 
 def _retyped(tensor: Tensor, type_: str) -> NDArray[Any]:
-    """A constant's data in a TFLite type."""
+    """Return a constant's data in a TFLite type."""
     stored = stored_type(tensor)
     if type_ == stored:
         return tensor.data
@@ -290,7 +294,7 @@ class LiteRtNode(LoweringNode[LiteRtGraph]):
         return self.graph.tensor(index).fixed
 
     def type_of(self, tensor: Tensor) -> str:
-        """The TFLite type in which kernels compute with it."""
+        """Return the TFLite type in which kernels compute with it."""
         if tensor.type == OperandType.TENSOR_BOOL8:
             return "BOOL"
         if tensor.type == OperandType.TENSOR_QUANT8_ASYMM:
@@ -316,23 +320,23 @@ class LiteRtNode(LoweringNode[LiteRtGraph]):
         return self.graph.write(self._outputs[n], LiteRtForm(type_ or self.type_of(self.output(n)), moved))
 
     def like_input(self, i: int, shape: Sequence[int]) -> int:
-        """A tensor like input `i`, but for its shape."""
+        """Return a tensor like input `i`, but for its shape."""
         return self.graph.like(self._inputs[i], LiteRtForm(self.type_of(self.input(i))), shape)
 
     def like_output(self, n: int, shape: Sequence[int]) -> int:
-        """A tensor like output `n`, but for its shape."""
+        """Return a tensor like output `n`, but for its shape."""
         return self.graph.like(self._outputs[n], LiteRtForm(self.type_of(self.output(n))), shape)
 
     def emit(self, name: str, inputs: Sequence[int], outputs: Sequence[int], options: str = "", **fields: Any) -> None:
-        """A TFLite operation; `options`: the schema's table for `fields`, without its "Options"."""
+        """Add a TFLite operation; `options`: the schema's table for `fields`, without its "Options"."""
         self.graph.writer.operation(name, inputs, outputs, f"{options}Options" if options else None, **fields)
 
     def integers(self, values: ArrayLike) -> int:
-        """A constant of int32."""
+        """Return a constant of int32."""
         return self.graph.integers(values)
 
     def reshape(self, source: int, result: int, shape: Sequence[int]) -> None:
-        """The elements of one tensor in the shape of another."""
+        """Put the elements of one tensor into the shape of another."""
         self.emit("RESHAPE", [source, self.integers(shape)], [result], "Reshape", newShape=np.array(shape, np.int32))
 
     def requantised(self, i: int, n: int = 0) -> int:

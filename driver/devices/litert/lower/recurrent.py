@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def svdf(node: LiteRtNode) -> None:
-    """The window over time moves on by one, and is then weighed."""
+    """Lower SVDF: the window over time moves on by one, and is then weighed."""
     sums, call = Sums(node), node.call
     (batch, _), (filters, memory) = node.input(0).shape, node.input(2).shape
     units = filters // call.integer(5)

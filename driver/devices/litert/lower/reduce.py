@@ -47,7 +47,7 @@ def extreme(name: str, options: str, node: LiteRtNode) -> None:
 
 
 def fully_connected(node: LiteRtNode) -> None:
-    """Inputs of any shape are rows of as many elements as a unit has weights."""
+    """Lower FULLY_CONNECTED: inputs of any shape are rows of as many elements as a unit has weights."""
     rows, size = node.output().shape[0], node.input(1).shape[1]
     is_matmul = _is_matmul(node)
     if is_matmul:
@@ -69,14 +69,16 @@ def fully_connected(node: LiteRtNode) -> None:
 
 
 def _is_matmul(node: LiteRtNode) -> bool:
-    """Whether it multiplies two computed matrices with a sign and zero points, and neither adds nor clips anything."""
+    """Return True if it multiplies two computed matrices with a sign and zero points, and neither adds nor clips
+    anything.
+    """
     weights, bias, signed = node.input(1), node.input(2), OperandType.TENSOR_QUANT8_ASYMM_SIGNED
     is_computed = weights.type == signed and weights.zero_point != 0 and not weights.fixed
     return is_computed and bias.fixed and not np.any(bias.data) and node.call.integer(3) == NONE
 
 
 def along(axis: int, node: LiteRtNode, emit: Callable[[int, int], None]) -> None:
-    """An operation that TFLite does along the last axis, done along another: that one is moved there and back."""
+    """Do along another axis an operation that TFLite does along the last one: move that axis there and back."""
     shape, out = node.input(0).shape, node.output().shape
     last = len(shape) - 1
     if axis == last:

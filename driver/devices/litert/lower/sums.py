@@ -49,7 +49,7 @@ class Sums(Arithmetic[int]):
         return self.node.graph.writer.constant("FLOAT32", np.zeros(shape, np.float32))
 
     def add(self, a: int, b: int, shape: Sequence[int], code: int = NONE) -> int:
-        """a + b, and an activation that TFLite fuses."""
+        """Add a + b, and an activation that TFLite fuses."""
         return self.emit("ADD", [a, b], shape, "Add", fusedActivationFunction=code)
 
     def subtract(self, a: int, b: int, shape: Sequence[int]) -> int:
@@ -76,7 +76,7 @@ class Sums(Arithmetic[int]):
         return a
 
     def reshaped(self, a: int, shape: Sequence[int]) -> int:
-        """The same elements."""
+        """Return the elements in that shape."""
         result = self.node.graph.writer.tensor("FLOAT32", shape)
         self.node.reshape(a, result, shape)
         return result
@@ -120,7 +120,7 @@ class Sums(Arithmetic[int]):
         return self.emit("CONCATENATION", parts, shape, "Concatenation", **fields)
 
     def steps(self, rows: int, shape: Dimensions, axis: int) -> list[int]:
-        """The steps, along `axis`, of a matrix that stands for a tensor of that shape."""
+        """Return the steps, along `axis`, of a matrix that stands for a tensor of that shape."""
         whole = self.reshaped(rows, shape)
         axis %= len(shape)
         rest = [d for i, d in enumerate(shape) if i != axis]
@@ -132,6 +132,6 @@ class Sums(Arithmetic[int]):
         self.node.reshape(a, self.node.write(n), self.node.output(n).shape)
 
     def packed(self, parts: Sequence[int], shape: Dimensions, axis: int) -> int:
-        """Steps as one tensor."""
+        """Return the parts as one tensor."""
         axis %= len(shape)
         return self.emit("PACK", parts, shape, "Pack", valuesCount=len(parts), axis=axis)

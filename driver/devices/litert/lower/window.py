@@ -32,7 +32,7 @@ _MIDDLE = 128
 
 
 def _scheme(y: Axis, x: Axis) -> int | None:
-    """The padding scheme that gives these paddings, or None."""
+    """Return the padding scheme that gives these paddings, or None."""
     if not (y.head or y.tail or x.head or x.tail):
         return VALID
     same = [implicit(1, a.size, a.filter, a.stride, dilation=a.dilation) for a in (y, x)]
@@ -40,7 +40,7 @@ def _scheme(y: Axis, x: Axis) -> int | None:
 
 
 def _window(node: LiteRtNode, source: int, y: Axis, x: Axis, nchw: bool, fill: Any = None) -> tuple[int, int]:
-    """The image, and the padding scheme for it. Paddings that no scheme gives are added: zeros, or `fill`."""
+    """Return the image, and the padding scheme for it. Paddings that no scheme gives are added: zeros, or `fill`."""
     require(all(max(a.filter, a.stride, a.dilation) <= LARGEST_WINDOW for a in (y, x)), "its windows are too large")
     scheme = _scheme(y, x)
     if scheme is not None:
@@ -133,7 +133,7 @@ def _whole(axis: Axis) -> int:
 
 
 def _fits(axis: Axis, scheme: int) -> bool:
-    """Whether TFLite, which sees a convolution the other way round, pads this axis alike."""
+    """Return True if TFLite, which sees a convolution the other way round, pads this axis alike."""
     if axis.filter > axis.size and scheme == VALID:
         return False
     needed = max(0, (axis.out - 1) * axis.stride + axis.filter - axis.size)
@@ -172,14 +172,14 @@ def pool(name: str, node: LiteRtNode) -> None:
 
 
 def _share(y: Axis, x: Axis) -> NDArray[np.float32]:
-    """The positions of each window, by those of them that are no padding."""
+    """Return the positions of each window, by those of them that are no padding."""
     return (y.filter * x.filter / np.outer(y.counts(), x.counts())).astype(np.float32)[None, :, :, None]
 
 
 def _padded_mean(
     node: LiteRtNode, name: str, source: int, factor: NDArray[np.float32], window: tuple[Axis, Axis, int, bool]
 ) -> None:
-    """A mean over zeros, too, which is made larger by the share of these; of squares before the root is drawn."""
+    """Lower a mean over zeros, too, which is made larger by the share of these; of squares before the root is drawn."""
     y, x, activation, nchw = window
     sums, shape = Sums(node), image_shape(node.output().shape, nchw)
     if name == "L2_POOL_2D":
@@ -193,7 +193,7 @@ def _padded_mean(
 
 
 def _lowest(node: LiteRtNode) -> int:
-    """The least value of input 0's type, as a constant like it."""
+    """Return the least value of input 0's type, as a constant like it."""
     type_ = node.type_of(node.input(0))
     lowest = {"FLOAT32": -np.inf, "INT8": -128, "UINT8": 0}[type_]
     array = np.array([lowest], np.dtype(type_.lower()))
@@ -201,7 +201,7 @@ def _lowest(node: LiteRtNode) -> int:
 
 
 def _is_exact(size: int, out: int) -> bool:
-    """Whether the nearest positions are the same in TFLite's arithmetic with 16 bits behind the point."""
+    """Return True if the nearest positions are the same in TFLite's arithmetic with 16 bits behind the point."""
     positions = np.arange(out)
     nearest = (positions.astype(np.float32) * np.float32(size / out)).astype(np.int64)
     return size < 1 << 15 and bool((np.minimum(positions * ((size << 16) // out + 1) >> 16, size - 1) == nearest).all())

@@ -33,7 +33,7 @@ MOST_OPERATIONS = 4096
 def placed(
     operation: Prepared, graph: Subgraph, tensors: Tensors, referenced: Sequence[Subgraph], level: int = 0
 ) -> Call:
-    """As `lowering.place`, of operations that run subgraphs, too."""
+    """Place an operation as `lowering.place` does, also one that runs subgraphs."""
     kind = operation.operation.type
     if kind not in TABLE:
         return place(operation, graph, tensors)
@@ -55,7 +55,7 @@ def placed(
 
 
 def _size(referenced: Sequence[Subgraph], number: int, known: dict[int, int], level: int) -> int:
-    """The operations that a subgraph becomes, about; `known`: of those that were counted before."""
+    """Return the operations that a subgraph becomes, about; `known`: of those that were counted before."""
     require(level <= MOST_LEVELS, f"its subgraphs are more than {MOST_LEVELS} deep")
     if number not in known:
         graph = referenced[number]
@@ -65,7 +65,7 @@ def _size(referenced: Sequence[Subgraph], number: int, known: dict[int, int], le
 
 
 def _agreed(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> list[Dimensions]:
-    """The shapes of results that are one or the other."""
+    """Return the shapes of results that are one or the other."""
     pairs = list(zip(a, b, strict=False))
     require(all(x is not None and y is not None for x, y in pairs), "an output may be omitted")
     shapes = [(x.shape, y.shape) for x, y in pairs if x is not None and y is not None]
@@ -74,19 +74,21 @@ def _agreed(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> list[Dime
 
 
 def _references(operation: Operation, graph: Subgraph) -> tuple[list[int], int]:
-    """The numbers of the two subgraphs, and the number of the first input for them."""
+    """Return the numbers of the two subgraphs, and the number of the first input for them."""
     first = 1 if operation.type == "IF" else 0
     return [graph.operands[i].value for i in operation.inputs[first : first + 2]], first + 2
 
 
 def _carried(values: Sequence[Tensor | None], count: int) -> list[Tensor | None]:
-    """The state of a loop, which is not constant even if its first value is; and what the loop does not change."""
+    """Return the state of a loop, which is not constant even if its first value is; and what the loop does not
+    change.
+    """
     state = [None if value is None else replace(value, array=None, fixed=False) for value in values[:count]]
     return [*state, *values[count:]]
 
 
 def _inside(graph: Subgraph, values: Sequence[Tensor | None]) -> Tensors:
-    """The tensors of a subgraph that are known before its operations: constants and what it is given."""
+    """Return the tensors of a subgraph that are known before its operations: constants and what it is given."""
     tensors = constants(graph)
     for i, value in zip(graph.inputs, values, strict=True):
         tensors[i] = value
@@ -96,7 +98,7 @@ def _inside(graph: Subgraph, values: Sequence[Tensor | None]) -> Tensors:
 def _results(
     referenced: Sequence[Subgraph], number: int, values: Sequence[Tensor | None], level: int
 ) -> list[Tensor | None]:
-    """What a subgraph gives, with its shapes."""
+    """Return what a subgraph gives, with its shapes."""
     require(level <= MOST_LEVELS, f"its subgraphs are more than {MOST_LEVELS} deep")
     graph = referenced[number]
     tensors = _inside(graph, values)
@@ -106,7 +108,7 @@ def _results(
 
 
 def _run(around: OrtGraph, number: int, inputs: Inputs, *, apart: bool) -> OrtGraph:
-    """A subgraph with its operations, for inputs in their forms; `apart`: as a graph within the one around."""
+    """Return a subgraph with its operations, for inputs in their forms; `apart`: as a graph within the one around."""
     from driver.devices.onnxruntime.lower.table import LOWERINGS
 
     graph = around.referenced[number]
@@ -124,7 +126,7 @@ def _run(around: OrtGraph, number: int, inputs: Inputs, *, apart: bool) -> OrtGr
 
 
 def _results_of(inner: OrtGraph, number: int) -> list[str]:
-    """The outputs of a subgraph, as they are stored."""
+    """Return the outputs of a subgraph, as they are stored."""
     outputs = inner.referenced[number].outputs
     return [inner.read(i, OrtForm(stored_type(inner.tensor(i)))) for i in outputs]
 
@@ -174,13 +176,13 @@ def loop(node: OrtNode) -> None:
 
 
 def _state(carried: Sequence[Tensor], names: Sequence[str]) -> Inputs:
-    """The state of a loop in those tensors."""
+    """Return the state of a loop in those tensors."""
     loose = [replace(tensor, array=None, fixed=False) for tensor in carried]
     return [(tensor, {OrtForm(stored_type(tensor)): name}) for tensor, name in zip(loose, names, strict=True)]
 
 
 def _condition(around: OrtGraph, number: int, inputs: Inputs) -> str:
-    """The value of a condition, computed in the graph around it."""
+    """Return the value of a condition, computed in the graph around it."""
     inner = _run(around, number, inputs, apart=False)
     (index,) = around.referenced[number].outputs
     return inner.read(index, OrtForm("BOOL"))

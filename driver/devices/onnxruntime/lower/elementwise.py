@@ -37,7 +37,7 @@ def arithmetic(name: str, node: OrtNode) -> None:
 
 
 def _in_integers(name: str, node: OrtNode) -> str:
-    """The sum or product of bytes, for which ONNX Runtime has kernels of its own."""
+    """Return the sum or product of bytes, for which ONNX Runtime has kernels of its own."""
     operands = []
     for i in (0, 1):
         scale = node.graph.constant(np.array(node.input(i).scale, np.float32))
@@ -56,7 +56,7 @@ def _floor_divided(node: OrtNode) -> str:
 
 
 def simple(name: str, node: OrtNode) -> None:
-    """A function of one tensor."""
+    """Lower a function of one tensor."""
     node.give(node.emit(name, node.read(0)))
 
 
@@ -138,7 +138,7 @@ def quantise(node: OrtNode) -> None:
 
 
 def cast(node: OrtNode) -> None:
-    """Stored numbers, without their scales; they saturate, and then lose their fraction."""
+    """Cast stored numbers, without their scales; they saturate, and then lose their fraction."""
     source, out = node.input(0), node.output()
     if source.type == out.type:
         node.put(node.emit("Identity", node.read(0, stored_type(source))))

@@ -32,14 +32,14 @@ def reshape(node: OrtNode) -> None:
 
 
 def transpose(node: OrtNode) -> None:
-    """An omitted permutation reverses the axes."""
+    """Lower TRANSPOSE: an omitted permutation reverses the axes."""
     raw, rank = node.raw_type(0), len(node.input(0).shape)
     order = node.call.values(1) if node.call.given(1) else list(range(rank))[::-1]
     node.put(node.emit("Transpose", node.read(0, raw), perm=order), type_=raw)
 
 
 def concatenation(node: OrtNode) -> None:
-    """Inputs are brought to the scale of the output before."""
+    """Lower CONCATENATION, after bringing inputs to the scale of the output."""
     count = len(node.operation.inputs) - 1
     kinds = {node.raw_type(i) for i in range(count)}
     raw = kinds.pop() if len(kinds) == 1 else number_type(node.output())
@@ -77,13 +77,13 @@ def shuffle(node: OrtNode) -> None:
 
 
 def sliced(node: OrtNode, source: str, begins: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> str:
-    """Of every axis the elements from begin to end."""
+    """Return of every axis the elements from begin to end."""
     axes = list(range(len(begins)))
     return node.emit("Slice", source, *(node.integers(list(values)) for values in (begins, ends, axes, steps)))
 
 
 def slice_(node: OrtNode) -> None:
-    """The sizes are those of the result."""
+    """Lower SLICE: the sizes are those of the result."""
     raw, begins, sizes = node.raw_type(0), node.call.values(1), node.output().shape
     ends = [begin + size for begin, size in zip(begins, sizes, strict=True)]
     node.put(sliced(node, node.read(0, raw), begins, ends, steps=[1] * len(begins)), type_=raw)
@@ -128,8 +128,10 @@ def _padded_type(node: OrtNode) -> str:
 
 
 def indices(node: OrtNode, i: int) -> str:
-    """Indices as ONNX Runtime checks them: in memory of its own, as no other process may write them between the check
-    and the use; and those below 0, which ONNX counts from the end, as numbers beyond all elements.
+    """Return indices that ONNX Runtime can check.
+
+    They are in memory of its own, as no other process may write them between the check and the use; those below 0,
+    which ONNX counts from the end, become numbers beyond all elements.
     """
     unsigned = node.emit("Cast", node.read(i, "INT32"), to=TYPES["UINT32"])
     return node.emit("Cast", unsigned, to=TYPES["INT64"])

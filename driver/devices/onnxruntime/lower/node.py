@@ -56,13 +56,13 @@ class OrtForm(NamedTuple):
 
 
 def stored_type(tensor: Tensor) -> str:
-    """The ONNX type of an operand as a client sees it. Any byte but 0 is true, so bytes are no ONNX booleans."""
+    """Return the ONNX type of an operand as a client sees it. Any byte but 0 is true, so bytes are no ONNX booleans."""
     require(tensor.type in _STORED, f"no ONNX type for {tensor.type.name}")
     return _STORED[tensor.type]
 
 
 def number_type(tensor: Tensor) -> str:
-    """The form in which arithmetic takes it."""
+    """Return the form in which arithmetic takes it."""
     if tensor.type == OperandType.TENSOR_BOOL8:
         return "BOOL"
     stored = stored_type(tensor)
@@ -70,7 +70,7 @@ def number_type(tensor: Tensor) -> str:
 
 
 def onnx_type(form: str) -> str:
-    """The ONNX type of a form."""
+    """Return the ONNX type of a form."""
     return form if form in TYPES else "FLOAT"
 
 
@@ -99,14 +99,14 @@ class OrtGraph(LoweringGraph):
         self.loops = 0  #: in all its subgraphs
 
     def within(self, subgraph: Subgraph, tensors: dict[int, Tensor | None], *, apart: bool) -> OrtGraph:
-        """A graph that sees the tensors of this one; `apart`: it is written by itself, else in this one."""
+        """Return a graph that sees the tensors of this one; `apart`: it is written by itself, else in this one."""
         inner = OrtGraph(subgraph, tensors, self.referenced, is_draft=self._is_draft)
         inner._root, inner._constants = self._outermost, self._constants
         inner.writer = OrtWriter(self.writer.names) if apart else self.writer
         return inner
 
     def count_loop(self) -> None:
-        """Counts a WHILE."""
+        """Count a WHILE."""
         self._outermost.loops += 1
 
     @property
@@ -114,19 +114,19 @@ class OrtGraph(LoweringGraph):
         return self if self._root is None else self._root
 
     def forms(self, index: int) -> dict[OrtForm, str]:
-        """The forms in which an operand exists."""
+        """Return the forms in which an operand exists."""
         return dict(self._forms.get(index, {}))
 
     def expect(self, index: int) -> None:
         self.input(index)
 
     def input(self, index: int) -> str:
-        """The tensor that the model is given for an operand."""
+        """Return the tensor that the model is given for an operand."""
         form = OrtForm(stored_type(self.tensor(index)))
         return self._forms.setdefault(index, {}).setdefault(form, self.writer.names.new())
 
     def output(self, index: int) -> tuple[str, str]:
-        """The tensor that holds an output as its client sees it, and its type."""
+        """Return the tensor that holds an output as its client sees it, and its type."""
         stored = stored_type(self.tensor(index))
         is_truth = self.tensor(index).type == OperandType.TENSOR_BOOL8
         if is_truth and not self.has(index, stored):
@@ -134,7 +134,7 @@ class OrtGraph(LoweringGraph):
         return self.writer.own(self.read(index, OrtForm(stored))), stored
 
     def has(self, index: int, type_: str) -> bool:
-        """Whether it exists as `type_`, or can without a conversion."""
+        """Return True if it exists as `type_`, or can without a conversion."""
         return OrtForm(type_) in self._forms.get(index, {}) or self.tensor(index).fixed
 
     def put(self, index: int, form: OrtForm, name: str) -> None:
@@ -194,15 +194,15 @@ class OrtGraph(LoweringGraph):
         return self.emit("DequantizeLinear", source, scale, self.zero_point(tensor))
 
     def zero_point(self, tensor: Tensor) -> str:
-        """That of 8-bit data, as a constant of its type."""
+        """Return the zero point of 8-bit data, as a constant of its type."""
         return self.constant(np.array(tensor.zero_point, tensor.type.stored_dtype))
 
     def emit(self, operation: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """An ONNX operation with one result."""
+        """Return an ONNX operation with one result."""
         return self.writer.node(operation, inputs, 1, domain, **attributes)[0]
 
     def constant(self, array: NDArray[Any]) -> str:
-        """A constant, which graphs within this one see, too."""
+        """Return a constant, which graphs within this one see, too."""
         return self._constants.constant(array)
 
     @contextmanager
@@ -217,7 +217,7 @@ class OrtGraph(LoweringGraph):
 
 
 def _retyped(tensor: Tensor, type_: str) -> NDArray[Any]:
-    """A constant's data in a form."""
+    """Return a constant's data in a form."""
     data = tensor.data
     if type_ == stored_type(tensor):
         return data
@@ -248,7 +248,7 @@ class OrtNode(LoweringNode[OrtGraph]):
         return self.graph.table(self._inputs[i], type_)
 
     def raw_type(self, i: int) -> str:
-        """The type in which input `i` needs no conversion, for operations that only move elements."""
+        """Return the type in which input `i` needs no conversion, for operations that only move elements."""
         stored, number = stored_type(self.input(i)), number_type(self.input(i))
         is_wider = stored in ("FLOAT16", "UINT8") and number in ("FLOAT", "BOOL")
         return number if is_wider and not self.graph.has(self._inputs[i], stored) else stored
@@ -272,7 +272,7 @@ class OrtNode(LoweringNode[OrtGraph]):
         return self.emit("QuantizeLinear", name, self.graph.constant(scale), self.graph.zero_point(out))
 
     def clamped(self, name: str, out: Tensor, code: int) -> str:
-        """Stored numbers within the bounds of a fused activation."""
+        """Return stored numbers within the bounds of a fused activation."""
         info, bounds = np.iinfo(out.type.stored_dtype), activation_bounds(code, out)
         low, high = (int(bound or 0) for bound in bounds)
         if (low, high) == (info.min, info.max):
@@ -290,15 +290,15 @@ class OrtNode(LoweringNode[OrtGraph]):
         return self.emit("Clip", name, self.scalar(low), self.scalar(high))
 
     def scalar(self, value: float) -> str:
-        """A constant of float32."""
+        """Return a constant of float32."""
         return self.graph.constant(np.array(value, np.float32))
 
     def integers(self, values: Sequence[int] | int) -> str:
-        """A constant of int64, as ONNX has its shapes and axes."""
+        """Return a constant of int64, as ONNX has its shapes and axes."""
         return self.graph.constant(np.array(values, np.int64))
 
     def reshaped(self, name: str, shape: Sequence[int]) -> str:
-        """The same elements."""
+        """Return the elements in that shape."""
         return self.emit("Reshape", name, self.integers(list(shape)))
 
     def requantised(self, i: int, type_: str) -> str:

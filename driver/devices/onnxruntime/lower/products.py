@@ -18,7 +18,7 @@ LARGEST_FACTOR = 2.0**14
 
 
 def check_products(node: OrtNode) -> None:
-    """Whether a bias can be added to the quantised products of inputs 0 and 1 as it is."""
+    """Return True if a bias can be added to the quantised products of inputs 0 and 1 as it is."""
     source, weights, out = node.input(0), node.input(1), node.output()
     if not out.type.is_quantised:
         return
@@ -50,5 +50,5 @@ def quantised(name: str, domain: str, node: OrtNode, operands: tuple[str, str], 
 
 
 def weights_type(node: OrtNode) -> str:
-    """The type that quantised weights are multiplied in."""
+    """Return the type that quantised weights are multiplied in."""
     return "UINT8" if stored_type(node.input(0)) == "UINT8" else stored_type(node.input(1))

@@ -108,7 +108,7 @@ class OnnxSums(Arithmetic[str]):
 
 
 def svdf(node: OrtNode) -> None:
-    """The window over time moves on by one, and is then weighed."""
+    """Lower SVDF: the window over time moves on by one, and is then weighed."""
     sums, call, (filters, memory) = OnnxSums(node), node.call, node.input(2).shape
     batch, units = node.input(0).shape[0], filters // call.integer(5)
     newest = node.reshaped(node.emit("MatMul", node.read(0), sums.weights(1)), (batch, filters, 1))

@@ -29,7 +29,7 @@ def _reduced(name: str, node: OrtNode, source: str) -> str:
 
 
 def _accumulated(name: str, node: OrtNode, source: str) -> str:
-    """As `_reduced`, of float32 that rounding errors could add up in."""
+    """Reduce as `_reduced` does, float32 in which rounding errors could add up."""
     if math.prod(node.input(0).shape) <= FEW * math.prod(node.output().shape):
         return _reduced(name, node, source)
     found = _reduced(name, node, node.emit("Cast", source, to=TYPES["DOUBLE"]))
@@ -37,7 +37,7 @@ def _accumulated(name: str, node: OrtNode, source: str) -> str:
 
 
 def mean(node: OrtNode) -> None:
-    """Of steps, if it is quantised."""
+    """Lower MEAN, of steps if it is quantised."""
     source = node.read(0, "STEPS" if node.output().type.is_quantised else None)
     node.give(_accumulated("ReduceMean", node, source), steps=True)
 
@@ -86,7 +86,7 @@ def top(node: OrtNode) -> None:
 
 
 def fully_connected(node: OrtNode) -> None:
-    """Inputs of any shape are rows of as many elements as a unit has weights."""
+    """Lower FULLY_CONNECTED: inputs of any shape are rows of as many elements as a unit has weights."""
     check_products(node)
     rows, (units, size) = node.output().shape[0], node.input(1).shape
     node.graph.work += rows * units * size

@@ -129,7 +129,7 @@ def pool(name: str, node: OrtNode) -> None:
 
 
 def _extents(node: OrtNode, nchw: bool) -> Sequence[tuple[int, int, int]]:
-    """The axis, the input extent and the output extent of height and width."""
+    """Return the axis, the input extent and the output extent of height and width."""
     _, h, w, _ = image_shape(node.input(0).shape, nchw)
     _, height, width, _ = image_shape(node.output().shape, nchw)
     return ((2 if nchw else 1, h, height), (3 if nchw else 2, w, width))
