@@ -97,7 +97,7 @@ class ArgumentPlace:
 
 
 def request(case: Case, places: Sequence[ArgumentPlace], sizes: Sequence[int]) -> Request:
-    """A request with its arguments at `places`, inputs first. sizes: bytes of each output."""
+    """Return a request with its arguments at `places`, inputs first. sizes: bytes of each output."""
     pools = list(dict.fromkeys(place.pool for place in places))
     inputs, outputs = places[: len(case.feeds)], places[len(case.feeds) :]
     operands = [case.model.main.operands[i] for i in case.model.main.inputs]

@@ -93,7 +93,7 @@ def hints(preference: Preference, target: Target) -> None:
 
 
 def plain(model: RemotePreparedModel, case: Case, target: Target) -> list[bytes]:
-    """Outputs of the plain path as bytes, for comparison only: they may be wrong."""
+    """Return outputs of the plain path as bytes, for comparison only: they may be wrong."""
     found = target.bench.execute(model, case, output_sizes(case), target.patience)
     check(not found.status, f"on the plain path the device returns {found.status.name}: {found.message}")
     return [output.tobytes() for output in found.outputs]

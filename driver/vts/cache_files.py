@@ -39,13 +39,13 @@ class CacheFileSet(Closing):
         self.fds = [os.memfd_create("burst-vts-cache", os.MFD_CLOEXEC) for _ in range(sum(counts))]
 
     def cache(self, fds: Sequence[int] | None = None, token: bytes | None = None) -> Cache:
-        """The argument for the device; optionally with other descriptors or another token."""
+        """Return the argument for the device; optionally with other descriptors or another token."""
         found = self.fds if fds is None else fds
         files = list(found[: self.counts.model]), list(found[self.counts.model :])
         return Cache(self.token if token is None else token, *files)
 
     def is_code(self, number: int) -> bool:
-        """Whether a change of this file must prevent the restoring: it is a model file."""
+        """Return True if a change of this file must prevent the restoring: it is a model file."""
         return number < self.counts.model
 
     def read(self) -> list[bytes]:
@@ -132,7 +132,7 @@ DESCRIPTORS = tuple(_IN_PLACE)
 
 @contextmanager
 def with_descriptor(kind: str, files: CacheFileSet, number: int) -> Iterator[Cache]:
-    """The files, with one replaced by a descriptor of that kind."""
+    """Yield the files, with one replaced by a descriptor of that kind."""
     made = _IN_PLACE[kind](files, number)
     try:
         yield files.cache([*files.fds[:number], made[0], *files.fds[number + 1 :]])
@@ -154,7 +154,7 @@ COUNTS = tuple(_COUNTS)
 
 
 def with_counts(way: str, files: CacheFileSet) -> Cache | None:
-    """The files in other numbers; None where the numbers would be right."""
+    """Return the files in other numbers; None where the numbers would be right."""
     found = _COUNTS[way](files.cache(), files.fds[-1])
     counts = len(found.model_files), len(found.data_files)
     return None if counts == files.counts else found
@@ -265,7 +265,7 @@ class KeptModel:
 
 @contextmanager
 def new_files(target: Target) -> Iterator[CacheFileSet]:
-    """As many empty files as the device needs."""
+    """Yield as many empty files as the device needs."""
     counts = CacheFiles(*target.device.number_of_cache_files_needed())
     if counts == (0, 0):
         skip("this device stores no compilations")

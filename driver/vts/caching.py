@@ -329,7 +329,7 @@ class _FileDamager:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread still runs."""
+        """True if the thread still runs."""
         return self._thread.is_alive()
 
     def _path(self, number: int) -> Path:
@@ -337,7 +337,7 @@ class _FileDamager:
 
     @contextmanager
     def cache(self) -> Iterator[Cache]:
-        """The files that have these names now."""
+        """Yield the files that have these names now."""
         with ExitStack() as stack:
             fds = []
             for number in range(len(self._contents)):

@@ -57,13 +57,13 @@ class Case:
         return list(dict.fromkeys(operation.type for graph in graphs for operation in graph.operations))
 
     def is_half(self) -> bool:
-        """Whether float16 precision is enough for float32."""
+        """Return True if float16 precision is enough for float32."""
         graphs = (self.model.main, *self.model.referenced)
         types = chain.from_iterable((operand.type for operand in graph.operands) for graph in graphs)
         return self.model.relaxed or OperandType.TENSOR_FLOAT16 in types
 
     def with_open_outputs(self) -> Case | None:
-        """The same case with unknown output dimensions; None where that is impossible."""
+        """Return the case with unknown output dimensions; None where that is impossible."""
         if self.must_fail or any(o.type.is_scalar for o in self.outputs):
             return None
         graph, operands = self.model.main, list(self.model.main.operands)
@@ -72,7 +72,7 @@ class Case:
         return replace(self, model=replace(self.model, main=_with_operands(graph, operands)))
 
     def signed(self) -> Case | None:
-        """The signed twin: every unsigned quantised value 128 lower. None where there is none."""
+        """Return the signed twin: every unsigned quantised value 128 lower. None where there is none."""
         graph = self.model.main
         if len(graph.operations) != 1 or self.model.referenced or graph.operations[0].type in _NO_TWIN:
             return None
@@ -108,7 +108,7 @@ def _shifted(
 
 
 def read_cases(path: Path) -> Iterator[Case]:
-    """The cases of a file of JSON lines, gzipped if its name ends so. Raises BadCase."""
+    """Yield the cases of a file of JSON lines, gzipped if its name ends so. Raises BadCase."""
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -174,7 +174,7 @@ def _operand(record: dict[str, Any]) -> Operand:
 
 
 def _flat(operand: Operand, values: Sequence[Any] | None) -> Any:
-    """The values in the operand's dtype; None when absent."""
+    """Return the values in the operand's dtype; None when absent."""
     if values is None:
         return None
     with np.errstate(all="ignore"):

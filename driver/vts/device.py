@@ -84,7 +84,7 @@ def state(target: Target) -> None:
 
 
 def needs(target: Target) -> None:
-    """What the driver declares to need is paths and names of system calls that a sandbox can use."""
+    """The driver declares needs that are paths and names of system calls that a sandbox can use."""
     if is_path(target.device.address):
         skip("a served device: its driver is not installed here")
     found = device_class(target.device.address).needs
@@ -101,7 +101,7 @@ def needs(target: Target) -> None:
 
 
 def capabilities(target: Target) -> None:
-    """What the driver states about its speed makes sense, each time."""
+    """The driver's statements about its speed make sense, each time."""
     for _ in range(2):
         _stated(target)
 

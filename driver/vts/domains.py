@@ -39,7 +39,7 @@ def total(dimensions: tuple[int, ...] = SHAPE, dtype: str = "float32", **quantis
 
 
 def _scaled() -> Model:
-    """A scalar as input 1."""
+    """Return a model with a scalar as input 1."""
     m = ModelBuilder()
     m.output(m.operation("ADD", m.input("float32", SHAPE), np.ones(SHAPE, np.float32), m.input("INT32", ())))
     return m.build()
@@ -185,7 +185,7 @@ def fails(function: Callable[[], object], status: ErrorStatus, what: str) -> Non
 
 
 def value(seed: int = 1) -> Any:
-    """A value for a buffer."""
+    """Return a value for a buffer."""
     return np.random.default_rng(seed).standard_normal(SHAPE).astype(np.float32)
 
 
@@ -264,7 +264,7 @@ _COPIES: dict[str, Callable[[Target], None]] = {
 
 
 def _pair() -> Model:
-    """A model with one input, and two outputs of the same shape."""
+    """Return a model with one input, and two outputs of the same shape."""
     m = ModelBuilder()
     x = m.input("float32", SHAPE)
     m.output(m.operation("RELU", x), m.operation("RELU1", x))

@@ -70,7 +70,7 @@ def unknown(add: int, target: Target) -> None:
 
 
 def typed() -> Model:
-    """An operation on operand types of an extension, a tensor and a scalar, with parameters."""
+    """Return a model of an operation on types of an extension, a tensor and a scalar, with parameters."""
     operands = [
         Operand(_PAIR, (2,), lifetime="SUBGRAPH_INPUT", extension_params=b"\x00\x01"),
         Operand(_NUMBER, (), lifetime="CONSTANT_COPY", value=np.zeros(16, np.uint8)),

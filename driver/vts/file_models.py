@@ -68,7 +68,7 @@ class Network:
     steps: tuple[NetworkStep, ...]
 
     def run(self, feeds: Sequence[Array]) -> list[Array]:
-        """What it computes, by numpy."""
+        """Compute the network by numpy."""
         known = dict(zip((port.name for port in self.inputs), feeds, strict=True))
         for step in self.steps:
             known[step.output] = np.asarray(_NUMPY[step.kind](*(known[name] for name in step.inputs)))
@@ -81,7 +81,7 @@ class Network:
         return model_of_file(file, inputs, outputs)
 
     def case(self, kind: str, feeds: Sequence[Array]) -> Case:
-        """A file of that kind, inputs, and the outputs that they have to give."""
+        """Return a file of that kind, inputs, and the outputs that they have to give."""
         return Case(f"{kind} file", self.model(kind), tuple(feeds), tuple(a.reshape(-1) for a in self.run(feeds)))
 
     def tensors(self) -> list[NetworkPort]:
@@ -98,7 +98,9 @@ def _operand(port: NetworkPort) -> Operand:
 
 
 def onnx_file(network: Network, apart: Mapping[str, str] = MappingProxyType({})) -> bytes:
-    """The bytes of an .onnx file. `apart`: inputs that are weights, by the names of the files in which these lie."""
+    """Return the bytes of an .onnx file. `apart`: inputs that are weights, by the names of the files in which these
+    lie.
+    """
     graph = ProtoWriter()
     for step in network.steps:
         node = ProtoWriter().text(4, _ONNX[step.kind]).text(2, step.output)
@@ -139,7 +141,7 @@ def _onnx_type(port: NetworkPort) -> int:
 
 
 def tflite_file(network: Network) -> bytes:
-    """The bytes of a .tflite file. Skips the test where the schema of such files is not installed."""
+    """Return the bytes of a .tflite file. Skips the test where the schema of such files is not installed."""
     try:
         import flatbuffers
 

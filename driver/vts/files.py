@@ -109,7 +109,7 @@ def _same(network: Network, feeds: Sequence[Array], found: Sequence[Array], what
 
 
 def _refusal(model: Model, target: Target) -> str:
-    """What the device says when it refuses to prepare; fails the test if it does not."""
+    """Return what the device says when it refuses to prepare; fail the test if it does not."""
     try:
         with target.prepared(model):
             pass
@@ -221,7 +221,7 @@ def concurrent(kind: str, target: Target) -> None:
 
 
 def damaged(kind: str, target: Target) -> None:
-    """What is no file of its kind is refused in words, and no damage ends the device."""
+    """A file that is none of its kind is refused in words, and no damage ends the device."""
     _require(kind, target)
     network = _negation("float32", (5,))
     with target.prepared(network.model(kind)):
@@ -301,7 +301,7 @@ def _weights(place: str) -> bytes:
 
 
 def _apart() -> Network:
-    """As `_difference`, whose second input is no input of the file: its weights lie in another file."""
+    """Return `_difference` with a second input that is no input of the file: its weights lie in another file."""
     whole = _difference()
     return Network(whole.inputs[:1], whole.outputs, whole.steps)
 

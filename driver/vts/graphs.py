@@ -81,7 +81,7 @@ def _described(operand: Operand) -> str:
 
 
 def graphs(operations: Collection[str] | None = None, *, largest: int = 8) -> Any:
-    """A hypothesis strategy of `Graph`s of 1 to `largest` operations.
+    """Return a hypothesis strategy of `Graph`s of 1 to `largest` operations.
 
     operations: names to draw from; None for all that have a maker. Some graphs have unknown dimensions.
     """
@@ -127,7 +127,7 @@ def _opened(model: Model, sketch: Sketch) -> Model:
 
 
 def reference(graph: RandomGraph) -> list[Array]:
-    """The outputs of the interpreter."""
+    """Return the outputs of the interpreter."""
     bound = Interpreter(graph.model).bind(graph.feeds)
     bound.run()
     return [tensor.data for tensor in bound.results]
@@ -179,7 +179,7 @@ def disagreement(run: Callable[[RandomGraph], Sequence[Array]], graph: RandomGra
 
 
 def without(graph: RandomGraph, number: int) -> RandomGraph | None:
-    """The graph without one operation, whose results are fed instead; None when no operation is left."""
+    """Return the graph without one operation, whose results are fed instead; None when no operation is left."""
     main = graph.model.main
     rest = (*main.operations[:number], *main.operations[number + 1 :])
     if not rest:
@@ -198,7 +198,7 @@ def without(graph: RandomGraph, number: int) -> RandomGraph | None:
 
 
 def _computed(graph: RandomGraph, indices: Sequence[int]) -> dict[int, Array]:
-    """What the reference computes for these operands."""
+    """Return what the reference computes for these operands."""
     main = graph.model.main
     operands = [
         replace(operand, lifetime=_L.SUBGRAPH_OUTPUT) if i in indices else operand
@@ -240,7 +240,7 @@ def smallest_difference(
 def _found(
     run: Callable[[RandomGraph], Sequence[Array]], strategy: Any, examples: int, seed: int, phases: tuple[Any, ...]
 ) -> RandomGraph | None:
-    """A graph with a difference that needs all of its operations."""
+    """Return a graph with a difference that needs all of its operations."""
     import random
 
     import hypothesis
@@ -291,7 +291,7 @@ def agree(operations: Sequence[str] | None, examples: int, target: Target) -> No
 
 
 def _run(target: Target, graph: RandomGraph) -> Sequence[Array]:
-    """Outputs of the device; the reference's own where the device does not support an operation."""
+    """Return the outputs of the device; the reference's own where the device does not support an operation."""
     try:
         if not all(target.supported(graph.model)):
             return reference(graph)

@@ -358,7 +358,7 @@ _PER_CHANNEL = LETTERS["P"]
 
 
 def _image(s: Sketch, name: str) -> tuple[Value, bool, tuple[int, int, int]]:
-    """An image, whether its channels come first, and its height, width and channels."""
+    """Return an image, whether its channels come first, and its height, width and channels."""
     x = s.tensor(types_of(name), (4,), shape=s.image)
     nchw = s.flag()
     _, a, b, c = x.operand.dimensions
@@ -366,7 +366,7 @@ def _image(s: Sketch, name: str) -> tuple[Value, bool, tuple[int, int, int]]:
 
 
 def _geometry(s: Sketch, kernel: tuple[int, int], first: bool = True) -> list[int]:
-    """Paddings, implicit or explicit, and strides: width before height."""
+    """Return paddings, implicit or explicit, and strides: width before height."""
     h, w = kernel
     strides = [s.integer(1, 2), s.integer(1, 2)]
     if s.flag():
@@ -384,7 +384,7 @@ def _pool(s: Sketch, name: str) -> None:
 def _weights(
     s: Sketch, x: Value, shape: tuple[int, ...], channel: int, *, per_channel: bool = True
 ) -> tuple[list[Value], float]:
-    """A filter and a bias for the input, and the lower limit for the scale of the result."""
+    """Return a filter and a bias for the input, and the lower limit for the scale of the result."""
     kind, scale, n = x.operand.base_type, x.operand.scale, shape[channel]
     if kind not in BYTES:
         return [s.fresh(kind, shape), s.fresh(kind, (n,))], 0.0

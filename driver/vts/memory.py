@@ -72,13 +72,13 @@ def tests() -> Iterator[Test]:
 
 
 def part_of_memory(nbytes: int, protection: int = mmap.PROT_READ | mmap.PROT_WRITE) -> Memory:
-    """A pool of kind mmap_fd that begins at the second page."""
+    """Return a pool of kind mmap_fd that begins at the second page."""
     with _memfd(mmap.PAGESIZE + nbytes) as fd:
         return Memory.from_fd(fd, nbytes, protection, mmap.PAGESIZE)
 
 
 def blob(nbytes: int, usage: int = Usage.CPU_READ | Usage.CPU_WRITE) -> Memory:
-    """A pool of kind hardware_buffer_blob."""
+    """Return a pool of kind hardware_buffer_blob."""
     with _memfd(nbytes) as fd:
         return Memory.from_hardware_buffer(fd, "blob", nbytes, usage=usage)
 
@@ -268,7 +268,7 @@ _LAYOUTS: dict[str, Layout] = {
 
 
 def lay_out(layout: str, name: str, target: Target) -> None:
-    """The same result for any layout, on both paths; the bytes around the outputs stay unchanged."""
+    """Any layout gives the same result, on both paths; the bytes around the outputs stay unchanged."""
     case = sample(name)
     with prepared(case, target) as model, model.burst() as burst:
         expected = plain(model, case, target)

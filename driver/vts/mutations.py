@@ -402,7 +402,7 @@ _GROWING = {
 
 
 def may_have_type(graph: Subgraph, operation: Operation, index: int, kind: OperandType) -> bool:
-    """Whether operand `index` of a call may also have type `kind`, all else being equal."""
+    """Return True if operand `index` of a call may also have type `kind`, all else being equal."""
     position, types = _INPUT_TYPES.get(operation.type, (0, frozenset()))
     if operation.inputs.count(index) > 1:  # all inputs that must share a type change
         return True
@@ -415,14 +415,14 @@ def may_have_type(graph: Subgraph, operation: Operation, index: int, kind: Opera
 
 
 def may_lose_input(operation: Operation, position: int) -> bool:
-    """Whether a call without this input is another form of the operation."""
+    """Return True if a call without this input is another form of the operation."""
     if operation.type == "CONCATENATION":
         return len(operation.inputs) > 2 and position < len(operation.inputs) - 1
     return position in _TAILS.get(operation.type, {}).get(len(operation.inputs), ())
 
 
 def may_lose(operation: Operation, index: int) -> bool:
-    """Whether a call may be legal without operand `index`, wherever it is listed."""
+    """Return True if a call may be legal without operand `index`, wherever it is listed."""
     if index in operation.outputs:
         return operation.type in {"SPLIT", "WHILE"} or operation.type in _SEQUENCES
     positions = [n for n, i in enumerate(operation.inputs) if i == index]
@@ -430,5 +430,5 @@ def may_lose(operation: Operation, index: int) -> bool:
 
 
 def may_gain_input(operation: Operation) -> bool:
-    """Whether the operation may take a further INT32."""
+    """Return True if the operation may take a further INT32."""
     return len(operation.inputs) < _GROWING.get(operation.type, 0)

@@ -244,7 +244,7 @@ def unknown(target: Target) -> None:
 
 @contextmanager
 def _adding(target: Target) -> Iterator[tuple[RemotePreparedModel, Request]]:
-    """A model, and a valid request with its first input in a pool of its own."""
+    """Yield a model, and a valid request with its first input in a pool of its own."""
     with prepared([total], target) as (model,):
         first, rest = Memory.create(64), Memory.create(128)
         arguments = RequestArgument(length=SIZE), RequestArgument(pool=1, length=SIZE)

@@ -42,12 +42,12 @@ class Report:
 
     @property
     def categories(self) -> dict[str, dict[str, int]]:
-        """The same per category."""
+        """The outcomes of each category."""
         found = dict.fromkeys(outcome.category for outcome in self.outcomes)
         return {name: _counts([o for o in self.outcomes if o.category == name]) for name in found}
 
     def of_kind(self, kind: Kind) -> list[TestOutcome]:
-        """The outcomes of one kind: passed, failed or skipped."""
+        """Return the outcomes of one kind: passed, failed or skipped."""
         return [outcome for outcome in self.outcomes if outcome.outcome == kind]
 
     def as_json(self) -> dict[str, Any]:
@@ -125,11 +125,11 @@ class KnownFailure:
     reason: str
 
     def concerns(self, device: str, version: str) -> bool:
-        """Whether the entry applies to this device and version."""
+        """Return True if the entry applies to this device and version."""
         return fnmatchcase(device, self.device) and fnmatchcase(version, self.version)
 
     def names(self, test: str) -> bool:
-        """Whether the entry applies to this test."""
+        """Return True if the entry applies to this test."""
         return any(fnmatchcase(test, glob) for glob in self.tests)
 
 

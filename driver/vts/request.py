@@ -33,7 +33,7 @@ def tests(samples: int) -> Iterator[Test]:
 
 
 def valid(name: str) -> Request:
-    """A request to one of the kit's models, with all arguments in one pool."""
+    """Return a request to one of the kit's models, with all arguments in one pool."""
     case = sample(name)
     count = len(case.feeds) + len(case.expected)
     pool = Memory.create(count * _ROOM)

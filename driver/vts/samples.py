@@ -92,7 +92,7 @@ def sample(name: str, seed: int = 0) -> Case:
 
 
 def case_of(name: str, model: Model, seed: int = 0) -> Case:
-    """A model with random inputs and the reference's outputs. Raises ExecutionFailed, ValueError."""
+    """Return a model with random inputs and the reference's outputs. Raises ExecutionFailed, ValueError."""
     random = np.random.default_rng(seed)
     operands = [model.main.operands[i] for i in model.main.inputs]
     feeds = tuple(values(random, o.type.dtype, o.dimensions) for o in operands)

@@ -37,10 +37,12 @@ def read_without_runtimes() -> None:
 
 
 class Sanitizers:
-    """Of one run of the kit. Leaving it removes the reports."""
+    """The reports of sanitizers during one run of the kit. Leaving it removes them."""
 
     def __init__(self, library: str) -> None:
-        """Raises DeviceFailed for a device that is no library, or was built without sanitizers."""
+        """Find the sanitizers of a device. Raises DeviceFailed for one that is no library, or was built without
+        them.
+        """
         runtimes = _runtimes(library)
         self._folder = TemporaryDirectory(prefix="sanitizers-")
         folder = Path(self._folder.name)
@@ -50,7 +52,7 @@ class Sanitizers:
         self._seen: set[str] = set()
 
     def reports(self) -> str:
-        """What they have reported since the last call; "" for nothing."""
+        """Return what they have reported since the last call; "" for nothing."""
         folder = Path(self._folder.name)
         texts = [path.read_text(errors="replace") for name in _OPTIONS for path in folder.glob(f"{name}.*")]
         texts += [text for log in folder.glob("*.log") for text in _IN_A_LOG.findall(log.read_text(errors="replace"))]

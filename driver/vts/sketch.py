@@ -58,13 +58,13 @@ class Sketch:
         self.level = LEVELS[0]
 
     def integer(self, low: int, high: int) -> int:
-        """A number from `low`, the simplest, to `high`."""
+        """Return a number from `low`, the simplest, to `high`."""
         from hypothesis import strategies as st
 
         return int(self.draw(st.integers(low, high)))
 
     def flag(self) -> bool:
-        """False or true."""
+        """Return false or true."""
         return self.integer(0, 1) == 1
 
     def choice(self, items: Sequence[_Item]) -> _Item:
@@ -72,7 +72,7 @@ class Sketch:
         return items[self.integer(0, len(items) - 1)]
 
     def axis(self, rank: int) -> int:
-        """An axis of a tensor, from the front or from the back."""
+        """Return an axis of a tensor, from the front or from the back."""
         return self.integer(0, rank - 1) - rank * self.flag()
 
     def tensor(
@@ -84,7 +84,7 @@ class Sketch:
         fits: Callable[[Dimensions], bool] = lambda _shape: True,
         shape: Callable[[], Dimensions] | None = None,
     ) -> Value:
-        """A tensor of one of `types`: an existing one that `fits`, or a new one.
+        """Return a tensor of one of `types`: an existing one that `fits`, or a new one.
 
         exact: only a tensor that is bit-exact on all devices, for discontinuous operations.
         shape: draws the dimensions of a new one.
@@ -128,7 +128,7 @@ class Sketch:
         return value
 
     def quantisation(self, kind: OperandType) -> dict[str, Any]:
-        """A scale and a zero point for a tensor of this type; empty for types without."""
+        """Return a scale and a zero point for a tensor of this type; empty for types without."""
         if kind not in ZERO_POINTS:
             return {}
         first, last = ZERO_POINTS[kind]

@@ -70,11 +70,11 @@ class Target:
                 device.close()
 
     def reports(self) -> str:
-        """What sanitizers have reported since the last call; "" for nothing."""
+        """Return what sanitizers have reported since the last call; "" for nothing."""
         return self._sanitizers.reports() if self._sanitizers else ""
 
     def supported(self, model: Model) -> list[bool]:
-        """The device's answer for each operation. Raises InvalidArgument when it refuses the model."""
+        """Return the device's answer for each operation. Raises InvalidArgument when it refuses the model."""
         count, bits = self._ask("supported", model)
         return [bool(bit) for bit in np.unpackbits(np.frombuffer(bits, np.uint8), count=count)]
 
@@ -123,7 +123,7 @@ class Target:
 
 
 def _call_arguments(cache: Cache | None) -> tuple[tuple[object, ...], list[int]]:
-    """The cache as call arguments: counts and token, and the descriptors."""
+    """Return the cache as call arguments: counts and token, and the descriptors."""
     if cache is None:
         return (), []
     counts = len(cache.model_files), len(cache.data_files)
