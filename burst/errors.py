@@ -179,7 +179,10 @@ class Result(_Result):
         if self.status != ErrorStatus.NONE:
             error = status_error(self.status, self.message, self.cause)
             error.result = self
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # it knows this frame, and those of callers that hold memory
 
 
 class StatusError(BurstError):

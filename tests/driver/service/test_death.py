@@ -194,8 +194,9 @@ def start_idle_monitor(prepared, kit):
 
     Whether a client that is gone at once had several bound is a matter of luck.
     """
-    for _ in range(6):
-        prepared.execute(kit.request([X], 16)[0])
+    requests = [kit.request([X], 16)[0] for _ in range(6)]  # all at once: what is dropped is bound no more
+    for request in requests:
+        prepared.execute(request)
 
 
 CLIENT = """
@@ -293,6 +294,8 @@ def test_models_alone_are_forgotten(place, kit):
 def test_failed_runs_are_forgotten(place, kit):
     """Runs that fail or grow do not pile up memory."""
     with driver.connect() as device, device.prepare(kit.reshape_model()) as prepared:
+        with device.prepare(kit.add_model()) as other:
+            start_idle_monitor(other, kit)
         held = [Held(device.engine_pid), Held(os.getpid())]
         x = np.ones((2, 3000), np.float32)
         prepared.run(x, np.array([6000, 1], np.int32))
