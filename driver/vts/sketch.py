@@ -114,7 +114,7 @@ class Sketch:
     def fresh(
         self, kind: OperandType, shape: Dimensions, *, low: float = -1.0, high: float = 1.0, **quant: Any
     ) -> Value:
-        """A new input or constant. quant: fixed scale, zero_point or channel_quant."""
+        """Return a new input or constant. quant: fixed scale, zero_point or channel_quant."""
         array = data(kind, shape, self.integer(0, 255), low, high=high)
         if kind in ZERO_POINTS and not quant:
             quant = self.quantisation(kind)

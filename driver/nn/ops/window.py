@@ -109,7 +109,7 @@ def both_axes(call: Call, first: int, is_explicit: bool, y: Extents, x: Extents)
 
 
 def transposed(size: int, filter_: int, stride: int, out: int, *, head: int) -> Axis:
-    """An axis of which every *input* of the `out` spreads its filter over a result of extent `size`."""
+    """Return an axis of which every *input* of the `out` spreads its filter over a result of extent `size`."""
     return Axis(size, filter_, stride, 1, head=head, tail=(out - 1) * stride + filter_ - size - head)
 
 
