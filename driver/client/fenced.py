@@ -179,7 +179,7 @@ class FencedExecution(Completion, Closing):
 
     def fileno(self) -> int:
         """The fence, for select and asyncio."""
-        return self._fence
+        return self.fence
 
     def wait(self, timeout: float | None = None) -> FenceState:
         """Waits for the end: SIGNALED or ERROR; ACTIVE if it is still pending after `timeout` seconds.
@@ -258,11 +258,11 @@ class FencedExecution(Completion, Closing):
         import asyncio
 
         loop = asyncio.get_running_loop()
-        if self._fence < 0 or self.is_done:
+        if self.is_done or self.fence < 0:
             loop.run_in_executor(None, self._settle)
             return
         try:
-            copy = os.dup(self._fence)  # an event loop has only one reader per descriptor
+            copy = os.dup(self.fence)  # an event loop has only one reader per descriptor
         except OSError:  # there are no more descriptors
             loop.run_in_executor(None, self.join)
             return
@@ -284,7 +284,7 @@ class FencedExecution(Completion, Closing):
 
         loop = asyncio.get_running_loop()
         done = loop.create_future()
-        copy = os.dup(self._fence)  # an event loop has only one reader per descriptor
+        copy = os.dup(self.fence)  # an event loop has only one reader per descriptor
         loop.add_reader(copy, _complete, done)
         try:
             await done

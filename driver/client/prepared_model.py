@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from driver.client.connection import Connection
     from driver.client.device import RemoteDevice
     from driver.client.job import Job
+    from driver.client.session import Fallback
     from driver.nn import Model
     from driver.options import InputShapes
     from fmq.region import Kind
@@ -189,9 +190,13 @@ class RemotePreparedModel(AnyPreparedModel):
         return self.open_burst(its)
 
     def open_burst(self, options: Options) -> Burst:
-        """As `burst`."""
+        """Return a burst on the device."""
+        return self.open_burst_before(None, options)
+
+    def open_burst_before(self, fallback: Fallback | None, options: Options) -> Burst:
+        """Return a burst, and let `fallback` execute what the device does not answer."""
         self.check_quarantine()
-        return Burst(Pipeline(self, options))
+        return Burst(Pipeline(self, options, fallback=fallback))
 
     @property
     def _number(self) -> int:

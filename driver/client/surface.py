@@ -278,8 +278,8 @@ class AnyBurst(Closing, ABC):
 
     to_send = "pickle its model, and open a burst on the unpickled one"
 
-    on_memory: Callable[[Request, Callable[[Request], Result]], Result] | None = None
-    """Of a compiled model's burst: executes with memory in the place of shared buffers that a request names."""
+    on_memory: Callable[[Job, Callable[[Job], Result]], Result] | None = None
+    """Of a compiled model's burst: performs a job with memory in the place of shared buffers that it names."""
 
     @property
     @abstractmethod
@@ -390,7 +390,7 @@ class AnyBurst(Closing, ABC):
         job = Job.of(request, measure=measure, timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
         if self.on_memory is None:
             return self.perform(job)
-        return self.on_memory(job.request, lambda its: self.perform(job._replace(request=its)))
+        return self.on_memory(job, self.perform)
 
     @abstractmethod
     def perform(self, job: Job) -> Result:

@@ -23,7 +23,7 @@ from driver.client.statistics import write_timeline
 from driver.client.workspace import shapes_of
 from driver.deadlines import seconds_left
 from driver.options import MOST_DEPTH
-from driver.runtime.fallback import executed, is_retryable
+from driver.runtime.fallback import is_retryable, perform_or_instead
 from driver.runtime.frames import FrameBurst
 from driver.runtime.local import LocalBurst, LocalPrepared
 from driver.runtime.places import ChainFrame, ChainMemory, StepBuffers
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from driver.runtime.fallback import CpuFallback
     from driver.runtime.frames import PendingFrame
     from driver.runtime.places import StepInputs, StepOutputs
-    from driver.runtime.plan import PlannedModel, PreparedStep
+    from driver.runtime.plan import PreparedStep, StepsExecutor
 
 
 class StepBurst:
@@ -46,13 +46,12 @@ class StepBurst:
         self.prepared, self._options, self.buffers = prepared, options._replace(policy="block"), StepBuffers()
         self.burst: Burst | LocalBurst
         self._pipeline: Pipeline | None = None
-        if isinstance(prepared.model.prepared, RemotePreparedModel):
-            self._open(prepared.model.prepared)
+        self._life, model = prepared.model.life, prepared.model.prepared
+        if isinstance(model, RemotePreparedModel):
+            self._open(model)
         else:
-            self._life, self.burst = (
-                prepared.model.life,
-                LocalBurst(prepared.model.prepared, self._options, self.buffers),
-            )
+            assert isinstance(model, LocalPrepared)  # no step is in steps itself
+            self.burst = LocalBurst(model, self._options, self.buffers)
 
     def _open(self, model: RemotePreparedModel) -> None:
         """On the device. Raises StatusError, PeerDied."""
@@ -102,7 +101,7 @@ class StepBurst:
 
     def perform(self, job: Job) -> Result:
         """Execute it in the burst, or on the CPU if that fails."""
-        return executed(lambda: self.burst.perform(job), self._instead, job)
+        return perform_or_instead(lambda: self.burst.perform(job), self._instead, job)
 
     def _instead(self, error: BaseException) -> CpuFallback | None:
         return None if isinstance(self.burst, LocalBurst) else self.prepared.model.instead(error, self._life)
@@ -111,7 +110,7 @@ class StepBurst:
 class Chain(FrameBurst[ChainFrame]):
     """As `driver.Burst`: `run` from one thread, `submit` and futures from any. Made by `prepared.burst()`."""
 
-    def __init__(self, planned: PlannedModel, options: Options) -> None:
+    def __init__(self, planned: StepsExecutor, options: Options) -> None:
         """Raises StatusError, PeerDied, ValueError."""
         shapes = shapes_of(planned.model, options.input_shapes)
         self._planned = planned
@@ -248,7 +247,7 @@ class Chain(FrameBurst[ChainFrame]):
             self._check()
             job.wait.check("executing")
             ways = [step.perform for step in self._steps]
-            return executed(lambda: self._planned.perform_by(ways, job), self._whole_instead, job)
+            return perform_or_instead(lambda: self._planned.perform_by(ways, job), self._whole_instead, job)
 
     def _whole_instead(self, error: BaseException) -> CpuFallback | None:
         return self._planned.fallback if is_retryable(error) else None

@@ -23,11 +23,11 @@ from driver.runtime import capabilities as measures
 from driver.runtime.cache.device import CachedDevice, CompilationCache
 from driver.runtime.cache.folder import default_folder
 from driver.runtime.compiled import CompiledModel
-from driver.runtime.fallback import CpuFallback, FallbackModel, Fallbacks
+from driver.runtime.fallback import CpuFallback, FallbackExecutor, Fallbacks
 from driver.runtime.local import NAME, LocalDevice, LocalPrepared
 from driver.runtime.measuring import MOST_SECONDS, NO_FIGURES, Figures, FigureStore, Load, can_be_measured, seconds_of
 from driver.runtime.partition import Step, choose, partition
-from driver.runtime.plan import PlannedModel, PreparedStep
+from driver.runtime.plan import PreparedStep, StepsExecutor
 from driver.runtime.progress import CompilationClock
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from driver.client.executor import Executor
     from driver.client.prepared_model import RemotePreparedModel
-    from driver.client.surface import AnyPreparedModel
     from driver.interface import Capabilities, Source
     from driver.nn import Model
 
@@ -354,7 +354,7 @@ class _Compilation:
             try:
                 self._prepare(plan, steps, 0.0)
                 most = MOST_SECONDS if left is None else min(MOST_SECONDS, left / 4)
-                found[plan.name] = seconds_of(self._together(plan, steps), most)
+                found[plan.name] = seconds_of(self._together(plan, steps), self._options.prepare.preference, most)
             except (*FAILURES, NotPlaced) as error:
                 if isinstance(error, _MISSED):
                     raise
@@ -363,11 +363,8 @@ class _Compilation:
                 _close(steps)
         return found
 
-    def _together(self, plan: ExecutionPlan, steps: Sequence[PreparedStep]) -> AnyPreparedModel:
-        if len(steps) == 1:
-            found: AnyPreparedModel = steps[0].model.prepared
-            return found
-        return PlannedModel(plan.model, steps, self._options.prepare.preference, None)
+    def _together(self, plan: ExecutionPlan, steps: Sequence[PreparedStep]) -> Executor:
+        return steps[0].model.prepared if len(steps) == 1 else StepsExecutor(plan.model, steps, None)
 
     def _first_that_works(self, plans: Sequence[ExecutionPlan]) -> Chosen:
         failure: Exception | None = None
@@ -542,11 +539,11 @@ class _Compilation:
         else:
             prepared = device.prepare(step.model, preference=preference, deadline=self._clock.end)
         if isinstance(prepared, LocalPrepared) or not self._options.may_fall_back:
-            return PreparedStep(step, device.address, FallbackModel(prepared, None), kept)
+            return PreparedStep(step, device.address, FallbackExecutor(prepared, None), kept)
         kind = "whole" if count == 1 else "step"
         runtimes = [str(name) for name in _runtimes_for(step.model) if name != device.address]
         fallback = CpuFallback(step.model, preference, kind, device.address, self._fallbacks, runtimes)
-        return PreparedStep(step, device.address, FallbackModel(prepared, fallback), kept)
+        return PreparedStep(step, device.address, FallbackExecutor(prepared, fallback), kept)
 
     def _on_cpu(self, error: Exception) -> PreparedStep:
         """The whole model, after that. Raises the error where the CPU cannot, either."""
@@ -556,13 +553,13 @@ class _Compilation:
         self._fallbacks.note("compile", self._at, error)
         prepared = LocalDevice().prepare(model, preference=self._options.prepare.preference)
         whole = Step(0, tuple(range(len(model.main.operations))), model, model.main.inputs, model.main.outputs)
-        return PreparedStep(whole, NAME, FallbackModel(prepared, None))
+        return PreparedStep(whole, NAME, FallbackExecutor(prepared, None))
 
 
 def _close(steps: Sequence[PreparedStep]) -> None:
     for step in steps:
         with suppress(PeerDied, StatusError):
-            step.model.prepared.close()
+            step.model.close()
 
 
 def compile_again(options: CompileOptions) -> CompiledModel:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from burst import PeerDied
-from driver.client.burst import Burst
-from driver.client.pipeline import Pipeline
-from driver.client.session import FAILURES
-from driver.client.surface import AnyPreparedModel, signature
-from driver.errors import DriverError
+from driver.client.surface import AnyBurst, AnyPreparedModel, signature
 from driver.replicas import ServeOptions, Serving
 from driver.runtime.allocate import StepRole, allocate
-from driver.runtime.fallback import BurstFallback, CpuFallback, FallbackModel, Fallbacks
-from driver.runtime.launched import launch_here
-from driver.runtime.local import BACKGROUND, NAME, LocalBurst, LocalPrepared
-from driver.runtime.plan import PlannedModel, PreparedStep
-from driver.runtime.shared_buffers import ModelRoles, names_shared, on_memory
+from driver.runtime.fallback import CLOSED, CpuFallback, FallbackExecutor, Fallbacks
+from driver.runtime.local import NAME
+from driver.runtime.plan import PreparedStep, StepsExecutor
+from driver.runtime.shared_buffers import SharedBuffersExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,13 +20,12 @@ if TYPE_CHECKING:
     from driver.client.completion import Completion
     from driver.client.device import RemoteDevice
     from driver.client.device_buffers import Buffer, BufferDesc, BufferRole
+    from driver.client.executor import Executor
     from driver.client.fenced import FencedExecution
     from driver.client.job import Job
-    from driver.client.prepared_model import RemotePreparedModel
     from driver.interface import Source
     from driver.nn import Model
     from driver.options import InputShapes, Options, PrepareOptions
-    from driver.runtime.chain import Chain
     from driver.runtime.measuring import Figures
 
 _numbers = count(1)
@@ -64,7 +55,7 @@ class Placement(list[tuple[str, tuple[int, ...]]]):
         return f"{where}; by capabilities: {known}" if known else where
 
 
-class CompiledModel(FallbackModel, AnyPreparedModel):
+class CompiledModel(AnyPreparedModel):
     """A model on one or several devices. Any thread may use it, several at once. Made by `compile`.
 
     On one device it is what that device's `prepare` gives, and its burst is that device's burst.
@@ -91,15 +82,21 @@ class CompiledModel(FallbackModel, AnyPreparedModel):
         self.preference, self.priority = options.preference, options.priority
         self._steps, self._devices, self._fallbacks = steps, devices, fallbacks
         self._is_closed = False
-        self._roles = ModelRoles(next(_numbers), model)
+        self._number = next(_numbers)
         if len(steps) == 1:
-            super().__init__(steps[0].model.prepared, steps[0].model.fallback)
+            self._whole = steps[0].model
         else:
             fallback = None
             if may_fall_back:
                 names = " + ".join(dict.fromkeys(step.device for step in steps))
                 fallback = CpuFallback(model, self.preference, "whole", names, fallbacks)
-            super().__init__(PlannedModel(model, steps, self.preference, fallback), fallback)
+            self._whole = FallbackExecutor(StepsExecutor(model, steps, fallback), fallback)
+        self._executor = SharedBuffersExecutor(self._whole, self._number)
+
+    @property
+    def prepared(self) -> Executor:
+        """What executes now: the model on its device, in steps, or on the CPU."""
+        return self._whole.prepared
 
     def placement(self) -> Placement:
         """What runs where now: (device, indices of operations of the main subgraph) of each step, in order.
@@ -107,7 +104,7 @@ class CompiledModel(FallbackModel, AnyPreparedModel):
         Its `figures` are the seconds of one execution of each plan that was compared; its `capabilities` say of each
         device whether its driver has stated them or Burst has measured them.
         """
-        if self.is_replaced:
+        if self._whole.is_replaced:
             return Placement([(NAME, tuple(range(len(self.model.main.operations))))], self._figures, self._capabilities)
         steps = [(NAME if p.model.is_replaced else p.device, p.step.operations) for p in self._steps]
         return Placement(steps, self._figures, self._capabilities)
@@ -116,25 +113,25 @@ class CompiledModel(FallbackModel, AnyPreparedModel):
         where = " + ".join(dict.fromkeys(device for device, _ in self.placement()))
         return f"<CompiledModel on {where}: {signature(self.model)}>"
 
-    def open_burst(self, options: Options) -> Burst | Chain | LocalBurst:
-        """On one device it is that device's, on several a chain of them."""
-        if self._is_closed:
-            raise ValueError("this compiled model is closed; compile it again")
-        life = self.life
-        found: Burst | Chain | LocalBurst
-        try:
-            found = self._burst(options)
-        except FAILURES as error:
-            found = self.replacement(error, life).open_burst(options)
-        found.on_memory = partial(on_memory, self._roles)
-        return found
+    def perform(self, job: Job) -> Result:
+        """Execute the job; it may also name buffers that `allocate` has made."""
+        return self._executor.perform(job)
 
-    def _burst(self, options: Options) -> Burst | Chain | LocalBurst:
-        prepared: RemotePreparedModel | LocalPrepared | PlannedModel = self.prepared
-        if isinstance(prepared, PlannedModel | LocalPrepared) or self.fallback is None:
-            return prepared.open_burst(options)
-        prepared.check_quarantine()
-        return Burst(Pipeline(prepared, options, fallback=BurstFallback(self, prepared)))
+    def start(self, job: Job) -> Completion:
+        """Execute it in the background."""
+        return self._executor.start(job)
+
+    def launch(self, job: Job) -> FencedExecution:
+        """Execute it when its fences are signalled."""
+        return self._executor.launch(job)
+
+    def open_burst(self, options: Options) -> AnyBurst:
+        """Return the burst of its device; on several devices a chain of bursts."""
+        return self._executor.open_burst(options)
+
+    def free_memory(self, memory: Memory) -> None:
+        """Let all its devices unmap a pool."""
+        self._executor.free_memory(memory)
 
     def serve(
         self,
@@ -171,28 +168,6 @@ class CompiledModel(FallbackModel, AnyPreparedModel):
         options = ServeOptions(replicas, queue, batch, batch_window, depth, warm_up, recover, shapes, name)
         return Serving(self, options.checked(self.model))
 
-    def free_memory(self, memory: Memory) -> None:
-        """As `RemoteDevice.free_memory`, on all its devices."""
-        for step in self._steps:
-            step.model.prepared.device.free_memory(memory)
-
-    def perform(self, job: Job) -> Result:
-        """Execute it; the request may also name buffers that `allocate` has made."""
-        way = super().perform
-        return on_memory(self._roles, job.request, lambda its: way(job._replace(request=its)))
-
-    def start(self, job: Job) -> Completion:
-        """Execute it in the background; a request on shared buffers takes a thread of this process."""
-        if names_shared(job.request):
-            return BACKGROUND.submit(partial(self.perform, job))
-        return super().start(job)
-
-    def launch(self, job: Job) -> FencedExecution:
-        """Launch it; for shared buffers this process waits for the fences."""
-        if names_shared(job.request):
-            return launch_here(self.model, job, lambda end: self.perform(job.by(end)))
-        return super().launch(job)
-
     def allocate(
         self, desc: BufferDesc, input_roles: Sequence[BufferRole] = (), output_roles: Sequence[BufferRole] = ()
     ) -> Buffer:
@@ -202,12 +177,12 @@ class CompiledModel(FallbackModel, AnyPreparedModel):
     @property
     def number(self) -> int:
         """By which the roles of buffers mean this model."""
-        return self._roles.number
+        return self._number
 
     def step_roles(self, io_index: int, *, is_input: bool) -> list[StepRole]:
         """Which steps read and write that input or output. Raises ValueError."""
         if self._is_closed:
-            raise ValueError("this compiled model is closed; compile it again")
+            raise ValueError(CLOSED)
         operand = (self.model.main.inputs if is_input else self.model.main.outputs)[io_index]
         found = []
         for prepared, inputs, outputs in self._placed():
@@ -217,15 +192,9 @@ class CompiledModel(FallbackModel, AnyPreparedModel):
 
     def _placed(self) -> list[tuple[Any, Sequence[int], Sequence[int]]]:
         """Of each step: what executes it now, and its inputs and outputs among the main subgraph's operands."""
-        if isinstance(self.prepared, PlannedModel):
+        if isinstance(self.prepared, StepsExecutor):
             return [(each.model.prepared, each.step.inputs, each.step.outputs) for each in self._steps]
         return [(self.prepared, self.model.main.inputs, self.model.main.outputs)]
-
-    def instead(self, error: BaseException, life: int) -> CpuFallback | None:
-        """As `FallbackModel.instead`, unless it is closed."""
-        if self._is_closed:
-            raise ValueError("this compiled model is closed; compile it again") from error
-        return super().instead(error, life)
 
     def stats(self) -> dict[str, Any]:
         """`placement`, and `fallbacks`: how often a device was dropped when compiling, and how often the whole model
@@ -246,9 +215,6 @@ class CompiledModel(FallbackModel, AnyPreparedModel):
         """Frees the model on its devices. Bursts end with the connections that `compile` made."""
         self._is_closed = True
         self._workspaces.clear()
-        for displaced in (self, *(step.model for step in self._steps)):
-            displaced.stay()
-        with suppress(PeerDied, DriverError):
-            self.prepared.close()
+        self._executor.close()
         for device in self._devices:
             device.close()

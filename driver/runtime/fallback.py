@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,23 +32,27 @@ from driver.errors import DeviceNotFound, DriverError, NotPlaced
 from driver.nn import InvalidModel
 from driver.nn.file_form import file_of
 from driver.runtime.comeback import Comeback
-from driver.runtime.launched import launch_here
+from driver.runtime.launched import FencedFallback
 from driver.runtime.local import BACKGROUND, LocalDevice, LocalPrepared
 from driver.runtime.places import check_shapes
-from driver.runtime.shared_buffers import Evacuated, lost, names_buffers, names_vendor_memory
+from driver.runtime.shared_buffers import EvacuatedJob, lost, names_buffers, names_vendor_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from burst import Memory
     from driver.client.device import RemoteDevice
+    from driver.client.executor import Executor
     from driver.client.fenced import FencedExecution
     from driver.client.job import Job
     from driver.client.prepared_model import Home
+    from driver.client.surface import AnyBurst
     from driver.errors import DeviceFailed
     from driver.nn import Model
-    from driver.options import Preference
+    from driver.options import Options, Preference
 
 _log = logging.getLogger("driver.runtime")
+CLOSED = "this compiled model is closed; compile it again"
 _PAST = -2  # a life of the device that is over
 _FINAL = frozenset(
     {
@@ -192,12 +197,12 @@ def _types(model: Model) -> list[Any]:
     return [tensor.dtype for tensor in (*model.inputs, *model.outputs)]
 
 
-def executed(
+def perform_or_instead(
     attempt: Callable[[], Result],
     instead: Callable[[BaseException], CpuFallback | None],
     job: Job,
 ) -> Result:
-    """What `attempt` gives; where the CPU may do better, what it makes of the request, if `instead` says so.
+    """Return what `attempt` does; perform the job on the CPU where that may do better, if `instead` says so.
 
     Values of a device's buffers come to this process for that, and go back. Raises BuffersLost when it has died.
     """
@@ -214,7 +219,7 @@ def executed(
     if cpu is None or names_vendor_memory(request):
         if result is None:
             raise failure
-        return result
+        return result._replace(message="; ".join([result.message, *vars(failure).get("__notes__", ())]))
     if not names_buffers(request):
         found = cpu.take_over(failure).perform(job)
         if found.status != ErrorStatus.GENERAL_FAILURE or not isinstance(failure, GeneralFailure):
@@ -225,11 +230,10 @@ def executed(
     if isinstance(failure, PeerDied):
         raise lost(request) from failure
     try:
-        evacuated = Evacuated(cpu.model, request)
+        evacuated = EvacuatedJob(cpu.model, job)
     except StatusError as error:  # an input without a value
         return error.as_result()
-    local = cpu.take_over(failure)
-    return evacuated.executed(lambda its: local.perform(job._replace(request=its)))
+    return evacuated.perform_by(cpu.take_over(failure))
 
 
 def is_final(attempt: Callable[[], Result]) -> bool:
@@ -240,29 +244,33 @@ def is_final(attempt: Callable[[], Result]) -> bool:
         return not is_retryable(error)
 
 
-class FallbackModel:
-    """A prepared model on a device, with the CPU behind it.
+class FallbackExecutor:
+    """A model on a device, or in steps, with the CPU behind it.
 
     When the device has died, the CPU takes its place, until the device is there again and has prepared the model.
     """
 
-    def __init__(self, prepared: Any, fallback: CpuFallback | None) -> None:
-        """`prepared`: remote, local or in steps. `fallback`: None where nothing may fall back."""
-        self.prepared, self.fallback = prepared, fallback
+    def __init__(self, first: Executor, fallback: CpuFallback | None) -> None:
+        """`fallback`: None where nothing may fall back."""
+        self.prepared, self.fallback = first, fallback  #: `prepared` executes now
         self.life = 0  #: counts deaths and returns: odd while the CPU is in the device's place
-        self._moving = threading.Lock()
-        self._on_device = prepared
+        self._moving, self._is_closed = threading.Lock(), False
+        self._first = first
         self._comeback: Comeback | None = None
-        if fallback is not None and isinstance(prepared, RemotePreparedModel):
-            self._comeback = Comeback(self, prepared)
+        if fallback is not None and isinstance(first, RemotePreparedModel):
+            self._comeback = Comeback(self, first)
+
+    @property
+    def model(self) -> Model:
+        return self._first.model
 
     @property
     def is_replaced(self) -> bool:
-        """Whether the CPU is in the place of its device."""
+        """True if the CPU is in the place of its device."""
         return bool(self.life % 2)
 
     def perform(self, job: Job) -> Result:
-        """Execute it on the device, or else on the CPU."""
+        """Execute the job on the device, or else on the CPU."""
         life = self.life
         return self._or_instead(lambda: self._checked(self.prepared.perform(job)), job, life)
 
@@ -288,19 +296,19 @@ class FallbackModel:
         return whole
 
     def _or_instead(self, attempt: Callable[[], Result], job: Job, life: int) -> Result:
-        return executed(attempt, lambda error: self.instead(error, life), job)
+        return perform_or_instead(attempt, lambda error: self.instead(error, life), job)
 
     def launch_or_instead(self, job: Job) -> FencedExecution:
-        """Launch it; falls back when it cannot be launched, and not later."""
+        """Launch it; on the CPU if it cannot be launched, and not if it fails later."""
         life = self.life
         try:
-            return self.prepared.launch(job)  # type: ignore[no-any-return]
+            return self.prepared.launch(job)
         except FAILURES as error:
             return self.replacement(error, life).launch(job)
 
     def launch(self, job: Job) -> FencedExecution:
-        """Launch it; where it may fall back, this process signals its fence."""
-        life, model = self.life, self.prepared.model
+        """Launch it on the device; if it fails there, the CPU executes it in this process."""
+        life = self.life
         launched = self.launch_or_instead(job)
         if self.fallback is None or life != self.life or self.is_replaced:
             return launched
@@ -308,21 +316,39 @@ class FallbackModel:
         def execute(end: int | None) -> Result:
             return self._or_instead(launched.result, job.by(end), life)
 
-        return launch_here(model, job, execute, may_have_failed=True)
+        return FencedFallback(launched, self.model, job, execute)
+
+    def open_burst(self, options: Options) -> AnyBurst:
+        """Return a burst on the device, with the CPU behind it, or one on the CPU if the device opens none."""
+        if self._is_closed:
+            raise ValueError(CLOSED)
+        life, prepared = self.life, self.prepared
+        try:
+            if self.fallback is None or not isinstance(prepared, RemotePreparedModel):
+                return prepared.open_burst(options)
+            return prepared.open_burst_before(BurstFallback(self, prepared), options)
+        except FAILURES as error:
+            return self.replacement(error, life).open_burst(options)
+
+    def free_memory(self, memory: Memory) -> None:
+        """Let what executes now unmap a pool."""
+        self.prepared.free_memory(memory)
 
     def replacement(self, error: BaseException, life: int) -> LocalPrepared | RemotePreparedModel:
-        """What executes after that failure, as `instead` says; raises it when there is nothing."""
+        """Return what executes after that failure, as `instead` says; raise it when there is nothing."""
         cpu = self.instead(error, life)
         if cpu is None:
             raise error
         return cpu.take_over(error)
 
     def instead(self, error: BaseException, life: int) -> CpuFallback | None:
-        """What executes after that failure of a request that was made in that `life`; takes the place of a device that
-        has died.
+        """Return what executes after that failure of a request that was made in that `life`; it takes the place of a
+        device that has died.
 
-        None: there is nothing, or it would only fail again.
+        None: there is nothing, or it would only fail again. Raises ValueError when the model is closed.
         """
+        if self._is_closed:
+            raise ValueError(CLOSED) from error
         if self.fallback is None or life % 2 or not is_retryable(error) or not self.fallback.can_take_over(error):
             return None
         if self._comeback and isinstance(error, PeerDied):
@@ -332,18 +358,21 @@ class FallbackModel:
         return self.fallback
 
     def come_back(self) -> None:
-        """Its device is there again, and has prepared the model."""
-        if self._move(self._on_device, self.life) and self.fallback:
+        """Go back to the device: it is there again, and has prepared the model."""
+        if self._move(self._first, self.life) and self.fallback:
             self.fallback.note_return()
 
-    def stay(self) -> None:
-        """It is closed: wherever it is, it does not move any more."""
+    def close(self) -> None:
+        """Free the model where it is; it does not move any more."""
+        self._is_closed = True
         if self._comeback:
             self._comeback.end()
         if self.fallback:
             self.fallback.close()
+        with suppress(PeerDied, DriverError):  # with its device, the model is gone too
+            self.prepared.close()
 
-    def _move(self, prepared: Any, life: int) -> bool:
+    def _move(self, prepared: Executor, life: int) -> bool:
         """From now on `prepared` executes, unless another thread has moved it in that life."""
         with self._moving:
             if life != self.life:
@@ -356,11 +385,11 @@ class FallbackModel:
 class BurstFallback(NamedTuple):
     """What a burst of a compiled model does about requests that its device does not answer."""
 
-    model: FallbackModel
+    model: FallbackExecutor
     prepared: RemotePreparedModel
 
     def replacement(self, error: BaseException, home: Home) -> LocalPrepared | RemotePreparedModel:
-        """As `FallbackModel.replacement`, after a failure of the device in the life in which the burst was opened."""
+        """Return what executes after a failure of the device in the life in which the burst was opened, or raise it."""
         life = self.model.life
         return self.model.replacement(error, life if self.home() is home else _PAST)
 
@@ -370,13 +399,13 @@ class BurstFallback(NamedTuple):
         job: Job,
         home: Callable[[BaseException], Home],
     ) -> Result:
-        """As `executed`, with the burst at that `home` when it failed."""
+        """As `perform_or_instead`, with the burst at that `home` when it failed."""
 
         def instead(error: BaseException) -> CpuFallback | None:
             is_present = home(error) is self.home()
             return self.model.instead(error, self.model.life if is_present else _PAST)
 
-        return executed(attempt, instead, job)
+        return perform_or_instead(attempt, instead, job)
 
     def home(self) -> Home | None:
         """Where the model is prepared now; None while the CPU is in the device's place."""

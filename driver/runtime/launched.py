@@ -6,6 +6,7 @@ import os
 import select
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,9 @@ from burst import (
 from burst.channel import close_all
 from burst.messages import NO_TIMING, Cause
 from driver.client.fenced import Ending, ExecutionInfo, FencedExecution, duplicates, output_shapes
+from driver.client.session import FAILURES
 from driver.client.workspace import output_views
-from driver.deadlines import passed
+from driver.deadlines import earlier, passed, timeout_until
 from driver.protocol.fences import FenceSignal, FenceState, kind_of, look
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from burst import Request
     from driver.client.job import Job
     from driver.nn import Model
     from driver.runtime.partition import Step
@@ -56,6 +59,7 @@ class FencedThread:
             os.close(self.fence)
             self._signal.fail()
             raise ResourceExhaustedTransient(f"no thread can be started for another execution: {error}") from error
+        fds.clear()
 
     def ending(self) -> Ending:
         """How it ended. Its fence has been signalled, or set to error."""
@@ -197,22 +201,87 @@ def check_fences(fds: Sequence[int]) -> None:
             raise InvalidArgument(f"wait_for: fence {n}, {kind}, is already in error")
 
 
-def launch_here(
-    model: Model, job: Job, execute: Callable[[int | None], Result], *, may_have_failed: bool = False
-) -> FencedExecution:
-    """`execute`, until a deadline, CLOCK_MONOTONIC ns, in a thread that waits for these fences first.
+def launch_here(model: Model, job: Job, execute: Callable[[int | None], Result]) -> FencedExecution:
+    """`execute`, until a deadline, CLOCK_MONOTONIC ns, in a thread that waits for the job's fences first.
 
-    `may_have_failed`: a device has looked at the fences already. Raises InvalidArgument, MissedDeadlinePersistent,
-    ResourceExhaustedTransient.
+    Raises InvalidArgument, MissedDeadlinePersistent, ResourceExhaustedTransient.
     """
     if missed := passed(job.wait.by):
         missed.raise_for_status()
     with duplicates(job.after) as fds:
         if len(fds) < len(job.after):
             raise InvalidArgument(f"wait_for: {len(job.after) - len(fds)} of {len(job.after)} fences are null")
-        if not may_have_failed:
-            check_fences(fds)
+        check_fences(fds)
         thread = FencedThread(execute, fds, job)
-        fds[:] = ()  # they are the thread's
-    request, shapes = job.request, output_shapes(model, job.request)
-    return FencedExecution(thread.fence, thread.ending, lambda: output_views(model, request, shapes))
+    return FencedExecution(thread.fence, thread.ending, partial(_views, model, job.request))
+
+
+def _views(model: Model, request: Request) -> tuple[NDArray[Any], ...]:
+    return output_views(model, request, output_shapes(model, request))
+
+
+class FencedFallback(FencedExecution):
+    """A fenced execution on a device, and another one in this process for when that fails.
+
+    While the device succeeds it costs no thread. The other one begins when the device's failure is found out by a call
+    of this, or when the fence is asked for while it is not known yet whether the device succeeds: for the device's own
+    fence would be in error then.
+    """
+
+    def __init__(
+        self, launched: FencedExecution, model: Model, job: Job, execute: Callable[[int | None], Result]
+    ) -> None:
+        """`execute`: performs the job until that deadline, after `launched` has ended. Raises StatusError."""
+        super().__init__(-1, launched.details, partial(_views, model, job.request))
+        self._launched, self._job, self._execute = launched, job, execute
+        self._here: FencedExecution | None = None
+        self._is_closed = False
+        with duplicates(job.after) as fds:  # the caller's may be closed until they are needed
+            self._fds, fds[:] = list(fds), ()
+
+    def _begin_here(self) -> FencedExecution:
+        with self._asking:
+            if self._here is None and not self._is_closed:
+                thread = FencedThread(self._execute, self._fds, self._job)
+                self._here = FencedExecution(thread.fence, thread.ending, self._outputs)
+            return self._here or self._launched
+
+    @property
+    def fence(self) -> int:
+        has_succeeded = self._launched.wait(0) in {FenceState.SIGNALED, FenceState.UNKNOWN}
+        return (self._launched if has_succeeded and self._here is None else self._begin_here()).fence
+
+    def wait(self, timeout: float | None = None) -> FenceState:
+        """Wait for the end of the one, and of the other if that failed."""
+        end = earlier(timeout, None) if timeout else None
+        if self._here is None and (state := self._launched.wait(timeout)) != FenceState.ERROR:
+            return state
+        return self._begin_here().wait(timeout_until(end) if timeout else timeout)
+
+    def watch(self, poll: select.poll) -> None:
+        """Make `poll` return when the device dies, unless this process executes."""
+        if self._here is None:
+            self._launched.watch(poll)
+
+    def details(self) -> Ending:
+        if self._launched.wait(0) != FenceState.ERROR:
+            with suppress(*FAILURES):  # it died after it had signalled its fence
+                return self._launched.details()
+        return self._begin_here().details()
+
+    def _outcome(self) -> Result:
+        if self._launched.wait(0) != FenceState.ERROR:
+            with suppress(*FAILURES):
+                return self._launched.result(0)
+        return self._begin_here().result()
+
+    def close(self) -> None:
+        """Close the fence here. The executions go on."""
+        with self._asking:
+            self._is_closed = True
+            close_all(self._fds)
+            self._fds.clear()
+            if self._here is not None:
+                self._here.close()
+            else:
+                self._launched.close()  # else the thread waits for it

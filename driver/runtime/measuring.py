@@ -19,14 +19,16 @@ import numpy as np
 from driver.client.discovery import runtime_dir
 from driver.engine.cache.processor import processor
 from driver.errors import DeviceFailed
+from driver.options import options_of
 from driver.protocol.model_digest import model_digest, structure_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from driver.client.surface import AnyPreparedModel
+    from driver.client.executor import Executor
     from driver.nn import Model
+    from driver.options import Preference
 
 MOST_SECONDS = 0.5
 """That measuring one plan may take, beyond its first run."""
@@ -51,10 +53,10 @@ def can_be_measured(model: Model) -> bool:
     return all(model.main.operands[i].is_known for i in model.main.inputs)
 
 
-def seconds_of(prepared: AnyPreparedModel, most: float = MOST_SECONDS) -> float:
+def seconds_of(executor: Executor, preference: Preference, most: float = MOST_SECONDS) -> float:
     """Of one execution in a burst: the least of several. Raises what a burst raises."""
-    zeros = [np.zeros([d or 0 for d in t.shape or ()], t.dtype) for t in prepared.model.inputs]
-    with prepared.burst() as burst:
+    zeros = [np.zeros([d or 0 for d in t.shape or ()], t.dtype) for t in executor.model.inputs]
+    with executor.open_burst(options_of(preference)) as burst:
         burst.run(*zeros)  # the first one is not like the others
         best, end = float("inf"), time.perf_counter() + most
         for n in range(_MOST_RUNS):

@@ -23,8 +23,8 @@ from burst import (
 )
 from burst.memory import VendorMemory
 from driver.client.completion import Completion, follow
+from driver.client.prepared_model import RemotePreparedModel
 from driver.client.session import FAILURES
-from driver.client.surface import AnyPreparedModel
 from driver.client.workspace import FreeList, InputSet, nbytes, output_views
 from driver.deadlines import passed
 from driver.engine.binding import check_arguments
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from driver.client.fenced import FencedExecution, Waitable
     from driver.client.job import Job
     from driver.nn import Model
-    from driver.options import Options, Preference
+    from driver.options import Options
     from driver.runtime.cache.device import CachedDevice
     from driver.runtime.chain import Chain
-    from driver.runtime.fallback import CpuFallback, FallbackModel
+    from driver.runtime.fallback import CpuFallback, FallbackExecutor
     from driver.runtime.partition import Step
 
 
@@ -60,14 +60,15 @@ class PreparedStep(NamedTuple):
 
     step: Step
     device: str
-    model: FallbackModel
+    model: FallbackExecutor
     cached: CachedDevice | None = None  #: what looked for it in the cache, if there is one
 
     def compilation(self) -> dict[str, Any]:
         """As `CompiledModel.stats` has it."""
         outcome, stage = self.cached.outcome if self.cached else CacheOutcome("compiled"), None
-        with suppress(PeerDied, StatusError, AttributeError):  # the device is gone, or has no stages
-            stage = self.model.prepared.stage
+        if isinstance(prepared := self.model.prepared, RemotePreparedModel):
+            with suppress(PeerDied, StatusError):  # the device is gone
+                stage = prepared.stage
         return {"device": self.device, "outcome": outcome.kind, "reason": outcome.reason, "stage": stage}
 
 
@@ -81,16 +82,14 @@ class AsyncSteps(NamedTuple):
     spent: list[Timing]  #: by the steps so far
 
 
-class PlannedModel(AnyPreparedModel):
-    """As `RemotePreparedModel`, in steps. Any thread may use it, several at once.
+class StepsExecutor:
+    """A model in steps, each of which has an executor of its own. Any thread may use it, several at once.
 
-    `fallback`: what `FallbackModel` has for the whole, for the bursts that are made here.
+    `fallback`: what `FallbackExecutor` has for the whole, for the bursts that are made here.
     """
 
-    def __init__(
-        self, model: Model, steps: Sequence[PreparedStep], preference: Preference, fallback: CpuFallback | None
-    ) -> None:
-        self.model, self.steps, self.preference, self.fallback = model, tuple(steps), preference, fallback
+    def __init__(self, model: Model, steps: Sequence[PreparedStep], fallback: CpuFallback | None) -> None:
+        self.model, self.steps, self.fallback = model, tuple(steps), fallback
         self.temporaries = between(model, [step.step for step in steps])
         self._rooms: FreeList[Memory] = FreeList()
         # The layout alone: each execution has temporaries of its own.
@@ -227,15 +226,13 @@ class PlannedModel(AnyPreparedModel):
         """The devices of all steps may unmap it."""
         for step in self.steps:
             with suppress(PeerDied):  # with its device, the mapping is gone too
-                step.model.prepared.free_memory(memory)
+                step.model.free_memory(memory)
 
     def close(self) -> None:
         """Frees the steps on their devices; bursts go on until they are closed."""
-        self._workspaces.clear()
         self._rooms.clear()
         for step in self.steps:
-            with suppress(PeerDied):  # with its device, all of that is gone too
-                step.model.prepared.close()
+            step.model.close()
 
 
 def _total(spent: Sequence[Timing]) -> Timing:

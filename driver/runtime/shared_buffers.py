@@ -7,6 +7,7 @@ own buffers: their values are copied to shared memory, and the outputs back.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,6 @@ from burst import (
     Memory,
     OutputShape,
     PeerDied,
-    Request,
     Result,
     StatusError,
 )
@@ -26,14 +26,23 @@ from burst.memory import VendorMemory
 from driver.client.device_buffers import Buffer, RemoteBuffer, closed
 from driver.engine.device_memory import ManagedBuffer, OperandRole
 from driver.engine.named_buffers import NamedBuffers
+from driver.runtime.launched import launch_here
+from driver.runtime.local import BACKGROUND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
+    from burst import Request
+    from driver.client.completion import Completion
     from driver.client.connection import Connection
+    from driver.client.executor import Executor
+    from driver.client.fenced import FencedExecution
+    from driver.client.job import Job
+    from driver.client.surface import AnyBurst
     from driver.nn import Model
+    from driver.options import Options
     from driver.protocol.buffers import BufferKind, BufferState
 
 
@@ -112,16 +121,59 @@ class ModelRoles(NamedTuple):
     model: Model
 
 
-def on_memory(its: ModelRoles, request: Request, execute: Callable[[Request], Result]) -> Result:
-    """Executes a request with memory in the place of its shared buffers, and notes what becomes of their values.
+class SharedBuffersExecutor:
+    """An executor whose jobs may name buffers in shared memory: the one behind it gets memory in their place."""
 
-    Raises ValueError for a buffer that is closed, and what `execute` raises.
+    def __init__(self, behind: Executor, number: int) -> None:
+        """`number`: of the model, in the roles of buffers."""
+        self._behind, self._roles = behind, ModelRoles(number, behind.model)
+
+    @property
+    def model(self) -> Model:
+        return self._behind.model
+
+    def perform(self, job: Job) -> Result:
+        """Execute the job while the caller waits."""
+        return on_memory(self._roles, job, self._behind.perform)
+
+    def start(self, job: Job) -> Completion:
+        """Execute it in the background; a job on shared buffers takes a thread of this process."""
+        if names_shared(job.request):
+            return BACKGROUND.submit(partial(self.perform, job))
+        return self._behind.start(job)
+
+    def launch(self, job: Job) -> FencedExecution:
+        """Launch it; for shared buffers this process waits for the fences."""
+        if names_shared(job.request):
+            return launch_here(self.model, job, lambda end: self.perform(job.by(end)))
+        return self._behind.launch(job)
+
+    def open_burst(self, options: Options) -> AnyBurst:
+        """Return a burst behind this, whose `execute` takes such jobs, too."""
+        burst = self._behind.open_burst(options)
+        burst.on_memory = partial(on_memory, self._roles)
+        return burst
+
+    def free_memory(self, memory: Memory) -> None:
+        """Let the devices unmap a pool."""
+        self._behind.free_memory(memory)
+
+    def close(self) -> None:
+        """Close the executor behind it."""
+        self._behind.close()
+
+
+def on_memory(its: ModelRoles, job: Job, perform: Callable[[Job], Result]) -> Result:
+    """Perform a job with memory in the place of its shared buffers, and note what becomes of their values.
+
+    Raises ValueError for a buffer that is closed, and what `perform` raises.
     """
+    request = job.request
     found = {n: pool.managed for n, pool in enumerate(request.pools) if isinstance(pool, SharedBuffer)}
     if not found:
-        return execute(request)
+        return perform(job)
     try:
-        result = _on_memory(its, request, found, execute)
+        result = _on_memory(its, job, found, perform)
     except StatusError as error:
         return error.as_result()
     if result.outputs:
@@ -132,30 +184,30 @@ def on_memory(its: ModelRoles, request: Request, execute: Callable[[Request], Re
 
 
 def _on_memory(
-    its: ModelRoles, request: Request, found: Mapping[int, ManagedBuffer], execute: Callable[[Request], Result]
+    its: ModelRoles, job: Job, found: Mapping[int, ManagedBuffer], perform: Callable[[Job], Result]
 ) -> Result:
-    for argument in request.outputs:
+    for argument in job.request.outputs:
         if argument.pool in found and not argument.has_no_value:
             found[argument.pool].has_value = False  # also if the request is refused
-    named = NamedBuffers(request, found, its.number)
+    named = NamedBuffers(job.request, found, its.number)
     named.begin()
-    result = execute(named.request)
+    result = perform(job._replace(request=named.request))
     if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and named.grow(result.output_shapes):
-        named = NamedBuffers(request, found, its.number)
-        result = execute(named.request)
+        named = NamedBuffers(job.request, found, its.number)
+        result = perform(job._replace(request=named.request))
     if result.status == ErrorStatus.NONE:
         operands = [its.model.main.operands[i] for i in its.model.main.outputs]
         named.settle(result.output_shapes or [OutputShape(operand.dimensions) for operand in operands])
     return result
 
 
-class Evacuated:
-    """A request on buffers of a device that failed it: their values are in this process, for the CPU."""
+class EvacuatedJob:
+    """A job on buffers of a device that failed it: their values are in this process, for the CPU."""
 
-    def __init__(self, model: Model, request: Request) -> None:
+    def __init__(self, model: Model, job: Job) -> None:
         """Raises StatusError where an input has no value, BuffersLost when the device has died."""
         self._model = ModelRoles(0, model)
-        graph = model.main
+        graph, request = model.main, job.request
         roles = frozenset(
             OperandRole(0, is_input, n)
             for is_input, operands in ((True, graph.inputs), (False, graph.outputs))
@@ -173,17 +225,18 @@ class Evacuated:
             raise lost(request) from error
         pools = tuple(self._moved.get(pool, pool) if isinstance(pool, RemoteBuffer) else pool for pool in request.pools)
         written = {request.pools[a.pool] for a in request.outputs}
-        self._request, self._written = request._replace(pools=pools), written.intersection(self._moved)
+        self._job = job._replace(request=request._replace(pools=pools))
+        self._written = written.intersection(self._moved)
 
-    def executed(self, execute: Callable[[Request], Result]) -> Result:
-        """What the CPU makes of it; the outputs are in the device's buffers then. Raises BuffersLost."""
-        result = on_memory(self._model, self._request, execute)
+    def perform_by(self, cpu: Executor) -> Result:
+        """Perform it on the CPU; the outputs are in the device's buffers then. Raises BuffersLost."""
+        result = on_memory(self._model, self._job, cpu.perform)
         if result.status == ErrorStatus.NONE:
             try:
                 for buffer in self._written:
                     buffer.copy_from(self._moved[buffer])
             except PeerDied as error:
-                raise lost(self._request) from error
+                raise lost(self._job.request) from error
         return result
 
 

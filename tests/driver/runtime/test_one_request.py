@@ -1,5 +1,6 @@
-"""The same request has the same answer on every way in, at every site: status, outputs, cause and text."""
+"""Each executor, and each nesting of them, gives the same answers on every way in: status, outputs, cause and text."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from request_rows import rows
 from request_ways import WAYS, Site, fill, markdown, report
 
 import driver
+from driver.recording import record
 
 DEVICES = "reference", "litert", "onnxruntime"
 PAGE = Path(__file__).parents[3] / "docs/one-request.md"
@@ -25,19 +27,41 @@ def test_on_a_device(connect, name):
 _ONLY_PREPARED = ("burst.execute, wire version 1",)
 
 
+def test_recorded(connect, tmp_path):
+    """A recorder before a device changes no answer."""
+    device, other = connect(), connect()
+    with record(tmp_path / "requests"):
+        prepare = lambda model, priority: device.prepare(model, priority=priority)  # noqa: E731
+        check(Site("recorded", prepare, [device], other, _ONLY_PREPARED))
+
+
 def test_compiled(connect):
     """A compiled model on one device says the same."""
     device, other = connect(), connect()
-    site = Site("compiled", lambda m, p: driver.compile(m, [device], priority=p), [device], other, _ONLY_PREPARED)
-    check(site)
+    check(Site("compiled", lambda m, p: driver.compile(m, [device], priority=p), [device], other, _ONLY_PREPARED))
+
+
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["", "recorded"])
+def test_with_the_cpu_behind_it(settled, tmp_path, is_recorded):
+    """A compiled model that may fall back says the same; so does one that is recorded as well."""
+    devices = [settled("reference", 0.1), "cpu"]
+    with record(tmp_path / "requests") if is_recorded else nullcontext():
+        check(Site("compiled", lambda m, p: driver.compile(m, devices, priority=p), without=_ONLY_PREPARED))
 
 
 @pytest.mark.integration
-def test_divided(settled, connect):
-    """A model that is divided between two devices says the same."""
-    devices = [settled("Picky", 0.5), settled("reference", 0.9)]
+@pytest.mark.parametrize("behind", [(), ("cpu",)], ids=["alone", "with the CPU behind them"])
+def test_divided(settled, connect, behind):
+    """A model that is divided between two devices says the same; so does one that may fall back."""
+    devices = [settled("Picky", 0.5), settled("reference", 0.9), *behind]
     site = Site("divided", lambda m, p: driver.compile(m, devices, priority=p), without=_ONLY_PREPARED)
     check(site)
+
+
+def test_divided_between_a_device_and_this_process(settled):
+    """Steps on a device and in this process say the same."""
+    devices = [settled("Picky", 0.5), "cpu"]
+    check(Site("divided", lambda m, p: driver.compile(m, devices, priority=p), without=_ONLY_PREPARED))
 
 
 def test_in_this_process():

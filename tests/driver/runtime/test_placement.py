@@ -19,7 +19,7 @@ def timed(monkeypatch):
     """timed(cpu=2.0, ...): seconds that each plan takes from now on; the names of those that were measured."""
     measured, seconds = [], {}
 
-    def of_plan(prepared, _most=None):
+    def of_plan(prepared, *_):
         where = getattr(getattr(prepared, "device", None), "address", "cut")
         measured.append(where)
         return seconds[where]

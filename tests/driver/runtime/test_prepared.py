@@ -14,13 +14,13 @@ from waiting import last, nested
 import driver
 from burst import ErrorStatus, Request, RequestArgument, Timeout
 from driver.protocol.fences import ERROR_COUNT
-from driver.runtime.fallback import FallbackModel
+from driver.runtime.fallback import FallbackExecutor
+from driver.runtime.launched import FencedThread
 from driver.runtime.local import LocalPrepared
-from driver.runtime.plan import PlannedModel
 
 X = np.arange(4, dtype=np.float32)
 KINDS = ("one device", "one device and this process", "several devices", "a device and this process", "this process")
-CLASSES = (driver.RemotePreparedModel, driver.CompiledModel, LocalPrepared, PlannedModel)
+CLASSES = (driver.RemotePreparedModel, driver.CompiledModel, LocalPrepared)
 
 
 def equal(found, expected):
@@ -90,33 +90,19 @@ def test_every_way_in_gives_the_same(compiled, runtime_kit, kit):
 @pytest.mark.parametrize("compiled", ["several devices"], indirect=True)
 def test_a_launch_that_returns_late_is_counted(compiled, kit, monkeypatch):
     """`launched` begins before the first device is told, which may be done before the call that told it returns."""
-    launch, frame, late, executions = FallbackModel.launch, Frames(X), 0.02, []
+    launch, frame, late, steps = FallbackExecutor.launch_or_instead, Frames(X), 0.02, []
 
-    def launch_late(*args, **options):
-        executions.append(launch(*args, **options))
-        last(late)
-        return executions[-1]
+    def launch_late(executor, job):
+        launched = launch(executor, job)
+        if isinstance(executor.prepared, driver.RemotePreparedModel):
+            steps.append(launched)
+            last(late)
+        return launched
 
-    monkeypatch.setattr(FallbackModel, "launch", launch_late)
+    monkeypatch.setattr(FallbackExecutor, "launch_or_instead", launch_late)
     with compiled.execute_fenced(frame.request, measure=True) as fenced:
         fenced.result(kit.patience)
-        *steps, _ = executions  # the last one to return is the whole
         nested(len(steps) * late * 1e6, fenced.info().launched.time_in_driver)
-
-
-def test_what_a_request_lacks_is_said_alike(compiled):
-    """By `execute`, `execute_async` and `execute_fenced`: a result, or an exception with the same status."""
-    good = Frames(X).request
-    cases = {
-        ErrorStatus.INVALID_ARGUMENT: (good._replace(inputs=()), {}),
-        ErrorStatus.MISSED_DEADLINE_PERSISTENT: (good, {"deadline": 1.0}),
-    }
-    for status, (request, options) in cases.items():
-        assert compiled.execute(request, **options).status == status
-        assert compiled.execute_async(request, **options).result(20).status == status
-        with pytest.raises(driver.StatusError) as raised:
-            compiled.execute_fenced(request, **options)
-        assert raised.value.status == status
 
 
 def test_many_at_once(compiled, runtime_kit, kit):
@@ -205,6 +191,24 @@ def test_every_way_in_falls_back(failing, runtime_kit, kit):
         equal(launched.result(0).outputs, expected)
     equal(asyncio.run(failing.run_async(bad)), expected)
     assert sum(n for kind, n in failing.stats()["fallbacks"].items() if kind != "reasons") == 5
+
+
+def test_a_fenced_execution_takes_a_thread_here_only_to_fall_back(failing, runtime_kit, kit, monkeypatch):
+    """While the device succeeds, its own fence is enough; the fallback needs no fence of the caller's any more."""
+    threads, begin = [], FencedThread.__init__
+    monkeypatch.setattr(FencedThread, "__init__", lambda self, *its: (threads.append(self), begin(self, *its))[1])
+    with failing.execute_fenced(Frames(X).request, measure=True) as launched:
+        equal(launched.result(kit.patience).outputs, runtime_kit.mixed(X))
+        assert launched.wait(0) == driver.FenceState.SIGNALED
+        assert launched.info().status == ErrorStatus.NONE
+        assert not threads
+    bad, gate = np.full(4, -3, np.float32), os.eventfd(0, os.EFD_NONBLOCK)
+    with failing.execute_fenced(Frames(bad).request, wait_for=[gate]) as launched:
+        os.eventfd_write(gate, 1)
+        os.close(gate)
+        equal(launched.result(kit.patience).outputs, runtime_kit.mixed(bad))
+        assert launched.info().status == ErrorStatus.NONE
+    assert len(threads) == 1
 
 
 @pytest.mark.parametrize("failing", ["several devices"], indirect=True)
