@@ -197,7 +197,7 @@ class Ledger(_Level):
                     or all_held[figure] + more > of_device
                 ):
                     levels = holder, holder.account, self
-                    self._check(levels, levels, remedy, figure, more)
+                    self._check(levels, levels, remedy, figure=figure, more=more)
             for figure, more in figures.items():
                 its[figure] += more
                 accounts[figure] += more
@@ -217,7 +217,7 @@ class Ledger(_Level):
         levels = holder, holder.account, self
         with self.lock:
             new = [level for level in levels if not level.shared[key]]
-            self._check(levels, new, remedy, "bytes", nbytes)
+            self._check(levels, new, remedy, figure="bytes", more=nbytes)
             _add(new, {"bytes": nbytes})
             for level in levels:
                 level.shared[key] += 1
@@ -238,13 +238,13 @@ class Ledger(_Level):
                     _add([level], {"bytes": -nbytes})
 
     def _check(
-        self, levels: tuple[Holder, Account, Ledger], new: Iterable[_Level], remedy: str, figure: str, more: int
+        self, levels: tuple[Holder, Account, Ledger], new: Iterable[_Level], remedy: str, *, figure: str, more: int
     ) -> None:
         for n, (level, most) in enumerate(zip(levels, self._most[figure], strict=True)):
             if level.held[figure] + more > most and level in new:
-                raise self._refusal(n, level.held[figure], remedy, figure, more)
+                raise self._refusal(n, remedy, figure=figure, more=more, there=level.held[figure])
 
-    def _refusal(self, level: int, there: int, remedy: str, figure: str, more: int) -> StatusError:
+    def _refusal(self, level: int, remedy: str, *, figure: str, more: int, there: int) -> StatusError:
         most, account = self._most[figure][level], self._most[figure].account
         whose = ("this application has", "this account has", "all accounts have")[level]
         name = f"device_{figure}" if level == 2 else f"account_{figure}"
