@@ -220,6 +220,7 @@ class PlanRun:
     """
 
     begun = ended = _others = 0
+    _took = 0  # ns, without the time that others took meanwhile; 0 until it has ended
 
     def __init__(self, plan: Plan, arrived: int, deadline: int | None = None, since: int | None = None) -> None:
         self.plan, self.arrived, self.since, self._is_first = plan, arrived, since, not plan.has_run
@@ -237,11 +238,12 @@ class PlanRun:
         finally:
             if ticket is not None:
                 self._others = ticket.leave()
+        others = max(0, self._others - (begun - entered)) if self._others else 0
+        self._took = self.ended - begun - others
         if self._is_first:
             plan.has_run = True
         elif plan.estimate is not None:
-            others = max(0, self._others - (begun - entered)) if self._others else 0
-            lib.burst_took(plan.estimate, self.ended - begun - others, 1)
+            lib.burst_took(plan.estimate, self._took, 1)
 
     def in_time(self, ticket: Ticket | None, deadline: int) -> None:
         """The same, if and as long as there is time until its deadline."""
@@ -264,7 +266,7 @@ class PlanRun:
         """The error of a run that began and was not done by its deadline, or was given up."""
         assert self.deadline is not None
         assert self.since is not None
-        took = 0 if self._is_first or not self.ended else self.ended - self.begun
+        took = 0 if self._is_first else self._took
         is_unsure = self._is_first or self._others > 0
         return not_done(self.plan.estimate, self.since, self.deadline, took, is_unsure=is_unsure)
 

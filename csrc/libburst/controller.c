@@ -1,9 +1,12 @@
-/* Controllers: requests in flight on a lane, their results in the same order, and the lane that comes after the device's death.
+/* Controllers: requests in flight on a lane, their results in the same order, and the lane that
+ * comes after the device's death.
  *
- * One thread at a time sends, and one receives. Both look at the list of requests in flight under `lock`, for a few instructions.
- * The lane is read under `living`, which a thread takes for writing to put the next lane in its place: then no thread is inside.
- * Who puts another lane in its place, or none, is inside of a side, too. So a thread that is inside of both, in `burst_run`, needs
- * neither lock while nothing is in flight, and no list: it waits for the one result that can come.
+ * One thread at a time sends, and one receives. Both look at the list of requests in flight under
+ * `lock`, for a few instructions. The lane is read under `living`, which a thread takes for writing
+ * to put the next lane in its place: then no thread is inside. Who puts another lane in its place,
+ * or none, is inside of a side, too. So a thread that is inside of both, in `burst_run`, needs
+ * neither lock while nothing is in flight, and no list: it waits for the one result that can
+ * come.
  */
 #define _GNU_SOURCE
 #include "libburst/controller.h"
@@ -20,16 +23,19 @@
 
 enum { USUAL_DEPTH = 8, TRACE_VERSION = 2, MOST_REVIVALS = 10 };
 static const uint64_t LIFE_NS = UINT64_C(60000000000); /* that a device may take to begin one */
-static const uint64_t USUAL_SPIN_NS = 50000, MOST_SPIN_NS = UINT64_C(10000000000), TRACE_MAGIC = 0x4543415254535242;
+static const uint64_t USUAL_SPIN_NS = 50000, MOST_SPIN_NS = UINT64_C(10000000000),
+                      TRACE_MAGIC = 0x4543415254535242;
 
-/* ---- sides ------------------------------------------------------------------------------------------------------- */
+/* ---- sides ----------------------------------------------------------------------------------- */
 
 enum { SENDS = 1, RECEIVES = 2 };
 
 static int begin(controller *c, uint32_t sides) {
     uint32_t seen = 0;
     while (!atomic_compare_exchange_weak(&c->busy, &seen, seen | sides))
-        if (seen & sides) return fail(-EBUSY, "another thread %s on this controller", seen & sides & SENDS ? "sends" : "receives");
+        if (seen & sides)
+            return fail(-EBUSY, "another thread %s on this controller",
+                        seen & sides & SENDS ? "sends" : "receives");
     return 0;
 }
 
@@ -38,7 +44,7 @@ static void end(controller *c, uint32_t sides) {
     else atomic_fetch_and(&c->busy, ~sides);
 }
 
-/* ---- opening and closing ----------------------------------------------------------------------------------------- */
+/* ---- opening and closing --------------------------------------------------------------------- */
 
 static int new_trace(controller *c) {
     c->trace_memory = sealed_memory("burst-trace", sizeof *c->trace);
@@ -47,7 +53,8 @@ static int new_trace(controller *c) {
     int r = fmq_map(c->trace_memory, sizeof *c->trace, 1, &at);
     if (r) return fail(r, "mapping a trace: %s", strerror(-r));
     c->trace = at;
-    c->trace->version = TRACE_VERSION, c->trace->records = BURST_RECORDS, c->trace->magic = TRACE_MAGIC;
+    c->trace->version = TRACE_VERSION, c->trace->records = BURST_RECORDS,
+    c->trace->magic = TRACE_MAGIC;
     c->trace->client.pid = (uint64_t)getpid(), c->trace->client.depth = c->options.depth;
     return 0;
 }
@@ -60,25 +67,29 @@ static void free_trace(controller *c) {
 
 static int open_lane(controller *c) {
     int r = new_trace(c);
-    if (!r) r = lane_open(c->compiled, c->slots, c->options.spin, c->trace, c->trace_memory, &c->lane);
+    if (!r)
+        r = lane_open(c->compiled, c->slots, c->options.spin, c->trace, c->trace_memory, &c->lane);
     if (r) free_trace(c);
     return r;
 }
 
 static void close_lane(controller *c) {
     if (!c->lane) return;
-    c->counts.asleep_ns += c->trace->client.asleep_ns, c->counts.total_ns += c->trace->client.total_ns;
+    c->counts.asleep_ns += c->trace->client.asleep_ns,
+        c->counts.total_ns += c->trace->client.total_ns;
     lane_free(c->lane);
     free_trace(c);
     c->lane = NULL;
 }
 
-/* Requests hold their controller, so it must not hold them any more. Its own reference is not the last one. */
+/* Requests hold their controller, so it must not hold them any more. Its own reference is not the
+ * last one. */
 static void drop_flights(controller *c) {
     request *dropped[MOST_IN_FLIGHT];
     pthread_mutex_lock(&c->lock);
     uint32_t n = c->count;
-    for (uint32_t i = 0; i < n; i++) dropped[i] = c->flights[(c->first + i) % MOST_IN_FLIGHT].request;
+    for (uint32_t i = 0; i < n; i++)
+        dropped[i] = c->flights[(c->first + i) % MOST_IN_FLIGHT].request;
     c->count = 0;
     pthread_mutex_unlock(&c->lock);
     for (uint32_t i = 0; i < n; i++) {
@@ -99,11 +110,17 @@ static void destroy(object *o) {
 
 static int read_options(const burst_options *given, burst_options *o) {
     *o = (burst_options){.size = sizeof *o};
-    if (given && given->size < 8) return fail(-EINVAL, "burst_options.size is %u: set it to sizeof(burst_options)", given->size);
+    if (given && given->size < 8)
+        return fail(-EINVAL, "burst_options.size is %u: set it to sizeof(burst_options)",
+                    given->size);
     if (given) memcpy(o, given, given->size < sizeof *o ? given->size : sizeof *o);
-    if (o->depth > MOST_IN_FLIGHT) return fail(-EINVAL, "depth %u: at most %d requests are in flight", o->depth, MOST_IN_FLIGHT);
-    if (o->spin > MOST_SPIN_NS) return fail(-EINVAL, "spin %llu ns: at most 10 s", (unsigned long long)o->spin);
-    if (o->loop_timeout > INT64_MAX) return fail(-EINVAL, "loop_timeout %llu ns", (unsigned long long)o->loop_timeout);
+    if (o->depth > MOST_IN_FLIGHT)
+        return fail(-EINVAL, "depth %u: at most %d requests are in flight", o->depth,
+                    MOST_IN_FLIGHT);
+    if (o->spin > MOST_SPIN_NS)
+        return fail(-EINVAL, "spin %llu ns: at most 10 s", (unsigned long long)o->spin);
+    if (o->loop_timeout > INT64_MAX)
+        return fail(-EINVAL, "loop_timeout %llu ns", (unsigned long long)o->loop_timeout);
     if (!o->depth) o->depth = USUAL_DEPTH;
     if (!o->spin) o->spin = USUAL_SPIN_NS;
     return 0;
@@ -112,7 +129,8 @@ static int read_options(const burst_options *given, burst_options *o) {
 static controller *new_controller(compiled *p, const burst_options *options) {
     controller *c = calloc(1, sizeof *c);
     burst_slots *slots = burst_slots_new();
-    if (!c || !slots) return free(c), burst_slots_free(slots), fail(-ENOMEM, "no memory for a controller"), NULL;
+    if (!c || !slots)
+        return free(c), burst_slots_free(slots), fail(-ENOMEM, "no memory for a controller"), NULL;
     c->slots = slots, c->compiled = p, c->options = *options, c->trace_memory = -1;
     pthread_rwlock_init(&c->living, NULL);
     pthread_mutex_init(&c->lock, NULL);
@@ -121,10 +139,12 @@ static controller *new_controller(compiled *p, const burst_options *options) {
 
 static int revive_compiled(controller *c, uint64_t epoch);
 
-/* The device may have died since the model was prepared: a controller that recovers begins on its next life. */
+/* The device may have died since the model was prepared: a controller that recovers begins on its
+ * next life. */
 static int open_first(controller *c) {
     uint64_t epoch = compiled_epoch(c->compiled);
-    int r = compiled_prepare(c->compiled, burst_now() + LIFE_NS); /* another controller may have begun that life */
+    /* another controller may have begun that life */
+    int r = compiled_prepare(c->compiled, burst_now() + LIFE_NS);
     if (!r) r = open_lane(c);
     if (r != -EPIPE || !c->options.recover) return r;
     r = revive_compiled(c, epoch);
@@ -133,7 +153,8 @@ static int open_first(controller *c) {
 
 int burst_open(burst_compiled *handle, const burst_options *given, burst_controller **out) {
     burst_options options;
-    int r = out ? read_options(given, &options) : fail(-EINVAL, "NULL where room for a controller is due");
+    int r = out ? read_options(given, &options)
+                : fail(-EINVAL, "NULL where room for a controller is due");
     if (r) return r;
     compiled *p = handle_take(handle, COMPILED, &r);
     if (!p) return r;
@@ -159,7 +180,8 @@ int burst_close(burst_controller *handle) {
     pthread_rwlock_rdlock(&c->living);
     if (c->lane) lane_stop(c->lane);
     pthread_rwlock_unlock(&c->living);
-    while (begin(c, SENDS | RECEIVES)) rest(); /* calls on the lane end now, and one that recovers in its own time */
+    /* calls on the lane end now, and one that recovers in its own time */
+    while (begin(c, SENDS | RECEIVES)) rest();
     pthread_rwlock_wrlock(&c->living);
     drop_flights(c);
     close_lane(c);
@@ -169,7 +191,7 @@ int burst_close(burst_controller *handle) {
     return 0;
 }
 
-/* ---- the next life ----------------------------------------------------------------------------------------------- */
+/* ---- the next life --------------------------------------------------------------------------- */
 
 static int revive_compiled(controller *c, uint64_t epoch) {
     compiled *p = c->compiled;
@@ -177,7 +199,8 @@ static int revive_compiled(controller *c, uint64_t epoch) {
     return r ? r : compiled_prepare(p, burst_now() + LIFE_NS);
 }
 
-/* What is in flight goes out again, in the same order; what is not wanted is forgotten. No other thread is inside. */
+/* What is in flight goes out again, in the same order; what is not wanted is forgotten. No other
+ * thread is inside. */
 static int send_again(controller *c) {
     uint32_t n = c->count;
     c->count = 0;
@@ -207,7 +230,8 @@ static int next_life(controller *c) {
         epoch = compiled_epoch(c->compiled);
         r = open_lane(c);
         if (r) continue;
-        if (c->lane->version != version) return fail(-EPROTO, "the device's next life speaks another wire version");
+        if (c->lane->version != version)
+            return fail(-EPROTO, "the device's next life speaks another wire version");
         pthread_mutex_lock(&c->lock);
         r = send_again(c);
         pthread_mutex_unlock(&c->lock);
@@ -237,7 +261,9 @@ static int recover(controller *c, uint64_t generation) {
 /* 0: its lane may be used. */
 static int refuse(const controller *c) {
     int r = atomic_load(&c->broken);
-    if (r) return fail(r, "this burst is of no more use since an earlier call failed; open another one");
+    if (r)
+        return fail(r,
+                    "this burst is of no more use since an earlier call failed; open another one");
     return atomic_load(&c->is_closed) ? fail(-ECANCELED, "this controller was closed") : 0;
 }
 
@@ -256,7 +282,9 @@ static int explain(controller *c, int r) {
     switch (r) {
     case -EPIPE: return fail(r, "the device died");
     case -ESHUTDOWN: atomic_store(&c->broken, r); return fail(r, "the device ended this burst");
-    case -EPROTO: atomic_store(&c->broken, r); return fail(r, "the device broke the protocol of the queues");
+    case -EPROTO:
+        atomic_store(&c->broken, r);
+        return fail(r, "the device broke the protocol of the queues");
     case -ECANCELED: return fail(r, "this controller was closed, or is a forked parent's");
     case -ETIMEDOUT: return fail(r, "the deadline passed while the device had the request");
     case -EBUSY: return fail(r, "another thread is inside a call on this controller");
@@ -264,7 +292,7 @@ static int explain(controller *c, int r) {
     }
 }
 
-/* ---- sending ----------------------------------------------------------------------------------------------------- */
+/* ---- sending --------------------------------------------------------------------------------- */
 
 /* As many as have room for their results, which are as long as requests or shorter. */
 static uint32_t depth_of(const controller *c, const request *q) {
@@ -275,8 +303,11 @@ static uint32_t depth_of(const controller *c, const request *q) {
 
 /* The last request that was sent. Under the lock. */
 static void note_flight(controller *c, request *q, uint64_t deadline, bool is_wanted) {
-    c->flights[(c->first + c->count) % MOST_IN_FLIGHT] =
-        (flight){.request = object_hold(q), .number = c->number, .id = c->lane->caller->id, .deadline = deadline, .is_wanted = is_wanted};
+    c->flights[(c->first + c->count) % MOST_IN_FLIGHT] = (flight){.request = object_hold(q),
+                                                                  .number = c->number,
+                                                                  .id = c->lane->caller->id,
+                                                                  .deadline = deadline,
+                                                                  .is_wanted = is_wanted};
     atomic_store_explicit(&c->count, c->count + 1, memory_order_release);
 }
 
@@ -289,10 +320,12 @@ static int send_packet(controller *c, request *q, uint64_t deadline) {
     return 0;
 }
 
-/* Inside. The flight is noted under the same lock that it is sent under, so that the receiver finds it. */
+/* Inside. The flight is noted under the same lock that it is sent under, so that the receiver finds
+ * it. */
 static int send(controller *c, request *q, uint64_t deadline, uint64_t *number) {
     uint32_t no = 0;
-    if (!atomic_compare_exchange_strong(&q->in_flight, &no, 1)) return fail(-EBUSY, "this request is in flight; await its result first");
+    if (!atomic_compare_exchange_strong(&q->in_flight, &no, 1))
+        return fail(-EBUSY, "this request is in flight; await its result first");
     pthread_mutex_lock(&c->lock);
     int r = c->count < depth_of(c, q) ? 0 : -EAGAIN;
     if (!r && !(r = send_packet(c, q, deadline))) {
@@ -302,7 +335,8 @@ static int send(controller *c, request *q, uint64_t deadline, uint64_t *number) 
     pthread_mutex_unlock(&c->lock);
     if (!r) return 0;
     atomic_store(&q->in_flight, 0);
-    return r == -EAGAIN ? fail(r, "%u requests are in flight; await a result first", c->count) : explain(c, r);
+    return r == -EAGAIN ? fail(r, "%u requests are in flight; await a result first", c->count)
+                        : explain(c, r);
 }
 
 static int send_or_recover(controller *c, request *q, uint64_t deadline, uint64_t *number) {
@@ -316,15 +350,17 @@ static int send_or_recover(controller *c, request *q, uint64_t deadline, uint64_
     }
 }
 
-/* ---- receiving --------------------------------------------------------------------------------------------------- */
+/* ---- receiving ------------------------------------------------------------------------------- */
 
 /* The result that came, if it differs from the one before. */
 static int decode(controller *c, int64_t code) {
     burst_caller *k = c->lane->caller;
     burst_complaint why;
-    if (code && burst_decode_result(k->result, (uint64_t)code, c->lane->version, &c->last, c->shapes, &why)) {
+    if (code && burst_decode_result(k->result, (uint64_t)code, c->lane->version, &c->last,
+                                    c->shapes, &why)) {
         atomic_store(&c->broken, -EBADMSG);
-        return fail(-EBADMSG, "the device's answer is malformed: element %llu: %s", (unsigned long long)why.element, why.text);
+        return fail(-EBADMSG, "the device's answer is malformed: element %llu: %s",
+                    (unsigned long long)why.element, why.text);
     }
     c->last.on_device = k->on_device, c->last.in_driver = k->in_driver;
     return 0;
@@ -332,13 +368,18 @@ static int decode(controller *c, int64_t code) {
 
 static burst_outcome outcome_of(const controller *c, uint64_t number) {
     const burst_result_packet *p = &c->last;
-    return (burst_outcome){.number = number, .on_device = p->on_device, .in_driver = p->in_driver, .status = p->status, .n_shapes = p->n_shapes};
+    return (burst_outcome){.number = number,
+                           .on_device = p->on_device,
+                           .in_driver = p->in_driver,
+                           .status = p->status,
+                           .n_shapes = p->n_shapes};
 }
 
 /* Takes the oldest flight out. True: its result is wanted. */
 static bool land(controller *c, burst_outcome *o) {
     pthread_mutex_lock(&c->lock);
-    flight f = c->flights[c->first++ % MOST_IN_FLIGHT]; /* only the receiver takes one out, or a thread that is alone inside */
+    /* only the receiver takes one out, or a thread that is alone inside */
+    flight f = c->flights[c->first++ % MOST_IN_FLIGHT];
     atomic_store_explicit(&c->count, c->count - 1, memory_order_release);
     count(&c->counts.results, 1);
     if (!f.is_wanted) burst_settle(c->lane->caller, f.id);
@@ -357,7 +398,8 @@ static int told(controller *c, const burst_outcome *o) {
     for (char *at = f.text; *at; at++)
         if ((unsigned char)*at < ' ') *at = ' ';
     bool is_of_this = f.id == c->lane->caller->results && f.status == (uint64_t)o->status;
-    return fail(o->status, "the device answers with status %d%s%s", o->status, is_of_this && *f.text ? ": " : "", is_of_this ? f.text : "");
+    return fail(o->status, "the device answers with status %d%s%s", o->status,
+                is_of_this && *f.text ? ": " : "", is_of_this ? f.text : "");
 }
 
 static int note_miss(controller *c, int r) {
@@ -375,7 +417,8 @@ static int receive_packet(controller *c, uint64_t deadline) {
 /* Inside: one result that is wanted. */
 static int receive(controller *c, uint64_t deadline, burst_outcome *o) {
     for (;;) {
-        if (!c->count) return fail(-ENOMSG, "no request is in flight"); /* only this thread takes them out */
+        /* only this thread takes them out */
+        if (!c->count) return fail(-ENOMSG, "no request is in flight");
         int r = receive_packet(c, deadline);
         if (r) return r;
         if (land(c, o)) return o->status ? told(c, o) : 0;
@@ -393,9 +436,10 @@ static int receive_or_recover(controller *c, uint64_t deadline, burst_outcome *o
     }
 }
 
-/* ---- both -------------------------------------------------------------------------------------------------------- */
+/* ---- both ------------------------------------------------------------------------------------ */
 
-int burst_submit(burst_controller *handle, burst_request *wanted, uint64_t deadline, uint64_t *number) {
+int burst_submit(burst_controller *handle, burst_request *wanted, uint64_t deadline,
+                 uint64_t *number) {
     int r;
     uint64_t ignored;
     controller *c = handle_take(handle, CONTROLLER, &r);
@@ -442,13 +486,14 @@ static int forsake(controller *c, uint64_t number) {
 static bool is_any_wanted(controller *c) {
     bool found = false;
     pthread_mutex_lock(&c->lock);
-    for (uint32_t i = 0; i < c->count; i++) found |= c->flights[(c->first + i) % MOST_IN_FLIGHT].is_wanted;
+    for (uint32_t i = 0; i < c->count; i++)
+        found |= c->flights[(c->first + i) % MOST_IN_FLIGHT].is_wanted;
     pthread_mutex_unlock(&c->lock);
     return found;
 }
 
-/* A request and its result, without a lock: nothing else is in flight, and no other thread is inside. A request whose result does not
- * come in time is in flight from then on. */
+/* A request and its result, without a lock: nothing else is in flight, and no other thread is
+ * inside. A request whose result does not come in time is in flight from then on. */
 static int exchange(controller *c, request *q, uint64_t deadline, burst_outcome *o) {
     int r = send_packet(c, q, deadline);
     if (r) return explain(c, r);
@@ -460,7 +505,8 @@ static int exchange(controller *c, request *q, uint64_t deadline, burst_outcome 
         burst_abandon(c->lane->caller, c->lane->caller->id);
         pthread_mutex_unlock(&c->lock);
     }
-    if (r == -EPIPE) c->number--, count(&c->counts.requests, UINT64_MAX); /* it goes out again, as the same request */
+    /* it goes out again, as the same request */
+    if (r == -EPIPE) c->number--, count(&c->counts.requests, UINT64_MAX);
     if (r) return r;
     count(&c->counts.results, 1);
     *o = outcome_of(c, c->number);
@@ -477,18 +523,24 @@ static int exchange_or_recover(controller *c, request *q, uint64_t deadline, bur
     }
 }
 
-/* Results of requests that timed out are taken first, as they come. This thread alone sends and receives. */
+/* Results of requests that timed out are taken first, as they come. This thread alone sends and
+ * receives. */
 static int run(controller *c, request *q, uint64_t deadline, burst_outcome *o) {
     if (c->count && !atomic_load(&c->broken)) {
-        if (is_any_wanted(c)) return fail(-EBUSY, "requests are in flight; await their results first");
+        if (is_any_wanted(c))
+            return fail(-EBUSY, "requests are in flight; await their results first");
         int r = receive_or_recover(c, deadline, o);
-        if (r == -ETIMEDOUT) return fail(r, "the result of an earlier request did not come by the deadline; nothing was sent");
+        if (r == -ETIMEDOUT)
+            return fail(
+                r,
+                "the result of an earlier request did not come by the deadline; nothing was sent");
         if (r != -ENOMSG) return r;
     }
     return exchange_or_recover(c, q, deadline, o);
 }
 
-int burst_run(burst_controller *handle, burst_request *wanted, uint64_t deadline, burst_outcome *outcome) {
+int burst_run(burst_controller *handle, burst_request *wanted, uint64_t deadline,
+              burst_outcome *outcome) {
     int r;
     burst_outcome ignored;
     controller *c = handle_take(handle, CONTROLLER, &r);
@@ -523,7 +575,8 @@ int burst_output_shape(burst_controller *handle, uint32_t output, uint32_t *shap
     if ((r = begin(c, RECEIVES))) return object_put(c), r;
     uint32_t *at = c->shapes;
     for (uint32_t i = 0; i < output && i < c->last.n_shapes; i++) at += 2 + at[1];
-    if (output >= c->last.n_shapes) r = fail(-EINVAL, "the device told the shapes of %u outputs", c->last.n_shapes);
+    if (output >= c->last.n_shapes)
+        r = fail(-EINVAL, "the device told the shapes of %u outputs", c->last.n_shapes);
     else r = (int)at[1];
     for (int i = 0; i < r && shape && i < (int)room; i++) shape[i] = at[2 + i];
     end(c, RECEIVES);
@@ -538,11 +591,17 @@ int burst_count(burst_controller *handle, burst_statistics *statistics) {
     if (!c) return r;
     pthread_rwlock_rdlock(&c->living);
     const burst_statistics *n = &c->counts;
-    *statistics = (burst_statistics){.requests = look(&n->requests), .results = look(&n->results), .timeouts = look(&n->timeouts),
-                                     .revivals = n->revivals, .total_ns = n->total_ns, .asleep_ns = n->asleep_ns, .in_flight = c->count};
+    *statistics = (burst_statistics){.requests = look(&n->requests),
+                                     .results = look(&n->results),
+                                     .timeouts = look(&n->timeouts),
+                                     .revivals = n->revivals,
+                                     .total_ns = n->total_ns,
+                                     .asleep_ns = n->asleep_ns,
+                                     .in_flight = c->count};
     if (c->lane) {
         const burst_client_counts *present = &c->trace->client;
-        statistics->total_ns += look(&present->total_ns), statistics->asleep_ns += look(&present->asleep_ns);
+        statistics->total_ns += look(&present->total_ns),
+            statistics->asleep_ns += look(&present->asleep_ns);
         statistics->in_flight = look(&present->requests) - look(&present->results);
     }
     pthread_rwlock_unlock(&c->living);

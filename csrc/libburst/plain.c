@@ -140,16 +140,13 @@ static int introduce(plain *p, pool *new) {
 }
 
 static int find_slot(plain *p, const burst_tensor *t, int64_t *slot) {
-    int r;
+    pool *given;
+    int r = pool_of(t, MOST_TENSORS, &given);
     *slot = -1;
-    if (!t->pool) return t->length || t->offset || t->rank ? fail(-EINVAL, "an omitted tensor has a place or a shape") : 0;
-    if (t->rank > MOST_TENSORS || (t->rank && !t->shape)) return fail(-EINVAL, "a tensor of rank %u without a shape, or too large", t->rank);
-    pool *given = handle_take(t->pool, POOL, &r);
     if (!given) return r;
     for (uint32_t i = 0; i < p->n_known; i++)
         if (p->known[i].pool == given) *slot = p->known[i].slot;
-    r = pool_holds(given, t);
-    if (!r && *slot < 0 && !(r = introduce(p, given))) *slot = p->next - 1;
+    if (*slot < 0 && !(r = introduce(p, given))) *slot = p->next - 1;
     object_put(given);
     return r;
 }

@@ -37,10 +37,24 @@ int sealed_memory(const char *name, uint64_t bytes) {
     return fd;
 }
 
-int pool_holds(const pool *p, const burst_tensor *t) {
+static int check_place(const pool *p, const burst_tensor *t) {
     if (t->length <= p->bytes && t->offset <= p->bytes - t->length) return 0;
     return fail(-EINVAL, "bytes %llu to %llu of a pool of %llu", (unsigned long long)t->offset,
                 (unsigned long long)(t->offset + t->length), (unsigned long long)p->bytes);
+}
+
+int pool_of(const burst_tensor *t, uint32_t most, pool **found) {
+    int r;
+    *found = NULL;
+    if (!t->pool && (t->length || t->offset || t->rank))
+        return fail(-EINVAL, "an omitted tensor has a place or a shape");
+    if (!t->pool) return 0;
+    if (t->rank > most || (t->rank && !t->shape))
+        return fail(-EINVAL, "a tensor of rank %u without a shape, or too large", t->rank);
+    pool *p = handle_take(t->pool, POOL, &r);
+    if (!p) return r;
+    if ((r = check_place(p, t))) return object_put(p), r;
+    return *found = p, 0;
 }
 
 void put_pool(message *m, const pool *p) {
