@@ -111,7 +111,7 @@ def _booleans() -> Model:
 
 
 def _branch() -> Model:
-    """An IF between two additions."""
+    """Return an IF between two additions."""
     builder = ModelBuilder()
     condition, x = builder.input("bool8", (1,)), builder.input("float32", (64, 64))
     builder.output(builder.operation("IF", condition, _plus(1.0), _plus(2.0), x))
@@ -126,7 +126,7 @@ def _plus(number: float) -> Model:
 
 
 def _loop() -> Model:
-    """A WHILE of eight rounds."""
+    """Return a WHILE of eight rounds."""
     condition, body, builder = ModelBuilder(), ModelBuilder(), ModelBuilder()
     x = condition.input("float32", (1,))
     condition.output(condition.operation("LESS", x, np.full(1, 8, np.float32)))
@@ -156,14 +156,16 @@ CPU = Performance(1.0, 1.0)  # of everything on the CPU: what the others are mea
 
 
 class Cost(NamedTuple):
-    """What operations of a model cost on one device. `capabilities` None: on the CPU."""
+    """The cost of operations of a model on one device. `capabilities` None: on the CPU."""
 
     model: Model
     capabilities: Capabilities | None
     by_power: bool = False
 
     def of(self, graph: Subgraph, operation: Operation) -> float:
-        """Of one operation: a figure for the type of its first input; IF and WHILE add those of what they run."""
+        """Return the cost of one operation: a figure for the type of its first input; IF and WHILE add those of what
+        they run.
+        """
         if operation.type not in ("IF", "WHILE"):
             kind = graph.operands[operation.inputs[0]].type.name if operation.inputs else ""
             return self._figure(_RELAXED[kind] if self.model.relaxed and kind in _RELAXED else kind)
@@ -187,12 +189,12 @@ class Cost(NamedTuple):
 
 
 def has_power(capabilities: Capabilities) -> bool:
-    """Whether all its figures say something about power."""
+    """Return True if all its figures say something about power."""
     return all(figure.power_usage is not None for figure in all_figures(capabilities))
 
 
 def of(device: RemoteDevice) -> Capabilities:
-    """What its driver states; else those that are stored, or measured now and stored.
+    """Return what the driver states; else figures that are stored, or measured now and stored.
 
     Raises StatusError, also for a statement that makes no sense; PeerDied, DeviceFailed.
     """
@@ -201,7 +203,7 @@ def of(device: RemoteDevice) -> Capabilities:
 
 
 def taken(device: RemoteDevice) -> Capabilities:
-    """What its driver states, else measured now; and stored. Raises as `of`."""
+    """Return what the driver states, else figures measured now; and store them. Raises what `of` does."""
     return _kept(device, device.stated_capabilities())
 
 
@@ -250,7 +252,7 @@ class _Meter:
         self._energies: tuple[list[int | None], list[int | None]] = [], []
 
     def note(self, party: int, run: Callable[[], object]) -> None:
-        """Runs once."""
+        """Run once."""
         energy, begin = energy_uj(), time.perf_counter()
         run()
         self.times[party].append(time.perf_counter() - begin)
@@ -258,7 +260,7 @@ class _Meter:
         self._energies[party].append(None if energy is None or after is None or after < energy else after - energy)
 
     def performance(self) -> Performance:
-        """Of the second, relative to the first."""
+        """Return the performance of the second, relative to the first."""
         sums = [sum(e) if (e := [e for e in party if e is not None]) else 0 for party in self._energies]
         counts = [sum(e is not None for e in party) for party in self._energies]
         power = None
@@ -292,7 +294,7 @@ def store(address: str, version: str, capabilities: Capabilities) -> None:
 
 
 def digest(address: str) -> bytes:
-    """Of what is stored, so that others can tell when it was measured anew."""
+    """Return the digest of what is stored, so that others can tell when it was measured anew."""
     with suppress(OSError, DeviceFailed):
         return hashlib.sha256(_path(address).read_bytes()).digest()
     return b""
@@ -321,7 +323,7 @@ def _info(name: str) -> DeviceInfo:
 
 
 def known(name: str, kind: type[Device]) -> Capabilities | None:
-    """What is known without starting the device. Raises GeneralFailure for a statement that makes no sense."""
+    """Return what is known without starting the device. Raises GeneralFailure for a statement that makes no sense."""
     stated: object = kind.capabilities
     if stated is None or isinstance(stated, property):
         return stored(name, kind.version)
@@ -329,7 +331,7 @@ def known(name: str, kind: type[Device]) -> Capabilities | None:
 
 
 def stored(address: str, version: str) -> Capabilities | None:
-    """What was measured of this version, or its driver has stated when it was connected the last time; or None."""
+    """Return what was measured of this version, or stated by its driver at the last connection; or None."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, DeviceFailed):
         plain = json.loads(_path(address).read_text())
         if (plain["version"], plain["cpu"]) == (version, ReferenceDevice.version):

@@ -26,14 +26,16 @@ _log = logging.getLogger("driver.runtime")
 
 
 class Displaced(Protocol):
-    """What comes back."""
+    """An owner of a model that comes back."""
 
     def come_back(self) -> None:
         """Its device is there, and has prepared it. Called by the thread that brought it back."""
 
 
 class Comeback:
-    """Of one model on one device. Any thread; the caller begins it only while it is not going on."""
+    """The return of one model to one device. Safe from any thread; the caller begins it only while it is not
+    going on.
+    """
 
     def __init__(self, owner: Displaced, prepared: RemotePreparedModel) -> None:
         self._ended = ended = threading.Event()
@@ -41,13 +43,13 @@ class Comeback:
         self._wait, self._came_back = FIRST_WAIT, time.monotonic()
 
     def begin(self) -> None:
-        """The device has died."""
+        """Begin: the device has died."""
         if time.monotonic() - self._came_back > LONGEST_WAIT:
             self._wait = FIRST_WAIT
         threading.Thread(target=self._bring_back, name="burst-comeback", daemon=True).start()
 
     def end(self) -> None:
-        """The model is closed."""
+        """Give up: the model is closed."""
         self._ended.set()
 
     def _bring_back(self) -> None:

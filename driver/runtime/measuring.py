@@ -49,12 +49,12 @@ NO_FIGURES = Figures({})
 
 
 def can_be_measured(model: Model) -> bool:
-    """Whether the model tells the sizes of all inputs."""
+    """Return True if the model tells the sizes of all inputs."""
     return all(model.main.operands[i].is_known for i in model.main.inputs)
 
 
 def seconds_of(executor: Executor, preference: Preference, most: float = MOST_SECONDS) -> float:
-    """Of one execution in a burst: the least of several. Raises what a burst raises."""
+    """Return the seconds of one execution in a burst: the least of several. Raises what a burst raises."""
     zeros = [np.zeros([d or 0 for d in t.shape or ()], t.dtype) for t in executor.model.inputs]
     with executor.open_burst(options_of(preference)) as burst:
         burst.run(*zeros)  # the first one is not like the others
@@ -69,7 +69,7 @@ def seconds_of(executor: Executor, preference: Preference, most: float = MOST_SE
 
 
 class Load:
-    """Whether other programs, or other guests of the host, took much of the processors' time since it was made."""
+    """The load on the processors, by other programs or other guests of the host, since it was made."""
 
     def __init__(self) -> None:
         self._begin = _stolen(), time.monotonic()
@@ -107,7 +107,7 @@ class FigureStore:
         return None
 
     def write(self, figures: Figures) -> None:
-        """Keeps them; a folder that cannot be written is no error."""
+        """Keep them; a folder that cannot be written is no error."""
         with suppress(OSError):
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
             new = self._path.with_suffix(f".{os.getpid()}")

@@ -76,7 +76,7 @@ class FormObstacle:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """What `driver.check` found. `str()` is a table.
+    """The findings of `driver.check`. `str()` is a table.
 
     works: each form in which the model runs, and a device that runs all of it; "cpu" is numpy in the client's process.
     asked: the devices that were asked, and started if they did not run. offers: what the file has beside what was
@@ -91,7 +91,7 @@ class ModelReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the model runs in one form at least."""
+        """True if the model runs in one form at least."""
         return bool(self.works)
 
     @property
@@ -158,7 +158,7 @@ def check(
 
 
 def _offers(path: Path, kind: str, header: Header) -> tuple[str, ...]:
-    """What `ModelReport.offers` has."""
+    """Return the value of `ModelReport.offers`."""
     others = [(name, ModelSource(path, kind, name).header) for name in header.signatures if name != header.signature]
     optional = [f"input {t}, which may be left out" for t in header.inputs if t.extra.get("optional")]
     return (
@@ -171,7 +171,7 @@ def _offers(path: Path, kind: str, header: Header) -> tuple[str, ...]:
 
 
 class _Check:
-    """What was found so far."""
+    """The findings so far."""
 
     def __init__(self, file: str, kind: str) -> None:
         self._file, self._kind, self._runtime = file, kind, RUNTIMES[kind]
@@ -195,7 +195,7 @@ class _Check:
         return ModelReport(self._file, tuple(works), tuple(told), tuple(self._asked), offers=self.offers)
 
     def _tried(self, remedy: str | None) -> str | None:
-        """The remedy with sizes that ran in the place of an example; with ? where none did."""
+        """Return the remedy with sizes that ran in the place of an example; with ? where none did."""
         words = _EXAMPLE.match(remedy or "")
         if words is None or self._ran is None or not self.inputs:
             return remedy
@@ -204,13 +204,13 @@ class _Check:
         return f"{words[1]} with{', for example,' if self._ran else ''} shapes={sizes!r}"
 
     def damaged(self, error: ImportFailed) -> ModelReport:
-        """The report on a file of which nothing can be read."""
+        """Return the report on a file of which nothing can be read."""
         for form in ("file", "operations"):
             self._obstacles.append(FormObstacle(form, None, None, (), reason=error.reason, remedy=error.remedy))
         return self.report()
 
     def add(self, form: str, obstacles: Sequence[Obstacle]) -> None:
-        """Adds what keeps the file from being loaded in a form."""
+        """Add what keeps the file from being loaded in a form."""
         for o in obstacles:
             operator = None if o.operator is None else f"{o.operator} {o.number}"
             self._obstacles.append(FormObstacle(form, None, operator, o.tensors, reason=o.reason, remedy=o.remedy))
@@ -297,7 +297,9 @@ def _sizes_to_try(inputs: Sequence[HeaderTensor]) -> Iterator[dict[str, Shape]]:
 
 
 def _filled(tensor: HeaderTensor, batch: int, usual: int, symbols: dict[str, int]) -> Shape:
-    """The shape of an input, `batch` for the first open size and `usual` for the others, unless `symbols` has it."""
+    """Return the shape of an input, `batch` for the first open size and `usual` for the others, unless `symbols` has
+    it.
+    """
     shape = list((1,) if tensor.shape is None else tensor.shape)
     names = (*tensor.sizes.symbols, *[""] * len(shape))
     first = shape.index(0) if 0 in shape else -1

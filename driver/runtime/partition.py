@@ -36,7 +36,8 @@ class Step(NamedTuple):
 def choose(
     model: Model, obstacles: Mapping[str, Sequence[str | None]], costs: Sequence[Sequence[float]], cpu: int | None
 ) -> list[int]:
-    """The device of each operation: the cheapest that supports it, at the same cost the earliest, but the CPU first.
+    """Return the device of each operation: the cheapest that supports it, at the same cost the earliest, but the CPU
+    first.
 
     `obstacles`: by device, why it does not support each operation; None: it does. `costs`: a row per device, a column
     per operation. `cpu`: which device is the CPU in this process, if any; IF and WHILE with operands of unknown size go
@@ -61,7 +62,7 @@ def _sizes_are_known(graph: Subgraph, operation: Operation) -> bool:
 
 
 def partition(model: Model, chosen: Sequence[int]) -> list[Step]:
-    """The steps of a valid model, in executable order; `chosen` has the device of each operation.
+    """Return the steps of a valid model, in executable order; `chosen` has the device of each operation.
 
     With one device there is one step, and its model is the model itself. Raises NotPlaced when a step would give
     something of unknown size.
@@ -73,7 +74,7 @@ def partition(model: Model, chosen: Sequence[int]) -> list[Step]:
 
 
 def _order(graph: Subgraph, chosen: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
-    """Groups of operations, each on one device.
+    """Return groups of operations, each on one device.
 
     A group takes all that its device can do by then: to leave something for later never saves a group. So what has
     been done says all about an order so far, and a search by the number of groups finds the fewest; with very many
@@ -93,7 +94,7 @@ def _order(graph: Subgraph, chosen: Sequence[int]) -> list[tuple[int, tuple[int,
 
 
 def _needs(graph: Subgraph) -> list[int]:
-    """The operations that each needs results of, as bits."""
+    """Return the operations that each needs results of, as bits."""
     writer = {i: n for n, operation in enumerate(graph.operations) for i in operation.outputs}
     return [sum({1 << writer[i] for i in operation.inputs if i in writer}) for operation in graph.operations]
 
@@ -109,7 +110,9 @@ def _drain(done: int, device: int, chosen: Sequence[int], needs: Sequence[int]) 
 
 
 def _ends(graph: Subgraph, group: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The operands that go in and out of a group: those of the model first, then what other groups make or need."""
+    """Return the operands that go in and out of a group: those of the model first, then what other groups make or
+    need.
+    """
     members, operations = set(group), graph.operations
     written = {i for n in group for i in operations[n].outputs}
     read = {i for n in group for i in operations[n].inputs} - written
@@ -149,7 +152,7 @@ def _renumbered(indices: Iterable[int], numbers: dict[int, int]) -> list[int]:
 
 
 def _operand(operand: Operand, *, is_input: bool, is_output: bool) -> Operand:
-    """As it appears in a step."""
+    """Return an operand as it appears in a step."""
     lifetime = operand.lifetime
     if is_input:
         lifetime = OperandLifeTime.SUBGRAPH_INPUT

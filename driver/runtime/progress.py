@@ -16,7 +16,7 @@ _UNSHOWN = 1.0  # seconds
 
 
 def _silent(_what: str, _done: float) -> None:
-    """Shows nothing."""
+    """Show nothing."""
 
 
 class ProgressLine:
@@ -26,7 +26,7 @@ class ProgressLine:
         self._begin = time.monotonic()
 
     def show(self, what: str, done: float) -> None:
-        """Overwrites the line; clears it at the end."""
+        """Overwrite the line; clear it at the end."""
         if time.monotonic() - self._begin > _UNSHOWN:
             line = "" if done >= 1 else f"{done:4.0%} {what:.100}"
             sys.stderr.write(f"\r\x1b[K{line}")
@@ -42,7 +42,7 @@ class CompilationClock:
         self._end, self._done = None if timeout is None else time.monotonic() + timeout, 0.0
 
     def begin(self, what: str, done: float) -> None:
-        """The next step. Raises MissedDeadlinePersistent."""
+        """Begin the next step. Raises MissedDeadlinePersistent."""
         if self._end is not None and time.monotonic() >= self._end:
             cause = Cause("before start", time.monotonic() - self._end)
             raise MissedDeadlinePersistent(f"timeout={self._timeout} s passed before this step: {what}", cause=cause)

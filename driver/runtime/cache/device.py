@@ -66,7 +66,9 @@ def _release() -> str:
 def part_token(
     application: bytes, structure: bytes, operations: Sequence[int] | None, device: tuple[str, str], *how: str
 ) -> bytes:
-    """Of what one device compiles. `operations`: None when that is the whole model. `device`: name and version."""
+    """Return the token of what one device compiles. `operations`: None when that is the whole model. `device`: name and
+    version.
+    """
     return token_of(application, structure, "part", operations, device, how)
 
 
@@ -78,14 +80,14 @@ _MOST_NAME = 100  # characters
 
 
 class CacheOutcome(NamedTuple):
-    """What came of looking for a compilation."""
+    """The outcome of looking for a compilation."""
 
     kind: Literal["restored", "saved", "compiled"]  #: out of the cache; anew, and kept; anew, and not kept
     reason: str = ""  #: why it was not restored, or not kept
 
 
 class CompilationCache(NamedTuple):
-    """Of one call of `compile`: where compilations are kept, and what all of its tokens begin with."""
+    """The cache of one call of `compile`: where compilations are kept, and what all of its tokens begin with."""
 
     folder: Folder
     application: bytes
@@ -117,7 +119,7 @@ class CompilationCache(NamedTuple):
 
     @property
     def how(self) -> tuple[str, str]:
-        """What tokens say of the options."""
+        """The options, as tokens state them."""
         return self.options.preference, self.options.priority
 
     def placement(self, names: Sequence[str], required: str | None) -> CachedPlacement:
@@ -166,7 +168,9 @@ class CachedDevice:
         self.outcome = CacheOutcome("compiled")
 
     def prepare(self, deadline: float | None = None) -> RemotePreparedModel:
-        """As `RemoteDevice.prepare`, of a valid model. The cache serves again when the device is started again."""
+        """Prepare a valid model, as `RemoteDevice.prepare` does. The cache serves again when the device is started
+        again.
+        """
         options = self._cache.options
 
         def prepare_again(trace: Trace) -> Home:

@@ -36,7 +36,7 @@ _LOOK_AGAIN = 0.05  # seconds; a wait that sleeps in the kernel could miss a Ctr
 
 @contextlib.contextmanager
 def _locked(path: str, on_wait: Callable[[], object], timeout: float | None) -> Iterator[None]:
-    """Waits for it, after one call of on_wait. timeout: seconds; None waits for ever. Raises TimeoutError, OSError."""
+    """Wait for it, after one call of on_wait. timeout: seconds; None waits for ever. Raises TimeoutError, OSError."""
     deadline = None if timeout is None else time.monotonic() + timeout
     lock = _try_lock(path)
     if lock is None:
@@ -53,19 +53,19 @@ def _locked(path: str, on_wait: Callable[[], object], timeout: float | None) -> 
 
 @contextlib.contextmanager
 def _taken(path: str) -> Iterator[bool]:
-    """Yields whether the lock is ours; does not wait. Raises OSError."""
+    """Yield whether the lock is ours; does not wait. Raises OSError."""
     lock = _try_lock(path)
     with _releasing(lock) if lock else contextlib.nullcontext():
         yield lock is not None
 
 
 def _private(path: str, flags: int) -> int:
-    """An opener for `open`: what it makes is ours alone, and no link is followed."""
+    """Return an opener for `open`: what it makes is ours alone, and no link is followed."""
     return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def _try_lock(path: str) -> BinaryIO | None:
-    """A file that holds the lock; None when another one does."""
+    """Return a file that holds the lock; None when another one does."""
     while True:
         with contextlib.ExitStack() as stack:
             lock = stack.enter_context(open(path, "ab", opener=_private))
@@ -95,16 +95,16 @@ _NONE_THERE = {errno.ENOENT, errno.ELOOP, errno.ENXIO}  # no file, a link, a soc
 
 
 class EntryFolder(Protocol):
-    """What an entry needs to know of its folder."""
+    """A folder as an entry needs to know it."""
 
     path: Path
     most: int
 
     def check(self) -> None:
-        """Raises OSError unless it is there, and ours alone."""
+        """Raise OSError unless it is there, and ours alone."""
 
     def make_room(self) -> None:
-        """Removes what is not locked until no more than `most` is left."""
+        """Remove what is not locked until no more than `most` is left."""
 
 
 class Files(NamedTuple):
@@ -116,7 +116,9 @@ class Files(NamedTuple):
 
 @dataclass(frozen=True)
 class Compilation:
-    """What is known of an entry. token: in hexadecimal; nbytes: of a device's files; made, used: seconds since 1970."""
+    """The known facts about an entry. token: in hexadecimal; nbytes: of a device's files; made, used: seconds since
+    1970.
+    """
 
     token: str
     model: str
@@ -137,7 +139,7 @@ class Draft:
         self._entry, self._manifest = entry, manifest
 
     def commit(self) -> bool:
-        """Makes these files the entry, and makes room for them. Raises OSError.
+        """Make these files the entry, and make room for them. Raises OSError.
 
         False: they alone are more than the folder may hold. Nothing has changed then, and they are not kept.
         """
@@ -157,7 +159,7 @@ class Entry:
 
     @contextlib.contextmanager
     def opened(self, counts: Counts) -> Iterator[Files | None]:
-        """The files as they are now; None when there are none, or not as many. Raises nothing itself."""
+        """Yield the files as they are now; None when there are none, or not as many. Raises nothing itself."""
 
         def find(manifest: Manifest) -> Files | None:
             return self._open(manifest, os.O_RDWR, stack) if manifest.counts == counts else None
@@ -198,7 +200,9 @@ class Entry:
                 self._sweep()
 
     def publish(self, manifest: Manifest) -> None:
-        """The last step of a draft. The file of hits is there whenever a manifest is, and is not made later."""
+        """Publish a draft, which is its last step. The file of hits is there whenever a manifest is, and is not made
+        later.
+        """
         new = self._path(f".json.{manifest.generation}")
         with open(new, "xb", opener=_private) as file:
             file.write(manifest.as_bytes())
@@ -219,18 +223,20 @@ class Entry:
                 os.close(fd)
 
     def listed(self) -> Compilation | None:
-        """What is known of it; None when there is none. Raises nothing."""
+        """Return what is known of it; None when there is none. Raises nothing."""
         return self._steady(self._describe)
 
     def remove(self) -> bool:
-        """False: a process has it locked, so it is being made anew, and stays. Raises OSError."""
+        """Remove it; return False if a process has it locked, so that it is being made anew, and stays. Raises
+        OSError.
+        """
         with _taken(self._path(".lock")) as ours:
             if ours:
                 self._erase()
         return ours
 
     def tidy(self) -> None:
-        """Removes what no manifest names, unless a process has the entry locked. Raises OSError."""
+        """Remove what no manifest names, unless a process has the entry locked. Raises OSError."""
         with _taken(self._path(".lock")) as ours:
             if ours and self._manifest():
                 self._sweep()
@@ -241,7 +247,10 @@ class Entry:
         return os.path.join(self.home.path, self._stem + suffix)
 
     def _manifest(self) -> Manifest | None:
-        """Raises OSError when it cannot be read now: a caller that took that for none would sweep the entry away."""
+        """Return the manifest; None if there is none.
+
+        Raises OSError when it cannot be read now: a caller that took that for none would sweep the entry away.
+        """
         try:
             fd = os.open(self._path(".json"), os.O_RDONLY | os.O_NONBLOCK | _SAFE)
         except OSError as error:
@@ -255,7 +264,7 @@ class Entry:
         return parsed_manifest(raw) if len(raw) <= MOST_MANIFEST_BYTES else None
 
     def _steady(self, find: Callable[[Manifest], Found | None]) -> Found | None:
-        """What is found of the files that the manifest names; once more if they went because others came instead."""
+        """Return what is found of the files that the manifest names; look once more if others came instead of them."""
         seen = None
         with contextlib.suppress(OSError):
             while (manifest := self._manifest()) and manifest.generation != seen:
@@ -297,7 +306,7 @@ class Entry:
         )
 
     def _names(self) -> Iterator[str]:
-        """Of the entry's files: what follows the letters."""
+        """Yield the names of the entry's files: what follows the letters."""
         for name in os.listdir(self.home.path):
             if name.startswith(self._stem) and (found := parsed_name(name)):
                 yield found[1]

@@ -31,7 +31,7 @@ def default_folder() -> Path:
 
 
 class Pruned(NamedTuple):
-    """What was removed, and how many more would have been if no process had them locked."""
+    """The number of what was removed, and of how many more would have been if no process had them locked."""
 
     removed: list[Compilation]
     in_use: int
@@ -62,12 +62,12 @@ class Folder:
             raise ValueError(fault)
 
     def check(self) -> None:
-        """Raises OSError unless it is there, and ours alone."""
+        """Raise OSError unless it is there, and ours alone."""
         if fault := self._fault():
             raise PermissionError(fault)
 
     def entry(self, token: bytes) -> Entry:
-        """Of this token, whether there is one or not. Raises ValueError."""
+        """Return the entry of this token, which may not exist yet. Raises ValueError."""
         return Entry(self, token)
 
     def entries(self) -> list[Compilation]:
@@ -79,17 +79,19 @@ class Folder:
         return [compilation for compilation in found if compilation]
 
     def remove(self, token: bytes) -> bool:
-        """False: a process has it locked, so it is being made anew, and stays. Raises OSError."""
+        """Remove an entry; return False if a process has it locked, so that it is being made anew, and stays. Raises
+        OSError.
+        """
         return self.entry(token).remove()
 
     def clear(self) -> Pruned:
-        """Removes everything. Raises OSError."""
+        """Remove everything. Raises OSError."""
         pruned = self._remove_if(lambda _, _total: True)
         self._tidy()
         return pruned
 
     def prune(self, most: int | None = None, older_than: float | None = None) -> Pruned:
-        """Removes what crashes left, entries not used for `older_than` seconds, and more until all have `most` bytes.
+        """Remove what crashes left, entries not used for `older_than` seconds, and more until all have `most` bytes.
 
         most: None is the folder's own. Raises OSError.
         """
@@ -130,7 +132,7 @@ class Folder:
         return {name[0] for name in map(parsed_name, os.listdir(self.path)) if name}
 
     def _fault(self) -> str | None:
-        """Raises OSError when there is nothing."""
+        """Raise OSError when there is nothing."""
         status = os.stat(self.path)
         if not stat.S_ISDIR(status.st_mode):
             return f"{self.path} is not a folder; remove it or choose another"

@@ -40,7 +40,7 @@ def stem_of(token: bytes) -> str:
 
 
 def parsed_name(name: str) -> tuple[bytes, str] | None:
-    """The token and what follows its letters; None when a file is not of the cache."""
+    """Return the token and what follows its letters; None when a file is not of the cache."""
     if not (match := _NAME.fullmatch(name)):
         return None
     halves = [ord(letter) - ord("A") for letter in match[1]]
@@ -62,7 +62,9 @@ class Counts:
 
 @dataclass(frozen=True)
 class About:
-    """What `burst cache list` tells of an entry: the model in words, the device and its version, when it was made."""
+    """The facts that `burst cache list` tells of an entry: the model in words, the device and its version, when it was
+    made.
+    """
 
     model: str
     device: str
@@ -80,16 +82,16 @@ class Manifest:
 
     @property
     def model_files(self) -> list[str]:
-        """What follows the letters in their names."""
+        """The ends of the model files' names, after the letters."""
         return [f"1{index}.{self.generation}" for index in range(self.counts.model)]
 
     @property
     def data_files(self) -> list[str]:
-        """What follows the letters in their names."""
+        """The ends of the data files' names, after the letters."""
         return [f"2{index}.{self.generation}" for index in range(self.counts.data)]
 
     def as_bytes(self) -> bytes:
-        """As it stands in its file."""
+        """Return the bytes of the manifest's file."""
         texts = {name: _text(getattr(self.about, name)) for name in ("model", "device", "version")}
         files = {"model_files": self.counts.model, "data_files": self.counts.data}
         return json.dumps({"generation": self.generation, **files, **texts, "made": self.about.made}, indent=1).encode()
