@@ -39,8 +39,9 @@ class AccountThreads:
         self._threads = self._idle = 0
 
     def submit(self, uid: int, work: Callable[[], T]) -> Future[T]:
-        """Does the work in a thread, after what the account has submitted before. Cancelling the future drops it, while
-        it has not begun.
+        """Do the work in a thread, after what the account has submitted before.
+
+        Cancelling the future drops it, while it has not begun.
 
         Raises ResourceExhaustedTransient when there is no thread and none can be started.
         """
@@ -74,7 +75,7 @@ class AccountThreads:
             self._finish(uid)
 
     def _next(self) -> int | None:
-        """The account whose turn it is; None: this thread ends."""
+        """Return the account whose turn it is; None: this thread ends."""
         with self._changed:
             self._idle += 1
             self._changed.wait_for(lambda: self._turns, LINGER)
@@ -98,7 +99,7 @@ class AccountThreads:
             future.set_result(found)
 
     def _finish(self, uid: int) -> None:
-        """The account waits for its next turn, if it has more work."""
+        """Let the account wait for its next turn, if it has more work."""
         with self._changed:
             if self._queues[uid]:
                 self._turns.append(uid)

@@ -26,7 +26,7 @@ class Footprint(NamedTuple):
 
     @classmethod
     def of(cls, model: Model, pace: Callable[[], object]) -> Footprint:
-        """Of a valid model. `pace`: called after each operation."""
+        """Return the footprint of a valid model. `pace`: called after each operation."""
         decoded, plan = _LEAST_MODEL, _LEAST_PLAN
         for graph in (model.main, *model.referenced):
             constants = sum(operand.lifetime.is_constant for operand in graph.operands)

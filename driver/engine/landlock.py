@@ -33,7 +33,7 @@ _CONNECTS, _CONTROLS, SCOPES = 4, 5, 6
 
 
 class Access(IntFlag):
-    """What may be done beneath a path, as in linux/landlock.h."""
+    """The kinds of access that may be given beneath a path, as in linux/landlock.h."""
 
     EXECUTE = 1 << 0
     WRITE_FILE = 1 << 1
@@ -58,7 +58,7 @@ _ALL_BY_ABI = (0, (1 << 13) - 1, (1 << 14) - 1, (1 << 15) - 1, (1 << 15) - 1, (1
 
 
 def abi() -> int:
-    """The version of Landlock in the kernel; 0: it has none, or it is off."""
+    """Return the version of Landlock in the kernel; 0: it has none, or it is off."""
     return max(0, int(_syscall(_CREATE, 0, 0, _VERSION, 0)))
 
 

@@ -61,7 +61,7 @@ Not counted is what the C library shares among threads: its arenas, at most eigh
 
 @cache
 def price(kind: str, **more: int) -> Mapping[str, int]:
-    """What a thing of that kind costs, and `more`."""
+    """Return what a thing of that kind costs, and `more`."""
     found = Counter(PRICES[kind])
     found.update(more)
     return MappingProxyType(dict(found))
@@ -79,7 +79,9 @@ class Claim:
         self._give_back: Callable[[], object] | None = give_back
 
     def give_back(self) -> None:
-        """What it counted is gone. From any thread, and from a finalizer; a second call does nothing."""
+        """Give back what it counted, which is gone. From any thread, and from a finalizer; a second call does
+        nothing.
+        """
         give_back, self._give_back = self._give_back, None
         if give_back:
             give_back()
@@ -96,7 +98,7 @@ class Claim:
 
 
 class _Level:
-    """Of the three that each claim counts for: an application, an account, and all."""
+    """One of the three levels that each claim counts for: an application, an account, and all."""
 
     def __init__(self) -> None:
         self.held: dict[str, int] = dict.fromkeys(FIGURES, 0)
@@ -116,7 +118,7 @@ class Holder(_Level):
         self.account, self.name = account, name
 
     def take(self, remedy: str, **figures: int) -> Claim:
-        """Counts what a client is about to make, all of it or nothing.
+        """Count what a client is about to make, all of it or nothing.
 
         remedy: what the client itself can do, for the error. Raises ResourceExhausted* with the figure.
         """
@@ -124,14 +126,14 @@ class Holder(_Level):
         return Claim(partial(self.account.ledger.uncount, self, figures))
 
     def hold(self, remedy: str, key: Hashable, nbytes: int) -> Claim:
-        """Counts bytes that are there already, once for each application, account and for all, however many hold them.
+        """Count bytes that are there already, once for each application, account and for all, however many hold them.
 
         Raises ResourceExhausted*.
         """
         return self.account.ledger.hold(self, remedy, key, nbytes)
 
     def spend(self, figure: str, amount: float) -> None:
-        """Adds up what is gone: one of SPENT."""
+        """Add up what is gone: one of SPENT."""
         self.account.ledger.spend(self, figure, amount)
 
 
@@ -144,7 +146,7 @@ class Account(_Level):
         self._holders: WeakValueDictionary[str, Holder] = WeakValueDictionary()
 
     def application(self, name: str = "") -> Holder:
-        """The holder of that name; "" is the account's own."""
+        """Return the holder of that name; "" is the account's own."""
         with self.ledger.lock:
             found = self._holders.get(name)
             if found is None:
@@ -157,7 +159,7 @@ class Account(_Level):
 
 
 class Ledger(_Level):
-    """Of one process. Any thread."""
+    """The ledger of one process. Safe from any thread."""
 
     def __init__(self, limits: Limits) -> None:
         super().__init__()
@@ -167,12 +169,12 @@ class Ledger(_Level):
         self._most = limits.figures()
 
     def account(self, uid: int) -> Account:
-        """The account with that number."""
+        """Return the account with that number."""
         with self.lock:
             return self._accounts.setdefault(uid, Account(self, uid))
 
     def rows(self, uid: int | None = None) -> list[LedgerRow]:
-        """What one account holds, or each: all of it, then its applications."""
+        """Return what one account holds, or each: all of it, then its applications."""
         with self.lock:
             rows: list[LedgerRow] = []
             for account in self._accounts.values():
@@ -182,11 +184,11 @@ class Ledger(_Level):
             return rows
 
     def report(self, uid: int | None) -> LedgerReport:
-        """The same, and the limits."""
+        """Return what accounts hold, as `rows` does, with the limits."""
         return LedgerReport(self._most, self.rows(uid))
 
     def count(self, holder: Holder, remedy: str, figures: Mapping[str, int]) -> None:
-        """Counts these for a holder, until `uncount`. Raises ResourceExhausted*."""
+        """Count these for a holder, until `uncount`. Raises ResourceExhausted*."""
         its, accounts, all_held, most = holder.held, holder.account.held, self.held, self._most
         with self.lock:  # without calls: each fenced execution comes here
             for figure, more in figures.items():
@@ -204,7 +206,7 @@ class Ledger(_Level):
                 all_held[figure] += more
 
     def uncount(self, holder: Holder, figures: Mapping[str, int]) -> None:
-        """What was counted is gone."""
+        """Uncount these, which are gone."""
         its, accounts, all_held = holder.held, holder.account.held, self.held
         with self.lock:
             for figure, less in figures.items():
@@ -213,7 +215,7 @@ class Ledger(_Level):
                 all_held[figure] -= less
 
     def hold(self, holder: Holder, remedy: str, key: Hashable, nbytes: int) -> Claim:
-        """As of `Holder`."""
+        """Count bytes that are there already, as `Holder.hold` does."""
         levels = holder, holder.account, self
         with self.lock:
             new = [level for level in levels if not level.shared[key]]
@@ -224,7 +226,7 @@ class Ledger(_Level):
         return Claim(partial(self._let_go, holder, key, nbytes))
 
     def spend(self, holder: Holder, figure: str, amount: float) -> None:
-        """Adds up what is gone."""
+        """Add up what is gone."""
         with self.lock:
             for level in (holder, holder.account):
                 level.spent[figure] = level.spent.get(figure, 0) + amount

@@ -106,7 +106,7 @@ def enter_files(device: Device | type[Device], keeps: Mapping[Path, Access] | No
 
 
 def state_folder() -> dict[Path, Access]:
-    """The folder of records, made if it is missing; to be kept by processes that write there."""
+    """Return the folder of records, made if it is missing; to be kept by processes that write there."""
     folder = in_home(STATE)
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def state_folder() -> dict[Path, Access]:
 
 
 def active() -> dict[str, bool]:
-    """What this process has given up, by layer."""
+    """Return what this process has given up, by layer."""
     fields = _status()
     return {
         "seccomp": fields.get("Seccomp") == "2",
@@ -135,7 +135,7 @@ def _drop_capabilities() -> None:
 
 
 def _end_idle_threads() -> None:
-    """The library of numpy's linear algebra ends its threads before a fork, and starts others when it needs them."""
+    """End the threads of numpy's linear algebra, as before a fork; the library starts others when it needs them."""
     if _threads() > 1:
         if pid := os.fork():
             os.waitpid(pid, 0)
@@ -144,7 +144,7 @@ def _end_idle_threads() -> None:
 
 
 def _checked(text: str) -> Path:
-    """Raises ValueError for what a device cannot mean."""
+    """Return the path in that text. Raises ValueError for what a device cannot mean."""
     path = in_home(text)
     if not path.is_absolute() or path == Path("/"):
         raise ValueError(f'needs: {text!r} must be an absolute path of a file or a folder, or one from "~/"')

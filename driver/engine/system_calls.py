@@ -140,7 +140,7 @@ _UNIX_ALONE: _Steps = (
 
 
 def program(machine: str, needed: Iterable[str] = ()) -> bytes:
-    """The filter, which also allows what is `needed`. Names that are not known change nothing."""
+    """Return the filter, which also allows what is `needed`. Names that are not known change nothing."""
     column, architecture = MACHINES[machine]
     needed = frozenset(needed)
     verdicts = {number: _error(errno.EPERM) for name in REFUSED if (number := NUMBERS[name][column]) is not None}
@@ -158,7 +158,7 @@ def program(machine: str, needed: Iterable[str] = ()) -> bytes:
 
 
 def _searched(begins: list[tuple[int, _Steps]]) -> _Steps:
-    """Finds the span of numbers that a call is in, by halves. `begins`: the first number of each, and what to do."""
+    """Find the span of numbers that a call is in, by halves. `begins`: the first number of each, and what to do."""
     if len(begins) == 1:
         return begins[0][1]
     middle = len(begins) // 2

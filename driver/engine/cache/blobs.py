@@ -118,7 +118,7 @@ class BlobFile:
                 raise
 
     def has_changed(self) -> bool:
-        """Whether another process has written since `rows`."""
+        """Return True if another process has written since `rows`."""
         if _inode(self._path) != self.inode:
             raise DamagedBlobFile(f"{self._path}: another process has replaced it")
         with _errors(self._path):
@@ -171,7 +171,7 @@ class BlobFile:
         self._db.execute("REPLACE INTO entry VALUES (?, ?, ?, ?)", (key, used, _sum(key, used, value), value))
 
     def close(self) -> None:
-        """Closes it. SQLite moves the log into the file unless another process has it open."""
+        """Close it. SQLite moves the log into the file unless another process has it open."""
         with suppress(sqlite3.Error):
             self._db.close()
 
@@ -181,7 +181,7 @@ class BlobFile:
 
 
 def opened(path: Path, build_id: str, most: int, damaged: int | None) -> BlobFile:
-    """Opens the file; makes it if it is missing, and rebuilds it if it is damaged, as that of inode `damaged` is.
+    """Open the file; make it if it is missing, and rebuild it if it is damaged, as that of inode `damaged` is.
 
     Raises OSError, DamagedBlobFile.
     """
@@ -198,7 +198,7 @@ def opened(path: Path, build_id: str, most: int, damaged: int | None) -> BlobFil
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Holds a lock on the folder, which only this account may write to. Raises OSError."""
+    """Hold a lock on the folder, which only this account may write to. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
@@ -222,13 +222,13 @@ def _try_lock(fd: int) -> bool:
 
 
 def _create(path: Path) -> None:
-    """Makes a missing file, and opens no other: closing its descriptor would release SQLite's locks on it."""
+    """Make a missing file, and open no other: closing its descriptor would release SQLite's locks on it."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _check(path: Path, most: int) -> None:
-    """Raises PermissionError for a file that SQLite must not be given, DamagedBlobFile for one that is too large.
+    """Raise PermissionError for a file that SQLite must not be given, DamagedBlobFile for one that is too large.
 
     An entry of a few bytes takes several times as many, and the log has room for two saves of everything.
     """
@@ -254,7 +254,7 @@ def _inode(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Removes the file. SQLite's side files go first, or the next file would take them for its own."""
+    """Remove the file. SQLite's side files go first, or the next file would take them for its own."""
     for side in reversed(_SIDES):
         path.with_name(path.name + side).unlink(missing_ok=True)
 
@@ -269,7 +269,7 @@ def _sum(key: bytes, used: int, value: bytes) -> int:
 
 @contextmanager
 def _errors(path: Path) -> Iterator[None]:
-    """Converts SQLite's errors to OSError and DamagedBlobFile."""
+    """Convert SQLite's errors to OSError and DamagedBlobFile."""
     try:
         yield
     except UnicodeDecodeError:  # SQLite quotes the file's contents in a message
@@ -341,7 +341,7 @@ class BlobStore:
         fork.abandon_in_child(self)
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a key, or None. Counts as a use."""
+        """Return the value of a key, or None. Counts as a use."""
         with self._lock:
             if self._file:
                 self._attempt(self._refresh)
@@ -351,7 +351,7 @@ class BlobStore:
             return value
 
     def set(self, key: bytes, value: bytes) -> None:
-        """Stores an entry. Ignored if key or value is empty, or if they cannot fit; an older value stays then."""
+        """Store an entry. Ignored if key or value is empty, or if they cannot fit; an older value stays then."""
         key, value = bytes(memoryview(key)), bytes(memoryview(value))
         with self._lock:
             if self._closed.is_set() or not self._is_acceptable(key, value) or not self._make_room(key, value):
@@ -368,7 +368,7 @@ class BlobStore:
                     self._saver = saver
 
     def flush(self) -> bool:
-        """Saves now. False if that fails: then unsaved entries stay in memory only."""
+        """Save now. False if that fails: then unsaved entries stay in memory only."""
         with self._lock:
             self._due = None
             if not self._is_child and (self._used or self._gone):
@@ -376,7 +376,7 @@ class BlobStore:
             return not self._unsaved
 
     def close(self) -> None:
-        """Saves and closes. From now on `get` finds nothing, and `set` is ignored."""
+        """Save and close. From now on `get` finds nothing, and `set` is ignored."""
         with self._lock:
             self.flush()
             self._closed.set()
@@ -384,14 +384,16 @@ class BlobStore:
             self._forget()
 
     def abandon(self) -> None:
-        """Called in a forked child: leaves the file to the parent."""
+        """Leave the file to the parent. Called in a forked child."""
         self._lock = threading.RLock()
         _inherited.append(self._file)
         self._file, self._saver, self._is_child = None, None, True
         self._forget()
 
     def _save_when_due(self) -> None:
-        """The saving thread. It outlives a flush, to serve the next `set`, but ends when nothing is due for long."""
+        """Save when it is due. This thread outlives a flush, to serve the next `set`, but ends when nothing is due for
+        long.
+        """
         while True:
             with self._lock:
                 left = self._delay if self._due is None else self._due - time.monotonic()
@@ -448,7 +450,7 @@ class BlobStore:
             self._gone.add(key)
 
     def _put(self, key: bytes, value: bytes) -> None:
-        """Stores it as the most recently used entry."""
+        """Store it as the most recently used entry."""
         old = self._entries.pop(key, None)
         self._total += len(value) - len(old) if old is not None else len(key) + len(value)
         self._entries[key] = value
@@ -468,14 +470,14 @@ class BlobStore:
     # ---- the file
 
     def _refresh(self) -> None:
-        """Opens the file if necessary, and reads it if it has changed. Raises OSError, DamagedBlobFile."""
+        """Open the file if necessary, and read it if it has changed. Raises OSError, DamagedBlobFile."""
         file = self._opened()
         if file.has_changed():
             with file.transaction("DEFERRED"):
                 self._merge(file.rows())
 
     def _save(self) -> None:
-        """Raises OSError, DamagedBlobFile."""
+        """Save the entries that are unsaved. Raises OSError, DamagedBlobFile."""
         file = self._opened()
         with file.transaction("IMMEDIATE"):
             if file.has_changed():
@@ -496,7 +498,7 @@ class BlobStore:
         return self._file
 
     def _merge(self, rows: list[BlobRow] | None) -> None:
-        """Takes over the file's entries; applies on top what was set, used or evicted here."""
+        """Take over the file's entries; apply on top what was set, used or evicted here."""
         used = [(key, self._entries[key], key in self._unsaved) for key in self._used]
         gone = {key: self._stamps[key] for key in self._gone}
         self._forget()
@@ -515,7 +517,7 @@ class BlobStore:
         self._evict_down_to(self._max_total)
 
     def _keep_as_unsaved(self) -> None:
-        """Marks all entries as unsaved: the file has lost them."""
+        """Mark all entries as unsaved: the file has lost them."""
         for key in reversed([key for key in self._entries if key not in self._used]):
             self._used[key] = None
             self._used.move_to_end(key, last=False)
@@ -529,7 +531,7 @@ class BlobStore:
         self._file = None
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        """Runs an action on the file. A damaged file is rebuilt, once; after other errors the next save tries again."""
+        """Run an action on the file. A damaged file is rebuilt, once; after other errors the next save tries again."""
         for _ in range(2):
             try:
                 return action()

@@ -99,7 +99,7 @@ class VerifiedCache:
         self._newest: WeakValueDictionary[CacheOwner, CacheWriter] = WeakValueDictionary()
 
     def check(self, counts: Sequence[int], token: object, fds: Sequence[int]) -> CacheFiles:
-        """Checks counts, token and descriptors of a client. Raises Malformed, InvalidArgument."""
+        """Check counts, token and descriptors of a client. Raises Malformed, InvalidArgument."""
         match list(counts):
             case [int(model), int(data)] if model + data == len(fds):
                 given = CacheFiles(model, data)
@@ -118,7 +118,7 @@ class VerifiedCache:
     def restored(
         self, owner: CacheOwner, counts: CacheFiles, fds: Sequence[int], sent: SentModel | None = None
     ) -> RestoredCompilation:
-        """Reads and verifies these files. `sent`: the model, where the client has it. Raises GeneralFailure."""
+        """Read and verify these files. `sent`: the model, where the client has it. Raises GeneralFailure."""
         try:
             records = self._opened(owner.uid)
             with _locked(fds, fcntl.LOCK_SH):
@@ -164,7 +164,8 @@ class VerifiedCache:
         return RestoredCompilation(model, record.where, saved, record.digest, file=record.file)
 
     def saving(self, owner: CacheOwner, fds: Sequence[int]) -> CacheWriter:
-        """A writer for these files, for now and later. The caller keeps the descriptors. Raises OSError, Declined.
+        """Return a writer for these files, for now and later. The caller keeps the descriptors. Raises OSError,
+        Declined.
 
         Another account's files must answer by themselves: threads that improve models of all clients write them.
         """
@@ -174,7 +175,7 @@ class VerifiedCache:
         return CacheWriter(self._opened(owner.uid), owner, fds, self._newest)
 
     def _opened(self, uid: int) -> CacheRecords:
-        """The records of an account's files, opened on first use. Raises OSError."""
+        """Return the records of an account's files, opened on first use. Raises OSError."""
         with self._lock:
             if uid not in self._records:
                 from driver.engine.cache.records import CacheRecords
@@ -206,7 +207,7 @@ class CacheWriter:
             os.close(fd)
 
     def save(self, model: memoryview, where: tuple[int, int], saved: Saved, file: bytes = b"") -> bytes:
-        """Writes model and saved contents; returns their digest. `file`: the digest of the file that the model is.
+        """Write model and saved contents; return their digest. `file`: the digest of the file that the model is.
 
         Raises Declined, OSError.
         """
@@ -258,7 +259,7 @@ def _record(
 
 
 def _check_access(fds: Sequence[int]) -> None:
-    """Raises Declined."""
+    """Raise Declined unless the descriptors may be read and written."""
     for fd in fds:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise Declined("a cache file is not a regular file")
@@ -267,7 +268,7 @@ def _check_access(fds: Sequence[int]) -> None:
 
 
 def _check_lengths(record: CacheRecord, fds: Sequence[int]) -> None:
-    """Raises Declined."""
+    """Raise Declined unless the files have the lengths of the record."""
     _check_access(fds)
     for fd, length in zip(fds, record.lengths, strict=True):
         found = os.fstat(fd).st_size
@@ -277,7 +278,7 @@ def _check_lengths(record: CacheRecord, fds: Sequence[int]) -> None:
 
 @contextmanager
 def _locked(fds: Sequence[int], operation: int) -> Iterator[None]:
-    """Holds locks on all files. Raises Declined if another process holds one for too long."""
+    """Hold locks on all files. Raises Declined if another process holds one for too long."""
     end = time.monotonic() + _PATIENCE
     with ExitStack() as stack:
         for fd in fds:

@@ -68,7 +68,7 @@ class CacheRecords:
         )
 
     def get(self, uid: int, token: bytes) -> CacheRecord | None:
-        """The record for this user's token, or None."""
+        """Return the record for this user's token, or None."""
         found = self._store.get(_name(uid, token))
         try:
             where, offsets, sizes, lengths, digest, grows, file = msgpack.unpackb(found or b"\0", use_list=False)
@@ -77,13 +77,14 @@ class CacheRecords:
             return None
 
     def put(self, uid: int, token: bytes, record: CacheRecord) -> None:
-        """Stores a record durably: it outlives a kill of this process. Raises OSError."""
+        """Store a record durably: it outlives a kill of this process. Raises OSError."""
         self._store.set(_name(uid, token), msgpack.packb(list(record)))
         if not self._store.flush():
             raise OSError(f"{self._path}: cannot be written; see the log")
 
     def digest(self, uid: int, token: bytes, where: tuple[int, int], own: Iterable[memoryview], model: bytes) -> bytes:
-        """The keyed digest of files with these contents: the device's own, and a model with that `digest_of_model`.
+        """Return the keyed digest of files with these contents: the device's own, and a model with that
+        `digest_of_model`.
 
         Only this account can compute it.
         """
@@ -95,7 +96,7 @@ class CacheRecords:
         return hasher.digest()
 
     def digest_of_model(self, model: memoryview) -> bytes:
-        """The keyed digest of a model's bytes. Releases the GIL meanwhile."""
+        """Return the keyed digest of a model's bytes. Releases the GIL meanwhile."""
         return blake3(key=self._key).update(model).digest()
 
 
@@ -109,7 +110,7 @@ def _name(uid: int, token: bytes) -> bytes:
 
 
 def _key(path: Path) -> bytes:
-    """The account's key, made on first use. Raises OSError."""
+    """Return the account's key, made on first use. Raises OSError."""
     new = path.with_name(f"key.{os.getpid()}")
     if not path.exists():
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
