@@ -471,6 +471,18 @@ def gate():
     return Gate()
 
 
+@pytest.fixture
+def gated(gate):
+    """A class Increment whose runs wait at the gate."""
+
+    class Gated(Increment):
+        def run(self):
+            gate()
+            super().run()
+
+    return Gated
+
+
 @pytest.fixture(name="mappings")
 def mappings_fixture():
     """mappings(memory)."""

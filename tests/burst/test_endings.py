@@ -107,15 +107,10 @@ def test_stop(host, burst, memory, mappings):
             client.run(pool)
 
 
-def test_stop_during_an_execution(host, burst, memory, mappings, increment, gate):
+def test_stop_during_an_execution(host, burst, memory, mappings, gate, gated):
     """stop returns at once; a running execution finishes on its memory, its result is dropped, and all is freed."""
 
-    class Slow(increment):
-        def run(self):
-            gate()
-            super().run()
-
-    device, pool, errors = host(Slow), memory(), []
+    device, pool, errors = host(gated), memory(), []
     client = burst(device)
 
     def run():
@@ -240,16 +235,11 @@ def test_a_client_is_killed_before_it_hands_over_its_memory(host, child, remote,
     device.wait_ended()
 
 
-def test_a_client_is_killed_during_its_execution(host, child, remote, increment, memory, mappings, gate, wire):
+def test_a_client_is_killed_during_its_execution(host, child, remote, increment, memory, mappings, gate, wire, gated):
     """An execution whose client dies finishes on memory that stays mapped until then."""
     offer, accept = remote
 
-    class Slow(increment):
-        def run(self):
-            gate()
-            super().run()
-
-    device, pool = host(Slow), memory()
+    device, pool = host(gated), memory()
 
     def client(channel):
         with Controller(partial(offer, channel), spin=0, versions=[wire]) as controller:

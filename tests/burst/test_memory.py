@@ -228,17 +228,12 @@ def test_freed_memory_is_unmapped_when_idle(host, burst, memory, mappings):
         assert mappings(pool) == 1
 
 
-def test_memory_freed_during_an_execution(host, burst, memory, mappings, increment, gate):
+def test_memory_freed_during_an_execution(host, burst, memory, mappings, gate, gated):
     """free_memory during an execution returns at once; the execution finishes on its memory, which then goes: before
     the next request is served.
     """
 
-    class Slow(increment):
-        def run(self):
-            gate()
-            super().run()
-
-    device = host(Slow)
+    device = host(gated)
     client, pool = burst(device), memory()
     results = []
     runner = threading.Thread(target=lambda: results.append(client.run(pool)))

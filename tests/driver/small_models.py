@@ -25,6 +25,14 @@ def mul_model():
     return builder.build()
 
 
+def sum_model(shape=(1, 4)):
+    """x + y."""
+    builder = driver.ModelBuilder()
+    x, y = (builder.input("float32", shape) for _ in range(2))
+    builder.output(builder.operation("ADD", x, y, 0))
+    return builder.build()
+
+
 def long_model(n):
     """n times + 1."""
     builder = driver.ModelBuilder()

@@ -20,23 +20,6 @@ def queue():
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_role_is_taken_once(queue, role):
-    """A second taker in the same process is refused, through the same object or another one."""
-    first = getattr(queue, role)()
-    for other in (queue, fmq.MessageQueue.open(queue.descriptor)):
-        with pytest.raises(fmq.RoleTaken, match=role):
-            getattr(other, role)()
-    assert first.capacity == 16
-
-
-def test_the_two_roles_do_not_exclude_each_other(queue):
-    """One process may be both sides."""
-    w, r = queue.writer(), queue.reader()
-    w.write([1])
-    assert list(r.read(1)) == [1]
-
-
-@pytest.mark.parametrize("role", ROLES)
 def test_a_role_returns_after_close(queue, role):
     """At once, with what was in the queue."""
     w = queue.writer()

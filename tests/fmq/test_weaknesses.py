@@ -106,17 +106,6 @@ def test_no_wake_is_lost_after_a_peer_dies_between_or_and_futex(what):
                 waker.kill()
 
 
-@pytest.mark.parametrize("role", ["writer", "reader"])
-def test_an_untimed_wait_ends_when_the_peer_dies(queue, role):
-    """3. Nobody sets a deadline, and nobody has to: the kernel tells."""
-    with holder(queue, role) as victim:
-        end = queue.reader() if role == "writer" else queue.writer()
-        call = (lambda: end.read(1)) if role == "writer" else (lambda: end.write([0] * 8) or end.write([0]))
-        with thread(lambda: must_raise(fmq.PeerDied, call)):
-            asleep(control_word(queue, DATA_WAIT if role == "writer" else SPACE_WAIT))
-            victim.kill()
-
-
 def test_a_short_or_truncated_region_is_refused_not_sigbus(queue):
     """4. Sizes are compared with the kernel's word, sealed memory cannot shrink, and a guard is there for the rest."""
     plain, (fd,) = queue.descriptor.to_wire()

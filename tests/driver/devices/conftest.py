@@ -96,6 +96,11 @@ class Net:
         self.builder.output(*(found if isinstance(found, tuple) else (found,)))
         return self
 
+    def computed(self, name, shape, *parameters):
+        """The operation, with the last parameter known only when it runs."""
+        found = [np.array(p, np.int32) if isinstance(p, list) else p for p in parameters[:-1]]
+        return self.run(name, self.x(*shape), *found, self.indices(parameters[-1]))
+
     @property
     def model(self):
         return self.builder.build()

@@ -51,3 +51,11 @@ def file_model(data, external=None):
     inputs = [operand(info) for info in graph.input if info.name not in weights]
     file = ModelFile("onnx", np.frombuffer(data, np.uint8), external or {})
     return model_of_file(file, inputs, [operand(info) for info in graph.output])
+
+
+def one(operator, dtypes, shape, results=("float32",), out=None, **attributes):
+    """A file of one operator; all inputs have the same shape."""
+    inputs = [(f"x{n}", dtype, shape) for n, dtype in enumerate(dtypes)]
+    outputs = [(f"y{n}", dtype, out) for n, dtype in enumerate(results)]
+    node = helper.make_node(operator, [i[0] for i in inputs], [o[0] for o in outputs], **attributes)
+    return written([node], inputs, outputs)

@@ -41,12 +41,6 @@ def memory(array, shift=0):
     return place.view(array.dtype).reshape(array.shape)
 
 
-def computed(net, name, shape, *parameters):
-    """With the last parameter known only when it runs."""
-    found = [np.array(p, np.int32) if isinstance(p, list) else p for p in parameters[:-1]]
-    return net.run(name, net.x(*shape), *found, net.indices(parameters[-1]))
-
-
 def unknown_rank(net):
     net.builder.output(net.builder.operation("ABS", net.builder.input("float32", ())))
     return net
@@ -74,8 +68,8 @@ def refused(name, letter, build):
 
 
 REFUSED = [
-    refused("a shape that is data", "f", lambda m: computed(m, "RESHAPE", (2, 3), [3, 2])),
-    refused("repeats that are data", "f", lambda m: computed(m, "TILE", (2, 3), [1, 2])),
+    refused("a shape that is data", "f", lambda m: m.computed("RESHAPE", (2, 3), [3, 2])),
+    refused("repeats that are data", "f", lambda m: m.computed("TILE", (2, 3), [1, 2])),
     refused("unknown rank", "f", unknown_rank),
     refused("alpha", "f", lambda m: m.run("ELU", m.x(2, 3), 0.5)),
     refused("integer division", "i", lambda m: m.run("DIV", m.x(3), m.x(3), 0)),

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from onnx_files import DTYPES, file_model, value, written
+from onnx_files import DTYPES, file_model, one, value, written
 
 import driver
 from burst import MissedDeadlineTransient
@@ -57,13 +57,6 @@ def own(data, feeds, threads=1):
     session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     found = session.run(None, {i.name: feed for i, feed in zip(session.get_inputs(), feeds, strict=True)})
     return [(array.shape, array.tobytes()) for array in found]
-
-
-def one(operator, dtypes, shape, results=("float32",), out=None, **attributes):
-    """A file of one operator; all inputs have the same shape."""
-    inputs = [(f"x{n}", dtype, shape) for n, dtype in enumerate(dtypes)]
-    outputs = [(f"y{n}", dtype, out) for n, dtype in enumerate(results)]
-    return written([node(operator, [i[0] for i in inputs], [o[0] for o in outputs], **attributes)], inputs, outputs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values())

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnx_files import DTYPES, file_model, written
+from onnx_files import DTYPES, file_model, one, written
 
 import driver
 from burst import MissedDeadlineTransient
@@ -60,13 +60,6 @@ def computed(model, feeds, room=4096):
     execution.run()
     sizes = [port.nbytes(shape) for port, (shape, _) in zip(model.outputs, execution.shapes, strict=True)]
     return [(shape, raw[:n]) for (shape, _), raw, n in zip(execution.shapes, outputs, sizes, strict=True)]
-
-
-def one(operator, dtypes, shape, results=("float32",), out=None, **attributes):
-    """A file of one operator; all inputs have the same shape."""
-    inputs = [(f"x{n}", dtype, shape) for n, dtype in enumerate(dtypes)]
-    outputs = [(f"y{n}", dtype, out) for n, dtype in enumerate(results)]
-    return written([node(operator, [i[0] for i in inputs], [o[0] for o in outputs], **attributes)], inputs, outputs)
 
 
 def noise(model):

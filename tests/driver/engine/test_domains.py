@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import stress
+from small_models import sum_model
 
 import driver
 from burst import (
@@ -38,14 +39,6 @@ from driver.engine.models import SharedModel
 
 ROLES = [BufferRole(0, 0)], [BufferRole(0, 0)]
 X = np.array([[1, 2, 3, 4]], np.float32)
-
-
-def sum_model(shape=(1, 4)):
-    """x + y."""
-    builder = driver.ModelBuilder()
-    x, y = (builder.input("float32", shape) for _ in range(2))
-    builder.output(builder.operation("ADD", x, y, 0))
-    return builder.build()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import stress
+from small_models import sum_model
 
 import driver
 from burst import GeneralFailure, InvalidArgument, Memory, Request, RequestArgument, StatusError
@@ -23,14 +24,6 @@ X = np.array([[1, 2, 3, 4]], np.float32)
 DSP = "burst_test_devices.heap:Dsp"
 TROUBLED = "burst_test_devices.heap:Troubled"
 BOTH = [BufferRole(0, 0), BufferRole(0, 1, 0.5)], [BufferRole(0, 0, 0.25)]
-
-
-def sum_model(shape=(1, 4)):
-    """x + y."""
-    builder = driver.ModelBuilder()
-    x, y = (builder.input("float32", shape) for _ in range(2))
-    builder.output(builder.operation("ADD", x, y, 0))
-    return builder.build()
 
 
 def heard(place, *whats):

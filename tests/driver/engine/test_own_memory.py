@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import stress
 from burst_test_devices.heap import HEADER, KIND, MAGIC
+from small_models import sum_model
 
 import driver
 from burst import ErrorStatus, GeneralFailure, InvalidArgument, Memory, Request, RequestArgument
@@ -30,14 +31,6 @@ TROUBLED = "burst_test_devices.heap:Troubled"
 X = np.array([[1, 2, 3, 4]], np.float32)
 START = HEADER.size
 INVALID = ErrorStatus.INVALID_ARGUMENT
-
-
-def sum_model():
-    """x + y."""
-    builder = driver.ModelBuilder()
-    x, y = (builder.input("float32", (1, 4)) for _ in range(2))
-    builder.output(builder.operation("ADD", x, y, 0))
-    return builder.build()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from boxes import overlap
 
 from driver.nn import ExecutionFailed, Interpreter, InvalidModel, ModelBuilder
 
@@ -13,14 +14,6 @@ REFUSAL = (ExecutionFailed, InvalidModel)
 FLOATS = pytest.mark.parametrize("dtype", [np.float32, np.float16])
 BYTES = pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 LAYOUTS = pytest.mark.parametrize("nchw", [False, True])
-
-
-def overlap(a, b):
-    """Intersection over union of two boxes of corners."""
-    sides = [max(min(a[i + 2], b[i + 2]) - max(a[i], b[i]), 0) for i in range(2)]
-    areas = [(x[2] - x[0]) * (x[3] - x[1]) for x in (a, b)]
-    union = sum(areas) - sides[0] * sides[1]
-    return sides[0] * sides[1] / union if union else 0.0
 
 
 def hard_nms(boxes, scores, members, most, threshold):
