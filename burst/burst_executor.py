@@ -58,12 +58,12 @@ class ExecutorCache:
         return slots
 
     def free(self, slots: Iterable[int]) -> None:
-        """Removes these slots; now, or after the execution that runs."""
+        """Remove these slots; now, or after the execution that runs."""
         self._freed.extend(slots)
         self._remove_freed()
 
     def clear(self) -> None:
-        """Removes all: the burst is over."""
+        """Remove all slots: the burst is over."""
         with self._lock:
             self._remove(self._added)
             self._added.clear()
@@ -71,7 +71,7 @@ class ExecutorCache:
             self._fetch = None
 
     def execute(self, request: Request, slots: Sequence[int | Token], measure: bool) -> Result:
-        """Executes once; the result is as it should be. Raises StatusError, and what the executor raises."""
+        """Execute once, and check the result. Raises StatusError, and what the executor raises."""
         due = lib.burst_due()
         try:
             with self._lock:
@@ -126,7 +126,7 @@ class _ExecutorRun(Execution):
     is_static = False
 
     def __init__(self, cache: ExecutorCache, measure: bool, request: Request) -> None:
-        """The pools of the request are slots, and tokens."""
+        """Prepare one execution. The pools of the request are slots, and tokens."""
         self._cache, self._slots, self._measure = cache, tuple(request.pools), measure
         self._request = request._replace(pools=())
         self.estimate, self.shapes = cache.estimates.of(request), ()
@@ -141,7 +141,7 @@ class _ExecutorRun(Execution):
 
 
 def checked_result(found: object, request: Request) -> Result:
-    """The result of a successful execution, as a client may see it. Raises StatusError for every other one."""
+    """Return the result of a successful execution, as a client may see it. Raises StatusError for every other one."""
     if not isinstance(found, Result):
         raise GeneralFailure(f"the executor returned {found!r:.80}, not a burst.Result")
     try:
@@ -176,7 +176,7 @@ def _checked_shapes(shapes: Any, request: Request, status: ErrorStatus) -> list[
 
 
 def _fits(dimensions: tuple[int, ...], given: tuple[int, ...]) -> bool:
-    """Whether they are numbers on the wire, and those of the request where it gives some."""
+    """Return True if they are numbers on the wire, and those of the request where it gives some."""
     if not all(0 <= d < 2**32 for d in dimensions):
         return False
     return not given or (

@@ -47,7 +47,9 @@ _receive = lib.burst_receive
 
 
 class Offer(NamedTuple):
-    """What a client sends to open a burst. The device duplicates the channels' far ends; the client closes its own."""
+    """An offer of a burst, which a client sends to open it. The device duplicates the channels' far ends; the client
+    closes its own.
+    """
 
     requests: Descriptor
     results: Descriptor
@@ -58,7 +60,7 @@ class Offer(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """What a device answers to an `Offer`."""
+    """A device's answer to an `Offer`."""
 
     version: int  #: of the wire that both sides speak from now on
     life: int  #: descriptor of the device's LifePage for this burst; the client closes it
@@ -82,7 +84,7 @@ def _within(timeout: float | None) -> str:
 
 
 def address_of(pointer: Any) -> int:
-    """As C that is written by hand takes it."""
+    """Return the address of memory, for C that is written by hand."""
     return int(ffi.cast("uintptr_t", pointer))
 
 
@@ -102,7 +104,7 @@ class Packet:
 
     @property
     def address(self) -> int:
-        """Of its bytes; 0 if only `call` can send it."""
+        """The address of its bytes; 0 if only `call` can send it."""
         return address_of(self.data)
 
     def __bytes__(self) -> bytes:
@@ -166,8 +168,8 @@ class Controller(Closing):
                 raise
 
     def _accept(self, versions: Sequence[int], accepted: Accepted) -> int:
-        """The wire version. From now on the device's death ends all waits: by its life page, and by the end of the
-        context, which the device closes only after it has released the page.
+        """Return the wire version. From now on the device's death ends all waits: by its life page, and by the end of
+        the context, which the device closes only after it has released the page.
         """
         try:
             page = Region.from_fd(accepted.life, LifePage.nbytes, writable=False)
@@ -189,7 +191,7 @@ class Controller(Closing):
         return ffi.gc(caller, lib.burst_caller_free)
 
     def _open_sockets(self) -> list[Channel]:
-        """The device's ends of callback and context. A thread in C hands over the memory behind our slots."""
+        """Return the device's ends of callback and context. A thread in C hands over the memory behind our slots."""
         far, sockets = ffi.new("int[2]"), ffi.new("burst_sockets **")
         if code := lib.burst_sockets_open(self._slots.handle, far, sockets):
             raise OSError(-code, why())
@@ -197,7 +199,7 @@ class Controller(Closing):
         return [Channel.from_fd(fd) for fd in far]
 
     def packet(self, request: Request, *, measure: bool = False) -> Packet:
-        """As `encode`, but remembers the last few: requests cannot change, so they are not encoded again."""
+        """Encode like `encode`, but remember the last few: requests cannot change, so they are not encoded again."""
         key = identity_of(request, measure)
         if known := self._packets.get(key):
             return known[1]
@@ -209,7 +211,7 @@ class Controller(Closing):
         return packet
 
     def encode(self, request: Request, *, measure: bool = False) -> Packet:
-        """The packet of a request whose pools are `Memory` or `DeviceBuffer`.
+        """Return the packet of a request whose pools are `Memory` or `DeviceBuffer`.
 
         Raises InvalidArgument, and NotSent for what the first version of the wire cannot say.
         """
@@ -225,12 +227,12 @@ class Controller(Closing):
 
     @property
     def address(self) -> int:
-        """Of what `burst._hot` calls with."""
+        """The address of what `burst._hot` calls with."""
         return address_of(self._caller)
 
     @property
     def is_ready(self) -> bool:
-        """Whether `burst._hot` may send what was sent before: nothing is in flight, and nothing else has changed."""
+        """True if `burst._hot` may send what was sent before: nothing is in flight, and nothing else has changed."""
         return bool(self._caller.is_ready)
 
     @is_ready.setter
@@ -239,11 +241,11 @@ class Controller(Closing):
 
     @property
     def is_calling(self) -> bool:
-        """Whether a request that was sent by one call into C waits for its result."""
+        """True if a request that was sent by one call into C waits for its result."""
         return bool(self._caller.calling)
 
     def await_call(self) -> None:
-        """Returns when that has its result, or after a millisecond."""
+        """Return when that has its result, or after a millisecond."""
         lib.burst_await_call(self._caller)
 
     @property
@@ -263,25 +265,25 @@ class Controller(Closing):
 
     @property
     def has_result(self) -> bool:
-        """Whether `receive` would not wait for a result."""
+        """True if `receive` would not wait for a result."""
         return self._reader.available > 0
 
     @property
     def has_died(self) -> bool:
-        """Whether the device is gone."""
+        """True if the device is gone."""
         return self._reader.peer == "dead"
 
     def arrival_fd(self) -> int:
-        """A descriptor that is readable when `receive` would not wait. Call this again after each `receive`."""
+        """Return a descriptor that is readable when `receive` would not wait. Call this again after each `receive`."""
         self._reader.rearm()
         return self._reader.fileno()
 
     def mark_begin(self) -> None:
-        """Notes that the client begins to make the next request."""
+        """Note that the client begins to make the next request."""
         self._caller.begin = clock.now()
 
     def send(self, packet: Packet, timeout: float | None = None, deadline: int | None = None) -> ResultPacket:
-        """Executes once. `timeout`: seconds to wait. `deadline`: absolute CLOCK_MONOTONIC ns; the device gets it, too,
+        """Execute once. `timeout`: seconds to wait. `deadline`: absolute CLOCK_MONOTONIC ns; the device gets it, too,
         and this call waits no longer.
 
         Raises NotSent, Timeout (the result is dropped when it comes), PeerDied, Busy.
@@ -299,11 +301,11 @@ class Controller(Closing):
             self.due(None)
 
     def due(self, deadline: int | None) -> None:
-        """Sets the deadline of the requests from now on."""
+        """Set the deadline of the requests from now on."""
         self._caller.deadline = _NO_DEADLINE if deadline is None else deadline
 
     def go_on(self, code: int, packet: Packet, timeout: float | None, deadline: int | None = None) -> ResultPacket:
-        """The rest of `send` after `packet.call()` has returned `code`."""
+        """Do the rest of `send` after `packet.call()` has returned `code`."""
         if self._invalid:
             raise NotSent(self._invalid)
         if code:
@@ -315,13 +317,13 @@ class Controller(Closing):
         return reply
 
     def interrupted(self, error: BaseException) -> None:
-        """Cleans up after an error from `packet.call` or `go_on`, in which Ctrl-C may have come anywhere."""
+        """Clean up after an error from `packet.call` or `go_on`, in which Ctrl-C may have come anywhere."""
         if not isinstance(error, Busy):
             self._caller.calling = 0
             self._caller.result_bytes = 0  # C compares with the last result, which Python may not have decoded
 
     def start(self, packet: Packet, deadline: int | None = None) -> None:
-        """Sends a request. `deadline`: absolute CLOCK_MONOTONIC ns.
+        """Send a request. `deadline`: absolute CLOCK_MONOTONIC ns.
 
         Raises NotSent, PeerDied, Busy.
         """
@@ -337,22 +339,24 @@ class Controller(Closing):
             self._refuse(code, packet.nbytes, None)
 
     def abandon(self, number: int) -> None:
-        """The device need not begin that request any more. Its result comes all the same; call `settle` then."""
+        """Tell the device that it need not begin that request any more. Its result comes all the same; call `settle`
+        then.
+        """
         lib.burst_abandon(self._caller, number)
 
     def settle(self, number: int) -> None:
-        """The result of a request that was abandoned has come."""
+        """Note that the result of a request that was abandoned has come."""
         lib.burst_settle(self._caller, number)
 
     def receive(self, timeout: float | None = None, *, measure: bool = False) -> ResultPacket:
-        """The next result, in the order of the requests. Raises Timeout, PeerDied, Busy."""
+        """Return the next result, in the order of the requests. Raises Timeout, PeerDied, Busy."""
         code = self._wait(FOREVER if timeout is None else deadline_of(timeout))
         if code < 0:
             self._refuse(-errno.ETIMEDOUT if code == -errno.EAGAIN else code, 0, timeout)
         return self._result(code, measure)
 
     def again(self, *, measure: bool = False) -> ResultPacket:
-        """The last result once more, for a caller that an interrupt kept from seeing it."""
+        """Return the last result once more, for a caller that an interrupt kept from seeing it."""
         return self._result(self._caller.result_bytes, measure)
 
     def _wait(self, deadline: int) -> int:
@@ -361,7 +365,7 @@ class Controller(Closing):
         return int(code)
 
     def _go_on(self, code: int, packet: Packet, deadline: int, timeout: float | None) -> int:
-        """Handles a code that is no usual result: takes a late result first, waits on, or raises the error."""
+        """Handle a code that is no usual result: take a late result first, wait on, or raise the error."""
         if code == -errno.EALREADY:
             while self.in_flight and (code := self._wait(deadline)) >= 0:
                 self._result(code, measure=False)
@@ -411,7 +415,7 @@ class Controller(Closing):
         return why
 
     def _result(self, code: int, measure: bool) -> ResultPacket:
-        """The result behind `code`: its bytes if it differs from the last one, or 0."""
+        """Return the result behind `code`: its bytes if it differs from the last one, or 0."""
         if code:
             raw = bytes(ffi.buffer(self._caller.result, code))
             try:
@@ -447,7 +451,7 @@ class Controller(Closing):
             raise PeerDied(why())
 
     def close(self) -> None:
-        """Ends the burst on both sides. A second call does nothing."""
+        """End the burst on both sides. A second call does nothing."""
         self.is_ready = False
         self._writer.close()
         self._reader.close()

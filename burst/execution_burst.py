@@ -1,4 +1,4 @@
-"""What a device sees of a burst: what a client offers, and what the device makes of it.
+"""A burst as a device sees it: what a client offers, and what the device makes of it.
 
 A device gets a `BurstOffer` and returns an `ExecutionBurst`: usually an `ExecutionBurstServer` (burst/server.py), which
 does all but execute; or one of its own that reads and writes the queues itself, as docs/protocol.md describes them.
@@ -86,16 +86,16 @@ class ExecutionBurst(ProcessBound, ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends the burst, because its client has gone or wants no more. It may be called several times. A running
+        """End the burst, because its client has gone or wants no more. It may be called several times. A running
         execution ends as soon as it can; `BurstOffer.on_end` is called when all is freed.
         """
 
     @abstractmethod
     def free_memory(self, slots: Iterable[int]) -> None:
-        """The client frees these slots, of which the burst may know none. Memory in use is let go after the run."""
+        """Free these slots for the client; the burst may know none of them. Memory in use is let go after the run."""
 
     def forget_plans(self) -> None:
-        """What requests were bound to has changed: the device's state, a buffer, the compilation."""
+        """Forget what requests were bound to, which has changed: the device's state, a buffer, the compilation."""
 
     @property
     def answered(self) -> int:
@@ -116,10 +116,12 @@ class BurstExecutorWithCache(Protocol):
     """
 
     def is_cache_entry_present(self, slot: int) -> bool:
-        """Whether the slot's memory is there. The executor may drop entries of its own accord between executions."""
+        """Return True if the slot's memory is there. The executor may drop entries of its own accord between
+        executions.
+        """
 
     def add_cache_entry(self, slot: int, memory: Memory) -> None:
-        """Keeps the memory of a slot that is not present. It is the executor's from now on."""
+        """Keep the memory of a slot that is not present. It is the executor's from now on."""
 
     def remove_cache_entry(self, slot: int) -> None:
         """Lets go of a slot's memory: the client has freed it, or the burst is over. The slot may be unknown."""
@@ -132,7 +134,7 @@ class BurstExecutorWithCache(Protocol):
         deadline: int | None,
         loop_timeout: int | None,
     ) -> Result:
-        """Executes once. `request` has no pools: an argument's `pool` is a position in `slots`, all of which are
+        """Execute once. `request` has no pools: an argument's `pool` is a position in `slots`, all of which are
         present; a `Token` in place of a slot is a buffer of the device, which `BurstOffer.bind` knows.
 
         `deadline`: CLOCK_MONOTONIC nanoseconds. `loop_timeout`: nanoseconds for each WHILE. None: there is none. With

@@ -1,4 +1,4 @@
-"""What a device keeps between executions of one client: its memory stays mapped, and its requests stay bound.
+"""Memory and plans that a device keeps between executions of one client: mapped, and bound.
 
 A plan is a request that was checked and bound once, kept under its bytes. What was proved for those bytes still holds,
 because nothing can change what a slot stands for; freeing a slot drops every plan that uses it.
@@ -62,7 +62,7 @@ class Estimates:
         self._found: dict[object, Any] = {}
 
     def of(self, request: Request) -> Any:
-        """The one for this request."""
+        """Return the estimate for this request."""
         shapes = tuple(None if a.has_no_value else tuple(a.dimensions) for a in request.inputs)
         with self._lock:
             found = self._found.get(shapes)
@@ -85,7 +85,7 @@ class DecodedRequest(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of one execution, for its path to encode."""
+    """The outcome of one execution, for its path to encode."""
 
     status: ErrorStatus
     shapes: tuple[OutputShape, ...] = ()
@@ -119,7 +119,7 @@ class MemoryCache(Protocol):
     """A client's memory by slot."""
 
     def resolve(self, slots: Sequence[int], fetch: Callable[[list[int]], list[Memory]]) -> Sequence[Any]:
-        """What requests have as their pools, for each slot. All or nothing; raises what `fetch` raises."""
+        """Return what requests have as their pools, for each slot. All or nothing; raises what `fetch` raises."""
 
     def free(self, slots: Iterable[int]) -> None:
         """Lets the memory of these slots go. An unknown slot is no error."""
@@ -133,7 +133,7 @@ def _ended(*_: object) -> NoReturn:
 
 
 def _nothing(_: frozenset[int] | None) -> frozenset[int]:
-    """Takes what a client frees after `close`."""
+    """Do nothing with what a client frees after `close`."""
     return frozenset()
 
 
@@ -177,7 +177,7 @@ class Plan:
         self.success: bytes | None = None  #: the same, encoded
 
     def success_now(self, timing: Timing = NO_TIMING) -> Outcome:
-        """What came of its run, which has just succeeded."""
+        """Return what came of its run, which has just succeeded."""
         computed = self.execution.time_on_device
         if computed is not None and self.measure:
             timing = timing._replace(time_on_device=computed)
@@ -196,7 +196,7 @@ class Plan:
             return self._bind()
 
     def release(self, claimed: Plan) -> None:
-        """Gives back what `claim` returned. A plan that was cancelled is not given back: it never runs again."""
+        """Give back what `claim` returned. A plan that was cancelled is not given back: it never runs again."""
         if claimed is self:
             self._claimed.release()
         else:
@@ -227,7 +227,7 @@ class PlanRun:
         self.deadline = None if deadline == FOREVER else deadline
 
     def in_turn(self, ticket: Ticket | None, deadline: int = FOREVER) -> None:
-        """Waits for a slot and runs. Raises StatusError, and what the execution raises."""
+        """Wait for a slot and run. Raises StatusError, and what the execution raises."""
         plan, entered = self.plan, monotonic_ns()
         if ticket is not None:
             ticket.enter(deadline, plan.estimate)
@@ -246,7 +246,7 @@ class PlanRun:
             lib.burst_took(plan.estimate, self._took, 1)
 
     def in_time(self, ticket: Ticket | None, deadline: int) -> None:
-        """The same, if and as long as there is time until its deadline."""
+        """Run in turn, if and as long as there is time until its deadline."""
         if self.since is None:
             self.since = monotonic_ns()
         with _due(deadline):
@@ -263,7 +263,7 @@ class PlanRun:
             raise self.not_done()
 
     def not_done(self) -> StatusError:
-        """The error of a run that began and was not done by its deadline, or was given up."""
+        """Return the error of a run that began and was not done by its deadline, or was given up."""
         assert self.deadline is not None
         assert self.since is not None
         took = 0 if self._is_first else self._took
@@ -271,7 +271,7 @@ class PlanRun:
         return not_done(self.plan.estimate, self.since, self.deadline, took, is_unsure=is_unsure)
 
     def fail(self, error: Exception) -> None:
-        """Notes that it failed."""
+        """Note that it failed."""
         plan = self.plan
         plan.invalidate_outputs()
         was_given_up = isinstance(error, StatusError) and error.phase == "executing" and not self.ended
@@ -280,7 +280,7 @@ class PlanRun:
 
     @property
     def timing(self) -> Timing:
-        """Of a run that has ended."""
+        """The times of a run that has ended."""
         return Timing((self.ended - self.begun) // 1000, (self.ended - self.arrived) // 1000)
 
 
@@ -309,7 +309,7 @@ class CachedExecutor:
         self._complain = _log.exception
 
     def plan(self, request: Any) -> Plan:
-        """Checks and binds a request. Raises Malformed, StatusError, and anything that a device raises."""
+        """Check and bind a request. Raises Malformed, StatusError, and anything that a device raises."""
         job = self._codec.decode(request)
         packet = job.packet
         np.seterr(all="ignore")  # in this thread, which runs it: a warning costs as much as a short execution
@@ -345,7 +345,7 @@ class CachedExecutor:
             return self.failure(error)
 
     def failure(self, error: Exception) -> Outcome:
-        """What came of a request that failed. Never raises."""
+        """Return the outcome of a request that failed. Never raises."""
         if isinstance(error, StatusError):
             insufficient = error.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE  # no other error has shapes
             shapes = error.result.output_shapes if insufficient and error.result else ()
@@ -358,7 +358,7 @@ class CachedExecutor:
         return Outcome(ErrorStatus.GENERAL_FAILURE, text=f"{type(error).__name__}: {error}")
 
     def answer(self, outcome: Outcome, plan: Plan | None = None) -> bytes:
-        """The outcome, encoded. Never raises: every request gets an answer."""
+        """Return the outcome, encoded. Never raises: every request gets an answer."""
         if plan and plan.success and outcome is plan.outcome:
             return plan.success
         try:
@@ -367,7 +367,7 @@ class CachedExecutor:
             return self._codec.encode(self.failure(error))
 
     def refuse(self, error: Exception) -> bytes:
-        """The answer to a request that could not be bound. Never raises."""
+        """Return the answer to a request that could not be bound. Never raises."""
         return self.answer(self.failure(error))
 
     def free_memory(self, slots: Iterable[int]) -> None:
@@ -376,12 +376,12 @@ class CachedExecutor:
         self.free_when_idle()
 
     def forget_plans(self) -> None:
-        """Checks and binds all requests anew, because what they were bound to has changed."""
+        """Check and bind all requests anew, because what they were bound to has changed."""
         self._freed.append(None)
         self.free_when_idle()
 
     def free_when_idle(self) -> None:
-        """Applies what was freed, if the lock is free. Every thread that releases the lock calls this afterwards."""
+        """Apply what was freed, if the lock is free. Every thread that releases the lock calls this afterwards."""
         while self._freed and self.lock.acquire(blocking=False):
             try:
                 while self._freed:
@@ -393,7 +393,7 @@ class CachedExecutor:
                 self.lock.release()
 
     def close(self) -> None:
-        """Drops everything. Nothing may be answered any more.
+        """Drop everything. Nothing may be answered any more.
 
         The references to the owner go, too: a device collects no garbage while a burst lives, so there must be no
         cycles.

@@ -76,10 +76,10 @@ def _nothing() -> None: ...
 
 
 class Bindable(Protocol):
-    """What a burst binds its requests to."""
+    """An object that binds the requests of a burst."""
 
     def bind(self, request: Request, /) -> Execution:
-        """The pools of the request are `Memory`, mapped once per slot, or `Token`. Raises StatusError."""
+        """Bind a request, whose pools are `Memory`, mapped once per slot, or `Token`. Raises StatusError."""
 
 
 class ExecutionBurstServer(ExecutionBurst):
@@ -118,7 +118,7 @@ class ExecutionBurstServer(ExecutionBurst):
 
     @classmethod
     def create(cls, offer: BurstOffer, prepared: Bindable | None = None) -> Self:
-        """Serves with anything that binds requests; None: with `offer.bind`.
+        """Serve with anything that binds requests; None: with `offer.bind`.
 
         Raises InvalidDescriptor, RoleTaken, Malformed; then the callback is still the caller's.
         """
@@ -129,12 +129,14 @@ class ExecutionBurstServer(ExecutionBurst):
 
     @classmethod
     def create_with_executor(cls, offer: BurstOffer, executor: BurstExecutorWithCache) -> Self:
-        """Serves with an executor that keeps the client's memory by slot. Raises as `create`."""
+        """Serve with an executor that keeps the client's memory by slot. Raises what `create` raises."""
         cache = ExecutorCache(executor)
         return cls(offer, cache.job, cache)
 
     def _encode(self, outcome: Outcome) -> bytes:
-        """The answer. A result packet has no room for a text, which goes into the trace; the listener adds times."""
+        """Return the encoded answer. A result packet has no room for a text, which goes into the trace; the listener
+        adds times.
+        """
         status, shapes, timing, text, cause = outcome
         if text:
             self.trace.note_failure(self._listener.id, status, text, cause)
@@ -160,7 +162,7 @@ class ExecutionBurstServer(ExecutionBurst):
                 self._thread.start()
 
     def stop(self) -> None:
-        """Ends the burst. A running execution is cancelled, or finishes first; its result is dropped."""
+        """End the burst. A running execution is cancelled, or finishes first; its result is dropped."""
         self._is_ending = True  # before the loop: a plan that the listener makes meanwhile is cancelled in `_learn`
         for plan in list(self._plans):
             if plan is not None:
@@ -199,7 +201,7 @@ class ExecutionBurstServer(ExecutionBurst):
         self._executor.forget_plans()
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits until the listener has freed everything."""
+        """Wait until the listener has freed everything."""
         self._thread.join(timeout)
 
     def _listen(self) -> None:
@@ -253,7 +255,7 @@ class ExecutionBurstServer(ExecutionBurst):
                 answer = None
 
     def _run(self, index: int) -> bytes:
-        """The answer to a request whose plan knows the shapes only after each run."""
+        """Return the answer to a request whose plan knows the shapes only after each run."""
         try:
             plan = self._plans[index]
             assert plan
@@ -263,7 +265,7 @@ class ExecutionBurstServer(ExecutionBurst):
             return self._refuse(error)
 
     def _bind_and_run(self) -> bytes:
-        """The answer to a request that has no plan yet."""
+        """Return the answer to a request that has no plan yet."""
         try:
             with self._executor.lock:
                 raw = bytes(ffi.buffer(self._buffer, self._listener.bytes))
@@ -280,7 +282,7 @@ class ExecutionBurstServer(ExecutionBurst):
         return self._said(outcome, plan)
 
     def _explain(self) -> bytes:
-        """The answer to a request whose C function has failed."""
+        """Return the answer to a request whose C function has failed."""
         plan = self._plans[self._listener.current]
         try:
             status = ErrorStatus(self._listener.failed)
@@ -290,16 +292,16 @@ class ExecutionBurstServer(ExecutionBurst):
         return self._refuse(error)
 
     def _refuse(self, error: Exception) -> bytes:
-        """The answer to a request that failed."""
+        """Return the answer to a request that failed."""
         return self._said(self._executor.failure(error))
 
     def _said(self, outcome: Outcome, plan: Plan | None = None) -> bytes:
-        """The answer. The listener judges those that missed their deadline once begun."""
+        """Return the answer. The listener judges those that missed their deadline once begun."""
         self._listener.is_refused = outcome.cause.phase in {"queued", "before start"}
         return self._executor.answer(outcome, plan)
 
     def _learn(self, plan: Plan) -> None:
-        """Adds a plan, and drops the oldest when the table is full. The caller holds the executor's lock."""
+        """Add a plan, and drop the oldest when the table is full. The caller holds the executor's lock."""
         i, self._next = self._next, (self._next + 1) % MAX_PLANS
         execution, success = plan.execution, plan.success
         function, context = execution.native if execution.native and success else (0, 0)
@@ -329,7 +331,7 @@ class ExecutionBurstServer(ExecutionBurst):
             plan.cancel()
 
     def _launching(self, index: int, launch: Callable[[int], object]) -> Callable[[], object]:
-        """What is called for runs that go on outside of the listener's thread. The first one has ended here."""
+        """Return what is called for runs that go on outside of the listener's thread. The first one has ended here."""
         run = lib.burst_inflight_new(self._listener, index)
         if run == ffi.NULL:
             raise MemoryError("no memory for a burst's plans")
@@ -338,7 +340,7 @@ class ExecutionBurstServer(ExecutionBurst):
         return partial(launch, address)
 
     def _forget(self, slots: frozenset[int] | None) -> frozenset[int]:
-        """Drops the plans that use one of these slots, or all. One that runs is dropped after its run, and its slots,
+        """Drop the plans that use one of these slots, or all. One that runs is dropped after its run, and its slots,
         which are returned, are freed then.
         """
         held = set[int]()
@@ -353,7 +355,7 @@ class ExecutionBurstServer(ExecutionBurst):
         return frozenset(held)
 
     def _drop_stale(self) -> set[int]:
-        """Drops the plans that were freed while they ran and have ended. Returns the slots that can be freed now."""
+        """Drop the plans that were freed while they ran and have ended. Returns the slots that can be freed now."""
         ended = [i for i in self._stale if not lib.burst_inflight_is_pending(self._listener, i)]
         freed = set[int]().union(*(self._stale.pop(i) for i in ended))
         for i in ended:
@@ -364,7 +366,7 @@ class ExecutionBurstServer(ExecutionBurst):
         self._plans[index] = self._runs[index] = None
 
     def _handle_event(self, code: int) -> None:
-        """Handles a return of `burst_listen` that is no request. Raises when the burst is over."""
+        """Handle a return of `burst_listen` that is no request. Raises when the burst is over."""
         if code == -errno.ESTALE:
             with self._executor.lock:
                 freed = self._drop_stale()
@@ -398,7 +400,7 @@ class ExecutionBurstServer(ExecutionBurst):
 
 
 def check_queue(queue: Descriptor) -> None:
-    """Raises InvalidDescriptor unless a burst can have this queue."""
+    """Raise InvalidDescriptor unless a burst can have this queue."""
     is_channel = queue.dtype == DATUM_DTYPE and queue.flavour is Flavour.SYNCHRONIZED
     if not is_channel or queue.capacity > _MAX_LENGTH:
         raise InvalidDescriptor(

@@ -199,7 +199,7 @@ def _cannot_encode(packet: object, error: Exception) -> Malformed:
 
 
 def _for_c(packet: RequestPacket) -> tuple[Any, list[Any]]:
-    """A burst_request_packet, and the memory that it refers to. Raises OverflowError, TypeError."""
+    """Return a burst_request_packet, and the memory that it refers to. Raises OverflowError, TypeError."""
     alive = []
 
     def arguments(side: Sequence[RequestArgument]) -> Any:
