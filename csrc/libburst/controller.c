@@ -17,14 +17,11 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
-#include <unistd.h>
 
-enum { USUAL_DEPTH = 8, TRACE_VERSION = 2, MOST_REVIVALS = 10 };
+enum { USUAL_DEPTH = 8, MOST_REVIVALS = 10 };
 static const uint64_t LIFE_NS = UINT64_C(60000000000); /* that a device may take to begin one */
-static const uint64_t USUAL_SPIN_NS = 50000, MOST_SPIN_NS = UINT64_C(10000000000),
-                      TRACE_MAGIC = 0x4543415254535242;
+static const uint64_t USUAL_SPIN_NS = 50000, MOST_SPIN_NS = UINT64_C(10000000000);
 
 /* ---- sides ----------------------------------------------------------------------------------- */
 
@@ -46,28 +43,14 @@ static void end(controller *c, uint32_t sides) {
 
 /* ---- opening and closing --------------------------------------------------------------------- */
 
-static int new_trace(controller *c) {
-    c->trace_memory = sealed_memory("burst-trace", sizeof *c->trace);
-    if (c->trace_memory < 0) return c->trace_memory;
-    void *at;
-    int r = fmq_map(c->trace_memory, sizeof *c->trace, 1, &at);
-    if (r) return fail(r, "mapping a trace: %s", strerror(-r));
-    c->trace = at;
-    c->trace->version = TRACE_VERSION, c->trace->records = BURST_RECORDS,
-    c->trace->magic = TRACE_MAGIC;
-    c->trace->client.pid = (uint64_t)getpid(), c->trace->client.depth = c->options.depth;
-    return 0;
-}
-
 static void free_trace(controller *c) {
-    if (c->trace) fmq_unmap(c->trace, sizeof *c->trace);
-    if (c->trace_memory >= 0) close(c->trace_memory);
+    lane_free_trace(c->trace, c->trace_memory);
     c->trace = NULL, c->trace_memory = -1;
 }
 
 static int open_lane(controller *c) {
-    int r = new_trace(c);
-    if (!r)
+    int r = c->trace_memory = lane_new_trace(c->options.depth, &c->trace);
+    if (r >= 0)
         r = lane_open(c->compiled, c->slots, c->options.spin, c->trace, c->trace_memory, &c->lane);
     if (r) free_trace(c);
     return r;

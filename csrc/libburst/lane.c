@@ -20,9 +20,30 @@ enum {
     READER_LIFE_AT = 896,
     QUEUE_BYTES = PAGE + LENGTH * ELEMENT
 };
-enum { OPEN_S = 60 };
+enum { OPEN_S = 60, TRACE_VERSION = 2 };
+static const uint64_t TRACE_MAGIC = 0x4543415254535242;
 static const char DTYPE[] = "'|V24'";
 static const uint64_t DTYPE_HASH = UINT64_C(0xf4cbbbf41608a154);
+
+/* ---- traces ---------------------------------------------------------------------------------- */
+
+int lane_new_trace(uint32_t depth, burst_trace **trace) {
+    void *at;
+    int memory = sealed_memory("burst-trace", sizeof **trace);
+    if (memory < 0) return memory;
+    int r = fmq_map(memory, sizeof **trace, 1, &at);
+    if (r) return close(memory), fail(r, "mapping a trace: %s", strerror(-r));
+    *trace = at;
+    (*trace)->version = TRACE_VERSION, (*trace)->records = BURST_RECORDS;
+    (*trace)->magic = TRACE_MAGIC;
+    (*trace)->client.pid = (uint64_t)getpid(), (*trace)->client.depth = depth;
+    return memory;
+}
+
+void lane_free_trace(burst_trace *trace, int trace_memory) {
+    if (trace) fmq_unmap(trace, sizeof *trace);
+    if (trace_memory >= 0) close(trace_memory);
+}
 
 /* ---- queues ---------------------------------------------------------------------------------- */
 

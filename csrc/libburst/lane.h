@@ -26,6 +26,9 @@ typedef struct {
     burst_caller *caller;
 } lane;
 
+/* New memory with an empty trace: its descriptor, or -errno. */
+int lane_new_trace(uint32_t depth, burst_trace **trace);
+void lane_free_trace(burst_trace *trace, int trace_memory);
 /* `trace`, in `trace_memory`, outlives the lane. */
 int lane_open(compiled *p, burst_slots *slots, uint64_t spin, burst_trace *trace, int trace_memory,
               lane **out);

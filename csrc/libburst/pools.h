@@ -16,7 +16,7 @@ typedef struct {
 /* Checks a tensor of at most so many dimensions, and that its pool holds all of it. Returns 0, and
  * that pool, held; NULL: it is omitted. */
 int pool_of(const burst_tensor *t, uint32_t most, pool **found);
-void put_pool(message *m, const pool *p);             /* its description on the wire */
+void put_pool(message *m, const pool *p); /* its description on the wire */
 
 /* A descriptor of new memory that is sealed against shrinking; all of its pages exist. */
 int sealed_memory(const char *name, uint64_t bytes);
