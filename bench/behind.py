@@ -13,9 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from measure import Runs, Subject, interleave, percentiles, times_floor
+from measure import Budget, Runs, Subject, interleave, percentiles, progress, spell, times_floor
 from own_device import own_device
-from verdict import Budget, progress, spell
 
 import driver
 from burst import Memory, Request, RequestArgument

@@ -1,6 +1,7 @@
 """What do 64 bursts on one device get, and what do they cost?
 
     python bench/burst_many.py [--processes 16] [--bursts 4] [--json FILE] [--plot FILE]
+    python bench/burst_many.py top [--processes 8] [--bursts 8] [--rate 50] [--json FILE] [--plot FILE]
 
 Sixteen client processes have four bursts each, on a connection and a prepared model of their own, and run each burst in
 a thread of its own, ADD on four floats back to back. Every block begins and ends at the same moment for all. Least to
@@ -16,16 +17,35 @@ bursts; each process had opened and closed one before.
 from __future__ import annotations
 
 import multiprocessing
+import os
+import pty
+import signal
+import subprocess
+import sys
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from burst_roundtrip import add_model
-from measure import Runs, conditions, held
+from measure import (
+    Budget,
+    Report,
+    Runs,
+    arguments,
+    ask,
+    conditions,
+    held,
+    parse,
+    percentiles,
+    progress,
+    publish,
+    ratio,
+    rounds,
+    spell,
+)
 from own_device import own_device
-from verdict import Budget, Report, arguments, parse, progress, publish, spell
 
 import driver
 from driver.cli.timing import Estimate, estimate
@@ -38,6 +58,7 @@ if TYPE_CHECKING:
     from measure import Block
 
     from driver import Burst
+
 
 QUESTION = "What do 64 bursts on one device get, and what do they cost?"
 ONE, MANY, ASLEEP = "one burst", "all bursts, spinning", "all bursts, spin=0"
@@ -169,19 +190,16 @@ def close_all(lines: Sequence[Connection]) -> None:
 
 def run(args: argparse.Namespace) -> tuple[Runs, list[dict[str, Any]]]:
     """All rounds: one, all, all asleep; the next one backwards. Before them, what bursts cost."""
-    runs, order = Runs(), [ONE, MANY, ASLEEP]
+    runs = Runs()
     with own_device() as device, clients(args.processes) as lines:
         progress("starts")
         before = [line.recv() for line in lines]
         costs = cost(device, lines, args, before)
-        for number in range(args.pairs):
-            for name in order[:: -1 if number % 2 else 1]:
-                progress(f"round {number + 1} of {args.pairs}", name)
-                chosen = lines[:1] if name == ONE else lines
-                open_all(chosen, 1 if name == ONE else args.bursts, OPTIONS[name])
-                runs.blocks.setdefault(name, []).append(block(chosen, args.seconds))
-                close_all(chosen)
-    progress("")
+        for name in rounds(args.pairs, [ONE, MANY, ASLEEP]):
+            chosen = lines[:1] if name == ONE else lines
+            open_all(chosen, 1 if name == ONE else args.bursts, OPTIONS[name])
+            runs.add(name, block(chosen, args.seconds))
+            close_all(chosen)
     return runs, costs
 
 
@@ -216,7 +234,7 @@ def total(found: Sequence[dict[str, float]]) -> dict[str, float]:
 def row(runs: Runs, name: str) -> dict[str, Any]:
     """Medians over the blocks of one kind."""
     keys = ("per_s", "fairness", "p50_us", "worst_p50_us", "p99_us", "worst_p99_us", "max_us")
-    medians = {key: float(np.median(runs.values(name, key))) for key in keys}
+    medians = runs.medians(name, *keys)
     return {"name": name, "ours": True, **medians, "rounds": runs.blocks[name]}
 
 
@@ -282,5 +300,182 @@ def main() -> None:
         )
 
 
+# ---- top
+
+
+TOP_QUESTION = "Does burst top cost the bursts that it shows anything?"
+PACED, FULL = "paced", "full"
+BESIDE = ", beside burst top"
+TOP = [sys.executable, "-m", "driver.cli", "top"]
+TOP_HEAD = ("", "requests per s", "p50 us", "p99 us", "p99 with it, of without", "CPU of burst top %")
+
+
+def top_client(line: Connection, count: int) -> None:
+    """Opens so many bursts, and runs them when it is told to, from a time on until another."""
+    with driver.connect() as device, device.prepare(add_model()) as prepared, ExitStack() as stack:
+        bursts = [stack.enter_context(prepared.burst()) for _ in range(count)]
+        for burst in bursts:
+            burst.run(*ones())
+        line.send("ready")
+        while message := line.recv():
+            line.send(top_together(bursts, *message))
+
+
+def top_together(bursts: Sequence[driver.Burst], begin: float, end: float, period: float) -> list[float]:
+    """Nanoseconds of all requests; `period`: seconds from one of a burst's to its next, or 0."""
+    found: list[list[float]] = [[] for _ in bursts]
+
+    def work(place: int) -> None:
+        run, clock, samples = bursts[place].run, time.perf_counter_ns, found[place]
+        due = begin + period * np.random.default_rng((os.getpid(), place)).random()
+        while due < end:
+            time.sleep(max(0.0, due - time.monotonic()))
+            since = clock()
+            run()
+            samples.append(clock() - since)
+            due = max(due + period, time.monotonic())
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(len(bursts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [ns for samples in found for ns in samples]
+
+
+@contextmanager
+def top_clients(args: argparse.Namespace) -> Iterator[list[Connection]]:
+    """All processes, ready; they end with the block."""
+    context = multiprocessing.get_context("spawn")
+    lines, processes = [], []
+    for _ in range(args.processes):
+        near, far = multiprocessing.Pipe()
+        processes.append(context.Process(target=top_client, args=(far, args.bursts), daemon=True))
+        processes[-1].start()
+        far.close()
+        lines.append(near)
+    for line in lines:
+        assert line.recv() == "ready"
+    yield lines
+    for line, process in zip(lines, processes, strict=True):
+        line.send(None)
+        process.join(10)
+
+
+@contextmanager
+def shown() -> Iterator[int]:
+    """`burst top` on a terminal; its pid, once it has shown a table."""
+    near, far = pty.openpty()
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
+    with subprocess.Popen(TOP, stdin=far, stdout=far, stderr=far, env=environment) as process:
+        os.close(far)
+        said = b""
+        while b"rate/s" not in said:
+            said += os.read(near, 65536)
+        reader = threading.Thread(target=drain, args=(near,))
+        reader.start()
+        yield process.pid
+        process.send_signal(signal.SIGINT)
+        reader.join()
+    os.close(near)
+    assert process.returncode == 0, process.returncode
+
+
+def drain(terminal: int) -> None:
+    """Reads until no process writes to it any more."""
+    with suppress(OSError):
+        while os.read(terminal, 65536):
+            pass
+
+
+def cpu_of(pid: int | None) -> float:
+    """Seconds that a process has computed."""
+    if pid is None:
+        return 0.0
+    with open(f"/proc/{pid}/schedstat") as file:
+        return int(file.read().split()[0]) / 1e9
+
+
+def top_block(lines: Sequence[Connection], args: argparse.Namespace, load: str, pid: int | None) -> Block:
+    """All at once."""
+    begin, before = time.monotonic() + SOON, cpu_of(pid)
+    for line in lines:
+        line.send((begin, begin + args.seconds, 1 / args.rate if load == PACED else 0.0))
+    samples = np.array([ns for line in lines for ns in line.recv()])
+    cpu = (cpu_of(pid) - before) / (args.seconds + SOON)
+    return {**percentiles(samples), "per_s": len(samples) / args.seconds, "cpu": cpu}
+
+
+def top_run(args: argparse.Namespace) -> Runs:
+    """All rounds: each load alone and beside it; in the next one the other way round."""
+    runs = Runs()
+    with own_device(), top_clients(args) as lines:
+        for number in range(args.pairs):
+            for load in (PACED, FULL):
+                for beside in ("", BESIDE)[:: -1 if number % 2 else 1]:
+                    progress(f"round {number + 1} of {args.pairs}", load + beside)
+                    with shown() if beside else nullcontext() as pid:
+                        runs.add(load + beside, top_block(lines, args, load, pid))
+    progress("")
+    return runs
+
+
+def top_row(runs: Runs, name: str) -> dict[str, Any]:
+    """Medians over the blocks of one kind."""
+    medians = runs.medians(name, "per_s", "p50_us", "p99_us", "max_us", "cpu")
+    return {"name": name, "ours": True, **medians, "rounds": runs.blocks[name]}
+
+
+def top_line_of(runs: Runs, name: str) -> tuple[str, ...]:
+    """One line of the table."""
+    found, alone = top_row(runs, name), name.removesuffix(BESIDE)
+    figures = f"{found['per_s']:.0f}", f"{found['p50_us']:.1f}", f"{found['p99_us']:.1f}"
+    if name == alone:
+        return name, *figures, "", ""
+    return name, *figures, spell(ratio(runs, name, alone, "p99_us")), f"{100 * found['cpu']:.1f}"
+
+
+def top_options() -> argparse.Namespace:
+    """The command line."""
+    parser = arguments(top.__doc__)
+    parser.add_argument("--processes", type=int, help="client processes (default 8)")
+    parser.add_argument("--bursts", type=int, help="bursts of each (default 8)")
+    parser.add_argument("--rate", type=float, default=50.0, help="requests of a paced burst in a second (default 50)")
+    args = parse(parser)
+    args.processes = args.processes or (2 if args.quick else 8)
+    args.bursts = args.bursts or (2 if args.quick else 8)
+    args.seconds = 0.2 if args.quick else 3.0
+    return args
+
+
+def top() -> None:
+    """Does `burst top` cost the bursts that it shows anything?
+
+        python bench/burst_many.py top [--processes 8] [--bursts 8] [--rate 50] [--json FILE] [--plot FILE]
+
+    Eight client processes have eight bursts each on one device, in a thread of its own each: ADD on four floats.
+    *paced*: each burst has a request every 20 ms, as a control loop would have; *full*: each sends its next request
+    when it has its result, and nothing is left of the machine. Every block of either stands beside one in which
+    `burst top` shows the 64 bursts on a terminal of 120 x 40, with a look every second; it was started before the
+    block, and ends after it. Which of the two comes first turns from round to round. What is told is the paired ratio
+    of p99s, of all requests of all bursts in a block.
+    """
+    # A script's background jobs ignore SIGINT, and what they start does, too: `burst top` would not end at one.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    args = top_options()
+    found, runs = conditions(), top_run(args)
+    names = [load + beside for load in (PACED, FULL) for beside in ("", BESIDE)]
+    budgets = [
+        Budget(f"{load}: p99 beside burst top <= 1.1 x without it", ratio(runs, load + BESIDE, load, "p99_us"), 1.1)
+        for load in (PACED, FULL)
+    ]
+    body = {"subjects": [top_row(runs, name) for name in names], "processes": args.processes, "bursts": args.bursts}
+    publish(args, Report(TOP_QUESTION, found, [top_line_of(runs, name) for name in names], budgets, body, TOP_HEAD))
+    if args.plot:
+        import plots
+
+        plots.bars(args.plot, {one["name"]: one["p99_us"] for one in body["subjects"]}, "p99, us", TOP_QUESTION)
+
+
 if __name__ == "__main__":
-    main()
+    ask({"": main, "top": top})

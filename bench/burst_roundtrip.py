@@ -1,6 +1,8 @@
 """What does one execution of ADD on four floats cost: through a burst, on the plain path, and in process?
 
     python bench/burst_roundtrip.py [--peers all|none|uds iceoryx2 …] [--json FILE] [--plot FILE] [--cdf FILE]
+    python bench/burst_roundtrip.py c [--pairs N] [--json FILE]
+    python bench/burst_roundtrip.py queue [--pairs 9] [--json FILE] [--plot FILE]
 
 The client is pinned to CPU 0; every thread of the device's two processes, and every peer's server, to CPU 1. Every
 round runs a short block of everything, each right after a block of the floor (peers/limit.c) that it stands beside:
@@ -11,8 +13,11 @@ of examples/device-c, which gives its ADD to XNNPACK.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,36 +26,48 @@ import numpy as np
 from measure import (
     ADD,
     HERE,
+    Block,
+    Budget,
     NotMeasured,
+    Report,
     Runs,
     Subject,
+    arguments,
+    ask,
     block_of,
     c_block,
+    cells,
     compile_c,
+    compile_with_ours,
     conditions,
     interleave,
     over_floor_in_adds,
+    parse,
     peer_block,
     peers_process,
     pin_client,
+    progress,
+    publish,
     ratio,
     scratch,
+    subject_rows,
     times_floor,
 )
 from own_device import c_driver, own_device, pinned
-from verdict import Budget, Report, arguments, cells, parse, progress, publish, subject_rows
 
 import driver
 from burst import Memory, Request, RequestArgument
+from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from measure import Ask, Block
 
     from driver import Model, RemotePreparedModel
     from driver.cli.timing import Estimate
+
 
 QUESTION = "What does one execution of ADD on four floats cost?"
 SPIN, FUTEX = "floor: limit spin", "floor: limit futex"
@@ -229,5 +246,179 @@ def main() -> None:
         draw(args, rows)
 
 
+# ---- c
+
+
+C_QUESTION = "What does one execution of ADD on four floats cost a client in C?"
+IN_C, IN_C_REFERENCE = "from C, native device", "from C, reference"
+IN_PYTHON, IN_PYTHON_REFERENCE = "from Python, native device", "from Python, reference"
+DEVICES = (("native_device:Native", IN_C, IN_PYTHON), ("reference", IN_C_REFERENCE, IN_PYTHON_REFERENCE))
+STAGE_HEAD = ("native device, from Python", "p50 us")
+C_LIBRARY = HERE.parent / "csrc/libburst"
+
+
+def build(folder: Path) -> Path:
+    """The program, and the library that it is linked with."""
+    make = ["make", "--silent", "install", f"PREFIX={folder}", f"BUILD={folder / 'build'}"]
+    if subprocess.run(make, cwd=C_LIBRARY, check=False).returncode:
+        sys.exit("bench: libburst does not build")
+    program = folder / "libburst_add"
+    linked = [f"-I{folder}/include", f"-L{folder}/lib", "-lburst", f"-Wl,-rpath,{folder}/lib"]
+    source = HERE / "peers" / "libburst_add.c"
+    if subprocess.run(["cc", "-O2", source, *linked, "-o", program], check=False).returncode:
+        sys.exit("bench: peers/libburst_add.c does not compile")
+    return program
+
+
+@contextmanager
+def client_in_c(program: Path, socket: Path, count: int) -> Iterator[Callable[[], Block]]:
+    """A block of its calls; the program ends with this."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([program, socket], text=True, **pipes) as process:
+        assert process.stdin
+        assert process.stdout
+        given, told = process.stdin, process.stdout
+
+        def block() -> Block:
+            given.write(f"{count}\n")
+            given.flush()
+            row = json.loads(told.readline())
+            return {f"{key}_us": row[f"{key}_ns"] / 1e3 for key in ("p50", "p99", "p999", "max")}
+
+        if told.readline() != "ready\n":
+            sys.exit("bench: the client in C has not begun")
+        try:
+            yield block
+        finally:
+            given.close()
+
+
+def subjects(program: Path, count: int, stack: ExitStack) -> tuple[list[Subject], list[RemotePreparedModel]]:
+    """From C and from Python, on either device; and the models there."""
+    found, models = [], []
+    for name, in_c, in_python in DEVICES:
+        device = stack.enter_context(own_device(name))
+        (socket,) = [path for path in os.scandir(os.environ["BURST_RUNTIME_DIR"]) if path.name.endswith(".sock")]
+        block = stack.enter_context(client_in_c(program, socket.path, count))
+        found.append(Subject(in_c, pinned(device, block), SPIN, is_ours=True))
+        prepared = stack.enter_context(device.prepare(add_model()))
+        models.append(prepared)
+        subject = burst_subject(in_python, SPIN, prepared, count, stack)
+        subject.block = pinned(device, subject.block)
+        found.append(subject)
+    return found, models
+
+
+def stages(prepared: RemotePreparedModel, count: int) -> list[tuple[str, str]]:
+    """Of a request: the median of each stage, in microseconds."""
+    with prepared.burst() as burst:
+        for place in burst.inputs:
+            place[...] = 1
+        for _ in range(count):
+            burst.run()
+        return [(name, f"{each['p50']:.3f}") for name, each in burst.stats()["stages"].items()]
+
+
+def c() -> None:
+    """What does one execution of ADD on four floats cost a client in C, and what of that is the device's?
+
+        python bench/burst_roundtrip.py c [--pairs N] [--json FILE]
+
+    As burst_roundtrip.py: the client is pinned to CPU 0, the devices to CPU 1, and every block stands beside one of
+    the floor (peers/limit.c). The program in C (peers/libburst_add.c) is linked with libburst as `make install`
+    leaves it. The native device (native_device.py) has a C function for a model, which a listener calls without
+    Python; "reference" has the interpreter. The last table says where a round trip's time goes on the native device,
+    by the trace of Python's burst there: bind and execute are the device's, by its own clock.
+    """
+    args = parse(arguments(c.__doc__))
+    pin_client()
+    found, count = conditions(), 50 if args.quick else 2000
+    with ExitStack() as stack:
+        folder = stack.enter_context(scratch())
+        limit = compile_c(folder / "limit", HERE / "peers" / "limit.c")
+        found_there, models = subjects(build(folder), count, stack)
+        measured = [*in_process(count)[:1], *found_there]
+        runs = interleave(measured, {SPIN: c_block(limit, "spin", count * 10)}, args.pairs, progress)
+        parts = stages(models[0], count)
+    assert measured[0].name == ADD
+    rows = subject_rows(runs, measured)
+    words = "floor + 0.5 x in-process numpy.add, in numpy.adds"
+    limits = [
+        Budget(f"from C, native device <= {words}", over_floor_in_adds(runs, IN_C), 0.5),
+        Budget(f"from C, reference <= {words.replace('0.5', '2.5')}", over_floor_in_adds(runs, IN_C_REFERENCE), 2.5),
+    ]
+    publish(
+        args,
+        Report(
+            C_QUESTION, found, [cells(row) for row in rows], limits, {"subjects": rows}, more=((parts, STAGE_HEAD),)
+        ),
+    )
+
+
+# ---- queue
+
+
+QUEUE_QUESTION = "What does the run queue of a device cost when no execution waits? Nanoseconds an execution"
+FLOOR, ALONE, CHECKPOINT, BESIDE, TWO = ROWS = (
+    "floor: two compare-and-exchanges",
+    "enter and leave",
+    "enter, look whether to yield, leave; with a deadline",
+    "enter and leave, beside another thread",
+    "enter and leave, while another account has a client; with a look at the clock",
+)
+MODES = dict(zip(ROWS, ("floor", "alone", "checkpoint", "beside", "two"), strict=True))
+HEAD = ("", "p50 ns", "p99 ns", "p99.9 ns", "over the floor, ns", "x floor", "floor")
+MOST = 150  # ns
+
+
+def block(binary: Path, name: str, count: int) -> Callable[[], Block]:
+    """Of one row. `measure` keeps microseconds; here they are thousands of nanoseconds, and told as such."""
+
+    def run() -> Block:
+        command = [str(binary), MODES[name], str(count)]
+        row = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
+        return {f"{key}_us": row[f"{key}_ns"] for key in ("p50", "p99", "p999", "max")}
+
+    return run
+
+
+def queue_run(args: argparse.Namespace) -> Runs:
+    """All rounds."""
+    count = 20_000 if args.quick else 2_000_000
+    with scratch() as directory:
+        binary = compile_with_ours(directory / "run_queue", HERE / "run_queue.c")
+        args.subjects = [Subject(name, block(binary, name, count), FLOOR, is_ours=True) for name in ROWS[1:]]
+        return interleave(args.subjects, {FLOOR: block(binary, FLOOR, count)}, args.pairs, progress)
+
+
+def queue_budgets(runs: Runs) -> list[Budget]:
+    """What it may cost."""
+    return [Budget(f"{name} <= {MOST} ns", estimate(runs.values(name)), MOST, "ns") for name in ROWS[1:]]
+
+
+def queue() -> None:
+    """What does the run queue of a device cost when no execution waits?
+
+        python bench/burst_roundtrip.py queue [--pairs 9] [--json FILE] [--plot FILE]
+
+    Entering and leaving it, in C (run_queue.c): alone; with a deadline and a checkpoint; while another thread does the
+    same on the other CPU and each finds a slot; and while another account has a client. A sample is a 64th of a block,
+    divided by its executions, because the clock takes longer than what it would measure. The floor is two
+    compare-and-exchanges on a word of one's own.
+    """
+    args = parse(arguments(queue.__doc__))
+    pin_client()
+    found = conditions()
+    runs = queue_run(args)
+    rows = subject_rows(runs, args.subjects)
+    publish(
+        args, Report(QUEUE_QUESTION, found, [cells(row) for row in rows], queue_budgets(runs), {"subjects": rows}, HEAD)
+    )
+    if args.plot:
+        import plots
+
+        plots.latencies(args.plot, rows, [ALONE, CHECKPOINT], QUEUE_QUESTION)
+
+
 if __name__ == "__main__":
-    main()
+    ask({"": main, "c": c, "queue": queue})

@@ -52,7 +52,7 @@ def own(path: Path, inputs: dict[str, Any]) -> tuple[Stages, str, Any]:
 
 def main() -> None:
     """Measures, then prints."""
-    from cache import MODELS
+    from cold_start import MODELS
     from corpus import random_inputs, shapes_for
     from models import feeds_of
 

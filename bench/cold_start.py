@@ -1,6 +1,8 @@
 """From a model's file to its first result: what does each stage take in a fresh process?
 
     python bench/cold_start.py [--only float32 quant8 per-channel] [--devices reference litert ...] [--json FILE]
+    python bench/cold_start.py cache [FILE ...] [--only float32 quant8 large] [--devices litert …] [--json OUT]
+    python bench/cold_start.py constants [--devices reference litert onnxruntime] [--megabytes 256] [--json FILE]
 
 Each round starts a Python process (first_result.py) for each row: it imports `driver`, loads MobileNetV1 from a .tflite
 file, connects to a device, prepares the model there, opens a burst and runs it twice. "Started": the device was not
@@ -10,30 +12,35 @@ others before. Files are in the page cache, and no process is pinned.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import litert
 import numpy as np
-from measure import HERE, conditions, scratch
+from corpus import DEVICES as RUNTIMES
+from measure import HERE, Budget, Report, arguments, ask, conditions, parse, progress, publish, scratch, spell
 from models import FORMS, mobilenet
 from own_device import installed, own_device
-from verdict import Report, arguments, parse, progress, publish, spell
 
+import driver
 from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
     import argparse
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
     from measure import Block
+
 
 QUESTION = "From a model's file to its first result, in ms"
 STAGES = ("python", "import", "load", "connect", "prepare", "burst", "first run", "second run")
@@ -144,5 +151,328 @@ def main() -> None:
         plots.bars(args.plot, {one["name"]: one["to_result_ms"]["median"] for one in rows}, "ms", QUESTION)
 
 
+# ---- cache
+
+
+CACHE_QUESTION = "From driver.compile, or from a file, to the first result of a burst, in ms"
+CACHE_STAGES = ("load", "compile", "burst", "first run")
+OWN = "own"
+EXPECTED = {OWN: OWN, "off": "compiled", "cold": "saved", "warm": "restored"}
+CACHE_DEVICES = ("litert", "onnxruntime", "reference")
+CACHE_TIMEOUT = 120.0
+WIDTH, LAYERS = 2560, 4
+LARGE = 10_000_000  # bytes of a file that has to be there as soon as in its own runtime
+
+
+def large() -> driver.Model:
+    """105 MB of weights, 26 million products."""
+    m, rng = driver.ModelBuilder(), np.random.default_rng(3)
+    x = m.input("float32", (1, WIDTH))
+    for _ in range(LAYERS):
+        weights = rng.standard_normal((WIDTH, WIDTH), np.float32) / np.float32(np.sqrt(WIDTH))
+        x = m.operation("FULLY_CONNECTED", x, weights, np.zeros(WIDTH, np.float32), 1)
+    m.output(x)
+    return m.build()
+
+
+MODELS: dict[str, Callable[[], driver.Model]] = {
+    "float32": lambda: mobilenet("float32"),
+    "quant8": lambda: mobilenet("quant8"),
+    "large": large,
+}
+
+
+def cache_fresh(model: str, device: str, state: str, places: tuple[str, Path]) -> Block:
+    """One process: milliseconds of each stage, and of all."""
+    directory, folder = places
+    where = "none" if state == "off" else folder
+    command = [sys.executable, HERE / "cache_result.py", model, OWN if state == OWN else device, where]
+    environment = {**os.environ, "BURST_RUNTIME_DIR": directory}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=CACHE_TIMEOUT)
+    found = json.loads(done.stdout)
+    declines = model not in MODELS and found["outcome"] == "compiled"  # a device may keep nothing of a file
+    if found["outcome"] != EXPECTED[state] and not declines:
+        sys.exit(f"bench: {model} on {device} was {found['outcome']} when the cache was {state}")
+    stages = {stage: nanoseconds / 1e6 for stage, nanoseconds in found["stages"].items()}
+    return stages | {"all": sum(stages.values()), "sum": found["sum"]}
+
+
+def cache_measure(args: argparse.Namespace, stack: ExitStack) -> dict[tuple[str, str, str], list[Block]]:
+    """All rounds. Of a first one, which starts what can be started, nothing is kept."""
+    directory, places = stack.enter_context(scratch()), {}
+    for device in args.devices:
+        stack.enter_context(own_device(device))
+        places[device] = os.environ["BURST_RUNTIME_DIR"]
+    pairs = subjects(args)
+    states = [state for state in EXPECTED if args.files or state != OWN]
+    blocks: dict[tuple[str, str, str], list[Block]] = {(*pair, state): [] for pair in pairs for state in states}
+    for number in range(args.pairs + 1):
+        progress(f"round {number} of {args.pairs}")
+        for model, device in pairs[:: -1 if number % 2 else 1]:
+            folder = directory / f"{Path(model).name}-{device}"
+            shutil.rmtree(folder, ignore_errors=True)
+            found = {state: cache_fresh(model, device, state, (places[device], folder)) for state in states}
+            if len({block["sum"] for state, block in found.items() if state != OWN}) > 1:
+                sys.exit(f"bench: {model} on {device} gives another result out of the cache")
+            if number:
+                for state, block in found.items():
+                    blocks[model, device, state].append(block)
+    progress("")
+    return blocks
+
+
+def subjects(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Model and device, of each."""
+    if args.files:
+        return [(str(path), RUNTIMES[path.suffix]) for path in args.files]
+    return [(model, device) for model in args.only for device in args.devices]
+
+
+def hashing(model: driver.Model, rounds: int) -> dict[str, float]:
+    """GB/s of what a restored model passes through."""
+    from blake3 import blake3
+
+    from driver.engine.cache.memory import PrivateMemory
+    from driver.protocol.model_codec import encode, sealed
+
+    encoded = encode(model, most_handles=0)
+    fd, data = encoded.fd, sealed([os.dup(encoded.fd)], encoded.where).asarray()
+    memory = PrivateMemory([data.nbytes])
+    ways: dict[str, Callable[[], object]] = {
+        "SHA-256": lambda: hashlib.sha256(data.data),
+        "reading": lambda: PrivateMemory([data.nbytes]).fill([(fd, 0)]),
+        "BLAKE3": lambda: blake3(key=bytes(32)).update(memory.arrays[0].data),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            begin = time.perf_counter()
+            way()
+            times[name].append(time.perf_counter() - begin)
+    return {name: data.nbytes / 1e9 / float(np.median(found)) for name, found in times.items()}
+
+
+def budgets(blocks: dict[tuple[str, str, str], list[Block]]) -> list[Budget]:
+    """Warm beside cold, and MobileNetV1's 50 ms."""
+    found = []
+    for model, device, state in blocks:
+        if state != "warm":
+            continue
+        times = {s: [block["all"] for block in of] for (*pair, s), of in blocks.items() if pair == [model, device]}
+        warm, others = times["warm"], {"cold": 0.25, "off": 0.25} if model in MODELS else {OWN: 1.0}
+        for name, most in others.items():
+            ratios = [w / o for w, o in zip(warm, times[name], strict=True)]
+            if model in MODELS or Path(model).stat().st_size > LARGE:
+                label = f"{Path(model).name}, {device}: warm <= {most:g} x {name}"
+                found.append(Budget(label, estimate(ratios), most))
+        if model in MODELS and model != "large":
+            found.append(Budget(f"{model}, {device}: warm <= 50 ms", estimate(warm), 50, " ms"))
+    return found
+
+
+def stage_of(blocks: Sequence[Block], stage: str) -> str:
+    """The median, in words."""
+    found = [block[stage] for block in blocks if stage in block]
+    return f"{float(np.median(found)):.1f}" if found else "-"
+
+
+def hashing_table(speeds: dict[str, dict[str, float]]) -> list[Any]:
+    """A table beside the main one."""
+    ways = next(iter(speeds.values()))
+    return [([(model, *(f"{of[way]:.1f}" for way in ways)) for model, of in speeds.items()], ("GB/s", *ways))]
+
+
+def cache_options() -> argparse.Namespace:
+    """The command line."""
+    parser = arguments(cache.__doc__)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument("--only", nargs="+", default=[*MODELS], choices=MODELS, metavar="MODEL")
+    parser.add_argument("--devices", nargs="+", default=[*CACHE_DEVICES], metavar="DEVICE")
+    return parse(parser)
+
+
+def cache() -> None:
+    """How long until the first result, when the model was compiled before, and when it was not?
+
+        python bench/cold_start.py cache [FILE ...] [--only float32 quant8 large] [--devices litert …] [--json OUT]
+
+    Each round starts three Python processes (cache_result.py) for each model and device, on a device that is running.
+    Each calls `driver.compile`, opens a burst and runs it once; importing and making the model are not counted.
+    "Off": without a cache. "Cold": with an empty one, so that the compilation is kept, too. "Warm": with what the
+    cold one has kept. `large` is 105 MB of fully connected layers. Files are in the page cache, and no process is
+    pinned. What hashing costs is measured apart, on the bytes of each model: SHA-256 is the client's, for the token;
+    reading and keyed BLAKE3 are the device's.
+
+    FILEs, .onnx or .tflite, take the place of these models. Loading the file counts, then, and a fourth process,
+    "own", runs it once in the runtime that it was made for, on one thread.
+    """
+    args = cache_options()
+    wanted = sorted({RUNTIMES[path.suffix] for path in args.files}) if args.files else args.devices
+    args.devices, missing = installed(wanted)
+    found = conditions()
+    with ExitStack() as stack:
+        blocks = cache_measure(args, stack)
+    lines = []
+    for (model, device, state), of in blocks.items():
+        stages = (stage_of(of, stage) for stage in CACHE_STAGES)
+        label = f"{Path(model).name[-40:]}, {device}, {state}"
+        lines.append((label, *stages, spell(estimate([block["all"] for block in of]))))
+    lines += [(device, *["-"] * len(CACHE_STAGES), "not installed") for device in missing]
+    speeds = {} if args.files else {model: hashing(MODELS[model](), args.pairs) for model in args.only}
+    more = hashing_table(speeds) if speeds else []
+    rows: list[dict[str, Any]] = [{"name": ", ".join(name), "rounds": of} for name, of in blocks.items()]
+    body = {"subjects": rows, "hashing_gb_s": speeds, "missing": missing}
+    publish(args, Report(CACHE_QUESTION, found, lines, budgets(blocks), body, ("", *CACHE_STAGES, "all"), more))
+
+
+# ---- constants
+
+
+CONSTANTS_QUESTION = "From a model with constants in a pool to a prepared model, in ms"
+OPERATIONS = ("EMBEDDING_LOOKUP", "FULLY_CONNECTED")
+LIMIT, CONSTANTS_LAYERS = 1.1, 4
+POOLS = ("frozen", "written")
+
+
+class Row(NamedTuple):
+    """What is measured: a device, an operation, and the pool of its constants."""
+
+    device: str
+    operation: str
+    pool: str
+
+
+def side(nbytes: int) -> int:
+    """Of each of the matrices."""
+    return int(np.sqrt(nbytes / 4 / CONSTANTS_LAYERS)) // 16 * 16
+
+
+def model(operation: str, pool: driver.Memory) -> driver.Model:
+    """A model whose constants fill the pool."""
+    m, n = driver.ModelBuilder(), side(pool.nbytes)
+    if operation == "EMBEDDING_LOOKUP":
+        table = m.constant(pool.asarray(np.float32, (CONSTANTS_LAYERS * n, n)), by_reference=True)
+        m.output(m.operation(operation, m.input("int32", (8,)), table))
+        return m.build()
+    x = m.input("float32", (1, n))
+    for layer in range(CONSTANTS_LAYERS):
+        weights = m.constant(pool.asarray(np.float32, (n, n), 4 * layer * n * n), by_reference=True)
+        x = m.operation(operation, x, weights, np.zeros(n, np.float32), 0)
+    m.output(x)
+    return m.build()
+
+
+def pools(nbytes: int) -> dict[str, driver.Memory]:
+    """Equal bytes in both."""
+    values = np.random.default_rng(1).standard_normal(nbytes // 4, np.float32)
+    written = driver.Memory.create(values.nbytes)
+    written.asarray(np.float32)[:] = values
+    return {"frozen": driver.Memory.frozen(values), "written": written}
+
+
+def milliseconds(begin: float) -> float:
+    """Since then."""
+    return (time.perf_counter() - begin) * 1e3
+
+
+def copied(pool: driver.Memory) -> float:
+    """One copy into new shared memory, in ms."""
+    begin = time.perf_counter()
+    with open(os.memfd_create("copy"), "wb") as file:
+        file.write(pool.asarray().data)
+        return milliseconds(begin)
+
+
+def hashed(pool: driver.Memory) -> float:
+    """SHA-256 of the constants, in ms."""
+    begin = time.perf_counter()
+    hashlib.sha256(pool.asarray().data).digest()
+    return milliseconds(begin)
+
+
+def asked(device: driver.RemoteDevice, wanted: driver.Model) -> Block:
+    """Both calls, in ms."""
+    begin = time.perf_counter()
+    supported = device.supported_operations(wanted)
+    first = milliseconds(begin)
+    if not all(supported):
+        raise SystemExit(f"bench: {device.name} does not support this model")
+    begin = time.perf_counter()
+    prepared = device.prepare(wanted)
+    second = milliseconds(begin)
+    prepared.close()
+    return {"supported": first, "prepare": second, "both": first + second}
+
+
+def constants_measure(args: argparse.Namespace, stack: ExitStack) -> dict[Row, list[Block]]:
+    """All rounds, of which the first is not kept."""
+    devices = {name: stack.enter_context(own_device(name)) for name in args.devices}
+    memory = pools(args.megabytes << 20)
+    rows = [Row(*row) for row in np.array(np.meshgrid(args.devices, OPERATIONS, POOLS)).T.reshape(-1, 3).tolist()]
+    blocks: dict[Row, list[Block]] = {row: [] for row in rows}
+    for number in range(args.pairs + 1):
+        progress(f"round {number} of {args.pairs}")
+        for row in rows[:: -1 if number % 2 else 1]:
+            pool = memory[row.pool]
+            beside = {"SHA-256": hashed(pool), "copy": copied(pool)}
+            found = asked(devices[row.device], model(row.operation, pool)) | beside
+            if number:
+                blocks[row].append(found)
+    progress("")
+    return blocks
+
+
+def of_hashing(row: Row, block: Block) -> float:
+    """What both calls take, without the one copy of a pool that can be written, by what hashing takes."""
+    return (block["both"] - (block["copy"] if row.pool == "written" else 0.0)) / block["SHA-256"]
+
+
+def constants_budgets(blocks: dict[Row, list[Block]]) -> list[Budget]:
+    """Both calls beside hashing."""
+    found = []
+    for row, of in blocks.items():
+        what = "SHA-256, and one copy" if row.pool == "written" else "SHA-256"
+        ratios = estimate([of_hashing(row, block) for block in of])
+        found.append(Budget(f"{', '.join(row)}: both <= {LIMIT} x {what}", ratios, LIMIT))
+    return found
+
+
+def constants() -> None:
+    """What does a device take to say what it supports of a model with large constants, and to prepare it?
+
+        python bench/cold_start.py constants [--devices reference litert onnxruntime] [--megabytes 256] [--json FILE]
+
+    The constants lie in one pool. "Frozen": no process can write it any more, so it travels as its handle. "Written":
+    its client can still write it, so its bytes are copied once. Each round calls `supported_operations` and then
+    `prepare`, on a device that runs and has no such model. EMBEDDING_LOOKUP reads rows of one table: no library makes
+    anything of it beforehand. FULLY_CONNECTED is four square matrices, which LiteRT and ONNX Runtime pack for their
+    kernels while they prepare. Beside it, in the same round: the SHA-256 of the constants, which is the cache's token
+    of a model, and one copy of them into new shared memory.
+    """
+    parser = arguments(constants.__doc__)
+    parser.add_argument("--devices", nargs="+", default=[*DEVICES], metavar="DEVICE")
+    parser.add_argument("--megabytes", type=int, help="of constants (default 256, with --quick 4)")
+    args = parse(parser)
+    args.devices, missing = installed(args.devices)
+    args.megabytes = args.megabytes or (4 if args.quick else 256)
+    found = conditions()
+    with ExitStack() as stack:
+        blocks = constants_measure(args, stack)
+    stages = ("supported", "prepare", "SHA-256", "copy")
+    lines = []
+    for row, of in blocks.items():
+        medians = (f"{float(np.median([block[stage] for block in of])):.1f}" for stage in stages)
+        lines.append((", ".join(row), *medians, spell(estimate([block["both"] for block in of]))))
+    lines += [(device, *["-"] * len(stages), "not installed") for device in missing]
+    rows = [{"name": ", ".join(row), "rounds": of} for row, of in blocks.items()]
+    body = {"subjects": rows, "megabytes": args.megabytes, "missing": missing}
+    publish(
+        args,
+        Report(
+            CONSTANTS_QUESTION, found, lines, constants_budgets(blocks), body, ("", *stages, "supported and prepare")
+        ),
+    )
+
+
 if __name__ == "__main__":
-    main()
+    ask({"": main, "cache": cache, "constants": constants})

@@ -1,6 +1,8 @@
 """Do real model files load, run by name, and give what their own runtime gives, at its speed?
 
     python bench/corpus.py FOLDER [--only PART] [--rounds 9] [--page docs/real-models.md] [--json FILE]
+    python bench/corpus.py bits FOLDER...
+    python bench/corpus.py load [FILE ...] [--pairs 31] [--json FILE]
 
 Every .onnx and .tflite file below FOLDER runs in its own runtime in this process, on one thread, and in a burst on the
 device with that runtime, in turns, on the same random inputs, which are written anew for each run. Files are judged by
@@ -15,6 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
+import time
 from contextlib import ExitStack
 from fnmatch import fnmatch
 from pathlib import Path
@@ -23,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from litert import written
+from measure import ask
 from models import mobilenet
 
 import driver
@@ -37,6 +42,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Arrays = dict[str, NDArray[Any]]
+
+    from numpy.typing import NDArray
+
+    Arrays = dict[str, NDArray[Any]]
+    Shapes = dict[str, tuple[int, ...]]
 
 DEVICES = {f".{kind}": device for kind, device in RUNTIMES.items()}
 OPEN = {  # sizes for the dimensions that a file leaves open, in their order
@@ -259,5 +269,182 @@ def main() -> None:
         args.json.write_text(json.dumps({"conditions": before, "rows": [row._asdict() for row in rows]}, indent=1))
 
 
+# ---- bits
+
+
+SIZES = 64, 32, 256, 512, 16, 8, 4
+"""Of what a file leaves open beside its first dimension; then those that `corpus.py` gives."""
+
+
+def shapes_with(model: driver.Model, size: int) -> Shapes:
+    """A shape for each input."""
+    return {
+        tensor.name: tuple(own or (size if axis else 1) for axis, own in enumerate(tensor.shape or ()))
+        for tensor in model.inputs
+    }
+
+
+def bits_random_inputs(model: driver.Model, shapes: Shapes) -> Arrays:
+    """Noise of each input's type; integers are 0 or 1, which even types of tokens are."""
+    random, found = np.random.default_rng(7), {}
+    for tensor in model.inputs:
+        shape = shapes[tensor.name]
+        if tensor.name in VALUES:
+            found[tensor.name] = np.full(shape, VALUES[tensor.name], tensor.dtype)
+        else:
+            drawn = random.random(shape) if tensor.dtype.kind == "f" else random.integers(0, 2, shape)
+            found[tensor.name] = np.asarray(drawn, tensor.dtype)
+    return found
+
+
+def own_outputs(path: Path, model: driver.Model) -> tuple[Arrays, list[Sequence[Any]]]:
+    """Inputs, and what the runtime gives in its second run and in the two after it. Raises what it raised last."""
+    error: Exception | None = None
+    for shapes in (*(shapes_with(model, size) for size in SIZES), shapes_for(path, model)):
+        inputs = bits_random_inputs(model, shapes)
+        try:
+            own = own_runtime(path, [*inputs.values()])
+        except Exception as raised:  # noqa: BLE001 (a runtime may raise anything for a size)
+            error = raised
+            continue
+        if own is None:
+            raise LookupError("its own runtime is not installed")
+        return inputs, [own.call() for _ in range(3)]
+    raise error or LookupError("it has no inputs")
+
+
+def faults(path: Path) -> list[str]:
+    """The ways on which a file gives other bits."""
+    model = driver.load(path, form="file", optional=False)
+    inputs, wanted = own_outputs(path, model)
+    found: list[str] = []
+
+    def compare(way: str, run: Callable[[Arrays], Sequence[Any]], number: int) -> None:
+        pairs = zip(run(inputs), wanted[number], strict=True)
+        if not all((a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()) for a, b in pairs):
+            found.append(way)
+
+    with TemporaryDirectory() as cache:
+        for start in ("first start", "cached start"):
+            with driver.compile(model, [DEVICES[path.suffix]], cache_dir=cache) as compiled:
+                compiled.run(inputs)
+                compare(f"run, {start}", compiled.run, 0)
+                with compiled.burst(input_shapes={name: array.shape for name, array in inputs.items()}) as burst:
+                    for number in (1, 2):
+                        compare(f"burst, {start}", lambda its, burst=burst: burst.run(its).outputs, number)
+    with driver.compile(driver.load(path, optional=False)) as compiled:
+        compiled.run(inputs)
+        compare("run, placed by itself", compiled.run, 0)
+    return found
+
+
+def bits() -> None:
+    """Do real model files give the bits of their own runtime, from every start and on every way?
+
+        python bench/corpus.py bits FOLDER...
+
+    Every .onnx and .tflite file below the folders runs in its own runtime in this process, on one thread, and on the
+    device with that runtime: compiled anew and from the cache, by `run` and in a burst, and as `driver.load` and
+    `driver.compile` place it by themselves; on the same random inputs, of the first open sizes that the runtime
+    takes. Files that keep a state are compared run by run.
+    """
+    parser = argparse.ArgumentParser(description=bits.__doc__.partition("\n")[0])
+    parser.add_argument("folders", type=Path, nargs="+")
+    files = [p for folder in parser.parse_args().folders for p in sorted(folder.rglob("*")) if p.suffix in DEVICES]
+    right = 0
+    for path in files:
+        try:
+            told = ", ".join(faults(path))
+        except Exception as error:  # noqa: BLE001 (whatever ails a peer is its row)
+            told = f"{type(error).__name__}: {error}"
+        right += not told
+        if told:
+            print(f"{path.parent.name}/{path.name}: {told}", flush=True)
+    print(f"{right} of {len(files)} files: the bits of their own runtime")
+    sys.exit(right < len(files))
+
+
+# ---- load
+
+
+BUDGET, LARGE = 1.5, 12_000_000
+
+
+def own(path: Path) -> Callable[[], object]:
+    """Loads the file in the runtime that it was made for, until it could run."""
+    if path.suffix == ".onnx":
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        return lambda: onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    from ai_edge_litert.interpreter import Interpreter
+
+    def load() -> object:
+        interpreter = Interpreter(str(path), num_threads=1)
+        interpreter.allocate_tensors()
+        return interpreter
+
+    return load
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    """What a call takes; what it returns is dropped after the clock has stopped."""
+    begin = time.perf_counter()
+    found = call()
+    took = 1e3 * (time.perf_counter() - begin)
+    del found
+    return took
+
+
+def row(path: Path, pairs: int) -> dict[str, object]:
+    """The medians of both sides, and the ratio."""
+    calls = own(path), lambda: driver.load(path, form="file")
+    for call in calls:
+        call()
+    found = []
+    for number in range(pairs):
+        order = (0, 1) if number % 2 else (1, 0)
+        took = {side: milliseconds(calls[side]) for side in order}
+        found.append((took[0], took[1]))
+    theirs, ours = (float(np.median(side)) for side in zip(*found, strict=True))
+    ratio = estimate([b / a for a, b in found])
+    return {"bytes": path.stat().st_size, "own_ms": theirs, "file_form_ms": ours, "ratio": ratio._asdict()}
+
+
+def load() -> None:
+    """What does loading a model file take in file form, beside the runtime that the file was made for?
+
+        python bench/corpus.py load [FILE ...] [--pairs 31] [--json FILE]
+
+    Each round loads the file with `driver.load(file, form="file")` and in its own runtime, in turns: ONNX Runtime
+    makes a session with one thread; LiteRT makes an interpreter and allocates its tensors, which is when it packs the
+    weights. The ratio is ours over theirs: the median of the pairs, and its 95 % interval. The budget is 1.5 for
+    files of 12 MB or more. Without a FILE: MobileNetV1 of 17 MB, written as .tflite.
+    """
+    parser = argparse.ArgumentParser(description=load.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument("--pairs", type=int, default=31)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    rows = {}
+    print(f"{conditions()}\n{'':44} {'MB':>6} {'own ms':>8} {'load ms':>8} {'ratio':>7}  interval")
+    with tempfile.TemporaryDirectory() as folder:
+        if not args.files:
+            args.files = [Path(folder) / "mobilenet.tflite"]
+            args.files[0].write_bytes(written(mobilenet("float32")))
+        for path in args.files:
+            print(path.name, file=sys.stderr)
+            rows[path.name] = found = row(path, args.pairs)
+            size, ratio = found["bytes"] / 1e6, found["ratio"]
+            missed = "  missed" if found["bytes"] >= LARGE and ratio["median"] > BUDGET else ""
+            print(
+                f"{path.name[:44]:44} {size:6.1f} {found['own_ms']:8.1f} {found['file_form_ms']:8.1f} "
+                f"{ratio['median']:7.3f}  {ratio['low']:.3f} .. {ratio['high']:.3f}{missed}"
+            )
+    if args.json:
+        args.json.write_text(json.dumps({"conditions": conditions(), "rows": rows}, indent=1))
+
+
 if __name__ == "__main__":
-    main()
+    ask({"": main, "bits": bits, "load": load})

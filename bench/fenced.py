@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from burst_roundtrip import add_model
-from measure import Runs, conditions, pin_client
+from measure import Report, Runs, arguments, conditions, parse, pin_client, publish, rounds, spell
 from own_device import own_device, pin
-from verdict import Report, arguments, parse, progress, publish, spell
 
 from burst import Memory, Request, RequestArgument
 from driver.cli.timing import estimate
@@ -121,19 +120,16 @@ def run(args: argparse.Namespace) -> Runs:
         device = stack.enter_context(own_device())
         prepared = stack.enter_context(device.prepare(add_model()))
         ways = ways_of(prepared, stack.enter_context(prepared.burst()))
-        for number in range(args.pairs):
-            for name in list(ways)[:: -1 if number % 2 else 1]:
-                progress(f"round {number + 1} of {args.pairs}", name)
-                pin(device)
-                runs.blocks.setdefault(name, []).append(block(ways[name], args.length, args.chains))
-    progress("")
+        for name in rounds(args.pairs, list(ways)):
+            pin(device)
+            runs.add(name, block(ways[name], args.length, args.chains))
     return runs
 
 
 def row(runs: Runs, name: str) -> dict[str, Any]:
     """Medians over the blocks of one way."""
     against = estimate(runs.values(name, "us") / runs.values(PLAIN, "us"))
-    figures = {key: float(np.median(runs.values(name, key))) for key in ("us", "busy_us")}
+    figures = runs.medians(name, "us", "busy_us")
     ours = name in {FENCED, GATED}
     return {"name": name, "ours": ours, **figures, "against": against._asdict(), "rounds": runs.blocks[name]}
 

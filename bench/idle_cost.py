@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from burst_roundtrip import add_model
-from measure import Runs, conditions, held, percentiles, scratch
+from measure import Report, Runs, arguments, conditions, held, parse, percentiles, progress, publish, scratch, spell
 from models import feeds_of, mobilenet
 from own_device import own_device
-from verdict import Report, arguments, parse, progress, publish, spell
 
 import driver
 from driver.cli.timing import estimate, time_calls
@@ -91,12 +90,12 @@ class Side:
 def round_of(runs: Runs, memory: dict[str, list[float]], name: str, sides: dict[str, Side]) -> None:
     """Both: warm, a pause, the first request, and what they have before and after the pause."""
     for who, side in sides.items():
-        runs.blocks.setdefault(f"{name}; {who}; warm", []).append(percentiles(time_calls(side.burst.run, WARM)))
+        runs.add(f"{name}; {who}; warm", percentiles(time_calls(side.burst.run, WARM)))
         memory.setdefault(f"{name}; {who}; busy", []).append(side.megabytes())
     time.sleep(4 * SECONDS)
     for who, side in sides.items():
         memory.setdefault(f"{name}; {who}; paused", []).append(side.megabytes())
-        runs.blocks.setdefault(f"{name}; {who}; first", []).append(percentiles(time_calls(side.burst.run, 1)))
+        runs.add(f"{name}; {who}; first", percentiles(time_calls(side.burst.run, 1)))
 
 
 def measure(args: argparse.Namespace) -> tuple[Runs, dict[str, list[float]]]:

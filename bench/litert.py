@@ -5,15 +5,26 @@ Knows the operations that the benchmarks use, with padding schemes instead of pa
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from measure import NotMeasured
 
+from driver.devices.litert import LiteRtDevice, cuts
+from driver.devices.litert.library import Compiled, TensorBuffers, library
+from driver.devices.litert.program import LiteRtProgram, lowered
+from driver.devices.litert.weights import aligned
+from driver.devices.lowering.placing import constants, prepared
+from driver.nn.operation import Tensor
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from numpy.typing import NDArray
+
     from driver import Model, Operand, Operation
+    from driver.devices.litert.program import LiteRtPort
 
 try:
     import flatbuffers
@@ -184,7 +195,7 @@ def written(model: Model) -> bytes:
     return bytes(builder.Output())
 
 
-def prepared(model: Model, feeds: Sequence[np.ndarray]) -> tuple[Callable[[], None], Callable[[], np.ndarray]]:
+def runnable(model: Model, feeds: Sequence[np.ndarray]) -> tuple[Callable[[], None], Callable[[], np.ndarray]]:
     """What runs `model` once in one thread, its inputs being in place already, and what then copies output 0."""
     if schema is None:
         raise NotMeasured("not installed")
@@ -197,3 +208,90 @@ def prepared(model: Model, feeds: Sequence[np.ndarray]) -> tuple[Callable[[], No
         interpreter.set_tensor(detail["index"], feed)
     result = interpreter.get_output_details()[0]["index"]
     return interpreter.invoke, lambda: interpreter.get_tensor(result)
+
+
+# ---- process
+
+
+class _Alone(Compiled):
+    """Nothing ends its runs early, so it does not look for a request to end."""
+
+    def ask(self, *_: Any) -> None:
+        pass
+
+
+class InProcess:
+    """A compiled model with memory of its own."""
+
+    def __init__(self, model: Model, threads: Callable[[int], int]) -> None:
+        """`threads`: as `LiteRtDevice.threads_for`, how many for so much work. Raises LibraryMissing, LibraryFailed."""
+        cuts.SEGMENT = 1 << 60  # in one piece, as a program calls LiteRT; the device is another process
+        graph = model.main
+        tensors = {**constants(graph), **{i: Tensor.of(graph.operands[i]) for i in graph.inputs}}
+        program = LiteRtProgram(*lowered(model, prepared(graph), tensors, lambda: None), threads, _Alone)
+        self.inputs = [_memory(port, graph.operands[graph.inputs[port.number]].type.dtype) for port in program.inputs]
+        self.outputs = [
+            _memory(port, graph.operands[graph.outputs[port.number]].type.dtype) for port in program.outputs
+        ]
+        self._program, self.threads = program, program.threads
+        self._sources, self._targets = _buffers(program.inputs, self.inputs), _buffers(program.outputs, self.outputs)
+        call: Any = library().LiteRtRunCompiledModel
+        self._call: Callable[[], int] = partial(
+            call,
+            program.compiled.handle,
+            0,
+            len(self._sources),
+            self._sources.handles,
+            len(self._targets),
+            self._targets.handles,
+        )
+
+    def run(self) -> int:
+        """Executes once; 0 when it went well. A method, as what holds it holds the model and its memory, too."""
+        return self._call()
+
+
+def _memory(port: LiteRtPort, dtype: np.dtype[Any]) -> NDArray[Any]:
+    return aligned(port.nbytes).view(dtype).reshape(port.shape)
+
+
+def _buffers(ports: list[LiteRtPort], arrays: list[NDArray[Any]]) -> TensorBuffers:
+    """What the library calls the memory of `arrays`."""
+    raw = [array.reshape(-1).view(np.uint8) for array in arrays]
+    return TensorBuffers([(port.type, port.shape, memory) for port, memory in zip(ports, raw, strict=True)])
+
+
+# ---- threads
+
+
+class One(LiteRtDevice):
+    """Every execution on the listener's thread alone."""
+
+    def __init__(self) -> None:
+        super().__init__(threads=1)
+
+
+class Two(LiteRtDevice):
+    """Every execution on two threads."""
+
+    def __init__(self) -> None:
+        super().__init__(threads=2)
+
+
+class Four(LiteRtDevice):
+    """Every execution on four threads."""
+
+    def __init__(self) -> None:
+        super().__init__(threads=4)
+
+
+class Chosen(LiteRtDevice):
+    """As many as the device chooses without a configuration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._threads = None
+
+
+NAMES = {1: f"{__name__}:One", 2: f"{__name__}:Two", 4: f"{__name__}:Four", None: f"{__name__}:Chosen"}
+"""By the number of threads, None for the device's own choice."""

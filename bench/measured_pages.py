@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from verdict import markdown
+from measure import markdown
 
 from driver.cli.timing import in_words
 

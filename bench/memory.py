@@ -1,6 +1,8 @@
 """What does memory cost: state that stays on the device, mapping, and the weights of many clients?
 
     python bench/memory.py [--peers all|none|zmq …] [--clients N …] [--json FILE] [--plot FILE]
+    python bench/memory.py files [--clients N …] [--json FILE]
+    python bench/memory.py accounts [DEVICE …] [--rounds N]
 
 State: a network that reads what it wrote the last time, executed step by step. Its state stays in two buffers of the
 device that take turns (domain); or lies in the client's pools, where the client copies each new state to where the next
@@ -16,26 +18,51 @@ Client on CPU 0, device on CPU 1.
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
+import os
 import re
-from contextlib import ExitStack
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from burst_frame import slicing
-from measure import Runs, Subject, block_of, conditions, interleave, peer_block, peers_process, pin_client, ratio
+from burst_payload import slicing
+from measure import (
+    Budget,
+    Report,
+    Runs,
+    Subject,
+    arguments,
+    ask,
+    block_of,
+    cells,
+    conditions,
+    interleave,
+    parse,
+    peer_block,
+    peers_process,
+    pin_client,
+    progress,
+    publish,
+    ratio,
+    subject_rows,
+)
 from own_device import own_device, pinned
-from verdict import Budget, Report, arguments, cells, parse, progress, publish, subject_rows
 
 import driver
 from burst import Memory, Request, RequestArgument
 from driver import BufferDesc, BufferRole
+from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from measure import Ask
 
@@ -285,5 +312,234 @@ def main() -> None:
         plots.latencies(args.plot, rows, [], "Memory: one execution")
 
 
+# ---- files
+
+
+FILES_QUESTION = "What do the weights of one .onnx file cost, for programs that share it?"
+MEGABYTES = 32
+NETS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {  # operator: shapes of the input, of the weights
+    "Add": ((1, 1024), (MEGABYTES << 8, 1024)),
+    "MatMul": ((1, 4096), (4096, MEGABYTES << 6)),
+    "Conv": ((1, 1024, 4, 4), (MEGABYTES << 5, 1024, 3, 3)),
+}
+
+
+def written(operator: str, folder: Path) -> Path:
+    """The file of such a net."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    shape, weights = NETS[operator]
+    values = np.random.default_rng(1).standard_normal(weights).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node(operator, ["x", "w"], ["all"]), helper.make_node("ReduceMax", ["all"], ["y"], keepdims=0)],
+        operator,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [])],
+        [numpy_helper.from_array(values, "w")],
+    )
+    path = folder / f"{operator}.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def _files_client(path: Path, ready: Any, end: Any) -> None:
+    with driver.compile(driver.load(path), ["onnxruntime"]) as compiled:
+        compiled.run(np.ones(NETS[path.stem][0], np.float32))
+        ready.set()
+        end.wait()
+
+
+def resident(path: Path, clients: int) -> float:
+    """Megabytes of the device beyond what it has without a client."""
+    context = multiprocessing.get_context("spawn")
+    with own_device("onnxruntime") as device:
+        before, end, processes = device_bytes(device), context.Event(), []
+        for _ in range(clients):
+            ready = context.Event()
+            processes.append(context.Process(target=_files_client, args=(path, ready, end)))
+            processes[-1].start()
+            ready.wait()
+        found = (device_bytes(device) - before) / 2**20
+        end.set()
+        for process in processes:
+            process.join()
+    return found
+
+
+def measured(clients: Sequence[int], rounds: int) -> dict[str, dict[int, list[float]]]:
+    """Megabytes by operator and number of clients, once a round."""
+    found: dict[str, dict[int, list[float]]] = {name: {count: [] for count in clients} for name in NETS}
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [written(name, Path(folder)) for name in NETS]
+        for number in range(rounds):
+            for path in paths:
+                for count in clients:
+                    progress(f"round {number + 1}", f"{path.stem}, {count} clients")
+                    found[path.stem][count].append(resident(path, count))
+    progress("")
+    return found
+
+
+def files_options() -> argparse.Namespace:
+    """The command line."""
+    parser = arguments(files.__doc__)
+    parser.add_argument("--clients", nargs=2, type=int, default=[1, 8], help="that open the file")
+    return parse(parser)
+
+
+def files() -> None:
+    """What do the weights of one .onnx file cost the device, for one program that opens it and for eight?
+
+        python bench/memory.py files [--clients N …] [--json FILE]
+
+    Three files of one operator with a constant, and the largest element of what it gives. ONNX Runtime treats these
+    constants differently: Add reads it where it lies, MatMul and Conv pack it anew. Each client is a process that
+    compiles the file and runs it once. What counts is what the device's two processes have in memory beyond what they
+    had before, pages in proportion to who shares them.
+    """
+    args = files_options()
+    found = measured(args.clients, 1 if args.quick else 3)
+    few, many = args.clients
+    shares = {name: [b / a for a, b in zip(*each.values(), strict=True)] for name, each in found.items()}
+    told = [Budget(f"{name}: {many} clients <= {MOST} x {few}", estimate(each), MOST) for name, each in shares.items()]
+    head = ("operator, weights", *(f"MB of the device, {count} clients" for count in args.clients))
+    rows = [
+        (f"{name}, {np.prod(NETS[name][1]) >> 18} MB", *(f"{np.median(values):.0f}" for values in each.values()))
+        for name, each in found.items()
+    ]
+    publish(args, Report(FILES_QUESTION, conditions(), rows, told, {"resident": found}, head))
+
+
+# ---- accounts
+
+
+SERVER, GROUP, ONE, TWO = 61701, 61799, 61702, 61703  # numbers need no account
+CLIENTS = 16
+MOST_OF_ONE, MOST_OF_TWO = 1.1, 2.2  # times the memory of one client
+ACCOUNTS = Path(__file__).resolve().parents[1] / "tests/accounts.py"
+SETTLED, LOOKS = 0.5, 20  # seconds between two looks that have to agree; at most so many
+
+
+def client(address: str) -> None:
+    """Prepares the model, runs it, says so, and keeps it until its standard input ends."""
+    m = driver.ModelBuilder()
+    weights, bias = np.ones(WEIGHTS, np.float32), np.zeros(WEIGHTS[0], np.float32)
+    m.output(m.operation("FULLY_CONNECTED", m.input("float32", (1, WEIGHTS[1])), weights, bias, 0))
+    with driver.connect(address) as device, device.prepare(m.build()) as prepared, prepared.burst() as burst:
+        burst.run(np.ones((1, WEIGHTS[1]), np.float32))
+        print("ready", flush=True)
+        sys.stdin.read()
+
+
+def begun(uid: int, words: list[str], environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """A process of that account, in the group."""
+    command = [sys.executable, "-I", "-S", str(ACCOUNTS), str(uid), f"{uid},{GROUP}", sys.executable, *words]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": "/", "env": environment}
+    return subprocess.Popen(command, **pipes, start_new_session=True)
+
+
+@contextmanager
+def served(device: str) -> Iterator[tuple[str, int]]:
+    """The socket of a device that is served to the group, and the process that listens."""
+    with tempfile.TemporaryDirectory(prefix="burst-m-", dir="/tmp") as name:
+        home = Path(name)
+        home.chmod(0o755)
+        os.chown(home, SERVER, SERVER)
+        words = ["-m", "driver.cli", "serve", device, "--group", str(GROUP), "--dir", f"{home}/run"]
+        with begun(SERVER, words, os.environ | {"HOME": name}) as process:
+            assert process.stdout
+            while "is ready after" not in (line := process.stdout.readline()):
+                if not line:
+                    raise SystemExit(f"{device} was not served")
+            try:
+                yield f"{home}/run/{device}.sock", process.pid
+            finally:
+                process.terminate()
+
+
+def family(pid: int) -> list[int]:
+    """A process and all below it."""
+    found = [pid]
+    for parent in found:
+        for task in Path(f"/proc/{parent}/task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def held(pids: list[int]) -> float:
+    """Megabytes that these processes keep: their part of private and of file pages, and shared memory whole."""
+    kilobytes, shared = 0, dict[int, int]()
+    for pid in pids:
+        roll = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        kilobytes += sum(map(int, re.findall(r"^Pss_(?:Anon|File):\s+(\d+)", roll, re.MULTILINE)))
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            where, _, _, _, inode, *path = line.split(maxsplit=5)
+            if path and path[0].startswith(("/memfd:", "/dev/shm/", "/dev/zero")) and int(inode) not in shared:
+                with suppress(FileNotFoundError):  # it was there a moment ago
+                    shared[int(inode)] = os.stat(f"/proc/{pid}/map_files/{where}").st_blocks // 2
+    return (kilobytes + sum(shared.values())) / 1024
+
+
+def settled(pid: int) -> float:
+    """Megabytes of a process and all below it, when they do not change any more."""
+    before = 0.0
+    for _ in range(LOOKS):
+        now = held(family(pid))
+        if abs(now - before) < now / 100:
+            break
+        before = now
+        time.sleep(SETTLED)
+    return now
+
+
+def accounts_measured(device: str, uids: list[int]) -> float:
+    """Megabytes of the device with clients of these accounts."""
+    with served(device) as (address, pid), ExitStack() as stack:
+        words = [str(Path(__file__).resolve()), "accounts", "--client", address]
+        for uid in uids:
+            process = stack.enter_context(begun(uid, words))
+            stack.callback(process.kill)
+            assert process.stdout
+            if process.stdout.readline() != "ready\n":
+                raise SystemExit(f"the client of uid {uid} failed")
+        return settled(pid)
+
+
+def accounts() -> None:
+    """What does an engine for each account cost in memory?
+
+        python bench/memory.py accounts [DEVICE …] [--rounds N]
+
+    `burst serve DEVICE --group` under an account of its own; clients of other accounts, which only root can start.
+    Each prepares a FULLY_CONNECTED with 100 MB of weights, and runs it in a burst that stays open. For one client,
+    for 16 of one account, and for 16 of two: what all processes of the device keep in memory together, with the cell
+    of the device's own account, which is always there. Private pages, and pages of files, count in proportion to who
+    shares them (PSS), and shared memory counts whole: a model that the engine has mapped, and does not touch, is no
+    page of its own, but is there.
+    """
+    parser = argparse.ArgumentParser(description=accounts.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("devices", nargs="*", default=["litert", "onnxruntime", "reference"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--client", metavar="ADDRESS", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.client:
+        client(given.client)
+        return
+    if os.geteuid():
+        raise SystemExit("only root can start clients of other accounts")
+    half = CLIENTS // 2
+    ways = {"none": [], "one": [ONE], "16 of one": [ONE] * CLIENTS, "16 of two": [ONE] * half + [TWO] * half}
+    print("| device | no client, MB | one client, MB | 16 of one account | 16 of two accounts |\n|---|---|---|---|---|")
+    is_kept = True
+    for device in given.devices:
+        none, one, same, two = (
+            median(accounts_measured(device, uids) for _ in range(given.rounds)) for uids in ways.values()
+        )
+        print(f"| {device} | {none:.0f} | {one:.0f} | {same:.0f}, {same / one:.2f} x | {two:.0f}, {two / one:.2f} x |")
+        is_kept &= same <= MOST_OF_ONE * one and two <= MOST_OF_TWO * one
+    raise SystemExit(0 if is_kept else f"more than {MOST_OF_ONE} x or {MOST_OF_TWO} x")
+
+
 if __name__ == "__main__":
-    main()
+    ask({"": main, "files": files, "accounts": accounts})

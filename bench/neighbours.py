@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from measure import Runs, conditions, ratio
-from verdict import Budget, Report, arguments, parse, progress, publish
+from measure import Budget, Report, Runs, arguments, conditions, parse, progress, publish, ratio
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "driver"), str(TESTS / "hostile")]
@@ -101,7 +100,7 @@ def run(args: argparse.Namespace) -> tuple[Runs, set[str]]:
         for number in range(args.pairs):
             _, client = served.both()
             block(client, args)
-            runs.blocks.setdefault(ALONE, []).append(block(client, args))
+            runs.add(ALONE, block(client, args))
             for name in args.only[:: -1 if number % 2 else 1]:
                 progress(f"round {number + 1} of {args.pairs}", name)
                 if name not in runs.errors and not measured(served, name, args, runs):
@@ -124,8 +123,8 @@ def measured(served: Served, name: str, args: argparse.Namespace, runs: Runs) ->
         runs.drop(name, str(error)[:80])
         served.drop()
         return False
-    runs.blocks.setdefault(honest(name), []).append(beside)
-    runs.blocks.setdefault(name, []).append(attacked)
+    runs.add(honest(name), beside)
+    runs.add(name, attacked)
     return all(before[key] == after.get(key) for key in ("service", "engine"))
 
 
@@ -143,7 +142,7 @@ def row(runs: Runs, name: str, moved: set[str]) -> dict[str, Any]:
     """Medians over the blocks of an attack."""
     if name in runs.errors:
         return {"name": name, "ours": True, "error": runs.errors[name]}
-    found = {key: float(np.median(runs.values(name, key))) for key in ("p50_us", "p99_us", "max_us", "prepare_ms")}
+    found = runs.medians(name, "p50_us", "p99_us", "max_us", "prepare_ms")
     to = (
         {}
         if name == ALONE

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import browser
 from gpu_models import mobilenet
-from measure import NotMeasured, conditions
-from verdict import Budget, Report, arguments, parse, progress, publish, spell
+from measure import Budget, NotMeasured, Report, arguments, conditions, parse, progress, publish, spell
 
 from driver.cli.timing import Estimate, estimate
 

@@ -25,11 +25,10 @@ import grpc
 import numpy as np
 import onnx
 import tritonclient.grpc as triton
-from measure import conditions, server_process
+from measure import Budget, Report, arguments, conditions, parse, progress, publish, server_process, spell
 from models import layers
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import shared_memory
-from verdict import Budget, Report, arguments, parse, progress, publish, spell
 
 import driver
 from driver.cli.timing import Estimate, estimate, order_of_round, time_calls

@@ -11,7 +11,7 @@ grpc: the same mix through a gRPC server with a pool of as many threads as there
 fairness: two equal processes of one account; applications: two of one account, at high and at medium priority; uids: of
 two accounts, with equal weights (only root can be others). Each has as many bursts as there are processors, and one
 more. behind: a request at high priority behind 24 at low priority, of the same client, on every way (bench/behind.py).
-cost: bench/run_queue.py.
+cost: bench/burst_roundtrip.py queue.
 """
 
 from __future__ import annotations
@@ -28,13 +28,26 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import behind
+import burst_roundtrip
 import numpy as np
-import run_queue
-from in_process import InProcess
-from measure import NotMeasured, Runs, Subject, conditions, interleave, percentiles, scratch
+from interference import second_process
+from litert import InProcess
+from measure import (
+    Budget,
+    NotMeasured,
+    Report,
+    Runs,
+    Subject,
+    arguments,
+    conditions,
+    interleave,
+    parse,
+    percentiles,
+    progress,
+    publish,
+    scratch,
+)
 from own_device import own_device
-from second_process import second_process
-from verdict import Budget, Report, arguments, parse, progress, publish
 
 import driver
 from driver.cli.timing import estimate
@@ -436,7 +449,7 @@ def main() -> None:
         promises += behind.budgets(found_behind)
         tables.append((behind.table(found_behind), behind.HEAD))
     if "cost" in args.only:
-        promises += run_queue.budgets(run_queue.run(args))
+        promises += burst_roundtrip.queue_budgets(burst_roundtrip.queue_run(args))
     rows = [cells(runs, name, args.alone) for name in dict.fromkeys(names)]
     subjects = [{"name": name, "rounds": blocks} for name, blocks in runs.blocks.items()]
     body = {"layers": layers, "checkpoint_ms": checkpoint, "subjects": subjects, "alone": args.alone, **more}

@@ -23,23 +23,31 @@ from measure import (
     ADD,
     DEVICE_CPU,
     HERE,
+    Budget,
+    Report,
     Runs,
     Subject,
+    arguments,
     block_of,
     c_block,
+    cells,
     compile_c,
     compile_with_ours,
     conditions,
     interleave,
     over_floor_in_adds,
+    parse,
     peer_block,
     peers_process,
     pin_client,
+    progress,
+    publish,
     ratio,
     scratch,
+    size,
+    subject_rows,
     times_floor,
 )
-from verdict import Budget, Report, arguments, cells, parse, progress, publish, size, subject_rows
 
 import fmq
 from driver.cli.timing import estimate

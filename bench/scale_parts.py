@@ -1,6 +1,7 @@
 """What do the parts cost of which a service on one node to a thousand is made?
 
     python bench/scale_parts.py [--requests N] [--out examples/scale.json]        # needs the extras oip and ray
+    python bench/scale_parts.py ray [--images N] [--rounds N] [--json FILE]
 
 One small model file (mobilenet_int8.tflite, 64 x 64) is asked in every way by one client at a time: a burst,
 `compiled.serve`, the Open Inference Protocol over gRPC (`burst serve --oip`, asked by tritonclient), and a deployment
@@ -20,19 +21,23 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from measure import HERE, conditions
+from measure import HERE, Budget, ask, conditions, cpu_seconds
 from models import IMAGE, mobilenet
-from ray_pipeline import cpu_seconds
 
 import driver
+from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
+
+    from numpy.typing import NDArray
 
 FILE = HERE.parent / "tests/driver/importers/vendor/mobilenet_int8.tflite"
 X = np.zeros((1, 64, 64, 3), np.int8)
@@ -218,5 +223,212 @@ def main() -> None:
         args.out.write_text(json.dumps(parts, indent=1) + "\n")
 
 
+# ---- ray
+
+
+QUESTION = "What is left of a device's throughput when Ray Data feeds it?"
+PIXELS, LEAST = 448, 0.95
+ACTORS = (os.cpu_count() or 1) + 1
+WARM_UP, REST = 384, 192  # rows that do not count
+LOOK = 1.0  # seconds between two looks at CPU times: a look takes milliseconds
+sys.path.insert(0, str(HERE.parent / "examples"))
+
+
+class Took(NamedTuple):
+    """Of one run: rows a second, by whom how many CPU milliseconds went into a row, and what outsiders took."""
+
+    rate: float
+    device: float
+    others: float
+    outside: float
+    """Processors that programs had which are no part of the run: more than 0.1, and the rate says little."""
+
+
+class Process(NamedTuple):
+    """As /proc has it: its own CPU seconds, and those of its children that ended."""
+
+    parent: int
+    seconds: float
+
+
+def processes() -> dict[int, Process]:
+    """All of this machine. One that ends meanwhile is left out."""
+    found, tick = {}, os.sysconf("SC_CLK_TCK")
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+            found[pid] = Process(int(fields[1]), sum(map(int, fields[11:15])) / tick)
+    return found
+
+
+def descends(pid: int, ancestor: int, from_: dict[int, Process]) -> bool:
+    """Also from itself."""
+    while pid in from_ and pid != ancestor:
+        pid = from_[pid].parent
+    return pid == ancestor
+
+
+def machine_seconds() -> float:
+    """Of all processors, what was not idle."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    user, nice, system, _, _, *interrupts = map(int, fields)
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+
+
+class Meter:
+    """CPU seconds of devices, and of this process with all that Ray has started for it."""
+
+    def _sums(self) -> tuple[float, float, float]:
+        device, others, seen = 0.0, 0.0, processes()
+        for pid, its in seen.items():
+            if descends(pid, os.getpid(), seen):
+                others += its.seconds
+            elif self._is_device(pid):
+                device += its.seconds
+        return device, others, machine_seconds() - device - others
+
+    def _is_device(self, pid: int) -> bool:
+        """Services and engines for this place. Each is a child of nothing that is ours."""
+        with contextlib.suppress(OSError):
+            if b"\0-P\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                values = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                return any(value.startswith(self._place) for value in values)
+        return False
+
+    def __init__(self, place: str) -> None:
+        """`place`: how the runtime directories of the devices begin."""
+        self._place = f"BURST_RUNTIME_DIR={place}".encode()
+
+    def _look(self) -> None:
+        """In a thread, until the rows are there."""
+        while not self._is_over.wait(LOOK):
+            self._looks.append((time.monotonic(), *self._sums()))
+
+    def rate(self, done: Iterable[float], rows: int) -> Took:
+        """`done`: for each row when it was, with the `rows` that count and those before and after."""
+        self._looks, self._is_over = [], threading.Event()
+        thread = threading.Thread(target=self._look)
+        thread.start()
+        ends = np.sort(list(done))
+        self._is_over.set()
+        thread.join()
+        if len(ends) != WARM_UP + rows + REST:
+            sys.exit(f"bench: {len(ends)} rows came of {WARM_UP + rows + REST}")
+        limits = ends[[WARM_UP, WARM_UP + rows]]
+        times, *sums = np.array(self._looks).T
+        took = float(limits[1] - limits[0])
+        device, others, outside = (float(np.diff(np.interp(limits, times, its))[0]) for its in sums)
+        return Took(rows / took, device * 1e3 / rows, others * 1e3 / rows, outside / took)
+
+
+def model() -> driver.Model:
+    return mobilenet("quant8", 1.0, PIXELS)
+
+
+def read(number: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """The model takes unsigned bytes, and the recipe makes signed ones."""
+    from ray_data import read_image
+
+    return read_image(number, shape).view(np.uint8)
+
+
+def loop(device: driver.RemoteDevice, rows: int) -> Iterator[float]:
+    """A plain loop on as many bursts as there are actors, in turns: each executes one row at a time."""
+    prepared = device.prepare(model(), preference="sustained_speed")
+    bursts = [prepared.burst(depth=4, recover=True) for _ in range(ACTORS)]
+    waiting: deque[Any] = deque()
+    for number in range(WARM_UP + rows + REST):
+        image = read(number, (1, PIXELS, PIXELS, 3))
+        if len(waiting) == 4 * ACTORS:
+            waiting.popleft().result().outputs[0].copy()
+            yield time.monotonic()
+        waiting.append(bursts[number % ACTORS].submit(image))
+    for future in waiting:
+        future.result().outputs[0].copy()
+        yield time.monotonic()
+
+
+def pipeline(rows: int) -> Iterator[float]:
+    """Ray Data, with the recipe's own actor but for the model."""
+    import ray.data
+    import ray_data
+
+    class Network(ray_data.Classifier):
+        def __init__(self) -> None:
+            sys.path.insert(0, str(HERE))  # where an actor finds this file's modules
+            ray_data.meet_on_this_node()
+            self.device = driver.connect("litert")
+            self.open(model(), read)
+
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            begin, found = time.monotonic(), super().__call__(batch)
+            count = len(found["id"])  # one after the other, in equal steps
+            return {**found, "at": np.linspace(begin, time.monotonic(), count + 1)[1:]}
+
+    done = ray_data.numbers(WARM_UP + rows + REST).map_batches(
+        Network,
+        batch_size=None,
+        compute=ray.data.ActorPoolStrategy(size=ACTORS),
+        num_cpus=0,
+        resources={"burst_device": 1},
+    )
+    for batch in done.iter_batches(batch_size=None):
+        yield from batch["at"].tolist()
+
+
+def with_ray(rows: int) -> Took:
+    """In a cluster that is made for it, and ends with it."""
+    import ray
+
+    ray.init(resources={"burst_device": ACTORS}, include_dashboard=False, log_to_driver=False)
+    try:
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        node = ray.get_runtime_context().get_node_id()
+        return Meter(f"/tmp/burst-{os.getuid()}-{node[:16]}").rate(pipeline(rows), rows)
+    finally:
+        ray.shutdown()
+
+
+def ray() -> None:
+    """What is left of a device's throughput when Ray Data feeds it, beside a plain loop on the same cores?
+
+        python bench/scale_parts.py ray [--images N] [--rounds N] [--json FILE]        # needs the extra `ray`
+
+    MobileNetV1 in bytes for images of 448 x 448, which one core takes about 20 ms for, on the litert device with as
+    many executions at once as there are CPUs. The pipeline is that of examples/ray_data.py: an actor more than there
+    are CPUs, which make each image from its row's number in place of a file. The plain loop makes the same images and
+    has four in flight in each of as many bursts. Each takes its turn in every round, and Ray runs in its own turns
+    only. A row is done when its answer is, by the clock of the process that got it: Ray delivers rows late and many
+    at once. Rates and CPU times are of N images after a warm-up, in which Ray starts its actors, and before a rest,
+    in which some actors have nothing left to do.
+    """
+    parser = argparse.ArgumentParser(description=ray.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=1000, help="a round and subject (default 1000)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    os.environ["PYTHONPATH"] = f"{HERE.parent / 'examples'}:{HERE}"
+    os.environ |= {"RAY_DATA_DISABLE_PROGRESS_BARS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    place = tempfile.mkdtemp(prefix="burst-bench-", dir="/tmp")
+    os.environ["BURST_RUNTIME_DIR"] = place
+    beside, alone = [], []
+    for _ in range(args.rounds):
+        with driver.connect("litert") as device:
+            alone.append(Meter(place).rate(loop(device, args.images), args.images))
+        beside.append(with_ray(args.images))
+        print(f"loop {alone[-1]}\nRay Data {beside[-1]}", flush=True)
+    found = estimate([b.rate / a.rate for a, b in zip(alone, beside, strict=True)])
+    print(f"\n{'':<14}{'rows/s':>8}{'device, CPU ms/row':>20}{'all else, CPU ms/row':>22}{'outsiders, CPUs':>17}")
+    for name, took in (("plain loop", alone), ("Ray Data", beside)):
+        rate, device, others, outside = np.median(took, axis=0)
+        print(f"{name:<14}{rate:>8.1f}{device:>20.2f}{others:>22.2f}{outside:>17.2f}")
+    cpu = estimate([(a.device + a.others) / (b.device + b.others) for a, b in zip(alone, beside, strict=True)])
+    print(Budget("Ray Data >= 0.95 x the plain loop", found, LEAST, at_least=True).line())
+    print(Budget("CPU time of the plain loop >= 0.95 x Ray Data's", cpu, LEAST, at_least=True).line())
+    if args.json:
+        rows = {"loop": [one._asdict() for one in alone], "ray": [one._asdict() for one in beside]}
+        args.json.write_text(json.dumps({"question": QUESTION, **conditions(), "ratio": found._asdict(), **rows}))
+
+
 if __name__ == "__main__":
-    main()
+    ask({"": main, "ray": ray})

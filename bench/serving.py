@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from aiohttp import ClientSession, TCPConnector, web
-from measure import conditions
-from verdict import Budget, Report, arguments, parse, progress, publish, spell
+from measure import Budget, Report, arguments, conditions, parse, progress, publish, spell
 
 import driver
 from burst import Busy

@@ -47,15 +47,15 @@ def test_every_result_has_a_place():
         "queue_roundtrip.py --sizes",  # the picture says it
         "queue_throughput.py",  # so does its picture
         "mobilenet.py --threads 2",  # for who asks for threads: the whole list
-        "thread_count.py",
+        "mobilenet.py threads",
         "ops.py",
-        "burst_from_c.py",  # for who writes clients in C: the whole list
-        "goodput.py",
+        "burst_roundtrip.py c",  # for who writes clients in C: the whole list
+        "burst_depth.py goodput",
         "oip.py",  # gateways are for those who look for them: the whole list
-        "gstreamer.py",
-        "satellites.py",
-        "frigate.py",  # needs a checkout of Frigate
-        "cameras.py",  # measured with a fake camera so far
+        "gateways.py gstreamer",
+        "gateways.py satellites",
+        "gateways.py frigate",  # needs a checkout of Frigate
+        "paced.py cameras",  # measured with a fake camera so far
         "serving.py",  # needs a model file
         "neighbours.py",  # measured on a machine that was busy so far
     }
@@ -298,9 +298,9 @@ def test_a_measured_figure_links_to_its_row():
 
 def test_a_figure_without_a_link_is_found():
     """So that silence above means something."""
-    there = "It takes 3 ms ([`bench/top.py`](performance.md#memory))."
-    assert list(unlinked(f"{there}\n\nIt takes 3 ms (`bench/top.py`).\n\nIt waits 3 ms.")) == [
-        "It takes 3 ms (`bench/top.py`)."
+    there = "It takes 3 ms ([`bench/burst_many.py top`](performance.md#memory))."
+    assert list(unlinked(f"{there}\n\nIt takes 3 ms (`bench/burst_many.py top`).\n\nIt waits 3 ms.")) == [
+        "It takes 3 ms (`bench/burst_many.py top`)."
     ]
 
 

@@ -1,4 +1,4 @@
-"""A broadcast as vLLM's `shm_broadcast` does it, written from a description of its algorithm: for bench/broadcast.py.
+"""A broadcast as vLLM's `shm_broadcast` does it, written from a description of its algorithm.
 
 One writer, a fixed number of readers, a ring of chunks in shared memory. Each chunk has a flag "written" and one flag
 per reader, a byte each. The writer takes the next chunk when it is not written, or when all have read it; readers and

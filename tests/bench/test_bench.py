@@ -76,17 +76,11 @@ def measure(monkeypatch):
     return measure
 
 
-@pytest.fixture
-def verdict(measure):
-    import verdict
-
-    return verdict
-
-
 def run(script, tmp_path, *options):
     """Its JSON, and what it prints with the JSON's tables. Where matplotlib is installed, its picture is drawn, too."""
     target, picture = tmp_path / "out.json", tmp_path / "picture.png"
-    command = [sys.executable, str(BENCH / script), "--quick", "--json", str(target), *options]
+    name, *question = script.split()
+    command = [sys.executable, str(BENCH / name), *question, "--quick", "--json", str(target), *options]
     if draws := find_spec("matplotlib") is not None:
         command += ["--plot", str(picture)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -102,7 +96,7 @@ def run(script, tmp_path, *options):
 def test_a_client_in_c_is_measured(tmp_path):
     """On both devices, beside Python's client, with what of it is the device's."""
     target = tmp_path / "out.json"
-    command = [sys.executable, str(BENCH / "burst_from_c.py"), "--quick", "--json", str(target)]
+    command = [sys.executable, str(BENCH / "burst_roundtrip.py"), "c", "--quick", "--json", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(target.read_text())
@@ -117,10 +111,10 @@ def test_a_client_in_c_is_measured(tmp_path):
     ("script", "options", "rows", "budgets"),
     [
         ("burst_roundtrip.py", ["--peers", "none"], BURST_ROWS, 7),
-        pytest.param("burst_frame.py", ["--peers", "none"], FRAME_ROWS, 1, marks=pytest.mark.stress),
+        pytest.param("burst_payload.py frame", ["--peers", "none"], FRAME_ROWS, 1, marks=pytest.mark.stress),
         pytest.param("burst_depth.py", [], DEPTH_ROWS, 2, marks=pytest.mark.stress),
         pytest.param("queue_roundtrip.py", ["--peers", "none"], QUEUE_ROWS, 6, marks=pytest.mark.stress),
-        pytest.param("run_queue.py", [], TURN_ROWS, 3, marks=pytest.mark.stress),
+        pytest.param("burst_roundtrip.py queue", [], TURN_ROWS, 3, marks=pytest.mark.stress),
         pytest.param(
             "queue_roundtrip.py",
             ["--peers", "none", "--sizes", "8", "65536"],
@@ -128,8 +122,8 @@ def test_a_client_in_c_is_measured(tmp_path):
             6,
             marks=pytest.mark.stress,
         ),
-        pytest.param("prepare_interference.py", [], INTERFERENCE_ROWS, 2, marks=pytest.mark.stress),
-        pytest.param("top.py", [], TOP_ROWS, 2, marks=pytest.mark.stress),
+        pytest.param("interference.py prepare", [], INTERFERENCE_ROWS, 2, marks=pytest.mark.stress),
+        pytest.param("burst_many.py top", [], TOP_ROWS, 2, marks=pytest.mark.stress),
     ],
 )
 def test_a_script_measures_every_row_it_promises(tmp_path, script, options, rows, budgets):
@@ -191,7 +185,7 @@ def test_the_memory_script_measures_every_row(tmp_path):
 @pytest.mark.stress
 def test_the_script_of_cameras_measures_both_ways(tmp_path):
     """With a camera and without, the bytes copied, and the memory with one camera and with eight."""
-    found, text = run("cameras.py", tmp_path)
+    found, text = run("paced.py cameras", tmp_path)
     names = [row["name"] for row in found["rows"]]
     assert names[:2] == ["camera to result, 1080p nv12", "the same buffers, no camera"]
     assert names[2:] == ["a frame taken and given back, no model", "the same of MJPG, which is decoded"]
@@ -257,7 +251,7 @@ def test_what_a_burst_costs_is_counted_while_all_are_open(tmp_path):
 @pytest.mark.stress
 def test_what_a_burst_feels_is_measured_at_both_paces(tmp_path):
     """The others ran while it was measured, and only then."""
-    found, _ = run("burst_interference.py", tmp_path)
+    found, _ = run("interference.py", tmp_path)
     rows = {row["name"]: row["rounds"] for row in found["subjects"]}
     others = ["another computes", "another burst, 1 operation", "another burst, 60 operations"]
     paces = ["back to back", "once a millisecond"]
@@ -303,7 +297,7 @@ def test_the_idle_script_sees_every_way_to_wait(tmp_path):
 
 def test_the_broadcast_script_delivers_all_to_all(tmp_path):
     """Both ways, to one reader and to eight; a message that is lost ends it."""
-    found, _ = run("broadcast.py", tmp_path)
+    found, _ = run("queue_throughput.py broadcast", tmp_path)
     assert {len(rounds) for rounds in found["rows"].values()} == {2}
     assert {name.partition(",")[0] for name in found["rows"]} == {"fmq", "chunks and flags"}
     assert all(0 < block["p50_us"] <= block["p99_us"] for rounds in found["rows"].values() for block in rounds)
@@ -314,7 +308,7 @@ def test_the_broadcast_script_delivers_all_to_all(tmp_path):
 @pytest.mark.stress
 def test_the_cost_script_counts_what_queues_hold(tmp_path):
     """Each side of each queue has at least its memory, and both sides were up when they looked."""
-    found, _ = run("queue_cost.py", tmp_path, "--counts", "2", "20")
+    found, _ = run("queue_idle.py number", tmp_path, "--counts", "2", "20")
     rows = [row for row in found["subjects"] if "error" not in row]
     assert {(row["count"], row["side"]) for row in rows} == {(n, s) for n in (2, 20) for s in ("maker", "attacher")}
     for row in rows:
@@ -364,7 +358,7 @@ def test_a_stream_that_loses_messages_is_not_measured(streams, lost):
 @pytest.mark.stress
 def test_every_busy_block_contains_whole_prepares(tmp_path):
     """The count that the second process answers is of prepares that ended within the block."""
-    found, _ = run("prepare_interference.py", tmp_path)
+    found, _ = run("interference.py prepare", tmp_path)
     prepares = [block["done"] for block in found["subjects"][2]["rounds"]]
     assert min(prepares) >= 1
     assert [block["done"] for block in found["subjects"][0]["rounds"]] == [0, 0]
@@ -517,23 +511,23 @@ def test_a_subject_that_fails_once_has_no_row(measure):
     assert (len(runs.values("good")), runs.has("good", "bad")) == (3, False)
 
 
-def test_the_verdict_on_a_budget(measure, verdict):
+def test_the_verdict_on_a_budget(measure):
     """The median decides, an interval that contains the limit is told, and what was not measured is not met."""
     met, close = measure.Estimate(1.0, 0.9, 1.1, 0.96), measure.Estimate(2.0, 1.5, 3.0, 0.96)
-    assert verdict.Budget("", met, 1.5).verdict == "met"
-    assert verdict.Budget("", close, 1.5).verdict == "missed, the interval contains the limit"
-    assert verdict.Budget("", met, 0.5).verdict == "missed"
-    assert verdict.Budget("", None, 1.5).verdict == "not measured"
-    assert verdict.Budget("", met, 0.5, at_least=True).verdict == "met"
-    assert verdict.Budget("", close, 2.5, at_least=True).verdict == "missed, the interval contains the limit"
-    assert verdict.Budget("", met, 1.5, at_least=True).verdict == "missed"
+    assert measure.Budget("", met, 1.5).verdict == "met"
+    assert measure.Budget("", close, 1.5).verdict == "missed, the interval contains the limit"
+    assert measure.Budget("", met, 0.5).verdict == "missed"
+    assert measure.Budget("", None, 1.5).verdict == "not measured"
+    assert measure.Budget("", met, 0.5, at_least=True).verdict == "met"
+    assert measure.Budget("", close, 2.5, at_least=True).verdict == "missed, the interval contains the limit"
+    assert measure.Budget("", met, 1.5, at_least=True).verdict == "missed"
 
 
 def test_the_satellites_script_measures_one_and_many(tmp_path):
     """On small nets of the shapes of openWakeWord's: memory, processor time and delays of both counts."""
     word = wake_nets.write_models(tmp_path / "models")
     target = tmp_path / "out.json"
-    command = [sys.executable, str(BENCH / "satellites.py"), str(word.parent), "--word", word.name]
+    command = [sys.executable, str(BENCH / "gateways.py"), "satellites", str(word.parent), "--word", word.name]
     subprocess.run([*command, "--quick", "--json", str(target)], check=True, capture_output=True, timeout=120)
     found = json.loads(target.read_text())
     assert {count: len(rounds) for count, rounds in found["rounds"].items()} == {"1": 2, "16": 2}

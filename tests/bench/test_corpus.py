@@ -56,7 +56,7 @@ def test_the_page(folder):
 
 def test_the_bits(folder):
     """A file with other bits than its own runtime's, or that does not load, has a line, and the exit status says so."""
-    command = [sys.executable, BENCH / "same_bits.py", folder]
+    command = [sys.executable, BENCH / "corpus.py", "bits", folder]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 1, done.stderr
     first, last = done.stdout.splitlines()

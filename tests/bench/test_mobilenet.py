@@ -71,7 +71,7 @@ def test_the_file_that_is_written_is_the_same_model(models, litert, tmp_path):
     path.write_bytes(litert.written(model))
     mine = execute(model, feed).astype(int)
     np.testing.assert_array_equal(execute(driver.load(path, form="operations"), feed), mine)
-    invoke, answer = litert.prepared(model, [feed])
+    invoke, answer = litert.runnable(model, [feed])
     invoke()
     np.testing.assert_allclose(answer().reshape(mine.shape), mine, atol=1)
 
@@ -79,7 +79,8 @@ def test_the_file_that_is_written_is_the_same_model(models, litert, tmp_path):
 def run(script, tmp_path, *options):
     """Its JSON and what it prints."""
     target = tmp_path / "out.json"
-    command = [sys.executable, BENCH / script, "--quick", "--json", target, *options]
+    name, *question = script.split()
+    command = [sys.executable, BENCH / name, *question, "--quick", "--json", target, *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(target.read_text())
@@ -122,7 +123,7 @@ def test_a_network_is_run_in_every_way(tmp_path, litert, threads):
 @pytest.mark.stress
 def test_numbers_of_threads_are_compared(tmp_path, litert):
     """Every model on each number and on what the device chooses, which is one for what is small, idle and not."""
-    found, text = run("thread_count.py", tmp_path)
+    found, text = run("mobilenet.py threads", tmp_path)
     assert [found["chosen"][name] for name in ("ADD of 4 floats", "MobileNetV1 0.25, 128 pixels")] == [1, 1]
     states = ("nothing else runs", "a processor is busy")
     expected = {f"{name}; {state}; {who}" for name in found["chosen"] for state in states for who in (1, 2, "chosen")}
@@ -133,7 +134,9 @@ def test_numbers_of_threads_are_compared(tmp_path, litert):
 
 def test_constants_are_told_by_device_operation_and_pool(tmp_path, litert):
     """Both calls, hashing and a copy, each round; what is not installed is told."""
-    found, text = run("constants.py", tmp_path, "--devices", "reference", "absent", "--megabytes", "1", "--pairs", "1")
+    found, text = run(
+        "cold_start.py constants", tmp_path, "--devices", "reference", "absent", "--megabytes", "1", "--pairs", "1"
+    )
     names = [
         f"reference, {operation}, {pool}"
         for pool in ("frozen", "written")

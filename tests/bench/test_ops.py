@@ -72,7 +72,7 @@ def test_litert_computes_the_same(models, litert):
     for name in models.CASES:
         model = models.single(name)
         feeds = models.feeds_of(model)
-        invoke, answer = litert.prepared(model, feeds)
+        invoke, answer = litert.runnable(model, feeds)
         invoke()
         mine = execute(model, feeds).astype(np.float64)
         limit = 1 if name.endswith("quant8") else 1e-3

@@ -44,7 +44,7 @@ def test_every_type(module, name, tmp_path):
 
 
 def test_the_device_dies(detector):
-    """kill -9 of the device: the next answer is right (bench/frigate.py measures how soon it comes): no zeros."""
+    """After kill -9 of the device the next answer is right: no zeros. bench/gateways.py measures how soon it comes."""
     for n in range(30):
         if n % 10 == 5:
             with driver.connect("onnxruntime") as device:
