@@ -276,6 +276,18 @@ class Channel(Closing):
             raise self._gone("the other side closed the connection, or its process is gone")
         return message
 
+    def receive_bytes(self, timeout: float | None = None) -> bytes:
+        """Return the next message, without the descriptors that come with it. Raise as `receive`."""
+        if timeout is not None:
+            message = self.receive(timeout)
+            message.close()
+            return message.raw
+        try:
+            raw = self.socket.recv(MAX_BYTES)
+        except OSError:
+            raw = b""
+        return raw or self.receive(0.0).raw  # which tells why there is none
+
     def call(self, body: Sequence[object], fds: Sequence[int] = (), timeout: float | None = None) -> Message:
         """Send a message and return the answer."""
         self.send(body, fds)

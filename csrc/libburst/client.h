@@ -8,7 +8,7 @@
 
 #include <pthread.h>
 
-enum { PROTOCOL = 4, PAGE = 4096, MOST_PATH = 108, MOST_LIVES = 10 };
+enum { PROTOCOL = 5, PAGE = 4096, MOST_PATH = 108, MOST_LIVES = 10 };
 
 struct plain;
 

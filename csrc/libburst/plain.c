@@ -31,7 +31,8 @@ struct plain {
     void *life;
     int64_t watch;
     uint64_t epoch; /* of the connection */
-    uint32_t late;  /* answers that no caller waits for any more */
+    uint64_t number; /* of the last execution */
+    uint32_t late;   /* answers that no caller waits for any more */
     mapping *known;
     uint32_t n_known, room;
     int64_t next;
@@ -60,16 +61,16 @@ void plain_free(plain *p) {
 
 /* ---- opening: under the lock of the client ----------------------------------------------------------------------- */
 
-/* The answer to `channel` has the socket and its life page. */
-static int take_channel(plain *p, message *m) {
+/* The answer to `lane` has the socket and its life page. */
+static int take_socket(plain *p, message *m) {
     const struct timeval patience = {5, 0}; /* a device that never reads must not hold us up */
-    if (m->n_fds != 2) return message_close_fds(m), fail(-EBADMSG, "channel was answered with %d descriptors", m->n_fds);
+    if (m->n_fds != 2) return message_close_fds(m), fail(-EBADMSG, "lane was answered with %d descriptors", m->n_fds);
     p->socket = m->fds[0], m->fds[0] = m->fds[1], m->n_fds = 1;
     int type = 0, r = life_page(m, &p->life);
     socklen_t size = sizeof type;
     if (r) return r;
     if (getsockopt(p->socket, SOL_SOCKET, SO_TYPE, &type, &size) || type != SOCK_SEQPACKET)
-        return fail(-EBADMSG, "channel was answered with a descriptor that is no packet socket");
+        return fail(-EBADMSG, "lane was answered with a descriptor that is no packet socket");
     setsockopt(p->socket, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     p->watch = fmq_watch(p->life, p->socket);
     return p->watch < 0 ? fail((int)p->watch, "the device's life cannot be watched") : 0;
@@ -78,13 +79,13 @@ static int take_channel(plain *p, message *m) {
 static int open_plain(client *c, uint64_t deadline) {
     int64_t values;
     uint64_t most = burst_now() + OPEN_NS;
-    client_begin(c, "channel", 0);
+    client_begin(c, "lane", 0);
     int r = client_call(c, deadline < most ? deadline : most, &values);
     if (r) return r;
     plain *p = calloc(1, sizeof *p);
     if (!p) return message_close_fds(&c->m), fail(-ENOMEM, "no memory for a plain path");
     p->socket = -1, p->watch = -1, p->epoch = c->epoch, p->is_foreign = client_is_foreign(c);
-    r = take_channel(p, &c->m);
+    r = take_socket(p, &c->m);
     if (r) return plain_free(p), r;
     return c->plain = p, 0;
 }
@@ -170,8 +171,15 @@ static void put_tensors(message *m, const burst_tensor *tensors, uint32_t n, con
     }
 }
 
+/* An integer in nine bytes, also where fewer would do: so a device finds the request behind it. */
+static void put_wide(message *m, uint64_t value) {
+    unsigned char bytes[9] = {0xcf};
+    for (int i = 0; i < 8; i++) bytes[1 + i] = (unsigned char)(value >> 8 * (7 - i));
+    put_bytes(m, bytes, sizeof bytes);
+}
+
 /* `places`: room for as many slots as there are tensors. */
-static void put_execute(message *m, const task *t, int64_t *places) {
+static void put_execute(message *m, const task *t, uint64_t number, int64_t *places) {
     uint32_t n_places = 0;
     for (uint32_t i = 0; i < t->n_inputs + t->n_outputs; i++) {
         bool is_known = t->slots[i] < 0;
@@ -179,8 +187,9 @@ static void put_execute(message *m, const task *t, int64_t *places) {
         if (!is_known) places[n_places++] = t->slots[i];
     }
     message_reset(m);
-    put_array(m, t->deadline == BURST_FOREVER ? 7 : 8);
-    put_text(m, "execute");
+    put_array(m, 3);
+    put_wide(m, number), put_wide(m, t->deadline);
+    put_array(m, 6);
     put_int(m, t->model);
     put_tensors(m, t->inputs, t->n_inputs, t->slots, places, n_places);
     put_tensors(m, t->outputs, t->n_outputs, t->slots + t->n_inputs, places, n_places);
@@ -189,10 +198,6 @@ static void put_execute(message *m, const task *t, int64_t *places) {
     put_bool(m, t->how.measure);
     if (t->how.loop_timeout) put_uint(m, t->how.loop_timeout);
     else put_nil(m);
-    if (t->deadline == BURST_FOREVER) return;
-    unsigned char end[9] = {0xcf}; /* always all eight bytes */
-    for (int i = 0; i < 8; i++) end[1 + i] = (unsigned char)(t->deadline >> 8 * (7 - i));
-    put_bytes(m, end, sizeof end);
 }
 
 static int send_task(plain *p, task *t) {
@@ -202,7 +207,7 @@ static int send_task(plain *p, task *t) {
     if (!r && !t->slots) r = fail(-ENOMEM, "no memory for an execution");
     for (uint32_t i = 0; i < n && !r; i++)
         r = find_slot(p, i < t->n_inputs ? &t->inputs[i] : &t->outputs[i - t->n_inputs], &t->slots[i]);
-    if (!r) put_execute(&p->m, t, t->slots + n);
+    if (!r) put_execute(&p->m, t, p->number + 1, t->slots + n);
     if (!r) r = message_send(p->socket, &p->m);
     free(t->slots);
     return r;
@@ -249,16 +254,25 @@ static int read_result(message *m, const task *t, burst_outcome *o) {
     return status ? fail((int)status, "the device answers with status %d: %s", (int)status, text) : 0;
 }
 
-/* On the path of that connection; the answer that comes is the oldest one's. */
+/* The number of the answer that has come; behind it is its outcome. */
+static bool take_number(message *m, int64_t *number) {
+    int64_t two;
+    return take_as(m, ARRAY, &two) && two == 2 && take_as(m, INTEGER, number);
+}
+
+/* On the path of that connection. Answers come in turn, those first for which no caller waits any more. */
 static int exchange(plain *p, task *t, burst_outcome *o) {
+    int64_t number;
     while (p->late && !message_receive(p->socket, &p->m, 0)) message_close_fds(&p->m), p->late--;
     if (p->late == MOST_LATE) return fail(-EAGAIN, "%d answers are late; wait for the device", MOST_LATE);
     int r = send_task(p, t);
     if (r) return r;
-    p->late++;
+    p->number++, p->late++;
     while (!(r = message_receive(p->socket, &p->m, t->deadline))) {
-        if (!--p->late) return read_result(&p->m, t, o);
+        bool is_good = take_number(&p->m, &number) && (uint64_t)number == p->number - --p->late;
+        if (is_good && !p->late) return read_result(&p->m, t, o);
         message_close_fds(&p->m);
+        if (!is_good) return fail(-EBADMSG, "the device's answer is malformed, or to something else");
     }
     return r;
 }

@@ -12,11 +12,8 @@ from weakref import WeakSet, ref
 from burst import InvalidArgument, Memory, PeerDied, StatusError, Timeout, Trace
 from burst.channel import Channel
 from burst.dropped import PATIENCE, DropList
-from driver.client.fenced import FencesClient
-from driver.client.launches import AsyncClient
 from driver.client.other_process import stopped_of_device
-from driver.client.plain import PlainClient
-from driver.deadlines import seconds_left
+from driver.client.socket_lane import SocketLane
 from driver.errors import DeviceFailed
 from driver.interface import CacheFiles
 from driver.protocol.rpc import PROTOCOL, call, last_words
@@ -47,15 +44,14 @@ class Connection:
         self.parting = 0.05  #: seconds in which a service whose engine has died may say why
         self._dropped = DropList(self._tell)
         self._paths: WeakSet[MemoryPath] = WeakSet()
-        self._opening, self._listing = threading.Lock(), threading.Lock()
+        self._listing = threading.Lock()
         declared = () if application is None else (application,)
         values, fds = self.call("hello", PROTOCOL, *declared, timeout=timeout)
         channel.watch(fds[0])
         _, self.name, self.version, self.type, self.service_pid, self.engine_pid, *files, extensions = values
         self.cache_files, self.extensions = CacheFiles(*files), tuple(map(str, extensions))
-        self._idle: list[PlainClient] = []
-        self._fences: FencesClient | None = None
-        self._launches: AsyncClient | None = None
+        self.lane = SocketLane(self)  #: for what is not executed in a burst
+        self.add_path(self.lane)
         self._compare_clocks(timeout)
 
     def _compare_clocks(self, timeout: float) -> None:
@@ -118,28 +114,9 @@ class Connection:
                 if numbers and not self._is_over:
                     call(self.channel, method, *numbers, timeout=PATIENCE)
 
-    def take_plain_path(self, deadline: int | None = None) -> PlainClient:
-        """A connection for one call: `put_plain_path` keeps it for the next one. Close it after an error, because an
-        answer may still be on its way. Calls at the same time get connections of their own.
-
-        Raises Timeout when there is none by the deadline, CLOCK_MONOTONIC ns.
-        """
-        try:
-            return self._idle.pop()
-        except IndexError:
-            client = PlainClient(self._to_engine("channel", timeout=seconds_left(deadline)))
-            self.add_path(client)
-            return client
-
-    def put_plain_path(self, client: PlainClient) -> None:
-        """Keeps a connection on which no answer is on its way."""
-        self._idle.append(client)
-        if self._is_over:  # closed meanwhile: no other thread closes this one
-            self._close_idle()
-
-    def _to_engine(self, method: str, timeout: float | None = None) -> Channel:
-        """A connection past the service."""
-        _, fds = self.call(method, timeout=timeout)
+    def to_engine(self, timeout: float | None = None) -> Channel:
+        """Open a socket of the lane. Raise as `call`."""
+        _, fds = self.call("lane", timeout=timeout)
         channel = Channel.from_fd(fds[0])
         channel.watch(fds[1])
         channel.note_end(self.at_end)
@@ -154,25 +131,6 @@ class Connection:
         """Why the device has ended, as it is about to say or has said; "": it does not."""
         with self._dropped.lock:
             return last_words(self.channel, self.parting)
-
-    def fences(self) -> FencesClient:
-        """For fenced executions, one connection for all of them. Raises StatusError, PeerDied."""
-        with self._opening:
-            if self._fences is None:
-                self._fences = fences = FencesClient(self._to_engine("fenced"))
-                self.add_path(fences)
-            return self._fences
-
-    def launches(self) -> AsyncClient:
-        """For asynchronous executions, one connection for all of them. Raises StatusError, PeerDied."""
-        launches = self._launches
-        if launches is None or launches.is_over:
-            with self._opening:
-                launches = self._launches
-                if launches is None or launches.is_over:
-                    self._launches = launches = AsyncClient(self._to_engine("async"))
-                    self.add_path(launches)
-        return launches
 
     def add_path(self, path: MemoryPath) -> None:
         """Requests name memory on this path, too: `free_memory` reaches it as long as it lives."""
@@ -190,11 +148,7 @@ class Connection:
     def close(self) -> None:
         """What was made through it ends. Harmless when done twice."""
         self._is_over = True
-        self._close_idle()
-        if self._fences:
-            self._fences.close()
-        if self._launches:
-            self._launches.close()
+        self.lane.close()
         self.channel.close()
 
     def abandon(self) -> None:
@@ -202,10 +156,6 @@ class Connection:
         self.channel.shutdown()
         with self._dropped.lock:
             self.close()
-
-    def _close_idle(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
 
 
 def trace_memory(connection: Connection, timeout: float | None = None) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,11 +36,10 @@ from driver.protocol.stated_capabilities import from_wire
 from fmq.closing import Closing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from burst.channel import Channel
     from driver.client.device_buffers import Buffer, BufferDesc, BufferRole
-    from driver.client.plain import PlainClient
     from driver.interface import CacheFiles, Capabilities
     from driver.nn import Model
     from driver.options import Cache
@@ -387,19 +386,6 @@ class RemoteDevice(Closing):
                 arguments, fds = (*arguments, encoded.where), [*encoded.fds, *fds]
             (number,), _ = connection.call("restore", *arguments, fds=fds, timeout=seconds_left(by))
         return Home(connection, number)
-
-    @contextmanager
-    def plain_path(self) -> Iterator[PlainClient]:
-        """A connection for one call. Calls at the same time get connections of their own, which are kept."""
-        self.check_process()
-        connection = self.connection
-        path = connection.take_plain_path()
-        try:
-            yield path
-        except BaseException:
-            path.close()
-            raise
-        connection.put_plain_path(path)
 
     def free_memory(self, memory: Memory) -> None:
         """The device unmaps it on all paths, bursts too: at once, or after the executions that use it. Memory that the

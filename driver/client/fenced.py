@@ -13,23 +13,17 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections import deque
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from burst import ErrorStatus, GeneralFailure, InvalidArgument, OutputShape, Result, Timeout, Timing
 from burst.channel import close_all
-from burst.dropped import PATIENCE, DropList
 from burst.messages import NO_CAUSE, NO_TIMING, Cause
 from driver.client.completion import Completion
-from driver.client.plain import SlotRegistry
 from driver.client.receiver import RECEIVER
 from driver.deadlines import earlier, seconds_left
-from driver.errors import DriverError
 from driver.nn import combine_dimensions
 from driver.protocol.fences import FenceState, look
-from driver.protocol.rpc import call, cause_in
 from fmq.closing import Closing
 
 if TYPE_CHECKING:
@@ -38,9 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from burst import Memory, Request
-    from burst.channel import Channel
-    from driver.client.job import Job
+    from burst import Request
     from driver.nn import Model
 
 _MOST_FENCES = 64  # per execution
@@ -90,61 +82,6 @@ class Ending(NamedTuple):
     info: ExecutionInfo
     message: str = ""
     cause: Cause = NO_CAUSE
-
-
-class FencesClient:
-    """Launches executions over one connection to the engine. Any thread."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel, self._pid = channel, os.getpid()
-        self._dropped = DropList(self._tell)
-        self._slots = SlotRegistry(partial(call, channel), self._dropped, is_foreign=channel.is_foreign)
-        self._forgotten: deque[int] = deque()
-
-    def launch(self, model: int, job: Job, outputs: Callable[[], tuple[NDArray[Any], ...]]) -> FencedExecution:
-        """Send the request and its fences; `outputs` makes the arrays of the result. Raises StatusError, PeerDied."""
-        with duplicates(job.after) as fds, self._dropped:
-            plain = self._slots.encode(model, job.request, job.measure)
-            terms = plain, job.wait.end, job.duration, len(job.after), self._unasked()
-            (number,), (fence,) = call(self._channel, "execute", *terms, fds=fds)
-        ask, forget = partial(self.ask, number), partial(self.forget, number)
-        return FencedExecution(fence, ask, outputs, watch=self.watch, forget=forget)
-
-    def _unasked(self) -> list[int]:
-        return [self._forgotten.popleft() for _ in range(len(self._forgotten))]
-
-    def ask(self, number: int) -> Ending:
-        """How an execution ended. Raises GeneralFailure while it is pending, PeerDied."""
-        if os.getpid() != self._pid:
-            raise DriverError("this execution was launched before a fork; use it in the process that launched it")
-        with self._dropped:
-            values, _ = call(self._channel, "info", number, self._unasked())
-        status, launched, fenced, text, *more = values
-        self.forget(number)
-        return Ending(ExecutionInfo(ErrorStatus(status), Timing(*launched), Timing(*fenced)), text, cause_in(more))
-
-    def forget(self, number: int) -> None:
-        """The device may drop the outcome; it is told with the next call. Finalizers may call this."""
-        self._forgotten.append(number)
-
-    def free_memory(self, memory: Memory) -> None:
-        """The device unmaps it after the executions that use it."""
-        self._slots.free_memory(memory)
-
-    def _tell(self, slots: list[int]) -> None:
-        self._slots.forget(slots)
-        with suppress(Timeout):  # the device has the message
-            call(self._channel, "free_memory", *slots, timeout=PATIENCE)
-
-    def watch(self, poll: select.poll) -> None:
-        """Makes `poll` return when the device dies or the connection ends."""
-        fd = self._channel.fileno()
-        if fd >= 0:
-            poll.register(fd, 0)  # no events besides hang-up and error, which poll always reports
-
-    def close(self) -> None:
-        """Ends the connection. Pending executions are not run."""
-        self._channel.close()
 
 
 class FencedExecution(Completion, Closing):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from driver.deadlines import ENDLESS, Wait, check_times, checked
-from driver.protocol.plain_codec import with_loop_timeout
+from driver.protocol.lane_codec import with_loop_timeout
 from fmq.clock import FOREVER
 
 if TYPE_CHECKING:

@@ -85,15 +85,9 @@ class RemotePreparedModel(AnyPreparedModel):
         check_buffers(request.pools, home.connection)
         known = self._recognised(request)
         try:
-            path = home.connection.take_plain_path(wait.end)
-            try:
-                result = path.execute(home.number, request, known, measure=job.measure, deadline=wait.end)
-            except BaseException:
-                path.close()
-                raise
+            result = home.connection.lane.execute(home.number, job, known)
         except Timeout:
             return wait.given_up()
-        home.connection.put_plain_path(path)
         if result.status == 0:
             return result._replace(outputs=known.outputs(self.model, request, result.output_shapes))
         return result
@@ -105,7 +99,7 @@ class RemotePreparedModel(AnyPreparedModel):
         return known
 
     def start(self, job: Job) -> Completion:
-        """Execute it on the connection for asynchronous executions. When that ends, what is pending raises PeerDied."""
+        """Launch it on the lane. When the connection ends, what is pending raises PeerDied."""
         try:
             return self._start(job)
         except Exception as error:  # noqa: BLE001 (it belongs to the completion)
@@ -125,8 +119,7 @@ class RemotePreparedModel(AnyPreparedModel):
             return result
 
         try:
-            launches = home.connection.launches()
-            return launches.launch(home.number, request, job.wait, finish, measure=job.measure)
+            return home.connection.lane.begin(home.number, job, self._recognised(request), finish)
         except InvalidArgument as error:
             return Completion().finish(error.as_result())
 
@@ -142,7 +135,7 @@ class RemotePreparedModel(AnyPreparedModel):
         def outputs() -> tuple[NDArray[Any], ...]:
             return self.outputs(request, output_shapes(self.model, request))
 
-        return home.connection.fences().launch(home.number, job, outputs)
+        return home.connection.lane.launch(home.number, job, self._recognised(request), outputs)
 
     def outputs(self, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
         """Typed views of a request's outputs in its pools."""

@@ -413,8 +413,7 @@ def execution(
 
     Raises InvalidArgument, GeneralFailure.
     """
-    arena.source.set(buffers.quota.room)  # this thread works for this client
-    arena.on_accelerator.set(partial(_count_on_gpu, buffers.quota))
+    charge_thread(buffers.quota)
     found: BoundRequest | ManagedRequest
     if any(isinstance(pool, Token) for pool in request.pools):
         found = ManagedRequest(loaded, request, buffers, pace)
@@ -426,6 +425,12 @@ def execution(
 
 def _bound(loaded: LoadedModel, request: Request, options: BindOptions) -> BoundRequest:
     return BoundRequest(loaded.model, loaded.prepared, request, options, around=loaded.shared.execution)
+
+
+def charge_thread(quota: Quota) -> None:
+    """Have what this thread allocates from now on charged to this client."""
+    arena.source.set(quota.room)
+    arena.on_accelerator.set(partial(_count_on_gpu, quota))
 
 
 def _count_on_gpu(quota: Quota, nbytes: int) -> Claim:

@@ -1,4 +1,4 @@
-"""One client in the engine: its models, bursts, plain paths and buffers."""
+"""One client in the engine: its models, bursts, lane and buffers."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from burst.run_queue import Flow, Ticket, waiters
 from burst.server import check_queue
 from burst.wire import VERSIONS
 from driver.deadlines import due
-from driver.engine.binding import execution
+from driver.engine.binding import charge_thread, execution
 from driver.engine.cache.compilations import CacheOwner, Declined, SentModel
 from driver.engine.device_memory import LoadedModel, ManagedBuffers, ModelCharge, Quota
-from driver.engine.launched import AsyncServer, FencedServer, LaunchOwner, check_outputs
+from driver.engine.lane import ClientLane, LaneOwner
+from driver.engine.lane_reader import LaneReader
 from driver.engine.ledger import PRICES, price
 from driver.engine.memory_import import MemoryImporter, bring_pages
 from driver.engine.open_burst import OpenBurst
-from driver.engine.plain import PlainServer
 from driver.options import PRIORITIES
 from driver.protocol.model_codec import handles_in, sealed
 from driver.protocol.prepare_arguments import PrepareArguments
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from burst.execution import Execution
     from burst.run_queue import Application, FlowCounts
     from driver.engine.hints import BurstHints
-    from driver.engine.launched import LaunchServer
     from driver.engine.ledger import Claim, Holder
     from driver.engine.models import SharedModel
     from driver.engine.process import Engine
@@ -95,7 +94,6 @@ _MOST_ROLES = 256  # per buffer
 _MOST_REASON = 1000  # characters
 _WORTH = 2**20  # bytes of temporaries that are worth binding a request again for
 _FEW = 4  # plans that stay bound: a burst of depth 1 alternates between fewer requests than this
-_FEWER_CLIENTS = "launch executions from fewer connections"
 _TRACES_AT_ONCE = 16  # descriptors in one answer
 
 
@@ -113,9 +111,7 @@ class EngineClient:
         self._models: dict[int, LoadedModel] = {}
         self._buffers = ManagedBuffers(self.quota, engine.memory)
         self._bursts: set[OpenBurst] = set()
-        self._plain: list[PlainServer] = []
-        self._fenced: FencedServer | None = None
-        self._async: AsyncServer | None = None
+        self._lane: ClientLane | None = None
         self.handlers: dict[str, Callable[..., Reply]] = {
             "join": self.join,
             "spend": self.spend,
@@ -123,9 +119,7 @@ class EngineClient:
             "restore": self.restore,
             "stage": self.stage,
             "free": self.free,
-            "channel": self.channel,
-            "fenced": self.fenced,
-            "async": self.asynchronous,
+            "lane": self.lane,
             "burst": self.burst,
             "traces": self.traces,
             "census": self.census,
@@ -253,17 +247,12 @@ class EngineClient:
             raise InvalidArgument(f"free{numbers!r:.80}: prepared models are named by numbers")
         for number in numbers:
             self._models.pop(number, None)
-        self._forget_plain_plans()
+        self._forget_lane_plans()
         return Reply()
 
-    def _forget_plain_plans(self) -> None:
-        for plain in list(self._plain):
-            plain.forget_plans()
-        for launched in self._launch_servers():
-            launched.forget_plans()
-
-    def _launch_servers(self) -> list[LaunchServer]:
-        return [server for server in (self._fenced, self._async) if server]
+    def _forget_lane_plans(self) -> None:
+        if lane := self._lane:
+            lane.forget_plans()
 
     def model(self, number: int) -> Callable[[Request], Execution]:
         """A function that binds requests to a prepared model. Raises InvalidArgument."""
@@ -290,17 +279,6 @@ class EngineClient:
         self.forget_plans()
         return self.quota.charge(nbytes)
 
-    def _fenced_model(self, number: int) -> Callable[[Request], Execution]:
-        """The same for fenced executions, whose output shapes must be known."""
-        loaded, bind = self._loaded(number), self.model(number)
-
-        def bind_checked(request: Request) -> Execution:
-            bound = bind(request)
-            check_outputs(loaded.model, request)
-            return bound
-
-        return bind_checked
-
     def flow(self, number: int) -> Flow:
         """The flow in which executions of a prepared model queue. Raises InvalidArgument."""
         return self._flows[self._loaded(number).priority]
@@ -312,7 +290,7 @@ class EngineClient:
 
     def ledger(self, _: Message, start: int) -> Reply:
         """What applications hold in this process, a page of it: of its own account; root and the device's see all."""
-        return Reply(self._engine.ledger.report(self._sight).page(start))
+        return Reply(self._engine.ledger.report(self._visible_uid).page(start))
 
     def status(self, _: Message) -> Reply:
         """The device's state and its reason."""
@@ -355,13 +333,13 @@ class EngineClient:
 
     def forget_plans(self) -> None:
         """Requests are bound anew: what they are bound to has changed."""
-        self._forget_plain_plans()
+        self._forget_lane_plans()
         for burst in list(self._bursts):
             burst.forget_plans()
 
-    def workers(self) -> list[OpenBurst | PlainServer]:
-        """The servers of its plain paths and bursts."""
-        return [*self._plain, *self._bursts]
+    def workers(self) -> list[OpenBurst | ClientLane]:
+        """What executes for it: its lane and bursts."""
+        return [*([self._lane] if self._lane else []), *self._bursts]
 
     def copy_from(self, message: Message, token: int, dimensions: list[int], plain: object) -> Reply:
         """Copies the memory in the descriptor into a buffer."""
@@ -390,59 +368,33 @@ class EngineClient:
         """The dimensions of a buffer, and whether it has no value."""
         return Reply(self._buffers[token].state.to_wire())
 
-    def holders(self) -> list[OpenBurst | PlainServer]:
-        """Servers whose plans are worth dropping: many plans, or large temporaries."""
+    def holders(self) -> list[OpenBurst | ClientLane]:
+        """Those of them whose plans are worth dropping: many plans, or large temporaries."""
         most = 0 if self._is_large() else _FEW
         return [worker for worker in self.workers() if worker.bound > most]
 
     def _is_large(self) -> bool:
         return self.quota.taken >= _WORTH
 
-    def channel(self, _: Message) -> Reply:
-        """Opens a plain path. Each takes one call at a time, so a client opens one per call in flight."""
-        self._plain = [server for server in self._plain if server.is_alive]
-        self._limits.check("client_connections", len(self._plain), "make fewer calls at once")
-        with self._new_connection("plain path", "make fewer calls at once") as (near, end, opened):
-            server = PlainServer(near, self.model, self.flow, self.importer, end)
-            server.start()
-            self._plain.append(server)
-            return opened()
-
-    def fenced(self, _: Message) -> Reply:
-        """Opens the connection for fenced executions; a client has at most one."""
-        if self._fenced and self._fenced.is_alive:
-            raise ResourceExhaustedTransient(
-                "this client already has a connection for fenced executions; close it first"
-            )
-        with self._new_connection("launches", _FEWER_CLIENTS) as (near, end, opened):
-            server = FencedServer(near, self._launch_owner(self._fenced_model), end)
-            server.start()
-            self._fenced = server
-            return opened()
-
-    def asynchronous(self, _: Message) -> Reply:
-        """Opens the connection for asynchronous executions; a client has at most one."""
-        if self._async and self._async.is_alive:
-            raise ResourceExhaustedTransient(
-                "this client already has a connection for asynchronous executions; close it first"
-            )
-        with self._new_connection("launches", _FEWER_CLIENTS) as (near, end, opened):
-            server = AsyncServer(near, self._launch_owner(self.model), end)
-            server.start()
-            self._async = server
+    def lane(self, _: Message) -> Reply:
+        """Opens a socket of the client's lane. Each executes one request in turn at a time, and launches any number."""
+        if self._lane is None:
+            self._lane = ClientLane(self._lane_owner())
+        lane, remedy = self._lane, "make fewer calls at once"
+        self._limits.check("client_connections", len(lane.sockets), remedy)
+        with self._new_connection(remedy) as (near, end, opened):
+            LaneReader(near, lane, end).start()
             return opened()
 
     @contextmanager
-    def _new_connection(
-        self, kind: str, remedy: str
-    ) -> Iterator[tuple[Channel, Callable[[], None], Callable[[], Reply]]]:
+    def _new_connection(self, remedy: str) -> Iterator[tuple[Channel, Callable[[], None], Callable[[], Reply]]]:
         """A channel past the service, what its end frees, and a function that returns the answer which hands it and a
         life page over. All of it ends unless that function is called last.
 
         Raises ResourceExhaustedTransient.
         """
         with ExitStack() as undo, ExitStack() as held:
-            held.enter_context(self.quota.take(remedy, **price(kind)))
+            held.enter_context(self.quota.take(remedy, **price("lane socket")))
             life = LifePage()
             held.callback(life.close)
             near, far = Channel.pair()
@@ -458,8 +410,17 @@ class EngineClient:
 
             yield near, end, opened
 
-    def _launch_owner(self, model: Callable[[int], Callable[[Request], Execution]]) -> LaunchOwner:
-        return LaunchOwner(model, self.flow, self.importer, self.quota.take, self._engine.queue.slots, self._limits)
+    def _lane_owner(self) -> LaneOwner:
+        return LaneOwner(
+            bind=self.model,
+            model=lambda number: self._loaded(number).model,
+            flow=self.flow,
+            memory_from=self.importer,
+            take=self.quota.take,
+            enter=partial(charge_thread, self.quota),
+            slots=self._engine.queue.slots,
+            limits=self._limits,
+        )
 
     def burst(
         self, message: Message, number: int, requests: object, results: object, spin: float | str, versions: list[int]
@@ -522,22 +483,22 @@ class EngineClient:
         Only those of the client's own account, because the holder of a memfd can open it again for writing. The
         device's account and root see all.
         """
-        found = self._engine.traces_of(self._sight)
+        found = self._engine.traces_of(self._visible_uid)
         return Reply([len(found)], [to_read(memory) for memory in found[start : start + _TRACES_AT_ONCE]])
 
     @property
-    def _sight(self) -> int | None:
+    def _visible_uid(self) -> int | None:
         """The account whose traces and figures the client may read; None: all accounts."""
         return None if self.uid in {0, os.getuid()} else self.uid
 
     def census(self, _: Message) -> Reply:
         """Counts of the clients and bursts that it may see, in shared memory, and a life page of this process."""
-        census = self._engine.census(self._sight)
+        census = self._engine.census(self._visible_uid)
         return Reply([], [to_read(census.memory), os.dup(census.life.fd)])
 
     def time_work(self, _: Message, seconds: float) -> Reply:
         """As of the engine, for the bursts that the client may see."""
-        return Reply([self._engine.time_work(seconds, self._sight)])
+        return Reply([self._engine.time_work(seconds, self._visible_uid)])
 
     def _start(self, burst: OpenBurst, hints: BurstHints, claim: Claim) -> None:
         engine, is_registered = self._engine, False
@@ -575,15 +536,13 @@ class EngineClient:
         self._engine.clients.discard(self)
         with ExitStack() as end:  # all of it, whatever fails
             # The handlers refer to this object: break the cycle, as no garbage is collected while a burst is open.
-            for held in (self._models, self._buffers, self._plain, self.handlers):
+            for held in (self._models, self._buffers, self.handlers):
                 end.callback(held.clear)
             for burst in list(self._bursts):
                 end.callback(burst.stop)
-            for plain in self._plain:
-                end.callback(plain.stop)
-            for launched in self._launch_servers():
-                end.callback(launched.stop)
-            self._fenced = self._async = None
+            lane, self._lane = self._lane, None
+            if lane:
+                end.callback(lane.stop)
             end.callback(self._claim.give_back)
             self._engine.note(self.uid)
 

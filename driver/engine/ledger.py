@@ -41,8 +41,8 @@ FIGURES = {
 
 PRICES: Mapping[str, Mapping[str, int]] = {
     "client": {"descriptors": 1, "mappings": 2, "threads": 1, "bytes": 48 << 10},
-    "plain path": {"descriptors": 2, "mappings": 3, "threads": 1, "life_words": 1, "bytes": 40 << 10},
-    "launches": {"descriptors": 4, "mappings": 5, "threads": 2, "life_words": 1, "bytes": 72 << 10},
+    "lane socket": {"descriptors": 2, "mappings": 3, "threads": 1, "life_words": 1, "bytes": 40 << 10},
+    "launches": {"descriptors": 2, "mappings": 2, "threads": 1, "bytes": 32 << 10},
     "launch thread": {"mappings": 2, "threads": 1, "bytes": 32 << 10},
     "fenced execution": {"descriptors": 1, "bytes": 2048},
     "burst": {"descriptors": 6, "mappings": 10, "threads": 1, "life_words": 1, "bytes": 88 << 10},

@@ -64,11 +64,11 @@ class Limits:
     models, and what the engine keeps for it besides. account_bytes, device_bytes: the same for all clients of an
     account, and for all together.
 
-    client_bursts, client_models, client_connections: per client; a connection is a plain path, and a client has one for
-    each concurrent call. client_async: pending asynchronous executions of one client. client_launched: its pending
-    fenced executions. uid_clients, device_clients: connected clients, of one account and of all. device_accounts:
-    accounts that have an engine of their own at the same time. uid_applications: applications of one account that have
-    connected clients.
+    client_bursts, client_models, client_connections: per client; a connection is a socket of its lane, and a client has
+    one for each concurrent call. client_async: pending asynchronous executions of one client. client_launched: its
+    pending fenced executions. uid_clients, device_clients: connected clients, of one account and of all.
+    device_accounts: accounts that have an engine of their own at the same time. uid_applications: applications of one
+    account that have connected clients.
 
     account_…: what one account may hold, as driver/engine/ledger.py counts it. One application may hold
     `application_percent` of that, so that the account's other programs find room.

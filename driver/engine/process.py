@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 
     from burst.channel import Message
     from driver.engine.cache.compilations import RestoredCompilation
+    from driver.engine.lane import ClientLane
     from driver.engine.ledger import Holder
     from driver.engine.open_burst import OpenBurst
-    from driver.engine.plain import PlainServer
     from driver.protocol.model_memory import ModelBytes
     from driver.protocol.prepare_arguments import PrepareArguments
 
@@ -281,7 +281,7 @@ class Engine:
         if not status.takes_work:
             raise DeviceUnavailable(f"device {self.device.name!r} is {status}")
 
-    def _holders(self) -> list[OpenBurst | PlainServer]:
+    def _holders(self) -> list[OpenBurst | ClientLane]:
         return [holder for client in list(self.clients) for holder in client.holders()]
 
     def _is_in_use(self) -> bool:

@@ -12,15 +12,16 @@ import os
 import select
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from burst import (
     ErrorStatus,
     GeneralFailure,
     InvalidArgument,
+    Malformed,
     MissedDeadlineTransient,
     ResourceExhaustedTransient,
     StatusError,
@@ -30,12 +31,14 @@ from burst.channel import close_all
 from burst.executor import Outcome, PlanRun
 from burst.messages import Cause
 from driver.protocol.fences import FenceState, kind_of, look
+from fmq.clock import FOREVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from burst.executor import Plan
     from burst.run_queue import Flow, Ticket
+    from driver.engine.lane_reader import LaneReader
     from driver.engine.ledger import Claim
 
 _NONE, _GENERAL_FAILURE = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
@@ -51,14 +54,22 @@ class TimeLimits(NamedTuple):
     deadline: int | None = None
     duration: int | None = None
 
+    @classmethod
+    def of(cls, end: int, duration: int) -> Self:
+        """Read them as they travel: FOREVER is no limit."""
+        return cls(None if end == FOREVER else end, None if duration == FOREVER else duration)
+
 
 class LaunchedExecution:
     """One execution, from its launch to its end. A subclass says how the client learns of the end.
 
-    identity: of the fence that it owes, if it owes one. run: None before a thread has taken it.
+    identity: of the fence that it owes, if it owes one. run: None before a thread has taken it. limit: the name of how
+    many there may be. socket: with whose end it ends, too.
     """
 
+    limit = ""
     identity: int | None = None
+    socket: LaneReader | None = None
 
     def __init__(self, number: int, plan: Plan, limits: TimeLimits) -> None:
         self.number, self.plan, self._limits = number, plan, limits
@@ -191,9 +202,9 @@ class ReadyQueue:
 
 
 class FenceSchedule:
-    """The executions that one connection has launched: which fences each waits for, until when, and in which queue.
+    """The executions that one client has launched: which fences each waits for, until when, and in which queue.
 
-    A fence of another pending execution of this connection is recognised by its pipe. Its followers become ready
+    A fence of another pending execution of this client is recognised by its pipe. Its followers become ready
     without a look at any descriptor, so a chain runs inside the device, whatever its client does meanwhile. One thread
     watches all other fences and the deadlines. A fence that never comes costs that thread nothing.
     """
@@ -202,6 +213,7 @@ class FenceSchedule:
         """`slots`: of the device. `start`: starts a thread for a flow, as `ReadyQueue` has it."""
         self.lock = threading.RLock()
         self.pending: dict[int, LaunchedExecution] = {}
+        self.waiting: Counter[str] = Counter()  #: how many of them there are, by their limits
         self._slots = slots
         self._start: Callable[..., None] | None = start
         self._queues: dict[Flow, ReadyQueue] = {}
@@ -221,10 +233,11 @@ class FenceSchedule:
         """Fences of others that executions wait for."""
         return len(self._watched)
 
-    def launch(self, make: Callable[[], LaunchedExecution], fds: list[int]) -> LaunchedExecution:
+    def launch(self, number: int, make: Callable[[], LaunchedExecution], fds: list[int]) -> None:
         """Adds the execution that `make` returns, to wait for these fences. Takes from `fds` those that it watches.
 
-        Raises InvalidArgument for a descriptor that is not a fence or is in error, and what `make` raises.
+        Raises InvalidArgument for a descriptor that is not a fence or is in error, Malformed for a number that is
+        pending, and what `make` raises.
         """
         kinds = [kind_of(fd) for fd in fds]
         if "" in kinds:
@@ -233,13 +246,14 @@ class FenceSchedule:
             )
         with self.lock:
             if self._is_over:
-                raise GeneralFailure("the connection has ended")
+                raise GeneralFailure("the client is gone")
+            if number in self.pending:
+                raise Malformed(f"{number} numbers an execution that is pending")
             leaders, watched = self._sorted(fds, kinds)
             launched = make()
             for fd in watched:
                 fds.remove(fd)
             self._add(launched, leaders, watched)
-            return launched
 
     def _sorted(self, fds: list[int], kinds: list[str]) -> tuple[list[LaunchedExecution], list[int]]:
         """Executions that must run before, and fences to watch. Raises InvalidArgument."""
@@ -258,6 +272,7 @@ class FenceSchedule:
 
     def _add(self, launched: LaunchedExecution, leaders: list[LaunchedExecution], watched: list[int]) -> None:
         self.pending[launched.number] = launched
+        self.waiting[launched.limit] += 1
         if launched.identity is not None:
             self._by_fence[launched.identity] = launched
         launched.missing, launched.fences = len(leaders) + len(watched), list(watched)
@@ -333,6 +348,12 @@ class FenceSchedule:
                 self._settle(launched, Outcome(_GENERAL_FAILURE, text="its client has cancelled it"))
             return launched is not None
 
+    def abandon(self, socket: LaneReader) -> None:
+        """Give up what was launched to be answered on a socket that has ended."""
+        with self.lock:
+            for number in [launched.number for launched in self.pending.values() if launched.socket is socket]:
+                self.cancel(number)
+
     def _fail(self, launched: LaunchedExecution, text: str) -> None:
         self._settle(launched, Outcome(_GENERAL_FAILURE, text=text))
 
@@ -343,6 +364,7 @@ class FenceSchedule:
             done, outcome = work.pop()
             if not self.pending.pop(done.number, None):
                 continue  # another of its leaders failed before
+            self.waiting[done.limit] -= 1
             if done.identity is not None:
                 del self._by_fence[done.identity]
             self._unwatch(list(done.fences))
@@ -426,7 +448,7 @@ class FenceSchedule:
                 launched.vanish()
                 launched.give_up()
             self._unwatch(list(self._watched))
-            for held in (self.pending, self._by_fence):
+            for held in (self.pending, self._by_fence, self.waiting):
                 held.clear()
             for queue in self._queues.values():
                 queue.stop()

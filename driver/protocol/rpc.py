@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from burst.channel import Channel
 
 _log = logging.getLogger(__name__)
-PROTOCOL = 4  # version of the calls between client and service; `hello` compares it
+PROTOCOL = 5  # version of the calls between client and service; `hello` compares it
 _MAX_TEXT = 1000
 _LOOK = 1.0  # seconds without an answer, after which the caller looks what holds it up
 _FIRST_CALL = 1.0  # seconds that a peer which is refused may take for it

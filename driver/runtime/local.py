@@ -50,7 +50,7 @@ from driver.deadlines import (
 )
 from driver.devices.reference import ReferenceDevice
 from driver.engine.binding import BoundRequest
-from driver.engine.launched import check_outputs
+from driver.engine.output_checks import check_outputs
 from driver.errors import ExecutionFailed
 from driver.interface import Preparation
 from driver.nn import validate

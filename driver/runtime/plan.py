@@ -28,8 +28,8 @@ from driver.client.session import FAILURES
 from driver.client.workspace import FreeList, InputSet, nbytes, output_views
 from driver.deadlines import passed
 from driver.engine.binding import check_arguments
-from driver.engine.launched import check_outputs
 from driver.engine.named_buffers import check_alone
+from driver.engine.output_checks import check_outputs
 from driver.errors import OutputInsufficientSize
 from driver.runtime.cache.device import CacheOutcome
 from driver.runtime.launched import failed_here, follow_all

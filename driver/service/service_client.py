@@ -48,7 +48,7 @@ class ServiceClient:
             "supported": self.supported,
             "explain": self.explain,
             "prepare": partial(self.noted, "prepared", "refused", self.prepare),
-            **{method: partial(self.forward, method) for method in ("free", "channel", "fenced", "async", "burst")},
+            **{method: partial(self.forward, method) for method in ("free", "lane", "burst")},
             **{method: partial(self.forward, method) for method in ("allocate", "release", "copy_from", "copy_to")},
             **{method: partial(self.forward, method) for method in ("copy", "buffer_state")},
             **{method: partial(self.forward, method) for method in ("stage", "turns", "status", "traces")},

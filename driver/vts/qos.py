@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from burst import Controller, ErrorStatus, InvalidArgument, Memory, NotSent, Result, StatusError
 from burst.backing import fill_holes
-from burst.channel import Channel, pack
+from burst.channel import Channel
 from driver.nn import Model, ModelBuilder, Operand, Operation, Subgraph
 from driver.options import PREFERENCES, PRIORITIES
-from driver.protocol.plain_codec import decode_answer, encode_request, with_deadline, with_loop_timeout
+from driver.protocol.lane_codec import decode_outcome, encode_request, in_turn, with_loop_timeout
 from driver.vts.bench import ArgumentPlace, answer, refusal, request
 from driver.vts.burst import MISSED
 from driver.vts.cases import Case
@@ -248,6 +249,9 @@ def _check_answer(model: RemotePreparedModel, target: Target) -> None:
     check(not status, f"afterwards a request without a deadline gets {status.name}")
 
 
+_slots = count(2**32)  # beyond those of the client's own lane, whose memory this is, too
+
+
 def _plain(model: RemotePreparedModel, request: Request, deadline: int, patience: float) -> ErrorStatus:
     with plain_path(model, request) as execute:
         return execute(deadline, patience).status
@@ -257,21 +261,21 @@ def _plain(model: RemotePreparedModel, request: Request, deadline: int, patience
 def plain_path(model: RemotePreparedModel, request: Request) -> Iterator[Callable[[int | None, float], Result]]:
     """Open a connection for one request; returns a function of deadline and patience.
 
-    The function returns the device's own answer, however late; `PlainClient` would stop waiting at the deadline. Raises
-    PeerDied, Timeout.
+    The function returns the device's own answer, however late; a caller of `execute` stops waiting at the deadline.
+    Raises PeerDied, Timeout.
     """
-    _, (fd, life_fd) = model.device.call("channel")
+    _, (fd, life_fd) = model.device.call("lane")
     with Channel.from_fd(fd) as channel:
         channel.watch(life_fd)
-        for slot, pool in enumerate(request.pools):
+        slots = [next(_slots) for _ in request.pools]
+        for slot, pool in zip(slots, request.pools, strict=True):
             fill_holes(pool.fd)
             channel.send(["memory", slot, pool.to_wire()], [pool.fd])
-        slots = list(range(len(request.pools)))
-        raw = pack(["execute", *encode_request(model.home.number, request, slots, measure=False)])
+        packed = encode_request(model.home.number, request, slots, measure=False)
 
         def execute(deadline: int | None, patience: float) -> Result:
-            channel.send_raw(raw if deadline is None else with_deadline(raw, deadline))
-            return Result(*decode_answer(channel.receive(patience).raw))
+            channel.send_raw(in_turn(1, deadline, packed))
+            return Result(*decode_outcome(channel.receive(patience).raw[10:]))
 
         yield execute
 

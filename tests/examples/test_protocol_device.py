@@ -211,38 +211,39 @@ def test_each_of_them_ends_the_burst(connection, client, which):
         client.reader.read(1, timeout=20)
 
 
-def test_the_plain_path_understands_the_example(connection, pool):
-    """The same on a connection from `channel`, with a deadline, too."""
+def lane_of(connection):
+    """A socket of the lane."""
     prepare(connection)
-    answer, (fd, life) = ask(connection, pack([3, "channel"]))
+    answer, (fd, life) = ask(connection, pack([3, "lane"]))
     assert answer == pack([3, 0])
     os.close(life)
-    register, execute, result, execute_by = messages("plain")
-    with socket.socket(fileno=fd) as path:
-        path.settimeout(20)
+    path = socket.socket(fileno=fd)
+    path.settimeout(20)
+    return path
+
+
+def test_the_lane_understands_the_example(connection, pool):
+    """The same on a socket from `lane`, executed in turn and launched."""
+    register, execute, result, launch, told = messages("plain")
+    with lane_of(connection) as path:
         socket.send_fds(path, [register], [pool.fd])
         assert ask(path, execute) == (result, [])
-        assert ask(path, execute_by) == (result, [])
+        assert ask(path, launch) == (told, [])
     assert pool.asarray(np.float32, 4, 128).tolist() == [11, 12, 13, 14]
 
 
 def test_fenced_executions_understand_the_example(connection, pool):
-    """The same on a connection from `fenced`: the fence that comes with the answer is signalled, and never read."""
-    prepare(connection)
-    answer, (fd, life) = ask(connection, pack([3, "fenced"]))
-    assert answer == pack([3, 0])
-    os.close(life)
-    register, registered, execute, launched, info, told = messages("fenced")
-    with socket.socket(fileno=fd) as path:
-        path.settimeout(20)
-        assert ask(path, register, [pool.fd]) == (registered, [])
+    """The fence that comes with the answer is signalled, and never read."""
+    register, execute, launched, question, told = messages("fenced")
+    with lane_of(connection) as path:
+        socket.send_fds(path, [register], [pool.fd])
         answer, (fence,) = ask(path, execute)
         assert answer == launched
         poll = select.poll()
         poll.register(fence, select.POLLIN)
         ((_, events),) = poll.poll(20_000)
         assert events & select.POLLIN
-        assert ask(path, info) == (told, [])
+        assert ask(path, question) == (told, [])
         os.close(fence)
     assert pool.asarray(np.float32, 4, 128).tolist() == [11, 12, 13, 14]
 

@@ -27,10 +27,11 @@ from burst.wire import (
     encode_result,
 )
 from driver.client import discovery
-from driver.engine import launched
+from driver.engine.lane import MOST_KEPT
+from driver.engine.lane_reader import MOST_FENCES, LaneReader
 from driver.engine.limits import Limits
 from driver.nn.types import OperandLifeTime, OperandType
-from driver.protocol import model_codec, plain_codec, rpc
+from driver.protocol import lane_codec, model_codec, rpc
 from driver.service import process
 from driver.service.service_client import ServiceClient
 from fmq._core import ffi, lib
@@ -177,10 +178,10 @@ def test_the_methods_are_the_service_s():
     assert {row[0] for row in table("method")} == {*re.findall(r'"(\w+)":', source), *re.findall(r'"(\w+)"', lists)}
 
 
-def test_the_calls_of_fenced_executions_are_the_engine_s():
-    """All of them."""
-    handlers = inspect.getsource(launched.FencedServer.serve)
-    assert {row[0] for row in table("call")} == set(re.findall(r'"(\w+)": self', handlers))
+def test_the_messages_of_a_lane_are_the_engine_s():
+    """All that have no number."""
+    words = re.findall(r'case \["(\w+)"', inspect.getsource(LaneReader._manage))
+    assert [found[1] for row in table("client sends") if (found := re.match(r'\["(\w+)"', row[0]))] == words
 
 
 def test_life_words_mean_what_the_page_says():
@@ -222,10 +223,10 @@ FIGURES = [
     f"from 0 to 2^{bursts.BURST_LAST_SLOT.bit_length()} - 1",
     f"one each, at most {MAX_FDS}",
     f"when {Limits.client_launched} executions are pending or {Limits.client_fences} fences of others are watched",
-    f"One execution waits for {launched.MOST_FENCES} fences at most",
-    f"keeps {launched.MOST_KEPT} answers",
-    f"`{plain_codec.EXECUTE.hex(' ')}`",
-    f"`{plain_codec.EXECUTE_BY.hex(' ')}`",
+    f"With {Limits.client_async} asynchronous executions pending",
+    f"One execution waits for {MOST_FENCES} fences at most",
+    f"keeps {MOST_KEPT} answers",
+    f"`{lane_codec.IN_TURN[1:].hex()}` and eight more",
 ]
 
 

@@ -18,6 +18,7 @@ from enemy import (
     REFUSED,
     Line,
     add,
+    asked,
     attack,
     convolution,
     execute,
@@ -34,7 +35,8 @@ from unsealed import truncate_queues
 
 import driver
 from burst import Controller, Memory, Request, RequestArgument
-from driver.protocol.rpc import call
+from burst.channel import pack
+from driver.protocol.lane_codec import launch_behind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,15 +61,15 @@ def truncated_queues(address: str) -> Iterator[object]:
 
 @attack("C2a")
 def many_pools(address: str) -> Iterator[object]:
-    """40,000 pools of one page each, all of one memfd, on a plain path; the next path takes as many."""
-    fd, held = memfd(4096), []
+    """40,000 pools of one page each, on a plain path; the next path takes as many."""
+    fd, held = memfd(40_000 * 4096), []
     while True:
         with suppress(*REFUSED):
             held.append(line := Line(address))
-            plain = line.opened("channel")
+            plain = line.opened("lane")
             held.append(plain)
             for slot in range(40_000):
-                register(plain, slot, ["ashmem", 4096, True], fd)
+                register(plain, slot, ["mmap_fd", 4096, 3, 4096 * slot], fd)
             yield execute(plain, 1, [0, 0, 16, []], [0, 16, 16, []], slots=[0])
         hold(1.0)
         if len(held) > 8:
@@ -82,7 +84,7 @@ def sparse_pools(address: str) -> Iterator[object]:
     """Pools of 2^46, 2^45, … bytes of an empty memfd, until the engine has no addresses left."""
     fd = memfd(2**46)
     while True:
-        with Line(address) as line, line.opened("channel") as plain:
+        with Line(address) as line, line.opened("lane") as plain:
             slots = count()
             for size in range(46, 20, -1):
                 for _ in range(4):
@@ -94,15 +96,15 @@ def sparse_pools(address: str) -> Iterator[object]:
 @attack("C2b")
 def no_map_for_a_fault(address: str) -> Iterator[object]:
     """As many mappings as there may be, then an execution on a pool that was truncated."""
-    page = memfd(4096)
+    pages = memfd(60_000 * 4096)
     while True:
-        with Line(address) as line, line.opened("channel") as plain:
+        with Line(address) as line, line.opened("lane") as plain:
             model, pool = line.prepared(add()), memfd(4096, 0)
             register(plain, 0, ["ashmem", 4096, False], pool)
             arguments = [0, 0, 16, []], [0, 64, 16, []]
             execute(plain, model, *arguments, slots=[0])
-            for slot in range(1, 70_000):
-                register(plain, slot, ["ashmem", 4096, True], page)
+            for slot in range(1, 60_000):
+                register(plain, slot, ["mmap_fd", 4096, 3, 4096 * slot], pages)
             os.ftruncate(pool, 0)
             yield execute(plain, model, *arguments, slots=[0])
             hold()
@@ -117,13 +119,13 @@ def many_fences(address: str) -> Iterator[object]:
         held = lines(address, 60)
         for line in list(held):
             with suppress(*REFUSED):
-                model, fenced = line.prepared(add()), line.opened("fenced")
+                model, fenced = line.prepared(add()), line.opened("lane")
                 held.append(fenced)
-                call(fenced, "memory", 0, ["ashmem", 4096, True], fds=[pool], timeout=PATIENCE)
-                request = [model, [[0, 0, 16, []]], [[0, 64, 16, []]], [0], False, None]
-                for _ in range(16):
-                    _, fds = call(fenced, "execute", request, None, None, 64, [], fds=[never] * 64, timeout=PATIENCE)
-                    os.close(fds[0])
+                register(fenced, 0, ["ashmem", 4096, True], pool)
+                request = pack([model, [[0, 0, 16, []]], [[0, 64, 16, []]], [0], False, None])
+                for turn in range(16):
+                    fenced.send_raw(launch_behind(64, turn, None, None, request), [never] * 64)
+                    fenced.receive(PATIENCE).close()
         idle = lines(address, 358)
         yield
         hold()
@@ -136,7 +138,7 @@ def holes(address: str) -> Iterator[object]:
     """An ADD from a hole of 256 MiB into another one, again and again on new memory."""
     n = 2**26
     while True:
-        with Line(address) as line, line.opened("channel") as plain:
+        with Line(address) as line, line.opened("lane") as plain:
             model = line.prepared(add(n))
             for slot in range(8):
                 fd = memfd(8 * n)
@@ -180,10 +182,10 @@ def silent_pools(address: str) -> Iterator[object]:
     """Executions on a pool in a file that answers no read."""
     fd = silent()
     while True:
-        with Line(address) as line, line.opened("channel") as plain:
+        with Line(address) as line, line.opened("lane") as plain:
             model = line.prepared(add())
             register(plain, 0, ["mmap_fd", 4096, 3, 0], fd)
-            plain.send(["execute", model, [[0, 0, 16, []]], [[0, 16, 16, []]], [0], False, None])
+            plain.send_raw(asked(model, [[0, 0, 16, []]], [0, 16, 16, []], [0]))
             with suppress(*REFUSED):
                 plain.receive(1.0).close()
             yield
@@ -293,7 +295,7 @@ def life_words(address: str) -> Iterator[object]:
         for line in held[:16]:
             with suppress(*REFUSED):
                 for _ in range(128):
-                    held.append(line.opened("channel"))
+                    held.append(line.opened("lane"))
         yield
         hold()
         for one in held:
@@ -305,7 +307,7 @@ def guards(address: str) -> Iterator[object]:
     """5,000 pools that can be truncated, so that the engine guards each mapping."""
     fd = memfd(4096, 0)
     while True:
-        with Line(address) as line, line.opened("channel") as plain:
+        with Line(address) as line, line.opened("lane") as plain:
             for slot in range(5000):
                 register(plain, slot, ["ashmem", 4096, False], fd)
             yield execute(plain, 1, [0, 0, 16, []], [0, 16, 16, []], slots=[0])
@@ -338,7 +340,7 @@ def many_plans(address: str) -> Iterator[object]:
         with Line(address) as line:
             number = line.prepared(model)
             for _ in range(64):
-                plain = line.opened("channel")
+                plain = line.opened("lane")
                 register(plain, 0, ["ashmem", 4096, True], fd)
                 for offset in range(128):
                     arguments = [[0, 4 * offset, 4, []]] * 2000
@@ -375,7 +377,7 @@ def nonsense_by_slot(address: str) -> Iterator[object]:
     """Memory of an unknown kind under new slots: the engine remembers an error for each."""
     with open(os.devnull, "rb") as null:
         while True:
-            with Line(address) as line, line.opened("channel") as plain:
+            with Line(address) as line, line.opened("lane") as plain:
                 for slot in range(300_000):
                     register(plain, slot, ["x" * 100, slot], null.fileno())
                     if not slot % 1000:
@@ -427,7 +429,7 @@ def huge_pages(address: str) -> Iterator[object]:
     fd = os.memfd_create("enemy", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
     while True:
         os.ftruncate(fd, 2**30)
-        with Line(address) as line, line.opened("channel") as plain:
+        with Line(address) as line, line.opened("lane") as plain:
             model = line.prepared(add(2**24))
             register(plain, 0, ["mmap_fd", 2**30, 3, 0], fd)
             with suppress(*REFUSED):

@@ -17,6 +17,7 @@ from enemy import (
     REFUSED,
     Line,
     add,
+    asked,
     attack,
     chain,
     execute,
@@ -30,7 +31,8 @@ from enemy import (
 )
 
 import driver
-from burst.channel import MAX_FDS
+from burst.channel import MAX_FDS, pack
+from driver.protocol.lane_codec import launch
 from driver.protocol.rpc import PROTOCOL
 
 if TYPE_CHECKING:
@@ -105,10 +107,10 @@ def endless_loops(address: str) -> Iterator[object]:
     while True:
         with suppress(*REFUSED), Line(address) as line:
             number = line.prepared(model)
-            plains = [line.opened("channel") for _ in range(4)]
+            plains = [line.opened("lane") for _ in range(4)]
             for plain in plains:
                 register(plain, 0, ["ashmem", 4096, True], fd)
-                plain.send(["execute", number, [[0, 0, 4, []]], [[0, 64, 4, []]], [0], False, 15 * 10**9])
+                plain.send_raw(asked(number, [[0, 0, 4, []]], [0, 64, 4, []], [0], 15 * 10**9))
             yield
             with suppress(*REFUSED):
                 plains[0].receive(3.0).close()
@@ -124,7 +126,7 @@ def failing_operations(address: str) -> Iterator[object]:
     model, fd = builder.build(), memfd(4096)
     os.pwrite(fd, (10**9).to_bytes(4, "little"), 16)
     while True:
-        with Line(address) as line, line.opened("channel") as plain:
+        with Line(address) as line, line.opened("lane") as plain:
             number = line.prepared(model)
             register(plain, 0, ["ashmem", 4096, True], fd)
             for turn in range(100_000):
@@ -139,7 +141,7 @@ def requests_that_differ(address: str) -> Iterator[object]:
     model, fd = chain(200), memfd(2**16)
 
     def run(line: Line) -> None:
-        number, plain = line.prepared(model), line.opened("channel")
+        number, plain = line.prepared(model), line.opened("lane")
         with plain:
             register(plain, 0, ["ashmem", 2**16, True], fd)
             for turn in range(300):
@@ -299,13 +301,13 @@ def waiting_executions(address: str) -> Iterator[object]:
         held = lines(address, 4)
         for line in held[:4]:
             with suppress(*REFUSED):
-                number, launched = line.prepared(model), line.opened("async")
+                number, launched = line.prepared(model), line.opened("lane")
                 held.append(launched)
                 launched.socket.setblocking(False)
                 register(launched, 0, ["ashmem", 4096, True], fd)
-                request = [number, [[0, 0, 16, []]], [[0, 64, 16, []]], [0], False, None]
+                request = pack([number, [[0, 0, 16, []]], [[0, 64, 16, []]], [0], False, None])
                 for turn in range(4096):
-                    launched.send(["execute", turn, request, None])
+                    launched.send_raw(launch(turn, None, None, request))
             yield
         hold(1.0)
         yield
@@ -322,7 +324,7 @@ def noise(address: str) -> Iterator[object]:
         "prepare",
         "supported",
         "free",
-        "channel",
+        "lane",
         "burst",
         "execute",
         "memory",
@@ -330,12 +332,12 @@ def noise(address: str) -> Iterator[object]:
         "load",
         "join",
     ]
-    words += ["traces", "census", "turns", "figures", "status", "allocate", "release", "copy_from", "copy", "fenced"]
+    words += ["traces", "census", "turns", "figures", "status", "allocate", "release", "copy_from", "copy", "cancel"]
     values = [0, 1, -1, 2**63, 1.5, None, True, "x", b"y", [], {}, [0, 16], [[0, 0, 16, []]], [[0, 0, 2**40, [1, 4]]]]
     with open(os.devnull, "rb") as null:
         while True:
             line = Line(address, hello=source.random() < 0.5)
-            channel = line.opened("channel") if source.random() < 0.5 else line.channel
+            channel = line.opened("lane") if source.random() < 0.5 else line.channel
             with suppress(*REFUSED), line, channel:
                 for _ in range(40):
                     body = [source.choice(words), *source.choices(values, k=source.randrange(6))]

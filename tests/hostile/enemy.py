@@ -15,8 +15,9 @@ import numpy as np
 import driver
 import fmq
 from burst import BurstError, Offer, Trace
-from burst.channel import Channel, close_all
+from burst.channel import Channel, close_all, pack
 from burst.datum import DATUM_DTYPE
+from driver.protocol.lane_codec import in_turn
 from driver.protocol.model_codec import encode
 from driver.protocol.prepare_arguments import PrepareArguments
 from driver.protocol.rpc import PROTOCOL, call
@@ -155,8 +156,14 @@ def register(plain: Channel, slot: int, wire: list[Any], fd: int) -> None:
 def execute(plain: Channel, model: int, *arguments: list[Any], slots: list[int], loop: int | None = None) -> list[Any]:
     """One execution on a plain path: the arguments are inputs, the last one is the output. Its answer."""
     *inputs, output = arguments
-    plain.send(["execute", model, inputs, [output], slots, False, loop])
-    return plain.receive(PATIENCE).body
+    plain.send_raw(asked(model, inputs, output, slots, loop))
+    _, outcome = plain.receive(PATIENCE).body
+    return outcome
+
+
+def asked(model: int, inputs: list[Any], output: list[Any], slots: list[int], loop: int | None = None) -> bytes:
+    """The message of it."""
+    return in_turn(1, None, pack([model, inputs, [output], slots, False, loop]))
 
 
 # ---- memory and models ----------------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@
 #include <unistd.h>
 
 enum { ELEMENT = 24, LENGTH = 1024, PAGE = 4096, QUEUE = PAGE + LENGTH * ELEMENT, MOST = 64 * ELEMENT, ROOM = 4096, BATCH = 40 };
-enum step { HELLO, PREPARE, BURST, CHANNEL, CALLBACK, RESULT, PLAIN, STEPS, NONE };
-static const char *const methods[] = {"hello", "prepare", "burst", "channel"};
+enum step { HELLO, PREPARE, BURST, LANE, CALLBACK, RESULT, PLAIN, STEPS, NONE };
+static const char *const methods[] = {"hello", "prepare", "burst", "lane"};
 static const uint64_t HASH = UINT64_C(0xf4cbbbf41608a154), SECOND = 1000000000;
 
 typedef struct {
@@ -147,7 +147,7 @@ static void drop_near(void) {
 
 /* The good answer. *far: to be closed afterwards. */
 static void answer_well(said *call, said *answer, int *far) {
-    static const unsigned char hello[] = {0x9b, 0, 0, 4, 0xa4, 'l', 'i', 'a', 'r', 0xa1, '1', 0xa3, 'C', 'P', 'U', 1, 1, 0, 0, 0x90};
+    static const unsigned char hello[] = {0x9b, 0, 0, 5, 0xa4, 'l', 'i', 'a', 'r', 0xa1, '1', 0xa3, 'C', 'P', 'U', 1, 1, 0, 0, 0x90};
     static const unsigned char number[] = {0x93, 0, 0, 2}, nothing[] = {0x92, 0, 0};
     bool is_hello = memmem(call->bytes, call->n, "hello", 5), is_burst = memmem(call->bytes, call->n, "\xa5" "burst", 6);
     *answer = (said){.n = 0};
@@ -160,7 +160,7 @@ static void answer_well(said *call, said *answer, int *far) {
         memcpy(shared.fds, call->fds, sizeof shared.fds);
         call->n_fds = 0;
     }
-    if (memmem(call->bytes, call->n, "channel", 7)) {
+    if (memmem(call->bytes, call->n, "\xa4" "lane", 5)) {
         int pair[2];
         if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair)) stop("socketpair", errno);
         drop_near();
@@ -249,7 +249,7 @@ static int reach(victim *v, const char *path, enum step step) {
     if (r) return v->client = NULL, r;
     r = burst_prepare(v->client, v->model, burst_now() + 5 * SECOND, &v->compiled);
     if (r) return v->compiled = NULL, r;
-    return step == CHANNEL || step == PLAIN ? 0 : open_burst(v);
+    return step == LANE || step == PLAIN ? 0 : open_burst(v);
 }
 
 static void let_go(victim *v) {
@@ -281,7 +281,7 @@ static int execute(victim *v, uint64_t *random) {
 static void lie_in_call(victim *v, const char *path, enum step step, uint64_t *random) {
     tell_lie(step, draw(random, UINT32_MAX));
     int r = reach(v, path, step);
-    if (!r && step == CHANNEL) r = execute(v, random);
+    if (!r && step == LANE) r = execute(v, random);
     if (step != NONE) judge(step, r);
     tell_lie(NONE, 0);
     let_go(v);
@@ -368,12 +368,14 @@ static void lie_in_results(victim *v, const char *path, uint64_t *random) {
 }
 
 static void lie_on_the_plain_path(victim *v, const char *path, uint64_t *random) {
-    static const unsigned char good[] = {0x94, 0, 0x91, 0x92, 0x92, 1, 4, 0xc3, 0x92, 0xc0, 7, 0xa2, 'h', 'i'};
+    static const unsigned char good[] = {0x92, 1, 0x94, 0, 0x91, 0x92, 0x92, 1, 4, 0xc3, 0x92, 0xc0, 7, 0xa2, 'h', 'i'};
     bool is_open = false;
+    unsigned char number = 1; /* of executions on this socket */
     if (reach(v, path, PLAIN)) stop("a good device", 0);
     for (int i = 0; i < BATCH; i++) {
         said answer = {.n = sizeof good}, heard;
         memcpy(answer.bytes, good, answer.n);
+        answer.bytes[1] = number;
         damage(&answer, random);
         if (!draw(random, 8)) damage_fds(&answer, random);
         pthread_mutex_lock(&shared.lock);
@@ -383,6 +385,7 @@ static void lie_on_the_plain_path(victim *v, const char *path, uint64_t *random)
         int r = execute(v, random);
         judge(PLAIN, r);
         is_open = r >= 0;
+        number = is_open ? (unsigned char)(number + 1) : 1;
         while (hear(shared.near, &heard, MSG_DONTWAIT)) drop_fds(&heard);
     }
     let_go(v);
@@ -433,7 +436,7 @@ static void run_one(victim *v, const char *path, uint64_t *random) {
     if (which == 0) lie_in_results(v, path, random);
     else if (which == 1) lie_on_the_plain_path(v, path, random);
     else if (which == 2) ask_back(v, path, random);
-    else lie_in_call(v, path, which < 10 ? HELLO : which < 15 ? PREPARE : which < 19 ? BURST : CHANNEL, random);
+    else lie_in_call(v, path, which < 10 ? HELLO : which < 15 ? PREPARE : which < 19 ? BURST : LANE, random);
     drop_burst(), drop_near();
 }
 

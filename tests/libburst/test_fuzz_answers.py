@@ -14,7 +14,7 @@ from wire_packets import GOLDEN, RESULTS, random_packet
 pytestmark = pytest.mark.integration
 CSRC = ROOT / "csrc"
 FLAGS = ["-std=gnu11", "-O1", "-g", "-w", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-STEPS = ("hello", "prepare", "burst", "channel", "callback", "result", "plain")
+STEPS = ("hello", "prepare", "burst", "lane", "callback", "result", "plain")
 LEAKING = ("if (n <= 0) message_close_fds(m);", "if (n <= 0) m->n_fds = 0;")  # what came with a packet of no bytes
 BELIEVED = ("&& (uint64_t)rank + 2 <= t->how.room - at", "")  # a rank that is not compared with the room for it
 

@@ -31,6 +31,7 @@ from protocol_page import messages
 from waiting import PATIENCE, until
 
 import driver
+from driver.protocol.lane_codec import IN_TURN, answer_to, in_turn, split_in_turn
 from driver.protocol.model_codec import encode
 
 pytestmark = pytest.mark.integration
@@ -180,13 +181,13 @@ class Recorder(LyingDevice):
 
     def __init__(self, path, **answers):
         self.near, self.prepared = None, []
-        super().__init__(path, channel=self.channel, prepare=self.prepare, **answers)
+        super().__init__(path, lane=self.lane, prepare=self.prepare, **answers)
 
     def prepare(self, arguments, _):
         self.prepared.append(arguments)
         return [0, 1], []
 
-    def channel(self, *_):
+    def lane(self, *_):
         self.near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.near.settimeout(PATIENCE)
         return [0], [far.detach(), self.life.fd]
@@ -220,12 +221,12 @@ def answered(library, recorder, compiled, pool, answers, deadline=FOREVER):
     run.start()
     sent = []
     until(lambda: recorder.near is not None)
-    while not sent or b"execute" not in sent[-1]:
+    while not sent or sent[-1][:2] != IN_TURN:
         raw, fds, *_ = socket.recv_fds(recorder.near, 65536, 72)
         sent.append(raw)
         recorder.fds += fds
-    for answer in answers:
-        recorder.near.send(answer)
+    for outcome in answers:
+        recorder.near.send(answer_to(sent[-1], outcome) if outcome else b"")
     run.join(PATIENCE)
     return found[0], sent
 
@@ -234,12 +235,13 @@ GOOD = b"\x94\x00\x91\x92\x92\x01\x04\xc3\x92\xc0\xc0\xa0"
 
 
 def test_the_bytes_are_the_pages(library, recorder):
-    """Of memory, of an execution without a deadline and of one with the last one that there is."""
-    memory, without, answer, with_deadline = messages("plain")
-    assert answer == GOOD
+    """Of memory, of an execution without a deadline and of one with the last one that there is. They are counted."""
+    memory, message, answer, *_ = messages("plain")
+    _, packed = split_in_turn(message)
+    assert answer == answer_to(message, GOOD)
     client, compiled, pool = plain_on(library, recorder.path)
-    assert answered(library, recorder, compiled, pool, [answer]) == (0, [memory, without])
-    assert answered(library, recorder, compiled, pool, [answer], 2**64 - 2) == (0, [with_deadline])
+    assert answered(library, recorder, compiled, pool, [GOOD]) == (0, [memory, in_turn(1, None, packed)])
+    assert answered(library, recorder, compiled, pool, [GOOD], 2**64 - 2) == (0, [in_turn(2, 2**64 - 2, packed)])
     checked(library, library.burst_disconnect(client))
 
 
@@ -264,13 +266,27 @@ def test_an_answer_that_is_none(library, recorder, lie):
     checked(library, library.burst_disconnect(client))
 
 
-CHANNELS = {"refused": [4, "no"], "without descriptors": [0]}
+def test_an_answer_to_something_else(library, recorder):
+    """-EBADMSG."""
+    client, compiled, pool = plain_on(library, recorder.path)
+    tensors = [Tensor(pool, 64 * i, 16, 0, None) for i in range(3)]
+    found = []
+    run = threading.Thread(target=lambda: found.append(execute(library, compiled, tensors[:2], tensors[2:])[0]))
+    run.start()
+    until(lambda: recorder.near is not None)
+    recorder.near.send(answer_to(in_turn(2, None, b""), GOOD))
+    run.join(PATIENCE)
+    assert found == [-errno.EBADMSG]
+    checked(library, library.burst_disconnect(client))
 
 
-@pytest.mark.parametrize("name", CHANNELS)
-def test_a_channel_that_is_none(library, place, name):
+SOCKETS = {"refused": [4, "no"], "without descriptors": [0]}
+
+
+@pytest.mark.parametrize("name", SOCKETS)
+def test_a_socket_that_is_none(library, place, name):
     """A status, or -EBADMSG."""
-    device = LyingDevice(f"{place}/liar", channel=CHANNELS[name])
+    device = LyingDevice(f"{place}/liar", lane=SOCKETS[name])
     with contextlib.closing(device):
         client, compiled, pool = plain_on(library, device.path)
         tensors = [Tensor(pool, 64 * i, 16, 0, None) for i in range(3)]

@@ -297,13 +297,13 @@ class Boastful(ReferenceDevice):
     """Says on the plain path that its executions take longer on the device than in the driver."""
 
     def __init__(self) -> None:
-        import driver.engine.plain
+        import driver.engine.lane
 
-        module: Any = driver.engine.plain
+        module: Any = driver.engine.lane
         from burst import Timing
 
-        encode = module.encode_answer
-        module.encode_answer = lambda result, *more: encode(
+        encode = module.encode_outcome
+        module.encode_outcome = lambda result, *more: encode(
             result._replace(timing=result.timing if result.status else Timing(3, 2)), *more
         )
 

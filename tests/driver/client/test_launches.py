@@ -9,11 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from frames import HELD
+from inside import model_number_of
 from waiting import nested
 
 import driver
-from burst import ErrorStatus, Memory, PeerDied, Request, RequestArgument, ResourceExhaustedTransient, Timeout
+from burst import ErrorStatus, Memory, PeerDied, Request, RequestArgument, Timeout
 from burst.channel import Channel, pack
+from driver.protocol.lane_codec import in_turn, launch, launch_behind
 
 ROW = 16  # bytes
 
@@ -143,43 +146,60 @@ class TestEnds:
     @pytest.mark.parametrize(
         "junk",
         [
-            ["execute", -1, [], None],
-            ["execute", 0, 5, None],
-            ["cancel", "x"],
-            ["free_memory", "x"],
-            ["nothing"],
-            [],
+            pack(["execute", 0, [], None]),
+            pack([1, 2, 3, []]),
+            launch(1, None, None, b"")[:20],
+            launch(1, None, None, b"").replace(b"\xcf", b"\xd3"),
+            pack(["cancel", "x"]),
+            pack(["forget", "x"]),
+            pack(["free_memory", "x"]),
+            pack(["nothing"]),
+            pack([]),
         ],
     )
     def test_messages_that_make_no_sense(self, connect, kit, junk):
         """End the connection, and nothing else; another one can be opened."""
         device = connect()
         for _ in range(2):
-            with opened(device, kit) as channel:
-                channel.send_raw(pack(junk))
+            with opened(device) as channel:
+                channel.send_raw(junk)
                 with pytest.raises(PeerDied):
                     channel.receive(kit.patience)
 
     def test_a_request_that_makes_no_sense(self, connect, kit):
-        """Is answered under its number, and so is a number that is used again."""
-        with opened(connect(), kit) as channel:
-            for request, deadline in ([["x"], None], [[1, [], [], [], False, None], None], [[], -1]):
-                channel.send(["execute", 7, request, deadline])
-                number, (status, *_) = channel.receive(kit.patience).body
-                assert (number, status > 0) == (7, True)
+        """Is answered under its number, in whatever way it is to be executed."""
+        with opened(connect()) as channel:
+            for ask in (in_turn, launch_now, launch_now_with_a_fence):
+                for request in (["x"], [1, [], [], [], False, None], [], "x", {}):
+                    channel.send_raw(ask(7, None, pack([request])[1:]))
+                    number, (status, *_) = channel.receive(kit.patience).body
+                    assert (number, status > 0) == (7, True)
+
+    def test_a_number_that_is_pending(self, connect, kit):
+        """Ends the socket: which of the two an answer is for, nobody could tell."""
+        device = connect("Slow")
+        with device.prepare(kit.add_model()) as prepared, opened(device) as channel:
+            memory = Memory.create(2 * ROW)
+            memory.asarray(np.float32, 4)[:] = HELD
+            channel.send(["memory", 0, memory.to_wire()], [memory.fd])
+            arguments = [[0, 0, ROW, []]], [[0, ROW, ROW, []]]
+            packed = pack([model_number_of(prepared), *arguments, [0], False, None])
+            for _ in range(2):
+                channel.send_raw(launch(7, None, None, packed))
+            with pytest.raises(PeerDied):
+                channel.receive(kit.patience)
 
 
-def opened(device, kit):
-    """A connection for asynchronous executions, once the device has noticed the end of the one before."""
-    found = []
+def launch_now(number, end, request):
+    return launch(number, end, None, request)
 
-    def is_open():
-        try:
-            found.extend(device.call("async")[1])
-        except ResourceExhaustedTransient:
-            return False
-        return True
 
-    kit.until(is_open)
-    os.close(found.pop())
-    return Channel.from_fd(found.pop())
+def launch_now_with_a_fence(number, end, request):
+    return launch_behind(0, number, end, None, request)
+
+
+def opened(device):
+    """A socket of the client's lane."""
+    _, (fd, life) = device.call("lane")
+    os.close(life)
+    return Channel.from_fd(fd)

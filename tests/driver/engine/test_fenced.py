@@ -28,15 +28,15 @@ from burst import (
     Request,
     RequestArgument,
     ResourceExhaustedTransient,
-    StatusError,
     Timeout,
 )
+from burst.channel import Channel, pack
 from driver import BufferDesc, BufferRole, DriverError, FenceState
 from driver.engine.limits import Limits
 from driver.nn import Model, Operand, Operation, Subgraph
 from driver.protocol import fences
 from driver.protocol.fences import ERROR_COUNT, kind_of, look
-from driver.protocol.rpc import call
+from driver.protocol.lane_codec import launch_behind, question
 from driver.vts.bench import ArgumentPlace, request
 from driver.vts.qos import endless
 
@@ -337,10 +337,21 @@ def test_nothing_is_left(fast, rows, kit):
         for execution in chain:
             execution.close()
     kit.until(lambda: all(len(os.listdir(side)) <= count for side, count in zip(sides, before, strict=True)))
-    path = fast.home.connection.fences()
-    for number in range(1, 62):  # a connection counts them from 1
-        with pytest.raises(StatusError, match="or was dropped"):
-            call(path._channel, "info", number, path._unasked())
+    for _ in range(65):  # the device is told of many at once
+        fast.execute_fenced(rows.request(0, 1)).close()
+    with lane_of(fast.device) as channel:
+        for number in range(1, 62):  # a lane counts what it sends from 1
+            channel.send_raw(question(number, number))
+            assert "or was dropped" in channel.receive(PATIENCE).body[1][3]
+
+
+@contextlib.contextmanager
+def lane_of(device):
+    """A socket of the client's lane."""
+    _, (fd, life) = device.call("lane")
+    os.close(life)
+    with Channel.from_fd(fd) as channel:
+        yield channel
 
 
 class TestErrors:
@@ -458,31 +469,24 @@ class TestErrors:
             assert prepared.execute_fenced(whole).result(PATIENCE).outputs[0].tolist() == [[1] * 4]
 
     def test_messages_that_make_no_sense(self, fast, rows):
-        """Are refused, one after the other, on a connection that goes on."""
-        channel = fast.home.connection.fences()._channel
-        for junk in (
-            [None, None, None, 0, []],
-            [[], None, None, 0, []],
-            [[1, [], [], [], False, None], "x", None, 0, []],
-            [[1, [], [], [], False, None], -1, None, 0, []],
-            [[1, [], [], [], False, None], None, None, -1, []],
-            [[1, [], [], [], False, None], None, None, 2**40, []],
-            [[1, [], [], [], False, None], None, None, 0, [[]]],
-            [["x", [], [], [], False, None], None, None, 0, [7]],
-            [],
-        ):
-            with pytest.raises(StatusError):
-                call(channel, "execute", *junk)
-        for junk in ([None, []], [[], []], [7**20, []], [1, 5]):
-            with pytest.raises(StatusError):
-                call(channel, "info", *junk)
+        """Are refused, one after the other, on a socket that goes on."""
+        good = [1, [], [], [], False, None]
+        with lane_of(fast.device) as channel:
+            for fences, request in ((0, []), (0, ["x", *good[1:]]), (127, good), (65, good), (1, good), (0, good)):
+                channel.send_raw(launch_behind(fences, 7, None, None, pack(request)))
+                assert channel.receive(PATIENCE).body[1][0] > 0
+            for execution in (0, 7, 2**64 - 1):
+                channel.send_raw(question(8, execution))
+                assert channel.receive(PATIENCE).body[1][0] == GENERAL_FAILURE
         assert fast.execute_fenced(rows.request(0, 1)).result(PATIENCE).status == NONE
 
-    def test_a_connection_has_one(self, fast, rows):
-        """For fenced executions: a second one is refused while the first is there."""
-        assert fast.execute_fenced(rows.request(0, 1)).wait(PATIENCE) == SIGNALED
-        with pytest.raises(ResourceExhaustedTransient):
-            fast.device.call("fenced")
+    def test_a_socket_that_ends(self, fast, rows, gate):
+        """What waits for fences is the lane's: it goes on, however many of its sockets end."""
+        waiting = fast.execute_fenced(rows.request(0, 1), [gate])
+        lane = fast.home.connection.lane
+        lane._end(lane._take())
+        os.eventfd_write(gate, 1)
+        assert waiting.result(PATIENCE).status == NONE
 
 
 class TestDeadlines:

@@ -154,7 +154,7 @@ def test_threads(place, kit):
     with device.prepare(kit.add_model()) as prepared:
         prepared.burst().close()
         check(cost(driver.connect), PRICES["client"]["bytes"], most=4)
-        check(cost(lambda: device.call("channel")[1]), PRICES["plain path"]["bytes"], most=4)
+        check(cost(lambda: device.call("lane")[1]), PRICES["lane socket"]["bytes"], most=4)
         check(cost(prepared.burst), PRICES["burst"]["bytes"], most=4)
     for thing in kept:
         close_all(thing) if isinstance(thing, list) else thing.close()

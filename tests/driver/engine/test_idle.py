@@ -144,7 +144,7 @@ def test_worth_it(monkeypatch, tmp_path):
     )
     client = EngineClient(engine, 0)
     nothing, few, many = (SimpleNamespace(bound=n) for n in (0, 4, 5))
-    client._plain, client._bursts = [nothing, few], [many]
+    client._lane, client._bursts = few, [nothing, many]
     assert client.holders() == [many]
     temporaries = client.quota.room(2**20)
     assert client.holders() == [few, many]

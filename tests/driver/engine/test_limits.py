@@ -20,11 +20,19 @@ from burst import (
     ResourceExhaustedPersistent,
     ResourceExhaustedTransient,
 )
-from burst.channel import close_all
+from burst.channel import Channel, close_all
 from driver.doctor import running
 from driver.engine.limits import Limits, limits
 
 X = np.zeros((1, 4), np.float32)
+
+
+def socket_of(device):
+    """A socket of the client's lane."""
+    socket, life = device.call("lane")[1]
+    os.close(life)
+    return Channel.from_fd(socket)
+
 
 HERE = Path(__file__).parents[1]
 HOLDER = """
@@ -83,9 +91,13 @@ class TestClient:
                 assert prepared.run(X)[0].tolist() == [[2, 2, 2, 2]]
 
     def test_connections(self, configure, kit):
-        """One plain path too many is refused, and those that are there go on."""
+        """One socket too many is refused, and those that are there go on."""
         path = configure(client_connections=1)
-        with driver.connect() as device, device.prepare(kit.add_model()) as prepared, device.plain_path():
+        with (
+            driver.connect() as device,
+            device.prepare(kit.add_model()) as prepared,
+            contextlib.closing(socket_of(device)),
+        ):
             with pytest.raises(ResourceExhaustedTransient, match=f"client_connections = 1 .*{path}"):
                 prepared.run(X)
             with prepared.burst() as burst:
@@ -148,27 +160,27 @@ class TestAccount:
     """What one account may hold of the tables of the device's processes."""
 
     def test_applications(self, configure, kit):
-        """One application cannot take all threads: its plain paths are refused with the figure, and another one of
+        """One application cannot take all threads: its sockets are refused with the figure, and another one of
         the account finds some. What is closed is free again.
         """
         path = configure(account_threads=12)  # the connection of each application has one
         with driver.connect(application="a") as device, driver.connect(application="b") as other:
-            fds = [device.call("channel")[1] for _ in range(8)]
+            fds = [device.call("lane")[1] for _ in range(8)]
             words = (
                 "75 % of account_threads = 12 is reached: this application has 9 threads .* asks for 1 more; "
                 f"make fewer calls at once, or raise account_threads in {path}"
             )
             with pytest.raises(ResourceExhaustedTransient, match=words):
-                device.call("channel")
-            fds += [other.call("channel")[1] for _ in range(2)]
+                device.call("lane")
+            fds += [other.call("lane")[1] for _ in range(2)]
             with pytest.raises(ResourceExhaustedTransient, match=r"account_threads = 12 .* this account has 12"):
-                other.call("channel")
+                other.call("lane")
             close_all(fds.pop())
             close_all(fds.pop())
 
             def opened():
                 with contextlib.suppress(ResourceExhaustedTransient):
-                    return other.call("channel")[1]
+                    return other.call("lane")[1]
 
             kit.until(opened)
 
@@ -245,14 +257,14 @@ class TestAccount:
             device.call("free", 0, fds=fds[:2])
 
     def test_descriptors_of_a_launch(self, configure, kit):
-        """Fences that come with a launch count, but for the few that its connection has paid for; any number of
-        launches may bring those, one after the other.
+        """Fences that come with a launch count as long as it waits for them; any number of launches may bring some, one
+        after the other.
         """
         configure(account_descriptors=24)
         with driver.connect() as device, device.prepare(kit.add_model()) as prepared:
             pool, gate = Memory.create(64), os.eventfd(1)
             request = Request((RequestArgument(length=16),), (RequestArgument(offset=16, length=16),), (pool,))
-            with pytest.raises(ResourceExhaustedPersistent, match=r"account_descriptors = 24 .* asks for 26"):
+            with pytest.raises(ResourceExhaustedPersistent, match=r"account_descriptors = 24 .* asks for 31"):
                 prepared.execute_fenced(request, [gate] * 30)
             for _ in range(30):
                 prepared.execute_fenced(request, [gate] * 2).result(PATIENCE)

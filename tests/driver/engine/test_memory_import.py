@@ -28,7 +28,7 @@ from burst import (
     ResourceExhaustedTransient,
     Result,
 )
-from burst.channel import Channel, close_all, pack
+from burst.channel import Channel, close_all
 from driver.engine import memory_import
 from driver.engine.cache.compilations import CacheOwner, Declined, VerifiedCache
 from driver.engine.device_memory import Quota
@@ -36,9 +36,9 @@ from driver.engine.ledger import Ledger
 from driver.engine.limits import Limits
 from driver.engine.memory_import import MemoryImporter
 from driver.interface import CacheFiles
+from driver.protocol.lane_codec import decode_outcome, encode_request, in_turn
 from driver.protocol.ledger_report import LedgerReport
 from driver.protocol.model_codec import InvalidModel, sealed
-from driver.protocol.plain_codec import decode_answer, encode_request
 
 PAGE = mmap.PAGESIZE
 LIMITS = Limits(client_bytes=1 << 20, device_bytes=1 << 20, account_pool_bytes=1 << 30)
@@ -322,7 +322,7 @@ def own(place):
 @contextmanager
 def plain_path(device):
     """A plain path as a client of its own making uses it."""
-    _, (fd, life) = device.call("channel")
+    _, (fd, life) = device.call("lane")
     os.close(life)
     with Channel.from_fd(fd) as channel:
         yield channel
@@ -335,8 +335,8 @@ def register(channel, slot, plain, fd):
 def answer(channel, prepared, slot):
     """Status and text of an execution on that slot."""
     request = Request((RequestArgument(length=16),), (RequestArgument(offset=16, length=16),), (Memory.create(PAGE),))
-    channel.send_raw(pack(["execute", *encode_request(prepared.home.number, request, [slot], measure=False)]))
-    found = Result(*decode_answer(channel.receive(PATIENCE).raw))
+    channel.send_raw(in_turn(1, None, encode_request(prepared.home.number, request, [slot], measure=False)))
+    found = Result(*decode_outcome(channel.receive(PATIENCE).raw[10:]))
     return found.status, found.message
 
 

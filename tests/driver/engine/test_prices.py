@@ -42,21 +42,27 @@ class Things:
     def client(self):
         return self._stack.enter_context(driver.connect())
 
-    def plain_path(self, n):
-        self._call(self.clients[n], "channel")
+    def lane_socket(self, n):
+        _, fds = self.clients[n].call("lane")
+        self._stack.callback(close_all, fds)
 
     def launches(self, n):
-        self._call(self.clients[n], "async")
+        """The first launch of a client. It is refused, so nothing else comes of it."""
+        with pytest.raises(driver.InvalidArgument, match="are null"):
+            self.models[n].execute_fenced(self._requests[n], [None])
+
+    def execute(self):
+        """Once in turn, for each client: the launch needs no new socket, memory or plan."""
+        self.models = [client.prepare(self._kit.add_model()) for client in self.clients]
+        self._requests = [self._kit.request([X], X.nbytes)[0] for _ in self.clients]
+        for model, request in zip(self.models, self._requests, strict=True):
+            assert model.execute(request).status == 0
 
     def burst(self, _=None):
         return self._stack.enter_context(self.prepared.burst())
 
     def pools(self, burst):
         assert burst.run(X).outputs[0].tolist() == [[1, 1, 1, 1]]
-
-    def _call(self, client, method):
-        _, fds = client.call(method)
-        self._stack.callback(close_all, fds)
 
 
 @pytest.fixture
@@ -67,10 +73,12 @@ def things(place, kit):
         yield made
 
 
-@pytest.mark.parametrize("kind", ["plain path", "launches", "burst"])
+@pytest.mark.parametrize("kind", ["lane socket", "launches", "burst"])
 def test_what_the_engine_pays(things, kind):
-    """A plain path, a connection for launches and a burst cost the engine what the ledger counts for them."""
-    make = {"plain path": things.plain_path, "launches": things.launches, "burst": things.burst}[kind]
+    """A socket of a lane, the first launch on one and a burst cost the engine what the ledger counts for them."""
+    make = {"lane socket": things.lane_socket, "launches": things.launches, "burst": things.burst}[kind]
+    if kind == "launches":
+        things.execute()
     make(NUMBER)  # whatever the first of its kind makes for all
     check(things.pid, PRICES[kind], [make] * NUMBER)
 

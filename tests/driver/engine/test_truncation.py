@@ -12,6 +12,7 @@ import driver
 import fmq
 from burst import Memory, NotSent, Request, RequestArgument, StatusError
 from burst.datum import DATUM_DTYPE
+from driver.client.job import Job
 from driver.client.workspace import KnownRequest
 from driver.engine.limits import limits
 
@@ -47,10 +48,8 @@ def test_a_truncated_pool_reads_as_zeros_and_the_device_lives(adder, path):
         if path == "burst":
             assert controller.send(controller.encode(request)).status == 0  # execute() would look at the outputs
         else:
-            with adder.device.plain_path() as plain:
-                known = KnownRequest(request)
-                result = plain.execute(model_number_of(adder), request, known, measure=False, deadline=None)
-                assert result.status == 0
+            lane = adder.device.connection.lane
+            assert lane.execute(model_number_of(adder), Job(request), KnownRequest(request)).status == 0
     np.testing.assert_array_equal(adder.run(A, A)[0], A + A)
 
 

@@ -32,8 +32,10 @@ from burst import (
 from burst.channel import Message
 from burst.run_queue import Application, Flow, RunQueue, Share
 from burst.wire import Token
-from driver.engine import plain
-from driver.protocol import plain_codec, rpc
+from driver.engine import lane, lane_reader
+from driver.engine.ledger import Claim
+from driver.engine.limits import Limits
+from driver.protocol import lane_codec, rpc
 
 ANSWERS = set(ErrorStatus) - {ErrorStatus.GENERAL_FAILURE}
 
@@ -124,21 +126,31 @@ class Plain:
     """Requests on the plain path, from their bytes to the answer's; two slots have memory."""
 
     name = "plain"
-    modules = (channel, plain, plain_codec)
+    modules = (channel, lane, lane_reader, lane_codec)
     _execution = SimpleNamespace(is_static=True, shapes=(OutputShape((4,)),), run=lambda: None)
 
     def __init__(self, seed):
         self._channel = OneMessage(None)
         flow = Flow(Application(Share(RunQueue(1, 1e-3), 1), "fuzz"), 1)
-        self._server = plain.PlainServer(self._channel, self._model, lambda _: flow, Memory.from_wire, lambda: None)
+        owner = lane.LaneOwner(
+            bind=self._model,
+            model=self._model,
+            flow=lambda _: flow,
+            memory_from=Memory.from_wire,
+            take=lambda *_, **__: Claim(lambda: None),
+            enter=lambda: None,
+            slots=1,
+            limits=Limits(client_bytes=1 << 20, device_bytes=1 << 20),
+        )
+        self._reader = lane_reader.LaneReader(self._channel, lane.ClientLane(owner), lambda: None)
         for slot in (0, 1):
             memory = Memory.create(4096)
-            self._server.handle(Message(msgpack.packb(["memory", slot, memory.to_wire()]), [os.dup(memory.fd)]))
+            self._reader.handle(Message(msgpack.packb(["memory", slot, memory.to_wire()]), [os.dup(memory.fd)]))
         one, two = [0, 0, 64, []], [1, 64, 64, [2, 3]]
-        bodies = [["execute", 1, [one, None], [two], [0, 1], True, None], ["execute", 1, [one], [], [1], False, 5]]
-        bodies.append(["execute", 1, [one], [[1, 0, 0, []]], [0, [7]], False, None])
-        self.seeds = [msgpack.packb(body) for body in [*bodies, ["execute", 2, [], [], [], False, None]]]
-        self.seeds.append(plain_codec.with_deadline(self.seeds[0], 2**63))
+        bodies = [[1, [one, None], [two], [0, 1], True, None], [1, [one], [], [1], False, 5]]
+        bodies += [[1, [one], [[1, 0, 0, []]], [0, [7]], False, None], [2, [], [], [], False, None]]
+        self.seeds = [lane_codec.in_turn(n, None, msgpack.packb(body)) for n, body in enumerate(bodies)]
+        self.seeds.append(lane_codec.in_turn(9, 2**63, msgpack.packb(bodies[0])))
         self.mutate = MessageMutator(seed)
 
     def close(self):
@@ -158,7 +170,7 @@ class Plain:
 
     def check(self, data):
         """Whether the request was executed. Only what begins like one comes here."""
-        if not data.startswith((plain_codec.EXECUTE, plain_codec.EXECUTE_BY)):
+        if data[:2] != lane_codec.IN_TURN:
             return False
         status, _, _, _, text, _ = self.answer(data)
         assert status in ANSWERS or text.startswith("Malformed: "), text
@@ -166,8 +178,13 @@ class Plain:
 
     def answer(self, data):
         """As the client sees it."""
-        self._server.handle(Message(data, []))
-        return plain_codec.decode_answer(self._channel.sent.pop())
+        try:
+            self._reader.handle(Message(data, []))
+        except Malformed as error:  # there is no number to answer to
+            return 0, None, None, None, str(error), None
+        number, outcome = msgpack.unpackb(self._channel.sent.pop())
+        assert number == int.from_bytes(data[2:10])
+        return lane_codec.fields_of(outcome)
 
 
 fuzz_parsers.TARGETS |= {"calls": Calls, "plain": Plain}

@@ -13,6 +13,7 @@ import stress
 from fuzz_messages import fuzz_parsers
 
 from burst import ErrorStatus
+from driver.protocol.lane_codec import in_turn
 
 PROGRAM = Path(fuzz_messages.__file__)
 TARGETS = ("calls", "plain")
@@ -30,9 +31,9 @@ def test_mutants_find_nothing(target):
 @pytest.mark.parametrize("slot", [[], {}, [[1]]], ids=repr)
 def test_slots_that_are_no_numbers(slot):
     """They are malformed, as anything else in the place of a number is; then KNOWN can go."""
-    body = ["execute", 1, [], [], [slot], False, None]
+    request = msgpack.packb([1, [], [], [slot], False, None])
     with closing(fuzz_messages.Plain(seed=1)) as target:
-        status, *_, text, _ = target.answer(msgpack.packb(body))
+        status, *_, text, _ = target.answer(in_turn(1, None, request))
     assert status == ErrorStatus.GENERAL_FAILURE
     assert text.startswith("Malformed: ")
 
@@ -43,7 +44,7 @@ def test_slots_that_are_no_numbers(slot):
         (fuzz_messages.Calls, b"\x93\x01\xa5hello" + DEEP),
         (fuzz_messages.Calls, b"\x93\x01\xa6memory" + DEEP),
         (fuzz_messages.Calls, b"\x93\x01\xa5queue" + DEEP),
-        (fuzz_messages.Plain, b"\x96\xa7execute\x01\x91" + DEEP + b"\x90\x90\xc2"),
+        (fuzz_messages.Plain, in_turn(1, None, b"\x96\x01\x91" + DEEP + b"\x90\x90\xc2\xc0")),
     ],
     ids=["hello", "memory", "queue", "argument"],
 )

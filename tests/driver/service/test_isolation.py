@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import driver
-from burst.channel import MAX_BYTES, MAX_FDS, Channel
+from burst.channel import MAX_BYTES, MAX_FDS, Channel, pack
+from driver.protocol.lane_codec import in_turn
 
 X = np.ones((1, 4), np.float32)
 
@@ -139,12 +140,13 @@ def test_many_connections(shared, witness):
 def test_descriptors_that_come_with_a_request_are_closed(connect, stranger, witness):
     """A request on the plain path needs no descriptors; those that a client sends with it do not stay in the device."""
     engine = f"/proc/{connect().engine_pid}/fd"
+    request = in_turn(1, None, pack([0, [], [], [], False, None]))
     with open(os.devnull, "rb") as null, plain_path(stranger) as plain:
         before = len(os.listdir(engine))
         for _ in range(20):
-            plain.send(["execute", 0, [], [], [], False, None], [null.fileno()] * MAX_FDS)
+            plain.send_raw(request, [null.fileno()] * MAX_FDS)
             plain.receive(20).close()
-        plain.send(["execute", 0, [], [], [], False, None])
+        plain.send_raw(request)
         plain.receive(20).close()  # by now the one before has been dealt with
         assert len(os.listdir(engine)) <= before
     witness()
@@ -164,7 +166,7 @@ def test_noise(shared, witness):
 
 def plain_path(channel):
     """A plain path of the stranger's own, in place of its connection."""
-    channel.send([1, "channel"])
+    channel.send([1, "lane"])
     answer = channel.receive(20)
     fds = answer.take_fds()
     os.close(fds[1])
@@ -172,7 +174,7 @@ def plain_path(channel):
 
 
 def send_noise(source, channel, fd):
-    words = ["hello", "prepare", "supported", "free", "channel", "burst", "execute", "memory", "free_memory", "load"]
+    words = ["hello", "prepare", "supported", "free", "lane", "burst", "execute", "memory", "free_memory", "load"]
     values = [0, 1, -1, 2**63, 1.5, None, True, "x", b"y", [], {}, [0, 16], [[0, 0, 16, []]], [[0, 0, 2**40, [1, 4]]]]
     with channel:
         for _ in range(20):

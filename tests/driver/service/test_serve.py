@@ -372,7 +372,7 @@ def test_memory_of_another_account_has_all_its_pages(members):
 
 FILLING = [
     ("driver.client.prepared_model", "Accepted", "lambda version, life, _: kept_0(version, life)"),
-    ("driver.client.plain", "fill_holes", "lambda _: None"),
+    ("driver.client.lane_socket", "fill_holes", "lambda _: None"),
     ("driver.client.device_buffers", "fill_holes", "lambda _: None"),
 ]
 

@@ -1,7 +1,7 @@
-"""Asynchronous executions: many in flight on one connection to the engine, which queues them by priority.
+"""The thread that takes the answers to asynchronous executions: many are in flight on one socket of the lane.
 
-One thread completes them, calls their callbacks, and ends the wait of those that the device does not answer in
-time. The first `execute_async` starts it, and it ends with the connection.
+It completes them, calls their callbacks, and ends the wait of those that the device does not answer in time. The first
+`execute_async` starts it, and it ends with the connection.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import threading
 import weakref
 from contextlib import suppress
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import Malformed, PeerDied, Result, Timeout
 from burst.channel import Channel
-from burst.dropped import DropList
 from driver.client.completion import Completion
-from driver.client.plain import SlotRegistry
-from driver.protocol.plain_codec import fields_of
+from driver.protocol.lane_codec import fields_of, launch
 from fmq import clock
 from fmq.clock import FOREVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from burst import Memory, Request
+    from burst import Request
+    from driver.client.job import Job
+    from driver.client.lane_socket import LaneSocket
+    from driver.client.workspace import KnownRequest
     from driver.deadlines import Wait
 
 _LONGEST = 10**6  # milliseconds that one poll may take
@@ -40,37 +40,37 @@ class _Launched(NamedTuple):
     wait: Wait
 
 
-class AsyncClient:
-    """Launches executions and completes them. Any thread."""
+class AnswerThread:
+    """Launches executions on a socket, and completes them. Any thread."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, socket: LaneSocket) -> None:
         """Starts the thread."""
-        self._channel, self._pid = channel, os.getpid()
-        self._dropped = DropList(self._tell)
-        self._slots = SlotRegistry(partial(_send, channel), self._dropped, is_foreign=channel.is_foreign)
-        self._numbers = count()
+        self._socket, self._channel, self._pid = socket, socket.channel, os.getpid()
         self._pending: dict[int, _Launched] = {}
         self.is_over = False  #: nothing can be launched any more
         self._next_end = FOREVER  # that the thread knows
         self._is_held = False  # the thread keeps this object while executions are pending
         self._wake, far = Channel.pair()  # its other end ends with this object, and so does the thread
-        arguments = weakref.ref(self), channel.fileno(), far
+        arguments = weakref.ref(self), socket.channel.fileno(), far
         threading.Thread(target=_complete, args=arguments, name="burst-async", daemon=True).start()
 
     def launch(
-        self, model: int, request: Request, wait: Wait, finish: Callable[[Result], Result], *, measure: bool
+        self, number: int, asked: tuple[int, Job, KnownRequest], finish: Callable[[Result], Result]
     ) -> Completion:
-        """`finish` makes of the device's result the caller's. Raises InvalidArgument, Malformed, PeerDied."""
-        number, completion = next(self._numbers), Completion()
+        """Launch a job for a prepared model. Raise InvalidArgument, Malformed, PeerDied."""
+        model, job, known = asked
+        wait, completion = job.wait, Completion()
         completion.give_up = partial(self._cancel, number)
-        with self._dropped:
-            plain = self._slots.encode(model, request, measure)
-            self._pending[number] = _Launched(completion, request, finish, wait)
+        socket = self._socket
+        with socket.lock:
+            message = launch(number, wait.end, None, socket.encoded(model, job.request, known, job.measure))
+            self._pending[number] = _Launched(completion, job.request, finish, wait)
             try:
-                self._channel.send(["execute", number, plain, wait.end])
+                self._channel.send_raw(message)
             except BaseException:
                 self._pending.pop(number, None)
                 raise
+        socket.tell_freed()
         end = FOREVER if wait.end is None else wait.end
         if end < self._next_end or not self._is_held:
             self._next_end = min(end, self._next_end)
@@ -85,14 +85,6 @@ class AsyncClient:
     def _take(self, number: int) -> _Launched | None:
         """For the thread that completes it: each gets it once."""
         return self._pending.pop(number, None)
-
-    def free_memory(self, memory: Memory) -> None:
-        """The device unmaps it after the executions that use it."""
-        self._slots.free_memory(memory)
-
-    def _tell(self, slots: list[int]) -> None:
-        self._slots.forget(slots)
-        self._channel.send(["free_memory", *slots])
 
     def close(self) -> None:
         """Ends the connection: what is pending gets PeerDied."""
@@ -137,8 +129,8 @@ class AsyncClient:
 
     def _answered(self, body: list[Any]) -> None:
         match body:
-            case [int(number), list(answer)]:
-                fields = fields_of(answer)
+            case [int(number), list(outcome)]:
+                fields = fields_of(outcome)
             case _:
                 raise Malformed("the device sent a malformed answer")
         launched = self._take(number)
@@ -158,7 +150,7 @@ class AsyncClient:
                 launched.completion.fail(PeerDied(f"{error}; nothing is known of this execution")).call_back()
 
 
-def _complete(reference: weakref.ref[AsyncClient], channel: int, wake: Channel) -> None:
+def _complete(reference: weakref.ref[AnswerThread], channel: int, wake: Channel) -> None:
     """The thread. It keeps the client alive while executions are pending."""
     poll = select.poll()
     poll.register(channel, select.POLLIN)
@@ -174,7 +166,3 @@ def _complete(reference: weakref.ref[AsyncClient], channel: int, wake: Channel) 
         client = reference()
         goes_on = client is not None and client.step()
         del client
-
-
-def _send(channel: Channel, *message: object, fds: Any = ()) -> None:
-    channel.send(message, fds)

@@ -1,0 +1,96 @@
+"""One socket of a lane: sends requests with the memory that they name, and takes answers."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from burst import DeviceBuffer, Malformed, PeerDied
+from burst.backing import fill_holes
+from burst.exhaustion import DescriptorsLost, exhausted
+from burst.request_checks import check_request
+from driver.protocol.lane_codec import encode_request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from burst import Memory, Request
+    from burst.channel import Channel, Message
+    from burst.slots import SlotTable
+    from driver.client.workspace import KnownRequest
+
+
+class LaneSocket:
+    """A socket to the engine. The thread that holds `lock` uses it, and tells the device of freed memory afterwards."""
+
+    def __init__(self, channel: Channel, slots: SlotTable) -> None:
+        """`slots`: of the lane."""
+        self.channel, self._slots = channel, slots
+        self.lock = threading.Lock()
+        self._is_foreign = channel.is_foreign  # the device takes memory with all its pages alone
+        self._sent: set[int] = set()
+        self.freed: deque[int] = deque()  #: slots of which the device is to be told
+        self._last: tuple[int, KnownRequest, bool, bytes] | None = None
+
+    def encoded(self, model: int, request: Request, known: KnownRequest, measure: bool) -> bytes:
+        """Return the packed request; `known` stands for it. Send memory that is new on this socket.
+
+        Requests are immutable, so the last one is encoded only once. Raise InvalidArgument, Malformed, PeerDied.
+        """
+        last = self._last
+        if last and last[1] is known and last[0] == model and last[2] is measure:
+            return last[3]
+        check_request(request.inputs, request.outputs, len(request.pools))
+        pools = [[p.token] if isinstance(p, DeviceBuffer) else self._slot(p) for p in request.pools]
+        raw = encode_request(model, request, pools, measure=measure)
+        self._last = model, known, measure, raw
+        return raw
+
+    def _slot(self, memory: Memory) -> int:
+        slot = self._slots.slot_of(memory)
+        if slot not in self._sent:
+            if self._is_foreign:
+                fill_holes(memory.fd)
+            self.channel.send(["memory", slot, memory.to_wire()], [memory.fd])
+            self._sent.add(slot)
+        return slot
+
+    def exchange(self, message: bytes, fds: Sequence[int] = (), timeout: float | None = None) -> Message:
+        """Send a message with a number, and return its answer. Raise PeerDied, Timeout, ResourceExhaustedTransient."""
+        self.channel.send_raw(message, fds)
+        try:
+            answer = self.channel.receive(timeout)
+        except DescriptorsLost as error:
+            raise exhausted(error, "this process") or error from error
+        if answer.raw[1:10] != message[1:10]:  # the number, as it is packed
+            answer.close()
+            raise Malformed("the device has sent an answer to something else")
+        return answer
+
+    def ask(self, message: bytes, timeout: float | None) -> bytes:
+        """Send a message with a number, and return the outcome in its answer. Raise PeerDied, Timeout."""
+        self.channel.send_raw(message)
+        answer = self.channel.receive_bytes(timeout)
+        if answer[1:10] != message[1:10]:  # the number, as it is packed
+            raise Malformed("the device has sent an answer to something else")
+        return answer[10:]
+
+    def free(self, slots: Iterable[int]) -> None:
+        """Tell the device of these slots, now, or when the thread that uses the socket calls `tell_freed`."""
+        if mine := self._sent.intersection(slots):
+            self.freed.extend(mine)
+            self.tell_freed()
+
+    def tell_freed(self) -> None:
+        """Tell the device, unless another thread uses the socket: that one does so afterwards."""
+        while self.freed and self.lock.acquire(blocking=False):
+            try:
+                freed = [self.freed.popleft() for _ in range(len(self.freed))]
+                self._last = None  # it may name one of them
+                self._sent.difference_update(freed)
+                with suppress(PeerDied):  # the next request notices it
+                    self.channel.send(["free_memory", *freed])
+            finally:
+                self.lock.release()

@@ -1,0 +1,244 @@
+"""The lane of one connection: every execution that is not a burst's goes this way, past the service to the engine.
+
+What a caller waits for, a plain execution or the launch of a fenced one, is one send and one receive in the caller's
+thread, on a socket that is its own meanwhile; calls at the same time have sockets of their own, which are kept. What is
+launched without waiting goes through one more, whose answers a thread takes (`driver.client.answer_thread`). All share
+one table of slots here, and one of memory, plans and executions in the engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from burst import ErrorStatus, InvalidArgument, Malformed, Result, Timeout, Timing
+from burst.channel import Message, close_all
+from burst.dropped import DropList
+from burst.errors import status_error
+from burst.messages import NO_TIMING
+from burst.slots import SlotTable
+from driver.client.answer_thread import AnswerThread
+from driver.client.fenced import Ending, ExecutionInfo, FencedExecution, duplicates
+from driver.client.lane_socket import LaneSocket
+from driver.deadlines import seconds_left
+from driver.errors import DriverError
+from driver.protocol.lane_codec import (
+    LAUNCHED,
+    decode_outcome,
+    fields_of,
+    in_turn,
+    launch_behind,
+    question,
+)
+from fmq import clock
+
+if TYPE_CHECKING:
+    import select
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from burst import Memory
+    from driver.client.completion import Completion
+    from driver.client.connection import Connection
+    from driver.client.job import Job
+    from driver.client.workspace import KnownRequest
+
+_MANY = 64  # outcomes that are not wanted any more, of which the device is told at once
+
+
+class SocketLane:
+    """The lane of one connection. Any thread may use it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._pid = ref(connection), os.getpid()
+        self._dropped = DropList(self._tell)
+        self._slots = SlotTable(self._dropped)
+        self.free_memory: Callable[[Memory], None] = self._slots.free_memory
+        self._idle: list[LaneSocket] = []
+        self._sockets: list[LaneSocket] = []
+        self._answers: AnswerThread | None = None
+        self._opening, self._is_closed = Lock(), False
+        self._numbers = count(1)
+        self._answer = b"", Result(ErrorStatus.NONE)
+        self._ended: tuple[bytes, Ending] = b"", Ending(ExecutionInfo(ErrorStatus.NONE, NO_TIMING, NO_TIMING))
+        self._forgotten: deque[int] = deque()
+
+    # ---- sockets
+
+    def _take(self, end: int | None = None) -> LaneSocket:
+        """Return a socket for one call, its lock held. Raise StatusError, PeerDied, Timeout."""
+        try:
+            socket = self._idle.pop()
+        except IndexError:
+            socket = self._opened(end)
+        socket.lock.acquire()
+        return socket
+
+    def _put(self, socket: LaneSocket) -> None:
+        """Keep a socket for the next call: no answer is on its way on it."""
+        socket.lock.release()
+        self._idle.append(socket)
+        self._tidy(socket)
+
+    def _tidy(self, socket: LaneSocket) -> None:
+        """Do what other threads left to the one that used the socket."""
+        socket.tell_freed()
+        if self._is_closed:
+            self._close_idle()
+
+    def _end(self, socket: LaneSocket) -> None:
+        """Close a socket after an error, because an answer may still be on its way on it."""
+        socket.lock.release()
+        socket.channel.close()
+        with suppress(ValueError):
+            self._sockets.remove(socket)
+
+    def _opened(self, end: int | None = None) -> LaneSocket:
+        connection = self._connection()
+        assert connection
+        socket = LaneSocket(connection.to_engine(seconds_left(end)), self._slots)
+        self._sockets.append(socket)
+        return socket
+
+    def _tell(self, slots: list[int]) -> None:
+        """The application has dropped memory, or freed it."""
+        self._slots.forget(slots)
+        for socket in list(self._sockets):
+            socket.free(slots)
+
+    # ---- in turn
+
+    def execute(self, model: int, job: Job, known: KnownRequest) -> Result:
+        """Execute it, and wait for the answer. `known` stands for its request.
+
+        Raise PeerDied, and Timeout at the end of its wait.
+        """
+        end = job.wait.end
+        socket = self._take(end)
+        try:
+            request = socket.encoded(model, job.request, known, job.measure)
+            message = in_turn(next(self._numbers), end, request)
+            raw = socket.ask(message, seconds_left(end))
+        except InvalidArgument as error:  # nothing was sent
+            self._put(socket)
+            return error.as_result()
+        except BaseException:
+            self._end(socket)
+            raise
+        socket.lock.release()
+        self._idle.append(socket)
+        if socket.freed or self._is_closed:
+            self._tidy(socket)
+        if end is not None and clock.now() > end:
+            raise Timeout("the answer came after the deadline")
+        known_answer = self._answer
+        if raw != known_answer[0]:
+            known_answer = self._answer = raw, Result(*decode_outcome(raw))
+        return known_answer[1]
+
+    # ---- behind fences
+
+    def launch(
+        self, model: int, job: Job, known: KnownRequest, outputs: Callable[[], tuple[NDArray[Any], ...]]
+    ) -> FencedExecution:
+        """Launch it behind its fences; `outputs` makes the arrays of the result. Raise StatusError, PeerDied."""
+        number = next(self._numbers)
+        terms = len(job.after), number, job.wait.end, job.duration
+
+        def message(socket: LaneSocket) -> bytes:
+            return launch_behind(*terms, socket.encoded(model, job.request, known, job.measure))
+
+        with duplicates(job.after) as fds:
+            answer = self._asked(message, fds)
+        fences = answer.take_fds()
+        if answer.raw[10:] != LAUNCHED:
+            close_all(fences)
+            status, _, _, _, text, cause = decode_outcome(answer.raw[10:])
+            raise status_error(status, text, cause)
+        if len(fences) != 1:
+            close_all(fences)
+            raise Malformed("the device has launched an execution without a fence")
+        ask, forget = partial(self._ending, number), partial(self._forget, number)
+        return FencedExecution(fences.pop(), ask, outputs, watch=self._watch, forget=forget)
+
+    def _asked(self, message: Callable[[LaneSocket], bytes], fds: list[int]) -> Message:
+        """Send what `message` makes, and return the answer."""
+        socket = self._take()
+        try:
+            if len(self._forgotten) >= _MANY:
+                numbers = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
+                socket.channel.send(["forget", *numbers])
+            answer = socket.exchange(message(socket), fds)
+        except InvalidArgument:  # nothing was sent
+            self._put(socket)
+            raise
+        except BaseException:
+            self._end(socket)
+            raise
+        self._put(socket)
+        return answer
+
+    def _ending(self, number: int) -> Ending:
+        """Return how an execution ended. Raise GeneralFailure while it is pending, PeerDied."""
+        if os.getpid() != self._pid:
+            raise DriverError("this execution was launched before a fork; use it in the process that launched it")
+        answer = self._asked(lambda _: question(next(self._numbers), number), [])
+        raw, ending = self._ended
+        if answer.raw[10:] != raw:
+            ending = _ending_in(answer)
+            self._ended = answer.raw[10:], ending
+        self._forget(number)
+        return ending
+
+    def _forget(self, number: int) -> None:
+        """The device may drop the outcome; it is told with a later call. Finalizers may call this."""
+        self._forgotten.append(number)
+
+    def _watch(self, poll: select.poll) -> None:
+        """Make `poll` return when the device dies or the connection ends."""
+        connection = self._connection()
+        fd = -1 if connection is None else connection.channel.fileno()
+        if fd >= 0:
+            poll.register(fd, 0)  # no events besides hang-up and error, which poll always reports
+
+    # ---- without waiting
+
+    def begin(self, model: int, job: Job, known: KnownRequest, finish: Callable[[Result], Result]) -> Completion:
+        """Launch it; `finish` makes of the device's result the caller's. Raise InvalidArgument, Malformed, PeerDied."""
+        answers = self._answers
+        if answers is None or answers.is_over:
+            with self._opening:
+                answers = self._answers
+                if answers is None or answers.is_over:
+                    answers = self._answers = AnswerThread(self._opened())
+        return answers.launch(next(self._numbers), (model, job, known), finish)
+
+    # ---- the end
+
+    def close(self) -> None:
+        """End it; the device frees what belongs to it. Fenced executions that are pending are not run."""
+        self._is_closed = True
+        self._close_idle()
+        if self._answers:
+            self._answers.close()
+
+    def _close_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().channel.close()
+
+
+def _ending_in(answer: Message) -> Ending:
+    """Return how a fenced execution ended, as the device has told it. Raise Malformed."""
+    match answer.body:
+        case [_, outcome, [device, driver]]:
+            status, _, _, launched, text, cause = fields_of(outcome)
+            return Ending(ExecutionInfo(status, launched, Timing(device, driver)), text, cause)
+        case _:
+            raise Malformed("the device's answer about a fenced execution is malformed")

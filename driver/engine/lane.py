@@ -1,0 +1,338 @@
+"""The lane of one client: what all its sockets into the engine have in common.
+
+One table of memory, one cache of plans, one schedule of what was launched, one way to an outcome. A socket
+(`driver.engine.lane_reader`) only reads messages and writes answers: plain, asynchronous and fenced executions differ
+in who runs them, and in who is told.
+
+A plan is kept under the packed bytes of its request, so the same request is decoded, checked and bound once, whatever
+way it comes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from burst import ErrorStatus, GeneralFailure, Request, Timing
+from burst.executor import CachedExecutor, DecodedRequest, Outcome, RequestCodec
+from burst.messages import NO_TIMING
+from burst.run_queue import Ticket
+from burst.server import MAX_PLANS
+from burst.serving_thread import ServingThread
+from burst.wire import Token
+from driver.engine.lane_memory import LaneMemory
+from driver.engine.ledger import price
+from driver.engine.output_checks import check_outputs
+from driver.engine.schedule import FenceSchedule, LaunchedExecution, TimeLimits
+from driver.protocol.fences import FenceSignal
+from driver.protocol.lane_codec import decode_request, encode_outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from burst import Memory
+    from burst.execution import Execution
+    from burst.executor import Plan
+    from burst.run_queue import Flow
+    from driver.engine.lane_reader import LaneReader
+    from driver.engine.ledger import Claim
+    from driver.engine.limits import Limits
+    from driver.engine.schedule import ReadyQueue
+    from driver.nn import Model
+
+MOST_KEPT = 4096  # outcomes of fenced executions that the client has not asked for
+
+
+class LaneOwner(NamedTuple):
+    """What a lane needs to know of its client.
+
+    bind: the binder of the prepared model with that number. model: that model. flow: where its executions queue.
+    memory_from: maps what the client hands over. take: charges what the engine makes for it. enter: called in each
+    thread that executes for it. slots: of the device.
+    """
+
+    bind: Callable[[int], Callable[[Request], Execution]]
+    model: Callable[[int], Model]
+    flow: Callable[[int], Flow]
+    memory_from: Callable[[Any, int], Memory]
+    take: Callable[..., Claim]
+    enter: Callable[[], object]
+    slots: int
+    limits: Limits
+
+
+class FencedOutcome(NamedTuple):
+    """How a fenced execution ended; its times count from the launch, `fenced` from when its fences were signalled."""
+
+    outcome: Outcome
+    fenced: Timing
+
+
+class SignallingExecution(LaunchedExecution):
+    """An execution that signals a fence when it has ended. Its outcome is kept until the client asks."""
+
+    limit = "client_launched"
+
+    def __init__(self, number: int, plan: Plan, limits: TimeLimits, keep: Callable[[int, FencedOutcome], None]) -> None:
+        """Raises OSError."""
+        super().__init__(number, plan, limits)
+        self._keep, self.is_forgotten = keep, False
+        self.signal = FenceSignal()
+        self.identity = self.signal.identity
+
+    def conclude(self, outcome: Outcome) -> None:
+        """Signals its fence, or sets it to error."""
+        if not self.is_forgotten:
+            since_fences = NO_TIMING
+            if self.run and outcome.timing != NO_TIMING:
+                fenced = (self.run.ended - self.fenced) // 1000
+                since_fences = Timing(outcome.timing.time_on_device, fenced)
+            self._keep(self.number, FencedOutcome(outcome, since_fences))
+        if outcome.status == ErrorStatus.NONE:
+            self.signal.signal()
+        else:
+            self.signal.fail()
+
+    def vanish(self) -> None:
+        """Sets its fence to error."""
+        self.signal.fail()
+
+
+class ClientLane:
+    """Any thread may use it. It ends with its client; a socket of it may end before."""
+
+    def __init__(self, owner: LaneOwner) -> None:
+        self._owner, self.limits, self.take = owner, owner.limits, owner.take
+        self.memory = LaneMemory(owner.memory_from)
+        codec = RequestCodec(self._decode, encode_outcome, self.memory.resolve)
+        self._executor = executor = CachedExecutor(codec, self._forget, self.memory)
+        self.execute, self.answer = executor.execute, executor.answer
+        self.failure, self.refuse = executor.failure, executor.refuse
+        self.plans: dict[bytes, Plan] = {}  #: by their packed requests
+        self._fit: set[bytes] = set()  # requests whose outputs were found to be fit for fences
+        self._lock, self._changes, self._is_over = threading.Lock(), 0, False
+        self.sockets: set[LaneReader] = set()
+        self._schedule: FenceSchedule | None = None
+        self._threads: set[ServingThread] = set()
+        self._kept: dict[int, FencedOutcome] = {}  # under the schedule's lock
+        self.outbox: deque[tuple[LaneReader, bytes]] = deque()  #: answers to what was launched
+
+    @property
+    def bound(self) -> int:
+        """Number of plans: requests that need no binding."""
+        return len(self.plans)
+
+    @property
+    def answered(self) -> int:
+        """Number of requests that were executed in turn, on sockets that are open."""
+        return sum(socket.answered for socket in list(self.sockets))
+
+    def enter(self) -> None:
+        """Called first in each thread that executes: what it allocates is the client's, and numpy does not warn."""
+        np.seterr(all="ignore")
+        self._owner.enter()
+
+    # ---- plans
+
+    def plan(self, key: bytes) -> Plan:
+        """Return a packed request, checked and bound. Raise Malformed, StatusError, and whatever the device raises."""
+        return self.plans.get(key) or self._bound(key)
+
+    def _bound(self, key: bytes) -> Plan:
+        """It is kept unless something has changed meanwhile that it may be bound to."""
+        before = self._changes
+        plan = self._executor.plan(key)
+        with self._lock:
+            if self._is_over:
+                plan.cancel()
+            elif before == self._changes and self.memory.holds(plan.slots):
+                if len(self.plans) >= MAX_PLANS:
+                    self.plans, self._fit = {}, set()
+                self.plans[key] = plan
+        return plan
+
+    def plan_for_fences(self, key: bytes) -> Plan:
+        """Do as `plan`, for a request whose outputs have to be known beforehand."""
+        plan = self.plan(key)
+        if key not in self._fit:
+            number, packet = decode_request(key)
+            slots = [slot for slot in packet.slots if not isinstance(slot, Token)]
+            found = iter(self.memory.resolve(slots))
+            pools = tuple(slot if isinstance(slot, Token) else next(found) for slot in packet.slots)
+            check_outputs(self._owner.model(number), Request(packet.inputs, packet.outputs, pools))
+            self._fit.add(key)
+        return plan
+
+    def _decode(self, key: bytes) -> DecodedRequest:
+        number, packet = decode_request(key)
+        return DecodedRequest(packet, self._owner.bind(number), self._owner.flow(number))
+
+    def forget_plans(self) -> None:
+        """Have requests bound anew: what they were bound to has changed."""
+        self._forget(None)
+
+    def free_memory(self, slots: Iterable[int]) -> None:
+        """One socket has freed these slots. Memory stays mapped until no execution uses it."""
+        if gone := frozenset(self.memory.release(slots)):
+            self._forget(gone)
+
+    def _forget(self, slots: frozenset[int] | None) -> frozenset[int]:
+        with self._lock:
+            self._changes += 1
+            kept = {} if slots is None else {key: p for key, p in self.plans.items() if not p.slots & slots}
+            self.plans, dropped = kept, self.plans
+            self._fit &= kept.keys()
+        del dropped  # not under the lock: what it holds may be freed with it
+        return frozenset()
+
+    def drop(self, plan: Plan) -> None:
+        """Forget a plan that may have been cancelled: the next request like it is bound anew."""
+        with self._lock:
+            self.plans = {key: other for key, other in self.plans.items() if other is not plan}
+
+    # ---- what was launched
+
+    @property
+    def schedule(self) -> FenceSchedule:
+        """The schedule, and the thread that watches its fences, from the first launch on. Raises StatusError."""
+        return self._schedule or self._begin_to_schedule()
+
+    def _begin_to_schedule(self) -> FenceSchedule:
+        with self._lock:
+            if self._schedule:
+                return self._schedule
+            if self._is_over:
+                raise GeneralFailure("the client is gone")
+            claim = self.take("launch executions from fewer connections", **price("launches"))
+            try:
+                schedule = FenceSchedule(self._owner.slots, self._start_thread)
+                watch = ServingThread(self._watch, schedule, claim, name="fences")
+                try:
+                    watch.start()
+                except RuntimeError:
+                    watch.forget()
+                    schedule.close()
+                    raise
+            except BaseException:
+                claim.give_back()
+                raise
+            self._schedule = schedule
+            return schedule
+
+    def _watch(self, schedule: FenceSchedule, claim: Claim) -> None:
+        try:
+            schedule.watch(self.flush)
+        finally:
+            claim.give_back()
+
+    def _start_thread(self, queue: ReadyQueue, flow: Flow) -> None:
+        claim = self.take("launch executions of fewer priorities at once", **price("launch thread"))
+        threads = list[ServingThread]()
+        thread = ServingThread(self._work, queue, flow, threads, claim, name="launched")
+        threads.append(thread)
+        try:
+            thread.start()
+        except RuntimeError:
+            threads.clear()  # it refers to the claim
+            raise
+        self._threads.add(thread)  # it ends only with the schedule's lock, which the caller holds
+
+    def _work(self, queue: ReadyQueue, flow: Flow, threads: list[ServingThread], claim: Claim) -> None:
+        """`threads`: this one."""
+        self.enter()
+        schedule, ticket = self._schedule, Ticket(flow)
+        while schedule and (launched := schedule.take(queue, ticket)):
+            plan, outcome = self._executed(launched, ticket)
+            if schedule.finish(queue, launched, outcome):
+                if plan:
+                    launched.plan.release(plan)
+            else:
+                ticket = Ticket(flow)  # the other was closed
+                self.drop(launched.plan)  # it may have been cancelled
+            if self.outbox:
+                self.flush()
+            del launched, plan  # hold no client memory while waiting
+        self._threads.difference_update(threads)
+        claim.give_back()
+        self._end_if_idle()
+
+    def _executed(self, launched: LaunchedExecution, ticket: Ticket) -> tuple[Plan | None, Outcome]:
+        try:
+            plan = launched.plan.claim()
+        except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
+            return None, self.failure(error)
+        return plan, self.execute(launched.begin_run(plan), ticket)
+
+    def flush(self) -> None:
+        """Send the answers that are due. Called by any thread, without the schedule's lock."""
+        while self.outbox:
+            with suppress(IndexError):
+                socket, answer = self.outbox.popleft()
+                socket.send(answer)
+
+    def cancel(self, number: int) -> None:
+        """Give an execution up; its client does not want to know how it ended."""
+        if self._schedule:
+            self._schedule.cancel(number)
+            self.flush()
+
+    # ---- outcomes of fenced executions
+
+    def keep(self, number: int, outcome: FencedOutcome) -> None:
+        """Keep the outcome for the client. Under the schedule's lock."""
+        self._kept[number] = outcome
+        if len(self._kept) > MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+
+    def kept(self, number: int) -> FencedOutcome:
+        """Return how that execution ended. Raise GeneralFailure before it has."""
+        if found := self._kept.get(number):
+            return found
+        is_pending = self._schedule is not None and number in self._schedule.pending
+        state = "is not done yet" if is_pending else "is unknown to this client, or was dropped"
+        raise GeneralFailure(f"fenced execution {number} {state}")
+
+    def forget_outcomes(self, numbers: Iterable[int]) -> None:
+        """Drop the outcomes of these executions: the client will not ask for them."""
+        if not self._schedule:
+            return
+        with self._schedule.lock:
+            for number in numbers:
+                self._kept.pop(number, None)
+                pending = self._schedule.pending.get(number)
+                if isinstance(pending, SignallingExecution):
+                    pending.is_forgotten = True
+
+    # ---- the end
+
+    def leave(self, socket: LaneReader, slots: Iterable[int]) -> None:
+        """A socket has ended, with these slots, and so does what was launched to be answered on it."""
+        self.sockets.discard(socket)
+        if self._schedule:
+            self._schedule.abandon(socket)
+        self.free_memory(slots)
+        self._end_if_idle()
+
+    def stop(self) -> None:
+        """End all of it. Running executions are cancelled if the device can; else they finish first."""
+        with self._lock:
+            self._is_over = True  # first: a plan that another thread binds meanwhile is cancelled there
+            schedule = self._schedule
+        if schedule:
+            schedule.stop()
+        for plan in list(self.plans.values()):
+            plan.cancel()
+        for socket in list(self.sockets):
+            socket.stop()
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        """Free everything once the last thread has ended. A device collects no garbage while a burst lives."""
+        if self._is_over and not self.sockets and not self._threads:
+            self._executor.close()
+            self._kept.clear()
+            self.outbox.clear()

@@ -1,0 +1,285 @@
+"""One socket of a client's lane, and the thread that reads it: messages become jobs here, and outcomes answers.
+
+What is to be executed in turn runs in this thread, so a plain execution costs no switch of threads; its socket is read
+again afterwards. What is launched waits in the lane's schedule and has no thread, so nothing of a socket on which a
+client launches and cancels is ever held up. A client with several executions at once that it waits for has several
+sockets.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, cast
+
+import msgpack
+
+from burst import (
+    GeneralFailure,
+    InvalidArgument,
+    Malformed,
+    PeerDied,
+    ResourceExhaustedTransient,
+    StatusError,
+)
+from burst.channel import Message, close_all
+from burst.executor import Outcome, PlanRun
+from burst.exhaustion import DescriptorsLost, exhausted
+from burst.messages import NO_TIMING
+from burst.run_queue import Tickets
+from burst.serving_thread import ServingThread
+from burst.slots import checked_slots
+from driver.engine.lane import SignallingExecution
+from driver.engine.ledger import price
+from driver.engine.schedule import LaunchedExecution, TimeLimits, check_deadline
+from driver.protocol.lane_codec import (
+    FENCED,
+    IN_TURN,
+    LAUNCH,
+    LAUNCHED,
+    QUESTION,
+    answer_to,
+    split,
+    split_in_turn,
+)
+from driver.protocol.rpc import READ_WITHIN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from burst.channel import Channel
+    from burst.executor import Plan
+    from burst.run_queue import Flow, Ticket
+    from driver.engine.lane import ClientLane
+
+MOST_FENCES = 64  # per execution
+
+
+class AnsweredExecution(LaunchedExecution):
+    """An execution whose outcome is sent when it has ended."""
+
+    limit = "client_async"
+
+    def __init__(self, number: int, plan: Plan, limits: TimeLimits, socket: LaneReader) -> None:
+        super().__init__(number, plan, limits)
+        self.socket = socket
+
+    def conclude(self, outcome: Outcome) -> None:
+        """Says how it ended."""
+        assert self.socket
+        self.socket.say(self.number, outcome, self.plan)
+
+
+class LaneReader:
+    """Serves one socket in a thread of its own."""
+
+    def __init__(self, channel: Channel, lane: ClientLane, on_end: Callable[[], None]) -> None:
+        self._channel, self._lane, self._on_end = channel, lane, on_end
+        self._tickets, self._running = Tickets(), cast("Plan | None", None)
+        self._flow: Flow | None = None  # of the last one
+        self._ticket: Ticket | None = None
+        self._slots: set[int] = set()  # that were registered here
+        self.answered = 0  #: number of requests that were executed in turn
+        self._thread = ServingThread(self._serve, name="lane")
+
+    def start(self) -> None:
+        """Begins to serve. Raises RuntimeError when no thread can be started."""
+        self._lane.sockets.add(self)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._lane.sockets.discard(self)
+            self._thread.forget()
+            raise
+
+    def stop(self) -> None:
+        """Ends it. A running execution is cancelled if the device can; else it finishes first."""
+        self._tickets.close()
+        if running := self._running:
+            running.cancel()
+        self._channel.shutdown()
+
+    def send(self, answer: bytes) -> None:
+        """Send an answer, from any thread. A client that does not read its answers loses the socket."""
+        try:
+            self._channel.send_raw(answer)
+        except PeerDied:
+            self._channel.shutdown()
+
+    def say(self, number: int, outcome: Outcome, plan: Plan | None = None) -> None:
+        """Have the outcome of something that was launched sent, when the lane is flushed."""
+        answer = b"\x92" + msgpack.packb(number) + self._lane.answer(outcome, plan)
+        self._lane.outbox.append((self, answer))
+
+    def _serve(self) -> None:
+        lane = self._lane
+        with ExitStack() as end:  # all of it, whatever fails
+            end.callback(self._on_end)
+            end.callback(lane.leave, self, self._slots)
+            end.callback(self._channel.close)
+            end.enter_context(suppress(PeerDied, Malformed))
+            lane.enter()
+            while True:
+                try:
+                    message = self._channel.receive()
+                except DescriptorsLost as error:
+                    self._note_lost(error)
+                else:
+                    self.handle(message)
+
+    def handle(self, message: Message) -> None:
+        """Do what one message asks for. Raises PeerDied, Malformed."""
+        raw = message.raw
+        head = raw[:2]
+        try:
+            if head == IN_TURN:
+                self._channel.send_raw(self._executed(raw))
+            elif head == FENCED:
+                self._launch_behind_fences(message)
+            elif head == LAUNCH:
+                self._launch(raw)
+            elif head == QUESTION:
+                self._channel.send_raw(self._told(raw))
+            else:
+                self._manage(message)
+        finally:
+            if message.fds:  # also descriptors that came where they do not belong
+                message.close()
+        if self._lane.outbox:
+            self._lane.flush()
+
+    # ---- in turn
+
+    def _executed(self, raw: bytes) -> bytes:
+        """The answer, whatever the client sends. Raises Malformed for a message without a number to answer to."""
+        lane, arrived = self._lane, time.monotonic_ns()
+        end, key = split_in_turn(raw)
+        self.answered += 1
+        try:
+            plan = lane.plans.get(key) or lane.plan(key)
+            self._running = claimed = plan.claim()
+            if claimed.flow is not self._flow:
+                assert claimed.flow
+                self._flow, self._ticket = claimed.flow, self._tickets.of(claimed.flow)
+            outcome = lane.execute(PlanRun(claimed, arrived, end), self._ticket)
+            answer = (outcome is claimed.outcome and claimed.success) or lane.answer(outcome)
+            plan.release(claimed)
+        except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
+            answer = lane.refuse(error)
+        self._running = None
+        return b"\x92" + raw[1:10] + answer
+
+    # ---- what is launched
+
+    def _launch(self, raw: bytes) -> None:
+        lane = self._lane
+        number, end, duration, _, key = split(raw)
+        try:
+            schedule = lane.schedule
+            lane.limits.check("client_async", schedule.waiting["client_async"], "wait for some of them")
+            execution = AnsweredExecution(number, lane.plan(key), TimeLimits.of(end, duration), self)
+        except Exception as error:  # noqa: BLE001 (as in _executed)
+            self.say(number, lane.failure(error))
+            return
+        try:
+            schedule.launch(number, lambda: execution, [])
+        except StatusError as error:
+            self.say(number, lane.failure(error))
+
+    def _launch_behind_fences(self, message: Message) -> None:
+        number, end, duration, fences, key = split(message.raw)
+        fence, fds, answer = -1, message.take_fds(), LAUNCHED
+        try:
+            fence = self._launched(number, TimeLimits.of(end, duration), fences, key, fds)
+        except Malformed:
+            raise
+        except Exception as error:  # noqa: BLE001 (as in _executed)
+            answer = self._lane.refuse(error)
+        finally:
+            close_all(fds)
+        self._answer_with(answer_to(message.raw, answer), fence)
+
+    def _answer_with(self, answer: bytes, fence: int) -> None:
+        """Raises PeerDied, also for a peer that lets fences lie: until received, they count for this account."""
+        if fence < 0:
+            self._channel.send_raw(answer)
+            return
+        try:
+            if not self._channel.await_reader(READ_WITHIN):
+                raise PeerDied(f"the other side has not read its messages for {READ_WITHIN:g} s")
+            self._channel.send_raw(answer, [fence])
+        except ResourceExhaustedTransient as error:
+            self._channel.send_raw(answer_to(answer, self._lane.refuse(error)))
+        finally:
+            os.close(fence)
+
+    def _launched(self, number: int, bounds: TimeLimits, fences: int, key: bytes, fds: list[int]) -> int:
+        """The fence of the execution. Raises StatusError, and what binding raises; Malformed for a number in use."""
+        lane, schedule, fence = self._lane, self._lane.schedule, -1
+        if not len(fds) <= fences <= MOST_FENCES:
+            raise InvalidArgument(f"wait_for: {fences} fences; an execution can wait for at most {MOST_FENCES}")
+        there, watched = schedule.waiting["client_launched"], schedule.watched
+        lane.limits.check("client_launched", there, "wait for one of them")
+        lane.limits.check("client_fences", watched, f"wait for some of them, as this request brings {fences}", fences)
+        claim = lane.take("wait for some of them", **price("fenced execution", descriptors=len(fds)))
+        try:
+            plan = lane.plan_for_fences(key)
+        except Malformed as error:
+            raise InvalidArgument(str(error)) from error
+        if len(fds) < fences:
+            raise InvalidArgument(f"wait_for: {fences - len(fds)} of {fences} fences are null")
+        check_deadline(bounds.deadline)
+
+        def make() -> SignallingExecution:
+            nonlocal fence
+            execution = SignallingExecution(number, plan, bounds, lane.keep)
+            fence, execution.claim = execution.signal.fence, claim
+            return execution
+
+        try:
+            schedule.launch(number, make, fds)
+        except OSError as error:
+            raise ResourceExhaustedTransient(f"no file descriptors are left for another fence: {error}") from error
+        return fence
+
+    def _told(self, raw: bytes) -> bytes:
+        _, execution, *_ = split(raw)
+        try:
+            outcome, fenced = self._lane.kept(execution)
+        except GeneralFailure as error:
+            outcome, fenced = self._lane.failure(error), NO_TIMING
+        times: bytes = msgpack.packb(fenced)
+        return b"\x93" + answer_to(raw, self._lane.answer(outcome))[1:] + times
+
+    # ---- what has no answer
+
+    def _manage(self, message: Message) -> None:
+        """Memory, and what is not wanted any more. Requests that use memory get its error. Raises Malformed."""
+        match message.body:
+            case ["memory", int(slot), list(plain)] if len(message.fds) == 1:
+                if slot in self._slots:
+                    raise Malformed(f"slot {slot} stands for other memory")
+                self._slots.add(slot)
+                self._lane.memory.register(slot, plain, message.take_fds().pop())
+            case ["free_memory", *slots]:
+                found = self._slots.intersection(checked_slots(slots))
+                self._slots -= found
+                self._lane.free_memory(found)
+            case ["cancel", int(number)]:
+                self._lane.cancel(number)
+            case ["forget", *numbers] if all(type(number) is int for number in numbers):
+                self._lane.forget_outcomes(numbers)
+            case _:
+                raise Malformed(
+                    "a message is a request, memory, free_memory, cancel or forget, in the form of the protocol"
+                )
+
+    def _note_lost(self, error: DescriptorsLost) -> None:
+        """Requests that use the memory whose descriptor is lost get the error. Raises it if none would."""
+        match Message(error.raw, []).body:
+            case ["memory", int(slot), list()] if slot not in self._slots and (found := exhausted(error)):
+                self._slots.add(slot)
+                self._lane.memory.note_failure(slot, found)
+            case _:
+                raise error
