@@ -122,9 +122,9 @@ def decode_request(packet: bytes | memoryview, version: int) -> RequestPacket:
         _arguments(request.outputs, request.n_outputs),
         tuple([Token(p.number) if p.is_token else p.number for p in ffi.unpack(request.places, request.n_places)]),
         bool(request.measure),
-        _known(request.loop_timeout),
-        request.id,
-        _known(request.deadline),
+        loop_timeout=_known(request.loop_timeout),
+        id=request.id,
+        deadline=_known(request.deadline),
     )
 
 
@@ -184,7 +184,9 @@ def _shapes(values: Any, count: int) -> Iterator[OutputShape]:
 def _arguments(arguments: Any, count: int) -> tuple[RequestArgument, ...]:
     return tuple(
         [
-            RequestArgument(bool(a.has_no_value), a.pool, a.offset, a.length, tuple(ffi.unpack(a.dimensions, a.rank)))
+            RequestArgument(
+                bool(a.has_no_value), a.pool, a.offset, a.length, dimensions=tuple(ffi.unpack(a.dimensions, a.rank))
+            )
             for a in ffi.unpack(arguments, count)
         ]
     )

@@ -210,11 +210,11 @@ def _arrays(model: Model, request: Request, access: PoolAccess) -> tuple[list[Ar
     graph = model.main
     is_file = takes_empty(model)
     inputs = [
-        _input(n, a, graph.operands[i], request, access, is_file=is_file)
+        _input(n, a, graph.operands[i], request, access=access, is_file=is_file)
         for n, (a, i) in enumerate(zip(request.inputs, graph.inputs, strict=False))
     ]
     outputs = [
-        _output(n, a, graph.operands[i], request, access)
+        _output(n, a, graph.operands[i], request, access=access)
         for n, (a, i) in enumerate(zip(request.outputs, graph.outputs, strict=False))
     ]
     return inputs, outputs

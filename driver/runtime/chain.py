@@ -116,7 +116,9 @@ class Chain(FrameBurst[ChainFrame]):
         self._planned = planned
         self._steps = [StepBurst(step, options) for step in planned.steps]
         steps, buffers = [step.step for step in planned.steps], [burst.buffers for burst in self._steps]
-        self._frames = ChainMemory(planned.model, planned.temporaries, steps, buffers, shapes, options.depth)
+        self._frames = ChainMemory(
+            planned.model, planned.temporaries, steps, buffers, shapes=shapes, depth=options.depth
+        )
         self._launching = 0
         super().__init__(options, self._frames)
 

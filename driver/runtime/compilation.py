@@ -97,10 +97,10 @@ def compile(  # noqa: A001 (the name that users look for)
     _check_application(application, devices or ())
     names = _candidates(model, devices, require_device)
     may_fall_back = NAME in names and require_device is None
-    asked = tuple(map(_name, names))
+    asked, folder = tuple(map(_name, names)), default_folder() if cache_dir is True else cache_dir
     any_, prepare = devices is None, PrepareOptions(preference, priority)
-    cache = default_folder() if cache_dir is True else cache_dir, cache_token
-    options = CompileOptions(model, prepare, asked, require_device, may_fall_back, any_, *cache, application)
+    options = CompileOptions(model, prepare, asked, require_device, may_fall_back=may_fall_back, takes_any=any_)
+    options = options._replace(cache_dir=folder, cache_token=cache_token, application=application)
     clock = CompilationClock(timeout, progress)
     with ExitStack() as stack:
         compilation = _Compilation(options, stack, clock, options.cache(clock))
@@ -171,9 +171,9 @@ class CompileOptions(NamedTuple):
     required: str | None
     may_fall_back: bool
     takes_any: bool  #: that is installed, and works
-    cache_dir: str | Path | None
-    cache_token: bytes | None
-    application: str | None
+    cache_dir: str | Path | None = None
+    cache_token: bytes | None = None
+    application: str | None = None
 
     @property
     def how(self) -> list[str]:
@@ -185,7 +185,9 @@ class CompileOptions(NamedTuple):
         if self.cache_dir is None:
             return None
         wait = partial(clock.note, "wait for another process that compiles the same")
-        return CompilationCache.of(self.cache_dir, self.cache_token, self.model, self.prepare, wait, clock.left)
+        return CompilationCache.of(
+            self.cache_dir, self.cache_token, self.model, self.prepare, wait=wait, patience=clock.left
+        )
 
 
 class _Candidate(NamedTuple):
@@ -222,7 +224,7 @@ class Chosen(NamedTuple):
 
 def _whole(candidate: _Candidate, seconds: float) -> ExecutionPlan:
     steps = partition(candidate.model, [0] * len(candidate.model.main.operations))
-    return ExecutionPlan(candidate.device.address, candidate.model, steps, [candidate.device], seconds)
+    return ExecutionPlan(candidate.device.address, candidate.model, steps, [candidate.device], seconds=seconds)
 
 
 def _cut(candidates: Sequence[_Candidate], rows: Sequence[Sequence[float]]) -> ExecutionPlan:
@@ -232,7 +234,7 @@ def _cut(candidates: Sequence[_Candidate], rows: Sequence[Sequence[float]]) -> E
     chosen = choose(model, {c.device.address: c.obstacles for c in candidates}, rows, cpu)
     steps = partition(model, chosen)
     name = " + ".join(dict.fromkeys(devices[step.device].address for step in steps))
-    return ExecutionPlan(name, model, steps, devices, sum(rows[n][i] for i, n in enumerate(chosen)))
+    return ExecutionPlan(name, model, steps, devices, seconds=sum(rows[n][i] for i, n in enumerate(chosen)))
 
 
 class _Compilation:
@@ -422,9 +424,9 @@ class _Compilation:
             options.prepare,
             steps,
             devices,
-            self._fallbacks,
-            figures,
-            recipe,
+            fallbacks=self._fallbacks,
+            figures=figures,
+            recipe=recipe,
             may_fall_back=options.may_fall_back,
             capabilities=self._sources,
         )
@@ -542,7 +544,9 @@ class _Compilation:
             return PreparedStep(step, device.address, FallbackExecutor(prepared, None), kept)
         kind = "whole" if count == 1 else "step"
         runtimes = [str(name) for name in _runtimes_for(step.model) if name != device.address]
-        fallback = CpuFallback(step.model, preference, kind, device.address, self._fallbacks, runtimes)
+        fallback = CpuFallback(
+            step.model, preference, kind, device.address, fallbacks=self._fallbacks, runtimes=runtimes
+        )
         return PreparedStep(step, device.address, FallbackExecutor(prepared, fallback), kept)
 
     def _on_cpu(self, error: Exception) -> PreparedStep:
@@ -552,7 +556,7 @@ class _Compilation:
             raise error
         self._fallbacks.note("compile", self._at, error)
         prepared = LocalDevice().prepare(model, preference=self._options.prepare.preference)
-        whole = Step(0, tuple(range(len(model.main.operations))), model, model.main.inputs, model.main.outputs)
+        whole = Step(0, tuple(range(len(model.main.operations))), model, model.main.inputs, outputs=model.main.outputs)
         return PreparedStep(whole, NAME, FallbackExecutor(prepared, None))
 
 

@@ -89,7 +89,7 @@ class CompiledModel(AnyPreparedModel):
             fallback = None
             if may_fall_back:
                 names = " + ".join(dict.fromkeys(step.device for step in steps))
-                fallback = CpuFallback(model, self.preference, "whole", names, fallbacks)
+                fallback = CpuFallback(model, self.preference, "whole", names, fallbacks=fallbacks)
             self._whole = FallbackExecutor(StepsExecutor(model, steps, fallback), fallback)
         self._executor = SharedBuffersExecutor(self._whole, self._number)
 
@@ -165,7 +165,17 @@ class CompiledModel(AnyPreparedModel):
         The end of the block drains: it takes no more requests and finishes those that it has; after an exception it
         ends them. Raises ValueError.
         """
-        options = ServeOptions(replicas, queue, batch, batch_window, depth, warm_up, recover, shapes, name)
+        options = ServeOptions(
+            replicas,
+            queue,
+            batch,
+            batch_window,
+            depth=depth,
+            warm_up=warm_up,
+            recover=recover,
+            shapes=shapes,
+            name=name,
+        )
         return Serving(self, options.checked(self.model))
 
     def allocate(

@@ -118,7 +118,7 @@ class StepsExecutor:
             return whole.finish(refusal)
         room = self._take_room()
         waiting = deque(zip(self.steps, self._requests(job.request, room), strict=True))
-        self._start_next(AsyncSteps(job, room, waiting, whole, []))
+        self._start_next(AsyncSteps(job, room, waiting, whole, spent=[]))
         return whole
 
     def _start_next(self, at: AsyncSteps) -> None:

@@ -118,7 +118,7 @@ class ServedModel:
                 values = [port.values(each) for port, each in zip(self.ports.inputs, given, strict=True)]
                 with table.take(slices) if table and slices else NO_REGIONS as regions:
                     times = [begin, time.monotonic_ns()]
-                    its = InPlaceCall(given, values, in_order, regions, call.deadline)
+                    its = InPlaceCall(given, values, in_order, regions, deadline=call.deadline)
                     result, arrays = engine.lanes.execute(its)
                     shapes = [shape.dimensions for shape in result.output_shapes]
             times.append(time.monotonic_ns())
