@@ -200,7 +200,7 @@ def contracts(source: Source) -> Figures:
     ]
     return {
         "definitions of run, execute, execute_async, execute_fenced, run_async": sum(n in SURFACE for n in functions),
-        "definitions of execute*, run*, _execute*, _run*": sum(bool(EXECUTE.match(name)) for name in functions),
+        "definitions of `execute*`, `run*`, `_execute*`, `_run*`": sum(bool(EXECUTE.match(name)) for name in functions),
         "conditions on outputs that are too small": tries,
         "classes of futures": f"{len(futures)}: {', '.join(sorted(futures))}",
         "tables of slots that are made": sum(bool(re.match("Slot[A-Z]", called(call))) for call in calls),

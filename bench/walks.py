@@ -233,6 +233,9 @@ def walks_of_the_gateway(stack: ExitStack, walks: Walks) -> Iterator[Walk]:
     """Of a client that speaks the Open Inference Protocol, over HTTP and over gRPC. Its own calls are not ours."""
     import numpy as np
 
+    import driver
+
+    stack.enter_context(driver.connect("onnxruntime"))  # else the gateway would start one, which is not recorded
     (models := walks.folder / "models").mkdir()
     (models / "edges.onnx").write_bytes(EDGES.read_bytes())
     web, grpc = walks.folder / "http", walks.folder / "grpc"
