@@ -15,7 +15,7 @@ from burst.dropped import PATIENCE, DropList
 from driver.client.other_process import stopped_of_device
 from driver.client.socket_lane import SocketLane
 from driver.errors import DeviceFailed
-from driver.interface import CacheFiles
+from driver.protocol.greeting import Greeting
 from driver.protocol.rpc import PROTOCOL, call, last_words
 
 if TYPE_CHECKING:
@@ -48,8 +48,10 @@ class Connection:
         declared = () if application is None else (application,)
         values, fds = self.call("hello", PROTOCOL, *declared, timeout=timeout)
         channel.watch(fds[0])
-        _, self.name, self.version, self.type, self.service_pid, self.engine_pid, *files, extensions = values
-        self.cache_files, self.extensions = CacheFiles(*files), tuple(map(str, extensions))
+        told = Greeting.from_wire(values)
+        self.name, self.version, self.type = told.name, told.version, told.type
+        self.service_pid, self.engine_pid = told.service_pid, told.engine_pid
+        self.cache_files, self.extensions = told.cache_files, tuple(map(str, told.extensions))
         self.lane = SocketLane(self)  #: for what is not executed in a burst
         self.add_path(self.lane)
         self._compare_clocks(timeout)

@@ -460,7 +460,18 @@ class EngineClient:
             ticket = Ticket(self.flow(number))
             priority = PRIORITIES[loaded.priority]
             offer = BurstOffer(
-                *queues, callback, bind, trace, max(spoken), spin, priority, ticket, burst.ended, life, self.importer
+                requests=queues[0],
+                results=queues[1],
+                callback=callback,
+                bind=bind,
+                trace=trace,
+                version=max(spoken),
+                spin=spin,
+                priority=priority,
+                ticket=ticket,
+                on_end=burst.ended,
+                life=life,
+                memory_from=self.importer,
             )
             version = burst.configure(offer, loaded.prepared, spoken)
             self._start(burst, loaded.shared.bursts, claim)

@@ -8,6 +8,7 @@ from queue import Empty, SimpleQueue
 from burst import ResourceExhaustedTransient
 from driver.client import served_sockets
 from driver.errors import DeviceFailed
+from driver.protocol.greeting import Greeting
 from driver.protocol.rpc import PROTOCOL, call
 
 
@@ -34,7 +35,8 @@ def _look(address: str, within: float, found: SimpleQueue[str | Exception]) -> N
 def _greet(address: str, within: float) -> str:
     with served_sockets.connect(address) as channel:
         try:
-            (_, name, version, *_), _ = call(channel, "hello", PROTOCOL, timeout=within)
+            values, _ = call(channel, "hello", PROTOCOL, timeout=within)
         except ResourceExhaustedTransient as error:
             return f"it answers, but takes no more clients: {error}"
-    return f"{name}, version {version}, answers"
+    told = Greeting.from_wire(values)
+    return f"{told.name}, version {told.version}, answers"

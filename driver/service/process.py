@@ -36,6 +36,7 @@ from driver.engine.process import main as run_engine
 from driver.engine.running_files import RunningFiles
 from driver.errors import signal_name
 from driver.nn.file_form import FILE
+from driver.protocol.greeting import Greeting
 from driver.protocol.rpc import PROTOCOL, Reply, beyond_the_sandbox, call, farewell, refuse, serve
 from driver.service.bounded_log import BoundedHandler, EngineLog, LogFile
 from driver.service.client_census import ClientCensus
@@ -289,11 +290,20 @@ class Service:
         """Kills the engine, and so the device, as a crash would. Clients that recover wait for its restart."""
         os.kill(self._engine_pid, signal.SIGKILL)
 
-    def describe(self, uid: int) -> list[object]:
+    def describe(self, uid: int) -> Greeting:
         """Return the answer to `hello` of a client of that account."""
-        device, extensions = self._device, self._extensions(uid)
-        files = files_needed(device)
-        return [PROTOCOL, device.name, device.version, device.type, *self.pids, *files, extensions]
+        device, files, pids = self._device, files_needed(self._device), self.pids
+        return Greeting(
+            protocol=PROTOCOL,
+            name=device.name,
+            version=device.version,
+            type=device.type,
+            service_pid=pids[0],
+            engine_pid=pids[1],
+            model_files=files.model,
+            data_files=files.data,
+            extensions=self._extensions(uid),
+        )
 
     @property
     def pids(self) -> tuple[int, int]:
