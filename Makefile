@@ -28,7 +28,7 @@ integration: $(VENV)/integration $(VENV)/kserve/installed $(VENV)/swiftshader/in
 	BURST_INTEGRATION=1 $(RUN_TESTS) -n 2 -o faulthandler_timeout=300 -m "integration and not stress" $(ONLY)
 
 # C that clang-format writes; comments are wrapped by hand.
-FORMATTED = $(wildcard $(foreach folder,fmq fmq/python libfmq burst,csrc/$(folder)/*.[ch] csrc/$(folder)/*.hpp))
+FORMATTED = $(wildcard $(foreach folder,fmq fmq/python libfmq burst libburst,csrc/$(folder)/*.[ch] csrc/$(folder)/*.hpp))
 
 check: $(VENV)/check $(VENV)/test
 	$(BIN)/ruff check

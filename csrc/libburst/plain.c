@@ -1,6 +1,8 @@
-/* Executions without a burst, one after another on a socket of their own: docs/protocol.md, section 10.
+/* Executions without a burst, one after another on a socket of their own: docs/protocol.md, section
+ * 10.
  *
- * The device maps a pool once. It lets go of it when the program has freed the pool, which the next execution looks for.
+ * The device maps a pool once. It lets go of it when the program has freed the pool, which the next
+ * execution looks for.
  */
 #define _GNU_SOURCE
 #include "libburst/plain.h"
@@ -30,7 +32,7 @@ struct plain {
     bool is_foreign; /* the device is another account's */
     void *life;
     int64_t watch;
-    uint64_t epoch; /* of the connection */
+    uint64_t epoch;  /* of the connection */
     uint64_t number; /* of the last execution */
     uint32_t late;   /* answers that no caller waits for any more */
     mapping *known;
@@ -52,19 +54,22 @@ void plain_free(plain *p) {
     if (!p) return;
     if (p->watch >= 0) fmq_unhang(p->watch);
     if (p->life) fmq_unmap(p->life, PAGE);
-    if (p->socket >= 0) shutdown(p->socket, SHUT_RDWR), close(p->socket); /* a child of a fork may hold a copy */
+    /* A child of a fork may hold a copy. */
+    if (p->socket >= 0) shutdown(p->socket, SHUT_RDWR), close(p->socket);
     for (uint32_t i = 0; i < p->n_known; i++) object_put(p->known[i].pool);
     free(p->known);
     message_free(&p->m);
     free(p);
 }
 
-/* ---- opening: under the lock of the client ----------------------------------------------------------------------- */
+/* ---- opening: under the lock of the client --------------------------------------------------- */
 
 /* The answer to `lane` has the socket and its life page. */
 static int take_socket(plain *p, message *m) {
     const struct timeval patience = {5, 0}; /* a device that never reads must not hold us up */
-    if (m->n_fds != 2) return message_close_fds(m), fail(-EBADMSG, "lane was answered with %d descriptors", m->n_fds);
+    if (m->n_fds != 2)
+        return message_close_fds(m),
+               fail(-EBADMSG, "lane was answered with %d descriptors", m->n_fds);
     p->socket = m->fds[0], m->fds[0] = m->fds[1], m->n_fds = 1;
     int type = 0, r = life_page(m, &p->life);
     socklen_t size = sizeof type;
@@ -98,13 +103,14 @@ static int enter(compiled *prepared, uint64_t deadline, int64_t *number) {
     pthread_mutex_lock(&c->lock);
     if (c->plain && c->plain->epoch != c->epoch) plain_free(c->plain), c->plain = NULL;
     if (!c->plain) r = open_plain(c, deadline);
-    if (!r && prepared->epoch != c->epoch) r = fail(-EPIPE, "the device was started again meanwhile");
+    if (!r && prepared->epoch != c->epoch)
+        r = fail(-EPIPE, "the device was started again meanwhile");
     *number = prepared->number;
     pthread_mutex_unlock(&c->lock);
     return r;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /* Of pools that the program has freed. */
 static int forget_freed(plain *p) {
@@ -152,9 +158,10 @@ static int find_slot(plain *p, const burst_tensor *t, int64_t *slot) {
     return r;
 }
 
-/* ---- one execution ----------------------------------------------------------------------------------------------- */
+/* ---- one execution --------------------------------------------------------------------------- */
 
-static void put_tensors(message *m, const burst_tensor *tensors, uint32_t n, const int64_t *slots, const int64_t *places, uint32_t n_places) {
+static void put_tensors(message *m, const burst_tensor *tensors, uint32_t n, const int64_t *slots,
+                        const int64_t *places, uint32_t n_places) {
     put_array(m, n);
     for (uint32_t i = 0; i < n; i++) {
         const burst_tensor *t = &tensors[i];
@@ -206,7 +213,8 @@ static int send_task(plain *p, task *t) {
     t->slots = calloc(2 * n + 1, sizeof *t->slots);
     if (!r && !t->slots) r = fail(-ENOMEM, "no memory for an execution");
     for (uint32_t i = 0; i < n && !r; i++)
-        r = find_slot(p, i < t->n_inputs ? &t->inputs[i] : &t->outputs[i - t->n_inputs], &t->slots[i]);
+        r = find_slot(p, i < t->n_inputs ? &t->inputs[i] : &t->outputs[i - t->n_inputs],
+                      &t->slots[i]);
     if (!r) put_execute(&p->m, t, p->number + 1, t->slots + n);
     if (!r) r = message_send(p->socket, &p->m);
     free(t->slots);
@@ -220,13 +228,15 @@ static uint64_t take_time(message *m) {
     return form == INTEGER && value >= 0 ? (uint64_t)value : UINT64_MAX;
 }
 
-/* For each output: whether its memory sufficed, its rank, its dimensions. What does not fit into the room is left out. */
+/* For each output: whether its memory sufficed, its rank, its dimensions. What does not fit into
+ * the room is left out. */
 static uint32_t take_shapes(message *m, const task *t) {
     uint32_t at = 0, told = 0;
     int64_t n, two, rank, value;
     if (!take_as(m, ARRAY, &n) || n > t->n_outputs) return m->is_broken = true, 0;
     for (int64_t i = 0; i < n && !m->is_broken; i++) {
-        if (!take_as(m, ARRAY, &two) || two != 2 || !take_as(m, ARRAY, &rank)) return m->is_broken = true, 0;
+        if (!take_as(m, ARRAY, &two) || two != 2 || !take_as(m, ARRAY, &rank))
+            return m->is_broken = true, 0;
         bool fits = told == i && t->how.shapes && (uint64_t)rank + 2 <= t->how.room - at;
         for (int64_t d = 0; d < rank && take_as(m, INTEGER, &value); d++) {
             if (value < 0 || value > UINT32_MAX) m->is_broken = true;
@@ -244,14 +254,18 @@ static int read_result(message *m, const task *t, burst_outcome *o) {
     int64_t n, status = 0, two;
     char text[400] = "";
     *o = (burst_outcome){.on_device = UINT64_MAX, .in_driver = UINT64_MAX};
-    bool is_good = take_as(m, ARRAY, &n) && n >= 4 && take_as(m, INTEGER, &status) && status >= 0 && status <= BURST_RESOURCE_EXHAUSTED_PERSISTENT;
+    bool is_good = take_as(m, ARRAY, &n) && n >= 4 && take_as(m, INTEGER, &status) && status >= 0 &&
+                   status <= BURST_RESOURCE_EXHAUSTED_PERSISTENT;
     if (is_good) o->n_shapes = take_shapes(m, t);
-    if (is_good && take_as(m, ARRAY, &two) && two == 2) o->on_device = take_time(m), o->in_driver = take_time(m);
-    is_good = is_good && two == 2 && take_text(m, text, sizeof text) && skip_objects(m, n - 4) && !m->is_broken && m->at == m->length;
+    if (is_good && take_as(m, ARRAY, &two) && two == 2)
+        o->on_device = take_time(m), o->in_driver = take_time(m);
+    is_good = is_good && two == 2 && take_text(m, text, sizeof text) && skip_objects(m, n - 4) &&
+              !m->is_broken && m->at == m->length;
     message_close_fds(m);
     if (!is_good) return fail(-EBADMSG, "the device's answer is malformed");
     o->status = (int32_t)status;
-    return status ? fail((int)status, "the device answers with status %d: %s", (int)status, text) : 0;
+    return status ? fail((int)status, "the device answers with status %d: %s", (int)status, text)
+                  : 0;
 }
 
 /* The number of the answer that has come; behind it is its outcome. */
@@ -260,11 +274,13 @@ static bool take_number(message *m, int64_t *number) {
     return take_as(m, ARRAY, &two) && two == 2 && take_as(m, INTEGER, number);
 }
 
-/* On the path of that connection. Answers come in turn, those first for which no caller waits any more. */
+/* On the path of that connection. Answers come in turn, those first for which no caller waits any
+ * more. */
 static int exchange(plain *p, task *t, burst_outcome *o) {
     int64_t number;
     while (p->late && !message_receive(p->socket, &p->m, 0)) message_close_fds(&p->m), p->late--;
-    if (p->late == MOST_LATE) return fail(-EAGAIN, "%d answers are late; wait for the device", MOST_LATE);
+    if (p->late == MOST_LATE)
+        return fail(-EAGAIN, "%d answers are late; wait for the device", MOST_LATE);
     int r = send_task(p, t);
     if (r) return r;
     p->number++, p->late++;
@@ -272,7 +288,8 @@ static int exchange(plain *p, task *t, burst_outcome *o) {
         bool is_good = take_number(&p->m, &number) && (uint64_t)number == p->number - --p->late;
         if (is_good && !p->late) return read_result(&p->m, t, o);
         message_close_fds(&p->m);
-        if (!is_good) return fail(-EBADMSG, "the device's answer is malformed, or to something else");
+        if (!is_good)
+            return fail(-EBADMSG, "the device's answer is malformed, or to something else");
     }
     return r;
 }
@@ -307,19 +324,30 @@ static int execute(compiled *prepared, task *t, burst_outcome *o) {
 
 static int read_how(const burst_execution *given, burst_execution *how) {
     *how = (burst_execution){.size = sizeof *how};
-    if (given && given->size < 8) return fail(-EINVAL, "burst_execution.size is %u: set it to sizeof(burst_execution)", given->size);
+    if (given && given->size < 8)
+        return fail(-EINVAL, "burst_execution.size is %u: set it to sizeof(burst_execution)",
+                    given->size);
     if (given) memcpy(how, given, given->size < sizeof *how ? given->size : sizeof *how);
-    if (how->loop_timeout > MOST_LOOP_NS) return fail(-EINVAL, "loop_timeout %llu ns", (unsigned long long)how->loop_timeout);
-    return how->room && !how->shapes ? fail(-EINVAL, "NULL where room for %u words of shapes is due", how->room) : 0;
+    if (how->loop_timeout > MOST_LOOP_NS)
+        return fail(-EINVAL, "loop_timeout %llu ns", (unsigned long long)how->loop_timeout);
+    return how->room && !how->shapes
+               ? fail(-EINVAL, "NULL where room for %u words of shapes is due", how->room)
+               : 0;
 }
 
-int burst_execute(burst_compiled *handle, uint32_t n_inputs, const burst_tensor *inputs, uint32_t n_outputs, const burst_tensor *outputs,
-                  const burst_execution *given, uint64_t deadline, burst_outcome *outcome) {
-    task t = {.n_inputs = n_inputs, .n_outputs = n_outputs, .inputs = inputs, .outputs = outputs, .deadline = deadline};
+int burst_execute(burst_compiled *handle, uint32_t n_inputs, const burst_tensor *inputs,
+                  uint32_t n_outputs, const burst_tensor *outputs, const burst_execution *given,
+                  uint64_t deadline, burst_outcome *outcome) {
+    task t = {.n_inputs = n_inputs,
+              .n_outputs = n_outputs,
+              .inputs = inputs,
+              .outputs = outputs,
+              .deadline = deadline};
     burst_outcome ignored;
     int r = read_how(given, &t.how);
     if (r) return r;
-    if ((n_inputs && !inputs) || (n_outputs && !outputs) || n_inputs > MOST_TENSORS || n_outputs > MOST_TENSORS)
+    if ((n_inputs && !inputs) || (n_outputs && !outputs) || n_inputs > MOST_TENSORS ||
+        n_outputs > MOST_TENSORS)
         return fail(-EINVAL, "NULL where tensors are due, or more than %d of them", MOST_TENSORS);
     compiled *prepared = handle_take(handle, COMPILED, &r);
     if (!prepared) return r;

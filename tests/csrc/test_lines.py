@@ -5,7 +5,7 @@ import pytest
 pytestmark = pytest.mark.sources
 
 
-@pytest.mark.parametrize("folder", ["burst", "fmq", "libfmq"])
+@pytest.mark.parametrize("folder", ["burst", "fmq", "libburst", "libfmq"])
 def test_no_line_is_longer_than_100_columns(csrc, folder):
     """Code is clang-format's (`make check`), which leaves comments and strings as they are."""
     paths = [path for path in (csrc / folder).rglob("*") if path.suffix in (".c", ".h", ".hpp")]
