@@ -114,7 +114,7 @@ class Channel(Closing):
         # Closes the socket without a ResourceWarning when the channel is dropped or the interpreter ends.
         self._finalizer = weakref.finalize(self, sock.close)
         self._watch: Watch | None = None
-        self._last_words: Callable[[], str] = str
+        self._shutdown_reason: Callable[[], str] = str
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
 
     @classmethod
@@ -183,17 +183,17 @@ class Channel(Closing):
         return bool(poll.poll(0))
 
     @property
-    def last_words(self) -> str:
+    def shutdown_reason(self) -> str:
         """Why the device has ended, where it has said so; "": it has not."""
-        return self._last_words()
+        return self._shutdown_reason()
 
     def note_end(self, words: str | Callable[[], str]) -> None:
         """Has errors of this channel say why the device has ended; or how to find out, once one is raised."""
-        self._last_words = (lambda: words) if isinstance(words, str) else words
+        self._shutdown_reason = (lambda: words) if isinstance(words, str) else words
 
     def gone(self) -> PeerDied:
         """Return the error of a device's end."""
-        return device_gone(self.last_words)
+        return device_gone(self.shutdown_reason)
 
     def _gone(self, why: str) -> PeerDied:
         """Return the error for the end of the connection. Only a device is watched, and it ends none while it lives."""

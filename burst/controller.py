@@ -133,7 +133,7 @@ class Controller(Closing):
         self._slots = SlotTable(self._dropped)
         self._packets: dict[tuple[object, ...], tuple[Request, Packet]] = {}
         self._invalid: str | None = None
-        self._last_words: Callable[[], str] = str
+        self._shutdown_reason: Callable[[], str] = str
         self.last = ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)  #: the result that came last
         with running_out():
             self.trace = Trace.create()
@@ -387,7 +387,7 @@ class Controller(Closing):
 
     def note_end(self, words: Callable[[], str]) -> None:
         """How to find out why the device has died, for errors. As `Channel.note_end`."""
-        self._last_words = words
+        self._shutdown_reason = words
 
     def _refuse(self, code: int, nbytes: int, timeout: float | None) -> NoReturn:
         if code in {-errno.EAGAIN, -errno.EMSGSIZE}:
@@ -401,7 +401,7 @@ class Controller(Closing):
             raise Busy("this burst is executing in another thread; wait for it, or open another burst")
         if code == -errno.EPIPE:
             self._invalidate("the device died")
-            raise device_gone(self._last_words())
+            raise device_gone(self._shutdown_reason())
         try:
             raise_errno(code, "burst")
         except (fmq.Closed, fmq.Corrupt) as error:

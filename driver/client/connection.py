@@ -16,7 +16,7 @@ from driver.client.other_process import stopped_of_device
 from driver.client.socket_lane import SocketLane
 from driver.errors import DeviceFailed
 from driver.protocol.greeting import Greeting
-from driver.protocol.rpc import PROTOCOL, call, last_words
+from driver.protocol.rpc import PROTOCOL, call, shutdown_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ class Connection:
         """Says hello. Raises StatusError, PeerDied, Timeout, DeviceFailed; the channel stays the caller's then."""
         self.channel, self._is_over = channel, False
         self.is_foreign = channel.is_foreign  #: the device is another account's
-        self.parting = 0.05  #: seconds in which a service whose engine has died may say why
+        self.shutdown_grace = 0.05  #: seconds in which a service whose engine has died may say why
         self._dropped = DropList(self._tell)
         self._paths: WeakSet[MemoryPath] = WeakSet()
         self._listing = threading.Lock()
@@ -126,13 +126,13 @@ class Connection:
 
     @property
     def at_end(self) -> Callable[[], str]:
-        """`last_words`, for what this connection refers to."""
-        return partial(_last_words_of, ref(self))
+        """`shutdown_reason`, for what this connection refers to."""
+        return partial(_shutdown_reason_of, ref(self))
 
-    def last_words(self) -> str:
+    def shutdown_reason(self) -> str:
         """Why the device has ended, as it is about to say or has said; "": it does not."""
         with self._dropped.lock:
-            return last_words(self.channel, self.parting)
+            return shutdown_reason(self.channel, self.shutdown_grace)
 
     def add_path(self, path: MemoryPath) -> None:
         """Requests name memory on this path, too: `free_memory` reaches it as long as it lives."""
@@ -176,6 +176,6 @@ def traces_of(connection: Connection, timeout: float | None = None) -> list[Trac
     return [Trace(Memory.adopt(fd, Trace.nbytes_in(fd), writable=False)) for fd in fds]
 
 
-def _last_words_of(connection: ref[Connection]) -> str:
+def _shutdown_reason_of(connection: ref[Connection]) -> str:
     found = connection()
-    return found.last_words() if found else ""
+    return found.shutdown_reason() if found else ""

@@ -50,7 +50,7 @@ _ATTEMPTS = (
 )
 _PATIENCE = 10.0  # seconds for the owner of a served device to start it again
 _AGAIN = 0.05
-_PARTING = 1.0  # seconds in which a service tells what a driver in a library did to its engine
+_SHUTDOWN_GRACE = 1.0  # seconds in which a service tells what a driver in a library did to its engine
 _NO_REASON = "the device does not support it either; the reasons against other operations come first"
 _ANSWER = 1.0  # seconds that a device may take to say how it is
 _ANSWERS = 10.0  # the same, for all cells of a device
@@ -94,7 +94,7 @@ def _own(name: str, application: str | None, attempts: int = _ATTEMPTS) -> Conne
     for _ in range(attempts):
         with suppress(PeerDied):
             found = _greeted(name, discovery.connect(name), application)
-            found.parting = _PARTING if is_library(name) else found.parting
+            found.shutdown_grace = _SHUTDOWN_GRACE if is_library(name) else found.shutdown_grace
             return found
     log = discovery.end_of_log(name)
     raise DeviceFailed(f"device {name!r} ended while it started; {log}")

@@ -81,7 +81,7 @@ class RunningFiles:
         return sorted({name.decode() for name in self.slots["function"].tolist() if name})
 
     @property
-    def last_words(self) -> str:
+    def shutdown_reason(self) -> str:
         """Why the engine has ended itself; "": it has not."""
         return self._map[-_MOST_WORDS:].rstrip(b"\0").decode(errors="replace")
 

@@ -44,21 +44,21 @@ class Reply(NamedTuple):
     fds: Sequence[int] = ()
 
 
-def farewell(words: str) -> list[object]:
+def shutdown_message(words: str) -> list[object]:
     """Return the message in which a service tells each client why it ends."""
     return [-1, words[:_MAX_TEXT]]
 
 
-def last_words(channel: Channel, timeout: float) -> str:
+def shutdown_reason(channel: Channel, timeout: float) -> str:
     """Why the service at the other end has ended, if it has said so; "": it has not."""
     with suppress(PeerDied, Timeout, Malformed):
-        while not channel.last_words:
+        while not channel.shutdown_reason:
             message = channel.receive(timeout)
             message.close()
             match message.body:
                 case [-1, str(words)]:
                     channel.note_end(words)
-    return channel.last_words
+    return channel.shutdown_reason
 
 
 def call(
@@ -76,7 +76,7 @@ def call(
     try:
         channel.send([number, method, *arguments], fds)
     except PeerDied:
-        if last_words(channel, 0.0):
+        if shutdown_reason(channel, 0.0):
             raise channel.gone() from None
         raise
     while True:

@@ -37,7 +37,7 @@ from driver.engine.running_files import RunningFiles
 from driver.errors import signal_name
 from driver.nn.file_form import FILE
 from driver.protocol.greeting import Greeting
-from driver.protocol.rpc import PROTOCOL, Reply, beyond_the_sandbox, call, farewell, refuse, serve
+from driver.protocol.rpc import PROTOCOL, Reply, beyond_the_sandbox, call, refuse, serve, shutdown_message
 from driver.service.bounded_log import BoundedHandler, EngineLog, LogFile
 from driver.service.client_census import ClientCensus
 from driver.service.client_source import ListeningSocket
@@ -149,7 +149,7 @@ class Service:
 
     def _tell_end(self, code: int) -> None:
         """Tells all clients why the engine has ended, if that is the driver's doing."""
-        words = self._running.last_words
+        words = self._running.shutdown_reason
         if not words and code < 0 and -code not in UNPROVOKED:
             functions = ", ".join(self._running.functions) or "execute, or a thread of its own"
             words = f"driver {self._device.name!r}: {functions} ended the engine with {signal_name(-code)}"
@@ -157,7 +157,7 @@ class Service:
             _log.error("%s", words)
             for channel in list(self._channels):
                 with suppress(PeerDied):
-                    channel.send(farewell(words))
+                    channel.send(shutdown_message(words))
 
     def _hand_over(self) -> None:
         """Take no more clients: the next client starts a service of the new code. Those that are here stay."""
