@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+import struct
 import subprocess
 import tomllib
 from fnmatch import fnmatch
@@ -298,7 +299,7 @@ def test_c_headers_say_what_they_are():
 NAMES_OF_SEVERAL_CLASSES = {
     # What users catch: each package's own, for the same misfortune.
     *("Busy", "OutputInsufficientSize", "PeerDied", "Timeout"),
-    *("FencedExecution", "FrameSize"),
+    "FrameSize",
 }
 
 
@@ -315,7 +316,6 @@ def test_a_class_name_is_given_once():
 # ---- calls ---------------------------------------------------------------------------------------------------------
 
 MOST_TERMS = 4  # by position
-CALLS_WITH_MORE = 4  # an upper bound: it may only fall
 OF_OTHERS = {
     "burst/burst_executor.py:execute",  # a driver's executor, which may call its arguments as it likes
     "driver/devices/onnxruntime/on_cuda.py:bind",  # a method of ONNX Runtime's
@@ -334,7 +334,7 @@ def own_callees():
     """The names of functions and classes of the product, which say what they take."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     nodes = [node for path in sources(".py") for node in ast.walk(parsed(path)) if isinstance(node, kinds)]
-    foreign = {*dir(np.ndarray), *dir(np), *dir(str), *dir(list), *dir(dict)}
+    foreign = {*dir(np.ndarray), *dir(np), *dir(str), *dir(list), *dir(dict), *dir(struct.Struct)}
     return {node.name for node in nodes} - {node.name for node in nodes if takes_all(node)} - foreign
 
 
@@ -369,7 +369,7 @@ def test_no_call_has_many_terms_by_position():
         for called, line in long_calls(path, callees)
         if f"{name(path)}:{called}" not in OF_OTHERS
     ]
-    assert len(found) <= CALLS_WITH_MORE, found
+    assert found == []
 
 
 # ---- contracts ------------------------------------------------------------------------------------------------------

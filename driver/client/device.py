@@ -456,4 +456,5 @@ def _on_the_wire(options: PrepareOptions, deadline: int | None) -> tuple[Sequenc
     counts, token = ((len(cache.model_files), len(cache.data_files)), cache.token) if cache else (None, None)
     files = [*cache.model_files, *cache.data_files] if cache else []
     fds = [*files, trace.memory.fd] if trace else files
-    return PrepareArguments(counts, token, options.preference, deadline, number_of(options.priority)).to_wire(), fds
+    priority = number_of(options.priority)
+    return PrepareArguments(counts, token, options.preference, deadline, priority=priority).to_wire(), fds

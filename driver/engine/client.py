@@ -457,8 +457,6 @@ class EngineClient:
             told = os.dup(life.fd)
             undo.callback(os.close, told)
             burst = OpenBurst(self._engine.device.name, context, trace, life)
-            ticket = Ticket(self.flow(number))
-            priority = PRIORITIES[loaded.priority]
             offer = BurstOffer(
                 requests=queues[0],
                 results=queues[1],
@@ -467,8 +465,8 @@ class EngineClient:
                 trace=trace,
                 version=max(spoken),
                 spin=spin,
-                priority=priority,
-                ticket=ticket,
+                priority=PRIORITIES[loaded.priority],
+                ticket=Ticket(self.flow(number)),
                 on_end=burst.ended,
                 life=life,
                 memory_from=self.importer,

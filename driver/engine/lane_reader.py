@@ -191,7 +191,7 @@ class LaneReader:
         number, end, duration, fences, key = split(message.raw)
         fence, fds, answer = -1, message.take_fds(), LAUNCHED
         try:
-            fence = self._launched(number, TimeLimits.of(end, duration), fences, key, fds)
+            fence = self._launched(number, TimeLimits.of(end, duration), fences, key, fds=fds)
         except Malformed:
             raise
         except Exception as error:  # noqa: BLE001 (as in _executed)
