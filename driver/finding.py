@@ -14,7 +14,10 @@ State = Literal["ok", "note", "warning"]
 
 @dataclass(frozen=True)
 class Finding:
-    """state: "warning" if something fails because of it; "note" if something is slower, limited or unknown."""
+    """A finding of a check.
+
+    state: "warning" if something fails because of it; "note" if something is slower, limited or unknown.
+    """
 
     subject: str
     state: State

@@ -57,7 +57,7 @@ _FORMS = {"file": "as it is", "operations": "as operations of the HAL"}
 
 
 def _show(report: ModelReport) -> None:
-    """Where it runs, and a table for each form and device that has obstacles."""
+    """Print where it runs, and a table for each form and device that has obstacles."""
     for line in (report.summary, *report.offers):
         print_line(line)
     for (form, device), found in groupby(report.obstacles, lambda o: (o.form, o.device)):

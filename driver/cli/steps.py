@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Stages(NamedTuple):
-    """Where the time of the requests went."""
+    """The time that the requests spent in each stage."""
 
     device: str
     us: dict[str, Any]

@@ -25,5 +25,5 @@ def new_folder(parent: Path) -> Path:
 
 
 def written(path: str) -> str:
-    """Where a file lies, from here, and how large it is."""
+    """Return where a file lies, from here, and how large it is."""
     return f"{os.path.relpath(path)}  ({os.path.getsize(path) / 1024:,.0f} KiB)"

@@ -39,7 +39,7 @@ class DoorAddress(NamedTuple):
 
     @classmethod
     def of_path(cls, said: str, path: str, uid: int) -> DoorAddress:
-        """Raises DeviceFailed."""
+        """Return the address of a socket's path. Raises DeviceFailed."""
         if not path.startswith("/") or len(os.fsencode(path)) > _LONGEST_PATH:
             raise DeviceFailed(f"{said}: the path of a socket is absolute and has at most {_LONGEST_PATH} bytes")
         return cls(said, path=path, uid=uid)
@@ -53,11 +53,11 @@ class DoorAddress(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether other machines may reach it."""
+        """True if other machines may reach it."""
         return not self.path and self.host not in (_LOOPBACK, "::1", "localhost")
 
     def listen(self) -> socket.socket:
-        """A listening socket. Raises DeviceFailed."""
+        """Return a listening socket. Raises DeviceFailed."""
         try:
             if self.path:
                 self.prepare_path()
@@ -77,15 +77,15 @@ class DoorAddress(NamedTuple):
             raise DeviceFailed(f"{self.said}: cannot listen there ({words}); use another address") from error
 
     def _tcp_listener(self, family: socket.AddressFamily) -> socket.socket:
-        """Connections inherit that answers are not held back. asyncio says so too, but not to connections of a listener
-        that names no protocol, as this one: the second part of an answer waited 40 ms for an acknowledgement.
+        """Set TCP_NODELAY, which connections inherit. asyncio does not set it on connections of a listener without a
+        protocol number, as this one: the second part of an answer waited 40 ms for an acknowledgement.
         """
         listener = socket.create_server((self.host, self.port), family=family, backlog=_BACKLOG)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
 
     def prepare_path(self) -> None:
-        """Removes a socket at which no process listens any more. Raises DeviceFailed, OSError."""
+        """Remove a socket at which no process listens any more. Raises DeviceFailed, OSError."""
         path = Path(self.path)
         folder = path.parent.stat()
         if folder.st_mode & 0o022 and not folder.st_mode & stat.S_ISVTX:
@@ -98,7 +98,7 @@ class DoorAddress(NamedTuple):
         path.unlink()
 
     def give_path(self) -> None:
-        """The socket becomes that account's. Raises DeviceFailed, OSError."""
+        """Give the socket to that account. Raises DeviceFailed, OSError."""
         os.chmod(self.path, 0o700, follow_symlinks=False)
         if self.uid != os.getuid():
             try:

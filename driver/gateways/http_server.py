@@ -29,7 +29,7 @@ _GRACE = 0.1  # seconds for requests that run when `serve_http` is cancelled
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """True unless a client has sent what is not HTTP, of which it could fill the log."""
+    """Return False for a client that has sent what is not HTTP, of which it could fill the log."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 

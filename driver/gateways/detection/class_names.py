@@ -9,12 +9,12 @@ if TYPE_CHECKING:
 
 
 def label_of(labels: Sequence[str], label_id: int) -> str:
-    """The name of a class, or its number where it has none."""
+    """Return the name of a class, or its number where it has none."""
     return labels[label_id] if 0 <= label_id < len(labels) and labels[label_id] else f"class {label_id}"
 
 
 def labels_of(text: str) -> list[str]:
-    """The names in a file: one per line, in order, or all with their numbers ("17 cat", "17: cat")."""
+    """Return the names in a file: one per line, in order, or all with their numbers ("17 cat", "17: cat")."""
     lines = [line.strip() for line in text.splitlines()]
     pairs = [line.replace(":", " ", 1).split(None, 1) for line in lines if line]
     if not pairs or not all(len(pair) == 2 and pair[0].isascii() and pair[0].isdigit() for pair in pairs):

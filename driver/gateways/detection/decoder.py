@@ -23,7 +23,7 @@ AUTO = "auto"
 
 
 class DetectionDecoder:
-    """Of one model, of one type. With "auto", the first outputs that are approved choose the type."""
+    """A decoder for one model of one type. With "auto", the first outputs that are approved choose the type."""
 
     def __init__(
         self, model: Model, path: str | Path, model_type: str, types: Mapping[str, DetectorType], option: str
@@ -39,7 +39,7 @@ class DetectionDecoder:
         self._in_pixels = kind_of(path) == "onnx"  # Ultralytics' .tflite files give parts of the frame
 
     def approve(self, outputs: Sequence[NDArray[Any]], width: int, height: int) -> None:
-        """Looks at the outputs for a frame of that size. Raises ValueError where they are not of the type."""
+        """Check the outputs for a frame of that size. Raises ValueError if they are not of the type."""
         size, values = FrameSize(width, height, self._in_pixels), self._values(outputs)
         alike = [name for name, its in self._types.items() if its.inputs == self._inputs and its.fits(values, size)]
         if self.model_type in alike:
@@ -53,7 +53,7 @@ class DetectionDecoder:
         raise ValueError(f"its outputs are {_forms(outputs)}, and those of {forms}; {remedy}")
 
     def __call__(self, outputs: Sequence[NDArray[Any]], width: int, height: int, threshold: float) -> FoundBoxes:
-        """The boxes in a frame of that size; some may be below `threshold`. Raises ValueError for other outputs."""
+        """Return the boxes in a frame of that size, some maybe below `threshold`. Raises ValueError for odd outputs."""
         size, values = FrameSize(width, height, self._in_pixels), self._values(outputs)
         its = self._types[self.model_type]
         if not its.fits(values, size):
@@ -61,7 +61,7 @@ class DetectionDecoder:
         return its.found(values, size, threshold)
 
     def _values(self, outputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """What quantised numbers stand for."""
+        """Return the numbers that quantised ones stand for."""
         return [
             (np.asarray(array, np.float32) - info.zero_point) * np.float32(info.scale)
             if info.scale and array.dtype.kind in "iu"

@@ -16,7 +16,7 @@ _MOST_CLASSES = 2**31
 
 
 class FoundBoxes(NamedTuple):
-    """Of one frame. corners: x1, y1, x2, y2 in parts of the frame. is_final: the model left out what overlaps."""
+    """The boxes in a frame. corners: x1, y1, x2, y2 in parts of the frame. is_final: the model left out overlaps."""
 
     corners: NDArray[np.float32]
     scores: NDArray[np.float32]
@@ -47,7 +47,7 @@ def corners_of_centres(centres: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _apart(corners: NDArray[np.float32], classes: NDArray[Any] | None) -> NDArray[np.intp]:
-    """Of boxes, the surest first, those that overlap no surer one."""
+    """Return the boxes that overlap no surer one. `boxes` has the surest first."""
     sizes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1).tolist()
     ranks = [float(rank) for rank in range(len(sizes), 0, -1)]  # OpenCV leaves out scores of 0
     if classes is None:

@@ -29,17 +29,17 @@ class FrameSize(NamedTuple):
 
     @property
     def corners(self) -> NDArray[np.float32]:
-        """What turns pixels into parts of the frame."""
+        """The factors that turn pixels into parts of the frame."""
         return np.array([self.width, self.height] * 2, np.float32)
 
     @property
     def unit(self) -> NDArray[np.float32]:
-        """What turns boxes of a model that is free to choose into parts of the frame."""
+        """The factors that turn boxes of a model that is free to choose into parts of the frame."""
         return self.corners if self.in_pixels else np.ones(4, np.float32)
 
     @property
     def cells(self) -> int:
-        """How many boxes a model of three grids has."""
+        """The number of boxes of a model of three grids."""
         return sum((self.height // stride) * (self.width // stride) for stride in _STRIDES)
 
 
@@ -165,7 +165,7 @@ def _of_anchors(outputs: Outputs, size: FrameSize, threshold: float) -> FoundBox
 
 
 def _with_objectness(rows: NDArray[np.float32], size: FrameSize, threshold: float) -> FoundBoxes:
-    """Of centre, size, whether there is an object, and its classes."""
+    """Split rows of centre, size, the score of there being an object, and those of its classes."""
     scores = rows[:, 4] * rows[:, 5:].max(axis=1)
     rows, scores = rows[keep := ~(scores < threshold)], scores[keep]
     return FoundBoxes(corners_of_centres(rows) / size.corners, scores, rows[:, 5:].argmax(axis=1))

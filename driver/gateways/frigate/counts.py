@@ -28,7 +28,7 @@ class DetectorCounts:
         self._seconds: dict[str, float] = {}
 
     def known(self, detector: str) -> str:
-        """The name under which it is counted: addresses come and go, and each name is kept."""
+        """Return the name under which it is counted: addresses come and go, and each name is kept."""
         if detector in self._took or len(self._took) < _MOST:
             self._add(detector)
             return detector
@@ -40,13 +40,13 @@ class DetectorCounts:
         self._took.setdefault(detector, Counter())
 
     def note_answer(self, detector: str, seconds: float) -> None:
-        """A frame was answered. detector: as `known` has it."""
+        """Count the answer to a frame. detector: as `known` returns it."""
         self.frames[detector, "answered"] += 1
         self._seconds[detector] += seconds
         self._took[detector][next(bound for bound in _BOUNDS if seconds <= bound)] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """As prometheus_client asks for it."""
+        """Yield the metrics, as prometheus_client asks for them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         yield GaugeMetricFamily("burst_frigate_connections", "Detectors that are connected.", self.connected)

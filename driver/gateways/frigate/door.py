@@ -105,7 +105,7 @@ class DetectorDoor:
         return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)  # so that what is not kept is the system's again
 
     def take_back(self, memory: NDArray[np.uint8]) -> None:
-        """A frame that nothing reads any more."""
+        """Keep the memory of a frame that nothing reads any more."""
         if memory.nbytes and len(self._spare) < _SPARE:
             self._spare.append(memory)
 
@@ -123,7 +123,7 @@ class DetectorDoor:
         self.counts.connected = len(self._connections)
 
     async def _made_room(self) -> bool:
-        """Ends the connection that has been silent for longest: a detector that is still there connects again."""
+        """End the connection that has been silent for longest: a detector that is still there connects again."""
         task, its = min(self._connections.items(), key=lambda each: each[1].silent_since)
         if time.monotonic() - its.silent_since < self.bounds.idle or its.has_begun():
             return False
@@ -169,11 +169,11 @@ class DetectorConnection:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it is between two messages."""
+        """True if it is between two messages."""
         return self.silent_since != math.inf
 
     def has_begun(self) -> bool:
-        """Whether bytes of a message have come that were not read yet."""
+        """Return True if bytes of a message have come that were not read yet."""
         try:
             return bool(self._socket.recv(1, socket.MSG_PEEK))
         except OSError:  # there are none
@@ -199,14 +199,14 @@ class DetectorConnection:
             if error.is_wrong:
                 self._door.tell(self._name, str(error))
         except TimeoutError:
-            self._door.tell(self._name, "it stands still in the middle of a message, or takes no answer")
+            self._door.tell(self._name, "it stopped in the middle of a message, or does not read its answer")
         finally:
             self._socket.close()
 
     # ---- a message
 
     async def _message(self, size: int) -> tuple[list[bytes], FrameCall | ModelQuestion | ValueError]:
-        """What an answer begins with, and what is asked, or what is wrong with it. `size`: of the first part.
+        """Return the envelope of the answer, and the question or what is wrong with it. `size`: of the first part.
 
         All of the message has been read then, or skipped. Where there is no place for an answer, nothing begins it.
         """
@@ -223,11 +223,11 @@ class DetectorConnection:
         return envelope, said
 
     async def _envelope(self, size: int) -> list[bytes]:
-        """The parts up to the empty one, which an answer has to begin with. Raises WrongMessage."""
+        """Return the parts up to the empty one, which an answer has to begin with. Raises WrongMessage."""
         envelope = list[bytes]()
         while True:
             if size > _LONGEST_LABEL or len(envelope) == _MOST_ENVELOPE or not self._zmtp.has_more:
-                raise WrongMessage("a message that comes from no REQ socket")
+                raise WrongMessage("the message does not come from a REQ socket")
             envelope.append(await self._zmtp.read())
             if not size:
                 return envelope
@@ -240,7 +240,7 @@ class DetectorConnection:
         return read_header(await self._zmtp.read())
 
     async def _take_frame(self, call: FrameCall) -> None:
-        """The frame is in the buffer then. Raises WrongMessage, WrongFrame and WrongModel."""
+        """Read the frame into the buffer. Raises WrongMessage, WrongFrame and WrongModel."""
         detector = self._door.detector
         if self._stranger:
             raise WrongModel(self._stranger)

@@ -40,24 +40,24 @@ class FrameCall(NamedTuple):
 
 
 class ModelQuestion(NamedTuple):
-    """Whether the model of that file name is there; with has_file, here it is."""
+    """A question whether the model of that file name is there; with has_file, the model itself."""
 
     name: str
     has_file: bool
 
 
 def read_header(header: bytes) -> FrameCall | ModelQuestion:
-    """Raises WrongMessage."""
+    """Decode the header of a message. Raises WrongMessage."""
     try:
         said = json.loads(header)
     except (ValueError, RecursionError):
-        raise WrongMessage(f"a header that is no JSON: {bytes(header[:40])!r}") from None
+        raise WrongMessage(f"the header is not valid JSON: {bytes(header[:40])!r}") from None
     if not isinstance(said, dict):
-        raise WrongMessage(f"a header that is no object: {bytes(header[:40])!r}")
+        raise WrongMessage(f"the header is not an object: {bytes(header[:40])!r}")
     if said.get("model_request") or said.get("model_data"):
         name = said.get("model_name")
         if not isinstance(name, str):
-            raise WrongMessage(f"model_name {name!r:.60} is no text")
+            raise WrongMessage(f"model_name {name!r:.60} is not a string")
         return ModelQuestion(name, bool(said.get("model_data")))
     return _frame_call(said)
 
@@ -65,21 +65,21 @@ def read_header(header: bytes) -> FrameCall | ModelQuestion:
 def _frame_call(said: Mapping[str, Any]) -> FrameCall:
     shape, dtype, model_type = said.get("shape"), said.get("dtype"), said.get("model_type", "")
     if not isinstance(shape, list) or not 0 < len(shape) <= 8:
-        raise WrongMessage(f"shape {shape!r:.60} is no list of sizes")
+        raise WrongMessage(f"shape {shape!r:.60} is not a list of sizes")
     if not all(type(size) is int and 0 < size < _LARGEST for size in shape) or math.prod(shape) > _LARGEST:
         raise WrongMessage(f"shape {shape!r:.60} has a size that no frame has")
     if not isinstance(dtype, str) or not isinstance(model_type, str):
-        raise WrongMessage(f"dtype {dtype!r:.40} and model_type {model_type!r:.40} are not both text")
+        raise WrongMessage(f"dtype {dtype!r:.40} and model_type {model_type!r:.40} are not both strings")
     return FrameCall(tuple(shape), dtype, model_type)
 
 
 def found(rows: NDArray[Any]) -> list[bytes]:
-    """The answer to a frame."""
+    """Return the answer to a frame."""
     return [_FOUND, rows.tobytes()]
 
 
 def refusal(reason: str) -> list[bytes]:
-    """The answer to a frame in which nothing was looked for."""
+    """Return the answer to a frame that was refused."""
     header = {"shape": [0, 6], "dtype": "float32", "error": reason[:1000]}
     return [json.dumps(header, separators=_SEPARATORS).encode(), b""]
 

@@ -32,7 +32,7 @@ class FrameDetector:
     """A model file of a type that Frigate knows. It runs nothing: `inputs` go to the model, `rows` take its outputs."""
 
     def __init__(self, path: str | Path, model_type: str) -> None:
-        """Loads the file. Raises what `driver.load` raises, and DeviceFailed."""
+        """Load the file. Raises what `driver.load` raises, and DeviceFailed."""
         self.path, self.model_type = Path(path), model_type
         if model_type not in TYPES_OF_FRIGATE:
             raise DeviceFailed(f"model type {model_type!r}: there are {', '.join(TYPES_OF_FRIGATE)}")
@@ -45,7 +45,7 @@ class FrameDetector:
         self._shape, self.dtype = tensor.shape, np.dtype(tensor.dtype)
 
     def _frame_input(self) -> tuple[int, bool]:
-        """Which input takes the frame, and whether its colours are the last dimension. Raises DeviceFailed."""
+        """Return which input takes the frame, and whether its colours are the last dimension. Raises DeviceFailed."""
         shapes, inputs = [tensor.shape for tensor in self.model.inputs], TYPES[self.model_type].inputs
         for place, shape in enumerate(shapes):
             if len(shapes) == inputs and shape and len(shape) == 4 and shape[0] in (1, None):
@@ -62,22 +62,22 @@ class FrameDetector:
 
     @property
     def frame_shape(self) -> tuple[int, ...]:
-        """Of a frame; 320 where the model leaves a size open."""
+        """The shape of a frame; 320 where the model leaves a size open."""
         assert self._shape
         return (1, *(size or _USUAL for size in self._shape[1:]))
 
     @property
     def frame_place(self) -> int:
-        """Which of the model's inputs takes the frame."""
+        """The number of the model's input that takes the frame."""
         return self._place
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of all inputs, for one frame."""
+        """The shapes of all inputs, for one frame."""
         return tuple(array.shape for array in self.inputs(np.empty(self.frame_shape, self.dtype)))
 
     def check(self, shape: tuple[int, ...], dtype: str) -> None:
-        """Raises WrongFrame."""
+        """Raise WrongFrame for a shape or a type that the model does not take."""
         if dtype != self.dtype.name:
             said = _CONFIGURED.get(self.dtype.name)
             remedy = f"set model.input_dtype to {said}" if said else "export the model for float32 or uint8"
@@ -99,7 +99,7 @@ class FrameDetector:
         return (shape[2], shape[1]) if self._is_nhwc else (shape[3], shape[2])
 
     def other_inputs(self, shape: Sequence[int]) -> dict[int, NDArray[Any]]:
-        """What the model takes beside a frame of this shape, by its place among the inputs: its size, if anything."""
+        """Return the inputs that the model takes beside a frame of this shape, by place: its size, if anything."""
         if len(self.model.inputs) == 1:
             return {}
         place = 1 - self._place
@@ -113,7 +113,7 @@ class FrameDetector:
     # ---- outputs
 
     def rows(self, outputs: Sequence[NDArray[Any]], shape: Sequence[int]) -> NDArray[np.float32]:
-        """What it found in a frame of this shape: (20, 6) of class, score, y1, x1, y2, x2, the surest first.
+        """Return what it found in a frame of this shape: (20, 6) of class, score, y1, x1, y2, x2, the surest first.
 
         Raises ValueError where the outputs are not of the type.
         """
@@ -124,11 +124,11 @@ class FrameDetector:
         return found
 
     def blank(self) -> tuple[NDArray[Any], ...]:
-        """The inputs of an empty frame, to try the model with: `approve` takes what comes of it."""
+        """Return the inputs of an empty frame, to try the model with: `approve` takes what comes of it."""
         return self.inputs(np.zeros(self.frame_shape, self.dtype))
 
     def approve(self, outputs: Sequence[NDArray[Any]]) -> None:
-        """Looks at the outputs for the empty frame. Raises DeviceFailed for a model that is not of the type."""
+        """Check the outputs for the empty frame. Raises DeviceFailed for a model that is not of the type."""
         try:
             self._decoder.approve(outputs, *self.size(self.frame_shape))
         except ValueError as error:

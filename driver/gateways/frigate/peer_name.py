@@ -12,8 +12,9 @@ _TITLE = re.compile(rb"frigate\.detector:([\w.-]{1,40})")
 
 
 def peer_name(peer: socket.socket) -> str:
-    """The detector's name in Frigate's configuration, by which Frigate calls its process. Else the address of the other
-    machine, or "local" for another program of this one.
+    """Return the detector's name in Frigate's configuration, by which Frigate calls its process.
+
+    Else the address of the other machine, or "local" for another program of this one.
     """
     if peer.family != socket.AF_UNIX:
         with suppress(OSError):  # it may have gone already

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def frigate_address(text: str) -> DoorAddress:
-    """What an address says, in ZeroMQ's words: * for all. Raises DeviceFailed."""
+    """Parse an address in ZeroMQ's words: * for all. Raises DeviceFailed."""
     said, (scheme, _, rest) = f"--frigate {text}", text.partition("://")
     if scheme == "ipc":
         return DoorAddress.of_path(said, rest, os.getuid())
@@ -50,7 +50,7 @@ class DetectorServer:
         metrics: str | None = None,
         bounds: DoorBounds = DoorBounds(),  # noqa: B008 (it is immutable)
     ) -> None:
-        """Reads the model, and binds the addresses. Raises what `driver.load` raises, and DeviceFailed."""
+        """Read the model, and bind the addresses. Raises what `driver.load` raises, and DeviceFailed."""
         self._device, self._bounds = device, bounds
         self._detector, self.counts = FrameDetector(model, model_type), DetectorCounts(model.name)
         with ExitStack() as stack:
@@ -86,7 +86,7 @@ class DetectorServer:
 
     @property
     def address(self) -> str:
-        """As clients use it."""
+        """The address as clients use it."""
         return f"ipc://{self.door.path}" if self.door.path else f"tcp://{self.door.place}"
 
     async def __aexit__(self, *reason: object) -> None:

@@ -58,7 +58,7 @@ class ZmtpConnection:
         except OSError as error:
             raise BrokenConnection(str(error)) from error
         if not count:
-            raise BrokenConnection("it has ended")
+            raise BrokenConnection("the connection has ended")
         return count
 
     async def _exactly(self, count: int) -> bytes:
@@ -75,7 +75,7 @@ class ZmtpConnection:
     # ---- the beginning
 
     async def greet(self) -> None:
-        """Raises BrokenConnection for what is no client of this protocol."""
+        """Exchange greetings. Raises BrokenConnection for a peer that is no client of this protocol."""
         await self._send(_GREETING)
         greeting = await self._exactly(64)
         if greeting[0] != 0xFF or not greeting[9] & 1 or greeting[10] < 3:
@@ -87,21 +87,21 @@ class ZmtpConnection:
         if not flags & _COMMAND or size > _LONGEST_COMMAND:
             _refuse("it sends messages before it is ready")
         if (kind := _kind_of_socket(await self._exactly(size))) not in _CLIENTS:
-            _refuse(f"its socket is {kind[:20]!r}, and not REQ or DEALER")
+            _refuse(f"the peer's socket is {kind[:20]!r}, not REQ or DEALER")
 
     # ---- messages
 
     async def _head(self) -> tuple[int, int]:
-        """Flags and length."""
+        """Read the flags and the length of a frame."""
         (flags,) = await self._exactly(1)
         if flags & ~7 or (flags & _COMMAND and flags & _MORE):
-            _refuse("a part has flags that there are not")
+            _refuse("unknown flags in a frame")
         size = int.from_bytes(await self._exactly(8 if flags & _LONG else 1), "big")
         return flags, size
 
     async def begin_message(self, complete: float) -> int:
-        """The length of the next message's first part. It may be long until it comes; once it has begun, its head has
-        `complete` seconds.
+        """Return the length of the next message's first part. It may be long until that comes; once it has begun, its
+        head has `complete` seconds.
         """
         size = None
         while size is None:
@@ -112,13 +112,13 @@ class ZmtpConnection:
         return size
 
     async def begin_part(self) -> int:
-        """The length of the message's next part."""
+        """Return the length of the message's next part."""
         while (size := await self._part()) is None:
             pass
         return size
 
     async def _part(self) -> int | None:
-        """None: it was a command."""
+        """Read the head of a part, or a command: None then."""
         flags, size = await self._head()
         if flags & _COMMAND:
             await self._obey(size)
@@ -139,12 +139,12 @@ class ZmtpConnection:
             _refuse("it reports an error")
 
     async def read(self) -> bytes:
-        """A part that was begun, of BUFFER bytes at most."""
+        """Read a part that was begun, of BUFFER bytes at most."""
         count, self._left = self._left, 0
         return await self._exactly(count)
 
     async def read_into(self, view: memoryview) -> None:
-        """A part that was begun, of the length of `view`."""
+        """Read a part that was begun, of the length of `view`."""
         self._left = 0
         done = min(self._end - self._begin, len(view))
         view[:done] = self._buffer[self._begin : self._begin + done]
@@ -153,7 +153,7 @@ class ZmtpConnection:
             done += await self._fill(view[done:])
 
     async def skip_message(self) -> None:
-        """What is left of it."""
+        """Skip what is left of the message."""
         while True:
             here = min(self._end - self._begin, self._left)
             self._begin, self._left = self._begin + here, self._left - here
@@ -165,7 +165,7 @@ class ZmtpConnection:
             await self.begin_part()
 
     async def send(self, parts: Sequence[bytes]) -> None:
-        """A message. Raises BrokenConnection."""
+        """Send a message. Raises BrokenConnection."""
         last = len(parts) - 1
         await self._send(b"".join(_framed(_MORE if n < last else 0, part) for n, part in enumerate(parts)))
 
@@ -187,7 +187,7 @@ def _framed(flags: int, body: bytes) -> bytes:
 
 
 def _kind_of_socket(ready: bytes) -> bytes:
-    """What a READY command says of it. Raises BrokenConnection."""
+    """Return the kind of socket that a READY command names. Raises BrokenConnection."""
     if not ready.startswith(b"\x05READY"):
         _refuse("it is not ready")
     at = 6
@@ -198,7 +198,7 @@ def _kind_of_socket(ready: bytes) -> bytes:
         value = ready[at + 4 : at + 4 + size]
         at += 4 + size
         if at > len(ready):
-            _refuse("it is ready in words that are cut off")
+            _refuse("truncated READY command")
         if name.lower() == b"socket-type":
             return value
     return b""

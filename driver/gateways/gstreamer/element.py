@@ -105,7 +105,7 @@ class BurstInfer(GstBase.BaseTransform):
     # ---- from start to stop
 
     def do_start(self) -> bool:
-        """Loads the model, and starts the device."""
+        """Load the model, and start the device."""
         application = str(self.application or self.get_name())
         options = FrameOptions(
             self.model,
@@ -126,7 +126,7 @@ class BurstInfer(GstBase.BaseTransform):
         return True
 
     def do_stop(self) -> bool:
-        """Ends the burst. The device process ends later, when it has no client any more."""
+        """End the burst. The device process ends later, when it has no client any more."""
         frames, self._frames, self._pool = self._frames, None, None
         if frames is not None:
             frames.close()
@@ -163,7 +163,7 @@ class BurstInfer(GstBase.BaseTransform):
     # ---- frames
 
     def do_transform_ip(self, buffer: Gst.Buffer) -> Gst.FlowReturn:
-        """Runs the model on the frame, and attaches what it found. To GStreamer, an exception would be OK."""
+        """Run the model on the frame, and attach what it found. To GStreamer, an exception would be OK."""
         try:
             return self._looked_at(buffer)
         except BaseException as error:  # noqa: BLE001 (no frame leaves without an answer)

@@ -28,26 +28,26 @@ class FrameLayout(NamedTuple):
 
     @property
     def format(self) -> str:
-        """As GStreamer calls it."""
+        """The format as GStreamer calls it."""
         return _FORMATS[self.channels, self.is_planar]
 
     @property
     def caps(self) -> str:
-        """What the element takes, and gives on."""
+        """The caps that the element takes, and gives on."""
         width, height = (f"[1,{_MOST_PIXELS}]" if side is None else side for side in (self.width, self.height))
         return f"video/x-raw,format={self.format},width=(int){width},height=(int){height}"
 
     @property
     def takes_bytes(self) -> bool:
-        """Whether the frame's bytes are the input's, so that it can be used where it lies."""
+        """True if the frame's bytes are the input's, so that it can be used where it lies."""
         return self.dtype == np.uint8
 
     def shape(self, width: int, height: int) -> tuple[int, ...]:
-        """Of the input, for frames of that size."""
+        """Return the shape of the input, for frames of that size."""
         return (1, self.channels, height, width) if self.is_planar else (1, height, width, self.channels)
 
     def is_packed(self, width: int, height: int, strides: Sequence[int], offsets: Sequence[int]) -> bool:
-        """Whether rows and planes follow each other without gaps."""
+        """Return True if rows and planes follow each other without gaps."""
         if self.is_planar:
             wanted = [width] * self.channels, [n * width * height for n in range(self.channels)]
         else:
@@ -57,7 +57,7 @@ class FrameLayout(NamedTuple):
     def view(
         self, data: Any, width: int, height: int, strides: Sequence[int], offsets: Sequence[int]
     ) -> NDArray[np.uint8]:
-        """The frame as an array of the input's shape, with the gaps left out."""
+        """Return the frame as an array of the input's shape, with the gaps left out."""
         row = width if self.is_planar else width * self.channels
         flat = np.frombuffer(data, np.uint8)
         planes = [
@@ -77,7 +77,7 @@ def _from(flat: NDArray[np.uint8], offset: int, nbytes: int) -> NDArray[np.uint8
 
 
 def layout_of(model: Model) -> FrameLayout:
-    """Raises ValueError for a model that does not take one picture."""
+    """Return the layout of the model's frames. Raises ValueError for a model that does not take one picture."""
     inputs = model.inputs
     if len(inputs) != 1 or inputs[0].shape is None or len(inputs[0].shape) != 4:
         found = "; ".join(map(str, inputs))

@@ -42,7 +42,7 @@ def attach(buffer: Gst.Buffer, found: FoundBoxes, labels: Sequence[str], width: 
 
 
 def _figures(label: str, label_id: int, score: float, edges: list[float]) -> Any:
-    """As DL Streamer's elements name them."""
+    """Return the figures by the names that DL Streamer's elements have for them."""
     figures = Gst.Structure.new_empty("detection")
     figures.set_value("label", label)
     figures.set_value("label_id", label_id)

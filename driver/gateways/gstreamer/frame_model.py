@@ -57,7 +57,7 @@ class FrameModel:
     """One element's model, from start to stop. One thread at a time."""
 
     def __init__(self, options: FrameOptions) -> None:
-        """Raises ValueError, OSError, and what `driver.load` and `driver.compile` raise."""
+        """Load and compile the model. Raises ValueError, OSError, and what `driver.load` and `driver.compile` raise."""
         if not options.model:
             raise ValueError("model is not set; give the path of an .onnx or .tflite file")
         for name, path in (("model", options.model), ("labels", options.labels)):
@@ -108,7 +108,7 @@ class FrameModel:
         self._outputs.lay_out(sizes)
 
     def detect_in_place(self, fd: int, offset: int, nbytes: int) -> FoundBoxes:
-        """Of a frame in shared memory or a DMA-BUF. `nbytes`: from the descriptor's beginning to the frame's end.
+        """Find objects in a frame in shared memory or a DMA-BUF. `nbytes`: from its beginning to the frame's end.
 
         Raises what an execution raises, and OSError or ValueError for memory that cannot be mapped.
         """
@@ -147,7 +147,7 @@ class FrameModel:
         return request
 
     def detect_in_copy(self, data: Any) -> FoundBoxes:
-        """Of a frame that lies elsewhere: its bytes are copied. Raises what an execution raises, and ValueError."""
+        """Find objects in a copy of a frame that lies elsewhere. Raises what an execution raises, and ValueError."""
         assert self.burst is not None
         frame = self.layout.view(data, self.width, self.height, self._strides, self._offsets)
         self._fill(self.burst.inputs[0], frame)  # type: ignore[arg-type]  # it is not omitted
@@ -180,7 +180,7 @@ class FrameModel:
         self.burst = self._outputs = None
 
     def close(self) -> None:
-        """Ends the burst, and forgets all frames."""
+        """End the burst, and forget all frames."""
         self._end_burst()
         self.compiled.close()
 
@@ -189,4 +189,4 @@ def _labels_in(path: str) -> list[str]:
     try:
         return labels_of(Path(path).read_text(encoding="utf-8"))
     except UnicodeDecodeError:
-        raise ValueError(f"labels={path}: it is no text in UTF-8; give a file of names, one per line") from None
+        raise ValueError(f"labels={path}: it is not text in UTF-8; give a file of names, one per line") from None

@@ -24,7 +24,7 @@ class FrameAllocator(Gst.Allocator):
         self._of_descriptors = GstAllocators.FdAllocator.new()
 
     def do_alloc(self, size: int, params: Gst.AllocationParams | None) -> Gst.Memory | None:
-        """The mapping begins on a page, which is more than any alignment that `params` ask for."""
+        """Allocate memory that begins on a page, which is more than any alignment that `params` ask for."""
         import fcntl
 
         fd = os.memfd_create("burstinfer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

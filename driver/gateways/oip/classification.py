@@ -19,7 +19,7 @@ _MOST = 1 << 17  # strings in an answer: each costs this process more than the v
 
 
 def classified(answered: AnsweredTensor, count: int, labels: Sequence[str], *, is_batched: bool) -> AnsweredTensor:
-    """The `count` largest values of each row, or of the whole output, the largest first. Raises Refusal."""
+    """Return the `count` largest values of each row, or of the whole output, the largest first. Raises Refusal."""
     array = answered.array
     if array is None or answered.kind.is_bits or answered.kind is STRINGS:
         raise invalid(f"output {answered.name!r}: {answered.kind.name} in a message is no output to classify")
@@ -35,7 +35,7 @@ def classified(answered: AnsweredTensor, count: int, labels: Sequence[str], *, i
 
 
 def _largest(row: NDArray[Any]) -> NDArray[Any]:
-    """Indices of the values from the largest on; of equal ones the first comes first."""
+    """Return the indices of the values from the largest on; of equal ones the first comes first."""
     backwards = np.argsort(row[::-1], kind="stable")[::-1]
     return row.size - 1 - backwards
 

@@ -31,7 +31,7 @@ class Datatype(NamedTuple):
 
     @property
     def is_bits(self) -> bool:
-        """Whether `dtype` holds the bits of values that numpy does not know."""
+        """True if `dtype` holds the bits of values that numpy does not know."""
         return self.name == "BF16"
 
 
@@ -63,7 +63,7 @@ _OF_DTYPES = {each.dtype: each for each in DATATYPES.values() if not each.is_bit
 
 
 def datatype_of(operand: Operand) -> Datatype:
-    """The protocol's name for what an input or output of a model holds. Raises Refusal."""
+    """Return the protocol's name for what an input or output of a model holds. Raises Refusal."""
     if "BFLOAT16" in operand.type.name:
         return DATATYPES["BF16"]
     if operand.type == PACKED:
@@ -81,7 +81,7 @@ def datatype_of(operand: Operand) -> Datatype:
 
 
 def values_as(kind: Datatype, values: Sequence[Any], what: str) -> NDArray[Any]:
-    """An array of the values that stand in a message, checked. Raises Refusal."""
+    """Return an array of the values that stand in a message, checked. Raises Refusal."""
     if kind.is_bits or not kind.contents:
         raise invalid(f"{what}: {kind.name} travels as raw bytes, and not as values; send it in binary form")
     try:

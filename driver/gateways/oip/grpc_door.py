@@ -35,7 +35,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class DoorLimits(NamedTuple):
-    """What clients of one address may use up.
+    """The limits on what clients of one address may use up.
 
     message: bytes of a request or an answer. requests: at once. connections: at once. streams: of those requests, how
     many may be streams. patience: seconds that a client may leave an answer unread.
@@ -49,7 +49,7 @@ class DoorLimits(NamedTuple):
 
 
 class KnownCall(NamedTuple):
-    """What the bytes of a request say, and its parameters."""
+    """A request that was decoded before, and its parameters."""
 
     call: InferCall
     parameters: dict[str, Any]
@@ -86,14 +86,14 @@ class GrpcFront:
         self._answers = {each.name: messages.message(each.response) for each in messages.METHODS}
 
     def answer(self, method: str, packet: bytes, left: float | None = None) -> bytes:
-        """The answer to a request, both encoded. `left`: seconds that the client waits. Raises Refusal."""
+        """Return the answer to a request, both encoded. `left`: seconds that the client waits. Raises Refusal."""
         if method == "ModelInfer":
             return _encoded(_answer_message(self._service.infer(self._call(packet, left))))
         request = self._decoded(method, packet)
         return _encoded(self._answers[method](**self._methods[method](request)))
 
     def _call(self, packet: bytes, left: float | None) -> InferCall:
-        """A client that keeps its tensors in shared memory sends the same bytes each time: they are decoded once."""
+        """Decode once what a client that keeps its tensors in shared memory sends each time."""
         is_small = len(packet) <= _SMALL
         if is_small and (known := self._known.get(packet)):
             deadline, priority = time_and_priority(known.parameters, left)
@@ -107,7 +107,7 @@ class GrpcFront:
         return call
 
     def stream_answer(self, packet: bytes, left: float | None = None) -> bytes:
-        """The same for a request of ModelStreamInfer: a refusal is an answer, too."""
+        """Return the answer to a request of ModelStreamInfer: a refusal is an answer, too."""
         request = None
         try:
             request = self._decoded("ModelStreamInfer", packet)
@@ -122,14 +122,14 @@ class GrpcFront:
             return _encoded(told)
 
     def infer(self, request: Any, left: float | None) -> Any:
-        """The answer to a ModelInferRequest. Raises Refusal and what the service raises."""
+        """Return the answer to a ModelInferRequest. Raises Refusal and what the service raises."""
         return _answer_message(self._service.infer(_call_of(request, left)))
 
     def _decoded(self, method: str, packet: bytes) -> Any:
         try:
             return self._decoders[method](packet)
         except (DecodeError, UnicodeDecodeError, ValueError):
-            raise invalid(f"the message is no {method} request of the Open Inference Protocol") from None
+            raise invalid(f"the message is not a {method} request of the Open Inference Protocol") from None
 
 
 def _call_of(request: Any, left: float | None) -> InferCall:
@@ -172,7 +172,7 @@ def _given(inputs: Iterable[Any], raw: Sequence[bytes]) -> list[GivenTensor]:
 
 
 def _values(tensor: Any, what: str) -> Sequence[Any]:
-    """The one list of values that a tensor has. Raises Refusal."""
+    """Return the one list of values that a tensor has. Raises Refusal."""
     kind = _contents_of(tensor.datatype)
     fields = [field.name for field, _ in tensor.contents.ListFields()]
     if kind and (len(fields) > 1 or (fields and fields[0] != kind)):
@@ -237,7 +237,7 @@ class GrpcDoor:
     def __init__(
         self, service: InferenceService, address: str, limits: DoorLimits, credentials: Credentials | None = None
     ) -> None:
-        """Listens at "HOST:PORT" or "unix:PATH"; `port` says which. Raises OSError where it cannot."""
+        """Listen at "HOST:PORT" or "unix:PATH"; `port` says which. Raises OSError where it cannot."""
         self._front, self._limits = GrpcFront(service), limits
         self._open: dict[Any, float] = {}  # RPCs, and since when their answer waits to be read
         self._streams = threading.BoundedSemaphore(limits.streams)
@@ -302,7 +302,7 @@ class GrpcDoor:
             self._streams.release()
 
     def _end_unread(self) -> None:
-        """Cancels RPCs whose client leaves an answer unread: they would keep memory and a thread."""
+        """Cancel RPCs whose client leaves an answer unread: they would keep memory and a thread."""
         patience = self._limits.patience
         while not self._end.wait(min(patience, 5.0) / 2):
             before = time.monotonic() - patience
@@ -312,7 +312,7 @@ class GrpcDoor:
                     context.cancel()
 
     def close(self, grace: float) -> None:
-        """Takes no more requests, and gives those that run so many seconds."""
+        """Take no more requests, and give those that run so many seconds."""
         self._end.set()
         self._server.stop(grace).wait()
         if self._thread.is_alive():

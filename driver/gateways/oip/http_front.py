@@ -82,7 +82,7 @@ class HttpFront:
             return HttpAnswer.of({"error": refusal.text}, refusal.code.http)
 
     def _unpacked(self, encoding: str, body: bytes) -> bytes:
-        """Raises Refusal for more than may come."""
+        """Decompress a body. Raises Refusal for one that is larger than a body may be."""
         if encoding in ("", "identity"):
             return body
         if encoding not in ("gzip", "deflate"):
@@ -124,7 +124,7 @@ class HttpFront:
         said = _json(body)
         key, offset, nbytes = said.get("key"), said.get("offset", 0), said.get("byte_size")
         if not isinstance(key, str) or type(offset) is not int or type(nbytes) is not int:
-            raise invalid("a region is registered by key, offset and byte_size: a string and two whole numbers")
+            raise invalid("a region is registered by key, offset and byte_size: a string and two integers")
         return self._service.register_region(name, key, offset, nbytes)
 
     # ---- inference
@@ -146,7 +146,7 @@ class HttpFront:
         wanted = [_wanted(each, binary=binary) for each in _list(said, "outputs")] or None
         id_ = said.get("id", "")
         if not isinstance(id_, str):
-            raise invalid("id is a string")
+            raise invalid("id must be a string")
         answer = self._service.infer(
             InferCall(*which, id=id_, given=given, wanted=wanted, deadline=deadline, priority=priority)
         )
@@ -160,7 +160,7 @@ def _words(match: re.Match[str]) -> list[str]:
 
 
 def _parts(length: str | None, body: bytes) -> tuple[dict[str, Any], memoryview]:
-    """The JSON at the beginning, and the binary tensors after it. Raises Refusal."""
+    """Return the JSON at the beginning, and the binary tensors after it. Raises Refusal."""
     if length is None:
         return _json(body), memoryview(b"")
     if not length.isascii() or not length.isdecimal() or len(length) > 12 or int(length) > len(body):
@@ -170,7 +170,7 @@ def _parts(length: str | None, body: bytes) -> tuple[dict[str, Any], memoryview]
 
 
 def _json(body: bytes) -> dict[str, Any]:
-    """An object; an empty body is an empty one. Raises Refusal."""
+    """Return an object of JSON; an empty one for an empty body. Raises Refusal."""
     if not body:
         return {}
     if len(body) > _MOST_JSON:
@@ -178,23 +178,23 @@ def _json(body: bytes) -> dict[str, Any]:
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
-        raise invalid("the body is no JSON") from None
+        raise invalid("the body is not valid JSON") from None
     if not isinstance(found, dict):
-        raise invalid("the body is no JSON object")
+        raise invalid("the body is not a JSON object")
     return found
 
 
 def _dict(said: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = said.get(name, {})
     if not isinstance(found, dict):
-        raise invalid(f"{name!r} is an object")
+        raise invalid(f"{name!r} must be an object")
     return found
 
 
 def _list(said: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     found = said.get(name, [])
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise invalid(f"{name!r} is a list of objects")
+        raise invalid(f"{name!r} must be a list of objects")
     return found
 
 
@@ -203,7 +203,7 @@ def _given(inputs: list[dict[str, Any]], tail: memoryview) -> list[GivenTensor]:
     for each in inputs:
         name, datatype, shape = each.get("name"), each.get("datatype"), each.get("shape")
         if not isinstance(name, str) or not isinstance(datatype, str) or not _is_shape(shape):
-            raise invalid("each input has a name, a datatype, and a shape: a list of whole numbers")
+            raise invalid("each input needs a name, a datatype, and a shape, which is a list of integers")
         what = f"input {name!r:.80}"
         parameters = _dict(each, "parameters")
         place, size, raw = region_slice(parameters, what), parameters.get("binary_data_size"), None
@@ -213,12 +213,14 @@ def _given(inputs: list[dict[str, Any]], tail: memoryview) -> list[GivenTensor]:
             raw, begin = tail[begin : begin + size], begin + size
         values = each.get("data")
         if sum(source is not None for source in (place, raw, values)) != 1:
-            raise invalid(f"{what} has its values in one place: data, binary_data_size or shared_memory_region")
+            raise invalid(
+                f"{what} needs its values in exactly one place: data, binary_data_size or shared_memory_region"
+            )
         if values is not None and not isinstance(values, list):
-            raise invalid(f"{what}: data is a list")
+            raise invalid(f"{what}: data must be a list")
         found.append(GivenTensor(name, datatype, tuple(shape or ()), raw, values=values, place=place))
     if begin != len(tail):
-        raise invalid(f"{len(tail) - begin} bytes of binary data belong to no input")
+        raise invalid(f"{len(tail) - begin} bytes of binary data do not belong to any input")
     return found
 
 
@@ -229,7 +231,7 @@ def _is_shape(shape: object) -> bool:
 def _wanted(each: dict[str, Any], *, binary: bool) -> WantedTensor:
     name = each.get("name")
     if not isinstance(name, str):
-        raise invalid("each output has a name")
+        raise invalid("each output needs a name")
     parameters = _dict(each, "parameters")
     return wanted_tensor(name, parameters, is_binary=parameters.get("binary_data", binary) is True)
 
@@ -267,7 +269,7 @@ def _output(each: AnsweredTensor, raw: list[Any]) -> dict[str, Any]:
 
 
 def _said(message: Any) -> dict[str, Any]:
-    """A protobuf message as plain JSON with the protocol's names, numbers as numbers."""
+    """Return a protobuf message as plain JSON with the protocol's names, numbers as numbers."""
     found: dict[str, Any] = {}
     for field, value in message.ListFields():
         if field.message_type is not None and field.message_type.GetOptions().map_entry:

@@ -50,7 +50,7 @@ class WantedTensor(NamedTuple):
 
 
 class InferCall(NamedTuple):
-    """What a client asks for. wanted: None means all outputs. deadline: a time.monotonic()."""
+    """A client's request to infer. wanted: None means all outputs. deadline: a time.monotonic()."""
 
     model: str
     version: str
@@ -90,7 +90,7 @@ class AnsweredTensor(NamedTuple):
 
 
 class InferAnswer(NamedTuple):
-    """What came of an `InferCall`."""
+    """The result of an `InferCall`."""
 
     model: str
     version: str
@@ -99,7 +99,7 @@ class InferAnswer(NamedTuple):
 
 
 def region_slice(parameters: Mapping[str, Any], what: str) -> RegionSlice | None:
-    """Where these parameters of a tensor say that it lies; None: in the message. Raises Refusal."""
+    """Return where these parameters of a tensor say that it lies; None: in the message. Raises Refusal."""
     name = parameters.get(_REGION)
     if name is None:
         if _OFFSET in parameters or _SIZE in parameters:
@@ -107,32 +107,32 @@ def region_slice(parameters: Mapping[str, Any], what: str) -> RegionSlice | None
         return None
     offset, nbytes = parameters.get(_OFFSET, 0), parameters.get(_SIZE)
     if not isinstance(name, str) or not _is_whole(offset) or not _is_whole(nbytes):
-        raise invalid(f"{what}: {_REGION} is a name, {_SIZE} and {_OFFSET} are whole numbers from 0 on")
+        raise invalid(f"{what}: {_REGION} is a name, {_SIZE} and {_OFFSET} are integers from 0 on")
     return RegionSlice(name, offset, nbytes)
 
 
 def wanted_tensor(name: str, parameters: Mapping[str, Any], *, is_binary: bool) -> WantedTensor:
-    """What these parameters of an output say. Raises Refusal."""
+    """Return the output that these parameters ask for. Raises Refusal."""
     if not parameters:
         return WantedTensor(name, None, is_binary)
     what = f"output {name!r:.80}"
     place, classes = region_slice(parameters, what), parameters.get("classification", 0)
     if not _is_whole(classes):
-        raise invalid(f"{what}: classification={classes!r:.40}: how many classes, a whole number from 0 on")
+        raise invalid(f"{what}: classification={classes!r:.40}: the number of classes, an integer from 0 on")
     if classes and place:
         raise invalid(f"{what}: classes come in the message; ask for them without a {_REGION}")
     return WantedTensor(name, place, is_binary, classes)
 
 
 def time_and_priority(parameters: Mapping[str, Any], left: float | None) -> tuple[float | None, str]:
-    """The deadline and the priority that a request's parameters say. `left`: seconds that its transport gives it.
+    """Return the deadline and the priority of a request's parameters. `left`: seconds that its transport gives it.
 
     Raises Refusal.
     """
     _check_sequence(parameters)
     timeout = parameters.get("timeout", 0)
     if not _is_whole(timeout):
-        raise invalid(f"timeout={timeout!r:.40}: microseconds, a whole number from 0 on")
+        raise invalid(f"timeout={timeout!r:.40}: microseconds, an integer from 0 on")
     seconds = [each for each in (left, timeout / 1e6 if timeout else None) if each is not None and each < _MOST_SECONDS]
     priority = parameters.get("priority", 0)
     if not _is_whole(priority) or priority not in _PRIORITIES:
@@ -141,10 +141,10 @@ def time_and_priority(parameters: Mapping[str, Any], left: float | None) -> tupl
 
 
 def _check_sequence(parameters: Mapping[str, Any]) -> None:
-    """The models keep no state, so a request's place in a sequence changes nothing of its answer. Raises Refusal."""
+    """Check a request's place in a sequence, which changes nothing: models keep no state. Raises Refusal."""
     number = parameters.get("sequence_id", 0)
     if not isinstance(number, str) and not (_is_whole(number) and number < 2**64):
-        raise invalid(f"sequence_id={number!r:.40}: a whole number from 0 on, or a string")
+        raise invalid(f"sequence_id={number!r:.40}: an integer from 0 on, or a string")
     for name in ("sequence_start", "sequence_end"):
         mark = parameters.get(name, False)
         if not isinstance(mark, bool):
@@ -161,22 +161,22 @@ class TensorPort:
     """An input or output of a model, by the protocol's words."""
 
     def __init__(self, tensor: TensorInfo, operand: Operand) -> None:
-        """Raises Refusal for a type that the protocol has no name for."""
+        """Raise Refusal for a type that the protocol has no name for."""
         self.name, self.kind, self.is_known = tensor.name, datatype_of(operand), operand.is_known
         self.dtype = operand.type.dtype
         self.sizes = None if tensor.shape is None else tuple(size or 0 for size in tensor.shape)
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """As ModelMetadata says it."""
+        """The tensor in the words of ModelMetadata."""
         return {"name": self.name, "datatype": self.kind.name, "shape": [size or -1 for size in self.sizes or (-1,)]}
 
     def nbytes(self, shape: Sequence[int]) -> int:
-        """Of a tensor of that shape."""
+        """Return the bytes of a tensor of that shape."""
         return math.prod(shape) * self.dtype.itemsize
 
     def raw_shape(self, nbytes: int, *, is_batched: bool) -> tuple[int, ...]:
-        """The one shape that a tensor of so many bytes has, of one row where there are rows. Raises Refusal."""
+        """Return the one shape that a tensor of so many bytes has, of one row where there are rows. Raises Refusal."""
         if self.sizes is None or self.kind is STRINGS:
             raise invalid(
                 f"input {self.name!r}: its bytes do not say its shape, so a raw request needs JSON that has it"
@@ -196,12 +196,12 @@ class TensorPort:
         return self.nbytes(self.sizes or ()) if self.is_known else None
 
     def check(self, given: GivenTensor) -> None:
-        """Raises Refusal where type or shape are not this input's."""
+        """Raise Refusal if type or shape are not this input's."""
         if given.datatype != self.kind.name:
             if given.datatype == "BYTES":
                 told = "it takes numbers; turn strings into numbers before"
                 raise invalid(f"input {self.name!r} is {self.kind.name}, not BYTES: {told}")
-            unknown = "" if given.datatype in DATATYPES else ", which is no type of the protocol"
+            unknown = "" if given.datatype in DATATYPES else ", which is not a type of the protocol"
             raise invalid(f"input {self.name!r} is {self.kind.name}, not {given.datatype!r:.20}{unknown}")
         shape, sizes = given.shape, self.sizes
         if not all(0 <= size <= _LARGEST for size in shape):
@@ -236,7 +236,7 @@ class TensorPort:
         return None if given.place and self.kind is not STRINGS else self.array(given)
 
     def answered(self, array: NDArray[Any]) -> NDArray[Any]:
-        """The values of an output as an answer has them."""
+        """Return the values of an output as an answer has them."""
         return as_bytes(array) if self.kind is STRINGS else array.view(self.kind.dtype)
 
 
@@ -256,7 +256,7 @@ class ModelPorts:
         known = spellings(port.name for port in self.inputs)
         by_name = {known.get(each.name, each.name): each for each in given}
         if len(by_name) != len(given):
-            raise invalid("an input is there twice")
+            raise invalid("an input is given twice")
         found = []
         for port in self.inputs:
             its = by_name.pop(port.name, None)

@@ -160,7 +160,7 @@ class Lane:
 
 
 class Turn:
-    """What a thread waits for: a lane, None if it is to open one, or an error."""
+    """A thread's place in the queue. It gets a lane, None if it is to open one, or an error."""
 
     def __init__(self) -> None:
         self._ready = threading.Lock()
@@ -181,11 +181,11 @@ class Turn:
         self._ready.release()
 
     def wait(self, timeout: float | None) -> bool:
-        """False: it has not come."""
+        """Wait for the lane or the error. Return False if neither has come in time."""
         return self._ready.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
     def result(self) -> Lane | None:
-        """Raises the error. It is done."""
+        """Return the lane that has come, or raise the error."""
         if self._error is not None:
             raise self._error
         return self._lane
@@ -202,7 +202,7 @@ class Lanes:
         self._queue, self._estimate = RequestQueue(_QUEUE, 1, 0.0), ExecutionEstimate()
 
     def execute(self, call: InPlaceCall) -> tuple[Result, list[Any]]:
-        """Waits for a lane until the deadline, and executes there. The arrays are copies of the outputs that are not in
+        """Wait for a lane until the deadline, and execute there. The arrays are copies of the outputs that are not in
         shared memory, None for the others. Raises QueueFull, and as `Lane.execute`.
         """
         lane = self._taken(call.deadline)
@@ -246,7 +246,7 @@ class Lanes:
         return request
 
     def _opened(self) -> Lane:
-        """A new lane, which has been counted."""
+        """Open a lane, which has been counted."""
         try:
             return Lane(self._prepared.burst(recover=True), self._ports)
         except BaseException:
@@ -283,7 +283,7 @@ class Lanes:
         return len(self._queue)
 
     def stats(self) -> list[dict[str, Any]]:
-        """Of each burst that is free now."""
+        """Return the statistics of each burst that is free now."""
         with self._changed:
             lanes = list(self._free)
         return [lane.burst.stats() for lane in lanes]

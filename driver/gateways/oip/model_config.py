@@ -40,10 +40,10 @@ _TYPES = enum_names("DataType")
 
 
 class FolderConfig:
-    """What a config.pbtxt says, or the defaults."""
+    """The configuration of a model: a config.pbtxt, or the defaults."""
 
     def __init__(self, text: str = "") -> None:
-        """Raises Refusal for what is no configuration, or cannot be kept to."""
+        """Read the configuration. Raises Refusal for what is no configuration, or cannot be kept to."""
         self.message = _parsed(text)
         its = self.message
         self.max_batch_size: int = its.max_batch_size
@@ -74,7 +74,7 @@ class FolderConfig:
         return min(60.0, float(self.message.dynamic_batching.max_queue_delay_microseconds) / 1e6)
 
     def versions(self, found: set[int]) -> set[int]:
-        """Which of the versions in the folder are served; by default the latest."""
+        """Return which of the versions in the folder are served; by default the latest."""
         policy = self.message.version_policy
         match policy.WhichOneof("policy_choice"):
             case "all":
@@ -85,7 +85,7 @@ class FolderConfig:
                 return set(sorted(found)[-max(1, policy.latest.num_versions) :])
 
     def labels(self, folder: Path) -> dict[str, list[str]]:
-        """Of the classes of each output that has a file of them in the model's folder. Raises Refusal."""
+        """Return the names of classes of each output that has a file of them in the model's folder. Raises Refusal."""
         found = {}
         for each in self.message.output:
             if name := each.label_filename:
@@ -99,7 +99,7 @@ class FolderConfig:
         return found
 
     def check(self, model: Model) -> None:
-        """Raises Refusal where the file has other inputs and outputs than the configuration says."""
+        """Raise Refusal if the file has other inputs and outputs than the configuration says."""
         main = model.main
         for given, tensors, numbers, word in (
             (self.message.input, model.inputs, main.inputs, "input"),

@@ -26,7 +26,7 @@ class OipAddress(NamedTuple):
 
 
 def oip_address(text: str) -> OipAddress:
-    """What an address says. Raises DeviceFailed."""
+    """Parse an address. Raises DeviceFailed."""
     said, rest = f"--oip {text}", text.removeprefix("grpc://")
     is_http = rest.startswith("http")
     if rest.startswith(("unix:", "http+unix:")):

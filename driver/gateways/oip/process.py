@@ -29,7 +29,7 @@ _GRACE = 10.0  # seconds for requests that run at the end
 
 
 class OipOptions(NamedTuple):
-    """What `burst serve --oip` may be told.
+    """The options of `burst serve --oip`.
 
     shared_memory, model_control: at TCP addresses, too. credentials: for all TCP addresses.
     """
@@ -71,7 +71,7 @@ class InferenceServer:
         self.addresses.append(address.with_port(door.port))
 
     def _table(self, address: DoorAddress) -> RegionTable | None:
-        """The shared memory of the account for which the address is; all TCP addresses are for this process's."""
+        """Return the shared memory of the account that the address is for; TCP addresses are for this process's."""
         if not address.path and not self._options.shared_memory:
             return None
         uid = address.uid if address.path else os.getuid()
@@ -84,7 +84,7 @@ class InferenceServer:
         return self._options.model_control or (bool(address.path) and address.uid == os.getuid())
 
     def begin(self) -> None:
-        """Serves from now on; models become ready one after the other."""
+        """Serve from now on; models become ready one after the other."""
         for door in self._doors:
             door.begin()
         self.repository.begin()

@@ -49,7 +49,7 @@ class Refusal(Exception):
 
 
 def invalid(text: str) -> Refusal:
-    """The client's own mistake."""
+    """Return a refusal for the client's own mistake."""
     return Refusal(RefusalCode.INVALID_ARGUMENT, text)
 
 
@@ -76,7 +76,7 @@ _OF_ERRORS: tuple[tuple[type[Exception], RefusalCode], ...] = (
 
 
 def refusal_of(error: Exception, note: Callable[[Exception], object]) -> Refusal:
-    """What a client is told of an error. `note` gets those whose text is not for clients, because they are our bugs.
+    """Return what a client is told of an error. `note` gets errors whose text is not for clients: our bugs.
 
     Never `error` itself: a caller that keeps it in a variable makes a cycle of its frame, the error and the traceback,
     and the frames in there keep a client's shared memory mapped until Python collects garbage.

@@ -36,7 +36,7 @@ _LONGEST = 255
 
 
 class RegionLimits(NamedTuple):
-    """What one account may have registered. idle: seconds that a region stays unused."""
+    """The limits on what one account may have registered. idle: seconds that a region stays unused."""
 
     most: int = 256
     nbytes: int = 4 << 30
@@ -64,7 +64,7 @@ class SharedRegion:
 
 
 class RegionSlice(NamedTuple):
-    """Where a tensor lies: `nbytes` from `offset` on, counted from the beginning of the region."""
+    """A tensor's place: `nbytes` from `offset` on, counted from the beginning of the region."""
 
     region: str
     offset: int
@@ -82,7 +82,7 @@ class RegionTable:
         self._count = 0
 
     def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
-        """Raises Refusal."""
+        """Register a region. Raises Refusal."""
         if not name or len(name) > _LONGEST:
             raise invalid(f"a shared memory region needs a name of 1 to {_LONGEST} characters")
         self.expire()
@@ -116,7 +116,7 @@ class RegionTable:
             self._count -= 1
 
     def _adopted(self, name: str, key: str, offset: int, nbytes: int) -> SharedRegion:
-        """Raises OSError, ValueError and what mapping raises."""
+        """Map a region. Raises OSError, ValueError and what mapping raises."""
         fd = _opened(key)
         try:
             found = os.fstat(fd)
@@ -142,7 +142,7 @@ class RegionTable:
             self._end(region)
 
     def expire(self) -> None:
-        """Ends those that nothing has used for a while."""
+        """End the regions that nothing has used for a while."""
         before = time.monotonic() - self._limits.idle
         with self._lock:
             ended = [region for region in self._regions.values() if not region.users and region.used < before]
@@ -152,7 +152,7 @@ class RegionTable:
             self._end(region)
 
     def status(self, name: str) -> list[SharedRegion]:
-        """The region of that name, or all. Raises Refusal."""
+        """Return the region of that name, or all. Raises Refusal."""
         self.expire()
         with self._lock:
             if name and name not in self._regions:
@@ -160,7 +160,7 @@ class RegionTable:
             return [self._regions[name]] if name else list(self._regions.values())
 
     def take(self, slices: Sequence[RegionSlice]) -> RegionUse:
-        """The regions in which these lie, for one request. Raises Refusal for what is not inside of its region."""
+        """Return the regions in which these lie, for one request. Raises Refusal for what is not inside its region."""
         with self._lock:
             found: dict[str, SharedRegion] = {}
             for each in slices:
@@ -178,7 +178,7 @@ class RegionTable:
         return RegionUse(self, found)
 
     def leave(self, region: SharedRegion) -> None:
-        """A request does not run on it any more."""
+        """Note that a request does not run on the region any more."""
         with self._lock:
             region.users -= 1
             region.used = time.monotonic()
@@ -200,7 +200,7 @@ class RegionTable:
         self._give_back(region.nbytes)
 
     def close(self) -> None:
-        """Ends all."""
+        """End all regions."""
         self.unregister("")
 
 
@@ -218,7 +218,7 @@ class RegionUse:
         return iter(self._regions.values())
 
     def note(self, lane: Lane) -> None:
-        """It will know their memory."""
+        """Note that this lane will know the memory of the regions."""
         for region in self:
             region.lanes.add(lane)
 
@@ -236,7 +236,7 @@ NO_REGIONS = RegionUse(None, {})
 
 
 def _opened(key: str) -> int:
-    """A descriptor of a file in /dev/shm, whose owner names it as `shm_open` does. Raises OSError, ValueError."""
+    """Open a file in /dev/shm, whose owner names it as `shm_open` does. Raises OSError, ValueError."""
     word = key.removeprefix("/")
     if not word or len(word) > _LONGEST or "/" in word or "\0" in word or word in (".", ".."):
         raise ValueError

@@ -46,7 +46,7 @@ class FoundModel(NamedTuple):
 
 @dataclass
 class ModelState:
-    """What became of a version. stamp: of the files that were loaded, or could not be."""
+    """The state of a version. stamp: of the files that were loaded, or could not be."""
 
     stamp: Stamp
     served: ServedModel | None = None
@@ -71,7 +71,7 @@ class ModelRepository:
     # ---- finding
 
     def begin(self) -> None:
-        """Loads what is there, and watches from then on."""
+        """Load what is there, and watch from then on."""
         self._seen = {(each.name, each.version): each.stamp for each in self._found()}
         self.look()
         self.has_begun = True
@@ -85,7 +85,7 @@ class ModelRepository:
                 _LOG.exception("the folder of models could not be read")
 
     def look(self) -> None:
-        """Loads what is new or has changed and was the same at the last look, and unloads what has gone."""
+        """Load what is new or has changed and was the same at the last look, and unload what has gone."""
         with self._loading:
             found = {(each.name, each.version): each for each in self._found()}
             stamps = {key: each.stamp for key, each in found.items()}
@@ -113,7 +113,7 @@ class ModelRepository:
         return folders + [each for each in files if each.name not in names]
 
     def _found_in(self, folder: Path) -> list[FoundModel]:
-        """The versions of a model in Triton's layout that are to be served."""
+        """Return the versions of a model in Triton's layout that are to be served."""
         numbers = {int(each.name): each for each in folder.iterdir() if _is_version(each)}
         beside = folder / CONFIG_FILE
         has_config = beside.is_file()
@@ -147,7 +147,7 @@ class ModelRepository:
     # ---- loading, under `_loading`
 
     def _take(self, found: FoundModel) -> None:
-        """Loads a version, which takes the place of the one before."""
+        """Load a version, which takes the place of the one before."""
         key, reason, served = (found.name, found.version), found.reason, None
         if not reason:
             try:
@@ -177,7 +177,7 @@ class ModelRepository:
     # ---- what clients ask
 
     def get(self, name: str, version: str = "") -> ServedModel:
-        """That version of a model, or its latest. Raises Refusal."""
+        """Return that version of a model, or its latest. Raises Refusal."""
         with self._lock:
             served = {v: state.served for (n, v), state in self._states.items() if n == name and state.served}
             if served:
@@ -220,7 +220,7 @@ class ModelRepository:
         return [row for row in rows if row["state"] == "READY"] if ready else rows
 
     def load(self, name: str) -> None:
-        """Loads the versions of a model that are not ready, or have changed. Raises Refusal."""
+        """Load the versions of a model that are not ready, or have changed. Raises Refusal."""
         with self._loading:
             found = [each for each in self._found() if each.name == name]
             if not found:
@@ -235,7 +235,7 @@ class ModelRepository:
                 raise invalid(f"model {name!r} cannot be loaded: {reasons[-1]}")
 
     def unload(self, name: str) -> None:
-        """Requests that run are finished. Raises Refusal."""
+        """Unload a model, whose running requests are finished. Raises Refusal."""
         with self._loading:
             keys = [key for key in self._states if key[0] == name]
             if not keys:
@@ -245,7 +245,7 @@ class ModelRepository:
                 self._drop(key)
 
     def close(self) -> None:
-        """Ends the watching, and all models."""
+        """Stop watching, and end all models."""
         self._end.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -71,7 +71,7 @@ class ServedModel:
     """A version of a model that is ready. Any thread."""
 
     def __init__(self, name: str, version: str, path: Path, config: FolderConfig, device: str) -> None:
-        """Loads it. Raises what `driver.load` and `driver.compile` raise, and Refusal."""
+        """Load the file. Raises what `driver.load` and `driver.compile` raise, and Refusal."""
         self.name, self.version, self.config, self._device = name, version, config, device
         self.kind = path.suffix.lower().removeprefix(".")
         self._model = load(path, optional=False).named(name)
@@ -99,7 +99,7 @@ class ServedModel:
             return self._engines[priority]
 
     def infer(self, call: InferCall, table: RegionTable | None) -> InferAnswer:
-        """Raises Refusal, ModelGone, and what `Lanes.execute` and `ModelServer.run` raise."""
+        """Answer a request. Raises Refusal, ModelGone, and what `Lanes.execute` and `ModelServer.run` raise."""
         begin, rows = time.monotonic_ns(), 1
         try:
             given = self.ports.ordered(call.given, self.config.max_batch_size)
@@ -152,14 +152,14 @@ class ServedModel:
         return InferAnswer(self.name, self.version, call.id, [found[name] for name in names])
 
     def tensors(self) -> dict[str, list[dict[str, Any]]]:
-        """Inputs and outputs, as ModelMetadata says them."""
+        """Return inputs and outputs in the words of ModelMetadata."""
         return {
             "inputs": [port.metadata for port in self.ports.inputs],
             "outputs": [port.metadata for port in self.ports.outputs],
         }
 
     def statistics(self) -> dict[str, Any]:
-        """As ModelStatistics says them. Executions of `compiled.serve` may be fewer than requests: it joins these."""
+        """Return the figures of ModelStatistics. Executions may be fewer than requests, which `serve` joins."""
         with self._lock:
             engines = list(self._engines.values())
         batches: Counter[int] = Counter()
@@ -170,7 +170,7 @@ class ServedModel:
         return {"name": self.name, "version": self.version, **self._statistics.report(joined)}
 
     def burst_stats(self) -> list[dict[str, Any]]:
-        """Of the lanes' bursts: what was copied, and how long each stage took."""
+        """Return the statistics of the lanes' bursts: what was copied, and how long each stage took."""
         with self._lock:
             return [stats for engine in self._engines.values() for stats in engine.lanes.stats()]
 
@@ -184,7 +184,7 @@ class ServedModel:
 
 
 class InferenceCounts:
-    """How many requests there were, and where the time went. Any thread."""
+    """The numbers of requests, and where the time went. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -192,7 +192,7 @@ class InferenceCounts:
         self._ns = dict.fromkeys(_STAGES, 0)
 
     def note(self, rows: int, times: Sequence[int]) -> None:
-        """times: when it began, when its inputs were ready, when its result came, when the answer was made."""
+        """Count a request. times: when it began, its inputs were ready, its result came, and the answer was made."""
         with self._lock:
             self._rows += rows
             self._succeeded += 1
@@ -206,7 +206,7 @@ class InferenceCounts:
             self._failed_ns += ns
 
     def report(self, joined: int) -> dict[str, Any]:
-        """`joined`: requests that ran in the execution of another one."""
+        """Return the figures. `joined`: requests that ran in the execution of another one."""
         with self._lock:
             stages = {stage: {"count": self._succeeded, "ns": ns} for stage, ns in self._ns.items()}
             success = {"count": self._succeeded, "ns": sum(self._ns.values())}

@@ -63,7 +63,7 @@ class InferenceService:
         return {"name": name, "versions": self.repository.versions(name), "platform": platform, **model.tensors()}
 
     def model_config(self, name: str, version: str = "") -> Any:
-        """The message ModelConfig, as the folder has it or as the file says it."""
+        """Return the message ModelConfig, from the folder's configuration or from the file."""
         model = self.repository.get(name, version)
         config = type(model.config.message)()
         config.CopyFrom(model.config.message)
@@ -86,7 +86,7 @@ class InferenceService:
     # ---- inference
 
     def raw_input(self, name: str, version: str, data: Any) -> GivenTensor:
-        """What a request without JSON gives to a model of one input."""
+        """Return the one input of a request without JSON."""
         model = self.repository.get(name, version)
         ports = model.ports.inputs
         if len(ports) != 1:

@@ -20,7 +20,7 @@ _LENGTH = 4  # bytes
 
 
 def given_texts(given: GivenTensor, what: str) -> NDArray[Any]:
-    """The texts of an input, as an array of str. Raises Refusal."""
+    """Return the texts of an input, as an array of str. Raises Refusal."""
     if given.place:
         raise invalid(f"{what}: BYTES come in the message, and not in shared memory")
     found = _elements(given.raw, what) if given.raw is not None else _flat(given.values)
@@ -32,14 +32,14 @@ def given_texts(given: GivenTensor, what: str) -> NDArray[Any]:
 
 
 def as_bytes(texts: NDArray[Any]) -> NDArray[Any]:
-    """The texts of an output, as an array of bytes."""
+    """Return the texts of an output, as an array of bytes."""
     found = np.empty(texts.size, object)
     found[:] = [text.encode() for text in texts.reshape(-1).tolist()]
     return found.reshape(texts.shape)
 
 
 def packed_texts(elements: NDArray[Any]) -> bytes:
-    """As they travel in binary form."""
+    """Return the elements in their binary form."""
     return b"".join(len(element).to_bytes(_LENGTH, "little") + element for element in elements.flat)
 
 

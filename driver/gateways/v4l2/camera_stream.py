@@ -53,7 +53,7 @@ class CameraFrame(ProcessBound):
         self.seconds = filled.seconds  #: when it was taken, as of time.monotonic()
 
     def release(self) -> None:
-        """Gives the buffer back to the camera. Any thread; a second time does nothing."""
+        """Give the buffer back to the camera. Any thread; a second time does nothing."""
         self._camera.give_back(self)
 
     def __enter__(self) -> Self:
@@ -138,12 +138,12 @@ class Camera(ProcessBound):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the operand that a frame is."""
+        """The shape of the operand that a frame is."""
         return self.buffers[0].shape
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the device reads frames where the camera wrote them.
+        """True if the device reads frames where the camera wrote them.
 
         Not those that are decoded or put together, which `stats` counts, nor those with gaps between rows or planes,
         which the burst copies and counts.
@@ -151,7 +151,7 @@ class Camera(ProcessBound):
         return self._copies is None and self.buffers[0].view() is not None
 
     def next_frame(self, timeout: float | None = 5.0) -> CameraFrame:
-        """The next frame, or with `newest` the newest; release it when its result is there.
+        """Return the next frame, or with `newest` the newest; release it when its result is there.
 
         Raises Timeout, CameraLost when the camera is unplugged, and CameraFailed, also when all buffers are held.
         """
@@ -176,7 +176,7 @@ class Camera(ProcessBound):
                 yield frame
 
     def give_back(self, frame: CameraFrame) -> None:
-        """As `CameraFrame.release`."""
+        """Give a buffer back, for `CameraFrame.release`."""
         with self._giving:
             if self._held.get(frame.index) is not frame:
                 return
@@ -205,7 +205,7 @@ class Camera(ProcessBound):
         return CameraCollector(_open_cameras)
 
     def close(self) -> None:
-        """Stops the stream and gives the camera back. Frames that are held stay readable, and are not overwritten."""
+        """Stop the stream and give the camera back. Frames that are held stay readable, and are not overwritten."""
         with _opening:
             _cameras.discard(self)
         with self._giving:
@@ -232,7 +232,7 @@ class Camera(ProcessBound):
             self._is_streaming = True
 
     def _taken(self) -> FilledBuffer | None:
-        """What there is now, without waiting."""
+        """Return the frames that are there now, without waiting."""
         while found := self._whole():
             for _ in self.buffers if self.newest else ():
                 if not (newer := self._whole()):
@@ -248,7 +248,7 @@ class Camera(ProcessBound):
         return None
 
     def _whole(self) -> FilledBuffer | None:
-        """The oldest finished frame that is not damaged."""
+        """Return the oldest finished frame that is not damaged."""
         while found := self._device.dequeue():
             if self._last is not None:
                 self._counts["missed"] += (found.number - self._last - 1) % _NUMBERS
@@ -268,7 +268,7 @@ class Camera(ProcessBound):
     def _agreed(
         self, formats: Sequence[str], width: int | None, height: int | None, fps: float | None
     ) -> tuple[str, CameraFormat]:
-        """The first of the formats that the camera has, at that size and rate."""
+        """Agree with the camera on the first of the formats that it has, at that size and rate."""
         there, failures = self._device.formats(), []
         wanted = [(name, fourcc) for name in formats for fourcc in SOURCES[name] if fourcc in there]
         for name, fourcc in wanted:
@@ -334,7 +334,7 @@ def planes_of(format: str, layout: CameraFormat) -> list[tuple[int, int]]:  # no
 
 
 def remedy_for(there: list[str]) -> str:
-    """What to do about a camera that has those formats, of four letters each."""
+    """Return what to do about a camera that has those formats, of four letters each."""
     ours = {name: [letters for letters in sources if letters in there] for name, sources in SOURCES.items()}
     if found := [f"{name!r} ({letters[0]})" for name, letters in ours.items() if letters]:
         return f"pass format={' or '.join(found)}"

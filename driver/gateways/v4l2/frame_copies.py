@@ -26,7 +26,7 @@ _SCAN, _END = b"\xff\xda", b"\xff\xd9"  # where a picture's pixels begin, and wh
 
 
 def are_copied(fourcc: str) -> bool:
-    """Whether frames of that format cannot be used where they lie."""
+    """Return True if frames of that format cannot be used where they lie."""
     return fourcc in COMPRESSED or fourcc in PIECES
 
 
@@ -34,7 +34,7 @@ class FrameCopies:
     """Images in memory of their own, one for each of a camera's buffers."""
 
     def __init__(self, device: VideoDevice, pixels: str, layout: CameraFormat, count: int) -> None:
-        """Maps the camera's buffers. Raises CameraFailed, also without the library that decodes."""
+        """Map the camera's buffers. Raises CameraFailed, also without the library that decodes."""
         self._layout = layout
         self._jpeg = _decoder(device.path, pixels, layout.fourcc) if layout.fourcc in COMPRESSED else None
         self._colours = _COLOURS.get(pixels, "")
@@ -44,7 +44,7 @@ class FrameCopies:
         ]
 
     def make(self, filled: FilledBuffer) -> bool:
-        """Copies a frame to the image of its buffer; whether it was whole."""
+        """Copy a frame to the image of its buffer. Return True if it was whole."""
         image, pieces = self.images[filled.buffer], self._pieces[filled.buffer]
         if any(not part.offset <= part.end <= piece.nbytes for part, piece in zip(filled.pieces, pieces, strict=True)):
             return False

@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
 
 class CameraFormat(NamedTuple):
-    """What the camera has agreed to."""
+    """A format that the camera has agreed to."""
 
     fourcc: str
     width: int
@@ -42,7 +42,7 @@ class CameraFormat(NamedTuple):
 
 
 class FilledPiece(NamedTuple):
-    """What of a piece is filled: up to `end`, after bytes that are no picture."""
+    """The filled part of a piece: up to `end`, after bytes that are no picture."""
 
     end: int
     offset: int = 0
@@ -64,7 +64,7 @@ def cameras(folder: Path = Path("/dev")) -> list[str]:
 
 
 def holders(path: str, processes: Path = Path("/proc")) -> list[str]:
-    """Processes that have a file open, as far as this account may see: "1234 (cheese)"."""
+    """Return the processes that have a file open, as far as this account may see: "1234 (cheese)"."""
     found = []
     for folder in processes.glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -77,7 +77,7 @@ class VideoDevice:
     """A camera, open. `ioctl`: calls the kernel, with the descriptor, the request and a record."""
 
     def __init__(self, path: str, ioctl: Ioctl) -> None:
-        """Raises CameraFailed for what is no camera that streams."""
+        """Open the camera. Raises CameraFailed for what is no camera that streams."""
         self.path, self._ioctl = path, ioctl
         self.fd = _opened(path)
         try:
@@ -89,7 +89,7 @@ class VideoDevice:
         self._pieces = 1
 
     def formats(self) -> list[str]:
-        """What the camera can deliver, by four letters each."""
+        """Return the formats that the camera can deliver, by four letters each."""
         records = self._listed(v4l2.ENUM_FMT, lambda n: v4l2.FormatDescription(index=n, type=self._type))
         return [v4l2.letters(record.pixelformat) for record in records]
 
@@ -166,7 +166,7 @@ class VideoDevice:
         return int(record.count)
 
     def export(self, index: int, piece: int = 0) -> int:
-        """A descriptor of a buffer's memory, for reading; the caller closes it."""
+        """Return a descriptor of a buffer's memory, for reading; the caller closes it."""
         record = v4l2.ExportedBuffer(type=self._type, index=index, plane=piece, flags=_READ_ONLY)
         try:
             self._ioctl(self.fd, v4l2.EXPBUF, record)
@@ -180,11 +180,11 @@ class VideoDevice:
         return int(record.fd)
 
     def queue(self, index: int) -> None:
-        """Gives a buffer to the camera, which may write it from now on."""
+        """Give a buffer to the camera, which may write it from now on."""
         self._call(v4l2.QBUF, self._buffer(index), f"queueing buffer {index}")
 
     def dequeue(self) -> FilledBuffer | None:
-        """The oldest finished frame; None: there is none yet."""
+        """Return the oldest finished frame; None: there is none yet."""
         record = self._buffer(0)
         try:
             self._ioctl(self.fd, v4l2.DQBUF, record)
@@ -202,22 +202,22 @@ class VideoDevice:
         return FilledBuffer(int(record.index), int(record.sequence), seconds, pieces, is_damaged=is_damaged)
 
     def wait(self, seconds: float) -> bool:
-        """Whether `dequeue` has something to say within that time: a frame or an error."""
+        """Wait for a frame or an error. Return True if `dequeue` has something to say within that time."""
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
         return bool(poll.poll(max(0.0, seconds) * 1e3))
 
     def start(self) -> None:
-        """The camera begins to fill buffers."""
+        """Let the camera fill buffers."""
         self._call(v4l2.STREAMON, ctypes.c_int(self._type), "starting the stream")
 
     def stop(self) -> None:
-        """It fills none any more. A camera that is gone has stopped."""
+        """Let it fill none any more. A camera that is gone has stopped."""
         with contextlib.suppress(OSError):
             self._ioctl(self.fd, v4l2.STREAMOFF, ctypes.c_int(self._type))
 
     def close(self) -> None:
-        """Gives the camera back; exported memory stays valid until the last mapping of it goes."""
+        """Give the camera back; exported memory stays valid until the last mapping of it goes."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -229,7 +229,7 @@ class VideoDevice:
         return record
 
     def _listed(self, request: int, record_of: Callable[[int], Any]) -> Iterator[Any]:
-        """What the camera enumerates."""
+        """Return what the camera enumerates."""
         for n in range(256):
             record = record_of(n)
             try:
@@ -279,7 +279,7 @@ class VideoDevice:
 
 
 def busy(path: str, what: str) -> str:
-    """That another program streams from the camera, and which one may."""
+    """Return the error that another program streams from the camera, with which one may."""
     mine = str(os.getpid())
     others = [holder for holder in holders(path) if holder.split()[0] != mine]
     return f"{path} is busy: {what} was refused (EBUSY); end the program that uses it: " + (

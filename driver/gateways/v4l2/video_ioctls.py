@@ -202,10 +202,10 @@ ENUM_FRAMEINTERVALS = _number(_READ | _WRITE, 75, FrameInterval)
 
 
 def fourcc(name: str) -> int:
-    """The number of a format of four letters."""
+    """Return the number of a format of four letters."""
     return int.from_bytes(name.encode(), "little")
 
 
 def letters(number: int) -> str:
-    """The four letters of a format."""
+    """Return the four letters of a format."""
     return number.to_bytes(4, "little").decode("ascii", "replace").strip()

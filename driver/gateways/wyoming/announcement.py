@@ -27,7 +27,7 @@ class Announcement:
         self._address = address
 
     async def __aenter__(self) -> Self:
-        """Raises DeviceFailed."""
+        """Announce the server. Raises DeviceFailed."""
         try:
             here = self._here()
             self._zeroconf = AsyncZeroconf(interfaces=[here])
@@ -47,7 +47,7 @@ class Announcement:
         await self._zeroconf.async_close()
 
     def _here(self) -> str:
-        """An address of this machine that others can use; where all are served, that of the network for multicasts."""
+        """Return an address of this machine that others can use; if all are served, that of the multicasts' network."""
         host = self._address.host
         place = socket.getaddrinfo(host, 0, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
         if str(place[0]) != "0.0.0.0":  # noqa: S104 (it is compared with)

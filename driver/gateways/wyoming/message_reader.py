@@ -24,26 +24,27 @@ COMPLETE_WITHIN = 30.0
 
 
 class RefusedMessage(Exception):
-    """What a satellite sent is no message that it may send. The text is for the satellite."""
+    """An error in what a satellite sent. The text is for the satellite."""
 
 
 class MessageReader:
-    """Of one connection."""
+    """A reader of the messages of one connection."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
         self._is_first = True
 
     async def read(self) -> Event | None:
-        """The next message; None at the end of the connection. Raises RefusedMessage, and OSError or EOFError for a
-        satellite that has vanished.
+        """Return the next message; None at the end of the connection.
+
+        Raises RefusedMessage, and OSError or EOFError for a satellite that has vanished.
         """
         line = await self._line()
         if not line:
             return None
         head = _object(line)
         if not isinstance(data := head.get("data", {}), dict):
-            raise RefusedMessage("the data of a message is an object of JSON")
+            raise RefusedMessage("the data of a message must be a JSON object")
         if count := head.get("data_length"):
             data = {**data, **_object(await self._part("data", count, MOST_DATA))}
         count = head.get("payload_length")
@@ -54,7 +55,7 @@ class MessageReader:
         return Event(kind, data, payload)
 
     async def _line(self) -> bytes:
-        """The first line of a message, for which an idle satellite has all the time, once it has sent another."""
+        """Read the first line of a message, for which an idle satellite has all the time, once it has sent another."""
         if self._is_first:
             async with _within("nothing was sent"):
                 begin = await self._reader.read(1)

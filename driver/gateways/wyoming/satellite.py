@@ -55,7 +55,7 @@ class TriggerOptions(NamedTuple):
 
 
 class WakeTrigger:
-    """Of one wake word, in one stream."""
+    """A trigger for one wake word, in one stream."""
 
     def __init__(self, options: TriggerOptions) -> None:
         self._options = options
@@ -98,14 +98,14 @@ class SatelliteHandler(AsyncEventHandler):
         self._begin()
 
     def _begin(self) -> None:
-        """A new stream."""
+        """Begin a new stream."""
         self._stream = WakeStream(self._models)
         self._triggers = {name: WakeTrigger(self._options) for name in self._models.words}
         self._converter = AudioChunkConverter(rate=RATE, width=2, channels=1)
         self._milliseconds = 0.0
 
     async def run(self) -> None:
-        """Reads messages until the connection ends, or is ended because of one of them."""
+        """Read messages until the connection ends, or is ended because of one of them."""
         try:
             while (event := await self._messages.read()) is not None:
                 await self.handle_event(event)
@@ -127,7 +127,7 @@ class SatelliteHandler(AsyncEventHandler):
                 self._figures.leave(self.name)
 
     async def _close(self) -> None:
-        """A transport that is closed still waits for the satellite to take the last answer."""
+        """Close at once: a transport that is closed still waits for the satellite to take the last answer."""
         self.writer.close()
         try:
             async with asyncio.timeout(message_reader.COMPLETE_WITHIN):
@@ -142,12 +142,12 @@ class SatelliteHandler(AsyncEventHandler):
             await self.write_event(Error(text[:500], code).event())
 
     async def write_event(self, event: Event) -> None:
-        """Raises TimeoutError, an OSError, when the satellite does not take it."""
+        """Send a message. Raises TimeoutError, an OSError, when the satellite does not take it."""
         async with asyncio.timeout(message_reader.COMPLETE_WITHIN):
             await super().write_event(event)
 
     async def handle_event(self, event: Event) -> bool:
-        """Raises RefusedMessage, and BurstError when the device fails for good."""
+        """Answer a message. Raises RefusedMessage, and BurstError when the device fails for good."""
         if AudioChunk.is_type(event.type):
             await self._listen(AudioChunk.from_event(event))
         elif AudioStart.is_type(event.type):
@@ -177,7 +177,7 @@ class SatelliteHandler(AsyncEventHandler):
         self._figures.wants(self.name, self._wanted)
 
     def _check(self, sound: AudioStart | AudioChunk) -> None:
-        """The form of the sound, which wyoming converts from."""
+        """Check the form of the sound, which wyoming converts from."""
         form = sound.rate, sound.width, sound.channels
         if not all(type(each) is int for each in form):
             raise RefusedMessage(f"rate, width and channels are integers, not {form!r:.60}")
@@ -194,7 +194,7 @@ class SatelliteHandler(AsyncEventHandler):
         self._check(chunk)
         if len(chunk.audio) % (chunk.width * chunk.channels):
             raise RefusedMessage(
-                f"{len(chunk.audio)} bytes are no whole number of samples of {chunk.width} bytes "
+                f"{len(chunk.audio)} bytes are not a whole number of samples of {chunk.width} bytes "
                 f"and {chunk.channels} channels"
             )
         if chunk.seconds > MOST_SECONDS:
@@ -213,12 +213,12 @@ class SatelliteHandler(AsyncEventHandler):
 
 
 def _plain(name: str) -> str:
-    """As wyoming-openwakeword compares names: "Hey Jarvis" is hey_jarvis."""
+    """Return a name for comparison, by wyoming-openwakeword's rule: "Hey Jarvis" is hey_jarvis."""
     return name.lower().replace("_", " ").strip()
 
 
 def service_info(models: WakeModels) -> Info:
-    """What a client asks for by `describe`."""
+    """Return the answer to `describe`."""
     source = Attribution("David Scripka", "https://github.com/dscripka/openWakeWord")
     words = [
         WakeModel(

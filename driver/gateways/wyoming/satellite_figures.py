@@ -29,11 +29,11 @@ class SatelliteFigures:
 
     @property
     def connected(self) -> int:
-        """How many there are now."""
+        """The number of satellites that are connected now."""
         return len(self._wanted)
 
     def enter(self, address: str, words: Iterable[str]) -> str:
-        """The name of a connection from there, until it has left. words: that it listens for."""
+        """Return the name of a connection from there, until it has left. words: that it listens for."""
         with self._lock:
             names = (f"{address}#{number}" if number > 1 else address for number in itertools.count(1))
             name = next(name for name in names if name not in self._wanted)
@@ -42,7 +42,7 @@ class SatelliteFigures:
         return name
 
     def wants(self, satellite: str, words: Iterable[str]) -> None:
-        """It listens for other words."""
+        """Note the words that it listens for from now on."""
         with self._lock:
             self._wanted[satellite] = tuple(words)
 
@@ -52,7 +52,7 @@ class SatelliteFigures:
             del self._wanted[satellite]
 
     def note(self, satellite: str, what: str, more: float = 1) -> float:
-        """Returns the sum. what: "seconds" of sound, "connections", "errors", or "detections " and a word's name."""
+        """Add to a figure; return the sum. what: "seconds", "connections", "errors", or "detections " and a word."""
         with self._lock:
             counts = self._of.setdefault(satellite, Counter())
             self._of.move_to_end(satellite)
@@ -62,7 +62,7 @@ class SatelliteFigures:
             return counts[what]
 
     def wanted(self) -> dict[str, tuple[str, ...]]:
-        """The words that each connected satellite listens for."""
+        """Return the words that each connected satellite listens for."""
         with self._lock:
             return dict(self._wanted)
 
@@ -81,7 +81,7 @@ def metrics_collector(figures: SatelliteFigures, models: Callable[[], list[dict[
         """Reads the counts at a scrape."""
 
         def collect(self) -> Iterator[Any]:
-            """The metrics."""
+            """Yield the metrics."""
             yield GaugeMetricFamily("burst_satellites", "Satellites that are connected.", figures.connected)
             yield CounterMetricFamily("burst_satellites_refused", "Connections beyond the limit.", figures.refused)
             helps = {"seconds": "Sound.", "connections": "Connections.", "errors": "Connections ended by an error."}

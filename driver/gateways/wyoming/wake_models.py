@@ -58,7 +58,7 @@ class WakeWord(NamedTuple):
 
     @property
     def phrase(self) -> str:
-        """What is spoken."""
+        """The words that are spoken."""
         return _VERSION.sub("", self.name).replace("_", " ")
 
 
@@ -71,7 +71,7 @@ class WakeFiles(NamedTuple):
 
 
 def read_models(words: Sequence[Path], features: Path | None = None) -> WakeFiles:
-    """Reads the files. A folder among them: all wake words in it, as long as it has one kind of file.
+    """Read the files. A folder among them: all wake words in it, as long as it has one kind of file.
 
     `features`: folder of the two others; by default that of the first word. Raises DeviceFailed.
     """
@@ -101,7 +101,7 @@ def read_models(words: Sequence[Path], features: Path | None = None) -> WakeFile
 
 
 def _files(path: Path) -> list[Path]:
-    """A file, or what a folder has of wake words."""
+    """Return the files of a path: itself, or the wake words in a folder."""
     if path.is_file():
         if path.suffix not in KINDS:
             raise DeviceFailed(f"--wake-word {path}: expected a {' or '.join(KINDS)} file, or a folder of them")
@@ -200,7 +200,7 @@ class WakeModels:
         return np.concatenate([await self.embedding(window) for window in windows])
 
     async def frames(self, samples: Floats) -> Floats:
-        """The mel spectrum of some sound, [frames, 32], scaled as the embedding takes it. Raises BurstError."""
+        """Return the mel spectrum of some sound, [frames, 32], scaled as the embedding takes it. Raises BurstError."""
         found = await self._run("melspectrogram", samples[None])
         return found.reshape(-1, BINS) / np.float32(10) + np.float32(2)
 
@@ -209,14 +209,14 @@ class WakeModels:
         return (await self._run("embedding", frames[None, :, :, None])).reshape(1, FEATURES)
 
     async def activations(self, features: Floats, wanted: Iterable[str]) -> dict[str, float]:
-        """How sure each wanted word is, from the latest embeddings. Raises BurstError."""
+        """Return how sure each wanted word is, from the latest embeddings. Raises BurstError."""
         names = list(wanted)
         windows = [features[-self.words[name].window :][None] for name in names]
         found = await asyncio.gather(*map(self._run, names, windows))
         return {name: float(each.reshape(-1)[0]) for name, each in zip(names, found, strict=True)}
 
     async def _run(self, name: str, array: Floats) -> Floats:
-        """What a device that died computes again is the same: nothing of a satellite is on it."""
+        """Execute, again where the device has died: nothing of a satellite is on it, so the result is the same."""
         for pause in (*_PAUSES, None):
             try:
                 (found,) = await self._servers[name].run(np.ascontiguousarray(array), timeout=_WITHIN)
@@ -231,7 +231,7 @@ class WakeModels:
         raise AssertionError  # the last pass has returned, or raised
 
     def stats(self) -> list[dict[str, Any]]:
-        """Of each model, as `ModelServer.stats`."""
+        """Return the statistics of each model, as `ModelServer.stats` has them."""
         return [server.stats() for server in self._servers.values()]
 
 

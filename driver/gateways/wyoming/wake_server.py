@@ -28,7 +28,7 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP
 
 
 class WakeOptions(NamedTuple):
-    """What `burst serve --wyoming` may be told. features: folder of the two models that all words share."""
+    """The options of `burst serve --wyoming`. features: folder of the two models that all words share."""
 
     features: Path | None = None
     trigger: TriggerOptions = TriggerOptions()
@@ -37,7 +37,7 @@ class WakeOptions(NamedTuple):
     zeroconf: bool = False
 
     def checked(self) -> WakeOptions:
-        """Raises DeviceFailed naming what is wrong."""
+        """Return the options. Raises DeviceFailed naming what is wrong."""
         trigger = self.trigger
         if not 0 <= trigger.threshold <= 1:
             raise DeviceFailed(f"--threshold {trigger.threshold}: a number from 0 to 1")
@@ -51,7 +51,7 @@ class WakeOptions(NamedTuple):
 
 
 def wyoming_address(text: str) -> DoorAddress:
-    """What an address says. Raises DeviceFailed."""
+    """Parse an address. Raises DeviceFailed."""
     said = f"--wyoming {text}"
     if text.startswith("unix://"):
         return DoorAddress.of_path(said, text.removeprefix("unix://"), os.getuid())
@@ -67,7 +67,7 @@ class WakeServer:
     """Wake words at one address, in one event loop: `async with` it."""
 
     def __init__(self, device: str, words: Sequence[Path], address: str, options: WakeOptions = WakeOptions()) -> None:  # noqa: B008 (it is immutable)
-        """Reads and checks the models, and binds the address. Raises DeviceFailed."""
+        """Read and check the models, and bind the address. Raises DeviceFailed."""
         self._options = options.checked()
         self.figures = SatelliteFigures()
         wanted = wyoming_address(address)
@@ -83,7 +83,7 @@ class WakeServer:
 
     @property
     def uri(self) -> str:
-        """Where satellites connect, as Wyoming's programs write it."""
+        """The address where satellites connect, as Wyoming's programs write it."""
         return f"unix://{self.address.path}" if self.address.path else f"tcp://{self.address.place}"
 
     async def __aenter__(self) -> Self:
@@ -130,7 +130,7 @@ class WakeServer:
 
     @staticmethod
     def _keep_alive(writer: asyncio.StreamWriter) -> None:
-        """A satellite that loses its power says nothing: the kernel asks whether it is still there."""
+        """Let the kernel ask whether a satellite is still there: one that loses its power says nothing."""
         its = writer.get_extra_info("socket")
         with suppress(OSError):
             its.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

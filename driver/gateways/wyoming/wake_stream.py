@@ -41,11 +41,11 @@ class WakeStream:
 
     @property
     def samples(self) -> int:
-        """How many were taken in steps."""
+        """The number of samples that were taken in steps."""
         return self._steps * STEP
 
     async def feed(self, samples: NDArray[np.int16], wanted: Collection[str]) -> AsyncIterator[dict[str, float]]:
-        """The activations of each step that these samples complete. Raises what `ModelServer.run` raises."""
+        """Yield the activations of each step that these samples complete. Raises what `ModelServer.run` raises."""
         self._waiting = np.concatenate((self._waiting, samples))
         while self._waiting.size >= STEP:
             found = await self._step(self._waiting[:STEP], wanted)

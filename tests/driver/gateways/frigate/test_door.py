@@ -87,7 +87,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("parts", "told"),
         [
-            ([b"\xff"], "no JSON"),
+            ([b"\xff"], "not valid JSON"),
             ([b"{}"], "shape None"),
             ([b" " * 5000], "a header of 5000 bytes"),
             ([{"shape": [1, 3, 64, 64], "dtype": "float32"}], "without its bytes"),

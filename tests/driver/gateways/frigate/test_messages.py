@@ -28,15 +28,15 @@ def test_what_is_read():
 @pytest.mark.parametrize(
     ("header", "told"),
     [
-        (b"", "no JSON"),
-        (b"\xff\xfe", "no JSON"),
-        (b"{", "no JSON"),
-        (b"[" * 4000, "no JSON"),
+        (b"", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"[" * 4000, "not valid JSON"),
         (b"[1]", "no object"),
         (b"{}", "shape None"),
-        (b'{"shape": [], "dtype": "uint8"}', "no list of sizes"),
-        (b'{"shape": "1", "dtype": "uint8"}', "no list of sizes"),
-        (b'{"shape": [1, 1, 1, 1, 1, 1, 1, 1, 1], "dtype": "uint8"}', "no list of sizes"),
+        (b'{"shape": [], "dtype": "uint8"}', "not a list of sizes"),
+        (b'{"shape": "1", "dtype": "uint8"}', "not a list of sizes"),
+        (b'{"shape": [1, 1, 1, 1, 1, 1, 1, 1, 1], "dtype": "uint8"}', "not a list of sizes"),
         (b'{"shape": [-1], "dtype": "uint8"}', "no frame has"),
         (b'{"shape": [0], "dtype": "uint8"}', "no frame has"),
         (b'{"shape": [1.5], "dtype": "uint8"}', "no frame has"),
@@ -44,8 +44,8 @@ def test_what_is_read():
         (b'{"shape": [99999, 99999], "dtype": "uint8"}', "no frame has"),
         (b'{"shape": [1], "dtype": 5}', "not both text"),
         (b'{"shape": [1], "dtype": "uint8", "model_type": null}', "not both text"),
-        (b'{"model_request": true}', "no text"),
-        (b'{"model_data": true, "model_name": ["a"]}', "no text"),
+        (b'{"model_request": true}', "not a string"),
+        (b'{"model_data": true, "model_name": ["a"]}', "not a string"),
     ],
 )
 def test_what_is_refused(header, told):

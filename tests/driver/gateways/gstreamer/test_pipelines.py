@@ -275,7 +275,7 @@ def test_another_size_before_videoscale(gst, place, models):
     ("model={models}/bytes.onnx model-type=yolov1", "model-type=yolov1: there are ssd, yolonas, "),
     ("model={models}/bytes.onnx device=none-such", "device=none-such: "),
     ("model={models}/bytes.onnx labels=/nowhere/labels.txt", "labels=/nowhere/labels.txt: there is no such file"),
-    ("model={models}/bytes.onnx labels={models}/bytes.onnx", "bytes.onnx: it is no text in UTF-8"),
+    ("model={models}/bytes.onnx labels={models}/bytes.onnx", "bytes.onnx: it is not text in UTF-8"),
 ])  # fmt: skip
 def test_what_is_set_wrongly(gst, place, models, properties, why):
     """Is an error of the element that says what, before the first frame."""

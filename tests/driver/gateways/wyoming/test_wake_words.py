@@ -363,7 +363,7 @@ class TestWrong:
             (AudioStart(0, 2, 1), "0 Hz"),
             (AudioStart(16000, 5, 1), "5 bytes"),
             (AudioStart("16000", 2, 1), "integers"),
-            (AudioChunk(16000, 2, 1, b"abc"), "no whole number of samples"),
+            (AudioChunk(16000, 2, 1, b"abc"), "not a whole number of samples"),
             (AudioChunk(10**9, 2, 1, b"ab"), "cannot be converted"),
             (AudioChunk(16000, 2, 1, bytes(MOST_SOUND + 2)), "at most"),
             (AudioChunk(4000, 1, 1, bytes(4000 * 31)), "31 s of sound; at most 30"),
