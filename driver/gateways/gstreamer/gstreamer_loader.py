@@ -40,7 +40,7 @@ def element() -> Iterator[Finding]:
 
 
 def _obstacle(*, is_wanted: bool) -> tuple[str, str] | None:
-    """The first one, and its remedy."""
+    """Return the first obstacle, and its remedy."""
     loaders = [found for lib in ("usr/lib", "usr/lib64") for found in (ROOT / lib).glob(f"*/{_LIBRARY}")]
     loaders += [found for lib in ("usr/lib", "usr/lib64") for found in (ROOT / lib).glob(_LIBRARY)]
     if not loaders:
