@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from burst import ResultsHeld
+from driver.client.burst_requests import CLOSED
 from driver.client.workspace import InputSet, OutputSet, Shapes, first_shape, input_shapes, shapes_of
 from driver.fork import unusable
 
@@ -182,4 +183,4 @@ def buffers_for(model: Model, options: Options) -> Buffers:
 
 
 def _closed() -> None:
-    raise ValueError("this burst is closed; open another")
+    raise ValueError(CLOSED)

@@ -6,15 +6,15 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from burst import Busy, ErrorStatus, MissedDeadlineTransient, Result, Timeout
+from burst import Busy, ErrorStatus, Result, Timeout
 from burst._hot import HotBurst
 from burst.dropped import later
 from burst.errors import timed_out
+from driver.client.burst_requests import RUNNING
 from driver.client.names import together
 from driver.client.open_input import OpenInput
 from driver.client.statistics import write_timeline
 from driver.client.surface import AnyBurst
-from driver.client.tasks import TaskTimes
 from driver.deadlines import until
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Burst(HotBurst, AnyBurst):
             arrays = together(arrays, by_name)
         in_flight, controller = self._in_flight, self._session.controller
         if in_flight.is_running or (controller.is_ready and controller.is_calling):
-            raise Busy("this burst is executing in another thread; wait for it, or open another burst")
+            raise Busy(RUNNING)
         with in_flight.submitting:
             in_flight.begin(controller)
             if in_flight.is_idle:
@@ -152,20 +152,13 @@ class Burst(HotBurst, AnyBurst):
         pipeline = self._pipeline
         if pipeline.session.depth > 1 or pipeline.options.policy == "latest":
             deadline = None if timeout is None else time.monotonic() + timeout
-            return self._submit_and_wait(arrays, timeout, deadline)
+            return self.submit_and_wait(arrays, timeout, deadline)
         begin = time.monotonic()
         pipeline.drain(timeout)
         try:
             return self.run(*arrays, timeout=None if timeout is None else max(1e-9, begin + timeout - time.monotonic()))
         except Timeout as error:
             raise timed_out(timeout, error.phase, error.late_by) from None
-
-    def _submit_and_wait(self, arrays: tuple[Any, ...], timeout: float | None, deadline: float | None) -> Result:
-        future = self.submit(*arrays, timeout=timeout, deadline=deadline)
-        try:
-            return future.result()
-        except MissedDeadlineTransient as error:
-            raise TaskTimes.of(timeout, None).error(error) from None
 
     @property
     def source(self) -> Pipeline:

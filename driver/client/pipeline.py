@@ -22,7 +22,8 @@ from burst.errors import timed_out
 from driver import fork
 from driver.client.aio import Arrivals
 from driver.client.buffers import buffers_for
-from driver.client.completion import Completion, wait_or_expire
+from driver.client.burst_requests import CLOSED_IN_FLIGHT, BurstRequests
+from driver.client.completion import Completion
 from driver.client.in_flight import InFlight
 from driver.client.recovery import quarantine
 from driver.client.session import FAILURES, BurstSession
@@ -43,11 +44,10 @@ if TYPE_CHECKING:
     from driver.client.workspace import InputSet
     from driver.options import Options
 
-CLOSED = "this burst was closed before the result came"
 _NONE = ErrorStatus.NONE
 
 
-class Pipeline:
+class Pipeline(BurstRequests):
     """At most `depth` requests in flight. Results come in the order of their requests; any thread may wait for them."""
 
     loops: Arrivals | None = None  #: the event loops that await; made by the first one
@@ -80,19 +80,9 @@ class Pipeline:
         """How many requests may be in flight: what was asked for, or as many as fit into the queue."""
         return self.session.depth
 
-    def submit_by(self, arrays: tuple[Any, ...], timeout: float | None, deadline: int | None) -> Completion:
-        """As `Burst.submit`; `deadline`: CLOCK_MONOTONIC ns."""
-        end = None if timeout is None else time.monotonic() + timeout
-        while (future := self.try_submit(arrays, deadline)) is None:
-            depth = self.session.depth
-            if self.options.policy == "reject":
-                self.session.note_drop()
-                raise Busy(f"depth={depth} requests are in flight, and policy is 'reject'; wait for a result")
-            try:
-                self.advance(lambda: self.has_room, None if end is None else max(0.0, end - time.monotonic()))
-            except Timeout:
-                raise Timeout(f"depth={depth} requests were in flight for {timeout} s; nothing was sent") from None
-        return future
+    def note_drop(self) -> None:
+        """Count a request that was cancelled, refused or replaced; readers of the trace see it, too."""
+        self.session.note_drop()
 
     def try_submit(self, arrays: tuple[Any, ...], deadline: int | None, told: int | None = None) -> Completion | None:
         """Without waiting; `told` as for `Completion`. None: there is no room."""
@@ -207,7 +197,7 @@ class Pipeline:
         while self.in_flight.requests and self.session.has_result:
             self._take_one(0)
 
-    def advance(self, until: Callable[[], bool], timeout: float | None) -> None:
+    def advance(self, until: Callable[[], bool], timeout: float | None, completion: Completion | None = None) -> None:
         """Takes results, in order, until that holds. Raises Timeout."""
         self.session.check_process()
         end = None if timeout is None else time.monotonic() + timeout
@@ -249,7 +239,7 @@ class Pipeline:
             # Not missing: Ctrl-C came between taking the result from the queue and giving it to its request.
             reply = controller.receive(timeout, measure=measure) if missing > 0 else controller.again(measure=measure)
         except (PeerDied, GeneralFailure) as error:
-            self._end(GeneralFailure(CLOSED) if session.is_closed else error)
+            self._end(GeneralFailure(CLOSED_IN_FLIGHT) if session.is_closed else error)
             return
         if missing > 1:
             return  # the result of an earlier request, which Ctrl-C kept from being noted when it was sent
@@ -306,10 +296,6 @@ class Pipeline:
             self.loops.rearm()
 
     # ---- what futures ask for
-
-    def wait_for(self, future: Completion, timeout: float | None) -> None:
-        """Until it is done, whichever thread finds that out: at its deadline it is. Raises Timeout."""
-        wait_or_expire(future, timeout, partial(self.advance, lambda: future.is_done), self.expire)
 
     def expire(self, future: Completion) -> None:
         """At its deadline: it is done, whatever comes."""
@@ -588,7 +574,7 @@ class Pipeline:
         self.session.is_closed = True
         self.session.controller.close()
         with self.in_flight.lock:
-            self._fail_all(GeneralFailure(CLOSED))
+            self._fail_all(GeneralFailure(CLOSED_IN_FLIGHT))
         self.buffers.close()
         self.call_back()
         if self.loops:

@@ -14,6 +14,7 @@ from burst.controller import CHANNEL_LENGTH
 from burst.datum import DATUM
 from burst.errors import status_error
 from driver.client.buffers import EncodedRequest
+from driver.client.burst_requests import CLOSED
 from driver.client.device_buffers import check_buffers
 from driver.client.job import Job
 from driver.client.recovery import Recovery
@@ -92,7 +93,7 @@ class BurstSession:
         """Before another way than the queues is taken: the burst is still ours. Raises ValueError, DriverError."""
         self.check_process()
         if self.is_closed:
-            raise ValueError("this burst is closed; open another")
+            raise ValueError(CLOSED)
         self.prepared.check_quarantine()
 
     def check_process(self) -> None:

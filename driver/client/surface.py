@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burst import Timeout
+from burst import MissedDeadlineTransient, Timeout
 from burst.errors import status_error
 from driver.client.completion import Completion
 from driver.client.job import Job
 from driver.client.names import by_position, copies, together
 from driver.client.open_input import OpenInput
 from driver.client.packed_inputs import blank_input
+from driver.client.tasks import TaskTimes
 from driver.client.workspace import FreeList, Workspace, input_shapes, shapes_of
 from driver.deadlines import Wait, check_times, nanoseconds, passed
 from driver.options import options_of
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from burst import Memory, Request, Result
+    from driver.client.burst_requests import BurstRequests
     from driver.client.fenced import FencedExecution, Waitable
-    from driver.client.tasks import RequestSource, Tasks
+    from driver.client.tasks import Tasks
     from driver.nn import Model
     from driver.options import InputShapes, Options, Policy, Preference
     from fmq.region import Kind
@@ -290,7 +292,7 @@ class AnyBurst(Closing, ABC):
 
     @property
     @abstractmethod
-    def source(self) -> RequestSource:
+    def source(self) -> BurstRequests:
         """What takes requests, and completes their futures."""
 
     @property
@@ -346,6 +348,14 @@ class AnyBurst(Closing, ABC):
         if missed := passed(by):
             return Completion(self.source, by).fail(status_error(missed.status, missed.message, missed.cause))
         return self.source.submit_by(together(arrays, by_name), timeout, by)
+
+    def submit_and_wait(self, arrays: tuple[Any, ...], timeout: float | None, deadline: float | None) -> Result:
+        """Submit a request and return its result. Raises Timeout at the `deadline`, to which the `timeout` has led."""
+        completion = self.submit(*arrays, timeout=timeout, deadline=deadline)
+        try:
+            return completion.result()
+        except MissedDeadlineTransient as error:
+            raise TaskTimes.of(timeout, None).error(error) from None
 
     async def run_async(
         self, *arrays: Any, timeout: float | None = None, deadline: float | None = None, **by_name: Any

@@ -9,11 +9,11 @@ from collections import Counter, deque
 from collections.abc import AsyncIterable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import Busy, MissedDeadlineTransient
 from burst.errors import timed_out
-from driver.client.completion import ResultSource, complete_in
+from driver.client.completion import complete_in
 from driver.deadlines import WAITING, check_times, earlier, nanoseconds, passed, seconds_left, unanswered
 from fmq import clock
 
@@ -23,33 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
     from burst import Result
+    from driver.client.burst_requests import BurstRequests
     from driver.client.completion import Completion
-    from driver.options import Options
 
 _UNCLAIMED = 8  # results that tasks may be about to take; fewer than a burst lets be held
-
-
-class RequestSource(ResultSource, Protocol):
-    """A burst, as far as tasks know it."""
-
-    options: Options
-
-    @property
-    def depth(self) -> int:
-        """How many requests may be in flight."""
-
-    @property
-    def has_room(self) -> bool:
-        """For one more request."""
-
-    def submit_by(self, arrays: tuple[Any, ...], timeout: float | None, deadline: int | None) -> Completion:
-        """As `Burst.submit`; `deadline`: CLOCK_MONOTONIC ns."""
-
-    def try_submit(self, arrays: tuple[Any, ...], deadline: int | None, told: int | None = None) -> Completion | None:
-        """Without waiting; `told` as for `Completion`. None: there is no room."""
-
-    def attend(self, loop: _Loop) -> None:
-        """In that loop's thread: it takes results until there is room. Then the burst calls `Tasks.tell`."""
 
 
 class Tasks:
@@ -63,7 +40,7 @@ class Tasks:
         self._is_late = False  # a task in the queue has given up, and there is one still
         self._unclaimed: Counter[_Loop] = Counter()  # results and requests of `run`
 
-    def tell(self, source: RequestSource) -> None:
+    def tell(self, source: BurstRequests) -> None:
         """In any thread: there may be room for the next task in the queue, or the burst was closed."""
         if self._queue and source.has_room:
             with suppress(IndexError):  # it has just left
@@ -74,7 +51,7 @@ class Tasks:
         return self._queue[-1 if self._is_late else 0]
 
     async def run(
-        self, source: RequestSource, arrays: tuple[Any, ...], timeout: float | None, deadline: float | None
+        self, source: BurstRequests, arrays: tuple[Any, ...], timeout: float | None, deadline: float | None
     ) -> Result:
         """As `Burst.run_async`."""
         import asyncio
@@ -92,7 +69,7 @@ class Tasks:
             self._unclaimed[loop] -= 1
             self._unclaimed += Counter()  # keeps no zeros, and no loops
 
-    async def _submit(self, source: RequestSource, arrays: tuple[Any, ...], times: TaskTimes) -> Completion:
+    async def _submit(self, source: BurstRequests, arrays: tuple[Any, ...], times: TaskTimes) -> Completion:
         import asyncio
 
         deadline = times.end
@@ -124,7 +101,7 @@ class Tasks:
 
     async def stream(
         self,
-        source: RequestSource,
+        source: BurstRequests,
         frames: Iterable[Any] | AsyncIterable[Any],
         timeout: float | None,
         deadline: float | None,
@@ -166,7 +143,7 @@ class Tasks:
                 future.cancel()
 
     async def _send(
-        self, source: RequestSource, frames: AsyncIterator[Any], timeout: float | None, deadline: float | None
+        self, source: BurstRequests, frames: AsyncIterator[Any], timeout: float | None, deadline: float | None
     ) -> Completion | None:
         """The next frame that is not refused, sent; None at the end."""
         while (given := await anext(frames, _END)) is not _END:

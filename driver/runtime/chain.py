@@ -242,7 +242,7 @@ class Chain(FrameBurst[ChainFrame]):
     def perform(self, job: Job) -> Result:
         """Execute it step by step; its timing is the sum of the steps'."""
         try:
-            self._wait(lambda: not self._in_flight, None, seconds_left(job.wait.end))
+            self.advance(lambda: not self._in_flight, seconds_left(job.wait.end))
         except Timeout:
             return job.wait.given_up()
         with self._lock:

@@ -12,15 +12,15 @@ from abc import abstractmethod
 from collections import deque
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from burst import Busy, GeneralFailure, MissedDeadlineTransient, Result, Timeout
+from burst import Busy, GeneralFailure, Result, Timeout
 from burst.errors import timed_out
-from driver.client.completion import Completion, call_in, wait_or_expire
+from driver.client.burst_requests import CLOSED, CLOSED_IN_FLIGHT, RUNNING, BurstRequests
+from driver.client.completion import Completion, call_in
 from driver.client.names import together
 from driver.client.surface import AnyBurst
-from driver.client.tasks import Tasks, TaskTimes
+from driver.client.tasks import Tasks
 from driver.deadlines import earlier, unanswered, until
 from fmq import clock
 
@@ -64,7 +64,7 @@ class PendingFrame(Generic[_T]):
         self.request: Completion | None = None  #: of the step that is being executed
 
 
-class FrameBurst(AnyBurst, Generic[_T]):
+class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
     """`submit`, futures, tasks and policies, as `driver.Burst` has them."""
 
     def __init__(self, options: Options, memory: FrameMemory[_T]) -> None:
@@ -132,7 +132,7 @@ class FrameBurst(AnyBurst, Generic[_T]):
         arrays = together(arrays, by_name)
         earlier(timeout, None)  # checks it
         if self._is_running:
-            raise Busy("this burst is executing in another thread; wait for it, or open another burst")
+            raise Busy(RUNNING)
         with self._lock:
             self._check()
             if self._runs_here(timeout) and not (self._in_flight or self._staged):
@@ -151,28 +151,14 @@ class FrameBurst(AnyBurst, Generic[_T]):
     def _run_behind_others(self, arrays: tuple[Any, ...], timeout: float | None) -> Result:
         end = None if timeout is None else time.monotonic() + timeout
         if self.options.depth == 1 and self.options.policy != "latest":
-            self._wait(lambda: not self._in_flight, None, timeout)
+            self.advance(lambda: not self._in_flight, timeout)
             if self._runs_here(timeout):
                 return self.run(*arrays, timeout=time_left(end, timeout))
-        future = self.submit(*arrays, timeout=timeout, deadline=end)
-        try:
-            return future.result()
-        except MissedDeadlineTransient as error:
-            raise TaskTimes.of(timeout, None).error(error) from None
+        return self.submit_and_wait(arrays, timeout, end)
 
-    def submit_by(self, arrays: tuple[Any, ...], timeout: float | None, deadline: int | None) -> Completion:
-        """As `submit`; `deadline`: CLOCK_MONOTONIC ns."""
-        end = None if timeout is None else time.monotonic() + timeout
-        while (future := self.try_submit(arrays, deadline)) is None:
-            depth = self.options.depth
-            if self.options.policy == "reject":
-                self._drops += 1
-                raise Busy(f"depth={depth} requests are in flight, and policy is 'reject'; wait for a result")
-            try:
-                self._wait(lambda: self.has_room, None, None if end is None else max(0.0, end - time.monotonic()))
-            except Timeout:
-                raise Timeout(f"depth={depth} requests were in flight for {timeout} s; nothing was sent") from None
-        return future
+    def note_drop(self) -> None:
+        """Count a request that was cancelled, refused or replaced."""
+        self._drops += 1
 
     def try_submit(self, arrays: tuple[Any, ...], deadline: int | None, told: int | None = None) -> Completion | None:
         """Without waiting; `told` as for `Completion`. None: there is no room."""
@@ -232,7 +218,7 @@ class FrameBurst(AnyBurst, Generic[_T]):
 
     def _check(self) -> None:
         if self._is_closed:
-            raise ValueError("this burst is closed; open another")
+            raise ValueError(CLOSED)
 
     # ---- what futures ask for
 
@@ -245,20 +231,16 @@ class FrameBurst(AnyBurst, Generic[_T]):
                 self._lock.release()
         self._call_back()
 
-    def _wait(self, until: Callable[[], bool], future: Completion | None, timeout: float | None) -> None:
-        """Until that holds, by news of `future`, or of the oldest frame in flight. Raises Timeout."""
+    def advance(self, until: Callable[[], bool], timeout: float | None, completion: Completion | None = None) -> None:
+        """Wait until that holds, by news of `completion`, or of the oldest frame in flight. Raises Timeout."""
         end = None if timeout is None else time.monotonic() + timeout
         while not until():
             with self._lock:
                 oldest = self._in_flight[0] if self._in_flight else None
-                target = next((each for each in self._in_flight if each.completion is future), oldest)
+                target = next((each for each in self._in_flight if each.completion is completion), oldest)
             if target is not None:
                 self._advance(target, time_left(end, timeout))
             self._call_back()
-
-    def wait_for(self, future: Completion, timeout: float | None) -> None:
-        """Until it is done: at its deadline it is. Raises Timeout."""
-        wait_or_expire(future, timeout, partial(self._wait, lambda: future.is_done, future), self.expire)
 
     def expire(self, future: Completion) -> None:
         """At its deadline: it is done, whatever comes."""
@@ -312,7 +294,7 @@ class FrameBurst(AnyBurst, Generic[_T]):
             self._is_closed = True
             waiting, self._staged = [*self._in_flight, *filter(None, [self._staged])], None
             for pending in waiting:
-                closed = GeneralFailure("this burst was closed before the result came")
+                closed = GeneralFailure(CLOSED_IN_FLIGHT)
                 self._finished.append(pending.completion.fail(closed))
             self._in_flight.clear()
             self._end()
