@@ -19,6 +19,7 @@ ALLOWED = {
     "driver/importers/fuzz_onnx.py:main": "what takes the fuzzer's own processor time without end is what it looks for",
     "driver/importers/fuzz_tflite.py:main": "the same",
     "driver/client/test_recovery_kills.py:kills_of": "ends a series of kills after its time, whatever came of it",
+    "burst/test_execution.py:test_shapes_and_times_follow_each_run": "the time is a number that the test has set",
     "burst/test_hostile.py:attempts": "tries for so long, and prints how often that was",
     "hostile/test_soak.py:Soak.run": "attacks for so long",
     "hostile/tenant.py:Tenant.bursts": "works for so long beside an attack",
