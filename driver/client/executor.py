@@ -1,4 +1,4 @@
-"""What executes jobs. Executors nest: each of these does some of the work, and hands the rest to the one behind it."""
+"""The contract of executors. They nest: each does some of the work, and hands the rest to the one behind it."""
 
 from __future__ import annotations
 

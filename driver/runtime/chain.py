@@ -75,12 +75,12 @@ class StepBurst:
         return "cpu" if isinstance(self.burst, LocalBurst) else self.prepared.device
 
     def look(self) -> None:
-        """Takes the results that have arrived, and calls back."""
+        """Take the results that have arrived, and call back."""
         if self._pipeline:
             self._pipeline.look()
 
     def timeline(self, name: str, first_lane: int) -> list[dict[str, Any]]:
-        """The last requests, for `Chain.trace`."""
+        """Return the last requests, for `Chain.trace`."""
         source = self._pipeline.session if self._pipeline else self.burst
         assert not isinstance(source, Burst)
         return source.timeline(name, first_lane)
@@ -108,10 +108,10 @@ class StepBurst:
 
 
 class Chain(FrameBurst[ChainFrame]):
-    """As `driver.Burst`: `run` from one thread, `submit` and futures from any. Made by `prepared.burst()`."""
+    """A burst for each step: `run` from one thread, `submit` and futures from any. Made by `prepared.burst()`."""
 
     def __init__(self, planned: StepsExecutor, options: Options) -> None:
-        """Raises StatusError, PeerDied, ValueError."""
+        """Use `prepared.burst()`. Raises StatusError, PeerDied, ValueError."""
         shapes = shapes_of(planned.model, options.input_shapes)
         self._planned = planned
         self._steps = [StepBurst(step, options) for step in planned.steps]
@@ -148,7 +148,7 @@ class Chain(FrameBurst[ChainFrame]):
     # ---- frames on their way
 
     def _launch(self, pending: PendingFrame[ChainFrame]) -> None:
-        """As far as it gets without waiting."""
+        """Take it as far as it gets without waiting."""
         self._launching += 1
         if pending.at == 0 and len(self._in_flight) == 1:
             for step in self._steps:
@@ -164,7 +164,7 @@ class Chain(FrameBurst[ChainFrame]):
             self._launching -= 1
 
     def _is_on_its_way(self, pending: PendingFrame[ChainFrame]) -> bool:
-        """Sends the frame to its next step; False if there is none, or none that does not end at once.
+        """Send the frame to its next step; False if there is none, or none that does not end at once.
 
         The frame stays in flight until the step has been answered, whatever its deadline: so there is room for it.
         """
@@ -210,7 +210,7 @@ class Chain(FrameBurst[ChainFrame]):
         return True
 
     def _arrived(self, pending: PendingFrame[ChainFrame], request: Completion) -> None:
-        """A step's request is done; the thread that finds that out first takes the frame on."""
+        """Take the frame on, in the thread that is first to find out that its step's request is done."""
         with self._lock:
             if pending.request is not request:
                 return
@@ -255,18 +255,18 @@ class Chain(FrameBurst[ChainFrame]):
         return self._planned.fallback if is_retryable(error) else None
 
     def free_memory(self, memory: Memory) -> None:
-        """The devices of all steps may unmap a pool of `execute`. Unknown memory is no error."""
+        """Let the devices of all steps unmap a pool of `execute`. Unknown memory is no error."""
         for step in self._steps:
             with suppress(PeerDied):  # with its device, the mapping is gone too
                 step.burst.free_memory(memory)
 
     def trace(self, path: str) -> int:
-        """Writes the last requests of all steps, each in lanes of its own, as `Burst.trace`; returns how many."""
+        """Write the last requests of all steps, each in lanes of its own, as `Burst.trace` does; return how many."""
         events = [step.timeline(f"step {n}, {step.device}", n * MOST_DEPTH) for n, step in enumerate(self._steps)]
         return write_timeline(path, [event for its in events for event in its])
 
     def stats(self) -> dict[str, Any]:
-        """Counts of whole executions, and `Burst.stats` of each step with its device and operations."""
+        """Return counts of whole executions, and `Burst.stats` of each step with its device and operations."""
         steps = [
             {"device": step.device, "operations": step.prepared.step.operations, **step.burst.stats()}
             for step in self._steps

@@ -61,7 +61,7 @@ def compile(  # noqa: A001 (the name that users look for)
     device: str | RemoteDevice | None = None,
     name: str | None = None,
 ) -> CompiledModel:
-    """Prepares a model on the best of several devices: each executes it a few times, and the fastest gets it.
+    """Prepare a model on the best of several devices: each executes it a few times, and the fastest gets it.
 
     It is cut into steps on several devices only where that was measured to be faster, or no device takes all of it.
     Figures are kept for this machine. A model file goes to the runtimes that run it as it is, in operations of the HAL
@@ -114,7 +114,7 @@ _ANY_FILE = "openvino"
 
 
 def _runtimes_for(model: Model) -> list[str | RemoteDevice]:
-    """The installed devices that run the file that the model is; none if it is no file."""
+    """Return the installed devices that run the file that the model is; none if it is no file."""
     file = file_of(model)
     names = (RUNTIMES[file.kind], _ANY_FILE) if file else ()
     there = installed() if names else ()
@@ -140,14 +140,14 @@ def _candidates(
 
 
 def _check_words(preference: Preference, priority: Priority) -> None:
-    """Raises ValueError."""
+    """Raise ValueError for a word that is not allowed."""
     for name, value, allowed in (("preference", preference, Preference), ("priority", priority, Priority)):
         if value not in get_args(allowed):
             raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, get_args(allowed)))}")
 
 
 def _check_application(application: str | None, devices: Sequence[str | RemoteDevice]) -> None:
-    """Raises InvalidArgument, ValueError."""
+    """Raise InvalidArgument for what is no name, ValueError where there are connections of another."""
     if application is None:
         return
     check_application(application)
@@ -163,7 +163,7 @@ def _name(device: str | RemoteDevice | LocalDevice) -> str:
 
 
 class CompileOptions(NamedTuple):
-    """What `compile` was asked for."""
+    """The terms of a call of `compile`."""
 
     model: Model
     prepare: PrepareOptions  #: of each step; its deadline is the clock's
@@ -177,7 +177,7 @@ class CompileOptions(NamedTuple):
 
     @property
     def how(self) -> list[str]:
-        """What changes how fast it runs."""
+        """The terms that change how fast it runs."""
         return [self.prepare.preference, self.prepare.priority]
 
     def cache(self, clock: CompilationClock) -> CompilationCache | None:
@@ -289,7 +289,7 @@ class _Compilation:
         return self._finished(chosen.steps, figures)
 
     def _planned(self, names: Sequence[str | RemoteDevice]) -> tuple[list[ExecutionPlan], list[_Candidate]]:
-        """What could run where, the best guess first. Raises NotPlaced with the reasons."""
+        """Return what could run where, the best guess first. Raises NotPlaced with the reasons."""
         options = self._options
         is_file = options.takes_any and bool(options.model.portable)
         # A file whose runtime is there is not imported for others: that takes longer than all the rest.
@@ -302,7 +302,7 @@ class _Compilation:
         return *self._fastest(plans), candidates
 
     def _instead(self, refusal: Exception) -> tuple[Chosen, Figures, list[_Candidate]]:
-        """A file that its own runtime does not take: with another one, or as operations. Raises as they do."""
+        """Place a file that its own runtime does not take: on another one, or as operations. Raises as they do."""
         failed = self._at
         for name in _runtimes_for(self._given)[1:] if self._options.takes_any else ():
             try:
@@ -317,8 +317,9 @@ class _Compilation:
         return *self._fastest(plans), candidates
 
     def _planned_as_operations(self, failed: str, refusal: Exception) -> tuple[list[ExecutionPlan], list[_Candidate]]:
-        """The same for a file that none of its runtimes takes. Raises `refusal`, of the device `failed`, where the
-        model has no other form.
+        """Plan a file that none of its runtimes takes, as operations.
+
+        Raises `refusal`, of the device `failed`, where the model has no other form.
         """
         options = self._options
         if not options.takes_any or options.model.portable is None:
@@ -331,7 +332,7 @@ class _Compilation:
         return self._plans(candidates), candidates
 
     def _fastest(self, plans: Sequence[ExecutionPlan]) -> tuple[Chosen, Figures]:
-        """Prepares them, and measures them if that is not known yet. Raises what the last one raised, if all fail."""
+        """Prepare them, and measure them if that is not known yet. Raises what the last one raised, if all fail."""
         if len(plans) == 1 or self._chooses_by_power or not can_be_measured(plans[0].model):
             return self._first_that_works(plans), NO_FIGURES
         store = FigureStore(self._options.model, [[plan.name for plan in plans], self._versions, self._options.how])
@@ -389,7 +390,7 @@ class _Compilation:
         return Chosen([self._on_cpu(failure)])
 
     def _prepare(self, plan: ExecutionPlan, steps: list[PreparedStep], done: float) -> None:
-        """Adds the plan's prepared steps to `steps`."""
+        """Add the plan's prepared steps to `steps`."""
         for step in plan.steps:
             part = done + (1 - done) * len(steps) / len(plan.steps) if done else 0.5
             steps.append(self._prepare_step(plan.devices[step.device], step, len(plan.steps), part))
@@ -472,7 +473,7 @@ class _Compilation:
         return _Candidate(device, model, obstacles, None)
 
     def _device(self, name: str | RemoteDevice) -> RemoteDevice | LocalDevice:
-        """Connected, once."""
+        """Return the device of that name; connect to it once."""
         if name == NAME:
             return LocalDevice()
         if not isinstance(name, str):
@@ -483,7 +484,7 @@ class _Compilation:
         return self._own[name]
 
     def _plans(self, candidates: Sequence[_Candidate]) -> list[ExecutionPlan]:
-        """The whole model on each device that takes it, and cut where that may be faster; the best guess first.
+        """Plan the whole model on each device that takes it, and cut it where that may be faster; the best guess first.
 
         Raises NotPlaced with the reasons.
         """
@@ -498,7 +499,7 @@ class _Compilation:
         return kept
 
     def _operations_plans(self, candidates: Sequence[_Candidate]) -> list[ExecutionPlan]:
-        """Of candidates that get the same form."""
+        """Return the plans for candidates that get the same form."""
         model = candidates[0].model
         costs = [measures.Cost(model, c.capabilities, self._chooses_by_power) for c in candidates]
         rows = [[cost.of(model.main, operation) for operation in model.main.operations] for cost in costs]
@@ -550,7 +551,7 @@ class _Compilation:
         return PreparedStep(step, device.address, FallbackExecutor(prepared, fallback), kept)
 
     def _on_cpu(self, error: Exception) -> PreparedStep:
-        """The whole model, after that. Raises the error where the CPU cannot, either."""
+        """Prepare the whole model after that error. Raises the error where the CPU cannot, either."""
         model = self._options.model
         if file_of(model) or any(LocalDevice().explain(model)):
             raise error
@@ -567,7 +568,7 @@ def _close(steps: Sequence[PreparedStep]) -> None:
 
 
 def compile_again(options: CompileOptions) -> CompiledModel:
-    """What an unpickled model is made by."""
+    """Compile an unpickled model."""
     names = None if options.takes_any else list(options.names)
     return compile(
         options.model,

@@ -95,11 +95,11 @@ class CompiledModel(AnyPreparedModel):
 
     @property
     def prepared(self) -> Executor:
-        """What executes now: the model on its device, in steps, or on the CPU."""
+        """The executor that is used now: the model on its device, in steps, or on the CPU."""
         return self._whole.prepared
 
     def placement(self) -> Placement:
-        """What runs where now: (device, indices of operations of the main subgraph) of each step, in order.
+        """Return what runs where now: (device, indices of operations of the main subgraph) of each step, in order.
 
         Its `figures` are the seconds of one execution of each plan that was compared; its `capabilities` say of each
         device whether its driver has stated them or Burst has measured them.
@@ -181,7 +181,7 @@ class CompiledModel(AnyPreparedModel):
     def allocate(
         self, desc: BufferDesc, input_roles: Sequence[BufferRole] = (), output_roles: Sequence[BufferRole] = ()
     ) -> Buffer:
-        """As `driver.allocate` for this model alone: the `model_index` of each role is 0."""
+        """Allocate a buffer as `driver.allocate` does, for this model alone: the `model_index` of each role is 0."""
         return allocate(desc, [self], input_roles, output_roles)
 
     @property
@@ -201,7 +201,7 @@ class CompiledModel(AnyPreparedModel):
         return found
 
     def _placed(self) -> list[tuple[Any, Sequence[int], Sequence[int]]]:
-        """Of each step: what executes it now, and its inputs and outputs among the main subgraph's operands."""
+        """Return, for each step, its executor now, and its inputs and outputs among the main subgraph's operands."""
         if isinstance(self.prepared, StepsExecutor):
             return [(each.model.prepared, each.step.inputs, each.step.outputs) for each in self._steps]
         return [(self.prepared, self.model.main.inputs, self.model.main.outputs)]
@@ -218,7 +218,7 @@ class CompiledModel(AnyPreparedModel):
         return {"placement": self.placement(), "fallbacks": self._fallbacks.report(), "compilations": compilations}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A recipe: compiles the model again, for devices of the same names, wherever it is unpickled."""
+        """Return a recipe that compiles the model again, for devices of the same names, wherever it is unpickled."""
         return self._recipe
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ _FINAL = frozenset(
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether the same request may succeed elsewhere."""
+    """Return True if the same request may succeed elsewhere."""
     if isinstance(error, StatusError):
         return error.status not in _FINAL
     return isinstance(error, FAILURES) and not isinstance(error, BuffersLost)
@@ -91,7 +91,7 @@ class Fallbacks:
             _log.warning("device %r failed (%s); %s", device, reason, _WORDS[kind])
 
     def note_return(self, device: str) -> None:
-        """A model is on its device again."""
+        """Count a model that is on its device again."""
         with self._lock:
             self._returns += 1
         _log.warning("device %r is there again; its part of the model runs on it", device)
@@ -136,7 +136,7 @@ class CpuFallback:
         self._connected: RemoteDevice | None = None
 
     def can_take_over(self, error: BaseException) -> bool:
-        """Whether anything can execute instead; if not, the error gets a note that says why."""
+        """Return True if anything can execute instead; if not, the error gets a note that says why."""
         try:
             return bool(self.prepared)
         except NotPlaced as why:
@@ -144,7 +144,7 @@ class CpuFallback:
             return False
 
     def take_over(self, error: BaseException) -> LocalPrepared | RemotePreparedModel:
-        """What executes instead, after a failure that is counted here."""
+        """Return what executes instead, after a failure that is counted here."""
         self._fallbacks.note(self._kind, self._device, error)
         return self.prepared
 
@@ -153,7 +153,7 @@ class CpuFallback:
         return self._fallbacks.report()
 
     def note_return(self) -> None:
-        """The device is there again."""
+        """Count that the device is there again."""
         self._fallbacks.note_return(self._device)
 
     @property
@@ -188,7 +188,7 @@ class CpuFallback:
         raise NotPlaced("; ".join(reasons))
 
     def close(self) -> None:
-        """Ends what it has connected."""
+        """End what it has connected."""
         if self._connected:
             self._connected.close()
 
@@ -237,7 +237,7 @@ def perform_or_instead(
 
 
 def is_final(attempt: Callable[[], Result]) -> bool:
-    """Whether no other device may do better."""
+    """Return True if no other device may do better."""
     try:
         return attempt().status in _FINAL
     except Exception as error:  # noqa: BLE001 (whatever it is)
@@ -383,7 +383,7 @@ class FallbackExecutor:
 
 
 class BurstFallback(NamedTuple):
-    """What a burst of a compiled model does about requests that its device does not answer."""
+    """A policy for requests that the device of a compiled model's burst does not answer."""
 
     model: FallbackExecutor
     prepared: RemotePreparedModel
@@ -399,7 +399,7 @@ class BurstFallback(NamedTuple):
         job: Job,
         home: Callable[[BaseException], Home],
     ) -> Result:
-        """As `perform_or_instead`, with the burst at that `home` when it failed."""
+        """Do what `perform_or_instead` does, for a burst that was at that `home` when its device failed."""
 
         def instead(error: BaseException) -> CpuFallback | None:
             is_present = home(error) is self.home()
@@ -408,9 +408,9 @@ class BurstFallback(NamedTuple):
         return perform_or_instead(attempt, instead, job)
 
     def home(self) -> Home | None:
-        """Where the model is prepared now; None while the CPU is in the device's place."""
+        """Return where the model is prepared now; None while the CPU is in the device's place."""
         return None if self.model.is_replaced else self.prepared.home
 
     def report(self) -> dict[str, Any]:
-        """All fallbacks of the compiled model."""
+        """Return all fallbacks of the compiled model."""
         return self.model.fallback.report() if self.model.fallback else {}

@@ -43,13 +43,13 @@ class FrameMemory(Protocol[_T]):
         """Arrays of the next frame."""
 
     def frame(self, arrays: tuple[Any, ...]) -> _T:
-        """The next frame, with those arrays copied into its inputs. Raises ValueError, ResultsHeld."""
+        """Return the next frame, with those arrays copied into its inputs. Raises ValueError, ResultsHeld."""
 
     def lend(self, frame: _T) -> None:
-        """The frame keeps its memory until `take_back`; `inputs` are the next frame's."""
+        """Leave its memory to the frame until `take_back`; `inputs` are the next frame's."""
 
     def take_back(self, frame: _T) -> None:
-        """The frame was executed, or given up."""
+        """Take its memory back: the frame was executed, or given up."""
 
     def close(self) -> None:
         """There are no more frames."""
@@ -85,7 +85,7 @@ class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
         """Under the lock, with nothing in flight: one execution in this thread."""
 
     def _runs_here(self, timeout: float | None) -> bool:
-        """Whether `_run` may execute with that timeout; else the request is submitted."""
+        """Return True if `_run` may execute with that timeout; else the request is submitted."""
         del timeout
         return True
 
@@ -125,7 +125,7 @@ class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
         return self._is_closed or len(self._in_flight) < self.options.depth
 
     def run(self, *arrays: Any, timeout: float | None = None, deadline: float | None = None, **by_name: Any) -> Result:
-        """As `Burst.run`; on several devices `timeout` is for all steps together."""
+        """Run one request as `Burst.run` does; on several devices `timeout` is for all steps together."""
         if deadline is not None:
             with until(timeout, deadline) as left:
                 return self.run(*together(arrays, by_name), timeout=left)
@@ -181,7 +181,7 @@ class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
         return pending.completion
 
     def _stage(self, pending: PendingFrame[_T]) -> None:
-        """Keeps the newest frame until there is room."""
+        """Keep the newest frame until there is room."""
         old, self._staged = self._staged, pending
         if old is not None:
             if not old.completion.is_done:
@@ -223,7 +223,7 @@ class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
     # ---- what futures ask for
 
     def look(self) -> None:
-        """Takes on the frames of which there is news, and calls back. Does not wait."""
+        """Take on the frames of which there is news, and call back. Does not wait."""
         if self._lock.acquire(blocking=False):
             try:
                 self._collect()
@@ -252,7 +252,7 @@ class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
         future.call_back()
 
     def drop(self, future: Completion) -> bool:
-        """Cancels it, unless it is done."""
+        """Cancel it, unless it is done."""
         with self._lock:
             if future.is_done:
                 return False
@@ -307,7 +307,7 @@ class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
 
 
 def hear(loop: _Loop, request: Completion) -> None:
-    """The loop takes the result of a step's request, which calls back: that takes the frame on."""
+    """Have the loop take the result of a step's request, which calls back: that takes the frame on."""
     import asyncio
 
     with suppress(RuntimeError):

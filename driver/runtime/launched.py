@@ -100,7 +100,7 @@ class FencedThread:
 
 
 def _new_signal() -> FenceSignal:
-    """Raises ResourceExhaustedTransient."""
+    """Return a new fence. Raises ResourceExhaustedTransient."""
     try:
         return FenceSignal()
     except OSError as error:
@@ -108,7 +108,7 @@ def _new_signal() -> FenceSignal:
 
 
 def _result_of(execute: Callable[[], Result]) -> Result:
-    """What it returns; a result without outputs of what it raises."""
+    """Return the result of a call, or a result without outputs where the call raises."""
     try:
         return execute()
     except StatusError as error:
@@ -123,7 +123,7 @@ def follow_all(
     delay: int,
     outputs: Callable[[], tuple[NDArray[Any], ...]],
 ) -> FencedExecution:
-    """The executions of a model's steps as one, each of which waits for the one before; its fence is the last one's.
+    """Join the executions of a model's steps, each of which waits for the one before; the fence is the last one's.
 
     delay: microseconds from before the first was launched until the last was. Raises ResourceExhaustedTransient.
     """
@@ -136,7 +136,7 @@ def follow_all(
 
 
 def _ending_of_all(executions: list[FencedExecution], steps: Sequence[Step], delay: int) -> Ending:
-    """That of the first one that has failed, or of all of them one after the other. Raises PeerDied."""
+    """Return the ending of the first execution that has failed, or one for all of them. Raises PeerDied."""
     found = []
     for step, execution in zip(steps, executions, strict=True):
         if not execution.done():  # a later one has missed the deadline first
@@ -157,7 +157,7 @@ def _watch_all(executions: list[FencedExecution], poll: select.poll) -> None:
 
 
 def failed_here(error: Exception) -> FencedExecution:
-    """An execution that could not be launched: its fence is in error. Raises ResourceExhaustedTransient."""
+    """Return an execution that could not be launched: its fence is in error. Raises ResourceExhaustedTransient."""
 
     def execute() -> Result:
         raise error
@@ -193,7 +193,7 @@ def _awaited(fds: Sequence[int], deadline: int | None) -> FenceState:
 
 
 def check_fences(fds: Sequence[int]) -> None:
-    """Raises InvalidArgument for a descriptor that is not a fence, or is in error."""
+    """Raise InvalidArgument for a descriptor that is not a fence, or is in error."""
     for n, fd in enumerate(fds):
         if not (kind := kind_of(fd)):
             raise InvalidArgument(f"wait_for: fence {n} is not a fence: fences are pipes, eventfds and sync files")
@@ -202,7 +202,7 @@ def check_fences(fds: Sequence[int]) -> None:
 
 
 def launch_here(model: Model, job: Job, execute: Callable[[int | None], Result]) -> FencedExecution:
-    """`execute`, until a deadline, CLOCK_MONOTONIC ns, in a thread that waits for the job's fences first.
+    """Run `execute`, until a deadline, CLOCK_MONOTONIC ns, in a thread that waits for the job's fences first.
 
     Raises InvalidArgument, MissedDeadlinePersistent, ResourceExhaustedTransient.
     """

@@ -128,7 +128,7 @@ class LocalDevice(Closing):
     def prepare(
         self, model: Model, *, preference: Preference = "fast_single_answer", deadline: float | None = None
     ) -> LocalPrepared:
-        """Makes a model ready. Raises InvalidModel; MissedDeadline* when that is not done by a time.monotonic()."""
+        """Make a model ready. Raises InvalidModel; MissedDeadline* when that is not done by a time.monotonic()."""
         check_preference(preference)
         model = model.form_for(self.extensions)
         validate(model)
@@ -141,7 +141,7 @@ class LocalDevice(Closing):
         """Nothing is kept of pools."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """It holds nothing of this process."""
+        """Return how another process makes the same device, which holds nothing of this process."""
         return LocalDevice, (self._device,)
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class LocalPrepared(AnyPreparedModel):
         return Result(ErrorStatus.NONE, output_views(self.model, request, shapes), shapes, took)
 
     def bind(self, request: Request) -> BoundRequest:
-        """Checks a request and binds it. Raises InvalidArgument, GeneralFailure."""
+        """Check a request and bind it. Raises InvalidArgument, GeneralFailure."""
         check_request(request.inputs, request.outputs, len(request.pools))
         for pool in request.pools:
             if isinstance(pool, DeviceBuffer):
@@ -210,14 +210,14 @@ class LocalPrepared(AnyPreparedModel):
         return launch_here(self.model, job, execute)
 
     def open_burst(self, options: Options) -> LocalBurst:
-        """What says how to wait and how to recover has nothing to say."""
+        """Return a burst. Options about waiting and recovery have no effect: there is no other process."""
         return LocalBurst(self, options)
 
     def free_memory(self, memory: Memory) -> None:
         """Nothing is kept of pools."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A recipe: prepares the model again, wherever it is unpickled."""
+        """Return a recipe that prepares the model again, wherever it is unpickled."""
         return _prepare_again, (self.device, self.model, self.preference)
 
     def close(self) -> None:
@@ -237,7 +237,7 @@ class LocalFrame(NamedTuple):
 
 
 class LocalMemory:
-    """As `FrameMemory`, of the buffers of a burst."""
+    """The memory of frames in the buffers of a burst."""
 
     def __init__(self, buffers: RequestBuffers) -> None:
         self.buffers, self.copied = buffers, 0
@@ -265,7 +265,7 @@ class LocalMemory:
 
 
 class LocalBurst(FrameBurst[LocalFrame]):
-    """As `driver.Burst`, where an execution is a call: of `run` in its caller, of `submit` in a thread of the burst.
+    """A burst in which an execution is a call: of `run` in its caller, of `submit` in a thread of the burst.
 
     The thread begins with the first `submit`, and ends with the burst.
     """
@@ -324,7 +324,7 @@ class LocalBurst(FrameBurst[LocalFrame]):
         return old is not None
 
     def _execution(self, frame: LocalFrame) -> BoundRequest:
-        """The request on that memory, bound once."""
+        """Return the request on that memory, bound once."""
         memory, execution = self._bound.get(frame, (None, None))
         if execution is None or memory is not frame.outputs.memory:
             execution = self._prepared.bind(Workspace(*frame).request)
@@ -378,7 +378,7 @@ class LocalBurst(FrameBurst[LocalFrame]):
         """Nothing is kept of pools."""
 
     def stats(self) -> dict[str, Any]:
-        """As `Burst.stats`: the client is the device, and its time is the device's."""
+        """Return figures as `Burst.stats` does: the client is the device, and its time is the device's."""
         total, busy = self._total_ns / 1e9, self._busy_ns / 1e9 if self.options.measure else None
         return self._counts() | {
             "recoveries": 0,
@@ -390,11 +390,11 @@ class LocalBurst(FrameBurst[LocalFrame]):
         }
 
     def timeline(self, name: str, first_lane: int = 0) -> list[dict[str, Any]]:
-        """The last requests, for `trace`."""
+        """Return the last requests, for `trace`."""
         return self._trace.chrome_events(name, first_lane)
 
     def trace(self, path: str) -> int:
-        """As `Burst.trace`."""
+        """Write the last requests as `Burst.trace` does; return how many."""
         return write_timeline(path, self.timeline("burst"))
 
     def _end(self) -> None:
@@ -405,7 +405,7 @@ class LocalBurst(FrameBurst[LocalFrame]):
 
 
 def run_here(execution: BoundRequest) -> None:
-    """As a device process does it. Raises StatusError."""
+    """Run a request as a device process does. Raises StatusError."""
     try:
         with np.errstate(all="ignore"):
             execution.run()

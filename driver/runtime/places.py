@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 
 def between(model: Model, steps: Sequence[Step]) -> tuple[int, ...]:
-    """The operands that steps hand to each other, without the model's own outputs."""
+    """Return the operands that steps hand to each other, without the model's own outputs."""
     return tuple(sorted({i for step in steps for i in step.outputs}.difference(model.main.outputs)))
 
 
 def with_temporaries(model: Model, temporaries: Sequence[int]) -> Model:
-    """A record that lays `temporaries` out behind the inputs, where a `Buffers` or `InputSet` is made of it."""
+    """Return a record that lays `temporaries` out behind the inputs, where a `Buffers` or `InputSet` is made of it."""
     graph = model.main
     return Model(Subgraph(graph.operands, (), (*graph.inputs, *temporaries), graph.outputs))
 
 
 def arguments(step: Step, where: Mapping[int, RequestArgument]) -> tuple[Any, Any]:
-    """Of a step's request: (inputs, outputs). `where`: of each operand that enters or leaves a step."""
+    """Return the (inputs, outputs) of a step's request. `where`: of each operand that enters or leaves a step."""
     return tuple(where[i] for i in step.inputs), tuple(where[i] for i in step.outputs)
 
 
 def check_shapes(operands: Sequence[Operand], shapes: Sequence[OutputShape]) -> None:
-    """Raises GeneralFailure where a device says other shapes of outputs than the model."""
+    """Raise GeneralFailure where a device says other shapes of outputs than the model."""
     for n, (operand, shape) in enumerate(zip(operands, shapes, strict=False)):
         if combine_dimensions(operand.dimensions, shape.dimensions) is None:
             raise GeneralFailure(
@@ -51,7 +51,7 @@ def check_shapes(operands: Sequence[Operand], shapes: Sequence[OutputShape]) -> 
 
 
 class StepInputs(InputSet):
-    """What a step reads, in memory that others own."""
+    """The inputs of a step, in memory that others own."""
 
     _optional = 0  # only a file has inputs that may be left out, and it is not divided
 
@@ -66,7 +66,7 @@ class StepInputs(InputSet):
 
 
 class StepOutputs(OutputSet):
-    """What a step writes, in memory that others own. It has as much room as the model says."""
+    """The outputs of a step, in memory that others own. It has as much room as the model says."""
 
     named = named(())  #: the chain gives its own outputs their names
     _has_packed = False  # a model with texts is not divided
@@ -94,15 +94,15 @@ class StepBuffers:
         self._known: list[StepOutputs] = []
 
     def aim(self, inputs: StepInputs, outputs: StepOutputs) -> None:
-        """The next request is about these."""
+        """Make the next request use these."""
         self.inputs, self._target = inputs, outputs
 
     def know(self, outputs: StepOutputs) -> None:
-        """The chain will aim at these, too."""
+        """Remember outputs that the chain will aim at, too."""
         self._known.append(outputs)
 
     def fill(self, arrays: Sequence[Any]) -> int:
-        """The chain fills the inputs of the first step itself."""
+        """Copy arrays into the inputs. Only the chain's first step has any; the chain fills those itself."""
         return self.inputs.fill(arrays)
 
     def free_outputs(self) -> OutputSet:
@@ -113,10 +113,10 @@ class StepBuffers:
         return self._target
 
     def next_inputs(self) -> None:
-        """The chain aims before the next request."""
+        """Do nothing: the chain aims before the next request."""
 
     def give_back(self, inputs: InputSet) -> None:
-        """The chain gives them to another frame when all steps are done with them."""
+        """Do nothing: the chain gives them to another frame when all steps are done with them."""
 
     def forget_requests(self) -> None:
         for outputs in self._known:
@@ -138,7 +138,7 @@ class ChainFrame:
     def __init__(
         self, model: Model, temporaries: Sequence[int], steps: Sequence[Step], inputs: InputSet, outputs: OutputSet
     ) -> None:
-        """`inputs` and `outputs`: laid out for `with_temporaries(model, temporaries)`."""
+        """Take `inputs` and `outputs` that are laid out for `with_temporaries(model, temporaries)`."""
         graph, n = model.main, len(model.main.inputs)
         where = dict(zip((*graph.inputs, *temporaries), inputs.arguments, strict=True))
         where |= zip(graph.outputs, outputs.arguments, strict=True)
@@ -152,7 +152,7 @@ class ChainFrame:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a device still executes a request of this frame whose result was given up."""
+        """True if a device still executes a request of this frame whose result was given up."""
         return any(outputs.is_busy for _, outputs in self.steps)
 
 
@@ -184,7 +184,7 @@ class ChainMemory:
         return self._named(self._buffers.inputs.arrays[: len(self._model.main.inputs)])
 
     def frame(self, arrays: tuple[Any, ...]) -> ChainFrame:
-        """The next frame, with those arrays copied into its inputs. Raises ValueError, ResultsHeld."""
+        """Return the next frame, with those arrays copied into its inputs. Raises ValueError, ResultsHeld."""
         inputs = self._buffers.inputs
         if arrays:
             self.copied += StepInputs(inputs.memory, (), self.inputs, self._named.names).fill(arrays)
@@ -201,12 +201,12 @@ class ChainMemory:
         return frame
 
     def lend(self, frame: ChainFrame) -> None:
-        """The frame keeps its memory until `take_back`; `inputs` are the next frame's."""
+        """Leave its memory to the frame until `take_back`; `inputs` are the next frame's."""
         self._buffers.next_inputs()
         frame.outputs.is_busy = True
 
     def take_back(self, frame: ChainFrame) -> None:
-        """The frame has been through all steps, or was given up."""
+        """Take its memory back: the frame has been through all steps, or was given up."""
         self._buffers.give_back(frame.inputs)
         frame.outputs.is_busy = False
         if frame.is_in_use:

@@ -64,7 +64,7 @@ class PreparedStep(NamedTuple):
     cached: CachedDevice | None = None  #: what looked for it in the cache, if there is one
 
     def compilation(self) -> dict[str, Any]:
-        """As `CompiledModel.stats` has it."""
+        """Return what `CompiledModel.stats` has of it."""
         outcome, stage = self.cached.outcome if self.cached else CacheOutcome("compiled"), None
         if isinstance(prepared := self.model.prepared, RemotePreparedModel):
             with suppress(PeerDied, StatusError):  # the device is gone
@@ -105,7 +105,7 @@ class StepsExecutor:
         return self.perform_by([step.model.perform for step in self.steps], job)
 
     def perform_by(self, ways: Sequence[Way], job: Job) -> Result:
-        """The same, each step in its way."""
+        """Execute the job, each step in its way."""
         if refusal := self._refusal(job):
             return refusal
         with self._temporary_room() as room:
@@ -122,7 +122,7 @@ class StepsExecutor:
         return whole
 
     def _start_next(self, at: AsyncSteps) -> None:
-        """Raises Timeout when no time is left for it."""
+        """Start the next step. Raises Timeout when no time is left for it."""
         step, its = at.waiting.popleft()
         at.job.wait.check("executing")
         follow(at.whole, step.model.start(at.job._replace(request=its)), partial(self._then, at, step))
@@ -194,7 +194,7 @@ class StepsExecutor:
         return [Request(*its, _pools_of(its, pools), request.loop_timeout) for its in sides]
 
     def _refusal(self, job: Job) -> Result | None:
-        """What no step could say as it should be said: a step knows neither the model's inputs nor all outputs."""
+        """Return what no step could say well, as none knows the model's inputs and all outputs; None: it fits."""
         request = job.request
         if missed := passed(job.wait.by):
             return missed
@@ -217,13 +217,13 @@ class StepsExecutor:
         )
 
     def open_burst(self, options: Options) -> Chain:
-        """A burst for each step, one after the other."""
+        """Return a chain of bursts, one for each step."""
         from driver.runtime.chain import Chain
 
         return Chain(self, options)
 
     def free_memory(self, memory: Memory) -> None:
-        """The devices of all steps may unmap it."""
+        """Let the devices of all steps unmap it."""
         for step in self.steps:
             with suppress(PeerDied):  # with its device, the mapping is gone too
                 step.model.free_memory(memory)
@@ -236,13 +236,13 @@ class StepsExecutor:
 
 
 def _total(spent: Sequence[Timing]) -> Timing:
-    """Of all steps; None where one of them was not measured."""
+    """Return the times of all steps together; None where one of them was not measured."""
     columns = zip(*spent, strict=True)
     return Timing(*(None if None in times else sum(filter(None, times)) for times in columns))
 
 
 def _failure_of(step: PreparedStep, result: Result) -> Result:
-    """Of the whole, when a step has failed."""
+    """Return the result of the whole, when a step has failed."""
     words = f"operations {list(step.step.operations)}: {result.message}"
     return Result(result.status, message=words, cause=result.cause)
 
@@ -255,13 +255,13 @@ def _pools_of(sides: tuple[Any, Any], pools: tuple[Any, ...]) -> tuple[Any, ...]
 
 
 def _buffers_of(side: Sequence[RequestArgument], request: Request) -> list[DeviceBuffer]:
-    """A device's buffers among these arguments."""
+    """Return a device's buffers among these arguments."""
     pools = [request.pools[argument.pool] for argument in side if not argument.has_no_value]
     return [pool for pool in pools if isinstance(pool, DeviceBuffer)]
 
 
 def _holds(argument: RequestArgument, request: Request, size: int) -> bool:
-    """Whether an output of that many bytes fits; an image is used whole, and of its own memory a device knows it."""
+    """Return True if so many bytes fit; an image is used whole, and a device knows its own memory."""
     pool = request.pools[argument.pool] if argument.pool < len(request.pools) else None
     if isinstance(pool, DeviceBuffer | VendorMemory):
         return True

@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 
 
 class _SharedMemory:
-    """What a buffer lies in: new memory whenever it grows."""
+    """The memory that a buffer lies in: new memory whenever it grows."""
 
     def __init__(self) -> None:
         self.memory: Memory
 
     def room(self, nbytes: int) -> NDArray[np.uint8]:
-        """Raises ResourceExhaustedPersistent."""
+        """Return new memory. Raises ResourceExhaustedPersistent."""
         self.memory = Memory.create(max(1, nbytes))
         return self.memory.asarray(np.uint8, nbytes)
 
@@ -103,7 +103,7 @@ class SharedBuffer(Buffer):
         return True
 
     def check(self, connection: Connection | None) -> None:
-        """It is named in requests of the compiled models that it was allocated for, and of their bursts."""
+        """Raise ValueError: only compiled models that it was allocated for, and their bursts, take it in requests."""
         del connection
         raise ValueError(
             f"buffer {self.token} was allocated for compiled models; give the request to one of these, or to its burst"
@@ -125,7 +125,7 @@ class SharedBuffersExecutor:
     """An executor whose jobs may name buffers in shared memory: the one behind it gets memory in their place."""
 
     def __init__(self, behind: Executor, number: int) -> None:
-        """`number`: of the model, in the roles of buffers."""
+        """Stand before `behind`. `number`: of the model, in the roles of buffers."""
         self._behind, self._roles = behind, ModelRoles(number, behind.model)
 
     @property
@@ -205,7 +205,7 @@ class EvacuatedJob:
     """A job on buffers of a device that failed it: their values are in this process, for the CPU."""
 
     def __init__(self, model: Model, job: Job) -> None:
-        """Raises StatusError where an input has no value, BuffersLost when the device has died."""
+        """Copy the values. Raises StatusError where an input has none, BuffersLost when the device has died."""
         self._model = ModelRoles(0, model)
         graph, request = model.main, job.request
         roles = frozenset(
@@ -241,17 +241,17 @@ class EvacuatedJob:
 
 
 def names_shared(request: Request) -> bool:
-    """Whether it names buffers in shared memory. Raises ValueError for one that is closed."""
+    """Return True if it names buffers in shared memory. Raises ValueError for one that is closed."""
     return any(isinstance(pool, SharedBuffer) and bool(pool.managed) for pool in request.pools)
 
 
 def names_buffers(request: Request) -> bool:
-    """Whether it names buffers of a device."""
+    """Return True if it names buffers of a device."""
     return any(isinstance(pool, DeviceBuffer) for pool in request.pools)
 
 
 def names_vendor_memory(request: Request) -> bool:
-    """Whether it names memory of a kind that its device alone can use."""
+    """Return True if it names memory of a kind that its device alone can use."""
     return any(isinstance(pool, VendorMemory) for pool in request.pools)
 
 
