@@ -99,7 +99,7 @@ class Packet:
 
     def __init__(self, raw: bytes, measure: bool, caller: Any) -> None:
         self.data, self.nbytes, self.measure, self._caller = ffi.new("unsigned char[]", raw), len(raw), measure, caller
-        #: Sends the packet and waits a short while: 0 for a result like `Controller.last`, else a code for `go_on`.
+        #: Sends the packet and waits briefly: 0 for a result like `Controller.last`, else a code for `await_reply`.
         self.call: Callable[[], int] = partial(start, address_of(caller), address_of(self.data), self.nbytes)
 
     @property
@@ -293,7 +293,7 @@ class Controller(Closing):
         self.due(deadline)
         try:
             code = start(self.address, address_of(packet.data), packet.nbytes)
-            return self.go_on(code, packet, timeout, deadline)
+            return self.await_reply(code, packet, timeout, deadline)
         except BaseException as error:
             self.interrupted(error)
             raise
@@ -304,20 +304,22 @@ class Controller(Closing):
         """Set the deadline of the requests from now on."""
         self._caller.deadline = _NO_DEADLINE if deadline is None else deadline
 
-    def go_on(self, code: int, packet: Packet, timeout: float | None, deadline: int | None = None) -> ResultPacket:
+    def await_reply(
+        self, code: int, packet: Packet, timeout: float | None, deadline: int | None = None
+    ) -> ResultPacket:
         """Do the rest of `send` after `packet.call()` has returned `code`."""
         if self._invalid:
             raise NotSent(self._invalid)
         if code:
             end = FOREVER if timeout is None else deadline_of(timeout or 1e-9)
-            code = self._go_on(code, packet, end if deadline is None else min(end, deadline), timeout)
+            code = self._await_code(code, packet, end if deadline is None else min(end, deadline), timeout)
         reply = self._result(code, packet.measure)
         if deadline is not None and reply.status is ErrorStatus.NONE and clock.now() > deadline:
             self._refuse(-errno.ETIMEDOUT, packet.nbytes, timeout)
         return reply
 
     def interrupted(self, error: BaseException) -> None:
-        """Clean up after an error from `packet.call` or `go_on`, in which Ctrl-C may have come anywhere."""
+        """Clean up after an error from `packet.call` or `await_reply`, in which Ctrl-C may have come anywhere."""
         if not isinstance(error, Busy):
             self._caller.calling = 0
             self._caller.result_bytes = 0  # C compares with the last result, which Python may not have decoded
@@ -364,7 +366,7 @@ class Controller(Closing):
             pass  # Python has run its signal handlers
         return int(code)
 
-    def _go_on(self, code: int, packet: Packet, deadline: int, timeout: float | None) -> int:
+    def _await_code(self, code: int, packet: Packet, deadline: int, timeout: float | None) -> int:
         """Handle a code that is no usual result: take a late result first, wait on, or raise the error."""
         if code == -errno.EALREADY:
             while self.in_flight and (code := self._wait(deadline)) >= 0:

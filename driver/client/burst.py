@@ -109,7 +109,7 @@ class Burst(HotBurst, AnyBurst):
                 encoded.outputs.number = controller.sent + 1
                 code = encoded.packet.call()
             is_usual = not (code or self._measure or end)
-            reply = controller.last if is_usual else controller.go_on(code, encoded.packet, timeout, end)
+            reply = controller.last if is_usual else controller.await_reply(code, encoded.packet, timeout, end)
         except BaseException as error:  # noqa: BLE001 (raised again, unless there is another way)
             controller.interrupted(error)
             return pipeline.recover_from(error, encoded, timeout).result()
@@ -169,7 +169,7 @@ class Burst(HotBurst, AnyBurst):
         return self._pipeline.arrivals.tasks
 
     def perform(self, job: Job) -> Result:
-        return self._session.executed(partial(self._pipeline.perform, job), job)
+        return self._session.perform_or_instead(partial(self._pipeline.perform, job), job)
 
     def free_memory(self, memory: Memory) -> None:
         self._pipeline.free_memory(memory)

@@ -93,7 +93,7 @@ class Pipeline(BurstRequests):
                 self.in_flight.begin(session.controller)
                 self.collect()
                 if session.is_displaced:
-                    session.goes_back(self.in_flight)
+                    session.try_return_to_device(self.in_flight)
                 if (is_full := not self.has_room) and self.options.policy != "latest":
                     return None
                 if arrays:
@@ -361,7 +361,7 @@ class Pipeline(BurstRequests):
 
     def recover_from(self, error: BaseException, encoded: EncodedRequest, timeout: float | None) -> Completion:
         """Another way to the result of `run`: a future that is done. Raises what there is to raise."""
-        if isinstance(error, NotSent | PeerDied) and self.session.goes_back(self.in_flight):
+        if isinstance(error, NotSent | PeerDied) and self.session.try_return_to_device(self.in_flight):
             return self._send_and_wait(self.session.encode(encoded.inputs, encoded.outputs), timeout)
         try:
             return self._recover_from(error, encoded, timeout)

@@ -55,7 +55,7 @@ class Fallback(Protocol):
         Raises the error if the request would fail there, too.
         """
 
-    def executed(
+    def perform_or_instead(
         self,
         attempt: Callable[[], Result],
         job: Job,
@@ -102,7 +102,7 @@ class BurstSession:
 
     def bind(self, request: Request, in_flight: InFlight) -> None:
         """The burst depends on the buffers that this request names. Raises BuffersLost, ValueError."""
-        self.goes_back(in_flight)
+        self.try_return_to_device(in_flight)
         check_buffers(request.pools, self._home.connection)
         self._recovery.bind(request)
 
@@ -180,9 +180,9 @@ class BurstSession:
 
     # ---- other ways to a result
 
-    def executed(self, attempt: Callable[[], Result], job: Job) -> Result:
+    def perform_or_instead(self, attempt: Callable[[], Result], job: Job) -> Result:
         """What `attempt` gives for a request on pools of the caller's own, or the fallback where it may do better."""
-        return self.fallback.executed(attempt, job, self._failed) if self.fallback else attempt()
+        return self.fallback.perform_or_instead(attempt, job, self._failed) if self.fallback else attempt()
 
     def _failed(self, error: BaseException) -> Home:
         """The fallback may take the device's place. Where the burst was at home."""
@@ -254,27 +254,27 @@ class BurstSession:
         """
         if self.is_closed:
             raise error
-        self._go_on(*self._recovery.successor(error, self._home, self.controller.trace, waiting))
+        self._adopt_controller(*self._recovery.successor(error, self._home, self.controller.trace, waiting))
 
-    def goes_back(self, in_flight: InFlight) -> bool:
+    def try_return_to_device(self, in_flight: InFlight) -> bool:
         """Go back to the device after the fallback took its place, if the device is there again and has prepared the
         model, and nothing is in flight. False: it does not, and the fallback goes on.
         """
         before = self.controller
         if self.is_displaced:
-            in_flight.when_idle(self._go_back)
+            in_flight.when_idle(self._return_to_device)
         return self.controller is not before
 
-    def _go_back(self) -> None:
+    def _return_to_device(self) -> None:
         home = self.fallback.home() if self.fallback else None
         if home is None or home is self._home:
             return
         with suppress(*FAILURES, ValueError):
             self.check()
-            self._go_on(home, self.prepared.new_controller(self.options, home))
+            self._adopt_controller(home, self.prepared.new_controller(self.options, home))
             self.is_displaced = False
 
-    def _go_on(self, home: Home, controller: Controller) -> None:
+    def _adopt_controller(self, home: Home, controller: Controller) -> None:
         """With another controller. Raises PeerDied, ValueError."""
         self.statistics.retire(self.controller)
         self.statistics.recoveries += 1

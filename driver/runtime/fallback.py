@@ -393,7 +393,7 @@ class BurstFallback(NamedTuple):
         life = self.model.life
         return self.model.replacement(error, life if self.home() is home else _PAST)
 
-    def executed(
+    def perform_or_instead(
         self,
         attempt: Callable[[], Result],
         job: Job,
