@@ -116,14 +116,14 @@ class Limits:
 
     def figures(self) -> dict[str, FigureLimits]:
         """Return what an application, an account and all together may hold of each figure of the ledger."""
-        process, descriptors, threads = self.process, self.account_descriptors, self.account_threads
+        process = self.process
         found = {
             "bytes": (self.account_bytes, self.device_bytes),
             "pool_bytes": (self.account_pool_bytes, process.pool_bytes),
             "gpu_bytes": (self.account_gpu_bytes, process.gpu_bytes),
-            "descriptors": (descriptors, max(descriptors, process.descriptors)),
+            "descriptors": (min(self.account_descriptors, process.descriptors), process.descriptors),
             "mappings": (process.of_account(process.mappings), process.mappings),
-            "threads": (threads, max(threads, process.threads)),
+            "threads": (min(self.account_threads, process.threads), process.threads),
             "life_words": (process.of_account(process.life_words), process.life_words),
             "guards": (process.of_account(process.guards), process.guards),
         }

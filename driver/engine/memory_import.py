@@ -57,7 +57,7 @@ class MemoryImporter:
         """patience: seconds for reading a file. is_stranger: the client is of another account than this process."""
         self._quota, self._is_stranger = quota, is_stranger
         self._copies = FileCopies(patience)
-        self._mapped: WeakValueDictionary[tuple[int, int, int, bytes], Memory] = WeakValueDictionary()
+        self._mapped: WeakValueDictionary[tuple[int, int, bytes], Memory] = WeakValueDictionary()
 
     def __call__(self, plain: Any, fd: int) -> Memory:
         """The memory that `plain` describes, mapped. Owns `fd`.
@@ -73,7 +73,8 @@ class MemoryImporter:
                 raise
             if backing is Backing.DISK:
                 return self._copied(plain[1:], fd)
-        name = _name_of(plain, fd) if backing is Backing.MEMORY else None
+        # Other memory may have been truncated since: then zeros of this process lie where its pages were.
+        name = _name_of(plain, fd) if _is_sealed(fd) else None
         if name and (known := self._mapped.get(name)) is not None:
             close_all([fd])
             return known
@@ -232,15 +233,13 @@ def _cut_off(done: int, nbytes: int) -> NoReturn:
     raise OSError(errno.ESTALE, f"it ended after {done} of {nbytes} bytes")
 
 
-def _name_of(plain: Any, fd: int) -> tuple[int, int, int, bytes] | None:
-    """Return what tells memory from all other memory while it is mapped; None for what only a driver knows. Memory that
-    was truncated since is other memory, which is looked at anew.
-    """
+def _name_of(plain: Any, fd: int) -> tuple[int, int, bytes] | None:
+    """Return what tells memory from all other memory while it is mapped; None for what only a driver knows."""
     match plain:
         case [str(kind), *_] if kind in _SHARED:  # a driver may want to hear of each of its own
             with suppress(OSError, Malformed, ValueError, TypeError, OverflowError):
                 found = os.fstat(fd)
-                return found.st_dev, found.st_ino, found.st_size, pack(plain)
+                return found.st_dev, found.st_ino, pack(plain)
     return None
 
 

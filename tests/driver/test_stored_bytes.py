@@ -16,6 +16,7 @@ import driver
 import fmq
 from burst import InvalidArgument, wire
 from driver.protocol.model_codec import decode_valid, sealed
+from driver.protocol.rpc import PROTOCOL
 from driver.recording import BadRecording, Recording, replay
 from driver.runtime.cache.folder import Folder
 
@@ -136,7 +137,7 @@ def test_a_client_of_another_release_is_refused(device):
     """Service and client compare the version of their calls first; 0.1.0 speaks 2."""
     with pytest.raises(InvalidArgument) as error:
         device.call("hello", 2)
-    assert is_on_the_page(error, 2, 4)
+    assert is_on_the_page(error, 2, PROTOCOL)
 
 
 def test_the_bytes_of_this_release_can_be_written(tmp_path, home):

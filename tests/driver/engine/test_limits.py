@@ -22,7 +22,7 @@ from burst import (
 )
 from burst.channel import Channel, close_all
 from driver.doctor import running
-from driver.engine.limits import Limits, limits
+from driver.engine.limits import Limits, ProcessLimits, limits
 
 X = np.zeros((1, 4), np.float32)
 
@@ -314,3 +314,11 @@ class TestFile:
         configure(client_burst=3)
         with pytest.raises(driver.DriverError, match="client_burst = 3"):
             driver.connect()
+
+
+def test_no_setting_lifts_what_the_process_has():
+    """An account that may have more descriptors and threads than the process has gets no more than all have."""
+    process = ProcessLimits(descriptors=1000, threads=100)
+    figures = Limits(1, 1, account_descriptors=10**6, account_threads=10**5, process=process).figures()
+    for figure, most in (("descriptors", 1000), ("threads", 100)):
+        assert (figures[figure].account, figures[figure].device) == (most, most)

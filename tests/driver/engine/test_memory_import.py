@@ -39,6 +39,7 @@ from driver.interface import CacheFiles
 from driver.protocol.lane_codec import decode_outcome, encode_request, in_turn
 from driver.protocol.ledger_report import LedgerReport
 from driver.protocol.model_codec import InvalidModel, sealed
+from fmq.region import guard
 
 PAGE = mmap.PAGESIZE
 LIMITS = Limits(client_bytes=1 << 20, device_bytes=1 << 20, account_pool_bytes=1 << 30)
@@ -349,6 +350,25 @@ def works(device, model):
     """It prepares a model, and executes it on both paths."""
     with device.prepare(model) as prepared, prepared.burst() as burst:
         assert prepared.run(X)[0].tolist() == burst.run(X).outputs[0].tolist() == [[2, 2, 2, 2]]
+
+
+def test_memory_that_may_be_truncated_is_mapped_anew(friend):
+    """Where its pages were cut off, the mapping of before has zeros for ever; the same memory, cut off and filled again
+    since, reads as its client wrote it. Memory of a sealed size is mapped once.
+    """
+    guard()
+    fd = memfd(2 * PAGE)
+    memory = Memory.adopt(os.dup(fd), 2 * PAGE, sealed=False)
+    before = friend.take(memory.to_wire(), os.dup(fd))
+    os.ftruncate(fd, 0)
+    assert not before.asarray().any()
+    os.ftruncate(fd, 2 * PAGE)
+    os.pwrite(fd, bytes([9]) * 2 * PAGE, 0)
+    assert (friend.take(memory.to_wire(), os.dup(fd)).asarray() == 9).all()
+    os.close(fd)
+    sealed = Memory.create(PAGE)
+    first = friend.take(sealed.to_wire(), os.dup(sealed.fd))
+    assert friend.take(sealed.to_wire(), os.dup(sealed.fd)) is first
 
 
 def test_one_application_maps_no_more_pools_than_it_may(own, kit):
