@@ -42,7 +42,7 @@ EXPECTED = {  # of each block, in order: lines of its output
         ["True [[4. 4. 4. 4. 4. 4. 4. 4.]]"],
         ["(1, 720, 640, 1) 130 0"],
         ["[5. 5. 5. 5.]"],
-        ["False (4,) False"],
+        ["False (4,) True"],
     ],
     "docs/howto/asyncio.md": [
         ["[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]\n8 answered, 0 refused"],
