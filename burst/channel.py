@@ -44,6 +44,7 @@ _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
 # Plain integers: `|` and `&` of enumeration members cost more than a system call.
 _CLOEXEC, _NO_WAIT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
 _NO_SIGNAL, _TRUNCATED = int(socket.MSG_NOSIGNAL), int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+_UNLESS_FULL = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 _SHORTAGES, _TRIES, _BREAK = {errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS}, 10, 0.01  # seconds
 _SEND_TIMEOUT = struct.pack("ll", 5, 0)  # a peer that never reads must not block the sender
 
@@ -227,6 +228,21 @@ class Channel(Closing):
                 raise self._gone(f"the connection is gone: {error}") from error
             time.sleep(_BREAK)
             self.send_raw(raw, fds, tries - 1)
+
+    def send_at_once(self, raw: bytes) -> bool:
+        """Send bytes that `pack` made; return False, and send nothing, while the peer has to read first.
+
+        Raises PeerDied.
+        """
+        try:
+            self.socket.send(raw, _UNLESS_FULL)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno not in _SHORTAGES:
+                raise self._gone(f"the connection is gone: {error}") from error
+            self.send_raw(raw)
+        return True
 
     def await_reader(self, seconds: float) -> bool:
         """Return True if the peer has received all that was sent to it, now or within that time."""

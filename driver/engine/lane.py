@@ -119,7 +119,7 @@ class ClientLane:
         self._schedule: FenceSchedule | None = None
         self._threads: set[ServingThread] = set()
         self._kept: dict[int, FencedOutcome] = {}  # under the schedule's lock
-        self.outbox: deque[tuple[LaneReader, bytes]] = deque()  #: answers to what was launched
+        self.due: deque[LaneReader] = deque()  #: sockets that have answers to what was launched
 
     @property
     def bound(self) -> int:
@@ -253,7 +253,7 @@ class ClientLane:
             else:
                 ticket = Ticket(flow)  # the other was closed
                 self.drop(launched.plan)  # it may have been cancelled
-            if self.outbox:
+            if self.due:
                 self.flush()
             del launched, plan  # hold no client memory while waiting
         self._threads.difference_update(threads)
@@ -268,11 +268,27 @@ class ClientLane:
         return plan, self.execute(launched.begin_run(plan), ticket)
 
     def flush(self) -> None:
-        """Send the answers that are due. Called by any thread, without the schedule's lock."""
-        while self.outbox:
+        """Send the answers that are due, as far as sockets take them. Any thread, without the schedule's lock."""
+        while self.due:
             with suppress(IndexError):
-                socket, answer = self.outbox.popleft()
-                socket.send(answer)
+                self.due.popleft().send_due()
+
+    def await_room(self, socket: int, go_on: Callable[[], object]) -> None:
+        """Have the thread that watches fences call this once the socket takes more. Raise StatusError, OSError."""
+        self.schedule.await_room(socket, go_on)
+
+    def forget_room(self, socket: int) -> None:
+        """Do not watch this socket any more; call this before closing it."""
+        if self._schedule:
+            self._schedule.forget_room(socket)
+
+    def check_async(self, pending: int) -> None:
+        """Raise ResourceExhaustedTransient if so many executions are pending, or not read, that there can be no more.
+
+        Those count, too, whose answers wait for their client to read others.
+        """
+        unread = sum(socket.unread for socket in list(self.sockets))
+        self.limits.check("client_async", pending + unread, "wait for some of them")
 
     def cancel(self, number: int) -> None:
         """Give an execution up; its client does not want to know how it ended."""
@@ -335,4 +351,4 @@ class ClientLane:
         if self._is_over and not self.sockets and not self._threads:
             self._executor.close()
             self._kept.clear()
-            self.outbox.clear()
+            self.due.clear()

@@ -9,7 +9,9 @@ sockets.
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections import deque
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, cast
 
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from driver.engine.lane import ClientLane
 
 MOST_FENCES = 64  # per execution
+_MOST_REFUSALS = 4096  # that a client has not read
 
 
 class AnsweredExecution(LaunchedExecution):
@@ -81,6 +84,8 @@ class LaneReader:
         self._ticket: Ticket | None = None
         self._slots: set[int] = set()  # that were registered here
         self.answered = 0  #: number of requests that were executed in turn
+        self._outbox: deque[bytes] = deque()  # answers to what was launched
+        self._sending, self._is_full = threading.Lock(), False
         self._thread = ServingThread(self._serve, name="lane")
 
     def start(self) -> None:
@@ -100,24 +105,53 @@ class LaneReader:
             running.cancel()
         self._channel.shutdown()
 
-    def send(self, answer: bytes) -> None:
-        """Send an answer, from any thread. A client that does not read its answers loses the socket."""
-        try:
-            self._channel.send_raw(answer)
-        except PeerDied:
-            self._channel.shutdown()
+    @property
+    def unread(self) -> int:
+        """Number of answers to what was launched that wait for the client to read others."""
+        return len(self._outbox) if self._is_full else 0
+
+    def send_due(self) -> None:
+        """Send answers to what was launched, from any thread, as far as the socket takes them; the rest goes later."""
+        while self._outbox and not self._is_full and self._sending.acquire(blocking=False):
+            try:
+                self._send_some()
+            except (PeerDied, StatusError, OSError):
+                self._outbox.clear()
+                self._channel.shutdown()
+            finally:
+                self._sending.release()
+
+    def _send_some(self) -> None:
+        """Under `_sending`. Raises PeerDied, and what keeps the lane from watching the socket."""
+        while self._outbox:
+            answer = self._outbox.popleft()
+            if not self._channel.send_at_once(answer):
+                self._outbox.appendleft(answer)
+                self._is_full = True
+                self._lane.await_room(self._channel.fileno(), self._go_on)
+                break
+
+    def _go_on(self) -> None:
+        self._is_full = False
+        self.send_due()
+
+    def _close(self) -> None:
+        with self._sending:  # nothing is about to be watched by the descriptor's number
+            self._lane.forget_room(self._channel.fileno())
+            self._channel.close()
 
     def say(self, number: int, outcome: Outcome, plan: Plan | None = None) -> None:
         """Have the outcome of something that was launched sent, when the lane is flushed."""
         answer = b"\x92" + msgpack.packb(number) + self._lane.answer(outcome, plan)
-        self._lane.outbox.append((self, answer))
+        self._outbox.append(answer)
+        self._lane.due.append(self)
 
     def _serve(self) -> None:
         lane = self._lane
         with ExitStack() as end:  # all of it, whatever fails
             end.callback(self._on_end)
             end.callback(lane.leave, self, self._slots)
-            end.callback(self._channel.close)
+            end.callback(self._close)
             end.enter_context(suppress(PeerDied, Malformed))
             lane.enter()
             while True:
@@ -146,8 +180,10 @@ class LaneReader:
         finally:
             if message.fds:  # also descriptors that came where they do not belong
                 message.close()
-        if self._lane.outbox:
+        if self._lane.due:
             self._lane.flush()
+        if self.unread > self._lane.limits.client_async + _MOST_REFUSALS:
+            raise PeerDied("the other side launches executions, and does not read the answers")
 
     # ---- in turn
 
@@ -177,7 +213,7 @@ class LaneReader:
         number, end, duration, _, key = split(raw)
         try:
             schedule = lane.schedule
-            lane.limits.check("client_async", schedule.waiting["client_async"], "wait for some of them")
+            lane.check_async(schedule.waiting["client_async"])
             execution = AnsweredExecution(number, lane.plan(key), TimeLimits.of(end, duration), self)
         except Exception as error:  # noqa: BLE001 (as in _executed)
             self.say(number, lane.failure(error))

@@ -219,6 +219,7 @@ class FenceSchedule:
         self._queues: dict[Flow, ReadyQueue] = {}
         self._by_fence: dict[int, LaunchedExecution] = {}
         self._watched: dict[int, LaunchedExecution] = {}
+        self._full: dict[int, Callable[[], object]] = {}  # sockets whose clients have to read first
         self._is_over = False
         self._next_end = _NEVER  # of those that the watching thread knows
         self._epoll, self._wake = select.epoll(), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -401,13 +402,32 @@ class FenceSchedule:
                 with self.lock:
                     if self._is_over:
                         break
+                    with_room = [found for fd, _ in ready if (found := self.forget_room(fd))]
                     for fd, _ in ready:
                         self._look(fd)
                     seconds = self._expire(time.monotonic_ns())
+                for go_on in with_room:
+                    go_on()
+                del with_room
                 after()
         finally:
             self.stop()
             self.close()
+
+    def await_room(self, socket: int, go_on: Callable[[], object]) -> None:
+        """Have the watching thread call `go_on` once the socket takes more, or has ended. Raise OSError."""
+        with self.lock:
+            if not self._is_over:
+                self._epoll.register(socket, select.EPOLLOUT)
+                self._full[socket] = go_on
+
+    def forget_room(self, socket: int) -> Callable[[], object] | None:
+        """Do not watch this socket any more; return what was to be called. Call this before closing it."""
+        with self.lock:
+            if go_on := self._full.pop(socket, None):
+                with suppress(OSError, ValueError):  # the schedule has ended
+                    self._epoll.unregister(socket)
+            return go_on
 
     def close(self) -> None:
         """Called last, by the watching thread if there is one."""
@@ -448,7 +468,7 @@ class FenceSchedule:
                 launched.vanish()
                 launched.give_up()
             self._unwatch(list(self._watched))
-            for held in (self.pending, self._by_fence, self.waiting):
+            for held in (self.pending, self._by_fence, self.waiting, self._full):
                 held.clear()
             for queue in self._queues.values():
                 queue.stop()
