@@ -37,7 +37,7 @@ class _Watched:
 
 
 class Arrivals:
-    """Of one pipeline. Any number of loops and tasks may wait, beside threads.
+    """The event loops that take one pipeline's results. Any number of loops and tasks may wait, beside threads.
 
     Loops that watch hold this object, which refers to the pipeline weakly: tasks that wait hold it.
     """
@@ -52,7 +52,7 @@ class Arrivals:
 
     @property
     def _pipeline(self) -> Pipeline:
-        """Where it is the caller."""
+        """The pipeline, where it is the caller, and so exists."""
         pipeline = self._weak()
         assert pipeline is not None
         return pipeline
@@ -60,19 +60,19 @@ class Arrivals:
     # ---- what the pipeline calls, in any thread
 
     def tell(self) -> None:
-        """Results may have been taken: there may be room for the first task in the queue, or another device."""
+        """Have tasks and loops look again: there may be room for the first task in the queue, or another device."""
         self.tasks.tell(self._pipeline)
         for loop, watched in list(self._watched.items()):
             if watched.controller is not self._pipeline.session.controller:
                 call_in(loop, self._look, loop)
 
     def renew(self) -> None:
-        """The controller was closed while tasks wait."""
+        """Have the loops look again: the controller was closed while tasks wait."""
         for loop in list(self._watched):
             call_in(loop, self._look, loop)
 
     def rearm(self) -> None:
-        """A thread has stopped running or receiving: from now on the descriptor shows new results."""
+        """Note that a thread has stopped running or receiving: from now on the descriptor shows new results."""
         if self._watched:
             self.watch_fd()
         while self._refused:
@@ -81,7 +81,7 @@ class Arrivals:
                 call_in(loop, self.watch, loop)
 
     def close(self) -> None:
-        """Nothing will come any more; the pipeline may be gone."""
+        """Stop watching: nothing will come any more, and the pipeline may be gone."""
         for loop in list(self._watched):
             if not call_in(loop, self._unwatch, loop):
                 self._unwatch(loop)
@@ -89,7 +89,7 @@ class Arrivals:
     # ---- what loops call, each in its thread
 
     def watch(self, loop: _Loop) -> None:
-        """The loop takes results from now on."""
+        """Have the loop take results from now on."""
         if (pipeline := self._weak()) is None or pipeline.session.is_closed:
             return
         controller, watched = pipeline.session.controller, self._watched.get(loop)
@@ -106,9 +106,9 @@ class Arrivals:
             loop.add_reader(self._watched[loop].fd, self._look, loop)
 
     def watch_fd(self) -> int:
-        """Readable when there is something to `look` at; -1 while a thread receives, which calls `rearm` afterwards.
+        """Return a descriptor that is readable when there is something to `look` at; -1 while a thread receives.
 
-        One loop after the other, or each would take the other for a thread that calls `rearm`.
+        That thread calls `rearm` afterwards. Loops ask one after the other, or each would take the other for it.
         """
         found, session = [-1], self._pipeline.session
         with self._looking, suppress(Busy):  # in the C call of `Burst.run`, which does not take our locks

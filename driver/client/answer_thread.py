@@ -41,10 +41,10 @@ class _Launched(NamedTuple):
 
 
 class AnswerThread:
-    """Launches executions on a socket, and completes them. Any thread."""
+    """A thread that completes the executions launched on its socket. Any thread may launch."""
 
     def __init__(self, socket: LaneSocket) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         self._socket, self._channel, self._pid = socket, socket.channel, os.getpid()
         self._pending: dict[int, _Launched] = {}
         self.is_over = False  #: nothing can be launched any more
@@ -83,23 +83,23 @@ class AnswerThread:
                 self._channel.send(["cancel", number])
 
     def _take(self, number: int) -> _Launched | None:
-        """For the thread that completes it: each gets it once."""
+        """Remove an execution and return it, for the thread that completes it; None: another thread has it."""
         return self._pending.pop(number, None)
 
     def close(self) -> None:
-        """Ends the connection: what is pending gets PeerDied."""
+        """End the connection: what is pending gets PeerDied."""
         self._channel.shutdown()
 
     # ---- the thread
 
     def hold(self) -> bool:
-        """Whether executions are pending. Until `step` returns False the thread keeps this object then."""
+        """Return True if executions are pending: then the thread keeps this object until `step` returns False."""
         self._is_held = False  # before looking: an execution that is launched meanwhile wakes the thread
         self._is_held = bool(self._pending)
         return self._is_held
 
     def patience(self) -> int | None:
-        """Milliseconds to the next deadline, rounded up; None: there is none."""
+        """Return the milliseconds to the next deadline, rounded up; None: there is none."""
         self._next_end = FOREVER  # before looking, as above
         ends = [launched.wait.end for launched in list(self._pending.values()) if launched.wait.end is not None]
         self._next_end = min(ends, default=FOREVER)
@@ -108,7 +108,7 @@ class AnswerThread:
         return min(max(0, -(-(self._next_end - clock.now()) // 1_000_000)), _LONGEST)
 
     def step(self) -> bool:
-        """Completes what has been answered, and what is too late. False when the connection has ended."""
+        """Complete what has been answered, and what is too late. False when the connection has ended."""
         try:
             while True:
                 message = self._channel.receive(0)
@@ -151,7 +151,7 @@ class AnswerThread:
 
 
 def _complete(reference: weakref.ref[AnswerThread], channel: int, wake: Channel) -> None:
-    """The thread. It keeps the client alive while executions are pending."""
+    """Run the thread. It keeps the client alive while executions are pending."""
     poll = select.poll()
     poll.register(channel, select.POLLIN)
     poll.register(wake, select.POLLIN)

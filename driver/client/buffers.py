@@ -32,40 +32,41 @@ class EncodedRequest(NamedTuple):
 
 
 class RequestBuffers(Protocol):
-    """Where a burst's requests lie: what a pipeline needs of `Buffers`."""
+    """The memory of a burst's requests: what a pipeline needs of `Buffers`."""
 
     inputs: InputSet  #: of the next request, for the shapes that were given last
     lent: InputSet | None  #: of a `run` that gave up waiting: the next request may have them, too
 
     def fill(self, arrays: Sequence[Any]) -> int:
-        """Copies arrays into the inputs, all or none, and first lays these out for the arrays' shapes, where the model
-        leaves those open. Returns how many bytes that were. Raises ValueError.
+        """Copy arrays into the inputs, all or none, and return how many bytes that were. Raises ValueError.
+
+        Where the model leaves shapes open, the inputs are laid out for the arrays' shapes first.
         """
 
     def next_inputs(self) -> None:
-        """The present ones belong to a request now; until `give_back`."""
+        """Make other inputs the present ones: these belong to a request until `give_back`."""
 
     def give_back(self, inputs: InputSet) -> None:
-        """The request that they belonged to is done with them."""
+        """Take inputs back: the request that they belonged to is done with them."""
 
     def free_outputs(self) -> OutputSet:
-        """A set that the caller does not hold and no request writes to. Raises ResultsHeld when there is none."""
+        """Return a set that neither the caller holds nor a request writes to. Raises ResultsHeld when there is none."""
 
     def outputs_for(self, inputs: InputSet) -> OutputSet:
-        """The same, and the one that these inputs had last if it is free: the device knows that pair."""
+        """Return such a set, the one that these inputs had last if it is free: the device knows that pair."""
 
     def grow(self, outputs: OutputSet, shapes: tuple[OutputShape, ...]) -> Memory | None:
-        """Makes room for outputs of these shapes; the old memory, or None when there was room already."""
+        """Make room for outputs of these shapes. Return the old memory, or None when there was room already."""
 
     def forget_requests(self) -> None:
-        """A new device knows none that was encoded."""
+        """Forget the encoded requests: a new device knows none of them."""
 
     def close(self) -> None:
-        """No request gets any more."""
+        """Free the memory: no request gets any more."""
 
 
 class Buffers:
-    """As `RequestBuffers`, made as they are needed, and kept."""
+    """The memory of a burst's requests, made when it is needed, and kept."""
 
     def __init__(self, model: Model, shapes: Shapes, depth: int) -> None:
         self._model, self._most = model, depth + _SPARE
@@ -86,7 +87,7 @@ class Buffers:
         return self.inputs.fill(arrays)
 
     def _lay_out(self, shapes: Shapes) -> None:
-        """The present input memory for these shapes; larger memory where it does not suffice."""
+        """Lay the present input memory out for these shapes, or larger memory where it does not suffice."""
         memory = self.inputs.memory
         known = self._layouts[memory]
         found = known.pop(shapes, None)
@@ -172,7 +173,7 @@ class Buffers:
 
 
 def buffers_for(model: Model, options: Options) -> Buffers:
-    """Of a burst with these options. Raises ValueError for shapes that do not fit the model.
+    """Return the buffers of a burst with these options. Raises ValueError for shapes that do not fit the model.
 
     Inputs whose shapes are open and not given stay out until arrays are given.
     """

@@ -32,7 +32,7 @@ _NONE = ErrorStatus.NONE
 
 
 class Burst(HotBurst, AnyBurst):
-    """As `AnyBurst`, on one device. `run` is C's (csrc/burst/hot.c): it returns a result that was made ready here."""
+    """A burst on one device. `run` is C's (csrc/burst/hot.c): it returns a result that was made ready here."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         """Use `prepared.burst()`."""
@@ -51,7 +51,7 @@ class Burst(HotBurst, AnyBurst):
         return self._buffers.inputs.arrays
 
     def _run(self, *arrays: Any, timeout: float | None = None, deadline: float | None = None, **by_name: Any) -> Result:
-        """As `run`, for what is not ready."""
+        """Run a request for which no result is ready."""
         if deadline is not None:
             with until(timeout, deadline) as left:
                 return self.run(*together(arrays, by_name), timeout=left)
@@ -67,7 +67,7 @@ class Burst(HotBurst, AnyBurst):
         return self._run_behind_others(arrays, timeout)
 
     def _run_alone(self, arrays: tuple[Any, ...], timeout: float | None) -> Result:
-        """Under `submitting`."""
+        """Run the only request in flight. The caller holds `submitting`."""
         in_flight, session, buffers = self._in_flight, self._session, self._buffers
         in_flight.is_running = True
         try:  # whatever comes, the burst is usable again, and event loops look at its results
@@ -83,7 +83,7 @@ class Burst(HotBurst, AnyBurst):
             self._end(timeout)
 
     def _go_on(self, encoded: EncodedRequest, code: int, timeout: float | None, end: int) -> Result:
-        """Called by `run` under `submitting`, when its exchange ended with that code or later than `end`. 0: no end."""
+        """Finish a `run` under `submitting` whose exchange ended with that code or later than `end`. 0: no end."""
         try:
             self._in_flight.is_running = True
             return self._finish(encoded, code, timeout, end or None)
@@ -97,12 +97,12 @@ class Burst(HotBurst, AnyBurst):
         self._tell_loops()
 
     def _tell_loops(self) -> None:
-        """Event loops that watch the results look again. Called by `run`, too, if one has begun to watch meanwhile."""
+        """Have event loops that watch the results look again. `run` calls it, too, if one began to watch meanwhile."""
         if self._pipeline.loops:
             self._pipeline.loops.rearm()
 
     def _finish(self, encoded: EncodedRequest, code: int | None, timeout: float | None, end: int | None) -> Result:
-        """The exchange, unless it has ended with `code`, and what came of it."""
+        """Do the exchange, unless it has ended with `code`, and return what came of it."""
         controller, pipeline = self._session.controller, self._pipeline
         try:  # an error in it, Ctrl-C too, may leave a result behind that still comes
             if code is None:
@@ -123,7 +123,7 @@ class Burst(HotBurst, AnyBurst):
         return result
 
     def _make_ready(self, encoded: EncodedRequest, result: Result) -> None:
-        """The next `run` may return this result, once nothing holds it any more, if the device answers as just now."""
+        """Let the next `run` return this result, once nothing holds it any more, if the device answers as just now."""
         controller, buffers, outputs = self._session.controller, self._buffers, encoded.outputs
         its = controller, encoded.inputs, controller.last
         if encoded.inputs is not buffers.inputs or outputs.ready is not result or not encoded.packet.address:
@@ -148,7 +148,7 @@ class Burst(HotBurst, AnyBurst):
         self._ready_for = ()
 
     def _run_behind_others(self, arrays: tuple[Any, ...], timeout: float | None) -> Result:
-        """While other requests are in flight."""
+        """Run a request while others are in flight."""
         pipeline = self._pipeline
         if pipeline.session.depth > 1 or pipeline.options.policy == "latest":
             deadline = None if timeout is None else time.monotonic() + timeout
@@ -191,7 +191,7 @@ class Burst(HotBurst, AnyBurst):
 
 
 def _settle(pipeline: Pipeline) -> None:
-    """In the thread of `later`, after a burst was dropped: completes what is in flight, and the pipeline ends."""
+    """Complete what a dropped burst has in flight, in the thread of `later`; then the pipeline ends."""
     pipeline.look()
     if pipeline.in_flight.requests:
         later(partial(_settle, pipeline))

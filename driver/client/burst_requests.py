@@ -23,14 +23,14 @@ RUNNING = "this burst is executing in another thread; wait for it, or open anoth
 
 
 class BurstRequests(ABC):
-    """At most `depth` requests in flight. Any thread may submit, and wait for any of them."""
+    """The requests of one burst, at most `depth` in flight. Any thread may submit, and wait for any of them."""
 
     options: Options
 
     @property
     @abstractmethod
     def depth(self) -> int:
-        """How many requests may be in flight: what was asked for, or as many as fit."""
+        """The number of requests that may be in flight: what was asked for, or as many as fit."""
 
     @property
     @abstractmethod
@@ -38,7 +38,7 @@ class BurstRequests(ABC):
         """True if one more may be in flight."""
 
     def submit_by(self, arrays: tuple[Any, ...], timeout: float | None, deadline: int | None) -> Completion:
-        """Do as `Burst.submit`; `deadline`: CLOCK_MONOTONIC ns."""
+        """Submit a request as `Burst.submit` does; `deadline`: CLOCK_MONOTONIC ns."""
         end = None if timeout is None else time.monotonic() + timeout
         while (completion := self.try_submit(arrays, deadline)) is None:
             depth = self.depth
@@ -84,4 +84,4 @@ class BurstRequests(ABC):
 
     @abstractmethod
     def attend(self, loop: _Loop) -> None:
-        """In that loop's thread: have it take results until there is room. Then the burst calls `Tasks.tell`."""
+        """Have that loop, in its thread, take results until there is room. Then the burst calls `Tasks.tell`."""

@@ -21,7 +21,7 @@ _LEAST = 0.05  # seconds that each answer may take
 
 
 class ConnectedCell(NamedTuple):
-    """One cell."""
+    """A cell that this process is connected to."""
 
     uid: int | None  #: the account that it serves; None: this is no cell, and serves all that we may see
     connection: Connection
@@ -36,7 +36,7 @@ class Cells(NamedTuple):
 
 @contextmanager
 def cells_of(connection: Connection, within: float) -> Iterator[Cells]:
-    """The cells behind a connection; that alone if there are none, or none that we may see. Closed on leaving.
+    """Yield the cells behind a connection; that alone if there are none, or none that we may see. Closed on leaving.
 
     `within`: seconds for all of them to answer. A cell that has ended, or does not answer by then, is left out.
 
@@ -70,7 +70,7 @@ def _kept(before: int | None, fd: int) -> int:
 
 
 def _greeted(uids: list[int], fds: list[int], end: float) -> Iterator[ConnectedCell]:
-    """Takes the descriptors out of `fds`."""
+    """Yield the cells that answer. Takes the descriptors out of `fds`."""
     for uid in uids:
         channel = Channel.from_fd(fds.pop(0))
         try:

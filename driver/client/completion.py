@@ -39,7 +39,7 @@ os.register_at_fork(after_in_child=_making._at_fork_reinit)  # type: ignore[attr
 
 
 class ResultSource(Protocol):
-    """What brings results: a burst, as its completions use it, or another thread."""
+    """A source of results: a burst, as its completions use it, or another thread."""
 
     def wait_for(self, completion: Completion, timeout: float | None) -> None:
         """Wait until it is done: at its deadline it is. Raises Timeout."""
@@ -54,18 +54,18 @@ class ResultSource(Protocol):
         """Cancel it. False if it was done."""
 
     def attend(self, loop: _Loop) -> None:
-        """In that loop's thread: have the loop take results."""
+        """Have that loop, in its thread, take results."""
 
 
 class OtherThread:
-    """The source of executions that another thread completes, whether or not a caller waits for them."""
+    """A source of executions that another thread completes, whether or not a caller waits for them."""
 
     def wait_for(self, completion: Completion, timeout: float | None) -> None:
         """Sleep until it is done. Raises Timeout."""
         wait_or_expire(completion, timeout, completion.sleep, self.expire)
 
     def look(self) -> None:
-        """Nothing to take."""
+        """Do nothing: there is nothing to take."""
 
     def expire(self, completion: Completion) -> None:
         """Fail it, and give the execution up."""
@@ -84,7 +84,7 @@ class OtherThread:
         return True
 
     def attend(self, loop: _Loop) -> None:
-        """Nothing to take."""
+        """Do nothing: there is nothing to take."""
 
 
 OTHER_THREAD = OtherThread()
@@ -116,14 +116,14 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
     def __init__(
         self, source: ResultSource = OTHER_THREAD, deadline: int | None = None, told: int | None = None
     ) -> None:
-        """Made by what executes. All else that it begins with is in the class: a request costs as little as it may."""
+        """Begin. All that does not depend on arguments is in the class: a request costs as little as it may."""
         self.deadline, self.told = deadline, deadline if told is None else told
         self._source = source
 
     # ---- for the caller
 
     def result(self, timeout: float | None = None, deadline: float | None = None) -> Result:
-        """The result, waiting for it.
+        """Wait for the result, and return it.
 
         After `timeout` seconds raises Timeout: the request goes on; ask again. At the `deadline`, a time.monotonic(),
         or at the one that it was submitted with, the request is over: it raises MissedDeadline*, now and later, and the
@@ -141,7 +141,7 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
         raise self._exception
 
     def exception(self, timeout: float | None = None, deadline: float | None = None) -> BaseException | None:
-        """What `result` would raise, or None. Itself raises Timeout, ValueError, CancelledError."""
+        """Return what `result` would raise, or None. Itself raises Timeout, ValueError, CancelledError."""
         if deadline is not None:
             self._bring_forward(deadline)
         self.join(timeout)
@@ -161,7 +161,7 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
             self._source.wait_for(self, timeout)
 
     def done(self) -> bool:
-        """True if the result or an error is there. Takes what has arrived, and does not wait."""
+        """Return True if the result or an error is there. Takes what has arrived, and does not wait."""
         if self._state is PENDING:
             self._poll()
         return self._state is not PENDING
@@ -173,7 +173,7 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
             self._source.expire(self)
 
     def running(self) -> bool:
-        """True if it is still to come."""
+        """Return True if it is still to come."""
         return not self.done()
 
     def cancel(self) -> bool:
@@ -185,7 +185,7 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
         return self.cancelled() or (self._state is PENDING and self._source.drop(self))
 
     def cancelled(self) -> bool:
-        """True if it was cancelled, or dropped."""
+        """Return True if it was cancelled, or dropped."""
         return self._state is CANCELLED_AND_NOTIFIED
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
@@ -226,7 +226,7 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
             self.call_back()
 
     def arrival(self) -> asyncio.Future[None]:
-        """A future of the running loop that is done when this is; the loop takes results until then."""
+        """Return a future of the running loop that is done when this is; the loop takes results until then."""
         import asyncio
 
         loop = asyncio.get_running_loop()
@@ -240,7 +240,7 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
         return done
 
     def attend(self) -> None:
-        """In the thread of an event loop: have the loop complete this."""
+        """Have an event loop, in its thread, complete this."""
         if self._state is PENDING:
             self.arrival()
 
@@ -341,7 +341,7 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
 
     @property
     def _waiters(self) -> list[Any]:  # type: ignore[override]
-        """Under `_condition`."""
+        """The waiters of `concurrent.futures`, which looks at them under `_condition`."""
         if self._waiting is None:
             self._waiting = []
         return self._waiting

@@ -31,14 +31,14 @@ class MemoryPath(Protocol):
     """A way for requests into the device, which knows memory by slots."""
 
     def free_memory(self, memory: Memory) -> None:
-        """The device unmaps it, after the executions that use it. Unknown memory is no error. Raises PeerDied."""
+        """Have the device unmap it, after the executions that use it. Unknown memory is no error. Raises PeerDied."""
 
 
 class Connection:
-    """Any thread may use it."""
+    """A connection to one life of a device. Any thread may use it."""
 
     def __init__(self, channel: Channel, application: str | None = None, timeout: float = _START_TIMEOUT) -> None:
-        """Says hello. Raises StatusError, PeerDied, Timeout, DeviceFailed; the channel stays the caller's then."""
+        """Say hello. Raises StatusError, PeerDied, Timeout, DeviceFailed; the channel stays the caller's then."""
         self.channel, self._is_over = channel, False
         self.is_foreign = channel.is_foreign  #: the device is another account's
         self.shutdown_grace = 0.05  #: seconds in which a service whose engine has died may say why
@@ -57,8 +57,9 @@ class Connection:
         self._compare_clocks(timeout)
 
     def _compare_clocks(self, timeout: float) -> None:
-        """Raises DeviceFailed where the device's clock counts from another beginning, as in a time namespace of its
-        own: a deadline would be another moment there.
+        """Raise DeviceFailed where the device's clock counts from another beginning, as in a time namespace of its own.
+
+        A deadline would be another moment there.
         """
         before = time.monotonic_ns()
         try:
@@ -76,8 +77,10 @@ class Connection:
     def call(
         self, method: str, *arguments: object, fds: Sequence[int] = (), timeout: float | None = None
     ) -> tuple[list[Any], list[int]]:
-        """One call to the service. Raises StatusError, PeerDied, Timeout, and DeviceFailed while one of the device's
-        processes is stopped; then the answer is dropped when it comes.
+        """Call the service, and return its answer.
+
+        Raises StatusError, PeerDied, Timeout, and DeviceFailed while one of the device's processes is stopped; then the
+        answer is dropped when it comes.
         """
         end = None if timeout is None else time.monotonic() + timeout
         lock = self._dropped.lock
@@ -94,7 +97,7 @@ class Connection:
         return answer
 
     def _look(self) -> None:
-        """Raises DeviceFailed when a process of the device has been stopped, and so does not answer."""
+        """Raise DeviceFailed when a process of the device has been stopped, and so does not answer."""
         if found := stopped_of_device(self.channel.peer_pid):
             words = f"the device does not answer: its process {found.pid} ({found.command}) is stopped"
             raise DeviceFailed(
@@ -102,11 +105,11 @@ class Connection:
             )
 
     def drop(self, what: Dropped, number: int) -> None:
-        """The device frees a buffer or a prepared model, soon. Finalizers may call this."""
+        """Have the device free a buffer or a prepared model, soon. Finalizers may call this."""
         self._dropped.add((what, number))
 
     def free(self, what: Dropped, number: int) -> None:
-        """The device frees it now, or when the call of another thread has ended."""
+        """Have the device free it now, or when the call of another thread has ended."""
         self._dropped.tell_now((what, number))
 
     def _tell(self, dropped: list[tuple[Dropped, int]]) -> None:
@@ -130,17 +133,17 @@ class Connection:
         return partial(_shutdown_reason_of, ref(self))
 
     def shutdown_reason(self) -> str:
-        """Why the device has ended, as it is about to say or has said; "": it does not."""
+        """Return why the device has ended, as it is about to say or has said; "": it does not."""
         with self._dropped.lock:
             return shutdown_reason(self.channel, self.shutdown_grace)
 
     def add_path(self, path: MemoryPath) -> None:
-        """Requests name memory on this path, too: `free_memory` reaches it as long as it lives."""
+        """Add a path on which requests name memory: `free_memory` reaches it as long as it lives."""
         with self._listing:
             self._paths.add(path)
 
     def free_memory(self, memory: Memory) -> None:
-        """The device unmaps it on all paths, bursts too: at once, or after the executions that use it."""
+        """Have the device unmap it on all paths, bursts too: at once, or after the executions that use it."""
         with self._listing:
             paths = list(self._paths)
         for path in paths:
@@ -148,20 +151,20 @@ class Connection:
                 path.free_memory(memory)
 
     def close(self) -> None:
-        """What was made through it ends. Harmless when done twice."""
+        """End the connection, and what was made through it. Harmless when done twice."""
         self._is_over = True
         self.lane.close()
         self.channel.close()
 
     def abandon(self) -> None:
-        """As `close`, while other threads may still wait in calls: those get PeerDied."""
+        """Close it while other threads may still wait in calls: those get PeerDied."""
         self.channel.shutdown()
         with self._dropped.lock:
             self.close()
 
 
 def trace_memory(connection: Connection, timeout: float | None = None) -> list[int]:
-    """Descriptors of the traces that this connection may read. Raises as `Connection.call`."""
+    """Return descriptors of the traces that this connection may read. Raises as `Connection.call`."""
     fds: list[int] = []
     while True:
         (total,), more = connection.call("traces", len(fds), timeout=timeout)
@@ -171,7 +174,7 @@ def trace_memory(connection: Connection, timeout: float | None = None) -> list[i
 
 
 def traces_of(connection: Connection, timeout: float | None = None) -> list[Trace]:
-    """The traces that this connection may read. Raises as `Connection.call`."""
+    """Return the traces that this connection may read. Raises as `Connection.call`."""
     fds = trace_memory(connection, timeout)
     return [Trace(Memory.adopt(fd, Trace.nbytes_in(fd), writable=False)) for fd in fds]
 

@@ -58,7 +58,7 @@ _ANSWERS = 10.0  # the same, for all cells of a device
 
 @discovery.as_ours()
 def connect(name: str = "reference", *, application: str | None = None) -> RemoteDevice:
-    """A device by name, its process started when there is none; or one that is served, by the path of its socket.
+    """Return a device by name, its process started when there is none; or one that is served, by its socket's path.
 
     Args:
         name: of an installed device, the path of a socket, or the path of a shared library that is a driver, which
@@ -78,7 +78,7 @@ def connect(name: str = "reference", *, application: str | None = None) -> Remot
 
 
 def status_of(name: str) -> DeviceStatus:
-    """The status of a device of this account. "unknown" while it does not run, and is not started by that."""
+    """Return the status of a device of this account. "unknown" while it does not run; this does not start it."""
     try:
         if channel := discovery.running(name):
             with channel:
@@ -111,7 +111,7 @@ def _served(address: str, application: str | None) -> Connection:
 
 
 def _served_again(address: str, application: str | None, patience: float) -> Connection:
-    """Its owner starts it; this process can only wait."""
+    """Wait for a served device: its owner starts it again, not this process."""
     end = time.monotonic() + patience
     while True:
         try:
@@ -137,7 +137,7 @@ def _of_bits(count: int, bits: bytes) -> list[bool]:
 
 
 class RemoteDevice(Closing):
-    """One connection to a device. Any thread may use it; what was made through it ends with it.
+    """A connection to a device. Any thread may use it; what was made through it ends with it.
 
     When the device dies, so does all of that, except for bursts that recover: they connect this again, in place, and
     from then on everything that is done through it goes to the device's next life.
@@ -159,32 +159,32 @@ class RemoteDevice(Closing):
 
     @property
     def name(self) -> str:
-        """As the device calls itself."""
+        """The name that the device gives itself."""
         return str(self.connection.name)
 
     @property
     def version(self) -> str:
-        """Of the device's driver."""
+        """The version of the device's driver."""
         return str(self.connection.version)
 
     @property
     def type(self) -> str:
-        """OTHER, CPU, GPU or ACCELERATOR."""
+        """The kind of device: OTHER, CPU, GPU or ACCELERATOR."""
         return str(self.connection.type)
 
     @property
     def service_pid(self) -> int:
-        """Of the process that listens."""
+        """The id of the process that listens."""
         return int(self.connection.service_pid)
 
     @property
     def engine_pid(self) -> int:
-        """Of the process that executes."""
+        """The id of the process that executes."""
         return int(self.connection.engine_pid)
 
     @property
     def is_closed(self) -> bool:
-        """By `close`: nothing revives it."""
+        """True if `close` has ended it: nothing revives it."""
         return self._closed.is_set()
 
     @property
@@ -194,17 +194,17 @@ class RemoteDevice(Closing):
     def call(
         self, method: str, *arguments: object, fds: Sequence[int] = (), timeout: float | None = None
     ) -> tuple[list[Any], list[int]]:
-        """One call to the service. Raises StatusError, PeerDied."""
+        """Call the service, and return its answer. Raises StatusError, PeerDied."""
         self.check_process()
         return self.connection.call(method, *arguments, fds=fds, timeout=timeout)
 
     def check_process(self) -> None:
-        """Raises DriverError in a forked child: the connection is its parent's."""
+        """Raise DriverError in a forked child: the connection is its parent's."""
         if os.getpid() != self._pid:
             raise DriverError("this device was connected before a fork; connect again in this process")
 
     def revive(self, dead: Connection, patience: float | None = None) -> None:
-        """Connects again, in place, unless another thread has replaced `dead` already. Threads share one attempt.
+        """Connect again, in place, unless another thread has replaced `dead` already. Threads share one attempt.
 
         `patience`: seconds in which the owner of a served device may start it again; by default 10.
 
@@ -241,14 +241,14 @@ class RemoteDevice(Closing):
         return self.connection.extensions
 
     def supported_operations(self, model: Model) -> list[bool]:
-        """For each operation of the main subgraph: True is a promise. Raises InvalidModel.
+        """Return True for each operation of the main subgraph that it promises to support. Raises InvalidModel.
 
         A model that has several forms is asked about, and prepared, in the form that suits the device.
         """
         return _of_bits(*self._ask("supported", model))
 
     def explain(self, model: Model) -> list[str | None]:
-        """For each operation of the main subgraph why the device does not support it; None: it does.
+        """Return for each operation of the main subgraph why the device does not support it; None: it does.
 
         Raises InvalidModel.
         """
@@ -268,7 +268,7 @@ class RemoteDevice(Closing):
         return answer
 
     def number_of_cache_files_needed(self) -> CacheFiles:
-        """How many files of each kind a compilation is kept in; (0, 0) when this device keeps none."""
+        """Return how many files of each kind keep a compilation; (0, 0) when this device keeps none."""
         return self.connection.cache_files
 
     def prepare(
@@ -280,7 +280,7 @@ class RemoteDevice(Closing):
         cache: Cache | None = None,
         deadline: float | None = None,
     ) -> RemotePreparedModel:
-        """Compiles a model on the device.
+        """Compile a model on the device.
 
         Args:
             model: is validated first.
@@ -310,7 +310,7 @@ class RemoteDevice(Closing):
         priority: Priority = "medium",
         deadline: float | None = None,
     ) -> RemotePreparedModel:
-        """A model that this device has kept in these files. It is not compiled, and not sent, unless it is a file.
+        """Return a model that this device has kept in these files. Only a file is sent, and nothing is compiled.
 
         `model`: what the files hold; it says what requests look like, and is compiled when the device is started again.
         `deadline`: as in `prepare`.
@@ -326,7 +326,7 @@ class RemoteDevice(Closing):
     def unprepared(
         self, model: Model, options: PrepareOptions, prepare: Callable[[Trace], Home] | None = None
     ) -> RemotePreparedModel:
-        """One that is not prepared yet: `home` is still to be set.
+        """Return a model that is not prepared yet: `home` is still to be set.
 
         `prepare`: in place of `home_of`, should the device die. Raises ValueError, Quarantined.
         """
@@ -342,7 +342,7 @@ class RemoteDevice(Closing):
         input_roles: Sequence[BufferRole] = (),
         output_roles: Sequence[BufferRole] = (),
     ) -> Buffer:
-        """Memory on the device for inputs and outputs of these models, to be named in requests.
+        """Allocate memory on the device for inputs and outputs of these models, to be named in requests.
 
         Raises StatusError: INVALID_ARGUMENT for models of another device, roles that are given twice, do not exist or
         contradict each other; RESOURCE_EXHAUSTED_TRANSIENT or _PERSISTENT when the device has no room. PeerDied.
@@ -359,7 +359,7 @@ class RemoteDevice(Closing):
         return RemoteBuffer(connection, token, kind)
 
     def home_of(self, model: Model, options: PrepareOptions) -> Home:
-        """Prepares a valid model, and keeps it in the cache files, if there are any."""
+        """Prepare a valid model, and keep it in the cache files, if there are any."""
         self.check_process()
         connection = self.connection
         with waiting(options.deadline) as by:
@@ -372,7 +372,7 @@ class RemoteDevice(Closing):
         return Home(connection, *said)
 
     def restored_home(self, options: PrepareOptions, model: Model | None = None) -> Home:
-        """The same of a model that the device has kept in cache files.
+        """Prepare a model that the device has kept in cache files.
 
         `model`: if it is a file, which lies in memory that can be sent, the device reads only what it made of it.
         Raises InvalidArgument, GeneralFailure.
@@ -388,30 +388,31 @@ class RemoteDevice(Closing):
         return Home(connection, number)
 
     def free_memory(self, memory: Memory) -> None:
-        """The device unmaps it on all paths, bursts too: at once, or after the executions that use it. Memory that the
-        application drops is freed without this.
+        """Have the device unmap it on all paths, bursts too: at once, or after the executions that use it.
+
+        Memory that the application drops is freed without this.
         """
         self.connection.free_memory(memory)
 
     def status(self) -> DeviceStatus:
-        """Whether the device takes work, as it says itself. Raises PeerDied."""
+        """Return the status that the device states: whether it takes work. Raises PeerDied."""
         return DeviceStatus(*self.call("status")[0])
 
     def stated_capabilities(self) -> Capabilities | None:
-        """What the device's driver states about its speed and power; None: nothing, so that `driver.compile` measures.
+        """Return what the driver states about speed and power; None: nothing, so that `driver.compile` measures.
 
         Raises GeneralFailure for what makes no sense; PeerDied.
         """
         return from_wire(self.name, self.call("capabilities")[0])
 
     def check_available(self) -> None:
-        """Raises DeviceUnavailable while the device takes no work; PeerDied."""
+        """Raise DeviceUnavailable while the device takes no work; PeerDied."""
         status = self.status()
         if not status.takes_work:
             raise DeviceUnavailable(f"device {self.name!r} is {status}")
 
     def stats(self) -> dict[str, Any]:
-        """How executions through this connection have fared on the device, and what this account has used of it.
+        """Return how this connection's executions have fared on the device, and what this account has used of it.
 
         `slots`: executions that run at once. `waiting`: executions in the run queue, of all accounts. `weight`: of this
         account, against others'. `share`: the part of all contended time that this account has used since it came.
@@ -437,21 +438,22 @@ class RemoteDevice(Closing):
         }
 
     def traces(self) -> list[Trace]:
-        """The notes of the bursts of all clients of this device that are of our account: to be read while they run, at
-        no cost. The device's own account and root get those of all.
+        """Return the notes of the bursts of all clients of this device that are of our account.
+
+        They can be read while the bursts run, at no cost. The device's own account and root get those of all.
         """
         self.check_process()
         with cells_of(self.connection, _ANSWERS) as cells:
             return [trace for cell in cells.connected for trace in traces_of(cell.connection)]
 
     def close(self) -> None:
-        """Ends the connection: prepared models and bursts made through it end too. Harmless when done twice."""
+        """End the connection: prepared models and bursts made through it end too. Harmless when done twice."""
         self._closed.set()
         self.connection.close()
 
 
 def _on_the_wire(options: PrepareOptions, deadline: int | None) -> tuple[Sequence[object], list[int]]:
-    """The arguments and descriptors that follow the model's in "prepare"; they are all there are in "restore"."""
+    """Return the arguments and descriptors that follow the model's in "prepare"; in "restore" there are no others."""
     cache, trace = options.cache, options.trace
     counts, token = ((len(cache.model_files), len(cache.data_files)), cache.token) if cache else (None, None)
     files = [*cache.model_files, *cache.data_files] if cache else []

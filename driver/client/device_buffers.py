@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class BufferDesc(NamedTuple):
-    """What is wanted of a buffer beyond its roles. `dimensions`: () is as the roles say; 0 where they stay open."""
+    """A wish for a buffer beyond its roles. `dimensions`: () is as the roles say; 0 where they stay open."""
 
     dimensions: tuple[int, ...] = ()
 
@@ -50,7 +50,7 @@ class BufferRole(NamedTuple):
 def kind_of(
     models: Sequence[Model], input_roles: Sequence[BufferRole], output_roles: Sequence[BufferRole]
 ) -> BufferKind:
-    """Of a buffer for these roles, which are valid."""
+    """Return the kind of a buffer for these roles, which are valid."""
     role = (*input_roles, *output_roles)[0]
     graph = models[role.model_index].main
     return BufferKind.of(graph.operands[(graph.inputs if input_roles else graph.outputs)[role.io_index]])
@@ -70,7 +70,7 @@ class Buffer(Closing):
 
     @property
     def dimensions(self) -> tuple[int, ...]:
-        """Of its value; while it has none, those that are fixed, 0 where open. Raises StatusError, PeerDied."""
+        """The dimensions of its value; without one, the fixed ones, 0 where open. Raises StatusError, PeerDied."""
         return self.state().dimensions
 
     @property
@@ -84,7 +84,7 @@ class Buffer(Closing):
         return not self.has_value
 
     def copy_from(self, source: Buffer | Memory | NDArray[Any], dimensions: Sequence[int] = ()) -> None:
-        """Makes all of `source` its value. An array or a buffer says its own dimensions.
+        """Make all of `source` its value. An array or a buffer says its own dimensions.
 
         Between buffers of one device the value does not leave that device; otherwise it comes through this process.
 
@@ -103,7 +103,7 @@ class Buffer(Closing):
         self.write(memory, given)
 
     def copy_to(self, target: Buffer | Memory | NDArray[Any]) -> None:
-        """Writes its value to all of `target`.
+        """Write its value to all of `target`.
 
         Raises StatusError (INVALID_ARGUMENT where the sizes differ, GENERAL_FAILURE when it has no value), PeerDied;
         for a buffer what that one's `copy_from` raises.
@@ -129,24 +129,24 @@ class Buffer(Closing):
 
     @abstractmethod
     def state(self) -> BufferState:
-        """As it is now. Raises StatusError, PeerDied."""
+        """Return its present state. Raises StatusError, PeerDied."""
 
     @abstractmethod
     def write(self, memory: Memory, dimensions: tuple[int, ...]) -> None:
-        """Makes all of `memory` its value."""
+        """Make all of `memory` its value."""
 
     @abstractmethod
     def read(self, memory: Memory) -> None:
-        """Writes its value to all of `memory`."""
+        """Write its value to all of `memory`."""
 
     def copied_inside(self, source: Buffer) -> bool:
-        """Copies the value of `source` without bringing it to this process. False: not possible."""
+        """Copy the value of `source` without bringing it to this process. False: not possible."""
         del source
         return False
 
     @abstractmethod
     def check(self, connection: Connection | None) -> None:
-        """Raises BuffersLost, ValueError, InvalidArgument unless a request over this connection can name it."""
+        """Raise BuffersLost, ValueError, InvalidArgument unless a request over this connection can name it."""
 
 
 class RemoteBuffer(DeviceBuffer, Buffer):
@@ -163,7 +163,7 @@ class RemoteBuffer(DeviceBuffer, Buffer):
         self._connection, self.kind, self._is_closed = connection, kind, False
 
     def check(self, connection: Connection | None) -> None:
-        """Raises BuffersLost, or ValueError, unless it can be used over this connection."""
+        """Raise BuffersLost, or ValueError, unless it can be used over this connection."""
         if self._is_closed:
             raise closed(self.token)
         if connection is not self._connection:
@@ -197,7 +197,7 @@ class RemoteBuffer(DeviceBuffer, Buffer):
         return self._connection.call(method, *arguments, fds=fds)[0]
 
     def close(self) -> None:
-        """Frees its memory on the device. Harmless when done twice, and when the device is gone."""
+        """Free its memory on the device. Harmless when done twice, and when the device is gone."""
         if not self._is_closed:
             self._is_closed = True
             self._connection.free("release", self.token)
@@ -208,12 +208,12 @@ class RemoteBuffer(DeviceBuffer, Buffer):
 
 
 def closed(token: int) -> ValueError:
-    """About a buffer that its owner has closed."""
+    """Return the error about a buffer that its owner has closed."""
     return ValueError(f"buffer {token} is closed; allocate another")
 
 
 def check_buffers(pools: Sequence[object], connection: Connection | None) -> None:
-    """Raises TypeError, ValueError, BuffersLost for what cannot be a pool of a request there.
+    """Raise TypeError, ValueError, BuffersLost for what cannot be a pool of a request there.
 
     `connection`: to the device; None: to this process.
     """

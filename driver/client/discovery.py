@@ -77,17 +77,18 @@ def as_ours() -> Iterator[None]:
 
 
 def _of_all(words: str) -> DeviceFailed:
-    """The error of a runtime directory."""
+    """Return the error of a runtime directory."""
     error = DeviceFailed(words)
     error.is_of_all = True
     return error
 
 
 def runtime_dir() -> Path:
-    """Where sockets, locks and logs lie: mode 0700, this user's. BURST_RUNTIME_DIR overrides it. Raises DeviceFailed.
+    """Return the directory of sockets, locks and logs: mode 0700, this user's. Raises DeviceFailed.
 
-    Another account may have made the usual directory in /tmp first; then there are others. One of these that exists is
-    used from then on, whatever becomes of the usual one, so that all processes of the user find the same.
+    BURST_RUNTIME_DIR overrides it. Another account may have made the usual directory in /tmp first; then there are
+    others. One of these that exists is used from then on, whatever becomes of the usual one, so that all processes of
+    the user find the same.
     """
     if _own:
         places = [_own.folder]
@@ -106,7 +107,7 @@ def runtime_dir() -> Path:
 
 
 def files_there(pattern: str) -> list[Path]:
-    """The files of the runtime directory that match; none where it cannot be used."""
+    """Return the files of the runtime directory that match; none where it cannot be used."""
     try:
         return sorted(runtime_dir().glob(pattern))
     except (DeviceFailed, OSError):
@@ -114,7 +115,7 @@ def files_there(pattern: str) -> list[Path]:
 
 
 class OwnDevices(NamedTuple):
-    """Devices that a process starts for itself alone. variables: of their environment, beside the usual ones."""
+    """The devices that a process starts for itself alone. variables: of their environment, beside the usual ones."""
 
     folder: Path
     variables: Mapping[str, str]
@@ -125,7 +126,7 @@ _own: OwnDevices | None = None
 
 @contextlib.contextmanager
 def own_devices(devices: OwnDevices) -> Iterator[None]:
-    """Within, this process finds and starts these devices alone."""
+    """Have this process find and start these devices alone, within the block."""
     global _own  # noqa: PLW0603 (a process finds devices in one way at a time)
     _own = devices
     try:
@@ -141,7 +142,7 @@ def _session_place() -> Iterator[Path]:
 
 
 def _common_place() -> Path:
-    """The directory of processes without XDG_RUNTIME_DIR: every account may make it, for it is below /tmp."""
+    """Return the directory of processes without XDG_RUNTIME_DIR: any account may make it, as it is below /tmp."""
     return TEMPORARY / f"burst-{os.getuid()}"
 
 
@@ -152,14 +153,14 @@ def _spare_places() -> Iterator[Path]:
 
 
 def why_elsewhere(path: Path) -> str:
-    """Why `runtime_dir` chose a spare place; "" if it chose a usual one."""
+    """Return why `runtime_dir` chose a spare place; "" if it chose a usual one."""
     if os.environ.get("BURST_RUNTIME_DIR") or path not in _spare_places():
         return ""
     return taken(_common_place()) if os.path.lexists(_common_place()) else f"{_common_place()} was taken once"
 
 
 def taken(path: Path) -> str:
-    """Why the directory cannot be used, as far as others could have caused that; "" if it can."""
+    """Return why the directory cannot be used, as far as others could have caused that; "" if it can."""
     try:
         status = path.lstat()
     except OSError as error:
@@ -179,7 +180,7 @@ def _private(path: Path) -> Path:
 
 
 def stem_of(name: str) -> str:
-    """What files of a device are called: after its name or, of a library, its last part, and a digest of its path."""
+    """Return the stem of a device's file names: its name or, of a library, its last part and a digest of its path."""
     last = short_name(name)
     if last != name:
         last += "-" + hashlib.sha256(os.fsencode(absolute(name))).hexdigest()[:12]
@@ -187,7 +188,7 @@ def stem_of(name: str) -> str:
 
 
 def short_name(name: str) -> str:
-    """The last part of a library's path; other names as they are."""
+    """Return the last part of a library's path; other names unchanged."""
     return os.path.basename(name) if is_library(name) else name
 
 
@@ -197,8 +198,8 @@ class Place:
     def __init__(
         self, directory: Path, name: str, remedy: str = "set BURST_RUNTIME_DIR to a shorter one", apart: str = ""
     ) -> None:
-        """`remedy`: against a path that is too long. `apart`: which of several devices of this name, if not the one
-        for all processes. Raises DeviceFailed.
+        """Name the files. `remedy`: against a path that is too long. `apart`: which of several devices of this name, if
+        not the one for all processes. Raises DeviceFailed.
         """
         self.apart, stem = apart, stem_of(name) + (f".{apart}" if apart else "")
         self.socket, self.lock, self.log = (directory / f"{stem}.{kind}" for kind in ("sock", "lock", "log"))
@@ -207,7 +208,7 @@ class Place:
 
     @contextlib.contextmanager
     def locked(self, patience: float = PATIENCE) -> Iterator[bool]:
-        """Yields whether we have the lock after so many seconds; sooner if its holder is stopped (Ctrl-Z)."""
+        """Yield True if we have the lock after so many seconds; sooner if its holder is stopped (Ctrl-Z)."""
         with open(self.lock, "ab") as file:
             is_ours = self._acquired(file, patience)
             try:
@@ -235,7 +236,7 @@ class Place:
                 return True
 
     def holder(self) -> OtherProcess | None:
-        """The process that holds the lock; None if there is none, or the kernel does not say."""
+        """Return the process that holds the lock; None if there is none, or the kernel does not say."""
         try:
             lock = self.lock.stat()
             lines = Path("/proc/locks").read_text().splitlines()
@@ -249,7 +250,7 @@ class Place:
         return None
 
     def held(self) -> DeviceFailed:
-        """The error for a caller that did not get the lock: who holds it, and the remedy."""
+        """Return the error for a caller that did not get the lock: who holds it, and the remedy."""
         if (holder := self.holder()) is None:
             return DeviceFailed(f"{self.lock}: another process holds it for long; `fuser -v {self.lock}` names it")
         process = f"{self.lock}: process {holder.pid} ({holder.command}) holds it"
@@ -259,7 +260,7 @@ class Place:
         return DeviceFailed(f"{process} for longer than {PATIENCE:g} s; wait for it, or end it")
 
     def end_of_log(self) -> str:
-        """Where the log lies, and its last lines, indented: for the message of a device that did not start."""
+        """Return where the log lies, and its last lines, indented: for the message of a device that did not start."""
         try:
             with open(self.log, "rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_BYTES))
@@ -272,7 +273,7 @@ class Place:
         )
 
     def leave(self, listener: socket.socket, *, is_locked: bool = True) -> None:
-        """Stops listening; under the lock, also takes the socket's name away unless it is a successor's by now."""
+        """Stop listening; under the lock, also take the socket's name away unless it is a successor's by now."""
         listener.close()
         if not is_locked:
             return  # what is left has no listener: the next service takes it away
@@ -286,7 +287,7 @@ class Place:
 
 
 def connect(name: str) -> Channel:
-    """A connection to the device's service, started when there is none.
+    """Return a connection to the device's service, started when there is none.
 
     Raises DeviceNotFound, DeviceFailed, and PeerDied when the new service is gone already.
     """
@@ -324,7 +325,7 @@ def connect(name: str) -> Channel:
 
 
 def _outside(name: str, place: Place) -> tuple[Channel | None, str]:
-    """A connection to a device that systemd's manager of the account starts, or why there is none.
+    """Return a connection to a device that systemd's manager of the account starts, or why there is none.
 
     Raises DeviceFailed.
     """
@@ -342,24 +343,24 @@ def _outside(name: str, place: Place) -> tuple[Channel | None, str]:
 
 
 def apart(name: str, limits: dict[str, int]) -> Place:
-    """Of the device of processes that pass these limits on to what they start."""
+    """Return the place of the device of processes that pass these limits on to what they start."""
     return Place(runtime_dir(), name, apart=f"limited-{launch.name_of(limits)}")
 
 
 @as_ours()
 def running(name: str) -> Channel | None:
-    """A connection to the device that this process would use, or None; it is not started. Raises DeviceFailed."""
+    """Return a connection to the device that this process would use, or None; never start it. Raises DeviceFailed."""
     return find(Place(runtime_dir(), name)) or ((limits := launch.kept()) and find(apart(name, limits))) or None
 
 
 def end_of_log(name: str) -> str:
-    """`Place.end_of_log` of the device that this process would start."""
+    """Return `Place.end_of_log` of the device that this process would start."""
     limits = launch.kept()
     return (apart(name, limits) if limits else Place(runtime_dir(), name)).end_of_log()
 
 
 def find(place: Place) -> Channel | None:
-    """A connection to the service that listens there, or None. Raises DeviceFailed when that is another user's."""
+    """Return a connection to the service that listens there, or None. Raises DeviceFailed if it is another user's."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.connect(str(place.socket))
@@ -374,7 +375,7 @@ def find(place: Place) -> Channel | None:
 
 
 def listen(place: Place) -> socket.socket:
-    """Under the lock: whatever lies there now has no listener."""
+    """Return a listening socket, under the lock: whatever lies there now has no listener."""
     with contextlib.suppress(FileNotFoundError):
         place.socket.unlink()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as made:  # perhaps as a standard stream that was closed
@@ -385,7 +386,7 @@ def listen(place: Place) -> socket.socket:
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """All that a device's processes inherit: the first client must not shape what the others get."""
+    """Return all that a device's processes inherit: the first client must not shape what the others get."""
     threads = str(max(1, (os.cpu_count() or 1) // 2))
     return {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -402,7 +403,7 @@ def _variables(place: Place) -> dict[str, str]:
 
 
 def _command(name: str, place: Place, listener: str) -> list[str]:
-    """Of the launcher. `listener`: the descriptor of the listening socket, or the path at which to listen.
+    """Return the launcher's command. `listener`: the listening socket's descriptor, or the path at which to listen.
 
     Raises DeviceFailed where no Python is known that could run it, or this program was started as one.
     """
@@ -413,7 +414,7 @@ def _command(name: str, place: Place, listener: str) -> list[str]:
 
 
 def _start(name: str, place: Place, listener: socket.socket) -> None:
-    """Raises DeviceFailed when the launcher fails, or does not end as one does: then it is no Python."""
+    """Start the launcher. Raises DeviceFailed when it fails, or does not end as one does: then it is no Python."""
     place.log.unlink(missing_ok=True)
     command = _command(name, place, str(listener.fileno()))
     with open(place.log, "ab") as log:  # both processes append, and cut it when it has grown

@@ -27,18 +27,18 @@ class LatestModel:
         self._encoded: EncodedModel | None = None
 
     def asked(self, model: Model, most_handles: int) -> EncodedModel:
-        """Encodes a model, and keeps that for `prepared`."""
+        """Encode a model, and keep that for `prepared`."""
         encoded = encode(model, most_handles, self._of(model))
         with self._lock:
             self._model, self._encoded = weakref.ref(model, self._forget), encoded
         return encoded
 
     def prepared(self, model: Model, most_handles: int) -> EncodedModel:
-        """Encodes a model. Compares bytes instead of copying them if it was asked about just now."""
+        """Encode a model. Compare bytes instead of copying them if it was asked about just now."""
         return encode(model, most_handles, self._of(model))
 
     def forget(self, model: Model) -> None:
-        """Drops what is kept of a model: a device has it."""
+        """Drop what is kept of a model: a device has it."""
         with self._lock:
             if self._model is not None and self._model() is model:
                 self._model = self._encoded = None

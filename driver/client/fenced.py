@@ -47,7 +47,7 @@ Waitable: TypeAlias = int | _HasDescriptor
 
 @contextmanager
 def duplicates(wait_for: Sequence[Waitable | None]) -> Iterator[list[int]]:
-    """Copies of the fences' descriptors, to be sent; null fences are left out. Raises InvalidArgument."""
+    """Return copies of the fences' descriptors, to be sent; null fences are left out. Raises InvalidArgument."""
     if len(wait_for) > _MOST_FENCES:
         raise InvalidArgument(f"wait_for: {len(wait_for)} fences; an execution can wait for at most {_MOST_FENCES}")
     fds: list[int] = []
@@ -69,7 +69,7 @@ def _duplicate(n: int, fd: int) -> int:
 
 
 class ExecutionInfo(NamedTuple):
-    """How a fenced execution ended, as the HAL's callback reports it."""
+    """The end of a fenced execution, as the HAL's callback reports it."""
 
     status: ErrorStatus
     launched: Timing  #: since the launch
@@ -77,7 +77,7 @@ class ExecutionInfo(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How a fenced execution ended, with the message and the cause of a failure."""
+    """The end of a fenced execution, with the message and the cause of a failure."""
 
     info: ExecutionInfo
     message: str = ""
@@ -115,11 +115,11 @@ class FencedExecution(Completion, Closing):
         return self._fence
 
     def fileno(self) -> int:
-        """The fence, for select and asyncio."""
+        """Return the fence, for select and asyncio."""
         return self.fence
 
     def wait(self, timeout: float | None = None) -> FenceState:
-        """Waits for the end: SIGNALED or ERROR; ACTIVE if it is still pending after `timeout` seconds.
+        """Wait for the end: SIGNALED or ERROR; ACTIVE if it is still pending after `timeout` seconds.
 
         ERROR also when the device has died. Raises ValueError for what is no timeout.
         """
@@ -144,22 +144,22 @@ class FencedExecution(Completion, Closing):
             self._watch(poll)
 
     def done(self) -> bool:
-        """True if it has ended, in success or failure."""
+        """Return True if it has ended, in success or failure."""
         return self.is_done or self.wait(0) != FenceState.ACTIVE
 
     def cancel(self) -> bool:
-        """False: the device has it."""
+        """Return False: the device has it."""
         return False
 
     def info(self) -> ExecutionInfo:
-        """How it ended and, if it was measured, how long it took since the launch and since the fences.
+        """Return how it ended and, if it was measured, how long it took since the launch and since the fences.
 
         The status is GENERAL_FAILURE while it is pending. Raises PeerDied.
         """
         return self.details().info
 
     def details(self) -> Ending:
-        """The same with the message and the cause of a failure. Raises PeerDied."""
+        """Return how it ended, with the message and the cause of a failure. Raises PeerDied."""
         if self._ending is None and not self.done():
             return _failure("this fenced execution is still pending: wait for its fence")
         with self._asking:  # the device tells it once
@@ -191,7 +191,7 @@ class FencedExecution(Completion, Closing):
         RECEIVER.call(self.attend)
 
     def attend(self) -> None:
-        """In the thread of the receiver's loop, which is never closed."""
+        """Attend to it in the thread of the receiver's loop, which is never closed."""
         import asyncio
 
         loop = asyncio.get_running_loop()
@@ -230,7 +230,7 @@ class FencedExecution(Completion, Closing):
             os.close(copy)
 
     def close(self) -> None:
-        """Closes the fence here. May be called twice."""
+        """Close the fence here. May be called twice."""
         fence, self._fence = self._fence, -1
         if fence >= 0:
             os.close(fence)
@@ -247,7 +247,7 @@ def _complete(done: asyncio.Future[None]) -> None:
 
 
 def output_shapes(model: Model, request: Request) -> tuple[OutputShape, ...]:
-    """Output shapes, from the model and the request; () if the model alone fixes them all."""
+    """Return the output shapes, from the model and the request; () if the model alone fixes them all."""
     operands = [model.main.operands[i] for i in model.main.outputs]
     if all(o.is_known for o in operands):
         return ()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def confinement(answer: Sequence[Any]) -> dict[str, dict[str, bool]]:
-    """By process, "service" and "engine": whether each layer is active. `answer`: to the call "sandbox".
+    """Return by process, "service" and "engine", whether each layer is active. `answer`: to the call "sandbox".
 
     Raises GeneralFailure.
     """

@@ -25,7 +25,7 @@ class PendingRequest(NamedTuple):
 
 
 class InFlight:
-    """Oldest first. Three locks, always taken in this order:
+    """The requests in flight, oldest first, and three locks, always taken in this order.
 
     `submitting` is held by the thread that submits or runs, `receiving` by the thread that waits for results, and
     `lock`, briefly, by a thread that changes what both of them use. No thread waits for room while it holds
@@ -46,11 +46,11 @@ class InFlight:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is in flight or about to be. `Burst.run` reads the same three fields itself."""
+        """True if no request is in flight or about to be. `Burst.run` reads the same three fields itself."""
         return not (self.requests or self.staged or self.is_moving)
 
     def begin(self, controller: Controller) -> None:
-        """Under `submitting`, first of all: no `run` begins in C any more.
+        """Keep `run` from beginning in C. The caller does this first, under `submitting`.
 
         One that has begun there, and whose thread has yet to take `submitting`, goes first.
         """
@@ -87,36 +87,36 @@ class InFlight:
         self.as_receiver(0, work_if_idle)
 
     def append(self, encoded: EncodedRequest, future: Completion, number: int) -> None:
-        """Under the lock: the newest request. Its outputs are in use from now on."""
+        """Append the newest request, under the lock. Its outputs are in use from now on."""
         encoded.outputs.is_busy, encoded.outputs.number = True, number
         self.requests.append(PendingRequest(number, encoded, future))
 
     def append_next(self, encoded: EncodedRequest, future: Completion, sent: int) -> None:
-        """The same, for a request that is about to be sent after `sent` others."""
+        """Append a request that is about to be sent after `sent` others."""
         while self.requests and self.requests[-1].number > sent:
             self.take_back()  # Ctrl-C came before it was sent
         self.append(encoded, future, sent + 1)
 
     def append_unsent(self, encoded: EncodedRequest, future: Completion, sent: int) -> None:
-        """The same, for a request that waits for the device to be started again, behind others that do."""
+        """Append a request that waits for the device to be started again, behind others that do."""
         last = self.requests[-1].number if self.requests else 0
         self.append(encoded, future, max(last, sent) + 1)
 
     def numbers_of(self, future: Completion) -> list[int]:
-        """Under the lock: the number of its request, if it is in flight."""
+        """Return the number of its request, if it is in flight. The caller holds the lock."""
         return [pending.number for pending in self.requests if pending.future is future]
 
     def take_back(self) -> None:
-        """Under the lock: the newest request was not sent."""
+        """Take the newest request out, under the lock: it was not sent."""
         self.release(self.requests.pop().encoded)
 
     def release(self, encoded: EncodedRequest) -> None:
-        """Its memory is free for other requests."""
+        """Free its memory for other requests."""
         encoded.outputs.is_busy = False
         self._buffers.give_back(encoded.inputs)
 
     def stage(self, inputs: InputSet, future: Completion) -> bool:
-        """Under the lock: keep the newest frame until there is room. True if an older frame was dropped for it."""
+        """Keep the newest frame, under the lock, until there is room. True if an older frame was dropped for it."""
         is_drop = False
         if self.staged is not None:
             old, dropped = self.staged
@@ -127,7 +127,7 @@ class InFlight:
         return is_drop
 
     def abandon(self) -> None:
-        """In a forked child: the requests are the parent's, and so were the threads that held the locks."""
+        """Forget the requests in a forked child: they are the parent's, and so were the threads that held the locks."""
         self.new_locks()
         self.requests.clear()
         self.finished.clear()

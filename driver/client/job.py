@@ -38,17 +38,17 @@ class Job(NamedTuple):
         loop_timeout: float | None = None,
         deadline: float | None = None,
     ) -> Self:
-        """Begins now. Raises ValueError for what is no time, and Timeout after 0 seconds, in which nothing is done."""
+        """Return a job that begins now. Raises ValueError for what is no time, and Timeout after 0 seconds."""
         if timeout is None and deadline is None and loop_timeout is None:
             return cls(request, ENDLESS, measure)
         check_times(timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
         return cls(with_loop_timeout(request, loop_timeout), Wait.of(timeout, deadline), measure)
 
     def behind(self, fences: Sequence[Waitable | None], duration: float | None = None) -> Self:
-        """The same when all fences are signalled; `duration` in seconds. Raises ValueError."""
+        """Return the job to be done when all fences are signalled; `duration` in seconds. Raises ValueError."""
         limit = None if duration is None else checked("duration", duration)
         return self._replace(after=fences, duration=None if limit == FOREVER else limit)
 
     def by(self, end: int | None) -> Self:
-        """The same without fences, and done by `end`, CLOCK_MONOTONIC ns."""
+        """Return the job without fences, to be done by `end`, CLOCK_MONOTONIC ns."""
         return self._replace(wait=Wait(end, None, end), after=(), duration=None)

@@ -26,7 +26,7 @@ class LaneSocket:
     """A socket to the engine. The thread that holds `lock` uses it, and tells the device of freed memory afterwards."""
 
     def __init__(self, channel: Channel, slots: SlotTable) -> None:
-        """`slots`: of the lane."""
+        """Take over a channel; `slots`: of the lane."""
         self.channel, self._slots = channel, slots
         self.lock = threading.Lock()
         self._is_foreign = channel.is_foreign  # the device takes memory with all its pages alone

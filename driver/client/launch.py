@@ -51,7 +51,7 @@ _SET_TIMERSLACK, _SET_THP_DISABLE, _TIMERSLACK = 29, 41, 50_000  # linux/prctl.h
 
 
 def kept() -> dict[str, int]:
-    """What this process would pass on to a device, which could not reset it: by name. Empty for most processes."""
+    """Return by name what this process would pass on to a device, which could not reset it. Empty for most."""
     found = {}
     if not _may(_SYS_RESOURCE):
         for number, (name, enough) in ENOUGH.items():
@@ -71,7 +71,7 @@ def kept() -> dict[str, int]:
 
 
 def name_of(limits: dict[str, int]) -> str:
-    """Names a device by the limits that it keeps, and by this process if they are used up."""
+    """Name a device by the limits that it keeps, and by this process if they are used up."""
     words = [f"{name}={value}" for name, value in sorted(limits.items())]
     if "RLIMIT_CPU" in limits:
         words.append(f"{os.getpid()} {Path('/proc/self/stat').read_text().rpartition(') ')[2].split()[19]}")
@@ -79,7 +79,7 @@ def name_of(limits: dict[str, int]) -> str:
 
 
 def told(limits: dict[str, int]) -> str:
-    """In words."""
+    """Return limits in words."""
     return ", ".join(name if name == "SCHED_IDLE" else f"{name} {value}" for name, value in limits.items())
 
 
@@ -92,7 +92,7 @@ def _may(capability: int) -> bool:
 
 
 def reset() -> None:
-    """Undoes what was inherited and can be undone: CPU affinity, resource limits, scheduling, memory policy."""
+    """Undo what was inherited and can be undone: CPU affinity, resource limits, scheduling, memory policy."""
     with suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     for number in (
@@ -122,7 +122,7 @@ def reset() -> None:
 
 
 def _reset_by_system_calls() -> None:
-    """What the standard library has no functions for. Failures change nothing that matters."""
+    """Reset what the standard library has no functions for. Failures change nothing that matters."""
     import ctypes
 
     libc, numbers = ctypes.CDLL(None), {"x86_64": (251, 238), "aarch64": (30, 237)}
@@ -138,7 +138,10 @@ def _reset_by_system_calls() -> None:
 
 
 def _listening(path: Path) -> int:
-    """The socket of a device that a manager starts, and to which a client can hand none. That client holds the lock."""
+    """Return the socket of a device that a manager starts, to which a client can hand none.
+
+    That client holds the lock.
+    """
     import socket
 
     if limits := kept():
@@ -157,9 +160,10 @@ def _listening(path: Path) -> int:
 
 
 def _main() -> None:
-    """Arguments: the module whose `main` is the device's process, and what that takes. Forks, so that the device is
-    init's child and never our zombie, and before anything heavy is imported. The third argument is a listening socket,
-    or the path at which to listen.
+    """Fork, so that the device is init's child and never our zombie, before anything heavy is imported.
+
+    Arguments: the module whose `main` is the device's process, and what that takes. The third argument is a listening
+    socket, or the path at which to listen.
     """
     reset()
     if not sys.argv[3].isdecimal():

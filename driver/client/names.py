@@ -26,7 +26,7 @@ class NamedArrays(tuple[Any, ...]):
     names: tuple[str, ...] = ()
 
     def __getitem__(self, key: Any) -> Any:
-        """By position, slice or name. Raises KeyError with the right names."""
+        """Return an array by position or name, or a slice. Raises KeyError with the right names."""
         if isinstance(key, str):
             name = key if key in self.names else spellings(self.names).get(key)
             if name is None:
@@ -35,29 +35,29 @@ class NamedArrays(tuple[Any, ...]):
         return tuple.__getitem__(self, key)
 
     def __contains__(self, key: object) -> bool:
-        """Whether it is a name, or one of these arrays: arrays are not compared by value."""
+        """Return True for a name, or one of these arrays: arrays are not compared by value."""
         if isinstance(key, str):
             return key in self.names or key in spellings(self.names)
         return any(key is array for array in self)
 
     def __setitem__(self, key: Any, value: object) -> None:
-        """Raises TypeError: the arrays are in shared memory, and are written in place."""
+        """Raise TypeError: the arrays are in shared memory, and are written in place."""
         raise TypeError(f"{key!r}: an array in shared memory cannot be replaced; write burst.inputs[{key!r}][...] = …")
 
     def keys(self) -> tuple[str, ...]:
-        """The names, so that `dict(outputs)` has the arrays by name."""
+        """Return the names, so that `dict(outputs)` has the arrays by name."""
         return self.names
 
     def values(self) -> tuple[Any, ...]:
-        """The arrays, in the order of their names."""
+        """Return the arrays, in the order of their names."""
         return tuple(self)
 
     def items(self) -> tuple[tuple[str, Any], ...]:
-        """Each name with its array."""
+        """Return each name with its array."""
         return tuple(zip(self.names, self, strict=False))
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """The array of that name, or at that position; `default` where there is none."""
+        """Return the array of that name, or at that position; `default` where there is none."""
         try:
             return self[key]
         except LookupError:
@@ -71,13 +71,13 @@ class NamedArrays(tuple[Any, ...]):
 
 
 def named(names: tuple[str, ...]) -> type[NamedArrays]:
-    """The class of the inputs or outputs with these names: call it with the arrays."""
+    """Return the class of the inputs or outputs with these names: call it with the arrays."""
     return _class(names, tuple([getattr(name, "also", "") for name in names]))
 
 
 @lru_cache(maxsize=256)
 def _class(names: tuple[str, ...], _also: tuple[str, ...]) -> type[NamedArrays]:
-    """`_also`: the other names, which are no part of what names are compared by."""
+    """Make the class. `_also`: the other names, which are no part of what names are compared by."""
     return type("NamedArrays", (NamedArrays,), {"__slots__": (), "names": names})
 
 
@@ -86,12 +86,12 @@ def _made(names: tuple[str, ...], arrays: Iterable[Any]) -> NamedArrays:
 
 
 def copies(outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Of each array one of its own, with the same names. Other values are the caller's already."""
+    """Return a copy of each array, with the same names. Other values are the caller's already."""
     return type(outputs)([array.copy() if isinstance(array, np.ndarray) else array for array in outputs])
 
 
 def together(arrays: tuple[Any, ...], by_name: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What was given to a call, by position or by name. Raises TypeError for both."""
+    """Return what was given to a call, by position or by name. Raises TypeError for both."""
     if not by_name:
         return arrays
     if arrays:
@@ -102,9 +102,10 @@ def together(arrays: tuple[Any, ...], by_name: Mapping[str, Any]) -> tuple[Any, 
 
 
 def by_position(arrays: Sequence[Any], names: tuple[str, ...], optional: int = 0) -> Sequence[Any]:
-    """The arrays in the model's order; inputs that are given in one dict, by their names. What is left out is None.
+    """Return the arrays in the model's order; inputs that are given in one dict, by their names.
 
-    `optional`: so many of the last may be left out by position, too. Raises ValueError with the right names.
+    None stands for what is left out; `optional`: so many of the last may be left out by position, too.
+    Raises ValueError with the right names.
     """
     if len(arrays) != 1 or type(arrays[0]) is not dict:
         missing = len(names) - len(arrays)
@@ -116,7 +117,7 @@ def by_position(arrays: Sequence[Any], names: tuple[str, ...], optional: int = 0
 
 
 def own_names(given: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """The same by the model's own names, whichever each was called by. Raises ValueError with the right names."""
+    """Return it by the model's own names, whichever each was called by. Raises ValueError with the right names."""
     known, found = spellings(names), dict[str, Any]()
     for name, value in given.items():
         own = known.get(name)

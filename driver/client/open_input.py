@@ -16,7 +16,7 @@ NOT_GIVEN = (-1,)
 
 
 class OpenInput:
-    """No array yet: each use says how to give the shape. Its `dtype` and `name` are the input's."""
+    """An input without an array yet: each use says how to give the shape. Its `dtype` and `name` are the input's."""
 
     __slots__ = ("_sentence", "dtype", "name")
 
@@ -36,7 +36,7 @@ class OpenInput:
 
 
 def open_inputs(model: Model, shapes: Sequence[tuple[int, ...] | None]) -> list[OpenInput | None]:
-    """For each input whose shape is NOT_GIVEN what stands in its place; else None."""
+    """Return for each input whose shape is NOT_GIVEN what stands in its place; else None."""
     graph = model.main
     sizes = [graph.operands[i].dimensions for i in graph.inputs]
     example = ", ".join(str(_example(each)) for each in sizes)
@@ -52,6 +52,6 @@ def open_inputs(model: Model, shapes: Sequence[tuple[int, ...] | None]) -> list[
 
 
 def _example(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """One of what is open; images of 320 x 320."""
+    """Return an example for an open shape; images of 320 x 320."""
     is_image = len(sizes) == 4
     return tuple(size or (320 if is_image and axis else 1) for axis, size in enumerate(sizes)) or (1,)

@@ -18,7 +18,7 @@ _WORDS = {"float": "float32", "double": "float64"}  # for all others ONNX has nu
 
 
 class PackedPlace:
-    """Where such an input lies. In the place of an array: `place[...] = value` gives it a value, if that fits."""
+    """A place for such an input. It stands for an array: `place[...] = value` gives it a value, if that fits."""
 
     dtype = np.dtype(object)
 
@@ -28,11 +28,11 @@ class PackedPlace:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a tensor of texts, with 1 for each size that is open."""
+        """The shape of a tensor of texts, with 1 for each size that is open."""
         return blank_shape(self._tensor)
 
     def packed(self, given: Any) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """The memory for a value, and the bytes that belong there. Raises ValueError."""
+        """Return the memory for a value, and the bytes that belong there. Raises ValueError."""
         data = np.frombuffer(pack(input_value(self._where, self._tensor, given)), np.uint8)
         if data.nbytes > self.nbytes:
             raise ValueError(
@@ -42,7 +42,7 @@ class PackedPlace:
         return self._memory[: data.nbytes], data
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Raises ValueError for a value that does not fit, and for a part of one."""
+        """Give it a value. Raises ValueError for one that does not fit, and for a part of one."""
         if key is not Ellipsis and key != slice(None):
             raise ValueError(f"{self._where} is written as a whole: inputs[...][:] = value")
         memory, data = self.packed(value)
@@ -53,17 +53,17 @@ class PackedPlace:
 
 
 def packed_shape(where: str, tensor: TensorInfo, given: Any) -> tuple[int]:
-    """The shape of the bytes that a value gets as an argument. Raises ValueError."""
+    """Return the shape of the bytes that a value gets as an argument. Raises ValueError."""
     return (room_for(most_bytes(input_value(where, tensor, given))),)
 
 
 def blank_shape(tensor: TensorInfo) -> tuple[int, ...]:
-    """The shape that the model says, with 1 for each size that is open."""
+    """Return the shape that the model says, with 1 for each size that is open."""
     return tuple(size or 1 for size in tensor.shape or ())
 
 
 def blank_input(tensor: TensorInfo, shape: tuple[int, ...] | None = None) -> Any:
-    """What stands for zeros: empty texts, a sequence of nothing, a map of one key, None for what may be absent."""
+    """Return what stands for zeros: empty texts, an empty sequence, a map of one key, None for what may be absent."""
     if tensor.kind == TEXTS:
         return np.full(blank_shape(tensor) if shape is None else shape, "", object)
     outer, inner = _parts(tensor.kind)
@@ -74,8 +74,9 @@ def blank_input(tensor: TensorInfo, shape: tuple[int, ...] | None = None) -> Any
 
 
 def input_value(where: str, tensor: TensorInfo, given: Any) -> Any:
-    """What the application gives for an input, as `pack` takes it. `where`: the input, in words. A model that does not
-    say what the input is, as a recorded one, takes any value. Raises ValueError.
+    """Return what the application gives for an input, as `pack` takes it. `where`: the input, in words.
+
+    A model that does not say what the input is, as a recorded one, takes any value. Raises ValueError.
     """
     if not tensor.kind:
         return given
@@ -110,13 +111,13 @@ def _value(where: str, kind: str, given: Any) -> Any:
 
 
 def _parts(kind: str) -> tuple[str, list[str]]:
-    """What a kind is and of what: a map, of int64 and tensor(float); a sequence, of maps."""
+    """Return what a kind is and of what: a map, of int64 and tensor(float); a sequence, of maps."""
     outer, _, inner = kind.removesuffix(")").partition("(")
     return outer, inner.split(",", 1) if outer == "map" else [inner]
 
 
 def _texts(where: str, given: Any) -> NDArray[Any]:
-    """An array of str: of a text, a list or an array of them, or of bytes, which are UTF-8. Raises ValueError."""
+    """Return an array of str, from a text, a list or an array of them, or bytes in UTF-8. Raises ValueError."""
     array = np.asarray(given, None if hasattr(given, "dtype") else object)
     found = array.astype(object) if array.dtype.kind in "USTO" else None
     if found is None:
@@ -136,7 +137,7 @@ def _texts(where: str, given: Any) -> NDArray[Any]:
 
 
 def _numbers(where: str, dtype: np.dtype[Any], given: Any) -> NDArray[Any]:
-    """An array as it is; of a list or a number, one that means the same. Raises ValueError."""
+    """Return an array unchanged; for a list or a number, an array that means the same. Raises ValueError."""
     array = np.asarray(given)
     if not hasattr(given, "dtype") and array.dtype.kind in "biuf":
         cast = array.astype(dtype)

@@ -48,7 +48,10 @@ _NONE = ErrorStatus.NONE
 
 
 class Pipeline(BurstRequests):
-    """At most `depth` requests in flight. Results come in the order of their requests; any thread may wait for them."""
+    """A burst's pipeline of at most `depth` requests in flight.
+
+    Results come in the order of their requests; any thread may wait for them.
+    """
 
     loops: Arrivals | None = None  #: the event loops that await; made by the first one
 
@@ -59,7 +62,7 @@ class Pipeline(BurstRequests):
         buffers: RequestBuffers | None = None,
         fallback: Fallback | None = None,
     ) -> None:
-        """`buffers`: for a caller that lays requests out itself. Raises StatusError, PeerDied, ValueError."""
+        """Open a session. `buffers`: a caller's own layout of requests. Raises StatusError, PeerDied, ValueError."""
         self.options = options
         self.buffers: RequestBuffers = buffers or buffers_for(prepared.model, options)
         self.in_flight = InFlight(self.buffers)
@@ -72,12 +75,12 @@ class Pipeline(BurstRequests):
 
     @property
     def has_room(self) -> bool:
-        """For one more request."""
+        """True if one more request may be in flight."""
         return len(self.in_flight.requests) < self.session.depth
 
     @property
     def depth(self) -> int:
-        """How many requests may be in flight: what was asked for, or as many as fit into the queue."""
+        """The number of requests that may be in flight: what was asked for, or as many as fit into the queue."""
         return self.session.depth
 
     def note_drop(self) -> None:
@@ -85,7 +88,7 @@ class Pipeline(BurstRequests):
         self.session.note_drop()
 
     def try_submit(self, arrays: tuple[Any, ...], deadline: int | None, told: int | None = None) -> Completion | None:
-        """Without waiting; `told` as for `Completion`. None: there is no room."""
+        """Submit without waiting; `told` as for `Completion`. None: there is no room."""
         future, session = Completion(self, deadline, told), self.session
         try:
             session.check()
@@ -107,7 +110,7 @@ class Pipeline(BurstRequests):
         return future
 
     def _admit(self, future: Completion) -> None:
-        """Under both locks: sends it, or keeps it until there is room."""
+        """Send the request, or keep it until there is room. The caller holds both locks."""
         inputs = self.buffers.inputs
         if self.has_room:
             encoded = self.session.encode(inputs, self.buffers.outputs_for(inputs))
@@ -121,7 +124,7 @@ class Pipeline(BurstRequests):
     # ---- sending, under the lock
 
     def _launch(self, encoded: EncodedRequest, future: Completion) -> None:
-        """Sends it, or has the fallback execute it. Raises only what is not this request's own failure."""
+        """Send it, or have the fallback execute it. Raises only what is not this request's own failure."""
         try:
             self._send(encoded, future)
         except FAILURES as error:
@@ -147,7 +150,7 @@ class Pipeline(BurstRequests):
             raise
 
     def _send_plain(self, encoded: EncodedRequest, future: Completion) -> None:
-        """The newest request did not go out by the queues."""
+        """Execute the newest request on the plain path: it did not go out by the queues."""
         try:
             future.finish(self.session.run_plain(encoded, seconds_left(future.told)))
         except StatusError as error:
@@ -163,7 +166,7 @@ class Pipeline(BurstRequests):
         self.in_flight.finished.append(future)
 
     def _launch_staged(self) -> None:
-        """The frame that was kept until there is room, if there is room."""
+        """Launch the frame that was kept until there is room, if there is room."""
         if self.in_flight.staged is None or not self.has_room:
             return
         (inputs, future), self.in_flight.staged = self.in_flight.staged, None
@@ -179,7 +182,7 @@ class Pipeline(BurstRequests):
             self._relaunch(self.session.encode(inputs, outputs), future)
 
     def _relaunch(self, encoded: EncodedRequest, future: Completion) -> None:
-        """As `_launch`, for a request whose caller is elsewhere: what ends the burst is told to all."""
+        """Launch a request whose caller is elsewhere: what ends the burst is told to all."""
         try:
             self._launch(encoded, future)
         except (PeerDied, GeneralFailure) as error:
@@ -189,7 +192,7 @@ class Pipeline(BurstRequests):
     # ---- receiving
 
     def collect(self) -> None:
-        """Takes the results that have arrived."""
+        """Take the results that have arrived."""
         if self.in_flight.requests:
             self.in_flight.as_receiver(0, self._take_arrived)
 
@@ -198,7 +201,7 @@ class Pipeline(BurstRequests):
             self._take_one(0)
 
     def advance(self, until: Callable[[], bool], timeout: float | None, completion: Completion | None = None) -> None:
-        """Takes results, in order, until that holds. Raises Timeout."""
+        """Take results, in order, until that holds. Raises Timeout."""
         self.session.check_process()
         end = None if timeout is None else time.monotonic() + timeout
         while not until():
@@ -210,7 +213,7 @@ class Pipeline(BurstRequests):
                 self.call_back()
 
     def drain(self, timeout: float | None) -> None:
-        """Takes the results of all requests in flight. Raises Timeout."""
+        """Take the results of all requests in flight. Raises Timeout."""
         self.advance(lambda: not self.in_flight.requests, timeout)
 
     def _take_for(self, until: Callable[[], bool], timeout: float | None) -> None:
@@ -223,7 +226,7 @@ class Pipeline(BurstRequests):
         self._take_one(timeout)
 
     def _take_one(self, timeout: float | None) -> None:
-        """The next result, for the oldest request. The caller holds `receiving`.
+        """Take the next result, for the oldest request. The caller holds `receiving`.
 
         `lock` is not held while we wait, so that other threads can submit. Meanwhile the oldest request can change in
         one way alone: `close` or a recovery takes all requests out. So it is looked at again afterwards.
@@ -262,7 +265,7 @@ class Pipeline(BurstRequests):
             in_flight.is_moving = False
 
     def _complete(self, encoded: EncodedRequest, future: Completion, reply: ResultPacket) -> None:
-        """Gives a request its result."""
+        """Give a request its result."""
         if reply.status is _NONE:
             if future.deadline is not None and (late := clock.now() - future.deadline) > 0:
                 self.in_flight.finished.append(future.fail(unanswered(late)))
@@ -276,7 +279,7 @@ class Pipeline(BurstRequests):
         self.in_flight.finished.append(future)
 
     def _give_up(self, encoded: EncodedRequest, future: Completion, error: BaseException) -> None:
-        """The device will not answer this request, which still has its memory: the fallback does, or it fails."""
+        """Let the fallback answer, or fail, a request that still has its memory: the device will not answer it."""
         if self.session.fallback is None:
             future.fail(error)
         elif not future.is_done:
@@ -286,7 +289,7 @@ class Pipeline(BurstRequests):
                 future.fail(final)
 
     def call_back(self) -> None:
-        """Outside the locks, as what futures call may come back to us."""
+        """Call back, outside the locks, as what futures call may come back to us."""
         finished = self.in_flight.finished
         while finished:
             with suppress(IndexError):  # another thread took the last one
@@ -298,16 +301,16 @@ class Pipeline(BurstRequests):
     # ---- what futures ask for
 
     def expire(self, future: Completion) -> None:
-        """At its deadline: it is done, whatever comes."""
+        """Fail it because its deadline has passed, unless it is done."""
         self._give_back(future, unanswered(clock.now() - (future.deadline or 0)))
 
     def drop(self, future: Completion) -> bool:
-        """Cancels it, unless it is done."""
+        """Cancel it, unless it is done."""
         self.session.check_process()
         return self._give_back(future, CancelledError())
 
     def _give_back(self, future: Completion, error: BaseException) -> bool:
-        """Unless it is done, it fails. The device does not begin its request any more; a result is dropped."""
+        """Fail it, unless it is done. The device does not begin its request any more; a result is dropped."""
         with self.in_flight.lock:
             if future.is_done:
                 return False
@@ -319,7 +322,7 @@ class Pipeline(BurstRequests):
         return True
 
     def attend(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In that loop's thread: it takes results until there is room."""
+        """Have that loop, in its thread, take results until there is room."""
         self.arrivals.watch(loop)
 
     # ---- for event loops
@@ -330,7 +333,7 @@ class Pipeline(BurstRequests):
         return self.loops
 
     def look(self) -> None:
-        """Takes what has arrived, and notices the device's death."""
+        """Take what has arrived, and notice the device's death."""
         if not self.session.is_closed:
             self.collect()
             if self.in_flight.requests and self.session.has_ended:
@@ -338,7 +341,7 @@ class Pipeline(BurstRequests):
         self.call_back()
 
     def _finish_with_dead_device(self) -> None:
-        """An event loop does not stand still while a device is started: another thread does that."""
+        """Recover in another thread: an event loop does not stand still while a device is started."""
         if not self.options.recover:
             self.in_flight.as_receiver(0, self._take_last)
         elif not self.is_recovering:
@@ -353,14 +356,14 @@ class Pipeline(BurstRequests):
             self.call_back()
 
     def _take_last(self) -> None:
-        """What a dead device left, until another one is there or all futures have failed."""
+        """Take what a dead device left, until another one is there or all futures have failed."""
         while self.in_flight.requests and self.session.has_ended:
             self._take_one(0)
 
     # ---- for `Burst.run`, which holds `submitting`, when its one C call did not lead to a result
 
     def recover_from(self, error: BaseException, encoded: EncodedRequest, timeout: float | None) -> Completion:
-        """Another way to the result of `run`: a future that is done. Raises what there is to raise."""
+        """Find another way to the result of `run`; return a future that is done. Raises what there is to raise."""
         if isinstance(error, NotSent | PeerDied) and self.session.try_return_to_device(self.in_flight):
             return self._send_and_wait(self.session.encode(encoded.inputs, encoded.outputs), timeout)
         try:
@@ -390,7 +393,7 @@ class Pipeline(BurstRequests):
     def retry_with_larger_outputs(
         self, encoded: EncodedRequest, reply: ResultPacket, timeout: float | None, end: int | None
     ) -> Completion:
-        """Once more, when the request lacked only room for its outputs: a future that is done.
+        """Send once more what lacked only room for its outputs; return a future that is done.
 
         `end`: of the timeout, CLOCK_MONOTONIC ns. Until it returns, the inputs must stay as they are.
         """
@@ -403,7 +406,7 @@ class Pipeline(BurstRequests):
             return Completion(self).finish(self.session.run_fallback(encoded, failure, timeout))
 
     def _send_and_wait(self, encoded: EncodedRequest, timeout: float | None) -> Completion:
-        """One execution holding `receiving`, so that no event loop looks at the results."""
+        """Execute once holding `receiving`, so that no event loop looks at the results."""
         try:
             end = None if timeout is None else clock.deadline_of(timeout)
             reply = self._exchange(encoded.packet, timeout, end)
@@ -414,14 +417,14 @@ class Pipeline(BurstRequests):
         return Completion(self).finish(self.session.result_of(encoded, reply))
 
     def _exchange(self, packet: Packet, timeout: float | None, end: int | None) -> ResultPacket:
-        """One execution. `end`: of the timeout or the deadline, of which the device is told."""
+        """Execute once. `end`: of the timeout or the deadline, of which the device is told."""
         replies: list[ResultPacket] = []
         controller = self.session.controller
         self.in_flight.as_receiver(-1, lambda: replies.append(controller.send(packet, timeout, end)))
         return replies[0]
 
     def _rescue(self, error: BaseException, encoded: EncodedRequest) -> Completion:
-        """After an error in `run`: its result is still to come, or is asked for again, or it is the error."""
+        """Return a future for a `run` that met an error, if its result is still to come or can be asked for again."""
         future, session, in_flight = Completion(self), self.session, self.in_flight
         died = session.is_recoverable(error)
         with in_flight.lock:
@@ -485,7 +488,7 @@ class Pipeline(BurstRequests):
         return Result(_NONE, session.prepared.outputs(request, reply.output_shapes), reply.output_shapes, reply.timing)
 
     def _recover_request(self, error: PeerDied, request: Request) -> None:
-        """After the device died over a request that may be sent again. Raises what cannot be recovered from."""
+        """Recover after a death over a request that may be sent again. Raises what cannot be recovered from."""
         if not self.session.is_recoverable(error):
             raise error
         found: list[Exception | None] = []
@@ -495,14 +498,14 @@ class Pipeline(BurstRequests):
             raise found[0]
 
     def free_memory(self, memory: Memory) -> None:
-        """As `Burst.free_memory`."""
+        """Free memory as `Burst.free_memory` does."""
         self.session.check_process()
         self.session.controller.free_memory(memory)
 
     # ---- the end of the device, or of the burst
 
     def _end(self, error: BaseException, request: Request | None = None) -> Exception | None:
-        """The device is gone, or ended this burst: everything is sent again, or all futures fail. Returns why they do.
+        """Send everything again after the device's or the burst's end, or fail all futures. Returns why they fail.
 
         The caller holds `receiving`. `request`: what was running, if it is not among those in flight.
         """
@@ -519,7 +522,10 @@ class Pipeline(BurstRequests):
         return None
 
     def _send_all_again(self) -> None:
-        """Under the lock, to the device's next life. A request that cannot be sent fails, and no other for its sake."""
+        """Send all requests to the device's next life, under the lock.
+
+        A request that cannot be sent fails, and no other for its sake.
+        """
         requests = list(self.in_flight.requests)
         self.in_flight.requests.clear()
         for _, encoded, future in requests:
@@ -534,7 +540,7 @@ class Pipeline(BurstRequests):
         self._launch_staged()
 
     def _fail_all(self, error: Exception) -> None:
-        """Under the lock: the requests in flight, and the frame that was kept until there is room."""
+        """Fail the requests in flight, and the frame that was kept until there is room. The caller holds the lock."""
         in_flight = self.in_flight
         for _, encoded, future in in_flight.requests:
             self._give_up(encoded, future, error)
@@ -557,20 +563,20 @@ class Pipeline(BurstRequests):
         self.buffers.give_back(inputs)
 
     def quarantined(self) -> None:
-        """The model crashed a device too often: threads that wait here are told, by way of `_end`."""
+        """Tell the threads that wait here, by way of `_end`: the model crashed a device too often."""
         if not (self.session.is_closed or self.session.has_ended):
             self.session.controller.close()
             if self.loops:
                 self.loops.renew()
 
     def abandon(self) -> None:
-        """In a forked child: the burst is the parent's, whose threads held the locks and whose inputs are in use."""
+        """Give the burst up in a forked child: the parent's threads held the locks, and its inputs are in use."""
         self.in_flight.abandon()
         self.session.controller.is_ready, self.loops = False, None
         self.buffers.inputs = fork.unusable(self.session.check_process)
 
     def close(self) -> None:
-        """Ends the burst on both sides; threads that wait get GeneralFailure."""
+        """End the burst on both sides; threads that wait get GeneralFailure."""
         self.session.is_closed = True
         self.session.controller.close()
         with self.in_flight.lock:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Home(NamedTuple):
-    """Where a model is prepared: on one life of its device, under a number."""
+    """A place where a model is prepared: on one life of its device, under a number."""
 
     connection: Connection
     number: int
@@ -65,7 +65,7 @@ class RemotePreparedModel(AnyPreparedModel):
         options: PrepareOptions | None = None,
         prepare: Callable[[Trace], Home] | None = None,
     ) -> None:
-        """Use `device.prepare`. `prepare`: prepares it again when the device was started again; by default as then."""
+        """Use `device.prepare`. `prepare`: prepares it when the device was started again; by default as at first."""
         self._is_freed = True
         lasting = self._options = (options or PrepareOptions()).lasting()
         self.device, self.model = device, model
@@ -138,7 +138,7 @@ class RemotePreparedModel(AnyPreparedModel):
         return home.connection.lane.launch(home.number, job, self._recognised(request), outputs)
 
     def outputs(self, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
-        """Typed views of a request's outputs in its pools."""
+        """Return typed views of a request's outputs in its pools."""
         return self._recognised(request).outputs(self.model, request, shapes)
 
     def burst(
@@ -152,7 +152,7 @@ class RemotePreparedModel(AnyPreparedModel):
         policy: Policy = "block",
         recover: bool = False,
     ) -> Burst:
-        """Opens a burst.
+        """Open a burst.
 
         Args:
             spin: seconds that both sides poll before they sleep; 0 sleeps at once, "adaptive" polls while that pays.
@@ -197,22 +197,25 @@ class RemotePreparedModel(AnyPreparedModel):
 
     @cached_property
     def key(self) -> Key:
-        """What its crashes are counted by."""
+        """The key by which its crashes are counted."""
         return Key(self.device.address, digest_of(self.model))
 
     @property
     def stage(self) -> int:
-        """How often the device has replaced it by something better since: 0 for what it made at first."""
+        """The number of times that the device has replaced it by something better: 0 for what it made at first."""
         home = self.present_home()
         return int(home.connection.call("stage", home.number)[0][0])
 
     def check_quarantine(self) -> None:
-        """Raises Quarantined."""
+        """Raise Quarantined if it may not run any more."""
         if quarantine.knows(self.device.address):
             quarantine.check(self.key)
 
     def present_home(self) -> Home:
-        """Where it is prepared. Prepares it again, once for all its users, if the device was started again since."""
+        """Return where it is prepared.
+
+        Prepares it again, once for all its users, if the device was started again since.
+        """
         if self.home.connection is not self.device.connection:
             with self._preparing:
                 if self.home.connection is not self.device.connection:
@@ -231,11 +234,11 @@ class RemotePreparedModel(AnyPreparedModel):
             raise
 
     def note_crash(self, crash: Crash, *, again: bool) -> None:
-        """Of this model. Raises Quarantined when it was one too many."""
+        """Count a crash of this model. Raises Quarantined when it was one too many."""
         quarantine.note(self.key, self.model, crash, again=again)
 
     def new_controller(self, options: Options, home: Home) -> Controller:
-        """A burst's queues and listener, where the model is prepared."""
+        """Return a burst's queues and listener, where the model is prepared."""
         controller = Controller(self.configure_burst(options.spin, home), options.memory, options.spin)
         home.connection.add_path(controller)
         controller.note_end(home.connection.at_end)
@@ -243,7 +246,7 @@ class RemotePreparedModel(AnyPreparedModel):
         return controller
 
     def revived(self, options: Options, dead: Connection) -> tuple[Home, Controller]:
-        """The same on the device's next life. Raises Quarantined, and what `RemoteDevice.revive` raises."""
+        """Return home and controller on the device's next life. Raises Quarantined, and as `RemoteDevice.revive`."""
         while True:
             self.check_quarantine()
             self.device.revive(dead)
@@ -257,7 +260,7 @@ class RemotePreparedModel(AnyPreparedModel):
                 pass
 
     def configure_burst(self, spin: float | str, home: Home | None = None) -> Configure:
-        """For burst.Controller."""
+        """Return the function by which burst.Controller configures a burst."""
         connection, number, _ = home or self.present_home()
         self.device.check_process()
 
@@ -274,15 +277,15 @@ class RemotePreparedModel(AnyPreparedModel):
         return configure
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A recipe: connects to the device by its name and prepares the model again, wherever it is unpickled."""
+        """Return a recipe that connects by name and prepares the model again, wherever it is unpickled."""
         return _prepare_again, (self.device.address, self.model, self._options, self.device.application)
 
     def free_memory(self, memory: Memory) -> None:
-        """As `RemoteDevice.free_memory`."""
+        """Free memory as `RemoteDevice.free_memory` does."""
         self.device.free_memory(memory)
 
     def close(self) -> None:
-        """Frees the model on the device; bursts on it go on until they are closed.
+        """Free the model on the device; bursts on it go on until they are closed.
 
         A device that does not answer, because it is stopped, say, is not waited for long: it frees the model later.
         """
@@ -305,7 +308,7 @@ class RemotePreparedModel(AnyPreparedModel):
 
 
 def _prepare_again(address: str, model: Model, options: PrepareOptions, application: str | None) -> RemotePreparedModel:
-    """What an unpickled prepared model is made by. Its connection is its own: `prepared.device`."""
+    """Prepare an unpickled model again. Its connection is its own: `prepared.device`."""
     from driver.client.device import connect
 
     device = connect(address, application=application)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Receiver:
-    """Of one process. Any thread."""
+    """The event loop of one process, and its thread. Any thread."""
 
     _loop: AbstractEventLoop | None = None
     _thread: threading.Thread | None = None
@@ -44,12 +44,12 @@ class Receiver:
         return loop
 
     def abandon(self) -> None:
-        """In a forked child: the thread is the parent's, and so is what its loop watches, which stays untouched."""
+        """Forget it in a forked child: the thread is the parent's, and so are the descriptors that its loop watches."""
         self._forsaken.append(self._loop)
         self._starting, self._loop, self._thread = threading.RLock(), None, None
 
     def _stop(self) -> None:
-        """At the end of the process."""
+        """Stop it at the end of the process."""
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(1)

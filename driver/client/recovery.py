@@ -33,7 +33,7 @@ _MOST_NAMES = 8
 
 
 class Key(NamedTuple):
-    """Crashes are counted by device and model."""
+    """A key by which crashes are counted: device and model."""
 
     device: str  #: as it was connected to
     digest: str  #: of the model
@@ -48,10 +48,10 @@ class Crash(NamedTuple):
 
 
 class QuarantineListener(Protocol):
-    """A burst, which ends when its model is quarantined."""
+    """A burst that ends when its model is quarantined."""
 
     def quarantined(self) -> None:
-        """Called once, by the thread that noted the last crash."""
+        """End the burst. Called once, by the thread that noted the last crash."""
 
 
 class Quarantine:
@@ -69,16 +69,16 @@ class Quarantine:
             self._bursts[burst] = key
 
     def knows(self, device: str) -> bool:
-        """Whether any model is quarantined on that device: if not, no digest need be computed."""
+        """Return True if any model is quarantined on that device: if not, no digest need be computed."""
         return bool(self._reasons) and any(key.device == device for key in self._reasons)
 
     def check(self, key: Key) -> None:
-        """Raises Quarantined."""
+        """Raise Quarantined if that model may not run there."""
         if reason := self._reasons.get(key):
             raise Quarantined(reason)
 
     def note(self, key: Key, model: Model, crash: Crash, *, again: bool) -> None:
-        """One more crash; `again`: of what crashed it before. Raises Quarantined when that was one too many."""
+        """Count one more crash; `again`: of what crashed it before. Raises Quarantined when that was one too many."""
         with self._lock:
             self._crashes[key] = count = self._crashes.get(key, 0) + 1
             if not again and count < _MOST_CRASHES:
@@ -95,7 +95,7 @@ class Quarantine:
         self.check(key)
 
     def clear(self) -> None:
-        """Forgets all of it: for tests."""
+        """Forget all of it: for tests."""
         with self._lock:
             self._crashes.clear()
             self._reasons.clear()
@@ -105,7 +105,7 @@ quarantine = Quarantine()
 
 
 def crash_of(trace: Trace, requests: Sequence[tuple[object, Request | None]], model: Model) -> Crash | None:
-    """The crash that a dead device noted in this trace; `requests` as in `Recovery.successor`."""
+    """Return the crash that a dead device noted in this trace; `requests` as in `Recovery.successor`."""
     device, results = trace.page.device, int(trace.page.client.results)
     number, running = int(device.signal), int(device.running)
     if not (number and running):
@@ -116,18 +116,18 @@ def crash_of(trace: Trace, requests: Sequence[tuple[object, Request | None]], mo
 
 
 def crash_in_preparation(trace: Trace) -> Crash | None:
-    """The same, of a model that was being prepared."""
+    """Return the crash that it noted, if it was of a model that was being prepared."""
     number = int(trace.page.device.signal)
     return Crash(number, "its preparation", None) if number else None
 
 
 def digest_of(model: Model) -> str:
-    """SHA-256 of the model, in hexadecimal digits."""
+    """Return the SHA-256 of the model, in hexadecimal digits."""
     return model_digest(model, structure_digest(model)).hex()
 
 
 def describe(model: Model) -> str:
-    """Its name, or its operations in short."""
+    """Return the model's name, or its operations in short."""
     if model.name:
         return "".join(filter(str.isprintable, model.name))
     names = [operation.type for operation in model.main.operations]
@@ -165,7 +165,7 @@ class Recovery:
         self._in_a_row = 0
 
     def begin(self) -> tuple[Home, Controller]:
-        """The first controller. Raises StatusError, PeerDied."""
+        """Return the first controller, and where it leads. Raises StatusError, PeerDied."""
         home = self._prepared.present_home()
         try:
             return home, self._prepared.new_controller(self._options, home)
@@ -175,7 +175,7 @@ class Recovery:
             return self._prepared.revived(self._options, home.connection)
 
     def is_recoverable(self, error: BaseException, has_died: Callable[[], bool]) -> bool:
-        """Whether the burst's device died, and is to be started again.
+        """Return True if the burst's device died, and is to be started again.
 
         The plain path ends with the service; the burst ends with the engine, which follows it at once.
         """
@@ -189,17 +189,17 @@ class Recovery:
         return False
 
     def note_answer(self) -> None:
-        """The device has answered since it died last."""
+        """Note that the device has answered since it died last."""
         self._in_a_row = 0
 
     def bind(self, request: Request) -> None:
-        """From now on the burst is bound to the device's buffers that this request names."""
+        """Bind the burst to the device's buffers that this request names."""
         self._tokens |= {pool.token for pool in request.pools if isinstance(pool, DeviceBuffer)}
 
     def successor(
         self, error: BaseException, home: Home, trace: Trace, waiting: Sequence[tuple[object, Request | None]]
     ) -> tuple[Home, Controller]:
-        """A controller on the device's next life. Raises what all waiting requests are to get.
+        """Return a controller on the device's next life. Raises what all waiting requests are to get.
 
         `waiting`: the requests without an answer, each with an object that identifies it.
         """
@@ -225,13 +225,13 @@ class Recovery:
 
 
 class Revivals:
-    """How often one connection's device was started again: at most ten times within ten seconds."""
+    """A count of the restarts of one connection's device: at most ten within ten seconds."""
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=_MOST_REVIVALS)
 
     def count(self, name: str) -> None:
-        """One more. Raises PeerDied when there were too many."""
+        """Count one more. Raises PeerDied when there were too many."""
         now = time.monotonic()
         if len(self._times) == _MOST_REVIVALS and now - self._times[0] < _WITHIN:
             raise PeerDied(

@@ -25,7 +25,7 @@ def retry(
     until: float | None = None,
     on: type[Exception] | tuple[type[Exception], ...] = TRANSIENT,
 ) -> T:
-    """What `function()` returns, calling it again while it raises an error that passes.
+    """Return what `function()` returns, calling it again while it raises an error that passes.
 
     Before a call it waits as long as the error's `retry_after` says, twice as long after each further failure up to 64
     times, and up to as much again at random, so that callers that failed together do not come back together.

@@ -47,10 +47,10 @@ class Replacement(Protocol):
 
 
 class Fallback(Protocol):
-    """Executes requests that the device does not answer. It is asked only after an error."""
+    """An executor of requests that the device does not answer. It is asked only after an error."""
 
     def replacement(self, error: BaseException, home: Home, /) -> Replacement:
-        """What executes the request after that error of the device where the burst was at home.
+        """Return what executes the request after that error of the device where the burst was at home.
 
         Raises the error if the request would fail there, too.
         """
@@ -62,25 +62,25 @@ class Fallback(Protocol):
         home: Callable[[BaseException], Home],
         /,
     ) -> Result:
-        """What `attempt` gives, or the fallback where that may do better.
+        """Return what `attempt` gives, or what the fallback gives where that may do better.
 
         `home`: called after a failure, where the burst was at home.
         """
 
     def home(self) -> Home | None:
-        """Where the device has prepared the model; None while another device takes its place."""
+        """Return where the device has prepared the model; None while another device takes its place."""
 
     def report(self) -> dict[str, Any]:
-        """Counts and reasons, for `Burst.stats`."""
+        """Return counts and reasons, for `Burst.stats`."""
 
 
 class BurstSession:
-    """One request at a time, by any way: the queues, the plain path, the fallback."""
+    """A burst's session with its device. It executes by the queues, the plain path, or the fallback."""
 
     def __init__(
         self, prepared: RemotePreparedModel, options: Options, buffers: RequestBuffers, fallback: Fallback | None
     ) -> None:
-        """Raises StatusError, PeerDied."""
+        """Begin with a controller. Raises StatusError, PeerDied."""
         self.prepared, self.options, self.buffers, self.fallback = prepared, options, buffers, fallback
         self.depth = options.depth
         self.statistics = Statistics()
@@ -90,18 +90,18 @@ class BurstSession:
         self._home, self.controller = self._recovery.begin()
 
     def check(self) -> None:
-        """Before another way than the queues is taken: the burst is still ours. Raises ValueError, DriverError."""
+        """Raise ValueError, DriverError unless the burst is ours. Called before other ways than the queues."""
         self.check_process()
         if self.is_closed:
             raise ValueError(CLOSED)
         self.prepared.check_quarantine()
 
     def check_process(self) -> None:
-        """Raises DriverError in a forked child."""
+        """Raise DriverError in a forked child."""
         self.prepared.device.check_process()
 
     def bind(self, request: Request, in_flight: InFlight) -> None:
-        """The burst depends on the buffers that this request names. Raises BuffersLost, ValueError."""
+        """Bind the burst to the buffers that this request names. Raises BuffersLost, ValueError."""
         self.try_return_to_device(in_flight)
         check_buffers(request.pools, self._home.connection)
         self._recovery.bind(request)
@@ -109,7 +109,7 @@ class BurstSession:
     # ---- requests and results
 
     def encode(self, inputs: InputSet, outputs: OutputSet) -> EncodedRequest:
-        """The request on that memory, encoded once."""
+        """Return the request on that memory, encoded once."""
         encoded = outputs.encoded.get(inputs)
         if encoded is None:
             request = Request(inputs.arguments, outputs.arguments, (inputs.memory, outputs.memory))
@@ -120,7 +120,7 @@ class BurstSession:
         return encoded
 
     def with_larger_outputs(self, encoded: EncodedRequest, reply: ResultPacket) -> EncodedRequest | None:
-        """The same request with outputs that suffice, or None when that was not what it lacked."""
+        """Return the request with outputs that suffice, or None when that was not what it lacked."""
         if reply.status != ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
             return None
         old = self.buffers.grow(encoded.outputs, reply.output_shapes)
@@ -131,66 +131,68 @@ class BurstSession:
         return self.encode(encoded.inputs, encoded.outputs)
 
     def result_of(self, encoded: EncodedRequest, reply: ResultPacket) -> Result:
-        """Of a request that succeeded. Raises GeneralFailure."""
+        """Return the result of a request that succeeded. Raises GeneralFailure."""
         self.statistics.note(reply.timing)
         return encoded.outputs.result(reply.output_shapes, reply.timing)
 
     def error_of(self, reply: ResultPacket, deadline: int | None) -> StatusError:
-        """The exception for the last result, which has no outputs."""
+        """Return the exception for the last result, which has no outputs."""
         text, cause = self.failure_of(reply, deadline)
         error = status_error(reply.status, text, cause)
         error.result = Result(reply.status, (), reply.output_shapes, reply.timing, message=text, cause=error.as_cause())
         return error
 
     def failure_of(self, reply: ResultPacket, deadline: int | None) -> tuple[str, Cause]:
-        """What is known about the last result, which is a failure: the text and the cause."""
+        """Return what is known about the last result, which is a failure: the text and the cause."""
         controller = self.controller
         return failure_of(reply.status, deadline, controller.trace, controller.received)
 
     def begin_by(self, timeout: float | None) -> int | None:
-        """The next request has to be done by then, CLOCK_MONOTONIC ns; `controller.due(None)` ends that."""
+        """Set when the next request has to be done, CLOCK_MONOTONIC ns; `controller.due(None)` ends that."""
         end = earlier(timeout, None)
         if end is not None:
             self.controller.due(end)
         return end
 
     def abandon(self, numbers: Sequence[int]) -> None:
-        """The device need not begin these requests any more."""
+        """Tell the device that it need not begin these requests any more."""
         for number in numbers:
             self.controller.abandon(number)
 
     def note_drop(self) -> None:
-        """A request was cancelled, refused or replaced."""
+        """Count a request that was cancelled, refused or replaced."""
         self.statistics.note_drop(self.controller.trace)
 
     def note_plain(self) -> None:
-        """A request was executed on the plain path."""
+        """Count a request that was executed on the plain path."""
         self.statistics.note_plain(self.controller.trace)
 
     def stats(self, in_flight: int) -> dict[str, Any]:
-        """As `Burst.stats`."""
+        """Return the figures of `Burst.stats`."""
         self.check_process()
         figures = self.statistics.report(self.controller, in_flight, self.options.measure)
         return figures if self.fallback is None else figures | {"fallbacks": self.fallback.report()}
 
     def timeline(self, name: str, first_lane: int = 0) -> list[dict[str, Any]]:
-        """The last requests, for `Burst.trace`."""
+        """Return the last requests, for `Burst.trace`."""
         self.check_process()
         return self.controller.trace.chrome_events(name, first_lane)
 
     # ---- other ways to a result
 
     def perform_or_instead(self, attempt: Callable[[], Result], job: Job) -> Result:
-        """What `attempt` gives for a request on pools of the caller's own, or the fallback where it may do better."""
+        """Return what `attempt` gives for a request on the caller's pools, or the fallback where it may do better.
+        better.
+        """
         return self.fallback.perform_or_instead(attempt, job, self._failed) if self.fallback else attempt()
 
     def _failed(self, error: BaseException) -> Home:
-        """The fallback may take the device's place. Where the burst was at home."""
+        """Return where the burst was at home. If the device has died, the fallback takes its place."""
         self.is_displaced = self.is_displaced or isinstance(error, PeerDied)
         return self._home
 
     def run_plain(self, encoded: EncodedRequest, timeout: float | None) -> Result:
-        """One execution on the plain path, or by the fallback. Raises StatusError, PeerDied."""
+        """Execute once on the plain path, or by the fallback. Raises StatusError, PeerDied."""
         try:
             self.check()
             result = self.prepared.perform(Job.of(encoded.request, measure=self.options.measure, timeout=timeout))
@@ -203,7 +205,7 @@ class BurstSession:
             return self.run_fallback(encoded, error, timeout)
 
     def run_fallback(self, encoded: EncodedRequest, error: BaseException, timeout: float | None = None) -> Result:
-        """One execution by the fallback after that error, on the same memory: the device is done with it.
+        """Execute once by the fallback after that error, on the same memory: the device is done with it.
 
         The device has answered with an error, or is dead. Raises `error` where there is no fallback or it would fail
         likewise, and what the fallback raises.
@@ -229,7 +231,7 @@ class BurstSession:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the device is gone, or the model is in quarantine."""
+        """True if the device is gone, or the model is in quarantine."""
         try:
             return self.controller.has_died
         except Closed:  # in quarantine
@@ -237,14 +239,14 @@ class BurstSession:
 
     @property
     def has_result(self) -> bool:
-        """Whether `controller.receive` has something to say: a result, or how the device ended."""
+        """True if `controller.receive` has something to say: a result, or how the device ended."""
         try:
             return self.controller.has_result
         except FmqError:  # receiving raises what there is to raise
             return True
 
     def is_recoverable(self, error: BaseException) -> bool:
-        """Whether the error is the device's death, and the burst goes on with the device's next life."""
+        """Return True if the error is the device's death, and the burst goes on with the device's next life."""
         return not self.is_closed and self._recovery.is_recoverable(error, lambda: self.controller.has_died)
 
     def recover(self, error: BaseException, waiting: Sequence[tuple[object, Request | None]]) -> None:
@@ -275,7 +277,7 @@ class BurstSession:
             self.is_displaced = False
 
     def _adopt_controller(self, home: Home, controller: Controller) -> None:
-        """With another controller. Raises PeerDied, ValueError."""
+        """Go on with another controller. Raises PeerDied, ValueError."""
         self.statistics.retire(self.controller)
         self.statistics.recoveries += 1
         self.controller.close()

@@ -108,7 +108,7 @@ class SocketLane:
         return socket
 
     def _tell(self, slots: list[int]) -> None:
-        """The application has dropped memory, or freed it."""
+        """Tell the device of memory that the application has dropped or freed."""
         self._slots.forget(slots)
         for socket in list(self._sockets):
             socket.free(slots)
@@ -198,7 +198,7 @@ class SocketLane:
         return ending
 
     def _forget(self, number: int) -> None:
-        """The device may drop the outcome; it is told with a later call. Finalizers may call this."""
+        """Let the device drop the outcome; it is told with a later call. Finalizers may call this."""
         self._forgotten.append(number)
 
     def _watch(self, poll: select.poll) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Statistics:
-    """Counts that Python keeps; the others are in the burst's trace."""
+    """The counts that Python keeps; the others are in the burst's trace."""
 
     def __init__(self) -> None:
         self.plain = self.copied = self.copied_ready = self.drops = self.recoveries = 0
@@ -29,31 +29,31 @@ class Statistics:
         self._on_device = self._in_driver = 0
 
     def note(self, timing: Timing) -> None:
-        """The times of one result, if it has any."""
+        """Add the times of one result, if it has any."""
         if timing.time_in_driver is not None:
             self._on_device += timing.time_on_device or 0
             self._in_driver += timing.time_in_driver
 
     def note_drop(self, trace: Trace) -> None:
-        """A request was cancelled, refused or replaced; readers of the trace see it, too."""
+        """Count a request that was cancelled, refused or replaced; readers of the trace see it, too."""
         self.drops += 1
         self.tell(trace)
 
     def note_plain(self, trace: Trace) -> None:
-        """A request was executed on the plain path."""
+        """Count a request that was executed on the plain path."""
         self.plain += 1
         self.tell(trace)
 
     def tell(self, trace: Trace) -> None:
-        """Writes what Python counts into the trace."""
+        """Write what Python counts into the trace."""
         trace.page.client.drops, trace.page.client.plain = self.drops, self.plain
 
     def retire(self, controller: Controller) -> None:
-        """Another one takes its place."""
+        """Keep the counts of a controller whose place another one takes."""
         self._earlier += _totals(controller)
 
     def report(self, controller: Controller, in_flight: int, measure: bool) -> dict[str, Any]:
-        """As `burst.stats()`."""
+        """Return the figures of `burst.stats()`."""
         totals = self._earlier + _totals(controller)
         results, timeouts, sent, control, copied, busy_ns, total_ns = (int(n) for n in totals)
         seconds = {"in_driver": self._in_driver / 1e6, "on_device": self._on_device / 1e6}
@@ -73,13 +73,13 @@ class Statistics:
 
 
 def write_timeline(path: str, events: list[dict[str, Any]]) -> int:
-    """As `burst.trace(path)`, of these events; returns how many requests they show."""
+    """Write these events as `burst.trace(path)` does; return how many requests they show."""
     Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}))
     return sum(event["name"] == "request" for event in events)
 
 
 def spread(ns: Any) -> dict[str, float] | None:
-    """Median and 99th percentile, in microseconds; None of nothing."""
+    """Return median and 99th percentile, in microseconds; None of nothing."""
     if not len(ns):
         return None
     p50, p99 = np.percentile(ns, [50, 99]) / 1e3
@@ -94,7 +94,7 @@ def _totals(controller: Controller) -> Any:
 
 
 def cpu_of_listener(trace: Trace) -> float | None:
-    """Seconds that the device's thread of this burst has computed; None where the kernel does not tell."""
+    """Return the seconds that this burst's thread in the device has computed; None: the kernel does not tell."""
     device = trace.page.device
     try:
         return int(Path(f"/proc/{device.pid}/task/{device.tid}/schedstat").read_text().split()[0]) / 1e9

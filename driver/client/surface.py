@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 
 def signature(model: Model) -> str:
-    """Inputs and outputs, for people."""
+    """Return inputs and outputs, for people."""
     return " -> ".join(", ".join(map(str, side)) for side in (model.inputs, model.outputs))
 
 
 def _zeros(model: Model, shapes: Sequence[InputShapes] | None) -> Iterator[tuple[Any, ...]]:
-    """Arrays of zeros for each set of shapes, and empty texts. Raises ValueError."""
+    """Return arrays of zeros for each set of shapes, and empty texts. Raises ValueError."""
     for each in [None] if shapes is None else shapes:
         sides = zip(model.inputs, shapes_of(model, each, "warm_up(shapes=[…])"), _in_order(model, each), strict=True)
         yield tuple(
@@ -68,7 +68,7 @@ class AnyPreparedModel(Closing, ABC):
 
     @cached_property
     def _workspaces(self) -> FreeList[Workspace]:
-        """Memory of earlier runs, by the shapes of their inputs."""
+        """The memory of earlier runs, by the shapes of their inputs."""
         return FreeList()
 
     def run(
@@ -130,7 +130,7 @@ class AnyPreparedModel(Closing, ABC):
         timeout: float | None = None,
         deadline: float | None = None,
     ) -> None:
-        """Runs once for each set of input shapes, on zeros: what a first run does beyond the others is done then.
+        """Run once for each set of input shapes, on zeros: what a first run does beyond the others is done then.
 
         `shapes`: tuples of shapes by position, or dicts by name; None: the shapes that the model tells. Raises as `run`
         does, and ValueError for open shapes that are not given.
@@ -149,7 +149,7 @@ class AnyPreparedModel(Closing, ABC):
         loop_timeout: float | None = None,
         deadline: float | None = None,
     ) -> Result:
-        """Executes an explicit request, with any status; outputs are views of its pools.
+        """Execute an explicit request, with any status; outputs are views of its pools.
 
         `timeout`: seconds from now, `deadline`: a time.monotonic(). The device is told the earlier one, and gives up
         what it cannot do by then. The wait ends there whatever it does: at the deadline with a result of status
@@ -172,7 +172,7 @@ class AnyPreparedModel(Closing, ABC):
         loop_timeout: float | None = None,
         deadline: float | None = None,
     ) -> Completion:
-        """The same in the background, many at once: on a device thousands, which wait in its run queue by priority.
+        """Execute an explicit request in the background. A device queues thousands, by priority.
 
         The future has what `execute` returns or raises, and can be awaited. `cancel()` gives the request up on the
         device, too. `callback` gets the future when it is done, in a thread that completes others: it must not wait for
@@ -199,7 +199,7 @@ class AnyPreparedModel(Closing, ABC):
         loop_timeout: float | None = None,
         duration: float | None = None,
     ) -> FencedExecution:
-        """Launches an execution that runs when all of `wait_for` are signalled, and returns at once.
+        """Launch an execution that runs when all of `wait_for` are signalled, and return at once.
 
         Args:
             request: must say the shapes of outputs that the model leaves open.
@@ -241,7 +241,7 @@ class AnyPreparedModel(Closing, ABC):
         policy: Policy = "block",
         recover: bool = False,
     ) -> AnyBurst:
-        """Opens a burst; `RemotePreparedModel.burst` says what the options do.
+        """Open a burst; `RemotePreparedModel.burst` says what the options do.
 
         Raises StatusError, PeerDied, ValueError.
         """
@@ -259,19 +259,19 @@ class AnyPreparedModel(Closing, ABC):
 
     @abstractmethod
     def open_burst(self, options: Options) -> AnyBurst:
-        """As `burst`."""
+        """Open a burst with these options."""
 
     @abstractmethod
     def free_memory(self, memory: Memory) -> None:
-        """The device may unmap it. Unknown memory is no error."""
+        """Let the device unmap it. Unknown memory is no error."""
 
     @abstractmethod
     def close(self) -> None:
-        """Frees the model; bursts on it go on until they are closed."""
+        """Free the model; bursts on it go on until they are closed."""
 
 
 class AnyBurst(Closing, ABC):
-    """Executions in quick succession. `run` from one thread; `submit` and futures from any.
+    """A burst: executions in quick succession. `run` from one thread; `submit` and futures from any.
 
     `inputs` are arrays in shared memory: the device reads what is written there, without a copy. They belong to the
     next request: with `submit`, look them up for each. The `outputs` of a result are arrays in shared memory, too, and
@@ -286,23 +286,24 @@ class AnyBurst(Closing, ABC):
     @property
     @abstractmethod
     def inputs(self) -> tuple[NDArray[Any] | None, ...]:
-        """Arrays of the next request, to be written in place; None where an input is omitted. Where the model leaves
-        a shape open that was not given yet, each use of the input says how to give it.
+        """The arrays of the next request, to be written in place; None where an input is omitted.
+
+        Where the model leaves a shape open that was not given yet, each use of the input says how to give it.
         """
 
     @property
     @abstractmethod
     def source(self) -> BurstRequests:
-        """What takes requests, and completes their futures."""
+        """The object that takes requests, and completes their futures."""
 
     @property
     @abstractmethod
     def tasks(self) -> Tasks:
-        """What waits for `source` in event loops."""
+        """The tasks that wait for `source` in event loops."""
 
     @abstractmethod
     def run(self, *arrays: Any, timeout: float | None = None, deadline: float | None = None, **by_name: Any) -> Result:
-        """Executes once; with arrays, by position or by name, copies them into the inputs first.
+        """Execute once; copy arrays, given by position or by name, into the inputs first.
 
         Arrays may have any shape that the model leaves open; `inputs` are of the last one.
 
@@ -318,7 +319,7 @@ class AnyBurst(Closing, ABC):
         timeout: float | None = None,
         deadline: float | None = None,
     ) -> None:
-        """As `AnyPreparedModel.warm_up`; None: the shapes of the present inputs, which are filled with zeros."""
+        """Do what `AnyPreparedModel.warm_up` does; None: the shapes of the present inputs, which are zeroed."""
         present = [tuple(None if a is None or isinstance(a, OpenInput) else a.shape for a in self.inputs)]
         for zeros in _zeros(self.model, present if shapes is None else shapes):
             self.run(*zeros, timeout=timeout, deadline=deadline)
@@ -326,7 +327,7 @@ class AnyBurst(Closing, ABC):
     @property
     @abstractmethod
     def model(self) -> Model:
-        """What it executes."""
+        """The model that it executes."""
 
     def __repr__(self) -> str:
         arrays = [None if isinstance(a, OpenInput) else a for a in self.inputs]
@@ -336,7 +337,7 @@ class AnyBurst(Closing, ABC):
     def submit(
         self, *arrays: Any, timeout: float | None = None, deadline: float | None = None, **by_name: Any
     ) -> Completion:
-        """Sends a request and does not wait for its result. With arrays, copies them into the inputs first.
+        """Send a request without waiting for its result. Arrays are copied into the inputs first.
 
         While `depth` requests are in flight, policy "block" waits (at most `timeout` seconds, then Timeout), "reject"
         raises Busy, and "latest" keeps this request until there is room, in the place of one that was kept before.
@@ -360,7 +361,7 @@ class AnyBurst(Closing, ABC):
     async def run_async(
         self, *arrays: Any, timeout: float | None = None, deadline: float | None = None, **by_name: Any
     ) -> Result:
-        """As `run`, for asyncio. Cancelling the task drops the result when it comes.
+        """Do as `run`, for asyncio. Cancelling the task drops the result when it comes.
 
         `timeout`: seconds from now, also for tasks before it; `deadline`: a time.monotonic(). The device is told the
         earlier one. Raises Timeout after the one, and MissedDeadline* at the other.
@@ -373,7 +374,7 @@ class AnyBurst(Closing, ABC):
         timeout: float | None = None,
         deadline: float | None = None,
     ) -> AsyncIterator[Result]:
-        """`async for result in burst.stream(frames)`: results in the order of the frames, `depth` in flight.
+        """Yield results in the order of the frames, `depth` in flight: `async for result in burst.stream(frames)`.
 
         A frame is an array, a tuple of one for each input, or a dict by name. With policy "latest" a source that is
         faster than the device loses frames, and not time; with "reject", too, and the oldest stay. `timeout`: of each
@@ -389,7 +390,7 @@ class AnyBurst(Closing, ABC):
         loop_timeout: float | None = None,
         deadline: float | None = None,
     ) -> Result:
-        """An explicit request on pools of your own, with any status.
+        """Execute an explicit request on pools of your own, with any status.
 
         `timeout`: seconds from now, `deadline`: a time.monotonic(). The device is told the earlier one, and gives up
         what it cannot do by then. The wait ends there whatever it does: at the deadline with a result of status
@@ -408,11 +409,11 @@ class AnyBurst(Closing, ABC):
 
     @abstractmethod
     def free_memory(self, memory: Memory) -> None:
-        """The device may unmap a pool of `execute`. Unknown memory is no error."""
+        """Let the device unmap a pool of `execute`. Unknown memory is no error."""
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:
-        """Counts since the beginning, and where the time went; `driver.client.statistics` says what each is.
+        """Return counts since the beginning, and where the time went; see `driver.client.statistics`.
 
         Times in `stages` are microseconds, in `seconds` and `cpu_seconds` seconds; `copied_bytes` are bytes.
         `fallbacks`: those of the compiled model, if this is a burst of one.
@@ -420,8 +421,8 @@ class AnyBurst(Closing, ABC):
 
     @abstractmethod
     def trace(self, path: str) -> int:
-        """Writes the last requests, stage by stage, as a file for Perfetto or chrome://tracing; returns how many."""
+        """Write the last requests by stages, as a file for Perfetto or chrome://tracing; return how many."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the burst on both sides; threads and tasks that wait get GeneralFailure. Arrays stay readable."""
+        """End the burst on both sides; threads and tasks that wait get GeneralFailure. Arrays stay readable."""

@@ -30,7 +30,7 @@ _UNCLAIMED = 8  # results that tasks may be about to take; fewer than a burst le
 
 
 class Tasks:
-    """Of one burst. Any number of loops and tasks may wait, beside threads.
+    """The tasks that wait for one burst, in any number of event loops, beside threads.
 
     It does not refer to the burst, which ends with the last reference of the application or of a task that waits.
     """
@@ -41,19 +41,19 @@ class Tasks:
         self._unclaimed: Counter[_Loop] = Counter()  # results and requests of `run`
 
     def tell(self, source: BurstRequests) -> None:
-        """In any thread: there may be room for the next task in the queue, or the burst was closed."""
+        """Wake the next task, from any thread: there may be room for it, or the burst was closed."""
         if self._queue and source.has_room:
             with suppress(IndexError):  # it has just left
                 self._next().ring()
 
     def _next(self) -> _WaitingTask:
-        """The first task; the last one while tasks give up, as the first ones have no time left for the device."""
+        """Return the first task; the last one while tasks give up, as the first have no time left for the device."""
         return self._queue[-1 if self._is_late else 0]
 
     async def run(
         self, source: BurstRequests, arrays: tuple[Any, ...], timeout: float | None, deadline: float | None
     ) -> Result:
-        """As `Burst.run_async`."""
+        """Run a request as `Burst.run_async` does."""
         import asyncio
 
         loop, times = asyncio.get_running_loop(), TaskTimes.of(timeout, deadline)
@@ -106,7 +106,7 @@ class Tasks:
         timeout: float | None,
         deadline: float | None,
     ) -> AsyncIterator[Result]:
-        """As `Burst.stream`."""
+        """Yield results as `Burst.stream` does."""
         import asyncio
 
         given = aiter(frames) if isinstance(frames, AsyncIterable) else _each(frames)
@@ -145,7 +145,7 @@ class Tasks:
     async def _send(
         self, source: BurstRequests, frames: AsyncIterator[Any], timeout: float | None, deadline: float | None
     ) -> Completion | None:
-        """The next frame that is not refused, sent; None at the end."""
+        """Send the next frame that is not refused, and return it; None at the end."""
         while (given := await anext(frames, _END)) is not _END:
             with suppress(Busy):  # policy "reject", which has counted it
                 arrays = given if isinstance(given, tuple) else (given,)
@@ -154,7 +154,7 @@ class Tasks:
 
 
 class TaskTimes(NamedTuple):
-    """When a wait ends, and what ends it."""
+    """The end of a wait, and what ends it."""
 
     timeout: float | None
     deadline: int | None  #: CLOCK_MONOTONIC ns
@@ -162,7 +162,7 @@ class TaskTimes(NamedTuple):
 
     @classmethod
     def of(cls, timeout: float | None, deadline: float | None) -> TaskTimes:
-        """From now on; `deadline`: a time.monotonic(). Raises ValueError, MissedDeadlinePersistent."""
+        """Count from now; `deadline`: a time.monotonic(). Raises ValueError, MissedDeadlinePersistent."""
         check_times(timeout=timeout, deadline=deadline)
         by = None if deadline is None else nanoseconds(deadline)
         if missed := passed(by):
@@ -170,7 +170,7 @@ class TaskTimes(NamedTuple):
         return cls(timeout, by, earlier(timeout, by))
 
     def error(self, error: MissedDeadlineTransient) -> BaseException:
-        """What the caller gets when the wait has ended: Timeout, if it was the timeout that ended it."""
+        """Return what the caller gets when the wait has ended: Timeout, if it was the timeout that ended it."""
         if error.phase != WAITING or self.timeout is None or (self.deadline and clock.now() > self.deadline):
             return error
         return timed_out(self.timeout, WAITING, error.late_by)
@@ -184,7 +184,7 @@ class _WaitingTask:
         self.rung: asyncio.Future[None] = loop.create_future()
 
     def ring(self) -> None:
-        """In any thread: there is room for this task."""
+        """Wake the task, from any thread: there is room for it."""
         complete_in(self._loop, self.rung)
 
 

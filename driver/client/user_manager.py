@@ -24,7 +24,7 @@ _OPTIONS = ("--user", "--quiet", "--collect", "--service-type=forking", "--prope
 
 
 def absence() -> str:
-    """Why no manager can be asked; "" if one can."""
+    """Return why no manager can be asked; "" if one can."""
     if not which(_COMMAND):
         return f"{_COMMAND} is not installed"
     folder = _folder()
@@ -38,9 +38,7 @@ def absence() -> str:
 
 
 def start(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Runs a launcher, which forks when it is ready, with this environment and nothing else. Why it failed; "" if it
-    has not.
-    """
+    """Run a launcher, which forks when ready, with this environment alone. Return why it failed; "": it has not."""
     if reason := absence():
         return reason
     variables = [f"{name}={value}" for name, value in environment.items()]
@@ -56,7 +54,7 @@ def start(command: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def _folder() -> Path | None:
-    """The account's own session folder; `su` keeps another account's variable."""
+    """Return the account's own session folder; `su` keeps another account's variable."""
     given = os.environ.get("XDG_RUNTIME_DIR")
     for path in (*([Path(given)] if given else []), Path(f"/run/user/{os.getuid()}")):
         if path.is_dir() and path.stat().st_uid == os.getuid():

@@ -66,7 +66,7 @@ class InputSet:
     _optional = 0  # so many of the last inputs may be left out
 
     def __init__(self, model: Model, shapes: Shapes, memory: Memory | None = None) -> None:
-        """`shapes`: of the inputs; None omits one. `memory`: is used if it suffices."""
+        """Lay inputs out. `shapes`: None omits one. `memory`: is used if it suffices."""
         self.shapes = shapes
         instead = open_inputs(model, shapes) if NOT_GIVEN in shapes else [None] * len(shapes)
         shapes = tuple(None if shape == NOT_GIVEN else shape for shape in shapes)
@@ -88,7 +88,7 @@ class InputSet:
         self.arrays: tuple[Any, ...] = named(self.names)(views)
 
     def fill(self, arrays: Sequence[Any]) -> int:
-        """Copies arrays into the inputs, all or none; returns how many bytes that were.
+        """Copy arrays into the inputs, all or none; return how many bytes that were.
 
         Takes what speaks the buffer protocol or DLPack. Raises ValueError naming the input that does not fit.
         """
@@ -112,8 +112,9 @@ class InputSet:
 
 
 class _OutputPlace:
-    """The base of an output's array. It is no array and no view of one, past which numpy would look for the base of
-    a view: so each view of an output refers to the output.
+    """The base of an output's array, and so of each view of it: each view refers to the output.
+
+    It is no array and no view of one, past which numpy would look for the base of a view.
     """
 
     def __init__(self, memory: NDArray[np.uint8], offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
@@ -131,7 +132,7 @@ class OutputSet:
     next: OutputSet  #: in the ring of a burst's `Buffers`
 
     def __init__(self, model: Model, sizes: Sequence[int] | None = None) -> None:
-        """`sizes`: bytes to reserve for each; by default what the model says."""
+        """Reserve memory. `sizes`: bytes for each; by default what the model says."""
         self._operands = [model.main.operands[i] for i in model.main.outputs]
         self.named = named(tuple(tensor.name for tensor in model.outputs))
         self._has_packed = any(operand.type == PACKED for operand in self._operands)
@@ -139,7 +140,7 @@ class OutputSet:
         self.lay_out(sizes or [nbytes(o, o.dimensions) if o.is_known else guess for o in self._operands])
 
     def lay_out(self, sizes: Sequence[int]) -> None:
-        """New memory for outputs of these sizes in bytes. Arrays on the old one stay valid."""
+        """Take new memory for outputs of these sizes in bytes. Arrays on the old one stay valid."""
         self.sizes = tuple(sizes)
         *self._places, end = _offsets(sizes)
         self.memory = Memory.create(end)
@@ -151,7 +152,7 @@ class OutputSet:
         self.begin()
 
     def begin(self) -> None:
-        """Nothing has used its memory."""
+        """Begin with memory that nothing has used."""
         self.shapes: Sequence[OutputShape] | None = None  #: for which
         self.given: tuple[NDArray[Any], ...] = ()  #: arrays were made
         self.ready: Result | None = None  #: of these arrays, without times
@@ -162,7 +163,7 @@ class OutputSet:
         self.encoded: dict[InputSet, EncodedRequest] = {}  #: requests of a burst on this memory
 
     def arrays(self, shapes: Sequence[OutputShape]) -> tuple[Any, ...]:
-        """Typed views; `shapes` may be empty when the model knows them all. The same ones again for the same shapes."""
+        """Return typed views, the same for the same shapes; `shapes` may be empty when the model knows them all."""
         if self._has_packed:  # values of this run, which refer to no memory
             found = self.named(self._view(n, shape.dimensions) for n, shape in enumerate(shapes))
             self.given = tuple(array for n, array in enumerate(found) if self._operands[n].type != PACKED)
@@ -176,7 +177,7 @@ class OutputSet:
         return self.given
 
     def result(self, shapes: Sequence[OutputShape], timing: Timing) -> Result:
-        """The result of a request that succeeded: without times the same one again. Raises GeneralFailure."""
+        """Return the result of a request that succeeded: without times the same one again. Raises GeneralFailure."""
         arrays = self.arrays(shapes)
         if timing is not NO_TIMING or self._has_packed:
             return Result(ErrorStatus.NONE, arrays, tuple(shapes), timing)
@@ -186,7 +187,7 @@ class OutputSet:
 
     @property
     def number(self) -> int:
-        """Of the request of a burst that used it last."""
+        """The number of the burst's request that used it last."""
         return int(self._number[0])
 
     @number.setter
@@ -203,7 +204,7 @@ class OutputSet:
         return np.asarray(_OutputPlace(self._bytes, self._places[n], operand.type.dtype, dims))
 
     def is_held(self) -> bool:
-        """Whether the caller still refers to one of the arrays that were given out last."""
+        """Return True if the caller still refers to one of the arrays that were given out last."""
         if not self.given:
             return False
         if getrefcount(self.given) > _OF_ATTRIBUTE + (self.ready is not None):
@@ -216,7 +217,7 @@ class OutputSet:
         return False
 
     def needed(self, shapes: Sequence[OutputShape]) -> tuple[int, ...] | None:
-        """Sizes that outputs of these shapes need, or None when there is room for them."""
+        """Return the sizes that outputs of these shapes need, or None when there is room for them."""
         sizes = [nbytes(o, shape.dimensions) for o, shape in zip(self._operands, shapes, strict=False)]
         if len(sizes) != len(self.sizes) or all(size <= room for size, room in zip(sizes, self.sizes, strict=True)):
             return None
@@ -229,7 +230,7 @@ class _Kept:
 
 
 def _references_of_ours(kept: _Kept) -> tuple[int, int]:
-    """What `getrefcount` counts in `is_held` when the caller holds nothing: for an attribute, and for an array."""
+    """Return what `getrefcount` counts in `is_held` when the caller holds nothing: for attribute and array."""
     for array in kept.given:
         of_array = getrefcount(array)
     return getrefcount(kept.given), of_array
@@ -239,7 +240,7 @@ _OF_ATTRIBUTE, _OF_ARRAY = _references_of_ours(_Kept())
 
 
 class Workspace:
-    """Inputs and outputs of one request."""
+    """A request's inputs and outputs."""
 
     def __init__(self, inputs: InputSet, outputs: OutputSet) -> None:
         self.inputs, self.outputs = inputs, outputs
@@ -247,7 +248,7 @@ class Workspace:
 
     @classmethod
     def create(cls, model: Model, shapes: Shapes) -> Self:
-        """A new one for inputs of these shapes. Raises ResourceExhaustedPersistent, ResourceExhaustedTransient."""
+        """Return a new one for inputs of these shapes. Raises ResourceExhaustedPersistent and ...Transient."""
         return cls(InputSet(model, shapes), OutputSet(model))
 
     def _combine(self) -> None:
@@ -256,7 +257,7 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """Of its memory."""
+        """The size of its memory."""
         return self.inputs.memory.nbytes + self.outputs.memory.nbytes
 
     def grow_for(self, result: Result) -> bool:
@@ -272,7 +273,7 @@ class Workspace:
 
 
 class FreeList(Generic[_T]):
-    """Memory that no execution uses, by a key, for the next execution with the same key. Any thread.
+    """A list of memory that no execution uses, by a key, for the next execution with that key. Any thread.
 
     The least recently used is dropped when there are more than 16, or more than 128 MiB in all; the last one stays,
     however large.
@@ -283,7 +284,7 @@ class FreeList(Generic[_T]):
         self._free: deque[tuple[object, _T, int]] = deque()  # the last one was used last
 
     def take(self, key: object) -> _T | None:
-        """What was put here under that key last; None when there is nothing."""
+        """Return what was put here under that key last; None when there is nothing."""
         with self._lock:
             for n in range(len(self._free) - 1, -1, -1):
                 found, item, nbytes = self._free[n]
@@ -294,7 +295,7 @@ class FreeList(Generic[_T]):
         return None
 
     def put(self, key: object, item: _T, nbytes: int) -> None:
-        """No execution uses it any more."""
+        """Keep memory that no execution uses any more."""
         dropped = []
         with self._lock:
             self._free.append((key, item, nbytes))
@@ -304,14 +305,14 @@ class FreeList(Generic[_T]):
                 self._nbytes -= dropped[-1][2]
 
     def clear(self) -> None:
-        """Drops all."""
+        """Drop all."""
         with self._lock:
             free, self._free, self._nbytes = self._free, deque(), 0
         free.clear()
 
 
 class KnownRequest:
-    """The request that was sent last, with the views of its outputs. It does not keep the request's memory alive."""
+    """A request that was sent last, with its outputs' views. It does not keep the request's memory alive."""
 
     def __init__(self, request: Request) -> None:
         self._inputs, self._outputs, pools, self._loop_timeout = request
@@ -321,7 +322,7 @@ class KnownRequest:
         self._views: tuple[Sequence[OutputShape], tuple[Any, ...]] | None = None
 
     def is_of(self, request: Request) -> bool:
-        """Whether it is this one, or names the same arguments and pools."""
+        """Return True if it is this one, or names the same arguments and pools."""
         inputs, outputs, pools, loop_timeout = request
         return (
             inputs is self._inputs
@@ -332,7 +333,7 @@ class KnownRequest:
         )
 
     def outputs(self, model: Model, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
-        """As `output_views`; for the same shapes the same ones again."""
+        """Return what `output_views` does; for the same shapes the same ones again."""
         known = self._views
         if known and known[0] == shapes:
             return known[1]
@@ -344,7 +345,7 @@ class KnownRequest:
         return views
 
     def end(self) -> None:
-        """The application has dropped one of its pools. The views would keep that mapped."""
+        """Drop the views, which would keep memory mapped: the application has dropped one of its pools."""
         self._lives, self._views = False, None
 
 
@@ -354,7 +355,7 @@ def _end(known: ref[KnownRequest], _: ref[Any]) -> None:
 
 
 def output_views(model: Model, request: Request, shapes: Sequence[OutputShape]) -> tuple[Any, ...]:
-    """Typed views of a request's outputs in its pools, None where that is a buffer, or memory that only a driver maps.
+    """Return typed views of a request's outputs in its pools, None for a buffer, or memory that only a driver maps.
 
     `shapes` may be empty when the model knows them all.
     """
@@ -370,7 +371,7 @@ def output_views(model: Model, request: Request, shapes: Sequence[OutputShape]) 
 
 
 def _unpacked(n: int, view: NDArray[np.uint8]) -> Any:
-    """The value of output `n`. Raises GeneralFailure."""
+    """Return the value of output `n`. Raises GeneralFailure."""
     try:
         return unpack(view)
     except ValueError as error:
@@ -384,7 +385,7 @@ def _view(pool: Memory | DeviceBuffer, dtype: Any, shape: tuple[int, ...], offse
 
 
 class _Input(NamedTuple):
-    """What an input takes, for messages."""
+    """An input as messages name it, with what it takes."""
 
     number: int
     name: str
@@ -396,7 +397,7 @@ class _Input(NamedTuple):
 
 
 def said_input(number: int, name: str) -> str:
-    """An input, for messages."""
+    """Return an input in words, for messages."""
     return f"input {number} ({name!r})" if name != f"input_{number}" else f"input {number}"
 
 
@@ -405,7 +406,7 @@ def _wrong_count(given: int, names: Sequence[str]) -> str:
 
 
 def input_shapes(model: Model, given: Sequence[Any]) -> Shapes:
-    """The shape of each input: the model's, or the given array's where that leaves it open. Raises ValueError.
+    """Return the shape of each input: the model's, or the given array's where that leaves it open. Raises ValueError.
 
     `given`: arrays or shapes, by position or in one dict.
     """
@@ -418,7 +419,7 @@ def input_shapes(model: Model, given: Sequence[Any]) -> Shapes:
 
 
 def fitted_inputs(model: Model, given: Sequence[Any]) -> tuple[NDArray[Any] | None, ...]:
-    """The arrays as the model takes them, by position, in the shapes of `input_shapes`. Raises ValueError."""
+    """Return the arrays as the model takes them, by position, in the shapes of `input_shapes`. Raises ValueError."""
     shapes, tensors = input_shapes(model, given), model.inputs
     arrays = by_position(given, tuple(tensor.name for tensor in tensors), model.optional)
     return tuple(
@@ -432,8 +433,9 @@ def fitted_inputs(model: Model, given: Sequence[Any]) -> tuple[NDArray[Any] | No
 
 
 def shapes_of(model: Model, given: InputShapes | None, where: str = "burst(input_shapes=…)") -> Shapes:
-    """Of the inputs: as the model says where nothing is given. Raises ValueError for a shape that stays open, or that
-    contradicts. `where` they are given.
+    """Return the shapes of the inputs: those of the model where nothing is given; `where` they are given.
+
+    Raises ValueError for a shape that stays open, or that contradicts.
     """
     operands, tensors = [model.main.operands[i] for i in model.main.inputs], model.inputs
     if given is None:
@@ -460,7 +462,7 @@ def shapes_of(model: Model, given: InputShapes | None, where: str = "burst(input
 
 
 def first_shape(operand: Operand) -> Any:
-    """Of an input before it is given: as the model says, and some room for what is no tensor of numbers."""
+    """Return an input's shape before it is given: as the model says, with some room for what is no tensor."""
     if operand.type == PACKED:
         return (room_for(1),)
     return operand.dimensions if operand.is_known else NOT_GIVEN
@@ -481,13 +483,15 @@ def _shape(n: int, tensor: TensorInfo, operand: Operand, given: Any) -> tuple[in
 
 
 def _said(dimensions: tuple[int, ...]) -> str:
-    """Dimensions with a ? where they are open."""
+    """Return dimensions with a ? where they are open."""
     return f"({', '.join(str(d or '?') for d in dimensions)}{',' if len(dimensions) == 1 else ''})"
 
 
 def fitting(its: _Input, given: Any) -> NDArray[Any]:
-    """The array, if it is what the input takes. Of an array only integers are converted, if the values fit; numbers and
-    lists of Python take the input's dtype, if they mean the same there. Raises ValueError.
+    """Return the array, if it is what the input takes.
+
+    Of an array only integers are converted, if the values fit; numbers and lists of Python take the input's dtype, if
+    they mean the same there. Raises ValueError.
     """
     if given is None:
         raise ValueError(f"{its} is None, but this input is not omitted; give an array of shape {its.shape}")
@@ -516,7 +520,7 @@ def _converted(its: _Input, found: NDArray[Any], *, is_array: bool) -> NDArray[A
 
 
 def _as_array(n: int, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Without a copy, if it can be. Bytes have no shape of their own, and take the input's when they fill it.
+    """Return an array, without a copy if possible. Bytes have no shape, and take the input's when they fill it.
 
     Arrow's buffers have no type either; those who take one out of an array know what it holds.
     """
@@ -538,7 +542,7 @@ def _is_arrow_buffer(array: object) -> bool:
 
 
 def nbytes(operand: Operand, shape: tuple[int, ...]) -> int:
-    """Of an operand of that shape."""
+    """Return the bytes of an operand of that shape."""
     return math.prod(shape) * operand.type.element_size
 
 
@@ -550,7 +554,7 @@ def _argument(operand: Operand, shape: tuple[int, ...] | None, offset: int, leng
 
 
 def _offsets(sizes: Sequence[int]) -> list[int]:
-    """Where each part begins, and where the last one ends."""
+    """Return where each part begins, and where the last one ends."""
     places = [0]
     for size in sizes:
         places.append(places[-1] + -(-max(size, 1) // _ALIGN) * _ALIGN)
