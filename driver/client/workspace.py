@@ -248,7 +248,10 @@ class Workspace:
 
     @classmethod
     def create(cls, model: Model, shapes: Shapes) -> Self:
-        """Return a new one for inputs of these shapes. Raises ResourceExhaustedPersistent and ...Transient."""
+        """Return a new one for inputs of these shapes.
+
+        Raises ResourceExhaustedPersistent, ResourceExhaustedTransient.
+        """
         return cls(InputSet(model, shapes), OutputSet(model))
 
     def _combine(self) -> None:

@@ -31,7 +31,7 @@ class AccountThreads:
     """A few threads, which begin when there is work and end when there has been none for a while. Any thread."""
 
     def __init__(self, name: str, most: int, begin: Callable[[], object] = lambda: None) -> None:
-        """`most`: threads at once. `begin`: what each calls first."""
+        """Start no thread yet. `most`: threads at once. `begin`: what each calls first."""
         self._name, self._most, self._begin = name, most, begin
         self._changed = threading.Condition()
         self._queues: dict[int, deque[_Piece]] = {}  # of accounts with work that is not done
@@ -86,7 +86,7 @@ class AccountThreads:
             return None
 
     def _do(self, uid: int) -> None:
-        """In a frame of its own, so that nothing is kept until the next piece comes."""
+        """Do one piece in a frame of its own, so that nothing is kept until the next piece comes."""
         future, work = self._queues[uid].popleft()
         if not future.set_running_or_notify_cancel():
             return

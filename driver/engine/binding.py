@@ -77,12 +77,12 @@ class PoolAccess:
         return bool(self._before or self._after or self._synced)
 
     def uses(self, pool: object, *, writes: bool) -> None:
-        """Notes that the request reads or writes this pool."""
+        """Note that the request reads or writes this pool."""
         if isinstance(pool, Memory) and pool.needs_sync:
             self._synced[pool] = writes or self._synced.get(pool, False)
 
     def hold(self, where: str, argument: RequestArgument, operand: Operand, pool: DriverPool | ManagedBuffer) -> Any:
-        """What `bind` gets for a driver's buffer, in the place of an array. Raises InvalidArgument."""
+        """Return what `bind` gets for a driver's buffer, in the place of an array. Raises InvalidArgument."""
         assert pool.held
         if isinstance(pool, DriverPool) and pool.held.buffer.is_linear:
             return self._part(where, argument, operand, pool)
@@ -95,7 +95,7 @@ class PoolAccess:
         return BufferArgument(pool.held.buffer, _dimensions(where, argument, operand))
 
     def _part(self, where: str, argument: RequestArgument, operand: Operand, pool: DriverPool) -> BufferArgument:
-        """An argument at an offset of linear memory that the CPU cannot use. Raises InvalidArgument."""
+        """Return an argument at an offset of linear memory that the CPU cannot use. Raises InvalidArgument."""
         assert pool.held
         dimensions, size = _dimensions(where, argument, operand), operand.type.element_size
         nbytes = argument.length or pool.nbytes - argument.offset
@@ -109,7 +109,7 @@ class PoolAccess:
         return BufferArgument(pool.held.buffer, dimensions, argument.offset, nbytes)
 
     def input(self, where: str, argument: RequestArgument, operand: Operand, image: HardwareBuffer) -> Array:
-        """The image as an input array. Raises InvalidArgument."""
+        """Return the image as an input array. Raises InvalidArgument."""
         dimensions = _image_dimensions(where, argument, operand, image)
         found = image.view()
         if found is None:
@@ -119,7 +119,7 @@ class PoolAccess:
         return found.reshape(dimensions)
 
     def output(self, n: int, argument: RequestArgument, operand: Operand, image: HardwareBuffer) -> Array:
-        """The memory for output `n`, which is this image. Raises InvalidArgument."""
+        """Return the memory for output `n`, which is this image. Raises InvalidArgument."""
         self._shapes[n] = _image_dimensions(f"output {n}", argument, operand, image)
         found = image.view()
         if found is None:
@@ -129,7 +129,7 @@ class PoolAccess:
         return found.reshape(-1).view(np.uint8)
 
     def with_image_shapes(self, request: Request) -> Request:
-        """The request, with the image's shape for each output that is an image."""
+        """Return the request, with the image's shape for each output that is an image."""
         if not self._shapes:
             return request
         outputs = enumerate(request.outputs)
@@ -138,7 +138,7 @@ class PoolAccess:
         )
 
     def wrap(self, run: Callable[[], object]) -> Callable[[], object]:
-        """`run` with all this before and after it; `run` itself if there is nothing to do."""
+        """Return `run` with all this before and after it; `run` itself if there is nothing to do."""
         return partial(self._run, run) if self else run
 
     def _run(self, run: Callable[[], object]) -> None:
@@ -157,7 +157,7 @@ class PoolAccess:
 
 
 def _staging(image: HardwareBuffer) -> Array:
-    """Memory without gaps for a copy of the image. Raises ResourceExhaustedPersistent."""
+    """Return memory without gaps for a copy of the image. Raises ResourceExhaustedPersistent."""
     nbytes = math.prod(image.shape) * image.dtype.itemsize
     check_available(nbytes)
     return memory(nbytes).view(image.dtype).reshape(image.shape)
@@ -166,7 +166,7 @@ def _staging(image: HardwareBuffer) -> Array:
 def _image_dimensions(
     where: str, argument: RequestArgument, operand: Operand, image: HardwareBuffer
 ) -> tuple[int, ...]:
-    """The operand's dimensions, if the image fits: its own, with more or fewer axes of length 1."""
+    """Return the operand's dimensions, if the image fits: its own, with more or fewer axes of length 1."""
     if argument.offset or argument.length:
         raise InvalidArgument(
             f"{where}: {argument.length} bytes at offset {argument.offset} of an image; images are used whole: give "
@@ -194,8 +194,9 @@ def _long(dimensions: tuple[int, ...]) -> list[int]:
 
 
 def check_arguments(model: Model, request: Request) -> None:
-    """As binding checks a request, without binding it; of memory that only a device knows it knows nothing. Raises
-    InvalidArgument.
+    """Check a request as binding does, without binding it. Raises InvalidArgument.
+
+    Memory that only a device knows is not checked.
     """
     check_request(request.inputs, request.outputs, len(request.pools))
     if all(isinstance(pool, Memory) and not isinstance(pool, VendorMemory) for pool in request.pools):
@@ -205,7 +206,7 @@ def check_arguments(model: Model, request: Request) -> None:
 
 
 def _arrays(model: Model, request: Request, access: PoolAccess) -> tuple[list[Array | None], list[Array]]:
-    """Inputs and outputs, in the request's pools. Raises InvalidArgument."""
+    """Return inputs and outputs, in the request's pools. Raises InvalidArgument."""
     _check_counts(model, request)
     graph = model.main
     is_file = takes_empty(model)
@@ -221,7 +222,7 @@ def _arrays(model: Model, request: Request, access: PoolAccess) -> tuple[list[Ar
 
 
 class BoundRequest(Execution):
-    """One request on one prepared model, checked, with its arrays in the pools."""
+    """A request on one prepared model, checked, with its arrays in the pools."""
 
     claim: Claim | None = None
     """What it costs its client, given back with it."""
@@ -234,7 +235,7 @@ class BoundRequest(Execution):
         options: BindOptions = _USUAL,
         around: Callable[[BoundExecution, Sequence[HeldBuffer]], DriverExecution] = DriverExecution,
     ) -> None:
-        """`options`: its loop timeout is that of the request. `around`: what is done around the driver's execution.
+        """Check and bind. `options`: with the request's loop timeout. `around`: what is done around the execution.
 
         Raises InvalidArgument for a request that does not fit, GeneralFailure for what cannot be computed.
         """
@@ -262,7 +263,7 @@ class BoundRequest(Execution):
 
     @property
     def shapes(self) -> Sequence[OutputShape]:  # type: ignore[override]  # follows the driver's
-        """Shapes of the outputs, once it has run."""
+        """The shapes of the outputs, once it has run."""
         return tuple(OutputShape(*shape) for shape in self._driver.shapes)
 
     def failure(self, status: ErrorStatus) -> Exception:
@@ -286,7 +287,7 @@ def _launch(launch: Callable[[int], object], run: int) -> None:
 
 
 def _run_static(run: Callable[[], object]) -> None:
-    """The shapes, which never change, were checked when it was bound."""
+    """Run, and return the shapes, which never change and were checked when it was bound."""
     try:
         run()
     except DriverError as error:
@@ -302,7 +303,7 @@ def _run(request: Request, execution: DriverExecution) -> None:
 
 
 def _as_answer(error: Exception) -> Exception:
-    """The status that stands for what a device raises; other errors stay what they are."""
+    """Return the status that stands for what a device raises; other errors stay what they are."""
     match error:
         case OutputInsufficientSize():
             shapes = tuple(OutputShape(*shape) for shape in error.shapes)
@@ -315,7 +316,7 @@ def _as_answer(error: Exception) -> Exception:
 
 
 def _check_shapes(request: Request, bound: BoundExecution | DriverExecution) -> None:
-    """Raises GeneralFailure where the request gives an output's shape and it is wrong, as the HAL demands."""
+    """Raise GeneralFailure where the request gives an output's shape and it is wrong, as the HAL demands."""
     for n, (argument, (found, _)) in enumerate(zip(request.outputs, bound.shapes, strict=True)):
         if combine_dimensions(argument.dimensions, found) is None:
             raise GeneralFailure(
@@ -356,7 +357,7 @@ def _input(
 
 
 def _is_empty_or_single(argument: RequestArgument, operand: Operand) -> bool:
-    """Of an input of a model file: whether it has no elements, or is one element of a tensor of unknown rank."""
+    """Return True for an input of a model file without elements, or one element of a tensor of unknown rank."""
     is_ranked = bool(argument.dimensions or operand.dimensions)
     return argument.length == (0 if is_ranked else operand.type.element_size)
 
@@ -377,7 +378,7 @@ def _output(n: int, argument: RequestArgument, operand: Operand, request: Reques
 
 
 def _dimensions(where: str, argument: RequestArgument, operand: Operand) -> tuple[int, ...]:
-    """The request's dimensions if it gives them, else the model's. Raises InvalidArgument if they contradict."""
+    """Return the request's dimensions if it gives them, else the model's. Raises InvalidArgument: they contradict."""
     given, declared = argument.dimensions, operand.dimensions
     if not given:
         return declared
@@ -396,7 +397,7 @@ def _pool(argument: RequestArgument, request: Request) -> Memory:
 
 
 def _memory(where: str, argument: RequestArgument, pool: Memory) -> NDArray[np.uint8]:
-    """The argument's bytes in its pool."""
+    """Return the argument's bytes in its pool."""
     if argument.offset + argument.length > pool.nbytes:
         raise InvalidArgument(f"{where}: {argument.length} bytes at {argument.offset} exceed the pool's {pool.nbytes}")
     return pool.asarray(np.uint8, argument.length, argument.offset)
@@ -438,7 +439,7 @@ def _count_on_gpu(quota: Quota, nbytes: int) -> Claim:
 
 
 class ManagedRequest(Execution):
-    """One request on buffers. Before each run it checks whether they have changed.
+    """A request on buffers. Before each run it checks whether they have changed.
 
     The value of a buffer is demanded when a run begins, because an execution that is still to come may write it. While
     a buffer of open dimensions has no value, only its role is checked, and the run binds the rest.
@@ -450,7 +451,7 @@ class ManagedRequest(Execution):
     def __init__(
         self, loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pace: Callable[[], object] = lambda: None
     ) -> None:
-        """Raises InvalidArgument, GeneralFailure."""
+        """Bind it, if sizes are known. Raises InvalidArgument, GeneralFailure."""
         self._loaded, self._request, self._buffers, self._options = loaded, request, buffers, loaded.options(pace)
         self._is_cancelled = False
         bound = self._bind()
@@ -462,28 +463,29 @@ class ManagedRequest(Execution):
 
     @property
     def launch(self) -> Callable[[int], object] | None:  # type: ignore[override]  # no cycle: no garbage is collected
-        """Begins what `run` does, where the driver can do so, and all that is written lies in its own memory: it puts
-        what reads that memory later after this.
+        """The method that begins what `run` does; None where the driver cannot do so.
+
+        All that is written lies in the driver's own memory: it puts what reads that memory later after this.
         """
         return self._launch if self._is_launched else None
 
     @property
     def shapes(self) -> Sequence[OutputShape]:  # type: ignore[override]  # follows what is bound
-        """Shapes of the outputs, once it has run."""
+        """The shapes of the outputs, once it has run."""
         return self._bound.shapes if self._bound else ()
 
     @property
     def copied_bytes(self) -> int:  # type: ignore[override]  # follows what is bound
-        """Bytes of arguments that each run copies."""
+        """The bytes of arguments that each run copies."""
         return self._bound.copied_bytes if self._bound else 0
 
     @property
     def checked_bytes(self) -> int:  # type: ignore[override]  # follows what is bound
-        """How many of these it copies only to check them."""
+        """The part of these bytes that it copies only to check them."""
         return self._bound.checked_bytes if self._bound else 0
 
     def run(self) -> None:
-        """Executes. Raises StatusError; the buffers that it should have written have no value afterwards."""
+        """Execute. Raises StatusError; the buffers that it should have written have no value afterwards."""
         bound = self._bound
         if bound is None or self._named.have_changed:
             bound = self._bind()
@@ -502,8 +504,9 @@ class ManagedRequest(Execution):
         self._named.settle(bound.shapes)
 
     def _launch(self, run: int) -> None:
-        """A buffer that it writes has a value from now on, for requests that come after it: the driver puts them after
-        it, too. Raises StatusError; then these buffers have no value.
+        """Begin a run. Raises StatusError; then the buffers that it writes have no value.
+
+        Else they have one from now on, for requests that come after it: the driver puts them after it, too.
         """
         bound = self._bound
         if bound is None or bound.launch is None or self._is_cancelled or self._named.have_changed:
@@ -519,7 +522,10 @@ class ManagedRequest(Execution):
             raise
 
     def _native(self, inner: tuple[int, int]) -> tuple[int, int]:
-        """Does not check versions: a buffer of fixed size can only be released, and `release` drops the plans on it."""
+        """Run without checking versions.
+
+        A buffer of fixed size can only be released, and `release` drops the plans on it.
+        """
         reads = ffi.new("uint32_t *[]", [b.no_value for b in self._named.read] or [ffi.NULL])
         function, its = (ffi.cast(kind, n) for kind, n in zip(_NATIVE, inner, strict=True))
         counts = len(self._named.read), len(self._named.written)
@@ -528,7 +534,7 @@ class ManagedRequest(Execution):
         return int(ffi.cast("uintptr_t", _RUN)), int(ffi.cast("uintptr_t", context))
 
     def failure(self, status: ErrorStatus) -> Exception:
-        """Why `native` has returned that status: a buffer that it reads has no value, or the execution failed."""
+        """Return why `native` has returned that status: a buffer that it reads has no value, or the run failed."""
         try:
             self._named.check_values()
         except StatusError as error:
@@ -537,14 +543,15 @@ class ManagedRequest(Execution):
         return self._bound.failure(status)
 
     def cancel(self) -> None:
-        """Ends the run in progress as soon as the device can. It will not run again."""
+        """End the run in progress as soon as the device can. It will not run again."""
         self._is_cancelled = True
         if self._bound:
             self._bound.cancel()
 
     def _bind(self) -> BoundRequest | None:
-        """None while the size of a buffer that it reads is not known. Raises InvalidArgument, GeneralFailure; then the
-        buffers that it should have written have no value.
+        """Bind the request; None while the size of a buffer that it reads is not known.
+
+        Raises InvalidArgument, GeneralFailure; then the buffers that it should have written have no value.
         """
         self._bound: BoundRequest | None = None
         pools = enumerate(self._request.pools)

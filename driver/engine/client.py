@@ -58,7 +58,10 @@ _log = logging.getLogger(__name__)
 
 
 def trace_memory(fds: list[int]) -> Memory | None:
-    """Memory for a trace, if the client sent some. Its descriptor stays open, for `traces`. Raises Malformed."""
+    """Return memory for a trace, if the client sent some. Raises Malformed.
+
+    Its descriptor stays open, for `traces`.
+    """
     try:
         nbytes = Trace.nbytes_in(fds[-1]) if fds else 0
         return Memory.adopt(fds.pop(), nbytes) if fds else None
@@ -67,7 +70,7 @@ def trace_memory(fds: list[int]) -> Memory | None:
 
 
 def trace_of(fds: list[int], others: int) -> Trace | None:
-    """The trace in the descriptor that follows `others` others, if there is one. Raises Malformed."""
+    """Return the trace in the descriptor that follows `others` others, if there is one. Raises Malformed."""
     memory = trace_memory([fds.pop()]) if fds and len(fds) == others + 1 else None
     if memory:
         memory.close()  # the mapping stays
@@ -75,14 +78,17 @@ def trace_of(fds: list[int], others: int) -> Trace | None:
 
 
 def _sent_model(fds: list[int], where: Sequence[Any]) -> SentModel:
-    """The model in the first descriptors, which it takes out of `fds`. Raises InvalidModel."""
+    """Return the model in the first descriptors, which it takes out of `fds`. Raises InvalidModel."""
     own = slice(1 + len(handles_in(where)))
     given, fds[own] = fds[own], []
     return SentModel(sealed(given, where), (where[0], where[1]))
 
 
 def to_read(memory: Memory) -> int:
-    """A descriptor to send, read-only unless its owner, of another account, has denied us to open the memory again."""
+    """Return a descriptor to send.
+
+    It is read-only unless its owner, of another account, has denied us to open the memory again.
+    """
     try:
         return os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC)
     except PermissionError:
@@ -98,10 +104,10 @@ _TRACES_AT_ONCE = 16  # descriptors in one answer
 
 
 class EngineClient:
-    """Owns what one client has made in the engine. All of it ends with the client's connection."""
+    """The owner of what one client has made in the engine. All of it ends with the client's connection."""
 
     def __init__(self, engine: Engine, uid: int) -> None:
-        """Raises ResourceExhaustedTransient."""
+        """Count the client. Raises ResourceExhaustedTransient."""
         self._engine, self.uid, self._limits = engine, uid, engine.limits
         self.quota = Quota(engine.limits.client_bytes)  #: takes from `holder`, too
         is_stranger = uid != os.getuid()
@@ -138,7 +144,7 @@ class EngineClient:
 
     @property
     def holder(self) -> Holder:
-        """What its application holds, in the ledger."""
+        """The ledger's record of what its application holds."""
         assert self.quota.holder
         return self.quota.holder
 
@@ -158,7 +164,7 @@ class EngineClient:
         return Reply()
 
     def spend(self, _: Message, figure: str, amount: float) -> Reply:
-        """The service has spent so much on this client."""
+        """Add up what the service has spent on this client."""
         self.holder.spend(figure, amount)
         return Reply()
 
@@ -176,7 +182,7 @@ class EngineClient:
         self._flows = [Flow(application, priority) for priority in range(len(PRIORITIES))]
 
     def load(self, message: Message, file: bytes, where: list[Any], *plain: object) -> Reply:
-        """Prepares the model in the first descriptors; answers its number, and why it was not cached, if it was not.
+        """Prepare the model in the first descriptors; answer its number, and why it was not cached, if it was not.
 
         `file`: the digest of the file that it is, which the service has computed; b"" for others.
 
@@ -192,7 +198,7 @@ class EngineClient:
         return Reply([self._loaded_as(shared, arguments.priority, charge), *declined])
 
     def _save(self, shared: SharedModel, arguments: PrepareArguments, fds: list[int]) -> str:
-        """Caches the model; returns why not, if that fails. A failure is no reason not to use the model."""
+        """Cache the model; return why not, if that fails. A failure is no reason not to use the model."""
         try:
             self._engine.compilations.check(arguments.cache_counts, arguments.cache_token, fds)
             owner = CacheOwner(self.uid, arguments.cache_token)
@@ -203,8 +209,9 @@ class EngineClient:
         return ""
 
     def restore(self, message: Message, *plain: object) -> Reply:
-        """Makes the model in these cache files ready; answers its number, and the digest of the file that it is, b""
-        for others. A trace may follow them.
+        """Make the model in these cache files ready; answer its number, and the digest of the file that it is.
+
+        That is b"" for others. A trace may follow them.
 
         A client that has the model in sealed memory says where, after the other arguments; its descriptors come first.
         """
@@ -235,11 +242,11 @@ class EngineClient:
         return number
 
     def stage(self, _: Message, number: int) -> Reply:
-        """How often an improved compilation has replaced a prepared model."""
+        """Answer how often an improved compilation has replaced a prepared model."""
         return Reply([self._loaded(number).shared.stage])
 
     def free(self, _: Message, *numbers: int) -> Reply:
-        """Drops prepared models and the requests bound to them. An open burst keeps its model.
+        """Drop prepared models and the requests bound to them. An open burst keeps its model.
 
         Raises InvalidArgument for what is no number.
         """
@@ -255,7 +262,7 @@ class EngineClient:
             lane.forget_plans()
 
     def model(self, number: int) -> Callable[[Request], Execution]:
-        """A function that binds requests to a prepared model. Raises InvalidArgument."""
+        """Return a function that binds requests to a prepared model. Raises InvalidArgument."""
         loaded = self._loaded(number)
 
         def bind(request: Request) -> Execution:
@@ -271,7 +278,7 @@ class EngineClient:
         return bind
 
     def _plan_claim(self, loaded: LoadedModel) -> Claim:
-        """For one more plan. If there is no room, plans are dropped first: they cost less to make than a refusal."""
+        """Claim one more plan. If there is no room, drop plans first: they cost less to make than a refusal."""
         footprint = loaded.shared.footprint
         nbytes = PRICES["plan"]["bytes"] + (footprint.plan if footprint else 0)
         with suppress(ResourceExhaustedTransient):
@@ -280,29 +287,29 @@ class EngineClient:
         return self.quota.charge(nbytes)
 
     def flow(self, number: int) -> Flow:
-        """The flow in which executions of a prepared model queue. Raises InvalidArgument."""
+        """Return the flow in which executions of a prepared model queue. Raises InvalidArgument."""
         return self._flows[self._loaded(number).priority]
 
     def turns(self, _: Message) -> Reply:
-        """Slots, waiting executions, the account's weight, the application, and counts of executions by priority."""
+        """Answer slots, waiting executions, the account's weight, the application, and counts by priority."""
         weight, name = self._application.share.weight, self._application.name
         return Reply([self._engine.queue.slots, waiters(), weight, name, self.counts()])
 
     def ledger(self, _: Message, start: int) -> Reply:
-        """What applications hold in this process, a page of it: of its own account; root and the device's see all."""
+        """Answer a page of what applications hold in this process: its own account's; root and the device's see all."""
         return Reply(self._engine.ledger.report(self._visible_uid).page(start))
 
     def status(self, _: Message) -> Reply:
-        """The device's state and its reason."""
+        """Answer the device's state and its reason."""
         state, reason = self._engine.device.status
         return Reply([state, str(reason)[:_MOST_REASON]])
 
     def capabilities(self, _: Message) -> Reply:
-        """What the driver states about the device's speed, or nothing. Raises GeneralFailure."""
+        """Answer what the driver states about the device's speed, or nothing. Raises GeneralFailure."""
         return Reply(to_wire(stated_by(self._engine.device)))
 
     def counts(self) -> list[FlowCounts]:
-        """Counts of its executions, by priority."""
+        """Return counts of its executions, by priority."""
         return [flow.counts() for flow in self._flows]
 
     def _loaded(self, number: int) -> LoadedModel:
@@ -316,7 +323,7 @@ class EngineClient:
     def allocate(
         self, _: Message, dimensions: list[int], numbers: list[int], inputs: list[Any], outputs: list[Any]
     ) -> Reply:
-        """A buffer for roles [model index, input or output index, frequency]; answers its token."""
+        """Allocate a buffer for roles [model index, input or output index, frequency]; answer its token."""
         if not all(type(d) is int and 0 <= d < 2**32 for d in dimensions):
             raise Malformed(f"dimensions={dimensions!r:.80}: each must be an integer of 32 bits, without a sign")
         if len(numbers) + len(inputs) + len(outputs) > _MOST_ROLES:
@@ -325,51 +332,51 @@ class EngineClient:
         return Reply([self._buffers.allocate(tuple(dimensions), models, inputs, outputs).token])
 
     def release(self, _: Message, *tokens: int) -> Reply:
-        """Frees buffers and the plans bound to them."""
+        """Free buffers and the plans bound to them."""
         for token in tokens:
             self._buffers.release(token)
         self.forget_plans()
         return Reply()
 
     def forget_plans(self) -> None:
-        """Requests are bound anew: what they are bound to has changed."""
+        """Have requests bound anew: what they are bound to has changed."""
         self._forget_lane_plans()
         for burst in list(self._bursts):
             burst.forget_plans()
 
     def workers(self) -> list[OpenBurst | ClientLane]:
-        """What executes for it: its lane and bursts."""
+        """Return what executes for it: its lane and bursts."""
         return [*([self._lane] if self._lane else []), *self._bursts]
 
     def copy_from(self, message: Message, token: int, dimensions: list[int], plain: object) -> Reply:
-        """Copies the memory in the descriptor into a buffer."""
+        """Copy the memory in the descriptor into a buffer."""
         memory = self._whole(plain, take_fd(message))
         self._buffers[token].copy_from(memory, tuple(dimensions))
         return Reply()
 
     def _whole(self, plain: object, fd: int) -> Memory:
-        """Memory that will be copied as a whole."""
+        """Return memory that will be copied as a whole."""
         memory = self.importer(plain, fd)
         if memory.is_file:
             memory.bring_pages(0, memory.nbytes)
         return memory
 
     def copy_to(self, message: Message, token: int, plain: object) -> Reply:
-        """Copies the value of a buffer into the memory in the descriptor."""
+        """Copy the value of a buffer into the memory in the descriptor."""
         self._buffers[token].copy_to(self._whole(plain, take_fd(message)))
         return Reply()
 
     def copy(self, _: Message, source: int, target: int) -> Reply:
-        """Copies the value of a buffer into another one."""
+        """Copy the value of a buffer into another one."""
         self._buffers[target].copy(self._buffers[source])
         return Reply()
 
     def buffer_state(self, _: Message, token: int) -> Reply:
-        """The dimensions of a buffer, and whether it has no value."""
+        """Answer the dimensions of a buffer, and whether it has no value."""
         return Reply(self._buffers[token].state.to_wire())
 
     def holders(self) -> list[OpenBurst | ClientLane]:
-        """Those of them whose plans are worth dropping: many plans, or large temporaries."""
+        """Return those whose plans are worth dropping: many plans, or large temporaries."""
         most = 0 if self._is_large() else _FEW
         return [worker for worker in self.workers() if worker.bound > most]
 
@@ -377,7 +384,7 @@ class EngineClient:
         return self.quota.taken >= _WORTH
 
     def lane(self, _: Message) -> Reply:
-        """Opens a socket of the client's lane. Each executes one request in turn at a time, and launches any number."""
+        """Open a socket of the client's lane. Each executes one request in turn at a time, and launches any number."""
         if self._lane is None:
             self._lane = ClientLane(self._lane_owner())
         lane, remedy = self._lane, "make fewer calls at once"
@@ -388,8 +395,9 @@ class EngineClient:
 
     @contextmanager
     def _new_connection(self, remedy: str) -> Iterator[tuple[Channel, Callable[[], None], Callable[[], Reply]]]:
-        """A channel past the service, what its end frees, and a function that returns the answer which hands it and a
-        life page over. All of it ends unless that function is called last.
+        """Return a channel past the service, what its end frees, and a function that makes the answer.
+
+        The answer hands the channel and a life page over. All of it ends unless that function is called last.
 
         Raises ResourceExhaustedTransient.
         """
@@ -425,7 +433,7 @@ class EngineClient:
     def burst(
         self, message: Message, number: int, requests: object, results: object, spin: float | str, versions: list[int]
     ) -> Reply:
-        """Configures a burst. Descriptors: two queues, the callback, the context, and a trace if the client wants one.
+        """Configure a burst. Descriptors: two queues, the callback, the context, and a trace if the client wants one.
 
         Answers the wire version, and a life page of this process: the queues are in the client's memory, and so may
         not have a word of ours.
@@ -477,7 +485,7 @@ class EngineClient:
         return Reply([version], [told])
 
     def _queue(self, wire: object, message: Message) -> Descriptor:
-        """The queue in a message's first descriptor. Raises ResourceExhaustedPersistent, InvalidDescriptor."""
+        """Return the queue in a message's first descriptor. Raises ResourceExhaustedPersistent, InvalidDescriptor."""
         is_stranger = self.uid != os.getuid()  # within the account: memory="posix", and `guard` turns it into zeros
         queue = Descriptor.from_wire(wire, [message.fds.pop(0)], sealed=is_stranger, announces=False)
         for fd in queue.fds if is_stranger else ():
@@ -487,7 +495,7 @@ class EngineClient:
         return queue
 
     def traces(self, _: Message, start: int) -> Reply:
-        """Traces of bursts, read-only: a page of them from number `start` on, and how many there are.
+        """Answer traces of bursts, read-only: a page of them from number `start` on, and how many there are.
 
         Only those of the client's own account, because the holder of a memfd can open it again for writing. The
         device's account and root see all.
@@ -501,12 +509,12 @@ class EngineClient:
         return None if self.uid in {0, os.getuid()} else self.uid
 
     def census(self, _: Message) -> Reply:
-        """Counts of the clients and bursts that it may see, in shared memory, and a life page of this process."""
+        """Answer counts of the clients and bursts that it may see, in shared memory, and this process's life page."""
         census = self._engine.census(self._visible_uid)
         return Reply([], [to_read(census.memory), os.dup(census.life.fd)])
 
     def time_work(self, _: Message, seconds: float) -> Reply:
-        """As of the engine, for the bursts that the client may see."""
+        """Have the engine time the work of the bursts that the client may see."""
         return Reply([self._engine.time_work(seconds, self._visible_uid)])
 
     def _start(self, burst: OpenBurst, hints: BurstHints, claim: Claim) -> None:
@@ -541,7 +549,7 @@ class EngineClient:
         claim.give_back()
 
     def close(self) -> None:
-        """Ends everything: the client is gone."""
+        """End everything: the client is gone."""
         self._engine.clients.discard(self)
         with ExitStack() as end:  # all of it, whatever fails
             # The handlers refer to this object: break the cycle, as no garbage is collected while a burst is open.
@@ -557,7 +565,7 @@ class EngineClient:
 
 
 class _Descriptors(list[int]):
-    """Descriptors that are closed on leaving."""
+    """A list of descriptors that are closed on leaving."""
 
     def __enter__(self) -> Self:
         return self

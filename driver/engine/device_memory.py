@@ -67,7 +67,7 @@ class OperandRole(NamedTuple):
         return f"{'input' if self.is_input else 'output'} {self.io_index} of prepared model {self.model}"
 
     def operand(self, model: Model) -> Operand:
-        """The operand of that role. Raises InvalidArgument for an index that the model does not have."""
+        """Return the operand of that role. Raises InvalidArgument for an index that the model does not have."""
         graph = model.main
         side, what = (graph.inputs, "inputs") if self.is_input else (graph.outputs, "outputs")
         if not 0 <= self.io_index < len(side):
@@ -101,47 +101,47 @@ class LoadedModel(NamedTuple):
         return self.shared.prepared
 
     def options(self, pace: Callable[[], object]) -> BindOptions:
-        """How requests of this client are bound to it."""
+        """Return how requests of this client are bound to it."""
         return BindOptions(priority=PRIORITIES[self.priority], pace=pace)
 
 
 class ModelCharge:
-    """What one prepared model of a client keeps in memory, charged to the client. Given back when it is dropped."""
+    """A charge to the client for what one of its prepared models keeps in memory. Given back when it is dropped."""
 
     def __init__(self, quota: Quota, mappings: int = 0) -> None:
-        """`mappings`: of its memory, beyond those of every model. Raises ResourceExhausted*."""
+        """Take the charge. `mappings`: of its memory, beyond those of every model. Raises ResourceExhausted*."""
         self._quota = quota
         self._claims = [quota.take("close prepared models", **price("model", mappings=mappings))]
 
     def take(self, memory: ModelBytes) -> None:
-        """Charges the memory of a model. Raises ResourceExhausted*."""
+        """Charge the memory of a model. Raises ResourceExhausted*."""
         self._claims += [self._quota.hold(key, nbytes) for key, nbytes in memory.occupied.items()]
 
     def take_decoded(self, shared: SharedModel, pace: Callable[[], object]) -> None:
-        """Charges what the engine has made of it, too. Raises ResourceExhausted*."""
+        """Charge what the engine has made of it, too. Raises ResourceExhausted*."""
         shared.footprint = shared.footprint or Footprint.of(shared.model, pace)
         self._claims.append(self._quota.hold(("decoded", id(shared)), shared.footprint.model))
 
 
 class MemorySource(Protocol):
-    """Where a buffer gets its memory from."""
+    """A source of memory for a buffer."""
 
     def room(self, nbytes: int) -> NDArray[np.uint8]:
-        """New memory. Raises ResourceExhaustedTransient, ResourceExhaustedPersistent."""
+        """Return new memory. Raises ResourceExhaustedTransient, ResourceExhaustedPersistent."""
 
 
 class Quota:
-    """Limits the bytes of one client and, through its holder, those of its application, its account and all clients."""
+    """A limit on the bytes of one client and, through its holder, of its application, its account and all clients."""
 
     def __init__(self, nbytes: int, holder: Holder | None = None) -> None:
-        """`holder`: for whom things are taken from now on. None: nothing is counted but the client's bytes."""
+        """Begin at zero. `holder`: for whom things are taken. None: only the client's bytes are counted."""
         self._free, self._limit, self.holder = nbytes, nbytes, holder
         self._holds: Counter[Hashable] = Counter()
         self._held = 0
         self._lock = threading.RLock()  # a finalizer may give back while this thread holds it
 
     def room(self, nbytes: int) -> NDArray[np.uint8]:
-        """New memory, given back when the last array on it is gone. Raises ResourceExhausted*."""
+        """Return new memory, given back when the last array on it is gone. Raises ResourceExhausted*."""
         claim = self.charge(nbytes, mappings=1) if nbytes >= _LARGE else self.charge(nbytes)
         try:
             block = _block(nbytes)
@@ -153,15 +153,15 @@ class Quota:
         return block[start : start + nbytes]
 
     def charge(self, nbytes: int, **figures: int) -> Claim:
-        """Charges memory that is `taken`, and what else it costs. Raises ResourceExhausted*."""
+        """Charge memory that is `taken`, and what else it costs. Raises ResourceExhausted*."""
         return self._charged(RELEASE, nbytes, False, figures)
 
     def take(self, remedy: str, **figures: int) -> Claim:
-        """Charges what the engine is about to make for the client, as of `Holder`; the bytes are `held`."""
+        """Charge what the engine is about to make for the client, as `Holder` does; the bytes are `held`."""
         return self._charged(remedy, figures.get("bytes", 0), True, figures)
 
     def hold(self, key: Hashable, nbytes: int) -> Claim:
-        """Charges memory that is there already, once however often it is held. Raises ResourceExhausted*."""
+        """Charge memory that is there already, once however often it is held. Raises ResourceExhausted*."""
         with self._lock:
             if not self._holds[key]:
                 self._use(nbytes, True)
@@ -175,12 +175,12 @@ class Quota:
 
     @property
     def held(self) -> int:
-        """Bytes of models, and of what the engine keeps for the client."""
+        """The bytes of models, and of what the engine keeps for the client."""
         return self._held
 
     @property
     def taken(self) -> int:
-        """Bytes of buffers, plans and temporaries in use."""
+        """The bytes of buffers, plans and temporaries in use."""
         return self._limit - self._free - self._held
 
     def _charged(self, remedy: str, nbytes: int, is_held: bool, figures: dict[str, int]) -> Claim:
@@ -225,7 +225,7 @@ class Quota:
 
 
 def _block(nbytes: int) -> NDArray[np.uint8]:
-    """Zeroed memory with room to align it. Large blocks have pages of their own, which are returned at once."""
+    """Return zeroed memory with room to align it. Large blocks have pages of their own, which go back at once."""
     if nbytes >= _LARGE:
         pages: Any = mmap.mmap(-1, nbytes)
         return np.frombuffer(pages, np.uint8)
@@ -233,7 +233,7 @@ def _block(nbytes: int) -> NDArray[np.uint8]:
 
 
 class ManagedBuffer:
-    """One buffer. `version` changes whenever requests on it must be bound anew.
+    """A buffer that the engine manages. `version` changes whenever requests on it must be bound anew.
 
     dimensions: what its description and its roles fix. known: the present ones.
     """
@@ -248,7 +248,7 @@ class ManagedBuffer:
         quota: MemorySource,
         held: HeldBuffer | None = None,
     ) -> None:
-        """held: the driver's own memory for it, if its dimensions are fixed. None: it gets memory from `quota`.
+        """Allocate. held: a driver's own memory of fixed dimensions. None: memory comes from `quota`.
 
         Raises ResourceExhaustedTransient, ResourceExhaustedPersistent.
         """
@@ -270,51 +270,49 @@ class ManagedBuffer:
         self.no_value[0] = not there
 
     def size(self, dimensions: tuple[int, ...]) -> int:
-        """Bytes for that shape."""
+        """Return the bytes for that shape."""
         return math.prod(dimensions) * self.kind.type.element_size
 
     @property
     def state(self) -> BufferState:
-        """As it is now."""
+        """The present state."""
         return BufferState(self.known if self.has_value else self.dimensions, self.has_value, self.dimensions)
 
     @property
     def pool(self) -> Any:
-        """What stands in the pools of a bound request."""
+        """The object that stands in the pools of a bound request."""
         return self
 
     @property
     def nbytes(self) -> int:
-        """Its present capacity."""
+        """The present capacity."""
         return self.size(self.dimensions) if self.held else self._array.nbytes
 
     def asarray(self, dtype: Any, shape: int, offset: int = 0) -> NDArray[Any]:
-        """A view, like that of a `Memory`."""
+        """Return a view, like that of a `Memory`."""
         return self._array[offset : offset + shape].view(dtype)
 
     def settle(self, dimensions: tuple[int, ...]) -> None:
-        """It was written: it has a value of that shape now."""
+        """Note that it was written: it has a value of that shape now."""
         self.has_value = True
         if dimensions != self.known:
             self.known = dimensions
             self.version += 1
 
     def grow(self, nbytes: int) -> None:
-        """Makes room for `nbytes` in a buffer whose size is not fixed. A buffer that grows loses its value."""
+        """Make room for `nbytes` in a buffer whose size is not fixed. A buffer that grows loses its value."""
         if nbytes > self.nbytes:
             self.has_value = False
             self._array = self._quota.room(nbytes)
             self.version += 1
 
     def release(self) -> None:
-        """Frees its memory, a driver's once nothing is bound to it. Requests that are bound to it notice."""
+        """Free its memory, a driver's once nothing is bound to it. Requests that are bound to it notice."""
         self._array, self.held, self.has_value = self._array[:0], None, False
         self.version += 1
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...]) -> None:
-        """Copies `memory` in, as a value of that shape; (): as described. Raises StatusError; then it has no
-        value.
-        """
+        """Copy `memory` in, as a value of that shape; (): as described. Raises StatusError; then it has no value."""
         try:
             found = self._fixed_by(dimensions)
             nbytes = self.size(found)
@@ -327,8 +325,10 @@ class ManagedBuffer:
         self.settle(found)
 
     def copy(self, source: ManagedBuffer) -> None:
-        """Copies the value of another buffer in. Raises InvalidArgument where that is of another kind, GeneralFailure
-        where it has none; StatusError, and has no value then, where the dimensions do not fit or the driver fails.
+        """Copy the value of another buffer in.
+
+        Raises InvalidArgument where that is of another kind, GeneralFailure where it has none; StatusError, and has no
+        value then, where the dimensions do not fit or the driver fails.
         """
         if source is self:
             return
@@ -353,7 +353,7 @@ class ManagedBuffer:
             self._array[: value.nbytes] = value
 
     def _read(self, nbytes: int) -> NDArray[np.uint8]:
-        """Its value; a copy where that has a layout of the driver's own."""
+        """Return its value; a copy where that has a layout of the driver's own."""
         if self.held is None:
             return self._array[:nbytes]
         found = self.held.in_place(nbytes)
@@ -363,7 +363,7 @@ class ManagedBuffer:
         return found
 
     def copy_to(self, memory: Memory) -> None:
-        """Copies its value out. Raises InvalidArgument, GeneralFailure."""
+        """Copy its value out. Raises InvalidArgument, GeneralFailure."""
         nbytes = self.size(self.known) if self.is_fixed or self.has_value else memory.nbytes
         _check_size(memory, nbytes, f"buffer {self.token}")
         self.check_value()
@@ -375,7 +375,7 @@ class ManagedBuffer:
             memory.asarray()[:] = self._array[:nbytes]
 
     def check_value(self) -> None:
-        """Raises GeneralFailure while it has no value."""
+        """Raise GeneralFailure while it has no value."""
         if not self.has_value:
             raise GeneralFailure(
                 f"buffer {self.token} has no value: nothing was written to it, or the last write failed"
@@ -409,14 +409,14 @@ class ManagedBuffers:
     """The buffers of one client, by token."""
 
     def __init__(self, quota: Quota, driver: DriverMemory | None = None) -> None:
-        """`quota`: the client's, for its buffers and for the temporaries of its executions. `driver`: what may allocate
-        in the engine's place.
+        """Begin without buffers. `quota`: the client's, for its buffers and for the temporaries of its executions.
+        `driver`: what may allocate in the engine's place.
         """
         self.quota, self._driver = quota, driver
         self._buffers: dict[int, ManagedBuffer] = {}
 
     def __getitem__(self, token: int) -> ManagedBuffer:
-        """Raises InvalidArgument."""
+        """Return the buffer with that token. Raises InvalidArgument."""
         try:
             return self._buffers[token]
         except (KeyError, TypeError):
@@ -425,7 +425,7 @@ class ManagedBuffers:
     def allocate(
         self, dimensions: tuple[int, ...], models: Sequence[LoadedModel], inputs: Sequence[Any], outputs: Sequence[Any]
     ) -> ManagedBuffer:
-        """Allocates a buffer for roles [model index, input or output index, frequency] of `models`.
+        """Allocate a buffer for roles [model index, input or output index, frequency] of `models`.
 
         Raises InvalidArgument, ResourceExhaustedTransient, ResourceExhaustedPersistent; GeneralFailure for a driver
         that fails to allocate.
@@ -442,19 +442,19 @@ class ManagedBuffers:
         return buffer
 
     def release(self, token: int) -> None:
-        """Frees a buffer. Raises InvalidArgument."""
+        """Free a buffer. Raises InvalidArgument."""
         self[token].release()
         del self._buffers[token]
 
     def clear(self) -> None:
-        """Drops all: the client is gone."""
+        """Drop all: the client is gone."""
         self._buffers.clear()
 
 
 def describe(
     dimensions: tuple[int, ...], models: Sequence[RoleModel], inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> tuple[BufferKind, tuple[int, ...], frozenset[OperandRole]]:
-    """What a buffer for these roles is: its kind, the dimensions that are fixed, its roles.
+    """Return what a buffer for these roles is: its kind, the dimensions that are fixed, its roles.
 
     Raises InvalidArgument for roles that are given twice, do not exist or contradict each other.
     """

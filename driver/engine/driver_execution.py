@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class WatchedRun(Protocol):
-    """How the engine starts and ends an execution that it watches."""
+    """A way to start and end an execution that the engine watches."""
 
     @property
     def run(self) -> Callable[[], object]: ...
@@ -25,7 +25,7 @@ class WatchedRun(Protocol):
 
 
 class DriverExecution:
-    """One object with parts, which are none by default.
+    """A driver's execution with the engine's parts around it, which are none by default.
 
     bound: the driver's execution. watched: how to start and end it; None: as the driver says. count: called after each
     run, which therefore takes place in Python. held: the driver's buffers that it is bound to, which live longer.
@@ -47,12 +47,12 @@ class DriverExecution:
 
     @property
     def run(self) -> Callable[[], object]:
-        """Executes. It is the driver's own method where nothing is around it."""
+        """The method that executes. It is the driver's own where nothing is around it."""
         return self._run_held if self._held else self._run
 
     @property
     def launch(self) -> Callable[[int], object] | None:
-        """Begins what `run` does; None: the driver cannot do so, or runs are counted."""
+        """The method that begins what `run` does; None: the driver cannot do so, or runs are counted."""
         return self._launch_held if self._held and self._launch else self._launch
 
     @property

@@ -36,14 +36,14 @@ _T = TypeVar("_T")
 
 
 class DriverCalls:
-    """Calls a driver, for a limited time. A call that does not return in time fails; its result is dropped later."""
+    """A caller of a driver. A call that does not return in time fails; its result is dropped later."""
 
     def __init__(self, driver: str, patience: float) -> None:
-        """patience: seconds for each call."""
+        """Begin. patience: seconds for each call."""
         self.driver, self.patience = driver, patience
 
     def __call__(self, method: str, work: Callable[[], _T], on_late: Callable[[_T], object] = lambda _: None) -> _T:
-        """What `work` returns, run in another thread. `on_late` gets a result that comes too late.
+        """Return what `work` returns, run in another thread. `on_late` gets a result that comes too late.
 
         Raises StatusError, which names the driver and the method.
         """
@@ -70,13 +70,13 @@ class DriverCalls:
         return found.pop()
 
     def failed(self, method: str, error: Exception) -> StatusError:
-        """What the client gets for an error of the driver: the driver's status if it has one."""
+        """Return what the client gets for an error of the driver: the driver's status if it has one."""
         if isinstance(error, StatusError):
             return type(error)(f"the driver {self.driver} refuses {method}: {error}")
         return self.lied(f"failed in {method}: {type(error).__name__}: {error}")
 
     def lied(self, what: str) -> GeneralFailure:
-        """What the client gets for nonsense."""
+        """Return what the client gets for nonsense."""
         return GeneralFailure(f"the driver {self.driver} {what}")
 
 
@@ -88,7 +88,7 @@ class HeldBuffer:
         self._give_back: Callable[[], object] = lambda: None
 
     def charge(self, quota: Quota) -> None:
-        """Charges what the driver says that it occupies. Raises StatusError."""
+        """Charge what the driver says that it occupies. Raises StatusError."""
         try:
             said = {"nbytes": self.buffer.nbytes, "gpu_nbytes": self.buffer.gpu_nbytes}
         except Exception as error:
@@ -104,28 +104,28 @@ class HeldBuffer:
             raise type(error)(f"of a buffer the driver {self._calls.driver} says {words}: {error}") from error
 
     def copy_from(self, source: NDArray[np.uint8]) -> None:
-        """Makes `source` its value. Raises StatusError."""
+        """Make `source` its value. Raises StatusError."""
         self._copy("copy_from", lambda: self.buffer.copy_from(source))
 
     def copy_to(self, target: NDArray[np.uint8]) -> None:
-        """Writes its value to all of `target`. Raises StatusError."""
+        """Write its value to all of `target`. Raises StatusError."""
         self._copy("copy_to", lambda: self.buffer.copy_to(target))
 
     def copy_across(self, source: HeldBuffer) -> bool:
-        """Makes the value of another one its own, where the driver can do so by itself. Raises StatusError."""
+        """Make the value of another one its own, where the driver can do so by itself. Raises StatusError."""
         found: list[bool] = []
         self._copy("copy_across", lambda: found.append(self.buffer.copy_across(source.buffer)))
         return bool(found and found[0])
 
     def in_place(self, nbytes: int) -> NDArray[np.uint8] | None:
-        """The value where it lies; None for a native layout. Raises StatusError."""
+        """Return the value where it lies; None for a native layout. Raises StatusError."""
         found = self._calls("array", self.buffer.array)
         if found is None or (_is_bytes(found) and found.nbytes >= nbytes):
             return None if found is None else found[:nbytes]
         raise self._calls.lied(f"returns {found!r:.80} from array: {nbytes} bytes are an array of uint8 with one axis")
 
     def _copy(self, method: str, work: Callable[[], None]) -> None:
-        """While one copy hangs there is no other: each would cost a thread. The thread holds the buffer open."""
+        """Copy in a thread that holds the buffer open. While one copy hangs there is no other: each costs a thread."""
         if self._pending:
             raise self._calls.lied(f"has not returned from {self._pending} of this buffer yet")
 
@@ -151,12 +151,12 @@ class DriverMemory:
     """The memory of the engine's own driver. Registers its kinds of memory with this process."""
 
     def __init__(self, device: Device, patience: float) -> None:
-        """patience: seconds for each call of the driver. Raises ValueError for a kind with a wrong name."""
+        """Register the kinds. patience: seconds for each call. Raises ValueError for a kind with a wrong name."""
         self._device, self._calls, self._allocating = device, DriverCalls(device.name, patience), threading.Lock()
         register_kinds(device.own_memory_kinds, self._opened)
 
     def allocate(self, request: BufferRequest, quota: Quota) -> HeldBuffer | None:
-        """A driver's buffer, charged to the client; None: the driver leaves that to the engine. Raises StatusError."""
+        """Return a driver's buffer, charged to the client; None: the engine allocates. Raises StatusError."""
         if type(self._device).allocate is Device.allocate:
             return None
         if not self._allocating.acquire(timeout=self._calls.patience):
@@ -180,7 +180,7 @@ class DriverMemory:
             self._allocating.release()
 
     def _opened(self, given: HandleDescription, fd: int) -> Memory:
-        """Memory of one of the driver's own kinds. Owns `fd`. Raises InvalidArgument, GeneralFailure."""
+        """Return memory of one of the driver's own kinds. Owns `fd`. Raises InvalidArgument, GeneralFailure."""
         what = f"map_memory of kind {given.kind}"
         try:
             found = self._device.map_memory(MemoryHandle(given.kind, fd, given.nbytes, given.fields))
@@ -198,20 +198,20 @@ class DriverMemory:
 
 
 class DriverPool(Memory):
-    """Memory of one of the driver's own kinds, as the driver has mapped it for the engine.
+    """A pool of one of the driver's own kinds, as the driver has mapped it for the engine.
 
     held: what it is, where the driver has made a buffer of it, to be used whole. Otherwise it is an array of bytes.
     """
 
     def __init__(self, given: HandleDescription, array: NDArray[np.uint8], held: HeldBuffer | None = None) -> None:
-        """Has no descriptor, and maps nothing: the driver has."""
+        """Take no descriptor, and map nothing: the driver has."""
         self._fd, self.name, self._bytes, self.held = -1, None, array, held
         self.kind, self.nbytes, self.writable = given.kind, array.nbytes, bool(array.flags.writeable)
         if held:
             self.nbytes, self.writable = given.nbytes, True
 
     def asarray(self, dtype: Any = np.uint8, shape: int | tuple[int, ...] | None = None, offset: int = 0) -> Any:
-        """As of `Memory`. Raises GeneralFailure for a buffer of the driver."""
+        """Return a view, as `Memory` does. Raises GeneralFailure for a buffer of the driver."""
         if self.held:
             raise GeneralFailure(f"memory of kind {self.kind} has no bytes that the CPU can use; use a pool of bytes")
         return super().asarray(dtype, shape, offset)

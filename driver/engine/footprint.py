@@ -19,7 +19,7 @@ _FEW = 4  # operands of an operation, which `_STEP` includes
 
 
 class Footprint(NamedTuple):
-    """Bytes: of a decoded and prepared model, and of each request that stays bound to it."""
+    """The bytes of a decoded and prepared model, and of each request that stays bound to it."""
 
     model: int
     plan: int

@@ -19,14 +19,14 @@ _log = logging.getLogger(__name__)
 
 
 class Hints:
-    """Gives hints to the driver of one device. Any thread."""
+    """A giver of hints to the driver of one device. Any thread."""
 
     def __init__(self, driver: str) -> None:
         self._driver = driver
         self._logged: set[str] = set()
 
     def give(self, what: str, hint: Callable[[], object]) -> None:
-        """Calls `hint`, the driver's function of the name `what`."""
+        """Call `hint`, the driver's function of the name `what`."""
         try:
             hint()
         except BaseException:  # noqa: BLE001 (whatever it is, the client's burst goes on, and so does this thread)
@@ -37,7 +37,7 @@ class Hints:
 
 
 class BurstHints:
-    """Tells a prepared model of the bursts on it; and a better model that replaces it of those that are open.
+    """A counter of the bursts on a prepared model, which tells it of them, and a better model that replaces it.
 
     Each model hears `burst_ended` as often as `burst_began`, never first.
     """
@@ -47,19 +47,19 @@ class BurstHints:
         self._open, self._lock = 0, threading.Lock()
 
     def began(self) -> None:
-        """A burst opens."""
+        """Tell that a burst opens."""
         with self._lock:
             self._open += 1
             self._tell_began(self._prepared)
 
     def ended(self) -> None:
-        """One of them has ended."""
+        """Tell that one of them has ended."""
         with self._lock:
             self._open -= 1
             self._tell_ended(self._prepared)
 
     def move(self, better: PreparedModel) -> None:
-        """The model is replaced."""
+        """Tell a better model, which replaces the present one, of the bursts that are open."""
         with self._lock:
             before, self._prepared = self._prepared, better
             for _ in range(self._open):

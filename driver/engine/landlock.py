@@ -63,8 +63,9 @@ def abi() -> int:
 
 
 def restrict(rules: Mapping[Path, Access], *, network: bool = False, abstract: bool = False) -> int:
-    """Leaves this thread the files beneath these paths, and signals to processes of its layers; no TCP unless
-    `network`, and no sockets of others in the abstract namespace unless `abstract`.
+    """Leave this thread the files beneath these paths, and signals to processes of its layers.
+
+    It gets no TCP unless `network`, and no sockets of others in the abstract namespace unless `abstract`.
 
     What is open stays usable. A path that is not there, or that this account cannot look up, gives nothing. Returns the
     version of the ABI; 0: Landlock is not there.

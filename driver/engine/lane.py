@@ -48,7 +48,7 @@ MOST_KEPT = 4096  # outcomes of fenced executions that the client has not asked 
 
 
 class LaneOwner(NamedTuple):
-    """What a lane needs to know of its client.
+    """The client as its lane needs to know it.
 
     bind: the binder of the prepared model with that number. model: that model. flow: where its executions queue.
     memory_from: maps what the client hands over. take: charges what the engine makes for it. enter: called in each
@@ -66,7 +66,7 @@ class LaneOwner(NamedTuple):
 
 
 class FencedOutcome(NamedTuple):
-    """How a fenced execution ended; its times count from the launch, `fenced` from when its fences were signalled."""
+    """The end of a fenced execution; its times count from the launch, `fenced` from when its fences were signalled."""
 
     outcome: Outcome
     fenced: Timing
@@ -78,14 +78,14 @@ class SignallingExecution(LaunchedExecution):
     limit = "client_launched"
 
     def __init__(self, number: int, plan: Plan, limits: TimeLimits, keep: Callable[[int, FencedOutcome], None]) -> None:
-        """Raises OSError."""
+        """Make its fence. Raises OSError."""
         super().__init__(number, plan, limits)
         self._keep, self.is_forgotten = keep, False
         self.signal = FenceSignal()
         self.identity = self.signal.identity
 
     def conclude(self, outcome: Outcome) -> None:
-        """Signals its fence, or sets it to error."""
+        """Signal its fence, or set it to error."""
         if not self.is_forgotten:
             since_fences = NO_TIMING
             if self.run and outcome.timing != NO_TIMING:
@@ -98,12 +98,12 @@ class SignallingExecution(LaunchedExecution):
             self.signal.fail()
 
     def vanish(self) -> None:
-        """Sets its fence to error."""
+        """Set its fence to error."""
         self.signal.fail()
 
 
 class ClientLane:
-    """Any thread may use it. It ends with its client; a socket of it may end before."""
+    """A client's lane. Any thread may use it. It ends with its client; a socket of it may end before."""
 
     def __init__(self, owner: LaneOwner) -> None:
         self._owner, self.limits, self.take = owner, owner.limits, owner.take
@@ -123,16 +123,16 @@ class ClientLane:
 
     @property
     def bound(self) -> int:
-        """Number of plans: requests that need no binding."""
+        """The number of plans: requests that need no binding."""
         return len(self.plans)
 
     @property
     def answered(self) -> int:
-        """Number of requests that were executed in turn, on sockets that are open."""
+        """The number of requests that were executed in turn, on sockets that are open."""
         return sum(socket.answered for socket in list(self.sockets))
 
     def enter(self) -> None:
-        """Called first in each thread that executes: what it allocates is the client's, and numpy does not warn."""
+        """Charge the calling thread's memory to the client, and keep numpy from warning. Each thread calls it first."""
         np.seterr(all="ignore")
         self._owner.enter()
 
@@ -143,7 +143,7 @@ class ClientLane:
         return self.plans.get(key) or self._bound(key)
 
     def _bound(self, key: bytes) -> Plan:
-        """It is kept unless something has changed meanwhile that it may be bound to."""
+        """Bind a request. Keep the plan unless something has changed meanwhile that it may be bound to."""
         before = self._changes
         plan = self._executor.plan(key)
         with self._lock:
@@ -198,7 +198,7 @@ class ClientLane:
 
     @property
     def schedule(self) -> FenceSchedule:
-        """The schedule, and the thread that watches its fences, from the first launch on. Raises StatusError."""
+        """The schedule, with the thread that watches its fences, from the first launch on. Raises StatusError."""
         return self._schedule or self._begin_to_schedule()
 
     def _begin_to_schedule(self) -> FenceSchedule:
@@ -242,7 +242,7 @@ class ClientLane:
         self._threads.add(thread)  # it ends only with the schedule's lock, which the caller holds
 
     def _work(self, queue: ReadyQueue, flow: Flow, threads: list[ServingThread], claim: Claim) -> None:
-        """`threads`: this one."""
+        """Run what is ready in one flow. `threads`: this one."""
         self.enter()
         schedule, ticket = self._schedule, Ticket(flow)
         while schedule and (launched := schedule.take(queue, ticket)):
@@ -326,7 +326,7 @@ class ClientLane:
     # ---- the end
 
     def leave(self, socket: LaneReader, slots: Iterable[int]) -> None:
-        """A socket has ended, with these slots, and so does what was launched to be answered on it."""
+        """End what was launched to be answered on a socket that has ended, and free that socket's slots."""
         self.sockets.discard(socket)
         if self._schedule:
             self._schedule.abandon(socket)

@@ -16,13 +16,13 @@ _MOST_SLOTS = 2**16
 
 
 class LaneMemory:
-    """A table of what sockets have registered. Each socket frees its own slots; the last one that does ends a mapping.
+    """A table of what sockets have registered. Each socket frees its own slots; the last one ends a mapping.
 
     So a client may free a slot on a socket while a request that names it is on its way on another one.
     """
 
     def __init__(self, memory_from: Callable[[Any, int], Memory]) -> None:
-        """`memory_from`: maps what the client hands over."""
+        """Begin with no memory. `memory_from`: maps what the client hands over."""
         self._memory_from = memory_from
         self._found: dict[int, Memory | StatusError] = {}
         self._users: Counter[int] = Counter()
@@ -64,7 +64,7 @@ class LaneMemory:
         return gone
 
     def holds(self, slots: Iterable[int]) -> bool:
-        """True if memory is registered as each of these."""
+        """Return True if memory is registered as each of these."""
         return all(isinstance(self._found.get(slot), Memory) for slot in slots)
 
     def resolve(self, slots: Sequence[int], _: object = None) -> list[Memory]:

@@ -69,13 +69,13 @@ class AnsweredExecution(LaunchedExecution):
         self.socket = socket
 
     def conclude(self, outcome: Outcome) -> None:
-        """Says how it ended."""
+        """Say how it ended."""
         assert self.socket
         self.socket.say(self.number, outcome, self.plan)
 
 
 class LaneReader:
-    """Serves one socket in a thread of its own."""
+    """A reader that serves one socket in a thread of its own."""
 
     def __init__(self, channel: Channel, lane: ClientLane, on_end: Callable[[], None]) -> None:
         self._channel, self._lane, self._on_end = channel, lane, on_end
@@ -89,7 +89,7 @@ class LaneReader:
         self._thread = ServingThread(self._serve, name="lane")
 
     def start(self) -> None:
-        """Begins to serve. Raises RuntimeError when no thread can be started."""
+        """Begin to serve. Raises RuntimeError when no thread can be started."""
         self._lane.sockets.add(self)
         try:
             self._thread.start()
@@ -99,7 +99,7 @@ class LaneReader:
             raise
 
     def stop(self) -> None:
-        """Ends it. A running execution is cancelled if the device can; else it finishes first."""
+        """End it. A running execution is cancelled if the device can; else it finishes first."""
         self._tickets.close()
         if running := self._running:
             running.cancel()
@@ -188,7 +188,7 @@ class LaneReader:
     # ---- in turn
 
     def _executed(self, raw: bytes) -> bytes:
-        """The answer, whatever the client sends. Raises Malformed for a message without a number to answer to."""
+        """Return the answer, whatever the client sends. Raises Malformed for a message without a number."""
         lane, arrived = self._lane, time.monotonic_ns()
         end, key = split_in_turn(raw)
         self.answered += 1
@@ -237,7 +237,7 @@ class LaneReader:
         self._answer_with(answer_to(message.raw, answer), fence)
 
     def _answer_with(self, answer: bytes, fence: int) -> None:
-        """Raises PeerDied, also for a peer that lets fences lie: until received, they count for this account."""
+        """Answer with a fence. Raises PeerDied, also for a peer that lets fences lie: these count for this account."""
         if fence < 0:
             self._channel.send_raw(answer)
             return
@@ -251,7 +251,7 @@ class LaneReader:
             os.close(fence)
 
     def _launched(self, number: int, bounds: TimeLimits, fences: int, key: bytes, fds: list[int]) -> int:
-        """The fence of the execution. Raises StatusError, and what binding raises; Malformed for a number in use."""
+        """Return the fence of the execution. Raises StatusError, and as binding does; Malformed for a number in use."""
         lane, schedule, fence = self._lane, self._lane.schedule, -1
         if not len(fds) <= fences <= MOST_FENCES:
             raise InvalidArgument(f"wait_for: {fences} fences; an execution can wait for at most {MOST_FENCES}")
@@ -291,7 +291,7 @@ class LaneReader:
     # ---- what has no answer
 
     def _manage(self, message: Message) -> None:
-        """Memory, and what is not wanted any more. Requests that use memory get its error. Raises Malformed."""
+        """Take or free memory, or cancel. Requests that use memory get its error. Raises Malformed."""
         match message.body:
             case ["memory", int(slot), list(plain)] if len(message.fds) == 1:
                 if slot in self._slots:
@@ -312,7 +312,7 @@ class LaneReader:
                 )
 
     def _note_lost(self, error: DescriptorsLost) -> None:
-        """Requests that use the memory whose descriptor is lost get the error. Raises it if none would."""
+        """Give the error to requests that use the memory whose descriptor is lost. Raises it if none would."""
         match Message(error.raw, []).body:
             case ["memory", int(slot), list()] if slot not in self._slots and (found := exhausted(error)):
                 self._slots.add(slot)

@@ -71,7 +71,7 @@ SPENT = ("preparing_seconds", "validating_seconds")
 
 
 class Claim:
-    """Something of a client's, counted. It is given back once: by hand, by `with`, or with the last reference."""
+    """A count of something of a client's. It is given back once: by hand, by `with`, or with the last reference."""
 
     __slots__ = ("__weakref__", "_give_back")
 
@@ -79,9 +79,7 @@ class Claim:
         self._give_back: Callable[[], object] | None = give_back
 
     def give_back(self) -> None:
-        """Give back what it counted, which is gone. From any thread, and from a finalizer; a second call does
-        nothing.
-        """
+        """Give back what it counted. From any thread, and from a finalizer; a second call does nothing."""
         give_back, self._give_back = self._give_back, None
         if give_back:
             give_back()
@@ -98,7 +96,7 @@ class Claim:
 
 
 class _Level:
-    """One of the three levels that each claim counts for: an application, an account, and all."""
+    """A level of the three that each claim counts for: an application, an account, and all."""
 
     def __init__(self) -> None:
         self.held: dict[str, int] = dict.fromkeys(FIGURES, 0)
@@ -111,7 +109,7 @@ class _Level:
 
 
 class Holder(_Level):
-    """One application of an account. It exists as long as a client or a claim of it."""
+    """An application of one account. It exists as long as a client or a claim of it."""
 
     def __init__(self, account: Account, name: str) -> None:
         super().__init__()
@@ -138,7 +136,7 @@ class Holder(_Level):
 
 
 class Account(_Level):
-    """All applications of one account."""
+    """The applications of one account."""
 
     def __init__(self, ledger: Ledger, uid: int) -> None:
         super().__init__()
@@ -154,7 +152,7 @@ class Account(_Level):
             return found
 
     def holders(self) -> list[Holder]:
-        """Its applications that hold something, or have clients."""
+        """Return its applications that hold something, or have clients."""
         return list(self._holders.values())
 
 

@@ -42,7 +42,7 @@ _SHARED = {Memory.kind, MappedFd.kind, HardwareBuffer.kind, HardwareBufferBlob.k
 
 
 def bring_pages(request: Request) -> None:
-    """Brings what a request reads and writes of files, before its thread holds or waits for anything of others."""
+    """Bring what a request reads and writes of files, before its thread holds or waits for anything of others."""
     if any(isinstance(pool, Memory) and pool.is_file for pool in request.pools):
         for argument in (*request.inputs, *request.outputs):
             pool = request.pools[argument.pool] if 0 <= argument.pool < len(request.pools) else None
@@ -51,16 +51,16 @@ def bring_pages(request: Request) -> None:
 
 
 class MemoryImporter:
-    """Takes what one client hands over. Any thread."""
+    """An importer of what one client hands over. Any thread."""
 
     def __init__(self, quota: Quota, patience: float, *, is_stranger: bool) -> None:
-        """patience: seconds for reading a file. is_stranger: the client is of another account than this process."""
+        """Begin. patience: seconds for reading a file. is_stranger: the client is of another account."""
         self._quota, self._is_stranger = quota, is_stranger
         self._copies = FileCopies(patience)
         self._mapped: WeakValueDictionary[tuple[int, int, bytes], Memory] = WeakValueDictionary()
 
     def __call__(self, plain: Any, fd: int) -> Memory:
-        """The memory that `plain` describes, mapped. Owns `fd`.
+        """Return the memory that `plain` describes, mapped. Owns `fd`.
 
         Raises InvalidArgument, GeneralFailure, ResourceExhausted*.
         """
@@ -96,7 +96,7 @@ class MemoryImporter:
         return _holding(memory, claims[0])
 
     def _check(self, plain: Any, fd: int, backing: Backing) -> None:
-        """Raises InvalidArgument for what is not taken from another account."""
+        """Raise InvalidArgument for what is not taken from another account."""
         match backing, plain:
             case (Backing.DMA_BUF, _):
                 return
@@ -124,7 +124,7 @@ class MemoryImporter:
         return self._quota.holder.take(_REMEDY, **figures)
 
     def _copied(self, fields: list[Any], fd: int) -> Memory:
-        """A copy of a part of a file. Owns `fd`. Raises GeneralFailure, ResourceExhausted*."""
+        """Return a copy of a part of a file. Owns `fd`. Raises GeneralFailure, ResourceExhausted*."""
         try:
             given = MappedFd.checked(fields, fd)
             nbytes = given["nbytes"]
@@ -146,14 +146,14 @@ class MemoryImporter:
 
 
 class FileCopies:
-    """Copies parts of one client's files, one at a time, each in a thread of its own and for a limited time."""
+    """A copier of parts of one client's files, one at a time, each in a thread of its own and for a limited time."""
 
     def __init__(self, patience: float) -> None:
-        """patience: seconds for each, and for the one before it."""
+        """Begin. patience: seconds for each, and for the one before it."""
         self._patience, self._free = patience, threading.Semaphore()
 
     def __call__(self, fd: int, offset: int, nbytes: int, quota: Quota) -> int:
-        """The descriptor of the copy. Owns `fd`. Raises GeneralFailure, ResourceExhaustedTransient.
+        """Return the descriptor of the copy. Owns `fd`. Raises GeneralFailure, ResourceExhaustedTransient.
 
         A thread that hangs keeps the descriptor and its claim until it goes on, and no other begins before.
         """
@@ -190,14 +190,14 @@ class FileCopies:
 
 
 class _Outcome:
-    """What a thread has found, for one that waits a limited time."""
+    """An outcome that a thread has found, for one that waits a limited time."""
 
     def __init__(self) -> None:
         self._ended, self._deciding, self._is_late = threading.Event(), threading.Lock(), False
         self._fd, self._why = -1, ""
 
     def set(self, fd: int, why: str) -> None:
-        """`fd`: below 0, there is none, and `why` says the reason."""
+        """Set the descriptor. `fd`: below 0, there is none, and `why` says the reason."""
         with self._deciding:
             self._fd, self._why = fd, why
             self._ended.set()
@@ -205,7 +205,7 @@ class _Outcome:
                 close_all([fd])
 
     def within(self, patience: float) -> int:
-        """The descriptor. Raises GeneralFailure."""
+        """Return the descriptor. Raises GeneralFailure."""
         self._ended.wait(patience)
         with self._deciding:
             self._is_late = not self._ended.is_set()
@@ -217,7 +217,7 @@ class _Outcome:
 
 
 def _copy_of(fd: int, offset: int, nbytes: int) -> int:
-    """The descriptor of new memory with a copy. Raises OSError."""
+    """Return the descriptor of new memory with a copy. Raises OSError."""
     copy, done = memfd(nbytes), 0
     try:
         while done < nbytes:
@@ -251,7 +251,7 @@ def _is_sealed(fd: int) -> bool:
 
 
 def _holding(memory: Memory, claim: Claim) -> Memory:
-    """The memory; the claim is given back when it is mapped no more, until when arrays on it may outlive it."""
+    """Return the memory. Its claim ends when it is mapped no more, until when arrays on it may outlive it."""
     is_mapped = not isinstance(memory, DriverPool | VendorMemory)
     finalize(memory.base if is_mapped else memory, claim.give_back).atexit = False
     return memory

@@ -55,23 +55,25 @@ _MOST_SAVINGS = 16  # cache writers of a model that is being improved: each hold
 
 
 class ModelUse(NamedTuple):
-    """What a model is prepared for. Clients share a prepared model only if their uses are equal."""
+    """A use that a model is prepared for. Clients share a prepared model only if their uses are equal."""
 
     preference: Preference = "fast_single_answer"
     gives_way: bool = False  #: low priority: its preparation and its executions yield to everything on the machine
 
     @classmethod
     def of(cls, arguments: PrepareArguments) -> Self:
-        """What the client wants the model for."""
+        """Return what the client wants the model for."""
         return cls(arguments.preference, arguments.priority == LOW)
 
     def preparation(self, pace: Callable[[], object]) -> Preparation:
-        """What a device is told about a preparation in this thread."""
+        """Return what a device is told about a preparation in this thread."""
         return Preparation(self.preference, deadline(), pace)
 
     def run(self, make: Callable[[], T]) -> T:
-        """Returns what `make` returns. If this use gives way, `make` runs in a thread of its own: a thread cannot take
-        its priority back, and the threads that a library starts inherit it.
+        """Return what `make` returns.
+
+        If this use gives way, `make` runs in a thread of its own: a thread cannot take its priority back, and the
+        threads that a library starts inherit it.
         """
         if not self.gives_way:
             return make()
@@ -127,25 +129,25 @@ class SharedModel:
         return DriverExecution(bound, held, watched, self.count)
 
     def serves(self, use: ModelUse) -> bool:
-        """Whether another client with this use may share it."""
+        """Return True if another client with this use may share it."""
         return self.use == use and self.prepared.serves_all
 
     def is_of(self, region: ModelBytes, where: Sequence[int]) -> bool:
-        """Whether it was made from the same bytes."""
+        """Return True if it was made from the same bytes."""
         nbytes = self.region.nbytes
         if (nbytes, *self.where) != (region.nbytes, *where):
             return False
         return same_memory(self.region, region)
 
     def save(self, saving: CacheWriter) -> None:
-        """Writes cache files now and, for the latest ones, again after an improvement. Raises Declined, OSError."""
+        """Write cache files now and, for the latest ones, again after an improvement. Raises Declined, OSError."""
         with self._lock:
             self._save(saving)
             if self.prepared.improves_after:
                 self._savings = [*self._savings[1 - _MOST_SAVINGS :], saving]
 
     def improve(self, better: PreparedModel, switched: Callable[[], None]) -> None:
-        """Puts `better` in place, calls `switched`, and writes the cache files again."""
+        """Put `better` in place, call `switched`, and write the cache files again."""
         with self._lock:
             self.prepared, self.count, self.stage, self.estimates = better, None, self.stage + 1, Estimates()
             switched()
@@ -174,7 +176,7 @@ class ModelStore:
     """The prepared models that the clients of one account still hold. Any thread; one prepares at a time."""
 
     def __init__(self, device: Device, running: RunningFiles | None = None) -> None:
-        """`running`: where runs of model files are noted."""
+        """Begin without models. `running`: where runs of model files are noted."""
         self._device, self._running = device, running
         self._shared: WeakSet[SharedModel] = WeakSet()
         self._lock = threading.Lock()  # of what is prepared
@@ -194,7 +196,7 @@ class ModelStore:
         file: bytes = b"",
         spend: Callable[[float], object] = lambda _: None,
     ) -> SharedModel:
-        """Prepares the model in these descriptors, or shares an equal one. Owns `fds`.
+        """Prepare the model in these descriptors, or share an equal one. Owns `fds`.
 
         `charge`: called with the memory that the model will be in, before it is prepared. `file`: the digest of the
         file that the model is; b"" for others. `spend`: called with the seconds that it took.
@@ -221,7 +223,7 @@ class ModelStore:
         charge: Callable[[ModelBytes], object] = lambda _: None,
         spend: Callable[[float], object] = lambda _: None,
     ) -> SharedModel:
-        """Restores a model from cache files, or shares it if it is there. `charge`, `spend`: as of `prepare`.
+        """Restore a model from cache files, or share it if it is there. `charge`, `spend`: as of `prepare`.
 
         `read`: reads and verifies the files, into memory that is not charged yet: one set at a time.
 
@@ -245,8 +247,10 @@ class ModelStore:
 
     @contextmanager
     def _alone(self, use: ModelUse, is_same: Callable[[SharedModel], bool]) -> Iterator[SharedModel | None]:
-        """Within, this thread prepares, and no other one does so for this account; gives a model that is the same, if
-        there is one. Models are compared without the lock, which is not needed for one that can be shared whole.
+        """Let this thread prepare, within the block, and no other one for this account.
+
+        Yields a model that is the same, if there is one. Models are compared without the lock, which is not needed for
+        one that can be shared whole.
 
         Raises MissedDeadlineTransient.
         """
@@ -264,12 +268,12 @@ class ModelStore:
         yield known
 
     def rest(self) -> None:
-        """Has all models free what they can make again: none has run for a while."""
+        """Have all models free what they can make again: none has run for a while."""
         for shared in list(self._shared):
             self._hints.give("rest of a model", shared.prepared.rest)
 
     def _serving_first(self, use: ModelUse) -> list[SharedModel]:
-        """All models: first those that this use may share whole, then those that share only their bytes."""
+        """Return all models: first those that this use may share whole, then those that share only their bytes."""
         return sorted(self._shared, key=lambda shared: not shared.serves(use))
 
     def _new(
@@ -298,7 +302,7 @@ def _timed(spend: Callable[[float], object]) -> Iterator[None]:
 
 
 class RunCounter:
-    """Calls `ask` once: after so many executions of a model, on whatever path."""
+    """A counter that calls `ask` once: after so many executions of a model, on whatever path."""
 
     def __init__(self, most: int, ask: Callable[[], object]) -> None:
         self._most, self._ask, self._runs = most, ask, count(1)
@@ -310,8 +314,7 @@ class RunCounter:
 
 
 class ModelImprover:
-    """Improves the models of one device, one of each account at a time: a quick compilation serves first, a better one
-    later.
+    """An improver of one device's models, one of each account at a time: a quick compilation serves first.
 
     A better one costs time and memory, so it is made only for a model that is used: once the quick one has run as often
     as the device says. It is made in a thread of its account's while the quick one serves. Requests that are bound to
@@ -319,13 +322,13 @@ class ModelImprover:
     """
 
     def __init__(self, forget_plans: Callable[[], None]) -> None:
-        """`forget_plans`: has all requests bound anew."""
+        """Begin. `forget_plans`: has all requests bound anew."""
         self._forget_plans, self._lock = forget_plans, threading.Lock()
         self._watched: weakref.WeakSet[SharedModel] = weakref.WeakSet()
         self._threads = AccountThreads("improvement", _MOST_IMPROVEMENTS)
 
     def watch(self, shared: SharedModel, uid: int, pace: Callable[[], object]) -> None:
-        """Improves that account's model once it has run often enough, unless the device knows nothing better."""
+        """Improve that account's model once it has run often enough, unless the device knows nothing better."""
         with self._lock:
             most = shared.prepared.improves_after
             if not most or shared in self._watched:

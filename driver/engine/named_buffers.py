@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class NamedBuffers:
-    """`request` is the given one as it would be if the buffers were ordinary memory."""
+    """The buffers of a request. `request` is the given one as it would be if they were ordinary memory."""
 
     def __init__(self, request: Request, found: Mapping[int, ManagedBuffer], model: int) -> None:
-        """`found`: the buffers by the index of their pool. `model`: the number of the model in their roles.
+        """Check roles. `found`: buffers by the index of their pool. `model`: the number of the model in their roles.
 
         Raises InvalidArgument.
         """
@@ -35,37 +35,37 @@ class NamedBuffers:
 
     @property
     def are_fixed(self) -> bool:
-        """Whether their sizes cannot change."""
+        """True if their sizes cannot change."""
         return all(buffer.is_fixed for buffer in self._named)
 
     @property
     def are_known(self) -> bool:
-        """Whether the sizes of all that it reads are known: an execution to come may write an open one."""
+        """True if the sizes of all that it reads are known: an execution to come may write an open one."""
         return not any(not buffer.has_value and not buffer.is_fixed for buffer in self.read)
 
     @property
     def have_changed(self) -> bool:
-        """Whether `request` no longer holds: make another object."""
+        """True if `request` no longer holds: make another object."""
         return self._versions != [b.version for b in self._named]
 
     def check_values(self) -> None:
-        """Raises GeneralFailure when a buffer that is read has no value."""
+        """Raise GeneralFailure when a buffer that is read has no value."""
         for buffer in self.read:
             buffer.check_value()
 
     def begin(self) -> None:
-        """An execution begins: what it writes has no value until `settle`. Raises GeneralFailure."""
+        """Begin an execution: what it writes has no value until `settle`. Raises GeneralFailure."""
         for buffer, _ in self.written:
             buffer.has_value = False
         self.check_values()
 
     def settle(self, shapes: Sequence[OutputShape]) -> None:
-        """The execution has written outputs of these shapes."""
+        """Note that the execution has written outputs of these shapes."""
         for buffer, n in self.written:
             buffer.settle(shapes[n].dimensions)
 
     def grow(self, shapes: Sequence[OutputShape]) -> bool:
-        """Makes room for outputs of these shapes. False: memory of the client is too small. Raises GeneralFailure."""
+        """Make room for outputs of these shapes. False: memory of the client is too small. Raises GeneralFailure."""
         grown = {n for _, n in self.written}
         if any(not shape.is_sufficient and n not in grown for n, shape in enumerate(shapes)):
             return False
@@ -86,7 +86,7 @@ class _HasToken(Protocol):
 
 
 def check_alone(written: Sequence[_HasToken], read: Sequence[_HasToken]) -> None:
-    """Raises InvalidArgument if an execution would write a buffer twice, or one that it reads."""
+    """Raise InvalidArgument if an execution would write a buffer twice, or one that it reads."""
     for n, buffer in enumerate(written):
         if any(buffer is other for other in (*written[:n], *read)):
             raise InvalidArgument(
@@ -97,7 +97,7 @@ def check_alone(written: Sequence[_HasToken], read: Sequence[_HasToken]) -> None
 def _argument(
     n: int, argument: RequestArgument, found: Mapping[int, ManagedBuffer], model: int, *, is_input: bool
 ) -> RequestArgument:
-    """The argument as it would be if its buffer were ordinary memory."""
+    """Return the argument as it would be if its buffer were ordinary memory."""
     buffer = None if argument.has_no_value else found.get(argument.pool)
     if buffer is None:
         return argument

@@ -46,8 +46,10 @@ class OpenBurst:
         self._lock, self._is_ended = threading.RLock(), False
 
     def configure(self, offer: BurstOffer, prepared: PreparedModel, versions: Collection[int]) -> int:
-        """Serves the offer, whose `on_end` is `ended`, with the driver's own burst; with the engine's server, if the
-        driver has none. `versions`: of the wire, that the client speaks, too. Returns the version of the burst.
+        """Serve the offer, whose `on_end` is `ended`, with the driver's own burst; or with the engine's server.
+
+        The engine serves if the driver has none. `versions`: of the wire, that the client speaks, too. Returns the
+        version of the burst.
 
         Raises StatusError; then the callback is still the caller's.
         """
@@ -73,8 +75,9 @@ class OpenBurst:
         return version
 
     def start(self, register: Callable[[], object], on_end: Callable[[OpenBurst], object]) -> None:
-        """Calls `register`, and begins to serve. `on_end` is called once, when the burst has ended, also if `register`
-        fails on the way.
+        """Call `register`, and begin to serve.
+
+        `on_end` is called once, when the burst has ended, also if `register` fails on the way.
 
         Raises GeneralFailure.
         """
@@ -98,7 +101,7 @@ class OpenBurst:
             raise GeneralFailure(self._words("said that this burst had ended before it began"))
 
     def stop(self) -> None:
-        """Ends the burst; a running execution may finish first."""
+        """End the burst; a running execution may finish first."""
         burst = self._burst
         if burst is None:
             return
@@ -108,7 +111,7 @@ class OpenBurst:
         self._life.close()
 
     def on_message(self, message: Message) -> None:
-        """A message of the context. Raises Malformed."""
+        """Handle a message of the context. Raises Malformed."""
         match message.body:
             case ["free_memory", *slots]:
                 self._free_memory(checked_slots(slots))
@@ -116,24 +119,24 @@ class OpenBurst:
                 raise Malformed("the only message of a context is free_memory(slots)")
 
     def forget_plans(self) -> None:
-        """What requests were bound to has changed."""
+        """Have requests bound anew: what they were bound to has changed."""
         if burst := self._burst:
             self._tell("forget_plans", burst.forget_plans)
 
     @property
     def answered(self) -> int:
-        """Requests answered so far."""
+        """The number of requests answered so far."""
         burst = self._burst
         return _number(lambda: burst.answered) if burst else 0
 
     @property
     def bound(self) -> int:
-        """Requests that the burst remembers."""
+        """The number of requests that the burst remembers."""
         burst = self._burst
         return _number(lambda: burst.bound) if burst else 0
 
     def ended(self) -> None:
-        """The burst has ended and freed everything. Later calls do nothing."""
+        """Note that the burst has ended and freed everything. Later calls do nothing."""
         with self._lock:
             if self._is_ended:
                 return
@@ -171,7 +174,7 @@ class OpenBurst:
         self.ended()
 
     def _tell(self, what: str, call: Callable[..., object], *arguments: Any) -> bool:
-        """Calls the burst; False: it raised."""
+        """Call the burst; False: it raised."""
         try:
             call(*arguments)
         except Exception:  # noqa: BLE001 (one bad burst must not end a thread that serves many)

@@ -24,7 +24,7 @@ class _OwnSince(threading.local):
 
 
 class Pacer:
-    """Pauses long work in Python, so that running bursts get the GIL.
+    """A pacer of long work in Python: it pauses, so that running bursts get the GIL.
 
     Threads that prepare take turns in pausing: together they work no more than one of them would.
     """
@@ -34,7 +34,7 @@ class Pacer:
         self._own, self._turn = _OwnSince(), threading.Lock()
 
     def __call__(self) -> None:
-        """Pauses now and then while a burst is open. Raises MissedDeadlineTransient when this work is overdue."""
+        """Pause now and then while a burst is open. Raises MissedDeadlineTransient when this work is overdue."""
         check("preparing")
         if self.bursts and self._is_long():
             with self._turn:
@@ -44,7 +44,7 @@ class Pacer:
             self._own.since = time.perf_counter()
 
     def for_others(self) -> None:
-        """The same while a burst's own request is bound: pauses only while another burst is open.
+        """Pause only while another burst is open: the burst of this thread has its own request bound.
 
         A deadline does not end it. What is bound is kept, so that the next request like it can be done in time. It
         waits for no preparation.
@@ -54,12 +54,12 @@ class Pacer:
             self._own.since = time.perf_counter()
 
     def _is_long(self) -> bool:
-        """Whether this thread has worked for long enough."""
+        """Return True if this thread has worked for long enough."""
         return time.perf_counter() - self._own.since > _WORK
 
 
 class Preparations:
-    """Those in progress. Any thread."""
+    """The preparations in progress. Any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -67,7 +67,7 @@ class Preparations:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Within, this thread prepares, and the device does not rest.
+        """Let this thread prepare, within the block; the device does not rest meanwhile.
 
         Raises MissedDeadlineTransient when it rests for too long.
         """
@@ -83,7 +83,7 @@ class Preparations:
                 self._count -= 1
 
     def rest(self, give_back: Callable[[], object]) -> bool:
-        """Calls that, unless something is being prepared: then returns False, and delays no preparation."""
+        """Call that, unless something is being prepared: then return False, and delay no preparation."""
         with self._changed:
             if self._count:
                 return False

@@ -71,14 +71,14 @@ class PlanHolder(Protocol):
 
     @property
     def answered(self) -> int:
-        """Number of requests so far."""
+        """The number of requests so far."""
 
     def forget_plans(self) -> None:
-        """Drops the plans. From any thread; a running execution goes on."""
+        """Drop the plans. From any thread; a running execution goes on."""
 
 
 class IdleMonitor:
-    """Drops plans and scratch memory of idle clients.
+    """A monitor that drops plans and scratch memory of idle clients.
 
     It is one thread, started by the first request, that sleeps while there is nothing to drop.
 
@@ -99,7 +99,10 @@ class IdleMonitor:
         models: Callable[[], object] = lambda: None,
         is_in_use: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`models`: called when no plans are left to drop, and `is_in_use()` is False, which is asked once a look."""
+        """Start no thread yet.
+
+        `models`: called when no plans are left to drop, and `is_in_use()` is False, which is asked once a look.
+        """
         self._seconds, self._holders, self._models, self._is_in_use = seconds, holders, models, is_in_use
         self._seen: WeakKeyDictionary[PlanHolder, int] = WeakKeyDictionary()
         self._resting: WeakKeyDictionary[PlanHolder, int] = WeakKeyDictionary()
@@ -107,7 +110,7 @@ class IdleMonitor:
         self._starting, self._thread = threading.Lock(), ServingThread(self._watch, name="idle")
 
     def begin(self) -> None:
-        """A request was bound. Called often, and cheap."""
+        """Note that a request was bound. Called often, and cheap."""
         if not self._bound.is_set():
             with self._starting, suppress(RuntimeError):  # no thread can be started: the next request tries again
                 if not self._thread.has_started:
@@ -130,7 +133,7 @@ class IdleMonitor:
                 self._bound.set()
 
     def look(self) -> bool:
-        """Drops the plans of servers that have answered nothing since the last look. Whether any server keeps plans."""
+        """Drop the plans of servers that have answered nothing since the last look. Return True if any keeps plans."""
         is_held = False
         for holder in self._holders():
             answered = holder.answered
@@ -146,7 +149,7 @@ class IdleMonitor:
 
 
 def _trim() -> None:
-    """Returns free memory to the system, if the C library can."""
+    """Return free memory to the system, if the C library can."""
     if _malloc_trim:
         _malloc_trim(0)
 
@@ -160,7 +163,7 @@ _PREPARING = {"prepare", "improve", "save"}
 
 
 class Engine:
-    """The state that all clients share."""
+    """The engine's state that all clients share."""
 
     def __init__(
         self, name: str, device: Device, service: Channel, running: RunningFiles, *, is_shared: bool = False
@@ -198,7 +201,7 @@ class Engine:
         self._running.end_with(words)
 
     def _calling(self, running: RunningFiles, function: str) -> AbstractContextManager[None]:
-        """Within, this thread calls a function of the driver."""
+        """Note, within the block, that this thread calls a function of the driver."""
         left, most = seconds_left(lib.burst_due()), self.limits.driver_seconds
         if function in _PREPARING:
             most = self.limits.prepare_seconds
@@ -214,8 +217,7 @@ class Engine:
         charge: Callable[[ModelBytes], object],
         file: bytes = b"",
     ) -> SharedModel:
-        """The model in the first descriptors, prepared for `holder`; takes them out of `fds` once the preparation
-        begins.
+        """Return the model in the first descriptors, prepared for `holder`; take them out of `fds` once that begins.
 
         `file`: as of `ModelStore.prepare`.
 
@@ -236,7 +238,7 @@ class Engine:
         arguments: PrepareArguments,
         charge: Callable[[ModelBytes], object],
     ) -> SharedModel:
-        """The model of the cache files that `read` reads, prepared.
+        """Return the model of the cache files that `read` reads, prepared.
 
         Raises MissedDeadline*, and what `read`, `charge` and the device raise.
         """
@@ -247,8 +249,9 @@ class Engine:
         return self._prepared(holder, arguments, make)
 
     def _prepared(self, holder: Holder, arguments: PrepareArguments, make: _Make) -> SharedModel:
-        """Prepares one model of an account at a time; no account waits for another's. A model that is ready after the
-        deadline is dropped.
+        """Prepare one model of an account at a time; no account waits for another's.
+
+        A model that is ready after the deadline is dropped.
         """
         check_entry("before start")
         self.check_available()
@@ -268,7 +271,7 @@ class Engine:
         return shared
 
     def _store(self, uid: int) -> ModelStore:
-        """The prepared models of an account."""
+        """Return the prepared models of an account."""
         with self._counting:
             found = self._stores.get(uid)
             if found is None:
@@ -276,7 +279,7 @@ class Engine:
             return found
 
     def check_available(self) -> None:
-        """Raises DeviceUnavailable while the device takes no work."""
+        """Raise DeviceUnavailable while the device takes no work."""
         status = self.device.status
         if not status.takes_work:
             raise DeviceUnavailable(f"device {self.device.name!r} is {status}")
@@ -285,7 +288,7 @@ class Engine:
         return [holder for client in list(self.clients) for holder in client.holders()]
 
     def _is_in_use(self) -> bool:
-        """Whether anything runs, or has run since this was asked last; False if the driver need not hear of it."""
+        """Return True if anything runs, or has run since the last call; False if the driver need not hear of it."""
         if not self.rests:
             return False
         with self._counting:
@@ -297,8 +300,10 @@ class Engine:
         return before != self._activity or not self.queue.is_idle
 
     def rest(self) -> bool:
-        """Gives back what can be made again, unless something is being prepared; then returns False, and looks again
-        later. Requests are bound anew afterwards: so it is noticed that the device is used again.
+        """Give back what can be made again, unless something is being prepared.
+
+        In that case return False, and look again later. Requests are bound anew afterwards: so it is noticed that the
+        device is used again.
         """
         has_rested = self._preparations.rest(self._give_back)
         if not has_rested:
@@ -315,14 +320,14 @@ class Engine:
             self._hints.give("rest", self.device.rest)
 
     def forget_plans(self) -> None:
-        """Requests of all clients are bound anew: what they are bound to has changed."""
+        """Have requests of all clients bound anew: what they are bound to has changed."""
         for client in list(self.clients):
             client.forget_plans()
 
     def application(self, uid: int, name: str = "") -> Application:
-        """One application of an account, shared by all its clients; "" is the account's own, which no limit refuses.
+        """Return an application of an account, shared by its clients.
 
-        Raises ResourceExhaustedTransient.
+        "" is the account's own, which no limit refuses. Raises ResourceExhaustedTransient.
         """
         with self._counting:
             found = self._applications.get((uid, name))
@@ -334,22 +339,24 @@ class Engine:
             return found
 
     def _share(self, uid: int) -> Share:
-        """The scheduling group of an account, shared by all its applications."""
+        """Return the scheduling group of an account, shared by all its applications."""
         share = self._shares.get(uid)
         if share is None:
             share = self._shares[uid] = Share(self.queue, self._weights.get(uid, WEIGHT))
         return share
 
     def count_burst(self, change: int) -> None:
-        """Counts a burst that opens (+1) or ends (-1). Collects garbage after the last: no collection ran before."""
+        """Count a burst that opens (+1) or ends (-1). Collect garbage after the last: no collection ran before."""
         with self._counting:
             self.pace.bursts += change
         if not self._collects():
             self.idle.begin()
 
     def _collects(self) -> bool:
-        """Collects garbage unless a burst is open, or the last collection was long and not long ago: it looks at every
-        object of every model, and holds all clients up. Returns False if another one is due later.
+        """Collect garbage unless a burst is open, or the last collection was long and not long ago.
+
+        A collection looks at every object of every model, and holds all clients up. Returns False if another one is due
+        later.
         """
         if self.pace.bursts:
             return True
@@ -362,12 +369,13 @@ class Engine:
         return True
 
     def traces_of(self, uid: int | None) -> list[Memory]:
-        """The traces of one account's bursts, or of all."""
+        """Return the traces of one account's bursts, or of all."""
         return [memory for owner, memory in list(self.traces.values()) if uid in {None, owner}]
 
     def time_work(self, seconds: float, uid: int | None) -> bool:
-        """Has the device note for so long when its accelerator works for the bursts of one account, or for all that are
-        open now. False: it does not. Raises InvalidArgument.
+        """Have the device note for so long when its accelerator works for the bursts that are open now.
+
+        These are the bursts of one account, or all. False: the device does not. Raises InvalidArgument.
         """
         if not 0 <= seconds <= _LONGEST_TIMING:
             raise InvalidArgument(f"seconds={seconds!r:.40}: 0 to {_LONGEST_TIMING:g}; ask again later for more")
@@ -382,7 +390,7 @@ class Engine:
             return False
 
     def census(self, uid: int | None) -> Census:
-        """The census of one account, or of all; it is kept up to date from now on."""
+        """Return the census of one account, or of all; it is kept up to date from now on."""
         with self._counting:
             census = self._censuses.get(uid)
             if census is None:
@@ -391,7 +399,7 @@ class Engine:
         return census
 
     def note(self, uid: int, changes: int = 0) -> None:
-        """A client of that account has come or gone. `changes`: how many bursts have opened or ended."""
+        """Note that a client of that account has come or gone. `changes`: how many bursts have opened or ended."""
         with self._counting:
             for of, census in self._censuses.items():
                 if of in {None, uid}:
@@ -402,7 +410,7 @@ class Engine:
         census.note(changes, clients, len(self.traces_of(uid)))
 
     def admit_next(self) -> None:
-        """Serves the next client that the service sends, in a thread of its own.
+        """Serve the next client that the service sends, in a thread of its own.
 
         No failure ends the engine: a client that cannot be served sees its connection end, and the service tells it so.
         """
@@ -425,7 +433,7 @@ class Engine:
             message.close()
 
     def serve(self, channel: Channel, uid: int) -> None:
-        """Serves one client of that account until its connection ends."""
+        """Serve one client of that account until its connection ends."""
         try:
             client = EngineClient(self, uid)
         except Exception as error:  # noqa: BLE001 (the client that there is no room for is told)
@@ -448,7 +456,7 @@ class Engine:
             self._totals.leave(client.counts())
 
     def figures(self, uid: int, _: Message) -> Reply:
-        """For all accounts together: slots, waiting executions, the sums of `driver.engine.totals`, bursts and models.
+        """Return slots, waiting executions, sums of `driver.engine.totals`, bursts and models: of all accounts.
 
         Only the device's own account and root may ask. Raises InvalidArgument for others.
         """
@@ -462,7 +470,7 @@ class Engine:
         return Reply([self.queue.slots, waiters(), sums, len(self.traces), sum(map(len, stores))])
 
     def end_with_service(self) -> None:
-        """Ends the process if the service is gone. The death of our life words then ends the waits of all clients.
+        """End the process if the service is gone. The death of our life words then ends the waits of all clients.
 
         Called whenever a client's connection ends, as the end of the service may be the reason.
         """
@@ -471,8 +479,8 @@ class Engine:
 
 
 def main(name: str, kind: type[Device], service: Channel, running: RunningFiles, *, is_shared: bool) -> None:
-    """Runs the engine process. `service`: the channel to the service process, which has `running`, too. `is_shared`:
-    by accounts.
+    """Run the engine process. `service`: the channel to the service process, which has `running`, too. `is_shared`: by
+    accounts.
     """
     warnings.simplefilter("ignore")  # numpy warns of infinities that a client computes
     gc.disable()

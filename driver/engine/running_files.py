@@ -57,7 +57,7 @@ class FileEnd(NamedTuple):
 
 
 class RunningFiles:
-    """The slots. Both processes have them from one fork."""
+    """The slots of running files. Both processes have them from one fork."""
 
     def __init__(self) -> None:
         self._map = mmap.mmap(-1, _SLOTS * _SLOT.itemsize + _MOST_WORDS)
@@ -71,22 +71,22 @@ class RunningFiles:
         self.may_hang = False  #: whether runs of operations are watched that have a deadline, as those of files are
 
     def ends(self) -> list[FileEnd]:
-        """The files that were running, or whose thread got a signal."""
+        """Return the files that were running, or whose thread got a signal."""
         found = [FileEnd(row["digest"].tobytes(), int(row["signal"])) for row in self.slots]
         return [each for each in found if each.digest != _NONE]
 
     @property
     def functions(self) -> list[str]:
-        """Of a driver, that threads had called when the engine ended."""
+        """The functions of a driver that threads had called when the engine ended."""
         return sorted({name.decode() for name in self.slots["function"].tolist() if name})
 
     @property
     def shutdown_reason(self) -> str:
-        """Why the engine has ended itself; "": it has not."""
+        """Return why the engine has ended itself; "": it has not."""
         return self._map[-_MOST_WORDS:].rstrip(b"\0").decode(errors="replace")
 
     def end_with(self, words: str) -> NoReturn:
-        """Ends the engine, and says why."""
+        """End the engine, and say why."""
         raw = words.encode()[:_MOST_WORDS]
         self._map[-_MOST_WORDS:] = raw + bytes(_MOST_WORDS - len(raw))
         _log.error("%s; the engine ends", words)
@@ -94,7 +94,7 @@ class RunningFiles:
 
     @contextmanager
     def calling(self, driver: str, function: str, seconds: float) -> Iterator[None]:
-        """Within, this thread calls a driver's function, which returns in so many seconds, or the engine ends."""
+        """Bound a call of a driver's function, within the block: it returns in so many seconds, or the engine ends."""
         slot, call = self.slot(), object()
         end = time.monotonic_ns() + int((seconds - GRACE) * 1e9)
         self._calls.add(call, f"driver {driver!r}: {function} did not return within {seconds:g} s", end)
@@ -108,7 +108,7 @@ class RunningFiles:
 
     @contextmanager
     def bounded_run(self, run: object, end: int) -> Iterator[None]:
-        """Within, an execution runs that nothing can stop; it ends by `end`, or the engine does GRACE seconds later."""
+        """Bound a run that nothing can stop, within the block. It ends by `end`, or the engine does GRACE later."""
         self._calls.add(run, f"an execution went on {GRACE:g} s after its deadline", end)
         try:
             yield
@@ -116,13 +116,13 @@ class RunningFiles:
             self._calls.remove(run)
 
     def watch_executions(self, driver: str) -> None:
-        """Ends the engine when an execution of that driver goes on too long after its deadline or cancellation."""
+        """End the engine when an execution of that driver goes on too long after its deadline or cancellation."""
 
         self.may_hang = True
         self._watch_runs(f"driver {driver!r}: execute went on {GRACE:g} s after its deadline or cancellation")
 
     def watch_flights(self) -> None:
-        """The same, for executions that go on outside of the threads that begin them (`BoundExecution.launch`)."""
+        """Watch executions that go on outside of the threads that begin them (`BoundExecution.launch`)."""
         self._watch_runs(f"an execution went on {GRACE:g} s after its deadline, or after its client was gone")
 
     def _watch_runs(self, words: str) -> None:
@@ -147,7 +147,7 @@ class RunningFiles:
         return OperationsRun(bound, self) if can_tell else None
 
     def watch_cancelled(self, bound: BoundExecution) -> None:
-        """It was cancelled now."""
+        """Watch a run that was cancelled now."""
         if bound.is_running():
             self._cancelled.add(bound, bound, time.monotonic_ns())
 
@@ -157,7 +157,7 @@ class RunningFiles:
             self.end_with(f"an execution went on {GRACE:g} s after it was cancelled, or its client was gone")
 
     def slot(self) -> Slot | None:
-        """Of this thread; None where all are taken."""
+        """Return the slot of this thread; None where all are taken."""
         try:
             return self._local.slot  # type: ignore[no-any-return]
         except AttributeError:
@@ -167,11 +167,11 @@ class RunningFiles:
         return None
 
     def watch(self, run: object, slot: Slot, end: int) -> None:
-        """The run must end by `end`, CLOCK_MONOTONIC ns, and GRACE seconds more."""
+        """Watch a run: it must end by `end`, CLOCK_MONOTONIC ns, and GRACE seconds more."""
         self._watch.add(run, slot, end)
 
     def unwatch(self, run: object) -> None:
-        """It has ended."""
+        """Stop watching a run: it has ended."""
         self._watch.remove(run)
 
     def _end(self, slot: Slot) -> NoReturn:
@@ -181,10 +181,10 @@ class RunningFiles:
 
 
 class Slot:
-    """One thread's. It is given back when the thread has ended."""
+    """A slot of one thread. It is given back when the thread has ended."""
 
     def __init__(self, memory: mmap.mmap, slots: Array, free: list[int]) -> None:
-        """Raises IndexError when none is free."""
+        """Take a free slot. Raises IndexError when there is none."""
         self._number, self._free = free.pop(), free
         self._row = slots[self._number : self._number + 1]
         begin = self._number * _SLOT.itemsize + _SLOT.fields["digest"][1]  # type: ignore[index]
@@ -194,7 +194,7 @@ class Slot:
 
     @property
     def digest(self) -> bytes:
-        """Of the file that runs."""
+        """The digest of the file that runs."""
         return bytes(self._bytes)
 
     def begin(self, digest: bytes) -> None:
@@ -203,7 +203,7 @@ class Slot:
         lib.burst_blame_on(self._place)
 
     def end(self) -> None:
-        """It runs none."""
+        """Note that this thread runs none."""
         self._bytes[:] = _NONE
 
     def note_function(self, name: str) -> str:
@@ -213,7 +213,7 @@ class Slot:
         return before
 
     def note(self, signal: int) -> None:
-        """As the handler of signals does it."""
+        """Note a signal as the handler of signals does."""
         self._row["signal"] = signal
 
     def __del__(self) -> None:
@@ -223,7 +223,7 @@ class Slot:
 
 
 class OverdueWatch(Generic[T]):
-    """Calls `end` for runs that go on too long. One thread, which sleeps while nothing is bounded."""
+    """A watch that calls `end` for runs that go on too long. One thread, which sleeps while nothing is bounded."""
 
     def __init__(self, end: Callable[[T], object]) -> None:
         self._end = end
@@ -232,8 +232,9 @@ class OverdueWatch(Generic[T]):
         self._some = threading.Event()
 
     def add(self, run: object, what: T, end: int) -> None:
-        """The run ends by `end`, CLOCK_MONOTONIC ns, or is overdue GRACE seconds later: `end(what)`. The earliest end
-        counts. Raises RuntimeError if the watch has no thread, and none can be started.
+        """Watch a run: it ends by `end`, CLOCK_MONOTONIC ns, or is overdue GRACE seconds later: `end(what)`.
+
+        The earliest end counts. Raises RuntimeError if the watch has no thread, and none can be started.
         """
         if not self._thread.has_started:
             with self._starting:
@@ -246,7 +247,7 @@ class OverdueWatch(Generic[T]):
             self._some.set()
 
     def remove(self, run: object) -> None:
-        """It has ended."""
+        """Stop watching a run: it has ended."""
         self._runs.pop(run, None)
 
     def _look(self) -> None:
@@ -259,7 +260,7 @@ class OverdueWatch(Generic[T]):
                 self._some.set()
 
     def _end_overdue(self) -> None:
-        """Its frame goes, and with it what it refers to: while this thread sleeps, it must keep no execution alive."""
+        """End what is overdue, in a frame of its own: while this thread sleeps, it must keep no execution alive."""
         latest = time.monotonic_ns() - int(GRACE * 1e9)
         for run, (end, what) in list(self._runs.items()):
             if end < latest and run in self._runs:
@@ -267,7 +268,7 @@ class OverdueWatch(Generic[T]):
 
 
 class FileRun:
-    """Notes the runs of one execution of a model file. One thread runs it at a time."""
+    """A note of the runs of one execution of a model file. One thread runs it at a time."""
 
     def __init__(self, bound: BoundExecution, digest: bytes, running: RunningFiles) -> None:
         self._bound, self._digest, self._running = bound, digest, running
@@ -294,7 +295,7 @@ class FileRun:
 
     @property
     def launch(self) -> Callable[[int], object] | None:
-        """Begins an execution of the file, which is noted until it has begun."""
+        """The method that begins an execution of the file, which is noted until it has begun."""
         return self._launch if self._bound.launch else None
 
     def _launch(self, run: int) -> None:
@@ -319,8 +320,9 @@ class FileRun:
 
 
 class OperationsRun:
-    """Bounds the runs of one execution of a model of operations. `run` is the driver's own method, where that can be
-    stopped.
+    """A bound on the runs of one execution of a model of operations.
+
+    `run` is the driver's own method, where that can be stopped.
     """
 
     def __init__(self, bound: BoundExecution, running: RunningFiles) -> None:
@@ -336,7 +338,7 @@ class OperationsRun:
 
 
 def _run_in_time(bound: BoundExecution, running: RunningFiles) -> object:
-    """A run of work that nothing stops: it ends by its deadline and GRACE, or the engine does."""
+    """Run work that nothing stops: it ends by its deadline and GRACE, or the engine does."""
     end = lib.burst_due()
     if end == FOREVER:
         return bound.run()

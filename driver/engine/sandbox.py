@@ -69,9 +69,9 @@ _active_abi = 0
 
 
 def enter_files(device: Device | type[Device], keeps: Mapping[Path, Access] | None = None) -> bool:
-    """Leaves this process, which has one thread, the files that this device computes with, and what it `keeps`.
+    """Leave this process, which has one thread, the files that this device computes with, and what it `keeps`.
 
-    Whether all of the process is confined: the kernel can, and no library has a thread already.
+    Returns True if all of the process is confined: the kernel can, and no library has a thread already.
     """
     global _active_abi  # noqa: PLW0603 (of the process, as what it stands for)
     _end_idle_threads()
@@ -126,7 +126,7 @@ def active() -> dict[str, bool]:
 
 
 def _drop_capabilities() -> None:
-    """For this thread. It can always drop some."""
+    """Drop capabilities of this thread, which it can always do."""
     fields = _status()
     permitted, effective = (int(fields[name], 16) & _KEPT_CAPABILITIES for name in ("CapPrm", "CapEff"))
     header, data = struct.pack("Ii", _CAPABILITY_VERSION, 0), struct.pack("6I", effective, permitted, 0, 0, 0, 0)
@@ -160,7 +160,7 @@ def _threads() -> int:
 
 
 def _code_folders() -> Iterator[Path]:
-    """Where Python finds modules: its own, those of this environment, and packages that lie elsewhere."""
+    """Return where Python finds modules: its own, those of this environment, and packages that lie elsewhere."""
     yield from map(Path, (sys.prefix, sys.base_prefix, sys.exec_prefix))
     yield from (Path(path) for path in sys.path if path)
     for name, module in list(sys.modules.items()):
@@ -169,9 +169,7 @@ def _code_folders() -> Iterator[Path]:
 
 
 def enter(needed: Iterable[str] = ()) -> bool:
-    """Leaves this process the system calls that a program which computes makes, and those `needed`. Whether the kernel
-    could.
-    """
+    """Leave this process the system calls of a program that computes, and those `needed`. False: the kernel cannot."""
     machine = os.uname().machine
     if machine not in _SECCOMP or _prctl(_NO_NEW_PRIVS, 1, 0, 0, 0):
         _log.warning("system calls are not confined: there is no filter for %s", machine)

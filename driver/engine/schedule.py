@@ -49,7 +49,7 @@ _IDLE = 1.0  # seconds that a thread waits for another execution before it ends
 
 
 class TimeLimits(NamedTuple):
-    """In ns. deadline: of CLOCK_MONOTONIC. duration: counted from when all fences are signalled. None: no limit."""
+    """The limits of an execution, in ns. deadline: of CLOCK_MONOTONIC. duration: from when all fences are signalled."""
 
     deadline: int | None = None
     duration: int | None = None
@@ -61,7 +61,7 @@ class TimeLimits(NamedTuple):
 
 
 class LaunchedExecution:
-    """One execution, from its launch to its end. A subclass says how the client learns of the end.
+    """An execution, from its launch to its end. A subclass says how the client learns of the end.
 
     identity: of the fence that it owes, if it owes one. run: None before a thread has taken it. limit: the name of how
     many there may be. socket: with whose end it ends, too.
@@ -85,35 +85,35 @@ class LaunchedExecution:
         self.claim: Claim | None = None  #: for its descriptors, until it is gone
 
     def conclude(self, outcome: Outcome) -> None:
-        """Tells the client how it ended. Called once, under the schedule's lock."""
+        """Tell the client how it ended. Called once, under the schedule's lock."""
         raise NotImplementedError
 
     def vanish(self) -> None:
-        """The client is gone, and the execution will not run. Called under the schedule's lock."""
+        """End without a run: the client is gone. Called under the schedule's lock."""
 
     def ready(self) -> None:
-        """All its fences are signalled: its duration begins."""
+        """Begin its duration: all its fences are signalled."""
         self.fenced = time.monotonic_ns()
         duration = self._limits.duration
         if duration is not None and (self.end is None or self.fenced + duration < self.end):
             self.end, self.has_waited = self.fenced + duration, False
 
     def begin_run(self, plan: Plan) -> PlanRun:
-        """Its run, with a plan that was claimed for it."""
+        """Return its run, with a plan that was claimed for it."""
         by_duration = self.end != self._limits.deadline
         could_begin = self.fenced if by_duration else self.begin
         self.run = PlanRun(plan, self.begin, self.end, could_begin if self.has_waited else None)
         return self.run
 
     def give_up(self) -> None:
-        """Ends its wait in the run queue, and its run if the device can. The result is not needed any more."""
+        """End its wait in the run queue, and its run if the device can. The result is not needed any more."""
         if self.ticket:
             self.ticket.close()
         if self.run:
             self.run.plan.cancel()
 
     def missed(self, now: int) -> Outcome | None:
-        """What to say of it if it is too late by now."""
+        """Return what to say of it if it is too late by now."""
         if self.end is None or now < self.end:
             return None
         error: StatusError
@@ -135,7 +135,7 @@ class ReadyQueue:
     """
 
     def __init__(self, lock: threading.RLock, most: int, start: Callable[[ReadyQueue], None]) -> None:
-        """`most`: threads. `start`: starts one, which calls `take` until it returns None."""
+        """Begin empty. `most`: threads. `start`: starts one, which calls `take` until it returns None."""
         self._most, self._start = most, start
         self._changed = threading.Condition(lock)
         self._items: deque[LaunchedExecution] = deque()
@@ -144,7 +144,7 @@ class ReadyQueue:
         self._is_over = False
 
     def put(self, launched: LaunchedExecution) -> None:
-        """Adds an execution, and sees to a thread for it. Raises StatusError where no thread will ever look."""
+        """Add an execution, and see to a thread for it. Raises StatusError where no thread will ever look."""
         self._items.append(launched)
         if len(self._items) <= self.coming:
             return
@@ -172,12 +172,12 @@ class ReadyQueue:
             self.coming += 1
 
     def remove(self, launched: LaunchedExecution) -> None:
-        """Takes it out, unless a thread has."""
+        """Take it out, unless a thread has."""
         with suppress(ValueError):
             self._items.remove(launched)
 
     def take(self) -> LaunchedExecution | None:
-        """The next execution, waiting for it. None: the calling thread has to end. The thread was `coming`."""
+        """Wait for the next execution, and return it. None: the calling thread has to end. It was `coming`."""
         self.coming -= 1
         while not self._is_over:
             if self._items:
@@ -195,7 +195,7 @@ class ReadyQueue:
         return None
 
     def stop(self) -> None:
-        """Nothing is run any more."""
+        """Stop: nothing is run any more."""
         self._is_over = True
         self._items.clear()
         self._changed.notify_all()
@@ -210,7 +210,7 @@ class FenceSchedule:
     """
 
     def __init__(self, slots: int, start: Callable[..., None]) -> None:
-        """`slots`: of the device. `start`: starts a thread for a flow, as `ReadyQueue` has it."""
+        """Begin empty. `slots`: of the device. `start`: starts a thread for a flow, as `ReadyQueue` has it."""
         self.lock = threading.RLock()
         self.pending: dict[int, LaunchedExecution] = {}
         self.waiting: Counter[str] = Counter()  #: how many of them there are, by their limits
@@ -231,11 +231,11 @@ class FenceSchedule:
 
     @property
     def watched(self) -> int:
-        """Fences of others that executions wait for."""
+        """The number of fences of others that executions wait for."""
         return len(self._watched)
 
     def launch(self, number: int, make: Callable[[], LaunchedExecution], fds: list[int]) -> None:
-        """Adds the execution that `make` returns, to wait for these fences. Takes from `fds` those that it watches.
+        """Add the execution that `make` returns, to wait for these fences. Takes from `fds` those that it watches.
 
         Raises InvalidArgument for a descriptor that is not a fence or is in error, Malformed for a number that is
         pending, and what `make` raises.
@@ -257,7 +257,7 @@ class FenceSchedule:
             self._add(launched, leaders, watched)
 
     def _sorted(self, fds: list[int], kinds: list[str]) -> tuple[list[LaunchedExecution], list[int]]:
-        """Executions that must run before, and fences to watch. Raises InvalidArgument."""
+        """Return executions that must run before, and fences to watch. Raises InvalidArgument."""
         leaders, watched = [], []
         for n, (fd, kind) in enumerate(zip(fds, kinds, strict=True)):
             leader = self._by_fence.get(os.fstat(fd).st_ino) if kind == "pipe" else None
@@ -313,13 +313,13 @@ class FenceSchedule:
         return queue
 
     def _note_end(self, launched: LaunchedExecution) -> None:
-        """Wakes the watching thread if this deadline is the next one."""
+        """Wake the watching thread if this deadline is the next one."""
         if launched.end is not None and launched.end < self._next_end:
             self._next_end = launched.end
             os.eventfd_write(self._wake, 1)
 
     def take(self, queue: ReadyQueue, ticket: Ticket) -> LaunchedExecution | None:
-        """The next execution of that queue, for the calling thread to run with that ticket; None: it has to end."""
+        """Return the queue's next execution, for this thread to run with that ticket; None: it has to end."""
         with self.lock:
             launched = queue.take()
             if launched:
@@ -327,8 +327,9 @@ class FenceSchedule:
             return launched
 
     def finish(self, queue: ReadyQueue, launched: LaunchedExecution, outcome: Outcome) -> bool:
-        """Records how a run ended; the calling thread takes from `queue` next. False if its client was told before, or
-        is gone: the plan and the ticket cannot be used any more.
+        """Record how a run ended; the calling thread takes from `queue` next.
+
+        Returns False if its client was told before, or is gone: the plan and the ticket cannot be used any more.
         """
         with self.lock:
             queue.coming += 1
@@ -341,7 +342,7 @@ class FenceSchedule:
             return was_awaited
 
     def cancel(self, number: int) -> bool:
-        """Gives an execution up; its client does not want to know how it ended."""
+        """Give an execution up; its client does not want to know how it ended."""
         with self.lock:
             launched = self.pending.get(number)
             if launched:
@@ -359,7 +360,7 @@ class FenceSchedule:
         self._settle(launched, Outcome(_GENERAL_FAILURE, text=text))
 
     def _settle(self, launched: LaunchedExecution, outcome: Outcome) -> None:
-        """Concludes it. After a failure concludes all its followers, which are not run."""
+        """Conclude it. After a failure conclude all its followers, which are not run."""
         work = [(launched, outcome)]
         while work:
             done, outcome = work.pop()
@@ -394,7 +395,7 @@ class FenceSchedule:
         close_all(fds)
 
     def watch(self, after: Callable[[], object]) -> None:
-        """The watching thread: polls fences and enforces deadlines until the end. `after`: called after each look."""
+        """Poll fences and enforce deadlines until the end, in the watching thread. `after`: called after each look."""
         seconds: float | None = None
         try:
             while True:
@@ -430,7 +431,7 @@ class FenceSchedule:
             return go_on
 
     def close(self) -> None:
-        """Called last, by the watching thread if there is one."""
+        """Free the rest. Called last, by the watching thread if there is one."""
         self._epoll.close()
         os.close(self._wake)
 
@@ -449,7 +450,7 @@ class FenceSchedule:
             self._fail(launched, "a fence that it waited for was set to error")
 
     def _expire(self, now: int) -> float | None:
-        """Ends executions that are too late; returns the seconds left to the next deadline."""
+        """End executions that are too late; return the seconds left to the next deadline."""
         for launched in list(self.pending.values()):
             if outcome := launched.missed(now):
                 launched.give_up()
@@ -459,7 +460,7 @@ class FenceSchedule:
         return None if self._next_end == _NEVER else min(max(0, self._next_end - now) / 1e9, _LONGEST)
 
     def stop(self) -> None:
-        """The client is gone: sets all its fences to error and runs nothing more."""
+        """End all, as the client is gone: set its fences to error and run nothing more."""
         with self.lock:
             if self._is_over:
                 return
@@ -479,6 +480,6 @@ class FenceSchedule:
 
 
 def check_deadline(deadline: int | None) -> None:
-    """Raises MissedDeadlinePersistent for one that has passed."""
+    """Raise MissedDeadlinePersistent for one that has passed."""
     if deadline is not None and time.monotonic_ns() >= deadline:
         raise missed(ErrorStatus.MISSED_DEADLINE_PERSISTENT, "before start", deadline)

@@ -16,13 +16,13 @@ SUMMED = ("executions", "waits", "yields", "waiting", "waited", "used")
 
 
 class Totals:
-    """Sums over clients that have left: by priority, lowest first, one for each of `SUMMED`."""
+    """The sums over clients that have left: by priority, lowest first, one for each of `SUMMED`."""
 
     def __init__(self) -> None:
         self._left = [[0.0] * len(SUMMED) for _ in PRIORITIES]
 
     def leave(self, counts: Sequence[FlowCounts]) -> None:
-        """Adds the counts of a client that leaves. The caller excludes `snapshot` meanwhile."""
+        """Add the counts of a client that leaves. The caller excludes `snapshot` meanwhile."""
         _add(self._left, counts)
         for flow in self._left:
             flow[SUMMED.index("waiting")] = 0
@@ -34,7 +34,7 @@ class Totals:
 def summed(
     begin: list[list[float]], clients: Iterable[Callable[[], Sequence[FlowCounts]]], pace: Callable[[], object]
 ) -> list[list[float]]:
-    """Adds the counts of present clients to `begin`. `pace` lets running bursts through."""
+    """Add the counts of present clients to `begin`. `pace` lets running bursts through."""
     for counts in clients:
         pace()
         _add(begin, counts())

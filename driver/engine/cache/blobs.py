@@ -45,11 +45,11 @@ _OUTSIDE = {  # error codes that do not mean a damaged file
 
 
 class DamagedBlobFile(Exception):
-    """The file is damaged or no longer at its path. The next process to open it rebuilds it."""
+    """An error: the file is damaged or no longer at its path. The next process to open it rebuilds it."""
 
 
 class BlobRow(NamedTuple):
-    """One entry. `used` grows with every save of an entry or of its use; a value that does not verify is None."""
+    """An entry. `used` grows with every save of an entry or of its use; a value that does not verify is None."""
 
     key: bytes
     value: bytes | None
@@ -57,7 +57,7 @@ class BlobRow(NamedTuple):
 
 
 class BlobFile:
-    """Entries in a file: one table in SQLite.
+    """A file of entries: one table in SQLite.
 
     Every method raises OSError when the system refuses, and DamagedBlobFile for a bad file.
 
@@ -106,7 +106,7 @@ class BlobFile:
 
     @contextmanager
     def transaction(self, kind: Literal["DEFERRED", "IMMEDIATE"]) -> Iterator[None]:
-        """All or nothing. IMMEDIATE: excludes other writers from the beginning."""
+        """Do all or nothing. IMMEDIATE: excludes other writers from the beginning."""
         with _errors(self._path):
             self._db.execute(f"BEGIN {kind}")
             try:
@@ -129,7 +129,7 @@ class BlobFile:
         return int(version)
 
     def rows(self) -> list[BlobRow] | None:
-        """Within a transaction: all entries, least recently used first. None if another build wrote them."""
+        """Return all entries, least recently used first, within a transaction. None if another build wrote them."""
         if self._schema() != [(_SCHEMA.encode(),)]:
             raise DamagedBlobFile(f"{self._path}: it is not a blob store of this version")
         self._seen, found, left = self._version(), {}, self._most
@@ -147,7 +147,7 @@ class BlobFile:
         return sorted(found.values(), key=lambda row: row.used) if self._is_of_build else None
 
     def write(self, gone: Iterable[bytes], entries: Iterable[tuple[bytes, bytes]], new: set[bytes]) -> dict[bytes, int]:
-        """Within an IMMEDIATE transaction, after `rows`: deletes `gone`; stores `entries` in the order of their use.
+        """Delete `gone`, and store `entries` in the order of their use. Within an IMMEDIATE transaction, after `rows`.
 
         `new`: keys whose values have changed. Returns the new `used` of each entry.
         """
@@ -246,7 +246,7 @@ def _check(path: Path, most: int) -> None:
 
 
 def _inode(path: Path) -> int:
-    """Its number; 0 when there is no such file."""
+    """Return its number; 0 when there is no such file."""
     try:
         return os.lstat(path).st_ino
     except FileNotFoundError:
@@ -289,7 +289,7 @@ _inherited: list[BlobFile | None] = []  # files of the parent process: closing t
 
 
 class BlobStore:
-    """Maps keys to values, both bytes, in a file that processes share. Any thread may call.
+    """A map of keys to values, both bytes, in a file that processes share. Any thread may call.
 
     An entry counts as the bytes of its key and value. When a new one exceeds `max_total_bytes`, others are evicted: at
     random or least recently used (`select`), until half the total is left, until it fits, or until both (`capacity`).
@@ -311,7 +311,7 @@ class BlobStore:
         capacity: Capacity = "halve",
         delay: float = 4.0,
     ) -> None:
-        """`build_id`: of the program that writes; other builds find no entries. `delay`: seconds from set to save.
+        """Open no file yet. `build_id`: of the writing program; others find no entries. `delay`: seconds to a save.
 
         Raises ValueError for limits that are not positive and for unknown policies.
         """
@@ -415,7 +415,7 @@ class BlobStore:
         )
 
     def _make_room(self, key: bytes, value: bytes) -> bool:
-        """Evicts until the entry fits; its own older value may be evicted, too. False if it cannot fit."""
+        """Evict until the entry fits; its own older value may be evicted, too. False if it cannot fit."""
         while True:
             old = self._entries.get(key)
             growth = len(value) - len(old) if old is not None else len(key) + len(value)

@@ -52,7 +52,7 @@ NONE = CacheFiles(0, 0)
 
 
 def files_needed(device: Device) -> CacheFiles:
-    """How many files a client must bring: the device's own, and one for the model. NONE: the device caches nothing."""
+    """Return how many files a client must bring: the device's own, and one for the model. NONE: it caches nothing."""
     own = device.cache_files
     if own is None:
         return NONE
@@ -62,7 +62,7 @@ def files_needed(device: Device) -> CacheFiles:
 
 
 class Declined(Exception):
-    """Nothing was cached or restored, for this reason. Prepared models stay usable."""
+    """An error: nothing was cached or restored, for this reason. Prepared models stay usable."""
 
 
 class RestoredCompilation(NamedTuple):
@@ -185,7 +185,7 @@ class VerifiedCache:
 
 
 class CacheWriter:
-    """Writes the cache files of one prepared model. They stay open until this object is gone."""
+    """A writer of one prepared model's cache files. They stay open until this object is gone."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class CacheWriter:
         fds: Sequence[int],
         newest: MutableMapping[CacheOwner, CacheWriter],
     ) -> None:
-        """`newest`: the latest writer of each owner."""
+        """Take the files. `newest`: the latest writer of each owner."""
         self._records, self._owner, self._newest = records, owner, newest
         self._record: CacheRecord | None = None  # of what this writer has written
         self._lock = threading.Lock()
@@ -227,7 +227,7 @@ class CacheWriter:
             return digest
 
     def _begun(self) -> tuple[int, ...]:
-        """Offsets for new contents: behind earlier ones, or 0 in emptied files. Raises OSError, Declined."""
+        """Return offsets for new contents: behind earlier ones, or 0 in emptied files. Raises OSError, Declined."""
         if self._record is None:
             self._newest[self._owner] = self
             for fd in self._fds:

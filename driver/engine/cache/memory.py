@@ -18,7 +18,7 @@ _LARGE = 2**21
 
 
 class PrivateMemory:
-    """Consecutive arrays of given sizes, each at the start of a page, to be filled once."""
+    """A block of consecutive arrays of given sizes, each at the start of a page, to be filled once."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         """Make memory for parts of these sizes. Raises OSError, ValueError if there is not enough memory."""
@@ -54,12 +54,12 @@ class ModelMemory:
 
     @property
     def nbytes(self) -> int:
-        """Length in bytes."""
+        """The length in bytes."""
         return self._array.nbytes
 
     @property
     def occupied(self) -> dict[Hashable, int]:
-        """By its address: it is private."""
+        """The memory by its address: it is private."""
         return {("private", self._array.ctypes.data): self._array.nbytes}
 
     def asarray(self) -> NDArray[np.uint8]:

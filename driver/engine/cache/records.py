@@ -32,7 +32,7 @@ _WRONG = (ValueError, TypeError, msgpack.UnpackException)
 
 
 class CacheRecord(NamedTuple):
-    """The record of one set of files."""
+    """A record of one set of files."""
 
     where: tuple[int, int]  #: offset and length of the structure within the model
     offsets: tuple[int, ...]  #: of the contents within each file
@@ -47,7 +47,7 @@ class CacheRecords:
     """The records of one device for one account, in a folder of the device's account; files there have mode 0600."""
 
     def __init__(self, device: Device, name: str, uid: int) -> None:
-        """`uid`: of the clients. Each has a file of its own: no account can crowd out another's records.
+        """Open the file. `uid`: of the clients. Each has its own: none can crowd out another account's records.
 
         Raises OSError if the files cannot be made or read.
         """
@@ -101,7 +101,7 @@ class CacheRecords:
 
 
 def build(device: Device) -> str:
-    """Names everything that must be unchanged for a compilation to be usable."""
+    """Name everything that must be unchanged for a compilation to be usable."""
     return "\n".join((device.name, device.version, version("burst-engine"), processor()))
 
 
