@@ -2,12 +2,16 @@
 
 aiohttp has no limit of connections, and none for a client that leaves an answer unread. A connection here has a
 deadline at each moment but while its handler runs, so handlers bound their own waits for the client.
+
+It counts from when it is accepted. asyncio's own server tells nothing of a connection until the handshake of TLS is
+done, so this one accepts by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -18,7 +22,6 @@ from aiohttp.http import HttpProcessingError
 from driver.service.http_connections import account_of
 
 if TYPE_CHECKING:
-    import socket
     import ssl
     from collections.abc import Awaitable, Callable
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("burst.http")
 _GRACE = 0.1  # seconds for requests that run when `serve_http` is cancelled
+_PAUSE = 0.1  # seconds after a connection that could not be accepted: the process may have no descriptors left
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
@@ -52,17 +56,54 @@ class BoundedServer(web.Server):
         self._limiter, self._patience = limiter, patience
         self._of: dict[web.RequestHandler, HttpConnection] = {}
 
+    async def accept(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Take connections until cancelled, which ends those whose handshake is not done."""
+        listener.setblocking(False)
+        loop, beginning = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        try:
+            while True:
+                await asyncio.sleep(0)  # `sock_accept` lets no other task run while clients are waiting
+                try:
+                    client, _ = await loop.sock_accept(listener)
+                except OSError:
+                    await asyncio.sleep(_PAUSE)
+                    continue
+                task = asyncio.create_task(self._begin_connection(client, tls))
+                beginning.add(task)
+                task.add_done_callback(beginning.discard)
+        finally:
+            for task in beginning:
+                task.cancel()
+            await asyncio.gather(*beginning, return_exceptions=True)
+
+    async def _begin_connection(self, client: socket.socket, tls: ssl.SSLContext | None) -> None:
+        def hang_up() -> None:
+            with suppress(OSError):  # the client has gone
+                client.shutdown(socket.SHUT_RDWR)
+
+        connection = self._limiter.enter(account_of(client), hang_up)
+        if connection is None:
+            client.close()
+            return
+        connection.deadline = time.monotonic() + self._patience
+        handler = self()
+        self._of[handler] = connection
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: handler, client, ssl=tls)
+        except Exception as error:
+            self._forget(handler)
+            if not isinstance(error, OSError):  # else it has ended before its handshake was done
+                raise
+
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        connection = self._limiter.enter(account_of(transport.get_extra_info("socket")), transport.abort)
-        if connection is None:
-            transport.abort()
-            return
-        self._of[handler] = connection
-        connection.deadline = time.monotonic() + self._patience
+        self._of[handler].end = transport.abort
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
         super().connection_lost(handler, exc)
+        self._forget(handler)
+
+    def _forget(self, handler: web.RequestHandler) -> None:
         if connection := self._of.pop(handler, None):
             self._limiter.leave(connection)
 
@@ -89,13 +130,15 @@ async def serve_http(
     server: BoundedServer, listener: socket.socket, end: asyncio.Future[float], tls: ssl.SSLContext | None = None
 ) -> None:
     """Serve until `end` is done: its result is the seconds that running requests get. Close the listening socket."""
-    listening = await asyncio.get_running_loop().create_server(server, sock=listener, ssl=tls)
-    watching, grace = asyncio.create_task(server.end_overdue()), _GRACE
+    accepting, watching = asyncio.create_task(server.accept(listener, tls)), asyncio.create_task(server.end_overdue())
+    grace = _GRACE
     try:
         grace = await end
     finally:
-        listening.close()
+        accepting.cancel()
         watching.cancel()
+        await asyncio.wait([accepting])
+        listener.close()
         server.pre_shutdown()
         with suppress(asyncio.CancelledError):
             await server.shutdown(grace)

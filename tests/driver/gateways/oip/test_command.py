@@ -9,6 +9,7 @@ import sys
 import grpc
 import numpy as np
 import pytest
+from certificates import write_certificate
 from oip_models import Client, rows, write_sum
 
 from driver.gateways.oip import messages
@@ -54,10 +55,7 @@ def test_what_cannot_be_served(words, told, tmp_path):
 @pytest.mark.integration
 def test_tls(tmp_path):
     """With --tls, both doors speak TLS at TCP addresses, and neither answers without."""
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    ask = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
-    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert)]
-    subprocess.run([*ask, *names], check=True, capture_output=True)
+    cert, key = write_certificate(tmp_path)
     write_sum(tmp_path / "models" / "sum.onnx")
     words = ["--oip", "localhost:0", "--oip", "http://localhost:0", "--models", str(tmp_path / "models")]
     command = [*COMMAND, "onnxruntime", *words, "--tls", str(cert), str(key), "--json"]

@@ -14,13 +14,14 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from certificates import write_certificate
 from oip_models import Client, rows, write_sum
 from tritonclient.utils import InferenceServerException
 from waiting import PATIENCE, until
 
 from driver.errors import DeviceFailed
 from driver.gateways.oip import messages
-from driver.gateways.oip.grpc_door import DoorLimits, GrpcFront
+from driver.gateways.oip.grpc_door import Credentials, DoorLimits, GrpcDoor, GrpcFront
 from driver.gateways.oip.http_front import HttpFront
 from driver.gateways.oip.oip_address import oip_address
 from driver.gateways.oip.process import InferenceServer, OipOptions
@@ -292,6 +293,20 @@ class TestBounds:
             for sock in silent:
                 sock.close()
             until_served(address)
+
+    def test_silent_tls_over_grpc(self, server, tmp_path):
+        """gRPC counts a connection before its handshake is done, and closes those that are too many."""
+        service = InferenceService(server.repository, RegionTable(os.getuid()))
+        door = GrpcDoor(service, "127.0.0.1:0", SIZES, Credentials(*map(str, write_certificate(tmp_path))))
+        door.begin()
+        with contextlib.ExitStack() as stack:
+            stack.callback(door.close, 0)
+            for part in (b"", b"\x16"):
+                silent = [stack.enter_context(connected(f"127.0.0.1:{door.port}")) for _ in range(12)]
+                for sock in silent[: SIZES.connections]:
+                    sock.sendall(part)
+                for sock in silent[SIZES.connections :]:
+                    assert ended(sock)
 
     def test_half_a_header(self, small):
         """A client that begins a request and sends no more of it loses its connection."""
