@@ -129,7 +129,7 @@ class Connection:
 
     @property
     def at_end(self) -> Callable[[], str]:
-        """`shutdown_reason`, for what this connection refers to."""
+        """The function `shutdown_reason`, for what this connection refers to."""
         return partial(_shutdown_reason_of, ref(self))
 
     def shutdown_reason(self) -> str:

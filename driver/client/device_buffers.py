@@ -57,7 +57,7 @@ def kind_of(
 
 
 class Buffer(Closing):
-    """Memory for inputs and outputs of models, which a request names as a whole. Made by `allocate`.
+    """A memory for inputs and outputs of models, which a request names as a whole. Made by `allocate`.
 
     It has no value until an execution, or `copy_from`, has written one, nor after one of these has failed.
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Executor(Protocol):
-    """One model, made ready to run. Any thread, many jobs at once.
+    """A model, made ready to run. Any thread, many jobs at once.
 
     A prepared model is one, on a device or in this process; `driver.runtime` has those that stand before others.
     """

@@ -107,7 +107,7 @@ class LaneReader:
 
     @property
     def unread(self) -> int:
-        """Number of answers to what was launched that wait for the client to read others."""
+        """The number of answers to launches that wait for the client to read others."""
         return len(self._outbox) if self._is_full else 0
 
     def send_due(self) -> None:

@@ -82,7 +82,7 @@ class RunningFiles:
 
     @property
     def shutdown_reason(self) -> str:
-        """Return why the engine has ended itself; "": it has not."""
+        """The reason why the engine has ended itself; "": it has not."""
         return self._map[-_MOST_WORDS:].rstrip(b"\0").decode(errors="replace")
 
     def end_with(self, words: str) -> NoReturn:

@@ -38,7 +38,7 @@ class Allocatable(Protocol):
     def number(self) -> int: ...
 
     def step_roles(self, io_index: int, *, is_input: bool) -> list[StepRole]:
-        """Which steps read and write that input or output. Raises ValueError when the model is closed."""
+        """Return which steps read and write that input or output. Raises ValueError when the model is closed."""
 
 
 def allocate(
@@ -47,7 +47,7 @@ def allocate(
     input_roles: Sequence[BufferRole] = (),
     output_roles: Sequence[BufferRole] = (),
 ) -> Buffer:
-    """Memory for inputs and outputs of compiled models, to be named in their requests and those of their bursts.
+    """Allocate memory for inputs and outputs of compiled models, to be named in requests of these and their bursts.
 
     It is on the device if exactly one connected device is behind all roles, and it allocates; else it is shared memory,
     which all devices and the CPU read and write in place. `buffer.is_on_device` says which. Models that are compiled
@@ -71,7 +71,7 @@ def allocate(
 
 
 def _on_device(dimensions: tuple[int, ...], frequencies: dict[StepRole, float]) -> Buffer | None:
-    """None where no device is behind the roles, or several are, or the device does not allocate."""
+    """Return a buffer on the device behind the roles; None: there is none, or several, or it does not allocate."""
     found = list(dict.fromkeys(role.prepared for role in frequencies))
     remote = [prepared for prepared in found if isinstance(prepared, RemotePreparedModel)]
     if not found or len(remote) < len(found) or len({prepared.device for prepared in found}) > 1:

@@ -53,7 +53,7 @@ class Workload(NamedTuple):
 
 
 def mobile(dtype: str, *, relaxed: bool = False) -> Model:
-    """Depthwise separable convolutions of "float32", "float16", "quant8_asymm" or "quant8_asymm_signed"."""
+    """Build depthwise separable convolutions of "float32", "float16", "quant8_asymm" or "quant8_asymm_signed"."""
     net = _Net(dtype, ModelBuilder(relaxed=relaxed))
     x = net.builder.input(dtype, (1, _SIDE, _SIDE, _CHANNELS), **net.quantisation)
     for _ in range(_BLOCKS):
@@ -65,7 +65,7 @@ def mobile(dtype: str, *, relaxed: bool = False) -> Model:
 
 
 class _Net:
-    """Layers with seeded weights."""
+    """A builder of layers with seeded weights."""
 
     def __init__(self, dtype: str, builder: ModelBuilder) -> None:
         self.builder, self._random = builder, np.random.default_rng(1)
@@ -95,7 +95,7 @@ class _Net:
 
 
 def _integers() -> Model:
-    """Arithmetic on int32."""
+    """Build a model of arithmetic on int32."""
     builder = ModelBuilder()
     x = builder.input("int32", (256, 1024))
     y = builder.operation("ADD", x, x, 0)
@@ -214,7 +214,7 @@ def _kept(device: RemoteDevice, stated: Capabilities | None) -> Capabilities:
 
 
 def measured(device: RemoteDevice) -> Capabilities:
-    """Measures each workload that the device supports; about a second. Raises PeerDied."""
+    """Measure each workload that the device supports; about a second. Raises PeerDied."""
     figures: dict[str, Performance] = {}
     end = time.monotonic() + _BUDGET
     for left, workload in zip(range(len(WORKLOADS), 0, -1), WORKLOADS, strict=True):
@@ -245,14 +245,14 @@ def _measured(device: RemoteDevice, workload: Workload, until: float) -> Perform
 
 
 class _Meter:
-    """Time and energy of two parties by turns."""
+    """A meter of time and energy of two parties by turns."""
 
     def __init__(self) -> None:
         self.times: tuple[list[float], list[float]] = [], []
         self._energies: tuple[list[int | None], list[int | None]] = [], []
 
     def note(self, party: int, run: Callable[[], object]) -> None:
-        """Run once."""
+        """Run once, and note time and energy."""
         energy, begin = energy_uj(), time.perf_counter()
         run()
         self.times[party].append(time.perf_counter() - begin)
@@ -271,7 +271,7 @@ class _Meter:
 
 
 def energy_uj(directory: Path = _RAPL) -> int | None:
-    """Microjoules that the processor packages have used since some moment, or None where that cannot be read."""
+    """Return the microjoules that the processor packages have used since some moment; None: they cannot be read."""
     try:
         files = sorted(directory.glob("intel-rapl:[0-9]*/energy_uj"))
         packages = [int(file.read_text()) for file in files if file.parent.name.count(":") == 1]
@@ -284,7 +284,7 @@ def energy_uj(directory: Path = _RAPL) -> int | None:
 
 
 def store(address: str, version: str, capabilities: Capabilities) -> None:
-    """For this version of the device, and of the CPU that it was measured against."""
+    """Keep capabilities for this version of the device, and of the CPU that it was measured against."""
     path = _path(address)
     path.parent.mkdir(mode=0o700, exist_ok=True)
     text = json.dumps({"version": version, "cpu": ReferenceDevice.version, **capabilities._asdict()}, indent=1)
@@ -301,7 +301,7 @@ def digest(address: str) -> bytes:
 
 
 def devices() -> list[DeviceInfo]:
-    """Every device that an entry point names, with the capabilities that are stored. Starts none.
+    """Return every device that an entry point names, with the capabilities that are stored. Starts none.
 
     `missing` says what keeps a device from being connected, `status` whether one that runs takes work.
     """

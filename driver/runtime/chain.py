@@ -54,14 +54,14 @@ class StepBurst:
             self.burst = LocalBurst(model, self._options, self.buffers)
 
     def _open(self, model: RemotePreparedModel) -> None:
-        """On the device. Raises StatusError, PeerDied."""
+        """Open it on the device. Raises StatusError, PeerDied."""
         self._life = self.prepared.model.life
         model.check_quarantine()
         self._pipeline = Pipeline(model, self._options, self.buffers)
         self.burst = Burst(self._pipeline)
 
     def go_back(self) -> None:
-        """To the device, if the CPU took its place and the device is there again. No frame is in flight."""
+        """Go back to the device, if the CPU took its place and the device is there again. No frame is in flight."""
         model = self.prepared.model.prepared
         if self._pipeline is None and isinstance(model, RemotePreparedModel):
             old = self.burst
@@ -86,7 +86,7 @@ class StepBurst:
         return source.timeline(name, first_lane)
 
     def fell_back(self, error: BaseException, reads: StepInputs, writes: StepOutputs) -> bool:
-        """Execute the step on the CPU, unless it failed there. From now on, if its device has died."""
+        """Execute the step on the CPU, from now on if its device has died. False: it failed there, or may not."""
         model = self.prepared.model
         if model.fallback is None or isinstance(self.burst, LocalBurst):
             return False
@@ -187,7 +187,7 @@ class Chain(FrameBurst[ChainFrame]):
         return False
 
     def _end_step(self, pending: PendingFrame[ChainFrame], error: BaseException | None) -> None:
-        """Under the lock: a step has ended, and falls back if it failed."""
+        """Note that a step has ended, and fall back if it failed. The caller holds the lock."""
         n = pending.at
         pending.at += 1
         if error is None or pending.completion.is_done:

@@ -29,12 +29,13 @@ class Displaced(Protocol):
     """An owner of a model that comes back."""
 
     def come_back(self) -> None:
-        """Its device is there, and has prepared it. Called by the thread that brought it back."""
+        """Take the model back: its device is there, and has prepared it. Called by the thread that brought it back."""
 
 
 class Comeback:
-    """The return of one model to one device. Safe from any thread; the caller begins it only while it is not
-    going on.
+    """The return of one model to one device.
+
+    Safe from any thread; the caller begins it only while it is not going on.
     """
 
     def __init__(self, owner: Displaced, prepared: RemotePreparedModel) -> None:

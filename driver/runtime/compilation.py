@@ -181,7 +181,7 @@ class CompileOptions(NamedTuple):
         return [self.prepare.preference, self.prepare.priority]
 
     def cache(self, clock: CompilationClock) -> CompilationCache | None:
-        """Where compilations are kept. Raises ValueError."""
+        """Return the cache where compilations are kept. Raises ValueError."""
         if self.cache_dir is None:
             return None
         wait = partial(clock.note, "wait for another process that compiles the same")
@@ -228,7 +228,7 @@ def _whole(candidate: _Candidate, seconds: float) -> ExecutionPlan:
 
 
 def _cut(candidates: Sequence[_Candidate], rows: Sequence[Sequence[float]]) -> ExecutionPlan:
-    """Each operation where it costs least. Raises NotPlaced."""
+    """Return a plan with each operation where it costs least. Raises NotPlaced."""
     model, devices = candidates[0].model, [c.device for c in candidates]
     cpu = next((n for n, device in enumerate(devices) if isinstance(device, LocalDevice)), None)
     chosen = choose(model, {c.device.address: c.obstacles for c in candidates}, rows, cpu)
@@ -238,12 +238,12 @@ def _cut(candidates: Sequence[_Candidate], rows: Sequence[Sequence[float]]) -> E
 
 
 class _Compilation:
-    """One call of `compile`."""
+    """A call of `compile`."""
 
     def __init__(
         self, options: CompileOptions, stack: ExitStack, clock: CompilationClock, cache: CompilationCache | None
     ) -> None:
-        """`stack`: closes what was opened, if that fails."""
+        """Connect nothing yet. `stack`: closes what was opened, if that fails."""
         self._options, self._stack, self._clock, self._fallbacks = options, stack, clock, Fallbacks()
         self._cache, self._given = cache, options.model
         self._own: dict[str, RemoteDevice] = {}  # connections of ours
@@ -251,8 +251,9 @@ class _Compilation:
         self._sources: dict[str, Source] = {}  # of capabilities
 
     def placed_before(self, names: Sequence[str | RemoteDevice]) -> CompiledModel | None:
-        """With the devices that were chosen the last time, of which none need be asked. None: there was no such time,
-        or it does not work any more.
+        """Return the model on the devices that were chosen the last time, of which none need be asked.
+
+        None: there was no such time, or it does not work any more.
         """
         if self._cache is None:
             return None
@@ -275,7 +276,7 @@ class _Compilation:
         return self._finished(prepared)
 
     def compiled(self, names: Sequence[str | RemoteDevice]) -> CompiledModel:
-        """Asks the devices, prepares the plans, and takes the fastest; the CPU, if all fail and may fall back."""
+        """Ask the devices, prepare the plans, and take the fastest; the CPU, if all fail and may fall back."""
         validate(self._options.model)
         try:
             chosen, figures, candidates = self._chosen(names)
@@ -349,7 +350,7 @@ class _Compilation:
         return [(device.address, device.version) for device in self._own.values()]
 
     def _measured(self, plans: Sequence[ExecutionPlan]) -> dict[str, float]:
-        """Seconds of one execution of each plan that works."""
+        """Return the seconds of one execution of each plan that works."""
         found = {}
         for n, plan in enumerate(plans):
             self._clock.begin(f"measure {plan.name}", 0.5 + 0.3 * n / len(plans))
@@ -398,7 +399,7 @@ class _Compilation:
     def _remember(
         self, names: Sequence[str | RemoteDevice], candidates: Sequence[_Candidate], plan: ExecutionPlan
     ) -> None:
-        """Which device runs what, for `placed_before`. Others may have been dropped, so that numbers moved."""
+        """Keep which device runs what, for `placed_before`. Others may have been dropped, so that numbers moved."""
         where = [_name(name) for name in names]
         if (
             self._cache is None
@@ -433,7 +434,7 @@ class _Compilation:
         )
 
     def _asked(self, names: Sequence[str | RemoteDevice]) -> list[_Candidate]:
-        """Each device, connected, asked for its capabilities if there is a choice, and for what it supports."""
+        """Return each device, connected, asked for its capabilities if there is a choice, and for its operations."""
         found, unreachable = [], dict[str, Exception]()
         for n, name in enumerate(names):
             self._clock.begin(f"ask {_name(name)}", 0.5 * n / len(names))

@@ -186,11 +186,11 @@ class CompiledModel(AnyPreparedModel):
 
     @property
     def number(self) -> int:
-        """By which the roles of buffers mean this model."""
+        """The number by which the roles of buffers mean this model."""
         return self._number
 
     def step_roles(self, io_index: int, *, is_input: bool) -> list[StepRole]:
-        """Which steps read and write that input or output. Raises ValueError."""
+        """Return which steps read and write that input or output. Raises ValueError."""
         if self._is_closed:
             raise ValueError(CLOSED)
         operand = (self.model.main.inputs if is_input else self.model.main.outputs)[io_index]
@@ -207,8 +207,10 @@ class CompiledModel(AnyPreparedModel):
         return [(self.prepared, self.model.main.inputs, self.model.main.outputs)]
 
     def stats(self) -> dict[str, Any]:
-        """`placement`, and `fallbacks`: how often a device was dropped when compiling, and how often the whole model
-        was compiled for the CPU instead, or a step or the whole executed there; with the last reasons.
+        """Return `placement`, `fallbacks` and `compilations`.
+
+        `fallbacks`: how often a device was dropped when compiling, and how often the whole model was compiled for the
+        CPU instead, or a step or the whole executed there; with the last reasons.
 
         `compilations`: of each step, its device; whether it came out of the cache (`restored`), was made anew and is
         kept (`saved`), or is not (`compiled`), and why; and its `stage`: how often the device has replaced it by
@@ -222,7 +224,7 @@ class CompiledModel(AnyPreparedModel):
         return self._recipe
 
     def close(self) -> None:
-        """Frees the model on its devices. Bursts end with the connections that `compile` made."""
+        """Free the model on its devices. Bursts end with the connections that `compile` made."""
         self._is_closed = True
         self._workspaces.clear()
         self._executor.close()

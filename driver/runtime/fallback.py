@@ -81,7 +81,7 @@ class Fallbacks:
         self._lock, self._returns = threading.Lock(), 0
 
     def note(self, kind: str, device: str, error: BaseException) -> None:
-        """One more."""
+        """Count one more failure of a device."""
         reason = f"{type(error).__name__}: {error}"
         with self._lock:
             self._counts[kind] += 1
@@ -97,7 +97,7 @@ class Fallbacks:
         _log.warning("device %r is there again; its part of the model runs on it", device)
 
     def report(self) -> dict[str, Any]:
-        """How often, and why last; `returned`: how often a device was there again after it had died."""
+        """Return how often each happened, and why last; `returned`: how often a device that had died came back."""
         with self._lock:
             reasons = {f"{kind}, {device}": reason for (kind, device), reason in self._last.items()}
             counts = {kind: self._counts[kind] for kind in _WORDS} | {"returned": self._returns}
@@ -128,7 +128,7 @@ class CpuFallback:
         fallbacks: Fallbacks,
         runtimes: Sequence[str] = (),
     ) -> None:
-        """`runtimes`: devices that run the file that the model is."""
+        """Prepare nothing yet. `runtimes`: devices that run the file that the model is."""
         self.model, self._preference, self._runtimes = model, preference, runtimes
         self._kind, self._device, self._fallbacks = kind, device, fallbacks
         self._lock = threading.Lock()
@@ -149,7 +149,7 @@ class CpuFallback:
         return self.prepared
 
     def report(self) -> dict[str, Any]:
-        """All fallbacks of the compiled model."""
+        """Return all fallbacks of the compiled model."""
         return self._fallbacks.report()
 
     def note_return(self) -> None:
@@ -251,7 +251,7 @@ class FallbackExecutor:
     """
 
     def __init__(self, first: Executor, fallback: CpuFallback | None) -> None:
-        """`fallback`: None where nothing may fall back."""
+        """Execute by `prepared`. `fallback`: None where nothing may fall back."""
         self.prepared, self.fallback = first, fallback  #: `prepared` executes now
         self.life = 0  #: counts deaths and returns: odd while the CPU is in the device's place
         self._moving, self._is_closed = threading.Lock(), False
@@ -373,7 +373,7 @@ class FallbackExecutor:
             self.prepared.close()
 
     def _move(self, prepared: Executor, life: int) -> bool:
-        """From now on `prepared` executes, unless another thread has moved it in that life."""
+        """Have `prepared` execute from now on, unless another thread has moved it in that life."""
         with self._moving:
             if life != self.life:
                 return False

@@ -40,7 +40,7 @@ class FrameMemory(Protocol[_T]):
 
     @property
     def inputs(self) -> tuple[NDArray[Any] | None, ...]:
-        """Arrays of the next frame."""
+        """The arrays of the next frame."""
 
     def frame(self, arrays: tuple[Any, ...]) -> _T:
         """Return the next frame, with those arrays copied into its inputs. Raises ValueError, ResultsHeld."""
@@ -52,7 +52,7 @@ class FrameMemory(Protocol[_T]):
         """Take its memory back: the frame was executed, or given up."""
 
     def close(self) -> None:
-        """There are no more frames."""
+        """Free it: there are no more frames."""
 
 
 class PendingFrame(Generic[_T]):
@@ -65,7 +65,7 @@ class PendingFrame(Generic[_T]):
 
 
 class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
-    """`submit`, futures, tasks and policies, as `driver.Burst` has them."""
+    """A burst with `submit`, futures, tasks and policies, as `driver.Burst` has them."""
 
     def __init__(self, options: Options, memory: FrameMemory[_T]) -> None:
         self.options, self._memory = options, memory
@@ -82,7 +82,7 @@ class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
 
     @abstractmethod
     def _run(self, arrays: tuple[Any, ...], timeout: float | None) -> Result:
-        """Under the lock, with nothing in flight: one execution in this thread."""
+        """Execute once in this thread. The caller holds the lock, and nothing is in flight."""
 
     def _runs_here(self, timeout: float | None) -> bool:
         """Return True if `_run` may execute with that timeout; else the request is submitted."""
@@ -91,14 +91,14 @@ class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
 
     @abstractmethod
     def _launch(self, pending: PendingFrame[_T]) -> None:
-        """Under the lock: sends a frame on its way, which ends with `_finish`."""
+        """Send a frame on its way, which ends with `_finish`. The caller holds the lock."""
 
     @abstractmethod
     def _advance(self, pending: PendingFrame[_T], timeout: float | None) -> None:
-        """Without the lock: waits for news of a frame that was in flight. Raises Timeout."""
+        """Wait, without the lock, for news of a frame that was in flight. Raises Timeout."""
 
     def _collect(self) -> None:
-        """Under the lock: takes on the frames of which there is news."""
+        """Take on the frames of which there is news. The caller holds the lock."""
 
     # ---- requests
 
@@ -161,7 +161,7 @@ class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
         self._drops += 1
 
     def try_submit(self, arrays: tuple[Any, ...], deadline: int | None, told: int | None = None) -> Completion | None:
-        """Without waiting; `told` as for `Completion`. None: there is no room."""
+        """Submit without waiting; `told` as for `Completion`. None: there is no room."""
         try:
             with self._lock:
                 self._check()
@@ -193,7 +193,7 @@ class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
         self._finished.append(pending.completion.fail(error))
 
     def _finish(self, pending: PendingFrame[_T], result: Result | None) -> None:
-        """Under the lock: the frame was executed, or has failed already."""
+        """Finish a frame that was executed, or has failed already. The caller holds the lock."""
         if pending not in self._in_flight:  # a callback has finished it, or the burst was closed
             return
         if result is not None and not pending.completion.is_done:
@@ -210,7 +210,7 @@ class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
             self._launch(staged)
 
     def _call_back(self) -> None:
-        """Without the lock, as what futures call may come back to us."""
+        """Call back, without the lock, as what futures call may come back to us."""
         while self._finished:
             with suppress(IndexError):  # another thread took the last one
                 self._finished.popleft().call_back()
@@ -243,7 +243,7 @@ class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
             self._call_back()
 
     def expire(self, future: Completion) -> None:
-        """At its deadline: it is done, whatever comes."""
+        """Fail it because its deadline has passed, unless it is done."""
         with self._lock:
             if future.is_done:
                 return
@@ -264,7 +264,7 @@ class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
     # ---- for asyncio
 
     def attend(self, loop: _Loop) -> None:
-        """In that loop's thread: from now on it hears of the news of frames in flight."""
+        """Have that loop, in its thread, hear of the frames in flight from now on."""
         with self._lock:
             self._loops.add(loop)
             for pending in self._in_flight:
@@ -272,7 +272,7 @@ class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
                     hear(loop, pending.request)
 
     def _attended(self, request: Completion) -> None:
-        """Under the lock: the loops that await frames hear of that one's news, too."""
+        """Have the loops that await frames hear of this one, too. The caller holds the lock."""
         for loop in list(self._loops):
             if loop.is_running():
                 hear(loop, request)
@@ -303,7 +303,7 @@ class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
 
     @abstractmethod
     def _end(self) -> None:
-        """Under the lock: gives up what executes frames."""
+        """Give up what executes frames. The caller holds the lock."""
 
 
 def hear(loop: _Loop, request: Completion) -> None:
@@ -318,7 +318,7 @@ def hear(loop: _Loop, request: Completion) -> None:
 
 
 def time_left(end: float | None, timeout: float | None) -> float | None:
-    """Seconds until `end`; `timeout` is what was asked for. Raises Timeout when there are none."""
+    """Return the seconds until `end`; `timeout` is what was asked for. Raises Timeout when there are none."""
     if end is None:
         return None
     left = end - time.monotonic()

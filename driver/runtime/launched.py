@@ -44,9 +44,9 @@ class FencedThread:
     """The thread of an execution in this process: it waits for the fences, executes, and signals a fence of its own."""
 
     def __init__(self, execute: Callable[[int | None], Result], fds: list[int], job: Job) -> None:
-        """`execute`: until that deadline, CLOCK_MONOTONIC ns, once all fences `fds` are signalled: it owns these.
+        """Start the thread. `execute`: until that deadline, CLOCK_MONOTONIC ns, once all fences `fds` are signalled.
 
-        Raises ResourceExhaustedTransient.
+        The thread owns the fences. Raises ResourceExhaustedTransient.
         """
         self._execute, self._fds, self._job = execute, list(fds), job
         self._launched_at, self._fenced_at = time.monotonic_ns(), 0
@@ -62,7 +62,7 @@ class FencedThread:
         fds.clear()
 
     def ending(self) -> Ending:
-        """How it ended. Its fence has been signalled, or set to error."""
+        """Return how it ended. Its fence has been signalled, or set to error."""
         assert self._ending is not None
         return self._ending
 
@@ -174,7 +174,7 @@ def _sum(timings: list[Timing]) -> Timing:
 
 
 def _awaited(fds: Sequence[int], deadline: int | None) -> FenceState:
-    """SIGNALED when all of them are, ERROR when one is in error, ACTIVE at the deadline, CLOCK_MONOTONIC ns."""
+    """Return SIGNALED when all are, ERROR when one is in error, ACTIVE at the deadline, CLOCK_MONOTONIC ns."""
     waiting = list(fds)
     while True:
         states = {fd: look(fd) for fd in waiting}
@@ -231,7 +231,10 @@ class FencedFallback(FencedExecution):
     def __init__(
         self, launched: FencedExecution, model: Model, job: Job, execute: Callable[[int | None], Result]
     ) -> None:
-        """`execute`: performs the job until that deadline, after `launched` has ended. Raises StatusError."""
+        """Start no thread yet. `execute`: performs the job until that deadline, after `launched` has ended.
+
+        It raises StatusError.
+        """
         super().__init__(-1, launched.details, partial(_views, model, job.request))
         self._launched, self._job, self._execute = launched, job, execute
         self._here: FencedExecution | None = None

@@ -98,7 +98,7 @@ class Background:
         self._threads.submit(completion.settle, work)
 
     def abandon(self) -> None:
-        """In a forked child: the threads are the parent's."""
+        """Forget the threads in a forked child: they are the parent's."""
         self._threads = None
 
 
@@ -116,11 +116,11 @@ class LocalDevice(Closing):
         self.extensions = tuple(extension.name for extension in self._device.extensions)
 
     def supported_operations(self, model: Model) -> list[bool]:
-        """For each operation of the main subgraph: True is a promise. Raises InvalidModel."""
+        """Return True for each operation of the main subgraph that it supports. Raises InvalidModel."""
         return [reason is None for reason in self.explain(model)]
 
     def explain(self, model: Model) -> list[str | None]:
-        """For each operation of the main subgraph why it is not supported; None: it is. Raises InvalidModel."""
+        """Return for each operation of the main subgraph why it is not supported; None: it is. Raises InvalidModel."""
         model = model.form_for(self.extensions)
         validate(model)
         return explained(model, self.extensions, self._device.explain)
@@ -138,14 +138,14 @@ class LocalDevice(Closing):
             return LocalPrepared(self, model, preference, self._device)
 
     def free_memory(self, memory: Memory) -> None:
-        """Nothing is kept of pools."""
+        """Do nothing: nothing is kept of pools."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how another process makes the same device, which holds nothing of this process."""
         return LocalDevice, (self._device,)
 
     def close(self) -> None:
-        """Nothing to close: prepared models go on."""
+        """Do nothing: prepared models go on."""
 
 
 class LocalPrepared(AnyPreparedModel):
@@ -214,14 +214,14 @@ class LocalPrepared(AnyPreparedModel):
         return LocalBurst(self, options)
 
     def free_memory(self, memory: Memory) -> None:
-        """Nothing is kept of pools."""
+        """Do nothing: nothing is kept of pools."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return a recipe that prepares the model again, wherever it is unpickled."""
         return _prepare_again, (self.device, self.model, self.preference)
 
     def close(self) -> None:
-        """Nothing to free but memory: bursts go on."""
+        """Free the memory of earlier runs: bursts go on."""
         self._workspaces.clear()
 
 
@@ -295,7 +295,7 @@ class LocalBurst(FrameBurst[LocalFrame]):
             return self._executed(LocalFrame(buffers.inputs, buffers.free_outputs()), since, clock.now())
 
     def _executed(self, frame: LocalFrame, begin: int, sent: int) -> Result:
-        """One execution in this thread, noted in the trace. Raises StatusError."""
+        """Execute once in this thread, and note it in the trace. Raises StatusError."""
         outputs = frame.outputs
         taken, busy = clock.now(), time.thread_time_ns() if self.options.measure else 0
         execution = self._execution(frame)
@@ -361,7 +361,7 @@ class LocalBurst(FrameBurst[LocalFrame]):
                 raise timed_out(timeout)
 
     def abandon(self) -> None:
-        """In a forked child: the frames in flight are the parent's, and so is the thread."""
+        """Forget the frames in flight in a forked child: they are the parent's, and so is the thread."""
         self._lock = threading.RLock()
         self._news, self._thread = threading.Condition(self._lock), None
         self._in_flight.clear()
@@ -375,7 +375,7 @@ class LocalBurst(FrameBurst[LocalFrame]):
         return self._prepared.perform(job)
 
     def free_memory(self, memory: Memory) -> None:
-        """Nothing is kept of pools."""
+        """Do nothing: nothing is kept of pools."""
 
     def stats(self) -> dict[str, Any]:
         """Return figures as `Burst.stats` does: the client is the device, and its time is the device's."""
@@ -431,6 +431,6 @@ def in_time(wait: Wait) -> Iterator[None]:
 
 
 def timing(ns: int, measure: bool) -> Timing:
-    """All of it on the device, which is us."""
+    """Return a timing with all of the time on the device, which is us."""
     microseconds = ns // 1000 if measure else None
     return Timing(microseconds, microseconds)

@@ -38,7 +38,7 @@ _MOST_KEPT = 256
 
 
 class Figures(NamedTuple):
-    """Seconds of one execution by plan, and whether the machine was busy while they were taken."""
+    """The seconds of one execution by plan. `was_busy`: the machine was busy while they were taken."""
 
     seconds: Mapping[str, float]
     was_busy: bool = False
@@ -83,23 +83,23 @@ class Load:
 
 
 def _stolen() -> float:
-    """Seconds that the host gave to others, of all processors."""
+    """Return the seconds that the host gave to others, of all processors."""
     with suppress(OSError, ValueError, IndexError), open("/proc/stat") as file:
         return int(file.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
     return 0.0
 
 
 class FigureStore:
-    """Figures of one model for one set of plans, in a file of this account."""
+    """A store of one model's figures for one set of plans, in a file of this account."""
 
     def __init__(self, model: Model, terms: Sequence[Any]) -> None:
-        """`terms`: devices with their versions, and what else changes the figures, as msgpack can write it."""
+        """Find the file. `terms`: devices with versions, and what else changes the figures, as msgpack writes it."""
         digest = model_digest(model, structure_digest(model))
         name = hashlib.sha256(digest + msgpack.packb([*terms, processor()])).hexdigest()
         self._path = runtime_dir() / "placements" / f"{name}.json"
 
     def read(self) -> Figures | None:
-        """None where nothing is known, or what is known was taken on a busy machine and only once."""
+        """Return the figures; None: nothing is known, or what is known was taken on a busy machine and only once."""
         with suppress(OSError, ValueError, TypeError, AttributeError, DeviceFailed):
             plain = json.loads(self._path.read_text())
             seconds = {str(name): float(value) for name, value in plain["seconds"].items()}

@@ -54,7 +54,7 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class FormObstacle:
-    """Why a model file does not run in a form, or not on a device.
+    """A reason why a model file does not run in a form, or not on a device.
 
     form: "file" or "operations". device: None where it is the file that cannot be loaded in this form. operator: its
     kind and number, or how many there are of the kind; None when the whole file is concerned. tensors: by name.
@@ -185,7 +185,11 @@ class _Check:
         self._asked: list[str] = []
 
     def report(self) -> ModelReport:
-        """Where the file runs as it is, devices for files of another kind are left out, and this is the last remedy."""
+        """Return the report.
+
+        Where the file runs as it is, devices for files of another kind are left out, and to run it so is the last
+        remedy.
+        """
         works, told = sorted(self.works, key=lambda pair: pair[0]), self._obstacles
         if whole := [device for form, device in works if form == "file"]:
             told = [o for o in told if o.form != "file" or o.device in (None, self._runtime)]
@@ -216,7 +220,7 @@ class _Check:
             self._obstacles.append(FormObstacle(form, None, operator, o.tensors, reason=o.reason, remedy=o.remedy))
 
     def miss_runtime(self) -> None:
-        """Says so where no installed device knows model files, and what installs the one for files of this kind."""
+        """Note that no installed device knows model files, if so, and what installs the one for files of this kind."""
         if not any(o.form == "file" for o in self._obstacles) and ("file", self._runtime) not in self.works:
             lacks = missing(self._runtime)
             what = f"no device runs .{self._kind} files as they are" + (f": {lacks.what}" if lacks else "")
@@ -224,7 +228,7 @@ class _Check:
             self._obstacles.append(FormObstacle("file", self._runtime, None, (), reason=what, remedy=remedy))
 
     def ask(self, name: str, whole: Model | None, operations: Model | None) -> None:
-        """Asks one device about both forms."""
+        """Ask one device about both forms."""
         try:
             usable_class(name)
             with connect(name) as device:
@@ -253,7 +257,7 @@ class _Check:
             self._obstacles.append(FormObstacle("file", name, None, (), reason=reason, remedy=remedy))
 
     def _run_on_zeros(self, prepared: RemotePreparedModel, inputs: Sequence[HeaderTensor]) -> str | None:
-        """Why no run succeeded, of which the last one is told; None: one did."""
+        """Return why no run succeeded, of which the last one is told; None: one did."""
         fault, until = "it was loaded, and not run: no zeros fit its inputs", time.monotonic() + _PATIENCE
         self._ran = self._ran or {}
         for sizes in _sizes_to_try(inputs):
@@ -271,7 +275,7 @@ class _Check:
         return fault
 
     def _ask_operations(self, device: RemoteDevice, name: str, model: Model) -> None:
-        """Reasons that several operations share are told once."""
+        """Ask a device about the operations. Reasons that several operations share are told once."""
         pairs = list(zip(model.main.operations, device.explain(model), strict=True))
         if pairs and FILE.name in device.extensions and len({reason for _, reason in pairs}) == 1 and pairs[0][1]:
             self._obstacles.append(FormObstacle("operations", name, None, (), reason=pairs[0][1], remedy=None))
@@ -285,7 +289,7 @@ class _Check:
 
 
 def _sizes_to_try(inputs: Sequence[HeaderTensor]) -> Iterator[dict[str, Shape]]:
-    """Sizes for all inputs, those that are open the usual ones: first with the first of each input, the batch, of 1."""
+    """Yield sizes for all inputs, the usual ones for open sizes: first with 1 for the first of each, the batch."""
     is_open = any(t.shape is None or 0 in t.shape for t in inputs)
     for batch, usual in [*((1, size) for size in _USUAL), *((size, size) for size in _USUAL[1:])][
         : None if is_open else 1
@@ -297,8 +301,9 @@ def _sizes_to_try(inputs: Sequence[HeaderTensor]) -> Iterator[dict[str, Shape]]:
 
 
 def _filled(tensor: HeaderTensor, batch: int, usual: int, symbols: dict[str, int]) -> Shape:
-    """Return the shape of an input, `batch` for the first open size and `usual` for the others, unless `symbols` has
-    it.
+    """Return the shape of an input: `batch` for the first open size, and `usual` for the others.
+
+    A size that `symbols` has is taken from there.
     """
     shape = list((1,) if tensor.shape is None else tensor.shape)
     names = (*tensor.sizes.symbols, *[""] * len(shape))
@@ -311,7 +316,7 @@ def _filled(tensor: HeaderTensor, batch: int, usual: int, symbols: dict[str, int
 
 
 def _zeros(tensor: HeaderTensor, shape: Shape) -> NDArray[Any]:
-    """Zeros, or empty texts. Raises ValueError for what is no tensor."""
+    """Return zeros, or empty texts. Raises ValueError for what is no tensor."""
     if tensor.dtype == "packed":
         if tensor.extra["type"] != "tensor(string)":
             raise ValueError(f"{tensor.name} is {tensor.extra['type']}, of which there are no zeros")
@@ -320,7 +325,7 @@ def _zeros(tensor: HeaderTensor, shape: Shape) -> NDArray[Any]:
 
 
 def _table(obstacles: Sequence[FormObstacle]) -> list[str]:
-    """Columns side by side, long texts in several lines, each remedy below its obstacle."""
+    """Return lines with columns side by side, long texts in several lines, each remedy below its obstacle."""
     rows = [(["form"], ["device"], ["where"], ["obstacle and remedy"])]
     for o in obstacles:
         told = [line for text in (o.reason, o.remedy or "") for line in textwrap.wrap(text, _WIDEST[1])]

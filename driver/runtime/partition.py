@@ -24,7 +24,7 @@ _BEAM = 64  # orders that are followed up at the same time; two devices need two
 
 
 class Step(NamedTuple):
-    """Operations that one device executes together."""
+    """A group of operations that one device executes together."""
 
     device: int  #: as in `chosen`
     operations: tuple[int, ...]  #: of the whole model's main subgraph, in executable order
@@ -100,7 +100,7 @@ def _needs(graph: Subgraph) -> list[int]:
 
 
 def _drain(done: int, device: int, chosen: Sequence[int], needs: Sequence[int]) -> tuple[int, ...]:
-    """All operations of a device that can be executed now, one after the other."""
+    """Return all operations of a device that can be executed now, one after the other."""
     group = []
     for n, (its, need) in enumerate(zip(chosen, needs, strict=True)):  # operations stand in executable order
         if its == device and not done >> n & 1 and not need & ~done:

@@ -77,7 +77,7 @@ class StepOutputs(OutputSet):
         self.begin()
 
     def arrays(self, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
-        """None: the chain knows where they are. Raises GeneralFailure for shapes that contradict the model."""
+        """Return no arrays: the chain has them. Raises GeneralFailure for shapes that contradict the model."""
         if self.shapes is not shapes:
             check_shapes(self._operands, shapes)
             self.shapes = shapes
@@ -123,10 +123,10 @@ class StepBuffers:
             outputs.encoded.clear()
 
     def grow(self, outputs: OutputSet, shapes: tuple[OutputShape, ...]) -> None:
-        """There is as much room as the model says, and a device that wants more is wrong."""
+        """Do nothing: there is as much room as the model says, and a device that wants more is wrong."""
 
     def close(self) -> None:
-        """Another burst may serve them after this one."""
+        """Forget the encoded requests: another burst may serve these buffers afterwards."""
         self.forget_requests()
 
     __del__ = close  # output sets and requests refer to each other
@@ -168,7 +168,7 @@ class ChainMemory:
         shapes: Shapes,
         depth: int,
     ) -> None:
-        """`shapes`: of the model's inputs."""
+        """Lay the first frame out. `shapes`: of the model's inputs."""
         self._model, self._temporaries, self._steps, self._step_buffers = model, temporaries, steps, step_buffers
         self._named = named(tuple(tensor.name for tensor in model.inputs))
         laid_out = with_temporaries(model, temporaries)
@@ -180,7 +180,7 @@ class ChainMemory:
 
     @property
     def inputs(self) -> tuple[NDArray[Any] | None, ...]:
-        """Arrays of the next frame."""
+        """The arrays of the next frame."""
         return self._named(self._buffers.inputs.arrays[: len(self._model.main.inputs)])
 
     def frame(self, arrays: tuple[Any, ...]) -> ChainFrame:
@@ -213,7 +213,7 @@ class ChainMemory:
             self.put_aside(frame)
 
     def put_aside(self, frame: ChainFrame) -> None:
-        """No other frame gets its outputs until no step writes to them any more; its inputs serve the next one.
+        """Keep its outputs from other frames until no step writes to them; its inputs serve the next one.
 
         A step that is late for this frame comes before the same step of the next one, in the same burst.
         """

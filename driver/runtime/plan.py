@@ -169,7 +169,7 @@ class StepsExecutor:
         self._rooms.put(None, room, room.nbytes)  # not after an error: a device may still write to it
 
     def _perform(self, ways: Sequence[Way], job: Job, room: Memory) -> Result:
-        """Step by step; ends at the first that fails."""
+        """Execute step by step; end at the first that fails."""
         spent = list[Timing]()
         for step, perform, its in zip(self.steps, ways, self._requests(job.request, room), strict=True):
             job.wait.check("executing")
@@ -229,7 +229,7 @@ class StepsExecutor:
                 step.model.free_memory(memory)
 
     def close(self) -> None:
-        """Frees the steps on their devices; bursts go on until they are closed."""
+        """Free the steps on their devices; bursts go on until they are closed."""
         self._rooms.clear()
         for step in self.steps:
             step.model.close()
@@ -248,7 +248,7 @@ def _failure_of(step: PreparedStep, result: Result) -> Result:
 
 
 def _pools_of(sides: tuple[Any, Any], pools: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Pools of a step's request: with other memory in the place of memory that belongs to other steps' devices."""
+    """Return the pools of a step's request, with other memory in the place of that of other steps' devices."""
     used = {argument.pool for side in sides for argument in side}
     theirs = (isinstance(p, DeviceBuffer | VendorMemory) and n not in used for n, p in enumerate(pools))
     return tuple(pools[-1] if is_theirs else p for p, is_theirs in zip(pools, theirs, strict=True))

@@ -34,7 +34,7 @@ class ProgressLine:
 
 
 class CompilationClock:
-    """Says how far it has come, and when time is up."""
+    """A clock of one compilation: it says how far it has come, and when time is up."""
 
     def __init__(self, timeout: float | None, progress: Callable[[str, float], object] | Literal[False] | None) -> None:
         is_shown = progress is None and sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
@@ -51,13 +51,13 @@ class CompilationClock:
 
     @property
     def end(self) -> float | None:
-        """A time.monotonic()."""
+        """The end as a time.monotonic(); None: there is none."""
         return self._end
 
     def note(self, what: str) -> None:
-        """Something within a step."""
+        """Show something within a step."""
         self._progress(what, self._done)
 
     def left(self) -> float | None:
-        """Seconds."""
+        """Return the seconds that are left; None: there is no end."""
         return None if self._end is None else max(0.0, self._end - time.monotonic())

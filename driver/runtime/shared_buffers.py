@@ -110,7 +110,7 @@ class SharedBuffer(Buffer):
         )
 
     def close(self) -> None:
-        """Lets go of its memory. Harmless when done twice."""
+        """Let go of its memory. Harmless when done twice."""
         self._managed = None
 
 
@@ -256,6 +256,6 @@ def names_vendor_memory(request: Request) -> bool:
 
 
 def lost(request: Request) -> BuffersLost:
-    """After the device's death."""
+    """Return the error for the buffers that were lost with their device."""
     tokens = ", ".join(str(pool.token) for pool in request.pools if isinstance(pool, DeviceBuffer))
     return BuffersLost(f"the device died, and its buffers {tokens} with it; allocate new ones")

@@ -54,7 +54,7 @@ now.
 
 
 def token_of(application: bytes, structure: bytes, *terms: object) -> bytes:
-    """`application`: its token. `terms`: msgpack knows how to write them."""
+    """Return a token. `application`: its token. `terms`: msgpack knows how to write them."""
     return hashlib.sha256(application + structure + msgpack.packb([*terms, _release(), processor()])).digest()
 
 
@@ -106,7 +106,7 @@ class CompilationCache(NamedTuple):
         wait: Callable[[], object],
         patience: Callable[[], float | None],
     ) -> CompilationCache:
-        """`token`: the application's, or None for the SHA-256 of the model. Raises ValueError, OSError."""
+        """Return a cache. `token`: the application's, or None for the model's SHA-256. Raises ValueError, OSError."""
         if token is not None and (not isinstance(token, bytes) or len(token) != TOKEN_BYTES):
             raise ValueError(f"cache_token={token!r:.80}: give {TOKEN_BYTES} bytes, or None for the model's SHA-256")
         try:
@@ -123,7 +123,7 @@ class CompilationCache(NamedTuple):
         return self.options.preference, self.options.priority
 
     def placement(self, names: Sequence[str], required: str | None) -> CachedPlacement:
-        """Where it is remembered which of these devices runs what."""
+        """Return what remembers which of these devices runs what."""
         figures = [capabilities_digest(name) for name in names]
         token = token_of(self.application, self.structure, "placement", names, required, figures, self.how)
         return CachedPlacement(self.folder.entry(token))
@@ -136,7 +136,7 @@ class CachedPlacement:
         self._entry = entry
 
     def read(self, operations: int, devices: int) -> list[int] | None:
-        """For each operation the number of a device; None when there is none that makes sense."""
+        """Return for each operation the number of a device; None when nothing is kept that makes sense."""
         with suppress(OSError, ValueError, TypeError), self._entry.opened(_PLACEMENT) as files:
             if files is not None:
                 chosen = json.loads(os.pread(files.data[0], _MOST_BYTES, 0))
@@ -146,7 +146,7 @@ class CachedPlacement:
         return None
 
     def write(self, chosen: Sequence[int], model: Model) -> None:
-        """Unless that is not possible."""
+        """Keep the choice; where that is not possible, only log it."""
         about = About(model=describe(model), device=PLACEMENT, version="")
         try:
             with self._entry.locked(lambda: None, 0), self._entry.draft(_PLACEMENT, about) as draft:
@@ -211,7 +211,7 @@ class CachedDevice:
         _log.warning("device %r: a compilation was not restored, and is made anew: %s", self._device.address, reason)
 
     def _compiled(self, counts: Counts, options: PrepareOptions) -> Home:
-        """Compiles, and keeps that; unless another process does so just now, which we wait for."""
+        """Compile, and keep that; unless another process does so just now, which we wait for."""
         waited: list[None] = []
 
         def wait() -> None:
@@ -254,7 +254,7 @@ class CachedDevice:
 
 
 def describe(model: Model) -> str:
-    """For those who read a list: "mobilenet.onnx", "31 operations: 14 CONV_2D, 13 DEPTHWISE_CONV_2D, …"."""
+    """Describe a model for a list: "mobilenet.onnx", "31 operations: 14 CONV_2D, 13 DEPTHWISE_CONV_2D, …"."""
     if model.name:
         return "".join(filter(str.isprintable, model.name))[:_MOST_NAME]
     counts = Counter(operation.type for operation in model.main.operations)

@@ -53,7 +53,7 @@ def _locked(path: str, on_wait: Callable[[], object], timeout: float | None) -> 
 
 @contextlib.contextmanager
 def _taken(path: str) -> Iterator[bool]:
-    """Yield whether the lock is ours; does not wait. Raises OSError."""
+    """Yield True if the lock is ours; does not wait. Raises OSError."""
     lock = _try_lock(path)
     with _releasing(lock) if lock else contextlib.nullcontext():
         yield lock is not None
@@ -82,7 +82,7 @@ def _try_lock(path: str) -> BinaryIO | None:
 
 @contextlib.contextmanager
 def _releasing(lock: BinaryIO) -> Iterator[None]:
-    """At once, even if the process has forked meanwhile: a child's copy of the descriptor would keep the lock."""
+    """Release the lock at once, even if the process has forked meanwhile: a child's copy would keep it."""
     with lock:
         try:
             yield
@@ -108,7 +108,7 @@ class EntryFolder(Protocol):
 
 
 class Files(NamedTuple):
-    """Descriptors, open for reading and writing; they are closed for you."""
+    """The descriptors of an entry, open for reading and writing; they are closed for you."""
 
     model: list[int]
     data: list[int]
@@ -116,8 +116,9 @@ class Files(NamedTuple):
 
 @dataclass(frozen=True)
 class Compilation:
-    """The known facts about an entry. token: in hexadecimal; nbytes: of a device's files; made, used: seconds since
-    1970.
+    """The known facts about an entry.
+
+    token: in hexadecimal; nbytes: of a device's files; made, used: seconds since 1970.
     """
 
     token: str
@@ -150,7 +151,7 @@ class Draft:
 
 
 class Entry:
-    """Use `folder.entry`. Any number of threads and processes may have one for the same token."""
+    """An entry; use `folder.entry`. Any number of threads and processes may have one for the same token."""
 
     def __init__(self, home: EntryFolder, token: bytes) -> None:
         self.home, self.token = home, token
@@ -169,7 +170,7 @@ class Entry:
 
     @contextlib.contextmanager
     def locked(self, on_wait: Callable[[], object], timeout: float | None) -> Iterator[None]:
-        """For one thread of one process at a time, and once; the lock goes with a process that is killed.
+        """Lock the entry for one thread of one process, once; the lock goes with a process that is killed.
 
         on_wait: called once, before waiting for the process that has the lock. timeout: seconds; None waits for ever.
         Raises TimeoutError; another OSError when the folder is gone, not writable, not ours alone any more, or full.
@@ -184,7 +185,7 @@ class Entry:
 
     @contextlib.contextmanager
     def draft(self, counts: Counts, about: About) -> Iterator[Draft]:
-        """Inside `locked`: new and empty files. At the end they are gone, or the old ones if these were committed.
+        """Yield new and empty files, inside `locked`. At the end they are gone, or the old ones if they were committed.
 
         Raises OSError, as does its `commit`, when the folder is gone, not writable, or full: go on without the cache.
         """
@@ -200,8 +201,9 @@ class Entry:
                 self._sweep()
 
     def publish(self, manifest: Manifest) -> None:
-        """Publish a draft, which is its last step. The file of hits is there whenever a manifest is, and is not made
-        later.
+        """Publish a draft, which is its last step.
+
+        The file of hits is there whenever a manifest is, and is not made later.
         """
         new = self._path(f".json.{manifest.generation}")
         with open(new, "xb", opener=_private) as file:
@@ -213,7 +215,7 @@ class Entry:
         self.home.make_room()
 
     def note_hit(self) -> None:
-        """One more use, just now. Raises nothing."""
+        """Count one more use, just now. Raises nothing."""
         with contextlib.suppress(OSError):
             fd = os.open(self._path(".hits"), os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | _SAFE)
             try:
@@ -227,8 +229,9 @@ class Entry:
         return self._steady(self._describe)
 
     def remove(self) -> bool:
-        """Remove it; return False if a process has it locked, so that it is being made anew, and stays. Raises
-        OSError.
+        """Remove it. Raises OSError.
+
+        Returns False if a process has it locked, so that it is being made anew, and stays.
         """
         with _taken(self._path(".lock")) as ours:
             if ours:
@@ -312,14 +315,14 @@ class Entry:
                 yield found[1]
 
     def _sweep(self) -> None:
-        """Under the lock: removes the files that the manifest does not name."""
+        """Remove the files that the manifest does not name. The caller holds the lock."""
         manifest = self._manifest()
         named = [*manifest.model_files, *manifest.data_files] if manifest else []
         for suffix in set(self._names()) - {".json", ".hits", ".lock", *named}:
             os.unlink(self._path(suffix))
 
     def _erase(self) -> None:
-        """Under the lock: the manifest goes first, so that half an entry is none, and last what keeps others out."""
+        """Remove the entry under the lock: the manifest first, so that half an entry is none; the lock file last."""
         for suffix in sorted(self._names(), key=lambda suffix: (suffix == ".lock", suffix != ".json")):
             os.unlink(self._path(suffix))
 
@@ -329,6 +332,6 @@ def _is_regular(fd: int) -> bool:
 
 
 def _touch(file: str | int) -> None:
-    """To the nanosecond: the kernel's own time stamps are some milliseconds old, and uses within these look alike."""
+    """Set the times to the nanosecond: the kernel's own are some milliseconds old, and close uses look alike."""
     now = time.time_ns()
     os.utime(file, ns=(now, now))

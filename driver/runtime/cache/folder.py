@@ -25,7 +25,7 @@ _MOST = 2 << 30
 
 
 def default_folder() -> Path:
-    """$XDG_CACHE_HOME/burst/compiled, or the same in ~/.cache."""
+    """Return $XDG_CACHE_HOME/burst/compiled, or the same in ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else in_home("~/.cache")) / "burst/compiled"
 
@@ -38,10 +38,10 @@ class Pruned(NamedTuple):
 
 
 class Folder:
-    """Any thread may use it."""
+    """A folder of entries. Any thread may use it."""
 
     def __init__(self, path: str | os.PathLike[str], most: int | None = None) -> None:
-        """Made with mode 0700 if it is not there. most: bytes of all entries; None: as configured, or 2 GiB.
+        """Make it with mode 0700 if it is not there. most: bytes of all entries; None: as configured, or 2 GiB.
 
         Raises ValueError when another account could write into it. One that cannot be made is empty, and is told of by
         `locked` of its entries.
@@ -71,7 +71,7 @@ class Folder:
         return Entry(self, token)
 
     def entries(self) -> list[Compilation]:
-        """All there are now. Raises nothing: a folder that is gone has none."""
+        """Return all there are now. Raises nothing: a folder that is gone has none."""
         try:
             found = [self.entry(token).listed() for token in self._tokens()]
         except OSError:
@@ -79,8 +79,9 @@ class Folder:
         return [compilation for compilation in found if compilation]
 
     def remove(self, token: bytes) -> bool:
-        """Remove an entry; return False if a process has it locked, so that it is being made anew, and stays. Raises
-        OSError.
+        """Remove an entry. Raises OSError.
+
+        Returns False if a process has it locked, so that it is being made anew, and stays.
         """
         return self.entry(token).remove()
 
@@ -101,7 +102,7 @@ class Folder:
         return self._remove_if(lambda compilation, total: compilation.used < oldest or total > limit)
 
     def make_room(self) -> None:
-        """After a commit, whose entry is locked and so stays: removes others until no more than `most` is left.
+        """Remove others until no more than `most` is left, after a commit, whose entry is locked and so stays.
 
         Raises nothing: where others are locked, or cannot be removed, more than `most` is left until the next commit.
         """
@@ -109,7 +110,7 @@ class Folder:
             self._remove_if(lambda _, total: total > self.most)
 
     def _remove_if(self, wanted: Callable[[Compilation, int], bool]) -> Pruned:
-        """In order of their last use. `wanted` is asked with an entry, and the bytes of all that are left."""
+        """Remove in order of last use. `wanted` is asked with an entry, and the bytes of all that are left."""
         entries = sorted(self.entries(), key=lambda compilation: compilation.used)
         total = sum(compilation.nbytes for compilation in entries)
         removed, in_use = [], 0
@@ -128,11 +129,11 @@ class Folder:
             self.entry(token).tidy()
 
     def _tokens(self) -> set[bytes]:
-        """Whose files lie here. Others' files are never touched. Raises OSError."""
+        """Return the tokens of the files that lie here. Others' files are never touched. Raises OSError."""
         return {name[0] for name in map(parsed_name, os.listdir(self.path)) if name}
 
     def _fault(self) -> str | None:
-        """Raise OSError when there is nothing."""
+        """Return why the folder is not ours alone; None: it is. Raises OSError when there is nothing."""
         status = os.stat(self.path)
         if not stat.S_ISDIR(status.st_mode):
             return f"{self.path} is not a folder; remove it or choose another"
@@ -144,7 +145,7 @@ class Folder:
 
 
 def _configured() -> int:
-    """`most_mb` of a file of the user's. Raises ValueError."""
+    """Return `most_mb` of a file of the user's. Raises ValueError."""
     path = in_home("~/.config/burst/cache.toml")
     found = configured(path)
     for name, value in found.items():

@@ -33,7 +33,7 @@ _NAME = re.compile(
 
 
 def stem_of(token: bytes) -> str:
-    """Two letters for each byte: the low half's, then the high half's. Raises ValueError."""
+    """Return two letters for each byte: the low half's, then the high half's. Raises ValueError."""
     if len(token) != TOKEN_BYTES:
         raise ValueError(f"token={token!r}: {len(token)} bytes; a token has {TOKEN_BYTES}")
     return "".join(chr(ord("A") + half) for byte in token for half in (byte & 15, byte >> 4))
@@ -49,7 +49,7 @@ def parsed_name(name: str) -> tuple[bytes, str] | None:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many files of each kind a device wants. Raises ValueError."""
+    """The number of files of each kind that a device wants. Raises ValueError."""
 
     model: int
     data: int
@@ -74,7 +74,7 @@ class About:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Which files are the entry."""
+    """A list of the files that are the entry."""
 
     generation: str
     counts: Counts
@@ -98,7 +98,7 @@ class Manifest:
 
 
 def parsed_manifest(raw: bytes) -> Manifest | None:
-    """None when it is damaged in any way."""
+    """Return the manifest; None when it is damaged in any way."""
     try:
         found = json.loads(raw)
         counts = Counts(found["model_files"], found["data_files"])
@@ -112,7 +112,7 @@ def parsed_manifest(raw: bytes) -> Manifest | None:
 
 
 def _text(text: str) -> str:
-    """One line of at most so much: a device's words may hold anything."""
+    """Return one line of at most so much: a device's words may hold anything."""
     if not isinstance(text, str):
         raise TypeError(f"{text!r}: the manifest needs text here")
     return "".join(c if c.isprintable() else " " for c in text[:_MOST_TEXT])

@@ -21,7 +21,7 @@ PLACEMENT = "(placement)"
 
 
 class Verdict(NamedTuple):
-    """On one entry."""
+    """A verdict on one entry."""
 
     entry: Compilation
     state: Literal["good", "refused", "unknown"]
@@ -29,7 +29,7 @@ class Verdict(NamedTuple):
 
 
 def verify(folder: Folder) -> Iterator[Verdict]:
-    """One entry after the other. Devices are started when they are first needed."""
+    """Yield a verdict on one entry after the other. Devices are started when they are first needed."""
     devices: dict[str, RemoteDevice | Exception] = {}
     try:
         for entry in folder.entries():
