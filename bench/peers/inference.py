@@ -117,7 +117,7 @@ def main() -> None:
     if args.cpu is not None:
         os.sched_setaffinity(0, {args.cpu})
     sys.path.append(str(Path(__file__).parents[1]))
-    from in_process import InProcess
+    from litert import InProcess
     from models import mobilenet
 
     models = {name: InProcess(mobilenet(name), lambda _: args.threads) for name in args.models}
