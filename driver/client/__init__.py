@@ -1,1 +1,1 @@
-"""What an application holds: devices, prepared models, bursts and buffers, and how they recover."""
+"""The objects that an application holds: devices, prepared models, bursts and buffers, and how they recover."""

@@ -1,4 +1,4 @@
-"""What a device says of how its processes are confined."""
+"""A device's answer about how its processes are confined."""
 
 from __future__ import annotations
 

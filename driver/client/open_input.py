@@ -1,4 +1,4 @@
-"""What stands in a burst's `inputs` for an input whose shape the model leaves open, until a shape is given."""
+"""The place in a burst's `inputs` of an input whose shape the model leaves open, until a shape is given."""
 
 from __future__ import annotations
 

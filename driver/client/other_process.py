@@ -1,4 +1,4 @@
-"""What the kernel tells of another process: enough to say which one is stopped, and holds others up."""
+"""The kernel's account of another process: enough to say which one is stopped, and holds others up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a burst does when its device dies: the device is started again, a bounded number of times.
+"""The recovery of a burst whose device has died: the device is started again, a bounded number of times.
 
 A model that crashes the device again and again is quarantined. A death is a crash of ours only when the device noted a
 fatal signal in a trace of ours, with a request of ours running or a model of ours being prepared. Every other death

@@ -1,4 +1,4 @@
-"""What a burst has done, and where the time went: the figures of `burst.stats()`, and its trace.
+"""The figures of `burst.stats()`, and its trace: how many requests a burst has done, and where the time went.
 
 runs: by the path they took. drops: requests that were cancelled, refused or replaced by newer ones. copied_bytes: bulk
 data, which is what `run(*arrays)` copied for its caller (arrays in `inputs` are not copied), and what the device copied

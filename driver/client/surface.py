@@ -1,4 +1,4 @@
-"""What an application holds, whatever executes: one surface for one device, for several, and for this process."""
+"""The surface of models and bursts, whatever executes: one for one device, for several, and for this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tasks of event loops do with a burst, whatever executes its requests: requests in turn, and streams.
+"""The tasks of event loops that use a burst, whatever executes its requests: requests in turn, and streams.
 
 Functions import asyncio: a program that uses none of them need not wait until it is loaded.
 """

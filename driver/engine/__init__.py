@@ -1,1 +1,1 @@
-"""What runs: the engine process, which holds prepared models and executes every request."""
+"""The engine process, which holds prepared models and executes every request."""

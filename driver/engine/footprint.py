@@ -1,4 +1,4 @@
-"""What the engine's own objects for a model and its requests occupy, estimated: it is charged to the client.
+"""An estimate of what the engine's own objects for a model and its requests occupy. It is charged to the client.
 
 The figures are those of the reference device, whose objects are Python's. tests/driver/engine/test_footprint.py holds
 them to measured memory. What a library allocates for a model of another device is not among them.

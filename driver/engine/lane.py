@@ -176,7 +176,7 @@ class ClientLane:
         self._forget(None)
 
     def free_memory(self, slots: Iterable[int]) -> None:
-        """One socket has freed these slots. Memory stays mapped until no execution uses it."""
+        """Free slots for one socket. Memory stays mapped until no execution uses it."""
         if gone := frozenset(self.memory.release(slots)):
             self._forget(gone)
 

@@ -122,7 +122,10 @@ class LaneReader:
                 self._sending.release()
 
     def _send_some(self) -> None:
-        """Under `_sending`. Raises PeerDied, and what keeps the lane from watching the socket."""
+        """Send answers while there is room, under `_sending`.
+
+        Raises PeerDied, and what keeps the lane from watching the socket.
+        """
         while self._outbox:
             answer = self._outbox.popleft()
             if not self._channel.send_at_once(answer):

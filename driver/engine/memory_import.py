@@ -1,4 +1,4 @@
-"""How memory that a client hands over comes into the engine: looked at, counted, and only then mapped.
+"""The import of memory that a client hands over into the engine: looked at, counted, and only then mapped.
 
 Whatever way it takes (a burst's callback, a plain path, launched executions, copies of buffers), it is counted in the
 ledger for as long as it is mapped. What has come one way and comes another is neither mapped nor counted again. From

@@ -1,4 +1,4 @@
-"""What a fenced request has to say of its outputs: their shapes, as nobody is there to be told them."""
+"""A check of fenced requests: they give the shapes of their outputs, as no caller waits to be told them."""
 
 from __future__ import annotations
 

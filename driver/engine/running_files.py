@@ -1,4 +1,4 @@
-"""Which model files and functions of a driver run in the engine, in memory that the service reads when that has died.
+"""The model files and functions of a driver that run in the engine, noted where the service reads when that has died.
 
 Each thread that executes files has a slot: the digest of the file that it runs, and the signal that hits the thread,
 which the handler of fatal signals notes there. So the service knows which file to quarantine. A run that goes on a

@@ -1,4 +1,4 @@
-"""What a process of a device gives up, because a defect in a library may let a model run code of its own in it.
+"""The confinement of a device's processes, because a defect in a library may let a model run code of its own there.
 
 * Files (`enter_files`): by Landlock, a process keeps those that it computes with, those of its own state, and those
   that the device says it needs. It signals and traces none but its own children, and opens no TCP connection. It also

@@ -1,4 +1,4 @@
-"""Which launched executions wait for what: for fences, for a thread, for their end.
+"""The schedule of launched executions: they wait for fences, for a thread, for their end.
 
 An execution is launched now and runs when its fences are signalled. Then it goes to the `ReadyQueue` of its flow, where
 a few threads take one after the other into the run queue of the device. Within one flow the run queue is first come,

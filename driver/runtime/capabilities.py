@@ -1,4 +1,4 @@
-"""How fast a device is on this machine: as its driver states it, else measured; and remembered per device version.
+"""The speed of a device on this machine: as its driver states it, else measured; remembered per device version.
 
 The figures are those of the HAL: time and power per type of operand, relative to the CPU in this process. What a driver
 states is taken as it is, and nothing is measured beside it. Measured figures each compare the same small

@@ -71,7 +71,7 @@ class StepBurst:
 
     @property
     def device(self) -> str:
-        """Where the step is executed now."""
+        """The place where the step is executed now."""
         return "cpu" if isinstance(self.burst, LocalBurst) else self.prepared.device
 
     def look(self) -> None:

@@ -1,4 +1,4 @@
-"""What `driver.compile` returns: a model on one or several devices, with the CPU behind them."""
+"""The model that `driver.compile` returns: on one or several devices, with the CPU behind them."""
 
 from __future__ import annotations
 

@@ -116,12 +116,12 @@ class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
 
     @property
     def depth(self) -> int:
-        """How many frames may be in flight."""
+        """The number of frames that may be in flight."""
         return self.options.depth
 
     @property
     def has_room(self) -> bool:
-        """For one more request; also when the burst is closed, so that it can say so."""
+        """True if one more request may be in flight; also when the burst is closed, so that it can say so."""
         return self._is_closed or len(self._in_flight) < self.options.depth
 
     def run(self, *arrays: Any, timeout: float | None = None, deadline: float | None = None, **by_name: Any) -> Result:

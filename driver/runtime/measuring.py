@@ -1,4 +1,4 @@
-"""How long a model takes where it could run: measured on the model itself, and remembered for this machine.
+"""The time that a model takes where it could run: measured on the model itself, and remembered for this machine.
 
 What is compared is a plan: the whole model on one device, or cut into steps on several. Each runs a few times on zeros,
 transport included. A machine that was busy meanwhile is measured once more, the next time, and then believed.
@@ -76,7 +76,7 @@ class Load:
 
     @property
     def is_high(self) -> bool:
-        """Also when as many threads wait as there are processors."""
+        """True if others load the processors; also when as many threads wait as there are processors."""
         (stolen, begin), processors = self._begin, os.cpu_count() or 1
         share = (_stolen() - stolen) / max(1e-3, time.monotonic() - begin) / processors
         return share > _BUSY_SHARE or os.getloadavg()[0] > processors + 1

@@ -96,7 +96,7 @@ class ModelReport:
 
     @property
     def summary(self) -> str:
-        """Where the model runs, in one sentence."""
+        """The places where the model runs, in one sentence."""
         if not self.works:
             return f"{self.file} runs in no form"
         forms = {form: [device for other, device in self.works if other == form] for form, _ in self.works}

@@ -1,4 +1,4 @@
-"""How far a compilation has come, and when its time is up."""
+"""The progress of a compilation, and the end of its time."""
 
 from __future__ import annotations
 

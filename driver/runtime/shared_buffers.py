@@ -82,7 +82,7 @@ class SharedBuffer(Buffer):
 
     @property
     def managed(self) -> ManagedBuffer:
-        """Raises ValueError when it is closed."""
+        """The buffer that is managed here. Raises ValueError when it is closed."""
         if self._managed is None:
             raise closed(self.token)
         return self._managed

@@ -1,4 +1,4 @@
-"""Asks devices whether they would still take what lies in a cache folder. Only they can tell: they have the keys."""
+"""A check of a cache folder: devices say whether they would still take what lies there. Only they have the keys."""
 
 from __future__ import annotations
 
