@@ -13,11 +13,12 @@ from __future__ import annotations
 import os
 import select
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from burst import ErrorStatus, GeneralFailure, InvalidArgument, OutputShape, Result, Timeout, Timing
+from burst import ErrorStatus, GeneralFailure, InvalidArgument, OutputShape, Result, StatusError, Timeout, Timing
 from burst.channel import close_all
+from burst.exhaustion import exhausted, running_out
 from burst.messages import NO_CAUSE, NO_TIMING, Cause
 from driver.client.completion import Completion
 from driver.client.receiver import RECEIVER
@@ -47,7 +48,10 @@ Waitable: TypeAlias = int | _HasDescriptor
 
 @contextmanager
 def duplicates(wait_for: Sequence[Waitable | None]) -> Iterator[list[int]]:
-    """Return copies of the fences' descriptors, to be sent; null fences are left out. Raises InvalidArgument."""
+    """Return copies of the fences' descriptors, to be sent; null fences are left out.
+
+    Raises InvalidArgument, ResourceExhaustedTransient.
+    """
     if len(wait_for) > _MOST_FENCES:
         raise InvalidArgument(f"wait_for: {len(wait_for)} fences; an execution can wait for at most {_MOST_FENCES}")
     fds: list[int] = []
@@ -65,7 +69,8 @@ def _duplicate(n: int, fd: int) -> int:
     try:
         return os.dup(fd)
     except OSError as error:
-        raise InvalidArgument(f"wait_for: fence {n}, descriptor {fd}, cannot be used: {error}") from error
+        unusable = InvalidArgument(f"wait_for: fence {n}, descriptor {fd}, cannot be used: {error}")
+        raise exhausted(error, "this process") or unusable from error
 
 
 class ExecutionInfo(NamedTuple):
@@ -190,29 +195,44 @@ class FencedExecution(Completion, Closing):
     def _have_attended(self) -> None:
         RECEIVER.call(self.attend)
 
+    def copied(self) -> int:
+        """Return a copy of the fence to watch, for an event loop, which has only one reader per descriptor.
+
+        Raises OSError, ResourceExhaustedTransient.
+        """
+        with running_out():
+            return os.dup(self._fence)
+
     def attend(self) -> None:
         """Attend to it in the thread of the receiver's loop, which is never closed."""
         import asyncio
 
         loop = asyncio.get_running_loop()
-        if self.is_done or self.fence < 0:
-            loop.run_in_executor(None, self._settle)
-            return
         try:
-            copy = os.dup(self.fence)  # an event loop has only one reader per descriptor
-        except OSError:  # there are no more descriptors
-            loop.run_in_executor(None, self.join)
+            copy = -1 if self.done() else self.copied()
+        except (OSError, StatusError):  # there are no more descriptors, or threads
+            copy = -1
+        if copy < 0:
+            try:
+                loop.run_in_executor(None, self._settle_at_the_end)  # a device that is stopped now holds up no other
+            except Exception as error:  # noqa: BLE001 (no thread can be started, and nothing else would end this)
+                self.fail(exhausted(error, "this process") or error).call_back()
             return
 
         def ended() -> None:
             loop.remove_reader(copy)
             os.close(copy)
-            loop.run_in_executor(None, self._settle)  # a device that is stopped now holds up no other
+            self.attend()
 
         loop.add_reader(copy, ended)
 
+    def _settle_at_the_end(self) -> None:
+        with suppress(StatusError):  # which `_settle` meets again
+            self.wait()
+        self._settle()
+
     def __await__(self) -> Generator[Any, None, Result]:
-        if not self.is_done:
+        while not self.done():
             yield from self._ended().__await__()
         return self.result(0)
 
@@ -221,7 +241,7 @@ class FencedExecution(Completion, Closing):
 
         loop = asyncio.get_running_loop()
         done = loop.create_future()
-        copy = os.dup(self.fence)  # an event loop has only one reader per descriptor
+        copy = self.copied()
         loop.add_reader(copy, _complete, done)
         try:
             await done

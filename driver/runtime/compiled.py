@@ -90,7 +90,7 @@ class CompiledModel(AnyPreparedModel):
             if may_fall_back:
                 names = " + ".join(dict.fromkeys(step.device for step in steps))
                 fallback = CpuFallback(model, self.preference, "whole", names, fallbacks=fallbacks)
-            self._whole = FallbackExecutor(StepsExecutor(model, steps, fallback), fallback)
+            self._whole = FallbackExecutor(StepsExecutor(model, steps, fallback), fallback, len(steps))
         self._executor = SharedBuffersExecutor(self._whole, self._number)
 
     @property

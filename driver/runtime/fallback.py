@@ -28,11 +28,12 @@ from driver.client.completion import Completion, follow
 from driver.client.device import connect
 from driver.client.prepared_model import RemotePreparedModel
 from driver.client.session import FAILURES
+from driver.deadlines import check
 from driver.errors import DeviceNotFound, DriverError, NotPlaced
 from driver.nn import InvalidModel
 from driver.nn.file_form import file_of
 from driver.runtime.comeback import Comeback
-from driver.runtime.launched import FencedFallback
+from driver.runtime.launched import FencedFallback, launching
 from driver.runtime.local import BACKGROUND, LocalDevice, LocalPrepared
 from driver.runtime.places import check_shapes
 from driver.runtime.shared_buffers import EvacuatedJob, lost, names_buffers, names_vendor_memory
@@ -250,12 +251,12 @@ class FallbackExecutor:
     When the device has died, the CPU takes its place, until the device is there again and has prepared the model.
     """
 
-    def __init__(self, first: Executor, fallback: CpuFallback | None) -> None:
-        """Execute by `prepared`. `fallback`: None where nothing may fall back."""
+    def __init__(self, first: Executor, fallback: CpuFallback | None, steps: int = 1) -> None:
+        """Execute by `prepared`. `fallback`: None where nothing may fall back. `steps`: each has a job's duration."""
         self.prepared, self.fallback = first, fallback  #: `prepared` executes now
         self.life = 0  #: counts deaths and returns: odd while the CPU is in the device's place
         self._moving, self._is_closed = threading.Lock(), False
-        self._first = first
+        self._first, self._steps = first, steps
         self._comeback: Comeback | None = None
         if fallback is not None and isinstance(first, RemotePreparedModel):
             self._comeback = Comeback(self, first)
@@ -309,14 +310,24 @@ class FallbackExecutor:
     def launch(self, job: Job) -> FencedExecution:
         """Launch it on the device; if it fails there, the CPU executes it in this process."""
         life = self.life
-        launched = self.launch_or_instead(job)
-        if self.fallback is None or life != self.life or self.is_replaced:
-            return launched
+        if self.fallback is None or self.is_replaced:
+            return self.launch_or_instead(job)
+        whole = job if job.duration is None else job._replace(duration=job.duration * self._steps)
+        with launching(whole) as launch:  # before the device has it: from then on nothing may fail here
+            launched = self.launch_or_instead(job)
+            if life != self.life:
+                return launched
 
-        def execute(end: int | None) -> Result:
-            return self._or_instead(launched.result, job.by(end), life)
+            def execute(end: int | None) -> Result:
+                def instead(error: BaseException) -> CpuFallback | None:
+                    cpu = self.instead(error, life)
+                    if cpu is not None:
+                        check("queued", end)
+                    return cpu
 
-        return FencedFallback(launched, self.model, job, execute)
+                return perform_or_instead(launched.result, instead, job.by(end))
+
+            return FencedFallback(launched, self.model, launch, execute)
 
     def open_burst(self, options: Options) -> AnyBurst:
         """Return a burst on the device, with the CPU behind it, or one on the CPU if the device opens none."""

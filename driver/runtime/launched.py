@@ -6,9 +6,9 @@ import os
 import select
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import (
     ErrorStatus,
@@ -28,7 +28,7 @@ from driver.deadlines import earlier, passed, timeout_until
 from driver.protocol.fences import FenceSignal, FenceState, kind_of, look
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -40,16 +40,43 @@ if TYPE_CHECKING:
 _FENCE_FAILED = "a fence that it waited for was set to error"
 
 
+class Launch(NamedTuple):
+    """A job that was launched, with copies of its fences.
+
+    launched_at, fenced_at: when that was, and when its fences were signalled, CLOCK_MONOTONIC ns; 0: not known yet.
+    """
+
+    job: Job
+    fds: list[int]
+    launched_at: int
+    fenced_at: int = 0
+
+
+@contextmanager
+def launching(job: Job) -> Iterator[Launch]:
+    """Give what it takes to execute the job later, when the caller has closed its fences.
+
+    Raise InvalidArgument, ResourceExhaustedTransient.
+    """
+    now = time.monotonic_ns()
+    with duplicates(job.after) as fds:
+        if all(look(fd) == FenceState.SIGNALED for fd in fds):
+            close_all(fds)
+            yield Launch(job, fds, now, fenced_at=now)
+        else:
+            yield Launch(job, fds, now)
+
+
 class FencedThread:
     """The thread of an execution in this process: it waits for the fences, executes, and signals a fence of its own."""
 
-    def __init__(self, execute: Callable[[int | None], Result], fds: list[int], job: Job) -> None:
-        """Start the thread. `execute`: until that deadline, CLOCK_MONOTONIC ns, once all fences `fds` are signalled.
+    def __init__(self, execute: Callable[[int | None], Result], launch: Launch) -> None:
+        """Start the thread. `execute`: until that deadline, CLOCK_MONOTONIC ns, once all fences are signalled.
 
-        The thread owns the fences. Raises ResourceExhaustedTransient.
+        The thread owns the fences' copies. Raises ResourceExhaustedTransient.
         """
-        self._execute, self._fds, self._job = execute, list(fds), job
-        self._launched_at, self._fenced_at = time.monotonic_ns(), 0
+        self._execute, self._fds, self._job = execute, list(launch.fds), launch.job
+        self._launched_at, self._fenced_at = launch.launched_at, launch.fenced_at
         self._ending: Ending | None = None
         self._signal = _new_signal()
         self.fence = self._signal.fence  #: the caller's
@@ -59,7 +86,7 @@ class FencedThread:
             os.close(self.fence)
             self._signal.fail()
             raise ResourceExhaustedTransient(f"no thread can be started for another execution: {error}") from error
-        fds.clear()
+        launch.fds.clear()
 
     def ending(self) -> Ending:
         """Return how it ended. Its fence has been signalled, or set to error."""
@@ -82,11 +109,12 @@ class FencedThread:
     def _result(self) -> Result:
         deadline, duration = self._job.wait.end, self._job.duration
         state = _awaited(self._fds, deadline)
-        self._fenced_at = time.monotonic_ns()
+        now = time.monotonic_ns()
+        self._fenced_at = self._fenced_at or now
         if state == FenceState.ERROR:
             return Result(ErrorStatus.GENERAL_FAILURE, message=_FENCE_FAILED)
         if state == FenceState.ACTIVE:
-            late = (self._fenced_at - (deadline or 0)) / 1e9
+            late = (now - (deadline or 0)) / 1e9
             text = f"it missed its deadline by {late * 1e3:.1f} ms while it waited for fences"
             raise MissedDeadlineTransient(text, cause=Cause("queued", late))
         ends = [deadline, None if duration is None else self._fenced_at + duration]
@@ -212,7 +240,7 @@ def launch_here(model: Model, job: Job, execute: Callable[[int | None], Result])
         if len(fds) < len(job.after):
             raise InvalidArgument(f"wait_for: {len(job.after) - len(fds)} of {len(job.after)} fences are null")
         check_fences(fds)
-        thread = FencedThread(execute, fds, job)
+        thread = FencedThread(execute, Launch(job, fds, time.monotonic_ns()))
     return FencedExecution(thread.fence, thread.ending, partial(_views, model, job.request))
 
 
@@ -225,39 +253,50 @@ class FencedFallback(FencedExecution):
 
     While the device succeeds it costs no thread. The other one begins when the device's failure is found out by a call
     of this, or when the fence is asked for while it is not known yet whether the device succeeds: for the device's own
-    fence would be in error then.
+    fence would be in error then. Its times count from the launch; from the fences only if these were signalled then, or
+    else from when it finds them so.
     """
 
     def __init__(
-        self, launched: FencedExecution, model: Model, job: Job, execute: Callable[[int | None], Result]
+        self, launched: FencedExecution, model: Model, launch: Launch, execute: Callable[[int | None], Result]
     ) -> None:
-        """Start no thread yet. `execute`: performs the job until that deadline, after `launched` has ended.
-
-        It raises StatusError.
-        """
-        super().__init__(-1, launched.details, partial(_views, model, job.request))
-        self._launched, self._job, self._execute = launched, job, execute
+        """Start no thread yet; own the fences' copies. `execute`: until that deadline, after `launched` has ended."""
+        self._launch = launch._replace(fds=list(launch.fds))
+        launch.fds.clear()
+        super().__init__(-1, launched.details, partial(_views, model, launch.job.request))
+        self._launched, self._execute = launched, execute
         self._here: FencedExecution | None = None
-        self._is_closed = False
-        with duplicates(job.after) as fds:  # the caller's may be closed until they are needed
-            self._fds, fds[:] = list(fds), ()
+        self._is_closed, self._beginning = False, threading.Lock()
 
     def _begin_here(self) -> FencedExecution:
-        with self._asking:
+        """Return what executes here. Raises ResourceExhaustedTransient."""
+        with self._beginning:
             if self._here is None and not self._is_closed:
-                thread = FencedThread(self._execute, self._fds, self._job)
+                thread = FencedThread(self._execute, self._launch)
                 self._here = FencedExecution(thread.fence, thread.ending, self._outputs)
             return self._here or self._launched
 
+    def _wait_there(self, timeout: float | None) -> FenceState:
+        """Wait for the device. Once that has succeeded, so have the fences."""
+        state = self._launched.wait(timeout)
+        if state == FenceState.SIGNALED and self._launch.fds:
+            with self._beginning:
+                close_all(self._launch.fds)
+        return state
+
     @property
     def fence(self) -> int:
-        has_succeeded = self._launched.wait(0) in {FenceState.SIGNALED, FenceState.UNKNOWN}
+        has_succeeded = self._wait_there(0) in {FenceState.SIGNALED, FenceState.UNKNOWN}
         return (self._launched if has_succeeded and self._here is None else self._begin_here()).fence
 
+    def copied(self) -> int:
+        """Return a copy of the fence of what is executing: the other one's only once that has begun."""
+        return (self._here or self._launched).copied()
+
     def wait(self, timeout: float | None = None) -> FenceState:
-        """Wait for the end of the one, and of the other if that failed."""
+        """Wait for the end of the one, and of the other if that failed. Raises ResourceExhaustedTransient."""
         end = earlier(timeout, None) if timeout else None
-        if self._here is None and (state := self._launched.wait(timeout)) != FenceState.ERROR:
+        if self._here is None and (state := self._wait_there(timeout)) != FenceState.ERROR:
             return state
         return self._begin_here().wait(timeout_until(end) if timeout else timeout)
 
@@ -267,23 +306,22 @@ class FencedFallback(FencedExecution):
             self._launched.watch(poll)
 
     def details(self) -> Ending:
-        if self._launched.wait(0) != FenceState.ERROR:
+        if self._wait_there(0) != FenceState.ERROR:
             with suppress(*FAILURES):  # it died after it had signalled its fence
                 return self._launched.details()
         return self._begin_here().details()
 
     def _outcome(self) -> Result:
-        if self._launched.wait(0) != FenceState.ERROR:
+        if self._wait_there(0) != FenceState.ERROR:
             with suppress(*FAILURES):
                 return self._launched.result(0)
         return self._begin_here().result()
 
     def close(self) -> None:
         """Close the fence here. The executions go on."""
-        with self._asking:
+        with self._beginning:
             self._is_closed = True
-            close_all(self._fds)
-            self._fds.clear()
+            close_all(self._launch.fds)
             if self._here is not None:
                 self._here.close()
             else:
