@@ -197,8 +197,12 @@ class Channel(Closing):
         return device_gone(self.shutdown_reason)
 
     def _gone(self, why: str) -> PeerDied:
-        """Return the error for the end of the connection. Only a device is watched, and it ends none while it lives."""
-        return self.gone() if self._watch and self.fileno() >= 0 else PeerDied(why)
+        """Return the error for the end of the connection. Only a device is watched: `why`, if it is no device's end."""
+        if self._watch is None or self.fileno() < 0:
+            return PeerDied(why)
+        words = self.shutdown_reason
+        is_its_end = words or self._watch.has_died  # the kernel marks its death before it ends its sockets
+        return device_gone(words) if is_its_end else PeerDied("the connection to the device has ended")
 
     def send(self, body: Sequence[object], fds: Sequence[int] = ()) -> None:
         """Send a message. Raises PeerDied, and Malformed for a message that is too long."""

@@ -43,8 +43,9 @@ class _Launched(NamedTuple):
 class AnswerThread:
     """A thread that completes the executions launched on its socket. Any thread may launch."""
 
-    def __init__(self, socket: LaneSocket) -> None:
-        """Start the thread."""
+    def __init__(self, socket: LaneSocket, on_end: Callable[[], object]) -> None:
+        """Start the thread. `on_end`: called when it has closed the socket; it does not refer to this object."""
+        self._on_end = on_end
         self._socket, self._channel, self._pid = socket, socket.channel, os.getpid()
         self._pending: dict[int, _Launched] = {}
         self.is_over = False  #: nothing can be launched any more
@@ -78,7 +79,7 @@ class AnswerThread:
         return completion
 
     def _cancel(self, number: int) -> None:
-        if self._take(number) and os.getpid() == self._pid:
+        if self._take(number) and not self.is_over and os.getpid() == self._pid:
             with suppress(PeerDied):
                 self._channel.send(["cancel", number])
 
@@ -143,7 +144,10 @@ class AnswerThread:
 
     def _end(self, error: Exception) -> None:
         self.is_over = True  # before the pending ones end: what is launched after that cannot be sent
-        self._channel.shutdown()
+        self._channel.shutdown()  # first: a launch that waits for room holds the lock
+        with self._socket.lock:
+            self._channel.close()
+        self._on_end()
         while self._pending:
             with suppress(KeyError):  # it was cancelled meanwhile
                 _, launched = self._pending.popitem()

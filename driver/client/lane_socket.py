@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from burst.slots import SlotTable
     from driver.client.workspace import KnownRequest
 
+MOST_NUMBERS = 4096
+"""What is freed, or forgotten, in one message: it has 64 KiB at most."""
+
 
 class LaneSocket:
     """A socket to the engine. The thread that holds `lock` uses it, and tells the device of freed memory afterwards."""
@@ -87,7 +90,7 @@ class LaneSocket:
         """Tell the device, unless another thread uses the socket: that one does so afterwards."""
         while self.freed and self.lock.acquire(blocking=False):
             try:
-                freed = [self.freed.popleft() for _ in range(len(self.freed))]
+                freed = [self.freed.popleft() for _ in range(min(len(self.freed), MOST_NUMBERS))]
                 self._last = None  # it may name one of them
                 self._sent.difference_update(freed)
                 with suppress(PeerDied):  # the next request notices it

@@ -122,6 +122,8 @@ class RemotePreparedModel(AnyPreparedModel):
             return home.connection.lane.begin(home.number, job, self._recognised(request), finish)
         except InvalidArgument as error:
             return Completion().finish(error.as_result())
+        except Timeout:
+            return Completion().finish(job.wait.given_up())
 
     def launch(self, job: Job) -> FencedExecution:
         """Execute it when its fences are signalled, which the device watches."""
@@ -135,7 +137,11 @@ class RemotePreparedModel(AnyPreparedModel):
         def outputs() -> tuple[NDArray[Any], ...]:
             return self.outputs(request, output_shapes(self.model, request))
 
-        return home.connection.lane.launch(home.number, job, self._recognised(request), outputs)
+        try:
+            return home.connection.lane.launch(home.number, job, self._recognised(request), outputs)
+        except Timeout:
+            job.wait.given_up().raise_for_status()
+            raise
 
     def outputs(self, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
         """Return typed views of a request's outputs in its pools."""

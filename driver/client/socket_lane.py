@@ -25,7 +25,7 @@ from burst.messages import NO_TIMING
 from burst.slots import SlotTable
 from driver.client.answer_thread import AnswerThread
 from driver.client.fenced import Ending, ExecutionInfo, FencedExecution, duplicates
-from driver.client.lane_socket import LaneSocket
+from driver.client.lane_socket import MOST_NUMBERS, LaneSocket
 from driver.deadlines import seconds_left
 from driver.errors import DriverError
 from driver.protocol.lane_codec import (
@@ -97,8 +97,7 @@ class SocketLane:
         """Close a socket after an error, because an answer may still be on its way on it."""
         socket.lock.release()
         socket.channel.close()
-        with suppress(ValueError):
-            self._sockets.remove(socket)
+        _remove(self._sockets, socket)
 
     def _opened(self, end: int | None = None) -> LaneSocket:
         connection = self._connection()
@@ -156,7 +155,7 @@ class SocketLane:
             return launch_behind(*terms, socket.encoded(model, job.request, known, job.measure))
 
         with duplicates(job.after) as fds:
-            answer = self._asked(message, fds)
+            answer = self._asked(message, fds, job.wait.end)
         fences = answer.take_fds()
         if answer.raw[10:] != LAUNCHED:
             close_all(fences)
@@ -168,13 +167,11 @@ class SocketLane:
         ask, forget = partial(self._ending, number), partial(self._forget, number)
         return FencedExecution(fences.pop(), ask, outputs, watch=self._watch, forget=forget)
 
-    def _asked(self, message: Callable[[LaneSocket], bytes], fds: list[int]) -> Message:
-        """Send what `message` makes, and return the answer."""
-        socket = self._take()
+    def _asked(self, message: Callable[[LaneSocket], bytes], fds: list[int], end: int | None = None) -> Message:
+        """Send what `message` makes, and return the answer. `end`: of the wait for a socket, if one is opened."""
+        socket = self._take(end)
         try:
-            if len(self._forgotten) >= _MANY:
-                numbers = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
-                socket.channel.send(["forget", *numbers])
+            self._tell_forgotten(socket)
             answer = socket.exchange(message(socket), fds)
         except InvalidArgument:  # nothing was sent
             self._put(socket)
@@ -184,6 +181,18 @@ class SocketLane:
             raise
         self._put(socket)
         return answer
+
+    def _tell_forgotten(self, socket: LaneSocket) -> None:
+        while len(self._forgotten) >= _MANY:
+            numbers = list[int]()
+            with suppress(IndexError):  # another thread has told the device of the last ones
+                while len(numbers) < MOST_NUMBERS:
+                    numbers.append(self._forgotten.popleft())
+            try:
+                socket.channel.send(["forget", *numbers])
+            except BaseException:
+                self._forgotten.extend(numbers)  # another socket will take them
+                raise
 
     def _ending(self, number: int) -> Ending:
         """Return how an execution ended. Raise GeneralFailure while it is pending, PeerDied."""
@@ -211,14 +220,26 @@ class SocketLane:
     # ---- without waiting
 
     def begin(self, model: int, job: Job, known: KnownRequest, finish: Callable[[Result], Result]) -> Completion:
-        """Launch it; `finish` makes of the device's result the caller's. Raise InvalidArgument, Malformed, PeerDied."""
+        """Launch it; `finish` makes of the device's result the caller's.
+
+        Raise InvalidArgument, Malformed, PeerDied, and Timeout if the first one finds no socket by its end.
+        """
         answers = self._answers
         if answers is None or answers.is_over:
             with self._opening:
                 answers = self._answers
                 if answers is None or answers.is_over:
-                    answers = self._answers = AnswerThread(self._opened())
+                    answers = self._answers = self._answered_on(self._opened(job.wait.end))
         return answers.launch(next(self._numbers), (model, job, known), finish)
+
+    def _answered_on(self, socket: LaneSocket) -> AnswerThread:
+        on_end = partial(_remove, self._sockets, socket)
+        try:
+            return AnswerThread(socket, on_end)
+        except BaseException:
+            socket.channel.close()
+            on_end()
+            raise
 
     # ---- the end
 
@@ -232,6 +253,11 @@ class SocketLane:
     def _close_idle(self) -> None:
         while self._idle:
             self._idle.pop().channel.close()
+
+
+def _remove(sockets: list[LaneSocket], socket: LaneSocket) -> None:
+    with suppress(ValueError):
+        sockets.remove(socket)
 
 
 def _ending_in(answer: Message) -> Ending:

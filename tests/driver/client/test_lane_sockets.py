@@ -1,0 +1,118 @@
+"""Sockets of a lane, in the client: which are kept, and what goes on them besides requests."""
+
+import numpy as np
+import pytest
+from frames import HELD
+
+from burst import PeerDied, Timeout
+from burst.channel import Channel
+from driver.client.job import Job
+from driver.client.lane_socket import LaneSocket
+from driver.client.socket_lane import SocketLane
+from driver.deadlines import Wait
+
+ROW = 16  # bytes
+MANY = 20_000
+"""Numbers that do not fit into one message."""
+FIRST = 2**16  # three bytes and more each, as msgpack has them
+
+
+class NoDevice:
+    """Stands in for a connection whose device ends each socket; keeps how long each call would have waited."""
+
+    def __init__(self):
+        self.waits = []
+
+    def to_engine(self, timeout=None):
+        self.waits.append(timeout)
+        near, far = Channel.pair()
+        far.close()
+        return near
+
+
+class HungDevice(NoDevice):
+    """Opens no socket in time."""
+
+    def to_engine(self, timeout=None):
+        self.waits.append(timeout)
+        raise Timeout("no message")
+
+
+class TestLostSockets:
+    """The socket of asynchronous executions ends, while the device lives."""
+
+    def test_they_are_closed(self, device, kit):
+        """Each is closed and forgotten, and the next execution opens another one."""
+        lane = device.connection.lane
+        request, _ = kit.request([np.zeros((1, 4), np.float32)], ROW)
+        with device.prepare(kit.add_model()) as prepared:
+            for _ in range(3):
+                assert prepared.execute_async(request).result(kit.patience).status == 0
+                (socket,) = lane._sockets
+                lane._answers.close()
+                kit.until(lambda: not lane._sockets)
+                assert socket.channel.fileno() < 0
+
+    def test_the_error_does_not_say_that_the_device_is_gone(self, connect, kit):
+        """It has ended the socket alone, after a message that made no sense."""
+        device = connect("Slow")
+        request, _ = kit.request([np.full((1, 4), HELD, np.float32)], ROW)
+        with device.prepare(kit.add_model()) as prepared:
+            future = prepared.execute_async(request)
+            device.connection.lane._sockets[0].channel.send(["nothing"])
+            with pytest.raises(PeerDied, match=r"^the connection to the device has ended; nothing is known"):
+                future.result(kit.patience)
+
+
+class TestManyNumbers:
+    """More than a message of 64 KiB holds go in several."""
+
+    def test_freed_memory(self):
+        """Each slot is named once."""
+        near, far = Channel.pair()
+        with near, far:
+            socket = LaneSocket(near, None)
+            slots = range(FIRST, FIRST + MANY)
+            socket._sent.update(slots)
+            socket.free(slots)
+            told = []
+            while len(told) < MANY:
+                word, *some = far.receive(0).body
+                assert word == "free_memory"
+                told += some
+        assert sorted(told) == list(slots)
+
+    def test_forgotten_outcomes(self, device, kit):
+        """The device is told of all with the next call."""
+        lane = device.connection.lane
+        request, _ = kit.request([np.zeros((1, 4), np.float32)], ROW)
+        with device.prepare(kit.add_model()) as prepared:
+            for number in range(MANY):
+                lane._forget(2**40 + number)
+            assert prepared.execute_fenced(request).result(kit.patience).status == 0
+        assert len(lane._forgotten) < MANY // 100
+
+    def test_forgotten_outcomes_that_cannot_be_sent(self):
+        """Wait for another socket."""
+        connection = NoDevice()
+        lane = SocketLane(connection)
+        for number in range(MANY):
+            lane._forget(number)
+        with pytest.raises(PeerDied):
+            lane._ending(1)
+        assert sorted(lane._forgotten) == list(range(MANY))
+
+
+class TestOpening:
+    """A first execution opens its socket by its own end."""
+
+    @pytest.mark.parametrize("way", ["begin", "launch"])
+    def test_a_device_that_opens_none(self, kit, way):
+        """The wait for the socket ends with the caller's."""
+        connection = HungDevice()
+        lane = SocketLane(connection)
+        request, _ = kit.request([np.zeros((1, 4), np.float32)], ROW)
+        with pytest.raises(Timeout):
+            getattr(lane, way)(1, Job(request, Wait.of(kit.patience, None)), None, None)
+        (waited,) = connection.waits
+        assert 0 < waited <= kit.patience
