@@ -33,7 +33,7 @@ class LaneSocket:
         self.channel, self._slots = channel, slots
         self.lock = threading.Lock()
         self._is_foreign = channel.is_foreign  # the device takes memory with all its pages alone
-        self._sent: set[int] = set()
+        self.sent: set[int] = set()  #: slots that are registered here
         self.freed: deque[int] = deque()  #: slots of which the device is to be told
         self._last: tuple[int, KnownRequest, bool, bytes] | None = None
 
@@ -53,11 +53,11 @@ class LaneSocket:
 
     def _slot(self, memory: Memory) -> int:
         slot = self._slots.slot_of(memory)
-        if slot not in self._sent:
+        if slot not in self.sent:
             if self._is_foreign:
                 fill_holes(memory.fd)
             self.channel.send(["memory", slot, memory.to_wire()], [memory.fd])
-            self._sent.add(slot)
+            self.sent.add(slot)
         return slot
 
     def exchange(self, message: bytes, fds: Sequence[int] = (), timeout: float | None = None) -> Message:
@@ -82,7 +82,7 @@ class LaneSocket:
 
     def free(self, slots: Iterable[int]) -> None:
         """Tell the device of these slots, now, or when the thread that uses the socket calls `tell_freed`."""
-        if mine := self._sent.intersection(slots):
+        if mine := self.sent.intersection(slots):
             self.freed.extend(mine)
             self.tell_freed()
 
@@ -92,7 +92,7 @@ class LaneSocket:
             try:
                 freed = [self.freed.popleft() for _ in range(min(len(self.freed), MOST_NUMBERS))]
                 self._last = None  # it may name one of them
-                self._sent.difference_update(freed)
+                self.sent.difference_update(freed)
                 with suppress(PeerDied):  # the next request notices it
                     self.channel.send(["free_memory", *freed])
             finally:

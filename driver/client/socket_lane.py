@@ -62,13 +62,13 @@ class SocketLane:
         self._slots = SlotTable(self._dropped)
         self.free_memory: Callable[[Memory], None] = self._slots.free_memory
         self._idle: list[LaneSocket] = []
-        self._sockets: list[LaneSocket] = []
+        self.sockets: list[LaneSocket] = []  #: those that are open
         self._answers: AnswerThread | None = None
         self._opening, self._is_closed = Lock(), False
         self._numbers = count(1)
         self._answer = b"", Result(ErrorStatus.NONE)
         self._ended: tuple[bytes, Ending] = b"", Ending(ExecutionInfo(ErrorStatus.NONE, NO_TIMING, NO_TIMING))
-        self._forgotten: deque[int] = deque()
+        self.forgotten: deque[int] = deque()  #: outcomes of which the device is to be told
 
     # ---- sockets
 
@@ -97,19 +97,19 @@ class SocketLane:
         """Close a socket after an error, because an answer may still be on its way on it."""
         socket.lock.release()
         socket.channel.close()
-        _remove(self._sockets, socket)
+        _remove(self.sockets, socket)
 
     def _opened(self, end: int | None = None) -> LaneSocket:
         connection = self._connection()
         assert connection
         socket = LaneSocket(connection.to_engine(seconds_left(end)), self._slots)
-        self._sockets.append(socket)
+        self.sockets.append(socket)
         return socket
 
     def _tell(self, slots: list[int]) -> None:
         """Tell the device of memory that the application has dropped or freed."""
         self._slots.forget(slots)
-        for socket in list(self._sockets):
+        for socket in list(self.sockets):
             socket.free(slots)
 
     # ---- in turn
@@ -164,7 +164,7 @@ class SocketLane:
         if len(fences) != 1:
             close_all(fences)
             raise Malformed("the device has launched an execution without a fence")
-        ask, forget = partial(self._ending, number), partial(self._forget, number)
+        ask, forget = partial(self.ending, number), partial(self.forget, number)
         return FencedExecution(fences.pop(), ask, outputs, watch=self._watch, forget=forget)
 
     def _asked(self, message: Callable[[LaneSocket], bytes], fds: list[int], end: int | None = None) -> Message:
@@ -183,18 +183,18 @@ class SocketLane:
         return answer
 
     def _tell_forgotten(self, socket: LaneSocket) -> None:
-        while len(self._forgotten) >= _MANY:
+        while len(self.forgotten) >= _MANY:
             numbers = list[int]()
             with suppress(IndexError):  # another thread has told the device of the last ones
                 while len(numbers) < MOST_NUMBERS:
-                    numbers.append(self._forgotten.popleft())
+                    numbers.append(self.forgotten.popleft())
             try:
                 socket.channel.send(["forget", *numbers])
             except BaseException:
-                self._forgotten.extend(numbers)  # another socket will take them
+                self.forgotten.extend(numbers)  # another socket will take them
                 raise
 
-    def _ending(self, number: int) -> Ending:
+    def ending(self, number: int) -> Ending:
         """Return how an execution ended. Raise GeneralFailure while it is pending, PeerDied."""
         if os.getpid() != self._pid:
             raise DriverError("this execution was launched before a fork; use it in the process that launched it")
@@ -203,12 +203,12 @@ class SocketLane:
         if answer.raw[10:] != raw:
             ending = _ending_in(answer)
             self._ended = answer.raw[10:], ending
-        self._forget(number)
+        self.forget(number)
         return ending
 
-    def _forget(self, number: int) -> None:
+    def forget(self, number: int) -> None:
         """Let the device drop the outcome; it is told with a later call. Finalizers may call this."""
-        self._forgotten.append(number)
+        self.forgotten.append(number)
 
     def _watch(self, poll: select.poll) -> None:
         """Make `poll` return when the device dies or the connection ends."""
@@ -233,7 +233,7 @@ class SocketLane:
         return answers.launch(next(self._numbers), (model, job, known), finish)
 
     def _answered_on(self, socket: LaneSocket) -> AnswerThread:
-        on_end = partial(_remove, self._sockets, socket)
+        on_end = partial(_remove, self.sockets, socket)
         try:
             return AnswerThread(socket, on_end)
         except BaseException:

@@ -48,9 +48,9 @@ class TestLostSockets:
         with device.prepare(kit.add_model()) as prepared:
             for _ in range(3):
                 assert prepared.execute_async(request).result(kit.patience).status == 0
-                (socket,) = lane._sockets
-                lane._answers.close()
-                kit.until(lambda: not lane._sockets)
+                (socket,) = lane.sockets
+                socket.channel.shutdown()
+                kit.until(lambda: not lane.sockets)
                 assert socket.channel.fileno() < 0
 
     def test_the_error_does_not_say_that_the_device_is_gone(self, connect, kit):
@@ -59,7 +59,7 @@ class TestLostSockets:
         request, _ = kit.request([np.full((1, 4), HELD, np.float32)], ROW)
         with device.prepare(kit.add_model()) as prepared:
             future = prepared.execute_async(request)
-            device.connection.lane._sockets[0].channel.send(["nothing"])
+            device.connection.lane.sockets[0].channel.send(["nothing"])
             with pytest.raises(PeerDied, match=r"^the connection to the device has ended; nothing is known"):
                 future.result(kit.patience)
 
@@ -73,7 +73,7 @@ class TestManyNumbers:
         with near, far:
             socket = LaneSocket(near, None)
             slots = range(FIRST, FIRST + MANY)
-            socket._sent.update(slots)
+            socket.sent.update(slots)
             socket.free(slots)
             told = []
             while len(told) < MANY:
@@ -88,19 +88,19 @@ class TestManyNumbers:
         request, _ = kit.request([np.zeros((1, 4), np.float32)], ROW)
         with device.prepare(kit.add_model()) as prepared:
             for number in range(MANY):
-                lane._forget(2**40 + number)
+                lane.forget(2**40 + number)
             assert prepared.execute_fenced(request).result(kit.patience).status == 0
-        assert len(lane._forgotten) < MANY // 100
+        assert len(lane.forgotten) < MANY // 100
 
     def test_forgotten_outcomes_that_cannot_be_sent(self):
         """Wait for another socket."""
         connection = NoDevice()
         lane = SocketLane(connection)
         for number in range(MANY):
-            lane._forget(number)
+            lane.forget(number)
         with pytest.raises(PeerDied):
-            lane._ending(1)
-        assert sorted(lane._forgotten) == list(range(MANY))
+            lane.ending(1)
+        assert sorted(lane.forgotten) == list(range(MANY))
 
 
 class TestOpening:
