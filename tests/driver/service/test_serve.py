@@ -444,7 +444,7 @@ def test_one_account_takes_all_the_life_words_that_it_may(accounts):
         take = (
             f"devices = [driver.connect({address!r}) for _ in range(17)]",
             "for device in devices:",
-            "    held += [device.call('channel')[1] for _ in range(120)]",
+            "    held += [device.call('lane')[1] for _ in range(120)]",
         )
         assert "% of account_life_words = " in friend.do(*take)
         assert friend.do("out = 500 < len(held) < 1000") is True
