@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from burst import Busy, MissedDeadlineTransient
 from burst.errors import timed_out
@@ -109,7 +109,7 @@ class Tasks:
         """Yield results as `Burst.stream` does."""
         import asyncio
 
-        given = aiter(frames) if isinstance(frames, AsyncIterable) else _each(frames)
+        given = aiter(frames) if isinstance(frames, AsyncIterable) else _PlainFrames(frames)
         pending: deque[tuple[Completion, asyncio.Future[None]]] = deque()
         times = TaskTimes.of(timeout, deadline)  # checks them
         send = partial(self._send, source, given, timeout, deadline)
@@ -191,9 +191,24 @@ class _WaitingTask:
 _END = object()
 
 
-async def _each(frames: Iterable[Any]) -> AsyncIterator[Any]:
-    import asyncio
+class _PlainFrames:
+    """An iterator over plain frames that lets other tasks run in between. (An async generator that is left early makes
+    the loop a task.)
+    """
 
-    for frame in frames:
-        yield frame
-        await asyncio.sleep(0)
+    def __init__(self, frames: Iterable[Any]) -> None:
+        self._frames, self._has_begun = iter(frames), False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        import asyncio
+
+        if self._has_begun:
+            await asyncio.sleep(0)
+        self._has_begun = True
+        try:
+            return next(self._frames)
+        except StopIteration:
+            raise StopAsyncIteration from None

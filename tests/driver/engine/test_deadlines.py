@@ -630,8 +630,11 @@ class TestPreparation:
     def test_it_is_given_up(self, connect, kit):
         """The device's own answer says so, and it is free for others."""
         device = connect("Slow")
-        with pytest.raises(MissedDeadlineTransient, match=r"preparing.*late by.*more time") as caught:
-            prepared_by(device, kit.add_model(relaxed=True), after(0.1))
+        for seconds in (0.1, 1.0, 2.5):  # on a busy machine it may be over before it has begun
+            with pytest.raises(TimeoutError, match=r"late by.*more time") as caught:
+                prepared_by(device, kit.add_model(relaxed=True), after(seconds))
+            if isinstance(caught.value, MissedDeadlineTransient):
+                break
         assert caught.value.phase == "preparing"
         nested(0, caught.value.late_by)
         device.prepare(kit.add_model()).close()
