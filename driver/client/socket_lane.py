@@ -199,12 +199,12 @@ class SocketLane:
         if os.getpid() != self._pid:
             raise DriverError("this execution was launched before a fork; use it in the process that launched it")
         answer = self._asked(lambda _: question(next(self._numbers), number), [])
-        raw, ending = self._ended
+        raw, known = self._ended
         if answer.raw[10:] != raw:
-            ending = _ending_in(answer)
-            self._ended = answer.raw[10:], ending
+            known = _ending_in(answer)
+            self._ended = answer.raw[10:], known
         self.forget(number)
-        return ending
+        return known
 
     def forget(self, number: int) -> None:
         """Let the device drop the outcome; it is told with a later call. Finalizers may call this."""
