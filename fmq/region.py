@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["memfd", "posix"]
 _SHM = "/dev/shm"  # where glibc keeps POSIX shared memory
+_SHM_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 # Held while a region's descriptor is closed, and while a role is taken through its number: no thread takes a role on a
 # file that another thread has opened under a number that was just closed. A fork waits for this lock, so that the child
 # knows each role that it inherits. Reentrant, because a finalizer or a signal handler may close a region while we hold
@@ -106,8 +107,12 @@ class Region:
         """Existing named memory that belongs to this user. Raises FileNotFoundError, PermissionError,
         InvalidDescriptor.
         """
-        with _explained(name, "open"):
-            fd = _open_named(checked_name(name), writable=writable)
+        checked_name(name)
+        with _by_name(name, "open") as posix_ipc:
+            if posix_ipc:
+                fd = int(posix_ipc.SharedMemory(name, read_only=not writable).fd)
+            else:  # as shm_open does
+                fd = os.open(_SHM + name, (os.O_RDWR if writable else os.O_RDONLY) | _SHM_FLAGS)
         status = os.fstat(fd)
         why = ""
         if not stat.S_ISREG(status.st_mode) or not status.st_size:
@@ -219,52 +224,30 @@ def _posix_ipc() -> Any:
     return posix_ipc
 
 
-def _open_named(name: str, *, writable: bool) -> int:
-    """Open existing memory, as shm_open does. Raises FileNotFoundError, PermissionError."""
-    posix_ipc = _posix_ipc()
-    if posix_ipc is None:
-        flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        return os.open(_SHM + name, flags | (os.O_RDWR if writable else os.O_RDONLY))
-    with _errors_of(posix_ipc):
-        return int(posix_ipc.SharedMemory(name, read_only=not writable).fd)
-
-
-def _unlink_named(name: str) -> None:
-    """Remove a name, as shm_unlink does. Raises FileNotFoundError, PermissionError."""
-    posix_ipc = _posix_ipc()
-    if posix_ipc is None:
-        os.unlink(_SHM + name)
-        return
-    with _errors_of(posix_ipc):
-        posix_ipc.unlink_shared_memory(name)
-
-
 @contextlib.contextmanager
-def _errors_of(posix_ipc: Any) -> Iterator[None]:
-    """Raise Python's own errors in the place of posix_ipc's."""
+def _by_name(name: str, verb: str) -> Iterator[Any]:
+    """Give posix_ipc, or None where we make the system calls; raise the errors of either as Python's, with the name."""
+    posix_ipc = _posix_ipc()
+    missing: tuple[type[Exception], ...] = (FileNotFoundError,)
+    denied: tuple[type[Exception], ...] = (PermissionError,)
+    if posix_ipc:
+        missing, denied = (*missing, posix_ipc.ExistentialError), (*denied, posix_ipc.PermissionsError)
     try:
-        yield
-    except posix_ipc.ExistentialError:
-        raise FileNotFoundError from None
-    except posix_ipc.PermissionsError:
-        raise PermissionError from None
-
-
-@contextlib.contextmanager
-def _explained(name: str, verb: str) -> Iterator[None]:
-    """Name the memory in errors."""
-    try:
-        yield
-    except FileNotFoundError:
+        yield posix_ipc
+    except missing:
         raise FileNotFoundError(errno.ENOENT, f"name={name!r}: no shared memory of that name") from None
-    except PermissionError:
+    except denied:
         raise PermissionError(errno.EACCES, f"name={name!r}: you may not {verb} it") from None
 
 
 def unlink(name: str) -> None:
     """Remove a name. Processes that have the memory open keep it. Raises FileNotFoundError, PermissionError."""
-    with _explained(name, "remove"):
-        _unlink_named(checked_name(name))
+    checked_name(name)
+    with _by_name(name, "remove") as posix_ipc:
+        if posix_ipc:
+            posix_ipc.unlink_shared_memory(name)
+        else:
+            os.unlink(_SHM + name)
 
 
 def memfd(nbytes: int) -> int:
