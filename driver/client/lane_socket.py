@@ -67,17 +67,18 @@ class LaneSocket:
             answer = self.channel.receive(timeout)
         except DescriptorsLost as error:
             raise exhausted(error, "this process") or error from error
-        if answer.raw[1:10] != message[1:10]:  # the number, as it is packed
+        try:
+            _check_number(answer.raw, message)
+        except Malformed:
             answer.close()
-            raise Malformed("the device has sent an answer to something else")
+            raise
         return answer
 
     def ask(self, message: bytes, timeout: float | None) -> bytes:
         """Send a message with a number, and return the outcome in its answer. Raise PeerDied, Timeout."""
         self.channel.send_raw(message)
         answer = self.channel.receive_bytes(timeout)
-        if answer[1:10] != message[1:10]:  # the number, as it is packed
-            raise Malformed("the device has sent an answer to something else")
+        _check_number(answer, message)
         return answer[10:]
 
     def free(self, slots: Iterable[int]) -> None:
@@ -97,3 +98,9 @@ class LaneSocket:
                     self.channel.send(["free_memory", *freed])
             finally:
                 self.lock.release()
+
+
+def _check_number(answer: bytes, message: bytes) -> None:
+    """Raise Malformed for an answer to another message."""
+    if answer[1:10] != message[1:10]:  # the number, as it is packed
+        raise Malformed("the device has sent an answer to something else")

@@ -85,10 +85,6 @@ class SocketLane:
         """Keep a socket for the next call: no answer is on its way on it."""
         socket.lock.release()
         self._idle.append(socket)
-        self._tidy(socket)
-
-    def _tidy(self, socket: LaneSocket) -> None:
-        """Do what other threads left to the one that used the socket."""
         socket.tell_freed()
         if self._is_closed:
             self._close_idle()
@@ -131,10 +127,7 @@ class SocketLane:
         except BaseException:
             self._end(socket)
             raise
-        socket.lock.release()
-        self._idle.append(socket)
-        if socket.freed or self._is_closed:
-            self._tidy(socket)
+        self._put(socket)
         if end is not None and clock.now() > end:
             raise Timeout("the answer came after the deadline")
         known_answer = self._answer

@@ -207,7 +207,7 @@ class LaneReader:
         except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
             answer = lane.refuse(error)
         self._running = None
-        return b"\x92" + raw[1:10] + answer
+        return answer_to(raw, answer)
 
     # ---- what is launched
 
