@@ -76,7 +76,7 @@ class BoundExecution:
     """(dimensions, whether its memory suffices) of each output; exact after `run` where the model is not static."""
 
     is_static: bool | None = None
-    """Whether `shapes` are exact before `run`; None: as `PreparedModel.is_static` says."""
+    """True if `shapes` are exact before `run`; None: as `PreparedModel.is_static` says."""
 
     native: tuple[int, int] | None = None
     """(function, context): addresses of a C function `int32_t f(void *context)` that does what `run` does and returns
@@ -148,10 +148,10 @@ class PreparedModel(ABC):
     """A model made ready to run on a device. Any number of threads may bind and run."""
 
     is_static: bool = True
-    """Whether the shapes of all outputs follow from those of the inputs."""
+    """True if the shapes of all outputs follow from those of the inputs."""
 
     serves_all: bool = False
-    """Whether clients with equal models share it. By default each client has its own."""
+    """True if clients with equal models share it. By default each client has its own."""
 
     improves_after: int = 0
     """Number of executions after which the engine asks `improved` for a better model; 0: there is none."""
@@ -371,7 +371,7 @@ class Needs(NamedTuple):
     write_paths: tuple[str, ...] = ()  #: these are also read
     system_calls: tuple[str, ...] = ()  #: by name, such as "ioctl"
     one_engine: bool | None = None
-    """Whether all accounts of `burst serve --group` share an engine, because the device stands for a thing that exists
+    """True if all accounts of `burst serve --group` share an engine, because the device stands for a thing that exists
     once. None: devices of type GPU and ACCELERATOR do.
     """
 
@@ -419,7 +419,7 @@ class Device(ABC):
     """The vendor extensions that it knows. It is asked about no operation that uses another one."""
 
     asked_apart: bool = False
-    """Whether the service asks it about models in a process of its own, which may crash or hang: for devices that call
+    """True if the service asks it about models in a process of its own, which may crash or hang: for devices that call
     code of others.
     """
 
@@ -443,7 +443,7 @@ class Device(ABC):
     """
 
     needs: Needs = Needs()
-    """What it needs of the system. The service looks at the class, before it makes an instance."""
+    """Its needs of the system. The service looks at the class, before it makes an instance."""
 
     own_files: tuple[str, ...] = ()
     """Paths of its code that Python does not know of: a shared library, and its folder."""
@@ -452,10 +452,10 @@ class Device(ABC):
     """The module that the device is made of; None: it needs no other."""
 
     status: DeviceStatus = DeviceStatus()
-    """Whether it takes work now. `report` changes it."""
+    """Its state, and with it whether it takes work now. `report` changes it."""
 
     on_report: Callable[[], object] | None = None
-    """What `report` calls. The engine sets it."""
+    """The function that `report` calls. The engine sets it."""
 
     @property
     def capabilities(self) -> Capabilities | None:

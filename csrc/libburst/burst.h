@@ -55,17 +55,18 @@ enum burst_status {
     BURST_RESOURCE_EXHAUSTED_TRANSIENT = 7,
     BURST_RESOURCE_EXHAUSTED_PERSISTENT = 8
 };
-enum burst_operand_type { /* the HAL's numbers */
-                          BURST_FLOAT32 = 0,
-                          BURST_INT32 = 1,
-                          BURST_UINT32 = 2,
-                          BURST_FLOAT32_TENSOR = 3,
-                          BURST_INT32_TENSOR = 4,
-                          BURST_QUANT8_ASYMM_TENSOR = 5,
-                          BURST_BOOL = 6,
-                          BURST_FLOAT16_TENSOR = 8,
-                          BURST_BOOL8_TENSOR = 9,
-                          BURST_QUANT8_ASYMM_SIGNED_TENSOR = 14
+/* the HAL's numbers */
+enum burst_operand_type {
+    BURST_FLOAT32 = 0,
+    BURST_INT32 = 1,
+    BURST_UINT32 = 2,
+    BURST_FLOAT32_TENSOR = 3,
+    BURST_INT32_TENSOR = 4,
+    BURST_QUANT8_ASYMM_TENSOR = 5,
+    BURST_BOOL = 6,
+    BURST_FLOAT16_TENSOR = 8,
+    BURST_BOOL8_TENSOR = 9,
+    BURST_QUANT8_ASYMM_SIGNED_TENSOR = 14
 };
 
 /* The NDK's numbers. */
