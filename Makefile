@@ -25,7 +25,7 @@ test: $(VENV)/test
 # broken device; every program in the documentation; the wheels; Ray on four nodes; kserve's clients; a GPU's provider on SwiftShader. A
 # tool that is missing is a failure.
 integration: $(VENV)/integration $(VENV)/kserve/installed $(VENV)/swiftshader/installed
-	BURST_INTEGRATION=1 $(RUN_TESTS) -n 2 -o faulthandler_timeout=300 -m "integration and not stress" $(ONLY)
+	BURST_INTEGRATION=1 $(RUN_TESTS) -n 2 -o faulthandler_timeout=600 -m "integration and not stress" $(ONLY)
 
 # C that clang-format writes; comments are wrapped by hand.
 FORMATTED = $(wildcard $(foreach folder,fmq fmq/python libfmq burst libburst,csrc/$(folder)/*.[ch] csrc/$(folder)/*.hpp))
@@ -41,10 +41,10 @@ check: $(VENV)/check $(VENV)/test
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/zizmor --offline --quiet --config .github/zizmor.yml .github/workflows
 
-# A tenth of every long test, sized for 75 minutes on two cores; ends with a table of what was done. BURST_STRESS=1 is the full length.
+# A tenth of every long test, sized for 75 minutes on two cores; ends with what was done, and the table of attacks. BURST_STRESS=1 is the full length.
 stress: export BURST_STRESS ?= 0.1
 stress: $(VENV)/test fuzzers
-	$(BIN)/python -m pytest -m stress -s -o faulthandler_timeout=3600
+	$(BIN)/python -m pytest -m "stress or attacks" -s -o faulthandler_timeout=3600
 
 # Sample after sample until the totals are reached, over as many runs as it takes: tests/stress-ledger.json keeps what was done.
 stress-long: $(VENV)/test fuzzers

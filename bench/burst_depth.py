@@ -17,25 +17,13 @@ import inspect
 import time
 from collections import deque
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from burst_roundtrip import add_model
-from measure import (
-    Budget,
-    Report,
-    Runs,
-    arguments,
-    ask,
-    conditions,
-    parse,
-    percentiles,
-    pin_client,
-    progress,
-    publish,
-    spell,
-)
+from measure import Budget, Runs, ask, percentiles, progress
 from own_device import own_device, pin
+from question import Question, against, median, times
 
 import driver
 from burst import Busy
@@ -55,9 +43,7 @@ if TYPE_CHECKING:
 
     Ask = Callable[[float], Awaitable[object]]
 
-QUESTION = "Does depth keep producer and device busy at the same time?"
 SECONDS = 1e-3  # of the producer, and of the device
-HEAD = ("", "frames per s", "x depth 1", "from frame to result: p50 us", "p99 us")
 TIMEOUT = 10.0
 Arrays = tuple["NDArray[np.float32]", "NDArray[np.float32]"]
 
@@ -163,69 +149,54 @@ def gain(runs: Runs, producer: str, depth: int) -> Estimate:
     return estimate(next(rates) / next(rates))
 
 
-def row(runs: Runs, producer: str, depth: int) -> dict[str, Any]:
-    """Medians over the blocks of one kind."""
-    name = name_of(producer, depth)
-    keys = ("frames_per_s", "p50_us", "p99_us")
-    return {
-        "name": name,
-        "ours": depth > 1,
-        **runs.medians(name, *keys),
-        "gain": gain(runs, producer, depth)._asdict(),
-        "rounds": runs.blocks[name],
-    }
-
-
-def line_of(runs: Runs, producer: str, depth: int) -> tuple[str, ...]:
-    """One line of the table."""
-    found = row(runs, producer, depth)
-    against = "" if depth == 1 else spell(gain(runs, producer, depth))
-    return found["name"], f"{found['frames_per_s']:.1f}", against, f"{found['p50_us']:.0f}", f"{found['p99_us']:.0f}"
-
-
-def options() -> argparse.Namespace:
-    """The command line."""
-    parser = arguments(__doc__)
-    parser.add_argument("--depth", type=int, default=4, help="requests in flight (default 4)")
-    args = parse(parser)
-    if "depth" not in inspect.signature(driver.RemotePreparedModel.burst).parameters:
-        parser.error("this version's bursts have no depth")
-    if args.depth < 2:
-        parser.error("--depth: at least 2; depth 1 stands beside it")
-    args.frames = 20 if args.quick else 400
-    return args
-
-
-def main() -> None:
-    """Measures, prints, writes."""
-    args = options()
-    pin_client()
-    found = conditions()
-    cells = [(producer, depth) for producer in PRODUCERS for depth in (1, args.depth)]
-    runs = run(args)
-    budgets = [
+def budgets_of_depth(runs: Runs, args: argparse.Namespace) -> list[Budget]:
+    """Both sides are busy at the same time."""
+    return [
         Budget(f"{producer}: depth {args.depth} >= 1.9 x depth 1", gain(runs, producer, args.depth), 1.9, at_least=True)
         for producer in PRODUCERS
     ]
-    body = {"subjects": [row(runs, *cell) for cell in cells], "depth": args.depth}
-    publish(args, Report(QUESTION, found, [line_of(runs, *cell) for cell in cells], budgets, body, HEAD))
-    if args.plot:
-        import plots
 
-        rates = {row["name"]: row["frames_per_s"] for row in body["subjects"]}
-        plots.bars(args.plot, rates, "frames per second", QUESTION)
+
+def settle(args: argparse.Namespace) -> None:
+    """Depth 1 stands beside the other."""
+    if "depth" not in inspect.signature(driver.RemotePreparedModel.burst).parameters:
+        raise ValueError("this version's bursts have no depth")
+    if args.depth < 2:
+        raise ValueError("--depth: at least 2; depth 1 stands beside it")
+    args.frames = 20 if args.quick else 400
+
+
+def gain_of(runs: Runs, name: str) -> Estimate:
+    """The same of a row."""
+    producer, _, depth = name.rpartition(", depth ")
+    return gain(runs, producer, int(depth))
+
+
+DEPTH = Question(
+    __doc__,
+    run,
+    {
+        "frames per s": median("frames_per_s", ".1f"),
+        "x depth 1": times(gain_of, *(name_of(producer, 1) for producer in PRODUCERS)),
+        "from frame to result: p50 us": median("p50_us", ".0f"),
+        "p99 us": median("p99_us", ".0f"),
+    },
+    options={"--depth": {"type": int, "default": 4, "help": "requests in flight (default 4)"}},
+    settle=settle,
+    budgets=budgets_of_depth,
+    figures=("frames_per_s", "p50_us", "p99_us"),
+    estimates={"gain": gain_of},
+    kept=("depth",),
+    bars=("frames_per_s", "frames per second"),
+)
 
 
 # ---- goodput
 
 
-GOODPUT_QUESTION = (
-    "Do clients that wait for a saturated burst only so long get as much as those that it turns away at once?"
-)
-GOODPUT_HEAD = ("", "good a second", "missed a second", "to submit")
 ELEMENTS, LAYERS = 200_000, 100
 REST = 5e-3  # seconds until a client comes again that was turned away
-WAYS = ("submit", "run_async", "asyncio.timeout")
+FREE, WAYS = "one that waits", ("submit", "run_async", "asyncio.timeout")
 
 
 def model() -> driver.Model:
@@ -286,22 +257,15 @@ def alone(burst: driver.Burst, seconds: float) -> float:
     return n / (time.monotonic() - begin)
 
 
-def rows(good: dict[str, list[float]], missed: dict[str, list[float]]) -> list[tuple[str, ...]]:
-    """A line for each way; `free` is what the device can do."""
-    lines = [("one that waits", f"{np.median(good['free']):.0f}", "", "")]
-    for way in WAYS:
-        ratio = spell(estimate(np.divide(good[way], good["submit"])))
-        lines.append((way, f"{np.median(good[way]):.0f}", f"{np.median(missed[way]):.0f}", ratio))
-    return lines
+TO_SUBMIT = against("submit", "good")
 
 
-def budgets(good: dict[str, list[float]]) -> list[Budget]:
+def budgets(runs: Runs, _: argparse.Namespace) -> list[Budget]:
     """Waiting must not cost a client its answers."""
-    against = {way: estimate(np.divide(good[way], good["submit"])) for way in WAYS[1:]}
-    return [Budget(f"{way} >= 0.9 x submit", found, 0.9, at_least=True) for way, found in against.items()]
+    return [Budget(f"{way} >= 0.9 x submit", TO_SUBMIT(runs, way), 0.9, at_least=True) for way in WAYS[1:]]
 
 
-def goodput() -> None:
+def goodput(args: argparse.Namespace) -> Runs:
     """Do clients that wait for a saturated burst only so long get as much of it as clients that it turns away at once?
 
         python bench/burst_depth.py goodput [--pairs 9] [--seconds 2] [--clients 32] [--patience 0.05] [--json FILE]
@@ -309,18 +273,10 @@ def goodput() -> None:
     Tasks of one event loop ask one burst again and again, each for an answer within `--patience`, and together for
     more than the device can do. An answer is good when it comes in that time. The clients tell the burst by
     `submit(deadline=)` with policy "reject", and come again after 5 ms when they are turned away; by
-    `run_async(timeout=)`; or not at all, and give up by `asyncio.timeout`. `free` is one client that waits as long as
-    it takes: what the device can do.
+    `run_async(timeout=)`; or not at all, and give up by `asyncio.timeout`. The first row is one client that waits as
+    long as it takes: what the device can do.
     """
-    parser = arguments(goodput.__doc__)
-    parser.add_argument("--seconds", type=float, default=2)
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--patience", type=float, default=0.05)
-    args = parse(parser)
-    seconds = 0.2 if args.quick else args.seconds
-    found = conditions()
-    good: dict[str, list[float]] = {way: [] for way in ("free", *WAYS)}
-    missed: dict[str, list[float]] = {way: [] for way in WAYS}
+    seconds, runs = 0.2 if args.quick else args.seconds, Runs()
     with ExitStack() as stack:
         prepared = stack.enter_context(stack.enter_context(driver.connect("reference")).prepare(model()))
         bursts = {
@@ -331,20 +287,33 @@ def goodput() -> None:
         alone(single, 0.2)
         for n in range(args.pairs):
             progress(f"round {n + 1} of {args.pairs}")
-            good["free"].append(alone(single, seconds))
-            for way in WAYS if n % 2 else reversed(WAYS):
+            runs.add(FREE, {"good": alone(single, seconds), "missed": 0})
+            for way in WAYS[:: -1 if n % 2 else 1]:
                 ask = asking(way, bursts[way], args.patience)
                 came, not_there = asyncio.run(good_answers(ask, args.clients, seconds))
-                good[way].append(came / seconds)
-                missed[way].append(not_there / seconds)
+                runs.add(way, {"good": came / seconds, "missed": not_there / seconds})
         progress("")
-    publish(
-        args,
-        Report(
-            GOODPUT_QUESTION, found, rows(good, missed), budgets(good), {"good": good, "missed": missed}, GOODPUT_HEAD
-        ),
-    )
+    return runs
 
+
+GOODPUT = Question(
+    goodput.__doc__,
+    goodput,
+    {
+        "good a second": median("good", ".0f"),
+        "missed a second": median("missed", ".0f"),
+        "to submit": times(TO_SUBMIT, FREE),
+    },
+    options={
+        "--seconds": {"type": float, "default": 2},
+        "--clients": {"type": int, "default": 32},
+        "--patience": {"type": float, "default": 0.05},
+    },
+    budgets=budgets,
+    bars=("good", "good answers a second"),
+    figures=("good", "missed"),
+    is_pinned=False,
+)
 
 if __name__ == "__main__":
-    ask({"": main, "goodput": goodput})
+    ask({"": DEPTH.answer, "goodput": GOODPUT.answer})

@@ -31,51 +31,35 @@ import numpy as np
 from burst_roundtrip import add_model
 from measure import (
     Budget,
-    Report,
     Runs,
-    arguments,
     ask,
-    conditions,
     held,
-    parse,
     percentiles,
     progress,
-    publish,
     ratio,
     rounds,
-    spell,
 )
 from own_device import own_device
+from question import Question, interval, median, times
 
 import driver
 from driver.cli.timing import Estimate, estimate
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.connection import Connection
 
     from measure import Block
+    from question import Cell
 
     from driver import Burst
 
 
-QUESTION = "What do 64 bursts on one device get, and what do they cost?"
 ONE, MANY, ASLEEP = "one burst", "all bursts, spinning", "all bursts, spin=0"
 OPTIONS: dict[str, dict[str, Any]] = {ONE: {}, MANY: {}, ASLEEP: {"spin": 0}}
 SOON = 0.1  # seconds until all have heard when a block begins
 SIDES, KEYS = ("clients", "engine", "service"), ("resident_kib", "shared_kib", "fds", "mappings", "threads")
-HEAD = (
-    "",
-    "executions per s",
-    "least to most",
-    "of processes",
-    "of one process's",
-    "p50 us",
-    "p50 of the worst",
-    "p99 us",
-    "p99 of the worst",
-)
 COST_HEAD = ("a burst costs its", "resident KiB", "of it shared KiB", "fds", "mappings", "threads")
 
 
@@ -188,19 +172,19 @@ def close_all(lines: Sequence[Connection]) -> None:
         assert line.recv() == "closed"
 
 
-def run(args: argparse.Namespace) -> tuple[Runs, list[dict[str, Any]]]:
+def run(args: argparse.Namespace) -> Runs:
     """All rounds: one, all, all asleep; the next one backwards. Before them, what bursts cost."""
     runs = Runs()
     with own_device() as device, clients(args.processes) as lines:
         progress("starts")
         before = [line.recv() for line in lines]
-        costs = cost(device, lines, args, before)
+        args.costs = cost(device, lines, args, before)
         for name in rounds(args.pairs, [ONE, MANY, ASLEEP]):
             chosen = lines[:1] if name == ONE else lines
             open_all(chosen, 1 if name == ONE else args.bursts, OPTIONS[name])
             runs.add(name, block(chosen, args.seconds))
             close_all(chosen)
-    return runs, costs
+    return runs
 
 
 def cost(
@@ -231,25 +215,9 @@ def total(found: Sequence[dict[str, float]]) -> dict[str, float]:
     return {key: sum(one[key] for one in found) for key in KEYS}
 
 
-def row(runs: Runs, name: str) -> dict[str, Any]:
-    """Medians over the blocks of one kind."""
-    keys = ("per_s", "fairness", "p50_us", "worst_p50_us", "p99_us", "worst_p99_us", "max_us")
-    medians = runs.medians(name, *keys)
-    return {"name": name, "ours": True, **medians, "rounds": runs.blocks[name]}
-
-
-def line_of(runs: Runs, name: str) -> tuple[str, ...]:
-    """One line of the table."""
-    found = row(runs, name)
-    keys = ("fairness", "fairness_of_processes", "fairness_within")
-    fair = ("" if name == ONE else spell(estimate(runs.values(name, key))) for key in keys)
-    times = (f"{found[key]:.1f}" for key in ("p50_us", "worst_p50_us", "p99_us", "worst_p99_us"))
-    return name, f"{found['per_s']:.0f}", *fair, *times
-
-
-def budgets(runs: Runs, costs: Sequence[dict[str, Any]]) -> list[Budget]:
+def budgets(runs: Runs, args: argparse.Namespace) -> list[Budget]:
     """Fair, and small."""
-    engine = next(one for one in costs if one["side"] == "engine")
+    engine = next(one for one in args.costs if one["side"] == "engine")
 
     def exactly(value: float) -> Estimate:
         return Estimate(value, value, value, 1.0)
@@ -265,49 +233,56 @@ def budgets(runs: Runs, costs: Sequence[dict[str, Any]]) -> list[Budget]:
     ]
 
 
-def options() -> argparse.Namespace:
-    """The command line."""
-    parser = arguments(__doc__)
-    parser.add_argument("--processes", type=int, help="client processes (default 16)")
-    parser.add_argument("--bursts", type=int, help="bursts of each (default 4)")
-    args = parse(parser)
-    args.processes = args.processes or (2 if args.quick else 16)
-    args.bursts = args.bursts or (2 if args.quick else 4)
-    args.seconds = 0.1 if args.quick else 2.0
-    return args
+def sizes(processes: int, bursts: int, seconds: float, **more: dict[str, Any]) -> dict[str, Any]:
+    """Options that say how many, and what becomes of them."""
 
+    def settle(args: argparse.Namespace) -> None:
+        args.processes = args.processes or (2 if args.quick else processes)
+        args.bursts = args.bursts or (2 if args.quick else bursts)
+        args.seconds = seconds / 20 if args.quick else seconds
 
-def main() -> None:
-    """Measures, prints, writes."""
-    args = options()
-    found = conditions()
-    runs, costs = run(args)
-    told = budgets(runs, costs)
-    lines = [line_of(runs, name) for name in OPTIONS]
-    more = [([(one["side"], *(f"{one[key]:.2f}" for key in KEYS)) for one in costs], COST_HEAD)]
-    body = {
-        "subjects": [row(runs, name) for name in OPTIONS],
-        "costs": costs,
-        "processes": args.processes,
-        "bursts": args.bursts,
+    options = {
+        "--processes": {"type": int, "help": f"client processes (default {processes})"},
+        "--bursts": {"type": int, "help": f"bursts of each (default {bursts})"},
+        **{f"--{name}": how for name, how in more.items()},
     }
-    publish(args, Report(QUESTION, found, lines, told, body, HEAD, more))
-    if args.plot:
-        import plots
+    return {"options": options, "settle": settle, "kept": ("processes", "bursts")}
 
-        plots.bars(
-            args.plot, {one["name"]: one["per_s"] for one in body["subjects"]}, "executions per second", QUESTION
-        )
 
+def fair(key: str) -> Cell:
+    """A column of what there are several of."""
+    return lambda runs, name: "" if name == ONE else interval(key)(runs, name)
+
+
+MANY_BURSTS = Question(
+    __doc__,
+    run,
+    {
+        "executions per s": median("per_s", ".0f"),
+        "least to most": fair("fairness"),
+        "of processes": fair("fairness_of_processes"),
+        "of one process's": fair("fairness_within"),
+        "p50 us": median("p50_us", ".1f"),
+        "p50 of the worst": median("worst_p50_us", ".1f"),
+        "p99 us": median("p99_us", ".1f"),
+        "p99 of the worst": median("worst_p99_us", ".1f"),
+    },
+    **sizes(16, 4, 2.0),
+    budgets=budgets,
+    figures=("per_s", "fairness", "p50_us", "worst_p50_us", "p99_us", "worst_p99_us", "max_us"),
+    ours=OPTIONS,
+    more=lambda _, args: [([(one["side"], *(f"{one[key]:.2f}" for key in KEYS)) for one in args.costs], COST_HEAD)],
+    body=lambda _, args: {"costs": args.costs},
+    bars=("per_s", "executions per second"),
+    is_pinned=False,
+)
 
 # ---- top
 
 
-TOP_QUESTION = "Does burst top cost the bursts that it shows anything?"
 PACED, FULL = "paced", "full"
 BESIDE = ", beside burst top"
 TOP = [sys.executable, "-m", "driver.cli", "top"]
-TOP_HEAD = ("", "requests per s", "p50 us", "p99 us", "p99 with it, of without", "CPU of burst top %")
 
 
 def top_client(line: Connection, count: int) -> None:
@@ -408,47 +383,32 @@ def top_block(lines: Sequence[Connection], args: argparse.Namespace, load: str, 
 
 def top_run(args: argparse.Namespace) -> Runs:
     """All rounds: each load alone and beside it; in the next one the other way round."""
+    # A script's background jobs ignore SIGINT, and what they start does, too: `burst top` would not end at one.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     runs = Runs()
     with own_device(), top_clients(args) as lines:
         for number in range(args.pairs):
             for load in (PACED, FULL):
-                for beside in ("", BESIDE)[:: -1 if number % 2 else 1]:
-                    progress(f"round {number + 1} of {args.pairs}", load + beside)
-                    with shown() if beside else nullcontext() as pid:
-                        runs.add(load + beside, top_block(lines, args, load, pid))
+                for it in ("", BESIDE)[:: -1 if number % 2 else 1]:
+                    progress(f"round {number + 1} of {args.pairs}", load + it)
+                    with shown() if it else nullcontext() as pid:
+                        runs.add(load + it, top_block(lines, args, load, pid))
     progress("")
     return runs
 
 
-def top_row(runs: Runs, name: str) -> dict[str, Any]:
-    """Medians over the blocks of one kind."""
-    medians = runs.medians(name, "per_s", "p50_us", "p99_us", "max_us", "cpu")
-    return {"name": name, "ours": True, **medians, "rounds": runs.blocks[name]}
+def beside(figure: Callable[[Runs, str], str]) -> Cell:
+    """A column of what stands beside burst top."""
+    return lambda runs, name: figure(runs, name) if name.endswith(BESIDE) else ""
 
 
-def top_line_of(runs: Runs, name: str) -> tuple[str, ...]:
-    """One line of the table."""
-    found, alone = top_row(runs, name), name.removesuffix(BESIDE)
-    figures = f"{found['per_s']:.0f}", f"{found['p50_us']:.1f}", f"{found['p99_us']:.1f}"
-    if name == alone:
-        return name, *figures, "", ""
-    return name, *figures, spell(ratio(runs, name, alone, "p99_us")), f"{100 * found['cpu']:.1f}"
+def to_alone(runs: Runs, name: str) -> Estimate:
+    """The p99 beside it to that without."""
+    return ratio(runs, name, name.removesuffix(BESIDE), "p99_us")
 
 
-def top_options() -> argparse.Namespace:
-    """The command line."""
-    parser = arguments(top.__doc__)
-    parser.add_argument("--processes", type=int, help="client processes (default 8)")
-    parser.add_argument("--bursts", type=int, help="bursts of each (default 8)")
-    parser.add_argument("--rate", type=float, default=50.0, help="requests of a paced burst in a second (default 50)")
-    args = parse(parser)
-    args.processes = args.processes or (2 if args.quick else 8)
-    args.bursts = args.bursts or (2 if args.quick else 8)
-    args.seconds = 0.2 if args.quick else 3.0
-    return args
-
-
-def top() -> None:
+RATE = {"type": float, "default": 50.0, "help": "requests of a paced burst in a second (default 50)"}
+BURST_TOP = Question(
     """Does `burst top` cost the bursts that it shows anything?
 
         python bench/burst_many.py top [--processes 8] [--bursts 8] [--rate 50] [--json FILE] [--plot FILE]
@@ -459,23 +419,24 @@ def top() -> None:
     `burst top` shows the 64 bursts on a terminal of 120 x 40, with a look every second; it was started before the
     block, and ends after it. Which of the two comes first turns from round to round. What is told is the paired ratio
     of p99s, of all requests of all bursts in a block.
-    """
-    # A script's background jobs ignore SIGINT, and what they start does, too: `burst top` would not end at one.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    args = top_options()
-    found, runs = conditions(), top_run(args)
-    names = [load + beside for load in (PACED, FULL) for beside in ("", BESIDE)]
-    budgets = [
-        Budget(f"{load}: p99 beside burst top <= 1.1 x without it", ratio(runs, load + BESIDE, load, "p99_us"), 1.1)
+    """,
+    top_run,
+    {
+        "requests per s": median("per_s", ".0f"),
+        "p50 us": median("p50_us", ".1f"),
+        "p99 us": median("p99_us", ".1f"),
+        "p99 with it, of without": beside(times(to_alone)),
+        "CPU of burst top %": beside(lambda runs, name: f"{100 * np.median(runs.values(name, 'cpu')):.1f}"),
+    },
+    **sizes(8, 8, 3.0, rate=RATE),
+    budgets=lambda runs, _: [
+        Budget(f"{load}: p99 beside burst top <= 1.1 x without it", to_alone(runs, load + BESIDE), 1.1)
         for load in (PACED, FULL)
-    ]
-    body = {"subjects": [top_row(runs, name) for name in names], "processes": args.processes, "bursts": args.bursts}
-    publish(args, Report(TOP_QUESTION, found, [top_line_of(runs, name) for name in names], budgets, body, TOP_HEAD))
-    if args.plot:
-        import plots
-
-        plots.bars(args.plot, {one["name"]: one["p99_us"] for one in body["subjects"]}, "p99, us", TOP_QUESTION)
-
+    ],
+    figures=("per_s", "p50_us", "p99_us", "max_us", "cpu"),
+    bars=("p99_us", "p99, us"),
+    is_pinned=False,
+)
 
 if __name__ == "__main__":
-    ask({"": main, "top": top})
+    ask({"": MANY_BURSTS.answer, "top": BURST_TOP.answer})

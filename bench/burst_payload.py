@@ -21,30 +21,23 @@ import numpy as np
 from measure import (
     HERE,
     Budget,
-    Report,
     Runs,
     Subject,
-    arguments,
     ask,
     block_of,
     c_block,
-    cells,
     compile_c,
-    conditions,
     interleave,
-    parse,
     peer_block,
     peers_process,
-    pin_client,
     progress,
-    publish,
     ratio,
     scratch,
     size,
     spell,
-    subject_rows,
 )
 from own_device import own_device, pinned
+from question import beside_floors, dots
 
 import driver
 
@@ -57,7 +50,6 @@ if TYPE_CHECKING:
     from driver import Burst, Model, RemoteDevice
     from driver.cli.timing import Estimate
 
-QUESTION = "How does a round trip grow with the payload?"
 SIZES = (64, 256, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 25)
 IN_PLACE, POLLING, WRITTEN = "burst, in place", "burst, polling", "burst"
 OURS = (IN_PLACE, POLLING, WRITTEN)
@@ -155,25 +147,26 @@ def budgets(runs: Runs, columns: Sequence[str], args: argparse.Namespace) -> lis
     ]
 
 
-def options() -> argparse.Namespace:
-    """The command line."""
-    parser = arguments(__doc__, pairs=5)
-    parser.add_argument("--peers", nargs="+", default=["all"], choices=("all", "none", *PEERS), metavar="PEER")
-    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="BYTES")
-    args = parse(parser)
+def settle(args: argparse.Namespace) -> None:
+    """Four values are taken out of the payload."""
     if min(args.sizes) < 4:
-        parser.error("--sizes: at least 4")
-    args.peers = [name for name in PEERS if name in args.peers or "all" in args.peers]
-    return args
+        raise ValueError("--sizes: at least 4")
 
 
-def draw(args: argparse.Namespace, runs: Runs, columns: Sequence[str]) -> None:
+def table(runs: Runs, args: argparse.Namespace) -> tuple[tuple[list[tuple[str, ...]], tuple[str, ...]]]:
+    """A row per size."""
+    columns = (*OURS, *args.peers)
+    head = ("payload; p50 us", COPY, *columns, "burst, polling x best peer")
+    return ((lines(runs, columns, args.sizes), head),)
+
+
+def draw(args: argparse.Namespace, runs: Runs, _: list[dict[str, Any]]) -> None:
     """p50 against the size, both axes logarithmic."""
     import plots
 
     names = {COPY: "one copy in process", "uds": "UDS + msgpack", "grpc": "gRPC"}
     curves = []
-    for column in (COPY, *columns):
+    for column in (COPY, *OURS, *args.peers):
         found = [(nbytes, of_size(column, nbytes)) for nbytes in args.sizes]
         points = [(nbytes, float(np.median(runs.values(name)))) for nbytes, name in found if runs.has(name)]
         if points:
@@ -184,29 +177,26 @@ def draw(args: argparse.Namespace, runs: Runs, columns: Sequence[str]) -> None:
     plots.latency_against_size(args.plot, curves, "A payload there, an answer back", "bytes of the payload")
 
 
-def main() -> None:
-    """Measures, prints, writes."""
-    args = options()
-    pin_client()
-    found = conditions()
-    runs = run(args)
-    columns = (*OURS, *args.peers)
-    head = ("payload; p50 us", COPY, *columns, "burst, polling x best peer")
-    body = {"subjects": subject_rows(runs, args.subjects)}
-    publish(args, Report(QUESTION, found, lines(runs, columns, args.sizes), budgets(runs, columns, args), body, head))
-    if args.plot:
-        draw(args, runs, columns)
-
+PEERS = {"iceoryx2": "iceoryx2_written", "pipe": "pipe", "zmq": "zmq", "uds": "uds", "grpc": "grpc"}  # in peers.py
+PAYLOAD = beside_floors(
+    __doc__,
+    run,
+    options={"--sizes": {"nargs": "+", "type": int, "default": SIZES, "metavar": "BYTES"}},
+    peers=PEERS,
+    settle=settle,
+    budgets=lambda runs, args: budgets(runs, (*OURS, *args.peers), args),
+    tables=table,
+    draw=draw,
+    pairs=5,
+)
 
 # ---- frame
 
 
-FRAME_QUESTION = "What does a frame of 1080 x 1920 x 3 bytes cost?"
 SPIN, FRAME_COPY = "floor: limit spin", "floor: one copy, in process"
 SMALL, LARGE = "burst, 48 B in place", "burst, 6.2 MB in place"
 FRAME_WRITTEN, FRAME_POLLING = "burst, 6.2 MB written", "burst, 6.2 MB written, spin=1 ms"
 FRAME_IN_PLACE = "iceoryx2, 6.2 MB in place"
-PEERS = {"iceoryx2": "iceoryx2_written", "pipe": "pipe", "zmq": "zmq", "uds": "uds", "grpc": "grpc"}  # in peers.py
 FRAME, SMALL_FRAME = (1, 1080, 1920, 3), (1, 4, 4, 3)
 NBYTES = int(np.prod(FRAME))
 
@@ -304,23 +294,7 @@ def frame_run(args: argparse.Namespace) -> Runs:
         return interleave(args.subjects, floors, args.pairs, progress)
 
 
-def frame_options() -> argparse.Namespace:
-    """The command line."""
-    parser = arguments(frame.__doc__)
-    parser.add_argument("--peers", nargs="+", default=["all"], choices=("all", "none", *PEERS), metavar="PEER")
-    args = parse(parser)
-    args.peers = [name for name in PEERS if name in args.peers or "all" in args.peers]
-    return args
-
-
-def frame_draw(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    """One column of dots."""
-    import plots
-
-    plots.latencies(args.plot, rows, [], "A frame of 6.2 MB, there and back")
-
-
-def frame() -> None:
+FRAMES = beside_floors(
     """Does the size of a frame matter to a burst when the frame lies in place; and what does writing it cost?
 
         python bench/burst_payload.py frame [--peers all|none|pipe …] [--json FILE] [--plot FILE]
@@ -332,17 +306,12 @@ def frame() -> None:
     server does no more than its transport needs to have them, looks at the first byte in iceoryx2's case, and answers
     64 bytes. While a frame is written a device that spins for 50 us goes to sleep; iceoryx2 polls for ever, and so
     stands against a burst that spins for 1 ms. Client on CPU 0, device on CPU 1.
-    """
-    args = frame_options()
-    pin_client()
-    found = conditions()
-    runs = frame_run(args)
-    rows = subject_rows(runs, args.subjects)
-    told = frame_budgets(runs, args.peers)
-    publish(args, Report(FRAME_QUESTION, found, [cells(row) for row in rows], told, {"subjects": rows}))
-    if args.plot:
-        frame_draw(args, rows)
-
+    """,
+    frame_run,
+    peers=PEERS,
+    budgets=lambda runs, args: frame_budgets(runs, args.peers),
+    draw=dots("A frame of 6.2 MB, there and back"),
+)
 
 if __name__ == "__main__":
-    ask({"": main, "frame": frame})
+    ask({"": PAYLOAD.answer, "frame": FRAMES.answer})

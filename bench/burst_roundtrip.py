@@ -29,31 +29,24 @@ from measure import (
     Block,
     Budget,
     NotMeasured,
-    Report,
     Runs,
     Subject,
-    arguments,
     ask,
     block_of,
     c_block,
-    cells,
     compile_c,
     compile_with_ours,
-    conditions,
     interleave,
     over_floor_in_adds,
-    parse,
     peer_block,
     peers_process,
-    pin_client,
     progress,
-    publish,
     ratio,
     scratch,
-    subject_rows,
     times_floor,
 )
 from own_device import c_driver, own_device, pinned
+from question import beside_floors, dots, floor_tables
 
 import driver
 from burst import Memory, Request, RequestArgument
@@ -69,7 +62,6 @@ if TYPE_CHECKING:
     from driver.cli.timing import Estimate
 
 
-QUESTION = "What does one execution of ADD on four floats cost?"
 SPIN, FUTEX = "floor: limit spin", "floor: limit futex"
 INTERPRETER = "in process: interpreter"
 BURST, POSIX, SLEEPING = "burst, spinning (memfd)", "burst, spinning (posix)", "burst, sleeping (spin=0)"
@@ -211,17 +203,7 @@ def run(args: argparse.Namespace) -> Runs:
         return interleave(args.subjects, floors, args.pairs, progress)
 
 
-def options() -> argparse.Namespace:
-    """The command line."""
-    parser = arguments(__doc__)
-    parser.add_argument("--peers", nargs="+", default=["all"], choices=("all", "none", *PEERS), metavar="PEER")
-    parser.add_argument("--cdf", type=Path, metavar="FILE", help="a picture of the distributions, all in one")
-    args = parse(parser)
-    args.peers = [name for name in PEERS if name in args.peers or "all" in args.peers]
-    return args
-
-
-def draw(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+def draw(args: argparse.Namespace, _: Runs, rows: list[dict[str, Any]]) -> None:
     """Everything in one column of dots; and what is chosen most often in full."""
     import plots
 
@@ -234,22 +216,18 @@ def draw(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
         plots.distributions(args.cdf, curves, ours, f"{title}, there and back")
 
 
-def main() -> None:
-    """Measures, prints, writes."""
-    args = options()
-    pin_client()
-    found = conditions()
-    runs = run(args)
-    rows = subject_rows(runs, args.subjects)
-    publish(args, Report(QUESTION, found, [cells(row) for row in rows], budgets(runs), {"subjects": rows}))
-    if args.plot or args.cdf:
-        draw(args, rows)
-
+ROUNDTRIP = beside_floors(
+    __doc__,
+    run,
+    options={"--cdf": {"type": Path, "metavar": "FILE", "help": "a picture of the distributions, all in one"}},
+    peers=PEERS,
+    budgets=lambda runs, _: budgets(runs),
+    draw=draw,
+)
 
 # ---- c
 
 
-C_QUESTION = "What does one execution of ADD on four floats cost a client in C?"
 IN_C, IN_C_REFERENCE = "from C, native device", "from C, reference"
 IN_PYTHON, IN_PYTHON_REFERENCE = "from Python, native device", "from Python, reference"
 DEVICES = (("native_device:Native", IN_C, IN_PYTHON), ("reference", IN_C_REFERENCE, IN_PYTHON_REFERENCE))
@@ -319,7 +297,30 @@ def stages(prepared: RemotePreparedModel, count: int) -> list[tuple[str, str]]:
         return [(name, f"{each['p50']:.3f}") for name, each in burst.stats()["stages"].items()]
 
 
-def c() -> None:
+def run_in_c(args: argparse.Namespace) -> Runs:
+    """All rounds; and where a round trip's time goes."""
+    count = 50 if args.quick else 2000
+    with ExitStack() as stack:
+        folder = stack.enter_context(scratch())
+        limit = compile_c(folder / "limit", HERE / "peers" / "limit.c")
+        found, models = subjects(build(folder), count, stack)
+        args.subjects = [*in_process(count)[:1], *found]
+        runs = interleave(args.subjects, {SPIN: c_block(limit, "spin", count * 10)}, args.pairs, progress)
+        args.stages = stages(models[0], count)
+    assert args.subjects[0].name == ADD
+    return runs
+
+
+def budgets_in_c(runs: Runs, _: argparse.Namespace) -> list[Budget]:
+    """What a client in C must be."""
+    words = "floor + 0.5 x in-process numpy.add, in numpy.adds"
+    return [
+        Budget(f"from C, native device <= {words}", over_floor_in_adds(runs, IN_C), 0.5),
+        Budget(f"from C, reference <= {words.replace('0.5', '2.5')}", over_floor_in_adds(runs, IN_C_REFERENCE), 2.5),
+    ]
+
+
+CLIENT_IN_C = beside_floors(
     """What does one execution of ADD on four floats cost a client in C, and what of that is the device's?
 
         python bench/burst_roundtrip.py c [--pairs N] [--json FILE]
@@ -329,36 +330,15 @@ def c() -> None:
     leaves it. The native device (native_device.py) has a C function for a model, which a listener calls without
     Python; "reference" has the interpreter. The last table says where a round trip's time goes on the native device,
     by the trace of Python's burst there: bind and execute are the device's, by its own clock.
-    """
-    args = parse(arguments(c.__doc__))
-    pin_client()
-    found, count = conditions(), 50 if args.quick else 2000
-    with ExitStack() as stack:
-        folder = stack.enter_context(scratch())
-        limit = compile_c(folder / "limit", HERE / "peers" / "limit.c")
-        found_there, models = subjects(build(folder), count, stack)
-        measured = [*in_process(count)[:1], *found_there]
-        runs = interleave(measured, {SPIN: c_block(limit, "spin", count * 10)}, args.pairs, progress)
-        parts = stages(models[0], count)
-    assert measured[0].name == ADD
-    rows = subject_rows(runs, measured)
-    words = "floor + 0.5 x in-process numpy.add, in numpy.adds"
-    limits = [
-        Budget(f"from C, native device <= {words}", over_floor_in_adds(runs, IN_C), 0.5),
-        Budget(f"from C, reference <= {words.replace('0.5', '2.5')}", over_floor_in_adds(runs, IN_C_REFERENCE), 2.5),
-    ]
-    publish(
-        args,
-        Report(
-            C_QUESTION, found, [cells(row) for row in rows], limits, {"subjects": rows}, more=((parts, STAGE_HEAD),)
-        ),
-    )
-
+    """,
+    run_in_c,
+    budgets=budgets_in_c,
+    more=lambda _, args: [(args.stages, STAGE_HEAD)],
+)
 
 # ---- queue
 
 
-QUEUE_QUESTION = "What does the run queue of a device cost when no execution waits? Nanoseconds an execution"
 FLOOR, ALONE, CHECKPOINT, BESIDE, TWO = ROWS = (
     "floor: two compare-and-exchanges",
     "enter and leave",
@@ -367,7 +347,7 @@ FLOOR, ALONE, CHECKPOINT, BESIDE, TWO = ROWS = (
     "enter and leave, while another account has a client; with a look at the clock",
 )
 MODES = dict(zip(ROWS, ("floor", "alone", "checkpoint", "beside", "two"), strict=True))
-HEAD = ("", "p50 ns", "p99 ns", "p99.9 ns", "over the floor, ns", "x floor", "floor")
+IN_NANOSECONDS = ("", "p50 ns", "p99 ns", "p99.9 ns", "over the floor, ns", "x floor", "floor")
 MOST = 150  # ns
 
 
@@ -391,13 +371,13 @@ def queue_run(args: argparse.Namespace) -> Runs:
         return interleave(args.subjects, {FLOOR: block(binary, FLOOR, count)}, args.pairs, progress)
 
 
-def queue_budgets(runs: Runs) -> list[Budget]:
+def queue_budgets(runs: Runs, _: object = None) -> list[Budget]:
     """What it may cost."""
     return [Budget(f"{name} <= {MOST} ns", estimate(runs.values(name)), MOST, "ns") for name in ROWS[1:]]
 
 
-def queue() -> None:
-    """What does the run queue of a device cost when no execution waits?
+QUEUE = beside_floors(
+    """What does the run queue of a device cost when no execution waits? Nanoseconds an execution
 
         python bench/burst_roundtrip.py queue [--pairs 9] [--json FILE] [--plot FILE]
 
@@ -405,20 +385,12 @@ def queue() -> None:
     same on the other CPU and each finds a slot; and while another account has a client. A sample is a 64th of a block,
     divided by its executions, because the clock takes longer than what it would measure. The floor is two
     compare-and-exchanges on a word of one's own.
-    """
-    args = parse(arguments(queue.__doc__))
-    pin_client()
-    found = conditions()
-    runs = queue_run(args)
-    rows = subject_rows(runs, args.subjects)
-    publish(
-        args, Report(QUEUE_QUESTION, found, [cells(row) for row in rows], queue_budgets(runs), {"subjects": rows}, HEAD)
-    )
-    if args.plot:
-        import plots
-
-        plots.latencies(args.plot, rows, [ALONE, CHECKPOINT], QUEUE_QUESTION)
-
+    """,
+    queue_run,
+    budgets=queue_budgets,
+    tables=lambda runs, args: ((floor_tables(runs, args)[0][0], IN_NANOSECONDS),),
+    draw=dots("What the run queue costs, ns an execution", ALONE, CHECKPOINT),
+)
 
 if __name__ == "__main__":
-    ask({"": main, "c": c, "queue": queue})
+    ask({"": ROUNDTRIP.answer, "c": CLIENT_IN_C.answer, "queue": QUEUE.answer})

@@ -28,21 +28,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import litert
 import numpy as np
 from corpus import DEVICES as RUNTIMES
-from measure import HERE, Budget, Report, arguments, ask, conditions, parse, progress, publish, scratch, spell
+from measure import HERE, Budget, Runs, ask, progress, scratch
 from models import FORMS, mobilenet
 from own_device import installed, own_device
+from question import Question, against, interval, median
 
 import driver
 from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from measure import Block
+    from question import Cell
 
 
-QUESTION = "From a model's file to its first result, in ms"
 STAGES = ("python", "import", "load", "connect", "prepare", "burst", "first run", "second run")
 TO_RESULT = STAGES[:-1]
 DEVICES = ("reference", "litert", "onnxruntime")
@@ -87,9 +88,17 @@ def row_of(form: str, device: str, state: str) -> str:
     return f"{form}, {device}, {state}"
 
 
-def measure(args: argparse.Namespace, stack: ExitStack) -> dict[str, list[Block]]:
+def measure(args: argparse.Namespace) -> Runs:
     """All rounds; every other one backwards. A first round, of which nothing is kept, warms the files."""
-    directory = stack.enter_context(scratch())
+    with ExitStack() as stack:
+        return of_files(args, stack)
+
+
+def of_files(args: argparse.Namespace, stack: ExitStack) -> Runs:
+    """All rows, on devices that run until `stack` ends."""
+    if litert.schema is None:
+        sys.exit("bench: ai-edge-litert is missing, which writes the files; pip install 'burst-engine[litert]'")
+    runs, directory = without(args), stack.enter_context(scratch())
     files = {form: directory / f"{form}.tflite" for form in args.only}
     for form, path in files.items():
         path.write_bytes(litert.written(mobilenet(form)))
@@ -98,63 +107,42 @@ def measure(args: argparse.Namespace, stack: ExitStack) -> dict[str, list[Block]
         stack.enter_context(own_device(device))
         places[device] = os.environ["BURST_RUNTIME_DIR"]
     order = [(form, device, state) for form in files for device in args.devices for state in (STARTED, RUNNING)]
-    blocks: dict[str, list[Block]] = {row_of(*one): [] for one in order}
     for number in range(args.pairs + 1):
-        for form, device, state in order[:: -1 if number % 2 else 1]:
+        for form, device, state in order[:: 1 if number % 2 else -1]:
             progress(f"round {number} of {args.pairs}", row_of(form, device, state))
             path = files[form]
             block = started(path, device) if state == STARTED else fresh(path, device, places[device])[0]
             if number:
-                blocks[row_of(form, device, state)].append(block)
+                runs.add(row_of(form, device, state), {**block, "to_result": sum(block[s] for s in TO_RESULT)})
     progress("")
-    return blocks
+    return runs
 
 
-def row(name: str, blocks: list[Block]) -> dict[str, Any]:
-    """Medians, and the interval of the sum."""
-    total = estimate([sum(block[stage] for stage in TO_RESULT) for block in blocks])
-    stages = {stage: float(np.median([block[stage] for block in blocks])) for stage in STAGES}
-    return {"name": name, "stages_ms": stages, "to_result_ms": total._asdict(), "rounds": blocks}
-
-
-def line_of(row: dict[str, Any]) -> tuple[str, ...]:
-    """One line of the table."""
-    figures = (f"{row['stages_ms'][stage]:.1f}" for stage in STAGES)
-    return row["name"], *figures, spell(estimate([sum(b[stage] for stage in TO_RESULT) for b in row["rounds"]]))
-
-
-def options() -> argparse.Namespace:
-    """The command line."""
-    parser = arguments(__doc__)
-    parser.add_argument("--only", nargs="+", default=["float32", "quant8"], choices=FORMS, metavar="FORM")
-    parser.add_argument("--devices", nargs="+", default=[*DEVICES], metavar="DEVICE")
-    return parse(parser)
-
-
-def main() -> None:
-    """Measures, prints, writes."""
-    args = options()
-    if litert.schema is None:
-        sys.exit("bench: ai-edge-litert is missing, which writes the files; pip install 'burst-engine[litert]'")
+def without(args: argparse.Namespace) -> Runs:
+    """Rows of the devices that are not installed; `args.devices` are those that are."""
+    runs = Runs()
     args.devices, missing = installed(args.devices)
-    found = conditions()
-    with ExitStack() as stack:
-        blocks = measure(args, stack)
-    rows = [row(name, of) for name, of in blocks.items()]
-    lines = [line_of(one) for one in rows]
-    lines += [(device, *["-"] * len(STAGES), "not installed") for device in missing]
-    head = ("", *STAGES, "to the first result")
-    publish(args, Report(QUESTION, found, lines, [], {"subjects": rows, "missing": missing}, head))
-    if args.plot:
-        import plots
+    for device in missing:
+        runs.drop(device, "not installed")
+    return runs
 
-        plots.bars(args.plot, {one["name"]: one["to_result_ms"]["median"] for one in rows}, "ms", QUESTION)
 
+FIRST_RESULT = Question(
+    __doc__,
+    measure,
+    {**{stage: median(stage, ".1f") for stage in STAGES}, "to the first result": interval("to_result")},
+    options={
+        "--only": {"nargs": "+", "default": ["float32", "quant8"], "choices": FORMS, "metavar": "FORM"},
+        "--devices": {"nargs": "+", "default": [*DEVICES], "metavar": "DEVICE"},
+    },
+    figures=("to_result",),
+    bars=("to_result", "ms"),
+    is_pinned=False,
+)
 
 # ---- cache
 
 
-CACHE_QUESTION = "From driver.compile, or from a file, to the first result of a burst, in ms"
 CACHE_STAGES = ("load", "compile", "burst", "first run")
 OWN = "own"
 EXPECTED = {OWN: OWN, "off": "compiled", "cold": "saved", "warm": "restored"}
@@ -197,18 +185,33 @@ def cache_fresh(model: str, device: str, state: str, places: tuple[str, Path]) -
     return stages | {"all": sum(stages.values()), "sum": found["sum"]}
 
 
-def cache_measure(args: argparse.Namespace, stack: ExitStack) -> dict[tuple[str, str, str], list[Block]]:
+def cache_measure(args: argparse.Namespace) -> Runs:
     """All rounds. Of a first one, which starts what can be started, nothing is kept."""
+    with ExitStack() as stack:
+        runs = of_caches(args, stack)
+    args.hashing_gb_s = {} if args.files else {model: hashing(MODELS[model](), args.pairs) for model in args.only}
+    return runs
+
+
+def cache_row(model: str, device: str, state: str) -> str:
+    """A row's name."""
+    return f"{Path(model).name[-40:]}, {device}, {state}"
+
+
+def of_caches(args: argparse.Namespace, stack: ExitStack) -> Runs:
+    """All rows, on devices that run until `stack` ends."""
+    if args.files:
+        args.devices = sorted({RUNTIMES[path.suffix] for path in args.files})
+    runs = without(args)
     directory, places = stack.enter_context(scratch()), {}
     for device in args.devices:
         stack.enter_context(own_device(device))
         places[device] = os.environ["BURST_RUNTIME_DIR"]
     pairs = subjects(args)
     states = [state for state in EXPECTED if args.files or state != OWN]
-    blocks: dict[tuple[str, str, str], list[Block]] = {(*pair, state): [] for pair in pairs for state in states}
     for number in range(args.pairs + 1):
         progress(f"round {number} of {args.pairs}")
-        for model, device in pairs[:: -1 if number % 2 else 1]:
+        for model, device in pairs[:: 1 if number % 2 else -1]:
             folder = directory / f"{Path(model).name}-{device}"
             shutil.rmtree(folder, ignore_errors=True)
             found = {state: cache_fresh(model, device, state, (places[device], folder)) for state in states}
@@ -216,9 +219,9 @@ def cache_measure(args: argparse.Namespace, stack: ExitStack) -> dict[tuple[str,
                 sys.exit(f"bench: {model} on {device} gives another result out of the cache")
             if number:
                 for state, block in found.items():
-                    blocks[model, device, state].append(block)
+                    runs.add(cache_row(model, device, state), block)
     progress("")
-    return blocks
+    return runs
 
 
 def subjects(args: argparse.Namespace) -> list[tuple[str, str]]:
@@ -252,28 +255,25 @@ def hashing(model: driver.Model, rounds: int) -> dict[str, float]:
     return {name: data.nbytes / 1e9 / float(np.median(found)) for name, found in times.items()}
 
 
-def budgets(blocks: dict[tuple[str, str, str], list[Block]]) -> list[Budget]:
+def budgets(runs: Runs, args: argparse.Namespace) -> list[Budget]:
     """Warm beside cold, and MobileNetV1's 50 ms."""
     found = []
-    for model, device, state in blocks:
-        if state != "warm":
-            continue
-        times = {s: [block["all"] for block in of] for (*pair, s), of in blocks.items() if pair == [model, device]}
-        warm, others = times["warm"], {"cold": 0.25, "off": 0.25} if model in MODELS else {OWN: 1.0}
+    for model, device in subjects(args):
+        warm = cache_row(model, device, "warm")
+        others = {"cold": 0.25, "off": 0.25} if model in MODELS else {OWN: 1.0}
         for name, most in others.items():
-            ratios = [w / o for w, o in zip(warm, times[name], strict=True)]
             if model in MODELS or Path(model).stat().st_size > LARGE:
-                label = f"{Path(model).name}, {device}: warm <= {most:g} x {name}"
-                found.append(Budget(label, estimate(ratios), most))
+                ratios = against(cache_row(model, device, name), "all")(runs, warm)
+                found.append(Budget(f"{Path(model).name}, {device}: warm <= {most:g} x {name}", ratios, most))
         if model in MODELS and model != "large":
-            found.append(Budget(f"{model}, {device}: warm <= 50 ms", estimate(warm), 50, " ms"))
+            text = f"{model}, {device}: warm <= 50 ms"
+            found.append(Budget(text, estimate(runs.values(warm, "all")), 50, " ms"))
     return found
 
 
-def stage_of(blocks: Sequence[Block], stage: str) -> str:
-    """The median, in words."""
-    found = [block[stage] for block in blocks if stage in block]
-    return f"{float(np.median(found)):.1f}" if found else "-"
+def stage(name: str) -> Cell:
+    """A column of the rows that have that stage."""
+    return lambda runs, row: median(name, ".1f")(runs, row) if name in runs.blocks[row][0] else "-"
 
 
 def hashing_table(speeds: dict[str, dict[str, float]]) -> list[Any]:
@@ -282,16 +282,7 @@ def hashing_table(speeds: dict[str, dict[str, float]]) -> list[Any]:
     return [([(model, *(f"{of[way]:.1f}" for way in ways)) for model, of in speeds.items()], ("GB/s", *ways))]
 
 
-def cache_options() -> argparse.Namespace:
-    """The command line."""
-    parser = arguments(cache.__doc__)
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
-    parser.add_argument("--only", nargs="+", default=[*MODELS], choices=MODELS, metavar="MODEL")
-    parser.add_argument("--devices", nargs="+", default=[*CACHE_DEVICES], metavar="DEVICE")
-    return parse(parser)
-
-
-def cache() -> None:
+CACHE = Question(
     """How long until the first result, when the model was compiled before, and when it was not?
 
         python bench/cold_start.py cache [FILE ...] [--only float32 quant8 large] [--devices litert …] [--json OUT]
@@ -305,30 +296,25 @@ def cache() -> None:
 
     FILEs, .onnx or .tflite, take the place of these models. Loading the file counts, then, and a fourth process,
     "own", runs it once in the runtime that it was made for, on one thread.
-    """
-    args = cache_options()
-    wanted = sorted({RUNTIMES[path.suffix] for path in args.files}) if args.files else args.devices
-    args.devices, missing = installed(wanted)
-    found = conditions()
-    with ExitStack() as stack:
-        blocks = cache_measure(args, stack)
-    lines = []
-    for (model, device, state), of in blocks.items():
-        stages = (stage_of(of, stage) for stage in CACHE_STAGES)
-        label = f"{Path(model).name[-40:]}, {device}, {state}"
-        lines.append((label, *stages, spell(estimate([block["all"] for block in of]))))
-    lines += [(device, *["-"] * len(CACHE_STAGES), "not installed") for device in missing]
-    speeds = {} if args.files else {model: hashing(MODELS[model](), args.pairs) for model in args.only}
-    more = hashing_table(speeds) if speeds else []
-    rows: list[dict[str, Any]] = [{"name": ", ".join(name), "rounds": of} for name, of in blocks.items()]
-    body = {"subjects": rows, "hashing_gb_s": speeds, "missing": missing}
-    publish(args, Report(CACHE_QUESTION, found, lines, budgets(blocks), body, ("", *CACHE_STAGES, "all"), more))
-
+    """,
+    cache_measure,
+    {**{name: stage(name) for name in CACHE_STAGES}, "all": interval("all")},
+    options={
+        "files": {"nargs": "*", "type": Path, "metavar": "FILE"},
+        "--only": {"nargs": "+", "default": [*MODELS], "choices": MODELS, "metavar": "MODEL"},
+        "--devices": {"nargs": "+", "default": [*CACHE_DEVICES], "metavar": "DEVICE"},
+    },
+    budgets=budgets,
+    more=lambda _, args: hashing_table(args.hashing_gb_s) if args.hashing_gb_s else [],
+    kept=("hashing_gb_s",),
+    figures=("all",),
+    bars=("all", "ms"),
+    is_pinned=False,
+)
 
 # ---- constants
 
 
-CONSTANTS_QUESTION = "From a model with constants in a pool to a prepared model, in ms"
 OPERATIONS = ("EMBEDDING_LOOKUP", "FULLY_CONNECTED")
 LIMIT, CONSTANTS_LAYERS = 1.1, 4
 POOLS = ("frozen", "written")
@@ -404,22 +390,28 @@ def asked(device: driver.RemoteDevice, wanted: driver.Model) -> Block:
     return {"supported": first, "prepare": second, "both": first + second}
 
 
-def constants_measure(args: argparse.Namespace, stack: ExitStack) -> dict[Row, list[Block]]:
+def constants_measure(args: argparse.Namespace) -> Runs:
     """All rounds, of which the first is not kept."""
+    with ExitStack() as stack:
+        return of_constants(args, stack)
+
+
+def of_constants(args: argparse.Namespace, stack: ExitStack) -> Runs:
+    """All rows, on devices that run until `stack` ends."""
+    runs = without(args)
     devices = {name: stack.enter_context(own_device(name)) for name in args.devices}
     memory = pools(args.megabytes << 20)
     rows = [Row(*row) for row in np.array(np.meshgrid(args.devices, OPERATIONS, POOLS)).T.reshape(-1, 3).tolist()]
-    blocks: dict[Row, list[Block]] = {row: [] for row in rows}
     for number in range(args.pairs + 1):
         progress(f"round {number} of {args.pairs}")
-        for row in rows[:: -1 if number % 2 else 1]:
+        for row in rows[:: 1 if number % 2 else -1]:
             pool = memory[row.pool]
             beside = {"SHA-256": hashed(pool), "copy": copied(pool)}
             found = asked(devices[row.device], model(row.operation, pool)) | beside
             if number:
-                blocks[row].append(found)
+                runs.add(", ".join(row), {**found, "of_hashing": of_hashing(row, found)})
     progress("")
-    return blocks
+    return runs
 
 
 def of_hashing(row: Row, block: Block) -> float:
@@ -427,17 +419,17 @@ def of_hashing(row: Row, block: Block) -> float:
     return (block["both"] - (block["copy"] if row.pool == "written" else 0.0)) / block["SHA-256"]
 
 
-def constants_budgets(blocks: dict[Row, list[Block]]) -> list[Budget]:
+def constants_budgets(runs: Runs, _: argparse.Namespace) -> list[Budget]:
     """Both calls beside hashing."""
     found = []
-    for row, of in blocks.items():
-        what = "SHA-256, and one copy" if row.pool == "written" else "SHA-256"
-        ratios = estimate([of_hashing(row, block) for block in of])
-        found.append(Budget(f"{', '.join(row)}: both <= {LIMIT} x {what}", ratios, LIMIT))
+    for row in runs.blocks:
+        what = "SHA-256, and one copy" if row.endswith("written") else "SHA-256"
+        ratios = estimate(runs.values(row, "of_hashing"))
+        found.append(Budget(f"{row}: both <= {LIMIT} x {what}", ratios, LIMIT))
     return found
 
 
-def constants() -> None:
+CONSTANTS = Question(
     """What does a device take to say what it supports of a model with large constants, and to prepare it?
 
         python bench/cold_start.py constants [--devices reference litert onnxruntime] [--megabytes 256] [--json FILE]
@@ -448,31 +440,23 @@ def constants() -> None:
     anything of it beforehand. FULLY_CONNECTED is four square matrices, which LiteRT and ONNX Runtime pack for their
     kernels while they prepare. Beside it, in the same round: the SHA-256 of the constants, which is the cache's token
     of a model, and one copy of them into new shared memory.
-    """
-    parser = arguments(constants.__doc__)
-    parser.add_argument("--devices", nargs="+", default=[*DEVICES], metavar="DEVICE")
-    parser.add_argument("--megabytes", type=int, help="of constants (default 256, with --quick 4)")
-    args = parse(parser)
-    args.devices, missing = installed(args.devices)
-    args.megabytes = args.megabytes or (4 if args.quick else 256)
-    found = conditions()
-    with ExitStack() as stack:
-        blocks = constants_measure(args, stack)
-    stages = ("supported", "prepare", "SHA-256", "copy")
-    lines = []
-    for row, of in blocks.items():
-        medians = (f"{float(np.median([block[stage] for block in of])):.1f}" for stage in stages)
-        lines.append((", ".join(row), *medians, spell(estimate([block["both"] for block in of]))))
-    lines += [(device, *["-"] * len(stages), "not installed") for device in missing]
-    rows = [{"name": ", ".join(row), "rounds": of} for row, of in blocks.items()]
-    body = {"subjects": rows, "megabytes": args.megabytes, "missing": missing}
-    publish(
-        args,
-        Report(
-            CONSTANTS_QUESTION, found, lines, constants_budgets(blocks), body, ("", *stages, "supported and prepare")
-        ),
-    )
-
+    """,
+    constants_measure,
+    {
+        **{stage: median(stage, ".1f") for stage in ("supported", "prepare", "SHA-256", "copy")},
+        "supported and prepare": interval("both"),
+    },
+    options={
+        "--devices": {"nargs": "+", "default": [*DEVICES], "metavar": "DEVICE"},
+        "--megabytes": {"type": int, "help": "of constants (default 256, with --quick 4)"},
+    },
+    settle=lambda args: vars(args).update(megabytes=args.megabytes or (4 if args.quick else 256)),
+    budgets=constants_budgets,
+    kept=("megabytes",),
+    figures=("both",),
+    bars=("both", "ms"),
+    is_pinned=False,
+)
 
 if __name__ == "__main__":
-    ask({"": main, "cache": cache, "constants": constants})
+    ask({"": FIRST_RESULT.answer, "cache": CACHE.answer, "constants": CONSTANTS.answer})

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from burst_roundtrip import add_model
-from measure import Report, Runs, arguments, conditions, parse, pin_client, publish, rounds, spell
+from measure import Runs, rounds
 from own_device import own_device, pin
+from question import Question, against, interval, median, times
 
 from burst import Memory, Request, RequestArgument
-from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
     import argparse
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from driver import Burst, FencedExecution, RemotePreparedModel
 
-QUESTION = "What does a chain of 100 executions cost when it is launched with fences, and when each is awaited?"
-HEAD = ("", "us per execution", "x awaited, plain path", "client busy: us per execution")
 PLAIN, BURST, FENCED, GATED = "awaited, plain path", "awaited, in a burst", "fenced", "fenced, gated: the device alone"
 ROW, ONE = 16, 64  # bytes of a value, and where the ones that are added lie
 TIMEOUT = 10.0
@@ -126,40 +124,30 @@ def run(args: argparse.Namespace) -> Runs:
     return runs
 
 
-def row(runs: Runs, name: str) -> dict[str, Any]:
-    """Medians over the blocks of one way."""
-    against = estimate(runs.values(name, "us") / runs.values(PLAIN, "us"))
-    figures = runs.medians(name, "us", "busy_us")
-    ours = name in {FENCED, GATED}
-    return {"name": name, "ours": ours, **figures, "against": against._asdict(), "rounds": runs.blocks[name]}
-
-
-def line_of(runs: Runs, name: str) -> tuple[str, ...]:
-    """One line of the table."""
-    found = row(runs, name)
-    against = "" if name == PLAIN else spell(estimate(runs.values(name, "us") / runs.values(PLAIN, "us")))
-    return name, spell(estimate(runs.values(name, "us"))), against, f"{found['busy_us']:.1f}"
-
-
-def main() -> None:
-    """Measures, prints, writes."""
-    parser = arguments(__doc__)
-    parser.add_argument("--length", type=int, default=100, help="executions of a chain, up to 250 (default 100)")
-    args = parse(parser)
+def settle(args: argparse.Namespace) -> None:
+    """A device lets a client have 256 pending."""
     if not 2 <= args.length <= 250:
-        parser.error("--length: from 2 to 250; a device lets a client have 256 pending")
+        raise ValueError("--length: from 2 to 250; a device lets a client have 256 pending")
     args.chains = 2 if args.quick else 20
-    pin_client()
-    found = conditions()
-    runs = run(args)
-    names = [PLAIN, BURST, FENCED, GATED]
-    body = {"subjects": [row(runs, name) for name in names], "length": args.length}
-    publish(args, Report(QUESTION, found, [line_of(runs, name) for name in names], [], body, HEAD))
-    if args.plot:
-        import plots
 
-        plots.bars(args.plot, {row["name"]: row["us"] for row in body["subjects"]}, "us per execution", QUESTION)
 
+TO_PLAIN = against(PLAIN, "us")
+FENCES = Question(
+    __doc__,
+    run,
+    {
+        "us per execution": interval("us"),
+        "x awaited, plain path": times(TO_PLAIN, PLAIN),
+        "client busy: us per execution": median("busy_us", ".1f"),
+    },
+    options={"--length": {"type": int, "default": 100, "help": "executions of a chain, up to 250 (default 100)"}},
+    settle=settle,
+    figures=("us", "busy_us"),
+    estimates={"against": TO_PLAIN},
+    ours=(FENCED, GATED),
+    kept=("length",),
+    bars=("us", "us per execution"),
+)
 
 if __name__ == "__main__":
-    main()
+    FENCES.answer()

@@ -13,13 +13,14 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from burst_roundtrip import add_model
-from measure import Report, Runs, arguments, conditions, held, parse, percentiles, progress, publish, scratch, spell
+from measure import Runs, held, percentiles, progress, scratch
 from models import feeds_of, mobilenet
 from own_device import own_device
+from question import Question, median, times
 
 import driver
 from driver.cli.timing import estimate, time_calls
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from driver import Model, RemoteDevice
+    from driver.cli.timing import Estimate
     from driver.client.burst import Burst
 
-QUESTION = "What does a burst give back when it rests, and what does its first request after that cost?"
 SECONDS, NEVER = 0.25, 3600
 RESTING, KEEPING = "resting", "keeping"
 WARM = 20  # requests back to back
@@ -87,20 +88,22 @@ class Side:
         return (held(self.pid)["resident_kib"] - self.empty) / 1024
 
 
-def round_of(runs: Runs, memory: dict[str, list[float]], name: str, sides: dict[str, Side]) -> None:
+def round_of(runs: Runs, name: str, sides: dict[str, Side]) -> None:
     """Both: warm, a pause, the first request, and what they have before and after the pause."""
+    found: dict[str, float] = {}
     for who, side in sides.items():
-        runs.add(f"{name}; {who}; warm", percentiles(time_calls(side.burst.run, WARM)))
-        memory.setdefault(f"{name}; {who}; busy", []).append(side.megabytes())
+        found[f"{who}_warm_us"] = percentiles(time_calls(side.burst.run, WARM))["p50_us"]
+        found[f"{who}_busy_mb"] = side.megabytes()
     time.sleep(4 * SECONDS)
     for who, side in sides.items():
-        memory.setdefault(f"{name}; {who}; paused", []).append(side.megabytes())
-        runs.add(f"{name}; {who}; first", percentiles(time_calls(side.burst.run, 1)))
+        found[f"{who}_paused_mb"] = side.megabytes()
+        found[f"{who}_first_us"] = percentiles(time_calls(side.burst.run, 1))["p50_us"]
+    runs.add(name, found)
 
 
-def measure(args: argparse.Namespace) -> tuple[Runs, dict[str, list[float]]]:
+def measure(args: argparse.Namespace) -> Runs:
     """All rounds of all models; who is asked first changes from round to round."""
-    runs, memory = Runs(), dict[str, list[float]]()
+    runs = Runs()
     for name, (kind, build) in MODELS.items():
         with ExitStack() as stack:
             devices = {
@@ -111,37 +114,32 @@ def measure(args: argparse.Namespace) -> tuple[Runs, dict[str, list[float]]]:
             sides = {who: Side(device, model, stack) for who, device in devices.items()}
             for number in range(args.pairs):
                 progress(f"round {number + 1} of {args.pairs}", name)
-                round_of(runs, memory, name, dict([*sides.items()][:: -1 if number % 2 else 1]))
+                round_of(runs, name, dict([*sides.items()][:: -1 if number % 2 else 1]))
     progress("")
-    return runs, memory
+    return runs
 
 
-def line(runs: Runs, memory: dict[str, list[float]], name: str) -> tuple[str, ...]:
-    """One row."""
-    first = {who: runs.values(f"{name}; {who}; first") for who in (RESTING, KEEPING)}
-    times = [np.median(values) for values in (runs.values(f"{name}; {RESTING}; warm"), first[KEEPING], first[RESTING])]
-    sizes = [np.median(memory[f"{name}; {RESTING}; {when}"]) for when in ("busy", "paused")]
-    added = spell(estimate(first[RESTING] - first[KEEPING]))
-    return name, *(f"{value:.1f}" for value in (*times, *sizes)), added
+def added(runs: Runs, name: str) -> Estimate:
+    """What a rest adds to the first request after a pause."""
+    return estimate(runs.values(name, f"{RESTING}_first_us") - runs.values(name, f"{KEEPING}_first_us"))
 
 
-def main() -> None:
-    """Measures, prints, writes."""
-    args = parse(arguments(__doc__))
-    found = conditions()
-    runs, memory = measure(args)
-    head = ("burst", "warm, us", "first, kept, us", "first, rested, us", "held, MB", "rested, MB", "rest adds, us")
-    body: dict[str, Any] = {
-        "subjects": [{"name": name, "rounds": blocks} for name, blocks in runs.blocks.items()],
-        "megabytes": memory,
-    }
-    publish(args, Report(QUESTION, found, [line(runs, memory, name) for name in MODELS], [], body, head))
-    if args.plot:
-        import plots
-
-        added = {name: float(line(runs, memory, name)[3]) for name in MODELS}
-        plots.bars(args.plot, added, "first request after a rest, us", QUESTION)
-
+REST = Question(
+    __doc__,
+    measure,
+    {
+        "warm, us": median(f"{RESTING}_warm_us", ".1f"),
+        "first, kept, us": median(f"{KEEPING}_first_us", ".1f"),
+        "first, rested, us": median(f"{RESTING}_first_us", ".1f"),
+        "held, MB": median(f"{RESTING}_busy_mb", ".1f"),
+        "rested, MB": median(f"{RESTING}_paused_mb", ".1f"),
+        "rest adds, us": times(added),
+    },
+    group=lambda _: "burst",
+    figures=(f"{RESTING}_first_us",),
+    bars=(f"{RESTING}_first_us", "first request after a rest, us"),
+    is_pinned=False,
+)
 
 if __name__ == "__main__":
-    main()
+    REST.answer()

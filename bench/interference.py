@@ -24,33 +24,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from measure import (
     Budget,
-    Report,
     Runs,
-    arguments,
     ask,
-    conditions,
-    parse,
     percentiles,
-    pin_client,
-    publish,
     ratio,
     rounds,
-    spell,
 )
 from own_device import own_device, pin
+from question import Question, against, median, times, total
 
 import driver
 from driver.cli.timing import time_calls
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from multiprocessing.connection import Connection
 
     from measure import Block
     from numpy.typing import NDArray
-
-    from driver.cli.timing import Estimate
+    from question import Figure
 
     Timed = NDArray[np.float64]
     Work = Callable[[], object]
@@ -145,7 +138,6 @@ def sample(
 
 # ---- another burst, a busy thread
 
-QUESTION = "What does a burst feel of another burst, and of a busy thread in its client?"
 CONTROL, SHORT, LONG = "another computes", "another burst, 1 operation", "another burst, 60 operations"
 THREAD = "a busy thread in the client"
 ROWS = (IDLE, CONTROL, SHORT, LONG, THREAD)
@@ -210,72 +202,60 @@ def row_of(name: str, pace: str) -> str:
     return f"{name}; {pace}"
 
 
-def ratios(runs: Runs, name: str, pace: str) -> dict[str, Estimate]:
-    """Of blocks in the same round."""
-    own, idle, control = (row_of(one, pace) for one in (name, IDLE, CONTROL))
-    return {
-        "p50_to_idle": ratio(runs, own, idle, "p50_us"),
-        "p99_to_idle": ratio(runs, own, idle, "p99_us"),
-        "p99_to_control": ratio(runs, own, control, "p99_us"),
-    }
+def against_all(key: str, reference: str) -> Figure:
+    """The ratio of a row's figure to that of another row at the same pace."""
+    return lambda runs, row: ratio(runs, row, row_of(reference, row.partition("; ")[2]), key)
 
 
-def row(runs: Runs, name: str, pace: str) -> dict[str, Any]:
-    """Medians over the blocks of one kind."""
-    own = row_of(name, pace)
-    return {
-        "name": own,
-        "ours": name in {LONG, THREAD},
-        **runs.medians(own, "p50_us", "p99_us", "p999_us", "max_us"),
-        **{key: found._asdict() for key, found in ratios(runs, name, pace).items()},
-        "rounds": runs.blocks[own],
-    }
+FIGURES = ("p50_us", "p99_us", "p999_us", "max_us")
+TIMES = {"p50 us": "p50_us", "p99 us": "p99_us", "p99.9 us": "p999_us", "max us": "max_us"}
+FIRST, SECOND = (tuple(row_of(name, pace) for pace in PACES) for name in (IDLE, CONTROL))
+ESTIMATES = {
+    "p50_to_idle": against_all("p50_us", IDLE),
+    "p99_to_idle": against_all("p99_us", IDLE),
+    "p99_to_control": against_all("p99_us", CONTROL),
+}
+OTHER_CPU = {"--other-cpu": {"type": int, "metavar": "N", "help": "pins the second process (default: anywhere)"}}
 
 
-def line_of(runs: Runs, name: str, pace: str) -> tuple[str, ...]:
-    """One line of the table; the counts are sums."""
-    own = row_of(name, pace)
-    figures = (f"{np.median(runs.values(own, key)):.2f}" for key in ("p50_us", "p99_us", "p999_us", "max_us"))
-    against = ["" if name == IDLE else spell(found) for found in ratios(runs, name, pace).values()]
-    if name == CONTROL:
-        against[-1] = ""
-    return name, *figures, str(int(runs.values(own, "runs").sum())), *against
+def other_cpu(args: argparse.Namespace) -> dict[str, object]:
+    """Where the second process is."""
+    return {"other_cpu": "any" if args.other_cpu is None else args.other_cpu}
 
 
-def options(doc: str | None, seconds: float) -> argparse.Namespace:
-    """The command line."""
-    parser = arguments(doc)
-    parser.add_argument("--other-cpu", type=int, metavar="N", help="pins the second process (default: anywhere)")
-    args = parse(parser)
-    args.seconds = 0.05 if args.quick else seconds
-    return args
+def draw(args: argparse.Namespace, marked: Collection[str], rows: list[dict[str, Any]]) -> None:
+    """The distributions."""
+    import plots
+
+    plots.distributions(args.plot, {row["name"]: plots.curve(row) for row in rows}, set(marked), "What a burst feels")
 
 
-def main() -> None:
-    """Measures, prints, writes."""
-    args = options(__doc__, 0.6)
-    pin_client()
-    found = {**conditions(), "other_cpu": "any" if args.other_cpu is None else args.other_cpu}
-    runs = run(args)
-    rows = [row(runs, name, pace) for pace in PACES for name in ROWS]
-    tables = [([line_of(runs, name, pace) for name in ROWS], (pace, *HEAD)) for pace in PACES]
-    body = {"subjects": rows, "operations": OPERATIONS}
-    publish(args, Report(QUESTION, found, *tables[0][:1], [], body, tables[0][1], tables[1:]))
-    if args.plot:
-        import plots
-
-        plots.distributions(
-            args.plot, {r["name"]: plots.curve(r) for r in rows}, {row_of(LONG, p) for p in PACES}, QUESTION
-        )
-
+INTERFERENCE = Question(
+    __doc__,
+    run,
+    {
+        **{head: median(key) for head, key in TIMES.items()},
+        "runs": total("runs"),
+        "p50 to idle": times(ESTIMATES["p50_to_idle"], *FIRST),
+        "p99 to idle": times(ESTIMATES["p99_to_idle"], *FIRST),
+        "p99 to control": times(ESTIMATES["p99_to_control"], *FIRST, *SECOND),
+    },
+    options=OTHER_CPU,
+    settle=lambda args: vars(args).update(seconds=0.05 if args.quick else 0.6),
+    figures=FIGURES,
+    estimates=ESTIMATES,
+    group=lambda row: row.partition("; ")[2],
+    label=lambda row: row.partition("; ")[0],
+    ours=[row_of(name, pace) for name in (LONG, THREAD) for pace in PACES],
+    conditions=other_cpu,
+    draw=lambda args, _, rows: draw(args, [row_of(LONG, pace) for pace in PACES], rows),
+)
 
 # ---- prepare
 
 
-PREPARE_QUESTION = "Does another client's prepare of a 1,000-operation model disturb a burst?"
 PREPARE = "another prepares"
 PREPARE_OPERATIONS = 1000
-PREPARE_HEAD = ("the second process", "p50 us", "p99 us", "p99.9 us", "max us", "runs", "prepares", "p99 to idle")
 
 
 def prepare_tasks(operations: int, stack: ExitStack) -> dict[str, Callable[[], object]]:
@@ -298,32 +278,8 @@ def prepare_run(args: argparse.Namespace) -> Runs:
     return runs
 
 
-def prepare_row(runs: Runs, task: str) -> dict[str, Any]:
-    """Medians over the blocks of one kind."""
-    keys = ("p50_us", "p99_us", "p999_us", "max_us")
-    return {
-        "name": task,
-        "ours": task == PREPARE,
-        **runs.medians(task, *keys),
-        "p99_to_idle": p99_ratio(runs, task, IDLE)._asdict(),
-        "rounds": runs.blocks[task],
-    }
-
-
-def p99_ratio(runs: Runs, task: str, reference: str) -> Any:
-    """Of blocks in the same round."""
-    return ratio(runs, task, reference, "p99_us")
-
-
-def prepare_line_of(runs: Runs, task: str) -> tuple[str, ...]:
-    """One line of the table; the counts are sums."""
-    figures = (f"{np.median(runs.values(task, key)):.2f}" for key in ("p50_us", "p99_us", "p999_us", "max_us"))
-    prepares = str(int(runs.values(task, "done").sum())) if task == PREPARE else ""
-    against = "" if task == IDLE else spell(p99_ratio(runs, task, IDLE))
-    return task, *figures, str(int(runs.values(task, "runs").sum())), prepares, against
-
-
-def prepare() -> None:
+P99_TO_IDLE, P99_TO_CONTROL = against(IDLE, "p99_us"), against(CONTROL, "p99_us")
+PREPARING = Question(
     """Does another client's prepare of a 1,000-operation model disturb a burst?
 
         python bench/interference.py prepare [--pairs 9] [--other-cpu N] [--json FILE] [--plot FILE]
@@ -333,28 +289,30 @@ def prepare() -> None:
     touching the device (the control: what any busy program costs on a machine with these cores); it prepares the
     model over and over. A busy block ends with the prepare that runs when its time is over, so it contains whole
     prepares only. The second process may run wherever the scheduler puts it, unless --other-cpu says where.
-    """
-    args = options(prepare.__doc__, 2.0)
-    args.operations = 20 if args.quick else PREPARE_OPERATIONS
-    pin_client()
-    found = {**conditions(), "other_cpu": "any" if args.other_cpu is None else args.other_cpu}
-    runs = prepare_run(args)
-    tasks = (IDLE, CONTROL, PREPARE)
-    rows = [prepare_row(runs, task) for task in tasks]
-    budgets = [
-        Budget("p99 while another prepares <= 1.5 x idle", p99_ratio(runs, PREPARE, IDLE), 1.5),
-        Budget("the same against the control <= 1.5 x", p99_ratio(runs, PREPARE, CONTROL), 1.5),
-    ]
-    body = {"subjects": rows, "operations": args.operations}
-    publish(
-        args,
-        Report(PREPARE_QUESTION, found, [prepare_line_of(runs, task) for task in tasks], budgets, body, PREPARE_HEAD),
-    )
-    if args.plot:
-        import plots
-
-        plots.distributions(args.plot, {r["name"]: plots.curve(r) for r in rows}, {PREPARE}, PREPARE_QUESTION)
-
+    """,
+    prepare_run,
+    {
+        **{head: median(key) for head, key in TIMES.items()},
+        "runs": total("runs"),
+        "prepares": lambda runs, row: total("done")(runs, row) if row == PREPARE else "",
+        "p99 to idle": times(P99_TO_IDLE, IDLE),
+    },
+    options=OTHER_CPU,
+    settle=lambda args: vars(args).update(
+        seconds=0.05 if args.quick else 2.0, operations=20 if args.quick else PREPARE_OPERATIONS
+    ),
+    budgets=lambda runs, _: [
+        Budget("p99 while another prepares <= 1.5 x idle", P99_TO_IDLE(runs, PREPARE), 1.5),
+        Budget("the same against the control <= 1.5 x", P99_TO_CONTROL(runs, PREPARE), 1.5),
+    ],
+    figures=FIGURES,
+    estimates={"p99_to_idle": P99_TO_IDLE},
+    group=lambda _: "the second process",
+    ours=(PREPARE,),
+    kept=("operations",),
+    conditions=other_cpu,
+    draw=lambda args, _, rows: draw(args, [PREPARE], rows),
+)
 
 if __name__ == "__main__":
-    ask({"": main, "prepare": prepare})
+    ask({"": INTERFERENCE.answer, "prepare": PREPARING.answer})

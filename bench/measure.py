@@ -403,7 +403,7 @@ def _row(runs: Runs, subject: Subject) -> dict[str, Any]:
     return {**row, "rounds": runs.blocks[subject.name]}
 
 
-_HEAD = ("", "p50 us", "p99 us", "p99.9 us", "over the floor, us", "x floor", "floor")
+HEAD = ("", "p50 us", "p99 us", "p99.9 us", "over the floor, us", "x floor", "floor")
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -419,14 +419,14 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     return name, *figures, spell(over), f"{times.median:.2f}", floor
 
 
-def table(lines: Sequence[Sequence[str]], head: Sequence[str] = _HEAD) -> str:
+def table(lines: Sequence[Sequence[str]], head: Sequence[str] = HEAD) -> str:
     """Columns as wide as they need to be."""
     widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
     show = [head, ["-" * w for w in widths], *lines]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in show)
 
 
-def markdown(lines: Sequence[Sequence[str]], head: Sequence[str] = _HEAD) -> str:
+def markdown(lines: Sequence[Sequence[str]], head: Sequence[str] = HEAD) -> str:
     """The same for a page."""
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
 
@@ -439,7 +439,7 @@ class Report(NamedTuple):
     lines: Sequence[Sequence[str]]
     budgets: Sequence[Budget]
     body: dict[str, Any]  #: what the JSON has besides
-    head: Sequence[str] = _HEAD
+    head: Sequence[str] = HEAD
     more: Sequence[tuple[Sequence[Sequence[str]], Sequence[str]]] = ()  #: further tables: their lines and heads
 
 

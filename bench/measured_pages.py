@@ -71,7 +71,7 @@ def kept(readme: str) -> dict[str, Kept]:
 
 
 def _kept(text: str) -> Kept:
-    command, where, *rest = text.split("\n\n")
+    command, where, *rest = *text.split("\n\n"), "", ""  # nothing stands in a new place yet
     tables = [[_cells(line) for line in each.split("\n")] for each in rest if each.startswith("|")]
     budgets = [each for each in rest if each.startswith("- ")]
     return Kept(f"{command}\n\n{where}", [[head, *rows] for head, _, *rows in tables], "\n\n".join(budgets))

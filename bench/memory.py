@@ -42,19 +42,17 @@ from measure import (
     arguments,
     ask,
     block_of,
-    cells,
     conditions,
     interleave,
     parse,
     peer_block,
     peers_process,
-    pin_client,
     progress,
     publish,
     ratio,
-    subject_rows,
 )
 from own_device import own_device, pinned
+from question import beside_floors, dots
 
 import driver
 from burst import Memory, Request, RequestArgument
@@ -69,7 +67,6 @@ if TYPE_CHECKING:
     from driver import Model, RemoteDevice, RemotePreparedModel
     from driver.cli.timing import Estimate
 
-QUESTION = "What does memory cost?"
 FLOOR = "floor: the small step, nothing copied"
 KINDS = ("small", "large")
 WAYS = ("domain", "copied", "plain path")
@@ -280,37 +277,22 @@ def run(args: argparse.Namespace) -> Runs:
         args.subjects, floor = subjects(device, counts, stack)
         args.subjects += peers(args.peers, counts[1] // 2, stack.enter_context(peers_process()))
         floors = {FLOOR: pinned(device, block_of(floor, counts[0]))}
-        return interleave(args.subjects, floors, args.pairs, progress)
+        runs = interleave(args.subjects, floors, args.pairs, progress)
+    args.resident = weights_of(args.clients, WEIGHTS[0] // 10 if args.quick else WEIGHTS[0])
+    return runs
 
 
-def options() -> argparse.Namespace:
-    """The command line."""
-    parser = arguments(__doc__)
-    parser.add_argument("--peers", nargs="+", default=["all"], choices=("all", "none", *PEERS), metavar="PEER")
-    parser.add_argument("--clients", nargs="+", type=int, default=[1, 4, 16], help="that prepare the large model")
-    args = parse(parser)
-    args.peers = [name for name in PEERS if name in args.peers or "all" in args.peers]
-    return args
-
-
-def main() -> None:
-    """Measures, prints, writes."""
-    args = options()
-    pin_client()
-    found = conditions()
-    runs = run(args)
-    resident = weights_of(args.clients, WEIGHTS[0] // 10 if args.quick else WEIGHTS[0])
-    rows = subject_rows(runs, args.subjects)
-    head = ("clients of one model", "MB of the device")
-    more = [([(str(count), f"{nbytes:.0f}") for count, nbytes in resident], head)]
-    body = {"subjects": rows, "resident": resident}
-    told = budgets(runs, resident, args.peers)
-    publish(args, Report(QUESTION, found, [cells(row) for row in rows], told, body, more=more))
-    if args.plot:
-        import plots
-
-        plots.latencies(args.plot, rows, [], "Memory: one execution")
-
+RESIDENT_HEAD = ("clients of one model", "MB of the device")
+MEMORY = beside_floors(
+    __doc__,
+    run,
+    options={"--clients": {"nargs": "+", "type": int, "default": [1, 4, 16], "help": "that prepare the large model"}},
+    peers=PEERS,
+    budgets=lambda runs, args: budgets(runs, args.resident, args.peers),
+    more=lambda _, args: [([(str(count), f"{nbytes:.0f}") for count, nbytes in args.resident], RESIDENT_HEAD)],
+    kept=("resident",),
+    draw=dots("Memory: one execution"),
+)
 
 # ---- files
 
@@ -542,4 +524,4 @@ def accounts() -> None:
 
 
 if __name__ == "__main__":
-    ask({"": main, "files": files, "accounts": accounts})
+    ask({"": MEMORY.answer, "files": files, "accounts": accounts})

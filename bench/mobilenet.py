@@ -36,31 +36,25 @@ from measure import (
     HERE,
     Budget,
     NotMeasured,
-    Report,
     Runs,
     Subject,
-    arguments,
     ask,
     block_of,
     c_block,
-    cells,
     compile_c,
-    conditions,
     interleave,
     over_floor,
-    parse,
     percentiles,
     pin_client,
     progress,
-    publish,
     ratio,
     scratch,
     spell,
-    subject_rows,
     times_floor,
 )
 from models import FORMS, feeds_of, mobilenet
 from own_device import own_device, pinned
+from question import Question, beside_floors
 
 from burst import Memory, Request, RequestArgument
 from driver.cli.timing import Estimate, time_calls
@@ -74,7 +68,6 @@ if TYPE_CHECKING:
 
     from driver import Model, RemoteDevice
 
-QUESTION = "What does MobileNetV1 cost through a burst, beside LiteRT in process?"
 SPIN = "floor: limit spin"
 ADD_HERE, ADD_BURST = "ADD of 4 floats: in process", "ADD of 4 floats: burst"
 PEERS = ("grpc",)
@@ -258,40 +251,42 @@ def is_network(row: dict[str, Any]) -> bool:
     return "rounds" in row and row["name"] != row["floor"] != SPIN
 
 
-def options() -> argparse.Namespace:
-    """The command line."""
-    parser = arguments(__doc__, pairs=15)
-    parser.add_argument("--threads", type=int, default=1, choices=(1, 2), help="of each execution (default 1)")
-    parser.add_argument("--only", nargs="+", default=[*FORMS], choices=FORMS, metavar="FORM", help=", ".join(FORMS))
-    parser.add_argument("--peers", nargs="+", default=["all"], choices=("all", "none", *PEERS), metavar="PEER")
-    args = parse(parser)
-    args.peers = [name for name in PEERS if name in args.peers or "all" in args.peers]
+def settle(args: argparse.Namespace) -> None:
+    """On two threads, no process is pinned."""
     args.count, args.add_count = (3, 50) if args.quick else (20, 2000)
-    return args
 
 
-def main() -> None:
-    """Measures, prints, writes."""
-    args = options()
+def beside_litert(args: argparse.Namespace) -> Runs:
+    """All rounds."""
     if args.threads == 1:
         pin_client()
-    found = {**conditions(), "threads": args.threads, "pinned": args.threads == 1}
     with ExitStack() as stack:
-        rows, floors = subjects(args, stack)
-        runs = interleave(rows, floors, args.pairs, progress)
-    table = subject_rows(runs, rows)
-    publish(args, Report(QUESTION, found, [cells(row) for row in table], budgets(runs, args), {"subjects": table}))
-    if args.plot:
-        import plots
+        args.subjects, floors = subjects(args, stack)
+        return interleave(args.subjects, floors, args.pairs, progress)
 
-        ratios = {one["name"]: one["times_floor"]["median"] for one in table if is_network(one)}
-        plots.bars(args.plot, ratios, "time to LiteRT's in process", QUESTION)
 
+NETWORK = beside_floors(
+    __doc__,
+    beside_litert,
+    options={
+        "--threads": {"type": int, "default": 1, "choices": (1, 2), "help": "of each execution (default 1)"},
+        "--only": {"nargs": "+", "default": [*FORMS], "choices": FORMS, "metavar": "FORM", "help": ", ".join(FORMS)},
+    },
+    peers=PEERS,
+    settle=settle,
+    conditions=lambda args: {"threads": args.threads, "pinned": args.threads == 1},
+    budgets=budgets,
+    bars=(
+        lambda row: row["times_floor"]["median"] if is_network(row) else None,
+        "time to LiteRT's in process",
+    ),
+    pairs=15,
+    is_pinned=False,
+)
 
 # ---- threads
 
 
-THREADS_QUESTION = "How many threads should the litert device give a model?"
 IDLE, BUSY = "nothing else runs", "a processor is busy"
 CHOSEN = "chosen"
 MODELS: dict[str, Callable[[], Model]] = {
@@ -396,17 +391,40 @@ def lines(runs: Runs, state: str, models: dict[str, Model], chosen: dict[str, in
     return found
 
 
-def threads_options() -> argparse.Namespace:
-    """The command line."""
-    parser = arguments(threads.__doc__)
-    counts = [n for n in NAMES if n]
-    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], choices=counts, help="to compare (1 and 2)")
-    args = parse(parser)
-    args.milliseconds = 2.0 if args.quick else 100.0
-    return args
+def measure_threads(args: argparse.Namespace) -> Runs:
+    """All rounds."""
+    args.models = {name: build() for name, build in MODELS.items()}
+    choose = Chosen().threads_for
+    args.chosen = {name: InProcess(model, choose).threads for name, model in args.models.items()}
+    with ExitStack() as stack:
+        return measure(args, args.models, stack)
 
 
-def threads() -> None:
+def tables(runs: Runs, args: argparse.Namespace) -> list[Any]:
+    """One for each state."""
+    columns = ("10^6 products", *(f"on {n}, us" for n in args.threads), "chosen", "on that, us", "to the best")
+    rows = partial(lines, runs, models=args.models, chosen=args.chosen, counts=args.threads)
+    return [(rows(state=state), (state, *columns)) for state in (IDLE, BUSY)]
+
+
+def limits(runs: Runs, args: argparse.Namespace) -> list[Budget]:
+    """What is chosen is no slower than the best of the others."""
+    return [
+        Budget(f"{name}, {state}: chosen <= 1.1 x the best", to_best(runs, name, state, args.threads), 1.1)
+        for state in (IDLE, BUSY)
+        for name in args.models
+    ]
+
+
+def draw_threads(args: argparse.Namespace, runs: Runs, _: list[dict[str, Any]]) -> None:
+    """What is chosen to the best."""
+    import plots
+
+    ratios = {budget.text.partition(":")[0]: budget.found.median for budget in limits(runs, args) if budget.found}
+    plots.bars(args.plot, ratios, "time as chosen, to the best", "Threads of the litert device")
+
+
+THREADS = Question(
     """How many threads should the litert device give a model?
 
         python bench/mobilenet.py threads [--threads 1 2] [--json FILE] [--plot FILE]
@@ -416,30 +434,24 @@ def threads() -> None:
     its smallest to its largest. No process is pinned. While "a processor is busy", another process computes without
     end, as a client does that decodes the next frame: then threads wait for each other. What is chosen is right when
     it is no slower than the best of the others.
-    """
-    args = threads_options()
-    models = {name: build() for name, build in MODELS.items()}
-    choose = Chosen().threads_for
-    chosen = {name: InProcess(model, choose).threads for name, model in models.items()}
-    found = conditions()
-    with ExitStack() as stack:
-        runs = measure(args, models, stack)
-    budgets = [
-        Budget(f"{name}, {state}: chosen <= 1.1 x the best", to_best(runs, name, state, args.threads), 1.1)
-        for state in (IDLE, BUSY)
-        for name in models
-    ]
-    subjects = [{"name": name, "rounds": blocks} for name, blocks in runs.blocks.items()]
-    columns = ("10^6 products", *(f"on {n}, us" for n in args.threads), "chosen", "on that, us", "to the best")
-    tables = [(lines(runs, state, models, chosen, args.threads), (state, *columns)) for state in (IDLE, BUSY)]
-    body = {"subjects": subjects, "chosen": chosen}
-    publish(args, Report(THREADS_QUESTION, found, tables[0][0], budgets, body, tables[0][1], tables[1:]))
-    if args.plot:
-        import plots
-
-        ratios = {budget.text.partition(":")[0]: budget.found.median for budget in budgets if budget.found}
-        plots.bars(args.plot, ratios, "time as chosen, to the best", THREADS_QUESTION)
-
+    """,
+    measure_threads,
+    options={
+        "--threads": {
+            "nargs": "+",
+            "type": int,
+            "default": [1, 2],
+            "choices": [n for n in NAMES if n],
+            "help": "to compare (1 and 2)",
+        }
+    },
+    settle=lambda args: vars(args).update(milliseconds=2.0 if args.quick else 100.0),
+    budgets=limits,
+    tables=tables,
+    body=lambda _, args: {"chosen": args.chosen},
+    draw=draw_threads,
+    is_pinned=False,
+)
 
 if __name__ == "__main__":
-    ask({"": main, "threads": threads})
+    ask({"": NETWORK.answer, "threads": THREADS.answer})

@@ -12,16 +12,18 @@ import subprocess
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from driver.devices.reference import ReferenceDevice
+from driver.engine import latency as latency_hint
+from driver.engine import process
 from driver.errors import OutputInsufficientSize
 from driver.interface import BoundExecution, Needs, PreparedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -157,6 +159,61 @@ class SpinningInPython(Spinning):
 
     name = "spinning-python"
     is_native = False
+
+
+def _give(parts: Iterable[str]) -> None:
+    """Have this engine's open bursts get these parts of the hint."""
+    vars(process)["LatencyHint"] = partial(latency_hint.LatencyHint, parts=frozenset(parts))
+
+
+class Asking(Spinning):
+    """It does for open bursts what its name says, and no more."""
+
+    parts: ClassVar[set[str]] = set()
+    latency = latency_hint.MOST_LATENCY
+
+    def __init__(self) -> None:
+        _give(self.parts)
+        latency_hint.MOST_LATENCY = self.latency
+        super().__init__()
+
+
+class AskingForNothing(Asking):
+    """No hint."""
+
+
+class AskingForIdleStates(Asking):
+    """As devices do."""
+
+    parts: ClassVar[set[str]] = {"idle states"}
+
+
+class AskingForPolling(AskingForIdleStates):
+    """No idle state at all, which devices do not ask for."""
+
+    latency = 0
+
+
+class AskingForClock(Asking):
+    """Threads are clamped."""
+
+    parts: ClassVar[set[str]] = {"clock"}
+
+
+class AskingForAll(Asking):
+    """The whole hint."""
+
+    parts: ClassVar[set[str]] = {"idle states", "clock", "arenas"}
+
+
+class Trimming(ReferenceDevice):
+    """The reference device, but that the C library gives memory back while a burst is open."""
+
+    name = "trimming"
+
+    def __init__(self) -> None:
+        _give(latency_hint.PARTS - {"arenas"})
+        super().__init__()
 
 
 def work_of(microseconds: float) -> Callable[[], int]:

@@ -1,8 +1,9 @@
 """What does an honest client feel of a hostile account on the device that it is served with?
 
-    python bench/neighbours.py [--only ATTACK ...] [--pairs 3] [--json FILE]
+    python bench/neighbours.py [--one-engine] [--only ATTACK ...] [--pairs 3] [--json FILE]
 
-A device is served to a group (`burst serve reference --group`), under an account of its own. The honest client has
+A device is served to a group (`burst serve reference --group`), under an account of its own: with an engine for each
+account or, by --one-engine, with one that all share, as a GPU's device has it. The honest client has
 another account: ADD on four floats through a burst, back to back, and models of 200 operations that it prepares. In
 each round, for each attack of tests/hostile: honest neighbours of a third account run and prepare as fast as they can;
 then the attack goes on instead. As an attack may use all processors, there are as many busy neighbours as processors.
@@ -15,10 +16,11 @@ import os
 import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from measure import Budget, Report, Runs, arguments, conditions, parse, progress, publish, ratio
+from measure import Budget, Runs, progress
+from question import Question, median
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "driver"), str(TESTS / "hostile")]
@@ -28,21 +30,22 @@ from attacks import ATTACKS  # noqa: E402
 from neighbourhood import HOSTILE, neighbourhood  # noqa: E402
 from trial import Outcome, wait_for_work  # noqa: E402
 
+from driver.cli.timing import estimate  # noqa: E402
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
+    from measure import Block
     from neighbourhood import Neighbourhood, Talker
+    from question import Cell, Figure
 
     from driver.cli.timing import Estimate
 
-QUESTION = (
-    "What does an honest client feel of a hostile account, beside honest neighbours that use the processors as much?"
-)
-ALONE, HONEST = "alone", "beside honest neighbours"
+DEVICES = "reference", "burst_test_devices.single:Accelerator"  #: an engine for each account, one for all
+ALONE = "alone"
 P99, PREPARE = 2.0, 3.0
 _PATIENCE = 45.0  # seconds after which the client counts as stuck
-HEAD = ("", "p50 us", "p99 us", "prepare ms", "p99 to honest", "prepare to honest", "same processes")
 
 
 @contextmanager
@@ -63,7 +66,7 @@ def attack(hood: Neighbourhood, name: str) -> Iterator[None]:
         yield
 
 
-def block(client: Talker, args: argparse.Namespace) -> dict[str, Any]:
+def block(client: Talker, args: argparse.Namespace) -> Block:
     """The client's figures of a moment. Raises OSError when it was harmed."""
     bursts = client.ask("bursts", args.seconds, patience=_PATIENCE)
     prepares = client.ask("prepares", args.prepares, patience=_PATIENCE)
@@ -76,13 +79,13 @@ def block(client: Talker, args: argparse.Namespace) -> dict[str, Any]:
 class Served:
     """A served device and its client; others in their place when an attack has harmed them."""
 
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack, self._found = stack, None
+    def __init__(self, stack: ExitStack, device: str) -> None:
+        self._stack, self._device, self._found = stack, device, None
 
     def both(self) -> tuple[Neighbourhood, Talker]:
         """Whole ones."""
         if self._found is None:
-            hood = self._stack.enter_context(neighbourhood())
+            hood = self._stack.enter_context(neighbourhood(self._device))
             self._found = hood, self._stack.enter_context(hood.tenant())
         return self._found
 
@@ -92,108 +95,124 @@ class Served:
         self._found = None
 
 
-def run(args: argparse.Namespace) -> tuple[Runs, set[str]]:
-    """All rounds; and the attacks after which other processes served the client."""
-    runs, moved = Runs(), set[str]()
+def run(args: argparse.Namespace) -> Runs:
+    """All rounds."""
+    runs = Runs()
     with ExitStack() as stack:
-        served = Served(stack)
+        served = Served(stack, DEVICES[args.one_engine])
         for number in range(args.pairs):
             _, client = served.both()
             block(client, args)
             runs.add(ALONE, block(client, args))
             for name in args.only[:: -1 if number % 2 else 1]:
                 progress(f"round {number + 1} of {args.pairs}", name)
-                if name not in runs.errors and not measured(served, name, args, runs):
-                    moved.add(name)
+                if name not in runs.errors:
+                    try:
+                        runs.add(name, attacked(served, name, args))
+                    except (AssertionError, OSError, ValueError) as error:
+                        runs.drop(name, str(error)[:80])
+                        served.drop()
     progress("")
-    return runs, moved
+    return runs
 
 
-def measured(served: Served, name: str, args: argparse.Namespace, runs: Runs) -> bool:
-    """Both blocks of an attack. Whether the same processes serve the client after it."""
+def attacked(served: Served, name: str, args: argparse.Namespace) -> Block:
+    """The client's figures during an attack, and those beside honest neighbours just before; and whether other
+    processes serve the client after it.
+    """
     hood, client = served.both()
     before = client.ask("identity")
-    try:
-        with honest_neighbours(hood, 20 * args.seconds):
-            beside = block(client, args)
-        with attack(hood, name):
-            attacked = block(client, args)
-        after = client.ask("identity")
-    except (AssertionError, OSError, ValueError) as error:
-        runs.drop(name, str(error)[:80])
-        served.drop()
-        return False
-    runs.add(honest(name), beside)
-    runs.add(name, attacked)
-    return all(before[key] == after.get(key) for key in ("service", "engine"))
+    with honest_neighbours(hood, 20 * args.seconds):
+        beside = block(client, args)
+    with attack(hood, name):
+        found = block(client, args)
+    after = client.ask("identity")
+    is_moved = any(before[key] != after.get(key) for key in ("service", "engine"))
+    return {**found, "moved": is_moved, "honest_p99_us": beside["p99_us"], "honest_prepare_ms": beside["prepare_ms"]}
 
 
-def honest(name: str) -> str:
-    """The block beside honest neighbours that belongs to an attack."""
-    return f"{HONEST} ({name})"
+def to_honest(key: str) -> Figure:
+    """The ratio of an attack's figure to that beside honest neighbours in the same round."""
+
+    def found(runs: Runs, name: str) -> Estimate | None:
+        return None if name == ALONE else estimate(runs.values(name, key) / runs.values(name, f"honest_{key}"))
+
+    return found
 
 
-def ratios(runs: Runs, name: str) -> tuple[Estimate, Estimate]:
-    """p99, and the time to prepare, to those of the same round beside honest neighbours."""
-    return ratio(runs, name, honest(name), "p99_us"), ratio(runs, name, honest(name), "prepare_ms")
+P99_TO, PREPARE_TO = to_honest("p99_us"), to_honest("prepare_ms")
 
 
-def row(runs: Runs, name: str, moved: set[str]) -> dict[str, Any]:
-    """Medians over the blocks of an attack."""
-    if name in runs.errors:
-        return {"name": name, "ours": True, "error": runs.errors[name]}
-    found = runs.medians(name, "p50_us", "p99_us", "max_us", "prepare_ms")
-    to = (
-        {}
-        if name == ALONE
-        else dict(zip(("p99_to", "prepare_to"), (e._asdict() for e in ratios(runs, name)), strict=True))
-    )
-    return {"name": name, "ours": name != ALONE, **found, **to, "moved": name in moved, "rounds": runs.blocks[name]}
+def of_attacks(cell: Cell) -> Cell:
+    """A column of all rows but the first."""
+    return lambda runs, name: "" if name == ALONE else cell(runs, name)
 
 
-def line_of(runs: Runs, name: str, moved: set[str]) -> tuple[str, ...]:
-    """One line of the table."""
-    if name in runs.errors:
-        return name, "-", "-", "-", "-", "-", runs.errors[name]
-    figures = [f"{np.median(runs.values(name, key)):.1f}" for key in ("p50_us", "p99_us", "prepare_ms")]
-    if name == ALONE:
-        return name, *figures, "", "", ""
-    return name, *figures, *(f"{found.median:.2f}" for found in ratios(runs, name)), "no" if name in moved else "yes"
+def middle(figure: Figure) -> Cell:
+    """A column: the median of a ratio."""
+    return of_attacks(lambda runs, name: f"{figure(runs, name).median:.2f}")  # type: ignore[union-attr]
 
 
-def budgets(runs: Runs, names: list[str]) -> list[Budget]:
+def is_moved(runs: Runs, name: str) -> bool:
+    """Whether other processes served the client after the attack, in any round."""
+    return bool(runs.values(name, "moved").any())
+
+
+def is_held(runs: Runs, name: str) -> bool:
+    """Whether the client kept its processes and its times."""
+    p99, prepare = P99_TO(runs, name), PREPARE_TO(runs, name)
+    return bool(p99 and prepare and p99.median <= P99 and prepare.median <= PREPARE) and not is_moved(runs, name)
+
+
+def budgets(runs: Runs, _: argparse.Namespace) -> list[Budget]:
     """For the worst attack of each kind."""
-    there = [name for name in names if name in runs.blocks]
-    found = {name: ratios(runs, name) for name in there}
-    p99, prepare = (max((e[i] for e in found.values()), key=lambda e: e.median, default=None) for i in (0, 1))
+
+    def worst(figure: Figure) -> Estimate | None:
+        found = (figure(runs, name) for name in runs.blocks)
+        return max((one for one in found if one), key=lambda one: one.median, default=None)
+
     return [
-        Budget("p99 during the worst attack <= 2 x that beside honest neighbours", p99, P99),
-        Budget("prepare during the worst attack <= 3 x that beside honest neighbours", prepare, PREPARE),
+        Budget("p99 during the worst attack <= 2 x that beside honest neighbours", worst(P99_TO), P99),
+        Budget("prepare during the worst attack <= 3 x that beside honest neighbours", worst(PREPARE_TO), PREPARE),
     ]
 
 
-def options() -> argparse.Namespace:
-    """The command line."""
-    parser = arguments(__doc__, pairs=3)
-    parser.add_argument("--only", nargs="+", choices=sorted(ATTACKS), metavar="ATTACK", help=", ".join(sorted(ATTACKS)))
-    args = parse(parser)
+def settle(args: argparse.Namespace) -> None:
+    """Which attacks, and how long."""
     if why := accounts.missing():
-        parser.error(why)
+        raise ValueError(why)
     args.only = args.only or list(ATTACKS)
     args.seconds, args.prepares = (0.2, 1) if args.quick else (1.0, 3)
-    return args
 
 
-def main() -> None:
-    """Measures, prints, writes."""
-    args = options()
-    found = conditions()
-    runs, moved = run(args)
-    names = [ALONE, *args.only]
-    rows = [row(runs, name, moved) for name in names]
-    lines = [line_of(runs, name, moved) for name in names]
-    publish(args, Report(QUESTION, found, lines, budgets(runs, args.only), {"subjects": rows}, HEAD))
-
+NEIGHBOURS = Question(
+    __doc__,
+    run,
+    {
+        "p50 us": median("p50_us", ".1f"),
+        "p99 us": median("p99_us", ".1f"),
+        "prepare ms": median("prepare_ms", ".1f"),
+        "p99 to honest": middle(P99_TO),
+        "prepare to honest": middle(PREPARE_TO),
+        "same processes": of_attacks(lambda runs, name: "no" if is_moved(runs, name) else "yes"),
+        "held": of_attacks(lambda runs, name: "yes" if is_held(runs, name) else "no"),
+    },
+    options={
+        "--only": {
+            "nargs": "+",
+            "choices": sorted(ATTACKS),
+            "metavar": "ATTACK",
+            "help": ", ".join(sorted(ATTACKS)),
+        },
+        "--one-engine": {"action": "store_true", "help": "all accounts share one engine"},
+    },
+    settle=settle,
+    budgets=budgets,
+    figures=("p50_us", "p99_us", "max_us", "prepare_ms"),
+    estimates={"p99_to": P99_TO, "prepare_to": PREPARE_TO},
+    pairs=3,
+    is_pinned=False,
+)
 
 if __name__ == "__main__":
-    main()
+    NEIGHBOURS.answer()

@@ -23,14 +23,17 @@ from typing import TYPE_CHECKING, Any
 
 import browser
 from gpu_models import mobilenet
-from measure import Budget, NotMeasured, Report, arguments, conditions, parse, progress, publish, spell
+from measure import Budget, NotMeasured, Runs, progress
+from question import Question, interval
 
-from driver.cli.timing import Estimate, estimate
+from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator
 
-QUESTION = "How long does a newcomer wait, in s"
+    from driver.cli.timing import Estimate
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/install.md"
 INSTALL, ADDRESS, PICTURE, RESULT = "installed", "address of the page", "picture in the browser", "result of a model"
@@ -146,14 +149,9 @@ def ten_minutes(wheel: Path, chromium: Any) -> dict[str, float | None]:
         return {INSTALL: installed, ADDRESS: printed, PICTURE: seen, RESULT: newcomer.wait_for(newcomer.model)}
 
 
-def main() -> None:
-    """Measures, prints, writes."""
-    parser = arguments(__doc__, pairs=3)
-    parser.add_argument("--wheel", type=Path, metavar="FILE", help="default: one of this checkout, built first")
-    args = parse(parser)
-    found = conditions()
-    waits: dict[str, list[float]] = {name: [] for name in (INSTALL, ADDRESS, PICTURE, RESULT)}
-    why = ""
+def waited(args: argparse.Namespace) -> Runs:
+    """All rounds."""
+    runs, why = Runs(), ""
     with ExitStack() as stack:
         wheel = args.wheel or build(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         try:
@@ -163,19 +161,33 @@ def main() -> None:
         for number in range(args.pairs):
             progress(f"round {number + 1} of {args.pairs}")
             for name, seconds in ten_minutes(wheel, chromium).items():
-                waits[name] += [] if seconds is None else [seconds]
-    estimates: dict[str, Estimate | None] = {name: estimate(each) if each else None for name, each in waits.items()}
-    rows = [(name, spell(each) if each else why) for name, each in estimates.items()]
-    budgets = [Budget(f"{name} <= {limit:.0f} s", estimates[name], limit, "s") for name, limit in LIMITS.items()]
-    subjects = [
-        {"name": name, "seconds": each and each._asdict(), "rounds": waits[name]} for name, each in estimates.items()
-    ]
-    if args.plot:
-        import plots
+                if seconds is None:
+                    runs.drop(name, why)
+                else:
+                    runs.add(name, {"s": seconds})
+    return runs
 
-        plots.bars(args.plot, {name: each.median for name, each in estimates.items() if each}, "s", QUESTION)
-    publish(args, Report(QUESTION, found, rows, budgets, {"subjects": subjects}, ("until there is", "s")))
 
+def seconds(runs: Runs, name: str) -> Estimate | None:
+    """Of a wait, where it was measured."""
+    return estimate(runs.values(name, "s")) if runs.has(name) else None
+
+
+NEWCOMER = Question(
+    __doc__,
+    waited,
+    {"s": interval("s")},
+    options={"--wheel": {"type": Path, "metavar": "FILE", "help": "default: one of this checkout, built first"}},
+    budgets=lambda runs, _: [
+        Budget(f"{name} <= {limit:.0f} s", seconds(runs, name), limit, "s") for name, limit in LIMITS.items()
+    ],
+    estimates={"seconds": seconds},
+    figures=("s",),
+    group=lambda _: "until there is",
+    bars=("s", "s"),
+    pairs=3,
+    is_pinned=False,
+)
 
 if __name__ == "__main__":
-    main()
+    NEWCOMER.answer()

@@ -16,14 +16,10 @@ np.add written out by hand, for one operation.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import sys
 import time
 from contextlib import ExitStack
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import litert
@@ -32,20 +28,15 @@ from interference import chain
 from measure import (
     Budget,
     NotMeasured,
-    Report,
     Runs,
-    arguments,
     ask,
     block_of,
-    conditions,
-    parse,
-    pin_client,
     progress,
-    publish,
     ratio,
     spell,
 )
 from models import CASES, feeds_of, mobilenet, single
+from question import Question, interval, median
 
 import driver
 from driver.cli.timing import Estimate, estimate
@@ -53,16 +44,15 @@ from driver.nn import Interpreter
 from driver.runtime.capabilities import mobile
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
     from measure import Block
 
     from driver import Model
 
-QUESTION = "How fast is the reference device's arithmetic?"
 NETWORKS = {f"MobileNetV1 {dtype}": dtype for dtype in ("float32", "quant8")}
 CHAIN, BY_HAND = "chain of ADD", "np.add by hand"
-HEAD = ("in one thread", "ours, us", "LiteRT, us", "ours to LiteRT")
 CHAIN_HEAD = ("operations of 4 floats", "us", "of them each, ns")
 LIMITS = {"MobileNetV1 float32": 2.5, "MobileNetV1 quant8": 3.0}
 STEP = 1  # quantised results may differ by so much, floats by TOLERANCE
@@ -153,19 +143,31 @@ def to_litert(runs: Runs, name: str) -> Estimate | None:
     return ratio(runs, name, peer_of(name)) if runs.has(name, peer_of(name)) else None
 
 
-def line_of(runs: Runs, name: str) -> tuple[str, ...]:
-    """One line of the table."""
-    mine = f"{np.median(runs.values(name)):.1f}"
-    if not runs.has(peer_of(name)):
-        return name, mine, "-", runs.errors[peer_of(name)][:60]
-    return name, mine, f"{np.median(runs.values(peer_of(name))):.1f}", spell(to_litert(runs, name))
+def theirs(runs: Runs, name: str) -> str:
+    """Microseconds of LiteRT, or a dash."""
+    return f"{np.median(runs.values(peer_of(name))):.1f}" if runs.has(peer_of(name)) else "-"
 
 
-def row(runs: Runs, name: str) -> dict[str, Any]:
-    """One side of one pair, for the JSON."""
-    found = to_litert(runs, name)
-    against = {"to_litert": found._asdict()} if found else {}
-    return {"name": name, "p50_us": float(np.median(runs.values(name))), **against, "rounds": runs.blocks[name]}
+def compared(runs: Runs, name: str) -> str:
+    """Ours to theirs, or why not."""
+    return spell(to_litert(runs, name)) if runs.has(peer_of(name)) else runs.errors[peer_of(name)][:60]
+
+
+def table(runs: Runs, _: argparse.Namespace) -> list[Any]:
+    """A line for each that is run on both sides."""
+    names = [name for name in (*CASES, *NETWORKS) if runs.has(name)]
+    lines = [(name, f"{np.median(runs.values(name)):.1f}", theirs(runs, name), compared(runs, name)) for name in names]
+    return [(lines, ("in one thread", "ours, us", "LiteRT, us", "ours to LiteRT"))]
+
+
+def chain_table(runs: Runs, args: argparse.Namespace) -> list[Any]:
+    """What stands around an operation."""
+    cost, each = overhead(runs, args.operations), args.operations
+    if cost is None:
+        return []
+    medians = {side: float(np.median(runs.values(side))) for side in (CHAIN, BY_HAND)}
+    sides = [(f"{each}: {side}", f"{us:.1f}", f"{us * 1e3 / each:.0f}") for side, us in medians.items()]
+    return [([*sides, ("the interpreter itself", "", spell(cost, "ns"))], CHAIN_HEAD)]
 
 
 def overhead(runs: Runs, operations: int) -> Estimate | None:
@@ -175,51 +177,34 @@ def overhead(runs: Runs, operations: int) -> Estimate | None:
     return estimate((runs.values(CHAIN) - runs.values(BY_HAND)) * 1e3 / operations)
 
 
-def options() -> argparse.Namespace:
-    """The command line."""
-    parser = arguments(__doc__)
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="only what has one of these words in its name")
-    args = parse(parser)
+def settle(args: argparse.Namespace) -> None:
+    """One thread each, and something to run."""
     if os.environ.get("OPENBLAS_NUM_THREADS") != "1":
-        parser.error("one thread each: set OPENBLAS_NUM_THREADS=1 before numpy is loaded")
+        raise ValueError("one thread each: set OPENBLAS_NUM_THREADS=1 before numpy is loaded")
+    if not any(not args.only or any(word in name for word in args.only) for name in (*CASES, *NETWORKS)):
+        raise ValueError(f"--only {' '.join(args.only)} names nothing; there are {', '.join((*CASES, *NETWORKS))}")
     args.milliseconds, args.operations, args.count = (2.0, 10, 20) if args.quick else (60.0, 100, 500)
-    return args
 
 
-def main() -> None:
-    """Measures, prints, writes."""
-    args = options()
-    pin_client()
-    found = conditions()
-    runs = measure(args)
-    names = [name for name in (*CASES, *NETWORKS) if runs.has(name)]
-    if not names:
-        sys.exit(f"bench: --only {' '.join(args.only)} names nothing; there are {', '.join((*CASES, *NETWORKS))}")
-    cost, each = overhead(runs, args.operations), args.operations
-    budgets = [
+ARITHMETIC = Question(
+    __doc__,
+    measure,
+    options={"--only": {"nargs": "+", "metavar": "WORD", "help": "only what has one of these words in its name"}},
+    settle=settle,
+    budgets=lambda runs, _: [
         Budget(f"{name} <= {limit} x LiteRT", to_litert(runs, name), limit)
         for name, limit in LIMITS.items()
-        if name in names
-    ]
-    more = []
-    if cost is not None:
-        sides = [
-            (
-                f"{each}: {side}",
-                f"{np.median(runs.values(side)):.1f}",
-                f"{np.median(runs.values(side)) * 1e3 / each:.0f}",
-            )
-            for side in (CHAIN, BY_HAND)
-        ]
-        more.append(((*sides, ("the interpreter itself", "", spell(cost, "ns"))), CHAIN_HEAD))
-    body = {"subjects": [row(runs, name) for name in runs.blocks], "errors": runs.errors}
-    publish(args, Report(QUESTION, found, [line_of(runs, name) for name in names], budgets, body, HEAD, more))
-    if args.plot:
-        import plots
-
-        ratios = {name: found.median for name in names if (found := to_litert(runs, name))}
-        plots.bars(args.plot, ratios, "time of ours to LiteRT's, one thread each", QUESTION)
-
+        if runs.has(name)
+    ],
+    tables=table,
+    more=chain_table,
+    figures=("p50_us",),
+    estimates={"to_litert": to_litert},
+    bars=(
+        lambda row: row["to_litert"]["median"] if row.get("to_litert") else None,
+        "time of ours to LiteRT's, one thread each",
+    ),
+)
 
 # ---- relaxed
 
@@ -257,41 +242,40 @@ def block(burst: driver.Burst) -> float:
     return float(np.median(samples))
 
 
-def relaxed() -> None:
-    """What does a relaxed model gain on the litert device, where its weights are read once and where they are used
-    often?
-
-        python bench/ops.py relaxed [--pairs 31] [--json FILE]
-
-    Each round runs a block of executions of the strict model and one of the same model relaxed, through a burst, in
-    turns. The ratio is relaxed over strict: the median of the pairs, and its 95 % interval.
-    """
-    parser = argparse.ArgumentParser(description=relaxed.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=31)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args()
-    rows = {}
-    print(f"{conditions()}\n{'':42} {'strict us':>10} {'relaxed us':>10} {'ratio':>7}  interval")
+def relaxed_run(args: argparse.Namespace) -> Runs:
+    """All rounds."""
+    runs = Runs()
     with driver.connect("litert") as device:
         for name, build in MODELS.items():
-            print(name, file=sys.stderr)
+            progress(name)
             with ExitStack() as stack:
                 prepared = [stack.enter_context(device.prepare(build(is_relaxed))) for is_relaxed in (False, True)]
                 bursts = [stack.enter_context(p.burst()) for p in prepared]
                 for burst in bursts:
                     burst.run(*(np.ones(array.shape, array.dtype) for array in burst.inputs if array is not None))
-                pairs = []
                 for number in range(args.pairs):
                     order = (0, 1) if number % 2 else (1, 0)
-                    found = {side: block(bursts[side]) for side in order}
-                    pairs.append((found[0], found[1]))
-            strict, faster = (float(np.median(side)) for side in zip(*pairs, strict=True))
-            ratio = estimate([b / a for a, b in pairs])
-            rows[name] = {"strict_us": strict, "relaxed_us": faster, "ratio": ratio._asdict()}
-            print(f"{name:42} {strict:10.1f} {faster:10.1f} {ratio.median:7.3f}  {ratio.low:.3f} .. {ratio.high:.3f}")
-    if args.json:
-        args.json.write_text(json.dumps({"conditions": conditions(), "rows": rows}, indent=1))
+                    found = {("strict_us", "relaxed_us")[side]: block(bursts[side]) for side in order}
+                    runs.add(name, {**found, "ratio": found["relaxed_us"] / found["strict_us"]})
+    progress("")
+    return runs
 
+
+RELAXED = Question(
+    """What does a relaxed model gain on the litert device, of which weights?
+
+        python bench/ops.py relaxed [--pairs 31] [--json FILE]
+
+    Each round runs a block of executions of the strict model and one of the same model relaxed, through a burst, in
+    turns. The ratio is relaxed over strict: the median of the pairs, and its 95 % interval.
+    """,
+    relaxed_run,
+    {"strict us": median("strict_us", ".1f"), "relaxed us": median("relaxed_us", ".1f"), "ratio": interval("ratio")},
+    figures=("strict_us", "relaxed_us", "ratio"),
+    bars=("ratio", "time of the relaxed model to the strict one's"),
+    pairs=31,
+    is_pinned=False,
+)
 
 if __name__ == "__main__":
-    ask({"": main, "relaxed": relaxed})
+    ask({"": ARITHMETIC.answer, "relaxed": RELAXED.answer})

@@ -2,6 +2,7 @@
 
     python bench/paced.py [--rates 30 …] [--works 3000 …] [--peers all|none|zmq …] [--json FILE]
     python bench/paced.py cameras [--device litert] [--pairs 9] [--json FILE]
+    python bench/paced.py hint [--pairs 5] [--seconds 1.5] [--json FILE]
 
 A camera's frames, not calls back to back: between two frames both processes sleep, processors go idle and caches cool.
 Each subject runs in turns, frame by frame, with the same work in the client's own process. "Costs" is the difference of
@@ -18,33 +19,31 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from idle_cost import SECONDS, Side, device_that, wide_model
 from measure import (
     HERE,
     Budget,
     NotMeasured,
-    Report,
     Runs,
-    arguments,
     ask,
     compile_c,
-    conditions,
     figures_of,
-    parse,
     percentiles,
-    pin_client,
     progress,
-    publish,
+    rounds,
     scratch,
     spell,
 )
 from native_device import work_of
 from own_device import own_device, pin
+from question import Question, against, interval, median, times
 
 import driver
 from burst import Request, RequestArgument
@@ -61,17 +60,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from measure import Block
+    from question import Cell, Figure
 
     from driver import Burst, Camera, RemoteDevice, RemotePreparedModel
 
-QUESTION = "What does another process cost a stream?"
 RATES, WORKS = (10, 30, 60, 120), (0, 300, 3000, 15000)
 USUAL = 30, 3000  # the rate and the work of the budgets
 ONE, TWO, ANY = "floor: one processor", "floor: two processors", "floor: any processor"
 BURST, SLEEPING, PYTHON = "burst", 'burst, "low_power"', "burst, device in Python"
 FLOORS = {ONE: (0, 0), TWO: (0, 1), ANY: (-1, -1)}
 DEVICES = {BURST: "Spinning", SLEEPING: "Spinning", PYTHON: "SpinningInPython"}
-HEAD = ("frames a second, work", "", "p50 us", "p99 us", "costs us", "x one processor", "p99 x own", "CPU x own")
 
 
 class Pace(NamedTuple):
@@ -141,106 +139,101 @@ def subjects(stack: ExitStack, args: argparse.Namespace) -> dict[str, Callable[[
     return {**floors, **{name: ours(stack, name) for name in DEVICES}, **peers}
 
 
-def measure(args: argparse.Namespace) -> dict[Pace, Runs]:
+def row_of(pace: Pace, name: str) -> str:
+    """A row's name."""
+    return f"{pace.text}; {name}"
+
+
+def measure(args: argparse.Namespace) -> Runs:
     """Every subject once a round and pace; the order turns."""
-    found = {pace: Runs() for pace in args.paces}
+    runs = Runs()
     with ExitStack() as stack:
         blocks = subjects(stack, args)
         for number in range(args.pairs):
-            for pace, runs in found.items():
+            for pace in args.paces:
                 frames = max(2, round(args.seconds * pace.hz / 2))
                 for name in order_of_round(list(blocks), number):
-                    if name in runs.errors:
+                    row = row_of(pace, name)
+                    if row in runs.errors:
                         continue
-                    progress(f"round {number + 1} of {args.pairs}", f"{pace.text}: {name}")
+                    progress(f"round {number + 1} of {args.pairs}", row)
                     try:
-                        runs.add(name, blocks[name](pace, frames))
+                        runs.add(row, blocks[name](pace, frames))
                     except NotMeasured as why:
-                        runs.drop(name, str(why))
+                        runs.drop(row, str(why))
     progress("")
-    return found
+    return runs
 
 
-def paired(runs: Runs, name: str, key: str, other: str, other_key: str) -> Estimate | None:
-    """The ratio of two figures of the same round."""
-    if not runs.has(name, other):
-        return None
-    return estimate(runs.values(name, key) / runs.values(other, other_key))
+def costs_to_one(runs: Runs, row: str) -> Estimate | None:
+    """To the floor on one processor, at the same pace."""
+    return against(f"{row.partition('; ')[0]}; {ONE}", "costs_us")(runs, row)
 
 
-def ratios(runs: Runs, name: str) -> dict[str, Estimate | None]:
-    """What the table and the budgets say."""
-    return {
-        "costs_to_one": paired(runs, name, "costs_us", ONE, "costs_us"),
-        "p99_to_own": paired(runs, name, "p99_us", name, "own_p99_us"),
-        "cpu_to_own": paired(runs, name, "cpu_us", name, "own_cpu_us"),
-    }
+def to_own(key: str) -> Figure:
+    """The ratio of a figure to that of the same work in process."""
+    return lambda runs, row: estimate(runs.values(row, key) / runs.values(row, f"own_{key}"))
 
 
-def row(pace: Pace, runs: Runs, name: str) -> dict[str, Any]:
-    """For the JSON."""
-    found = {"name": name, "pace": pace.text, "ours": name in DEVICES}
-    if name in runs.errors:
-        return {**found, "error": runs.errors[name]}
-    against = {key: value and value._asdict() for key, value in ratios(runs, name).items()}
-    return {**found, **against, "rounds": runs.blocks[name]}
+P99_TO_OWN, CPU_TO_OWN = to_own("p99_us"), to_own("cpu_us")
 
 
-def line(pace: Pace, runs: Runs, name: str) -> tuple[str, ...]:
-    """One line of the table."""
-    if name in runs.errors:
-        return pace.text, name, "-", "-", runs.errors[name][:40], "", "", ""
-    figures = [f"{np.median(runs.values(name, key)):.0f}" for key in ("p50_us", "p99_us")]
-    costs = spell(estimate(runs.values(name, "costs_us")))
-    return pace.text, name, *figures, costs, *(spell(found) for found in ratios(runs, name).values())
-
-
-def budgets(runs: Runs, pace: Pace) -> list[Budget]:
+def budgets(runs: Runs, args: argparse.Namespace) -> list[Budget]:
     """Of a burst, in a stream as a camera's."""
-    found = ratios(runs, BURST)
+    usual = Pace(*USUAL)
+    if usual not in args.paces:
+        return []
+    row = row_of(usual, BURST)
     return [
-        Budget(f"{pace.text}: costs over the floor's on one processor", found["costs_to_one"], 1.5),
-        Budget(f"{pace.text}: CPU time of both processes over that in process", found["cpu_to_own"], 1.03),
-        Budget(f"{pace.text}: p99 over that in process", found["p99_to_own"], 1.5),
+        Budget(f"{usual.text}: costs over the floor's on one processor", costs_to_one(runs, row), 1.5),
+        Budget(f"{usual.text}: CPU time of both processes over that in process", CPU_TO_OWN(runs, row), 1.03),
+        Budget(f"{usual.text}: p99 over that in process", P99_TO_OWN(runs, row), 1.5),
     ]
 
 
-def options() -> argparse.Namespace:
-    """The command line."""
-    parser = arguments(__doc__, pairs=5)
-    parser.add_argument("--rates", type=float, nargs="+", metavar="HZ", help=f"frames a second (default {RATES})")
-    parser.add_argument("--works", type=float, nargs="+", metavar="US", help=f"microseconds of work (default {WORKS})")
-    parser.add_argument("--peers", nargs="+", default=["all"], help=f"all, none, or some of {', '.join(PEERS)}")
-    parser.add_argument("--seconds", type=float, default=4, help="for one block (default 4)")
-    args = parse(parser)
+def settle(args: argparse.Namespace) -> None:
+    """The paces, and the peers that there are."""
     chosen = {"all": list(PEERS), "none": []}.get(args.peers[0], args.peers)
     if unknown := set(chosen) - set(PEERS):
-        parser.error(f"--peers: no peer is called {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
+        raise ValueError(f"--peers: no peer is called {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
     args.peers = chosen
     args.paces = [Pace(hz, work) for hz in args.rates or RATES for work in args.works or WORKS if work * hz < 0.95e6]
     if not (args.rates or args.works):  # a cross through the usual one: all of them would take an hour
         args.paces = [pace for pace in args.paces if USUAL[0] == pace.hz or USUAL[1] == pace.work]
     if args.quick:
         args.seconds, args.paces = 0.2, args.paces[:1] if args.rates else [Pace(120, 300), Pace(*USUAL)]
-    return args
 
 
-def main() -> None:
-    """Measures, prints, writes."""
-    args = options()
-    found = measure(args)
-    names = [*FLOORS, *DEVICES, *args.peers]
-    lines = [line(pace, runs, name) for pace, runs in found.items() for name in names]
-    rows = [row(pace, runs, name) for pace, runs in found.items() for name in names]
-    held = [budget for pace, runs in found.items() if pace == USUAL for budget in budgets(runs, pace)]
-    publish(args, Report(QUESTION, conditions(), lines, held, {"subjects": rows}, HEAD))
-
+PACED = Question(
+    __doc__,
+    measure,
+    {
+        "p50 us": median("p50_us", ".0f"),
+        "p99 us": median("p99_us", ".0f"),
+        "costs us": interval("costs_us"),
+        "x one processor": times(costs_to_one),
+        "p99 x own": times(P99_TO_OWN),
+        "CPU x own": times(CPU_TO_OWN),
+    },
+    options={
+        "--rates": {"type": float, "nargs": "+", "metavar": "HZ", "help": f"frames a second (default {RATES})"},
+        "--works": {"type": float, "nargs": "+", "metavar": "US", "help": f"microseconds of work (default {WORKS})"},
+        "--peers": {"nargs": "+", "default": ["all"], "help": f"all, none, or some of {', '.join(PEERS)}"},
+        "--seconds": {"type": float, "default": 4, "help": "for one block (default 4)"},
+    },
+    settle=settle,
+    budgets=budgets,
+    estimates={"costs_to_one": costs_to_one, "p99_to_own": P99_TO_OWN, "cpu_to_own": CPU_TO_OWN},
+    group=lambda row: row.partition("; ")[0],
+    label=lambda row: row.partition("; ")[2],
+    ours=[row_of(Pace(hz, work), name) for hz in RATES for work in WORKS for name in DEVICES],
+    pairs=5,
+    is_pinned=False,
+)
 
 # ---- cameras
 
 
-CAMERAS_QUESTION = "What does a camera's frame cost on its way to a result, beside the same model without a camera?"
-CAMERAS_HEAD = ("", "us per frame", "x without a camera")
 CAMERA, ALONE = "camera to result, 1080p nv12", "the same buffers, no camera"
 TAKEN = "a frame taken and given back, no model"
 DECODED = "the same of MJPG, which is decoded"
@@ -332,8 +325,8 @@ def _film(camera: Camera, prepared: RemotePreparedModel, frames: int, stack: Exi
     return film
 
 
-def run(args: argparse.Namespace) -> tuple[Runs, int]:
-    """All rounds, in turns; and the bytes that the burst has copied."""
+def filmed(args: argparse.Namespace) -> Runs:
+    """All rounds, in turns; the bytes that the burst has copied; and memory."""
     runs = Runs()
     with ExitStack() as stack:
         folder = stack.enter_context(scratch())
@@ -352,7 +345,11 @@ def run(args: argparse.Namespace) -> tuple[Runs, int]:
             times[DECODED] = [time_calls(lambda: jpegs.next_frame().release(), args.count)]
             for name, blocks in times.items():
                 runs.add(name, percentiles(np.concatenate(blocks)))
-        return runs, int(burst.stats()["copied_bytes"]["bulk"])
+        args.copied_bytes = int(burst.stats()["copied_bytes"]["bulk"])
+    progress("memory")
+    args.memory_mb = [filmed_by(count, args.device, args.count) for count in (1, CAMERAS)]
+    progress("")
+    return runs
 
 
 def exactly(value: float) -> Estimate:
@@ -360,7 +357,24 @@ def exactly(value: float) -> Estimate:
     return Estimate(value, value, value, 1.0)
 
 
-def cameras() -> None:
+def camera_budgets(runs: Runs, args: argparse.Namespace) -> list[Budget]:
+    """Nothing is copied, and a camera costs nothing."""
+    one, many = args.memory_mb
+    return [
+        Budget("bytes of frames copied", exactly(args.copied_bytes), 0, "bytes"),
+        Budget(f"camera to result: <= {MOST} x without a camera", TO_ALONE(runs, CAMERA), MOST),
+        Budget(f"memory with {CAMERAS} cameras: <= {MOST_MEMORY} x with one", exactly(many / one), MOST_MEMORY),
+    ]
+
+
+def memory_table(_: Runs, args: argparse.Namespace) -> list[tuple[list[tuple[str, ...]], tuple[str, ...]]]:
+    """With one camera, and with many."""
+    rows = [(f"{n} camera{'s' * (n > 1)}", f"{mb:.1f}") for n, mb in zip((1, CAMERAS), args.memory_mb, strict=True)]
+    return [(rows, ("memory of the device", "MB"))]
+
+
+TO_ALONE = against(ALONE, "p50_us")
+FILMED = Question(
     """What does a camera's frame cost on its way to a result, beside the same model on its buffer without a camera?
 
         python bench/paced.py cameras [--device litert] [--pairs 9] [--json FILE]
@@ -373,39 +387,132 @@ def cameras() -> None:
     which is decoded from JPEG. At the end the burst says how much it copied. Memory: what the device's two processes
     keep for themselves with one such camera and with eight, each in a thread of its own, on one prepared model;
     buffers of cameras belong to the cameras.
-    """
-    parser = arguments(cameras.__doc__)
-    parser.add_argument("--device", default="litert", help="which runs the network")
-    parser.add_argument("--count", type=int, default=40, help="frames of a block")
-    args = parse(parser)
-    if args.quick:
-        args.count = 3
-    pin_client()
-    found = conditions()
-    runs, copied = run(args)
-    progress("memory")
-    one, many = (filmed_by(count, args.device, args.count) for count in (1, CAMERAS))
-    progress("")
-    ratio = estimate(runs.values(CAMERA) / runs.values(ALONE))
-    lines = [(name, spell(estimate(runs.values(name))), spell(ratio) if name == CAMERA else "") for name in runs.blocks]
-    lines += [
-        (f"memory of the device, {n} camera{'s' * (n > 1)}", f"{mb:.1f} MB", "")
-        for n, mb in ((1, one), (CAMERAS, many))
-    ]
-    budgets = [
-        Budget("bytes of frames copied", exactly(copied), 0, "bytes"),
-        Budget(f"camera to result: <= {MOST} x without a camera", ratio, MOST),
-        Budget(f"memory with {CAMERAS} cameras: <= {MOST_MEMORY} x with one", exactly(many / one), MOST_MEMORY),
-    ]
-    rows: list[dict[str, Any]] = [{"name": name, "ours": True, "rounds": runs.blocks[name]} for name in runs.blocks]
-    body = {"rows": rows, "copied_bytes": copied, "memory_mb": [one, many]}
-    publish(args, Report(CAMERAS_QUESTION, found, lines, budgets, body, CAMERAS_HEAD))
-    if args.plot:
-        import plots
+    """,
+    filmed,
+    {
+        "us per frame": interval("p50_us"),
+        "x without a camera": lambda runs, row: spell(TO_ALONE(runs, row)) if row == CAMERA else "",
+    },
+    options={
+        "--device": {"default": "litert", "help": "which runs the network"},
+        "--count": {"type": int, "default": 40, "help": "frames of a block"},
+    },
+    settle=lambda args: vars(args).update(count=3) if args.quick else None,
+    budgets=camera_budgets,
+    more=memory_table,
+    kept=("memory_mb",),
+    figures=("p50_us",),
+    bars=("p50_us", "us per frame"),
+)
 
-        figures = {name: float(np.median(runs.values(name))) for name in runs.blocks}
-        plots.bars(args.plot, figures, "us per frame", CAMERAS_QUESTION)
+
+# ---- the hint of an open burst
+
+NOTHING, ALL = "nothing", "idle states, clock and arenas: as devices do"
+ASKING = {
+    NOTHING: "AskingForNothing",
+    "idle states: 2 us": "AskingForIdleStates",
+    "idle states: none at all, processors poll": "AskingForPolling",
+    "clock": "AskingForClock",
+    ALL: "AskingForAll",
+}
+HINT_PACE = Pace(60, 1000)
+KEPT_ARENAS, TRIMMED = "a burst after a rest, arenas kept", "a burst after a rest, arenas trimmed"
+CPUS = Path("/sys/devices/system/cpu")
+
+
+def polled_seconds() -> float:
+    """Of all processors, while they had nothing to do: time of the idle state that polls."""
+    files = [path for path in CPUS.glob("cpu[0-9]*/cpuidle/state*/name") if path.read_text() == "POLL\n"]
+    return sum(int(path.with_name("time").read_text()) for path in files) / 1e6
+
+
+def asking(stack: ExitStack, name: str) -> Callable[[int], Block]:
+    """What runs a block of a burst that is open no longer, on a device that asks for that."""
+    device = stack.enter_context(own_device(f"native_device:{ASKING[name]}"))
+    prepared = stack.enter_context(device.prepare(model()))
+    processes, own = (device.service_pid, device.engine_pid), work_of(HINT_PACE.work)
+
+    def block(frames: int) -> Block:
+        with prepared.burst() as burst:
+            for array, value in zip(burst.inputs, (HINT_PACE.work, 0), strict=True):
+                array[:] = value
+            in_turns((burst.run, own), HINT_PACE.hz, 3, processes)
+            polled, begin = polled_seconds(), time.monotonic()
+            found = in_microseconds(in_turns((burst.run, own), HINT_PACE.hz, frames, processes))
+            return {**found, "polling": (polled_seconds() - polled) / (time.monotonic() - begin)}
+
+    return block
+
+
+def rested(stack: ExitStack, device_name: str) -> Callable[[int], Block]:
+    """What runs a block of requests after each other, a rest, and the first request after it."""
+    side = Side(stack.enter_context(device_that(device_name, SECONDS)), wide_model(), stack)
+
+    def block(_: int) -> Block:
+        time_calls(side.burst.run, 5)
+        time.sleep(4 * SECONDS)
+        megabytes = side.megabytes()
+        took = float(time_calls(side.burst.run, 1)[0]) / 1e3
+        return {"p50_us": took, "held_mb": megabytes}
+
+    return block
+
+
+def hinted(args: argparse.Namespace) -> Runs:
+    """All rounds, in turns. No burst is open but the one whose turn it is, as the hint holds for the machine."""
+    runs, frames = Runs(), max(2, round(args.seconds * HINT_PACE.hz / 2))
+    with ExitStack() as stack:
+        blocks = {name: asking(stack, name) for name in ASKING}
+        for name in rounds(args.pairs, list(blocks)):
+            runs.add(name, blocks[name](frames))
+    with ExitStack() as stack:
+        resting = {KEPT_ARENAS: "reference", TRIMMED: "native_device:Trimming"}
+        blocks = {name: rested(stack, device) for name, device in resting.items()}
+        for name in rounds(args.pairs, list(blocks)):
+            runs.add(name, blocks[name](frames))
+    return runs
+
+
+def where_known(key: str, cell: Cell) -> Cell:
+    """A column of the rows that have that figure."""
+    return lambda runs, row: cell(runs, row) if key in runs.blocks[row][0] else ""
+
+
+TO_NOTHING = against(NOTHING, "costs_us")
+HINT = Question(
+    """What does an open burst ask of the machine, and what is it worth?
+
+        python bench/paced.py hint [--pairs 5] [--seconds 1.5] [--json FILE]
+
+    A stream of 60 requests a second with 1 ms of work each, in turns with the same work in this process, on devices
+    that ask for one part of the hint (docs/qos.md) or all of it, from when the burst opens until it ends: one burst is
+    open at a time, because idle states are the machine's. "Costs" is the difference of the two medians. CPU is that of
+    both processes for one frame of the burst; processors that poll while they have nothing to do are counted apart, as
+    no process is charged for it: 1.00 is one processor. Devices ask for idle states of at most 2 us; the row that has
+    none at all shows why. Arenas matter to a burst that has rested: the first request after that, of a model with
+    temporaries of 16 MB, and what the engine holds meanwhile.
+    """,
+    hinted,
+    {
+        "p50 us": median("p50_us", ".0f"),
+        "p99 us": where_known("p99_us", median("p99_us", ".0f")),
+        "costs us": where_known("costs_us", interval("costs_us")),
+        "x nothing": where_known("costs_us", times(TO_NOTHING, NOTHING)),
+        "CPU us a frame": where_known("cpu_us", median("cpu_us", ".0f")),
+        "processors that poll idly": where_known("polling", median("polling")),
+        "held at rest, MB": where_known("held_mb", median("held_mb", ".1f")),
+    },
+    options={"--seconds": {"type": float, "default": 1.5, "help": "for one block (default 1.5)"}},
+    settle=lambda args: vars(args).update(seconds=0.1) if args.quick else None,
+    group=lambda row: "a stream" if row in ASKING else "a rest",
+    figures=("p50_us",),
+    ours=(ALL, KEPT_ARENAS),
+    bars=("p50_us", "us"),
+    pairs=5,
+    is_pinned=False,
+)
 
 
 if __name__ == "__main__":
-    ask({"": main, "cameras": cameras})
+    ask({"": PACED.answer, "cameras": FILMED.answer, "hint": HINT.answer})

@@ -210,7 +210,7 @@ def _short(x: float) -> str:
 
 def _dots(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
     for y, row in enumerate(rows):
-        colour = OURS if row["ours"] else FLOOR if row["name"] == row["floor"] else OTHERS
+        colour = OURS if row["ours"] else FLOOR if row["name"] == row.get("floor") else OTHERS
         axis.plot([row["p50_us"], row["p99_us"]], [y, y], color=colour, linewidth=1.4, marker="|", markevery=[1])
         axis.plot(row["p50_us"], y, "o", color=colour, markersize=7 if row["ours"] else 5)
         axis.annotate(

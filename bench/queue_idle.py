@@ -27,18 +27,13 @@ from measure import (
     CLIENT_CPU,
     DEVICE_CPU,
     Budget,
-    Report,
     Runs,
-    arguments,
     ask,
-    conditions,
     held,
-    parse,
     progress,
-    publish,
     rounds,
-    spell,
 )
+from question import Question, interval, median
 
 import fmq
 from driver.cli.timing import Estimate, estimate
@@ -50,12 +45,9 @@ if TYPE_CHECKING:
 
     from driver.cli.timing import Estimate
 
-QUESTION = "What does a waiting reader cost?"
 MAIN, OTHER = "main thread", "other thread"
 QUEUES = 8  # for the process that waits for several
 SETTLE = 0.5  # seconds between "I am about to wait" and the first look
-HEAD = ("a process that waits in", "where", "wake-ups per s", "CPU us per s")
-
 
 # What they wait in. Each gets readers and a flag's memory, and returns when something came.
 
@@ -206,64 +198,38 @@ def run(args: argparse.Namespace) -> Runs:
     return runs
 
 
-def rows_of(runs: Runs) -> list[dict[str, Any]]:
-    """A row per way and thread."""
-    rows = []
-    for what, where in ((what, where) for what in (FLOOR, *WAYS) for where in (MAIN, OTHER)):
-        name = name_of(what, where)
-        row: dict[str, Any] = {"name": name, "what": what, "where": where, "ours": what != FLOOR}
-        if name in runs.errors:
-            rows.append({**row, "error": runs.errors[name]})
-            continue
-        figures = {key: estimate(runs.values(name, key))._asdict() for key in ("wakeups_per_s", "cpu_us_per_s")}
-        rows.append({**row, **figures, "rounds": runs.blocks[name]})
-    return rows
-
-
-def line_of(runs: Runs, row: dict[str, Any]) -> tuple[str, ...]:
-    """One line of the table."""
-    if "error" in row:
-        return row["what"], row["where"], row["error"], ""
-    figures = (spell(estimate(runs.values(row["name"], key))) for key in ("wakeups_per_s", "cpu_us_per_s"))
-    return row["what"], row["where"], *figures
-
-
 def most(runs: Runs, where: str) -> Estimate:
     """Wake-ups of whichever of ours had the most, round by round."""
     ours = [name_of(what, where) for what in WAYS if runs.has(name_of(what, where))]
     return estimate(np.max([runs.values(name, "wakeups_per_s") for name in ours], axis=0))
 
 
-def main() -> None:
-    """Measures, prints, writes."""
-    parser = arguments(__doc__)
-    parser.add_argument("--seconds", type=float, metavar="S", help="of a round (default 5, with --quick 0.3)")
-    args = parse(parser)
-    args.seconds = args.seconds or (0.3 if args.quick else 5.0)
-    found = conditions()
-    runs = run(args)
-    rows = rows_of(runs)
-    budgets = [
+WAITING = Question(
+    __doc__,
+    run,
+    {
+        "where": lambda _, name: name.rpartition(", ")[2],
+        "wake-ups per s": interval("wakeups_per_s"),
+        "CPU us per s": interval("cpu_us_per_s"),
+    },
+    options={"--seconds": {"type": float, "metavar": "S", "help": "of a round (default 5, with --quick 0.3)"}},
+    settle=lambda args: vars(args).update(seconds=args.seconds or (0.3 if args.quick else 5.0)),
+    budgets=lambda runs, _: [
         Budget("no wake-ups outside the main thread, whichever has the most", most(runs, OTHER), 0, "per s"),
         Budget("in the main thread at most 10 per second", most(runs, MAIN), 10, "per s"),
-    ]
-    body = {"subjects": rows, "block_seconds": args.seconds}
-    publish(args, Report(QUESTION, found, [line_of(runs, row) for row in rows], budgets, body, HEAD))
-    if args.plot:
-        import plots
-
-        plots.bars(
-            args.plot,
-            {r["name"]: r["wakeups_per_s"]["median"] for r in rows if r["ours"] and "error" not in r},
-            "wake-ups per second",
-            QUESTION,
-        )
-
+    ],
+    figures=("wakeups_per_s", "cpu_us_per_s"),
+    group=lambda _: "a process that waits in",
+    label=lambda name: name.rpartition(", ")[0],
+    ours=[name_of(what, where) for what in WAYS for where in (MAIN, OTHER)],
+    kept=("seconds",),
+    bars=("wakeups_per_s", "wake-ups per second"),
+    is_pinned=False,
+)
 
 # ---- number
 
 
-NUMBER_QUESTION = "What does an idle queue cost as their number grows?"
 DTYPE, CAPACITY = "V64", 64
 EACH, TOGETHER = "a memory each", "in one region"
 NUMBER_WAYS, SIDES = (EACH, TOGETHER), ("maker", "attacher")
@@ -271,7 +237,6 @@ COUNTS = (1, 10, 100, 1000)
 STRIDE = 8192  # bytes of a queue in a region: the control page and the ring
 FDS_PER_MESSAGE = 200  # the kernel takes 253
 KEYS = ("us", "resident_kib", "shared_kib", "fds", "mappings", "threads")
-NUMBER_HEAD = ("queues", "", "us to make or attach", "resident KiB", "of it shared KiB", "fds", "mappings", "threads")
 
 
 def make(way: str, count: int, times: list[float]) -> list[tuple[fmq.MessageQueue, fmq.MessageQueueWriter]]:
@@ -384,29 +349,6 @@ def number_run(args: argparse.Namespace) -> Runs:
     return runs
 
 
-def number_rows_of(runs: Runs, counts: Sequence[int]) -> list[dict[str, Any]]:
-    """A row per way, number and side."""
-    rows = []
-    for way, count, side in ((way, count, side) for way in NUMBER_WAYS for count in counts for side in SIDES):
-        name = number_name_of(way, count, side)
-        row: dict[str, Any] = {"name": name, "way": way, "count": count, "side": side, "ours": True}
-        if name in runs.errors:
-            rows.append({**row, "error": runs.errors[name]})
-        else:
-            figures = runs.medians(name, *KEYS)
-            rows.append({**row, **figures, "rounds": runs.blocks[name]})
-    return rows
-
-
-def number_line_of(runs: Runs, row: dict[str, Any]) -> tuple[str, ...]:
-    """One line of the table."""
-    head = f"{row['count']} {row['way']}", row["side"]
-    if "error" in row:
-        return *head, row["error"], "", "", "", "", ""
-    figures = (f"{row[key]:.2f}" for key in KEYS if key != "us")
-    return *head, spell(estimate(runs.values(row["name"], "us"))), *figures
-
-
 def growth(runs: Runs, way: str, side: str, key: str, counts: Sequence[int]) -> Estimate | None:
     """What one of the many costs, to what one of a tenth of them does; in pairs."""
     if len(counts) < 2:
@@ -433,14 +375,38 @@ def budgets(runs: Runs, counts: Sequence[int]) -> list[Budget]:
     ]
 
 
-def draw(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def draw(args: argparse.Namespace, _: Runs, rows: list[dict[str, Any]]) -> None:
     """Time and memory per queue against their number."""
     import plots
 
-    plots.costs(path, [row for row in rows if "error" not in row], NUMBER_QUESTION)
+    plots.costs(args.plot, rows, "What does an idle queue cost as their number grows?")
 
 
-def number() -> None:
+def settle_counts(args: argparse.Namespace) -> None:
+    """As many descriptors as may be."""
+    args.counts = sorted(args.counts or ((1, 10) if args.quick else COUNTS))
+    if args.counts[0] < 1:
+        raise ValueError("--counts: at least 1")
+    args.most_fds = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (args.most_fds, args.most_fds))
+
+
+def parts_of(name: str) -> dict[str, Any]:
+    """What is in a row's name."""
+    kind, _, side = name.rpartition(", ")
+    count, _, way = kind.partition(" ")
+    return {"way": way, "count": int(count), "side": side}
+
+
+def number_rows(runs: Runs, _: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row per way, number and side."""
+    return [
+        {"name": name, **parts_of(name), "ours": True, **runs.medians(name, *KEYS), "rounds": runs.blocks[name]}
+        for name in runs.blocks
+    ]
+
+
+NUMBER = Question(
     """What does an idle queue cost as their number grows?
 
         python bench/queue_idle.py number [--pairs 9] [--counts 1 10 100 1000] [--json FILE] [--plot FILE]
@@ -450,23 +416,27 @@ def number() -> None:
     how much of it the two share (smaps_rollup), file descriptors, mappings, threads, all divided by the number of
     queues; and how long making and attaching the median queue took. Every round starts both processes anew. A memory
     each, and, where this version has it, all queues in one region.
-    """
-    parser = arguments(number.__doc__)
-    parser.add_argument("--counts", type=int, nargs="+", metavar="N", help="of queues (default 1 10 100 1000)")
-    args = parse(parser)
-    args.counts = sorted(args.counts or ((1, 10) if args.quick else COUNTS))
-    if args.counts[0] < 1:
-        parser.error("--counts: at least 1")
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    found = {**conditions(), "most_fds": hard}
-    runs = number_run(args)
-    rows = number_rows_of(runs, args.counts)
-    lines = [number_line_of(runs, row) for row in rows]
-    publish(args, Report(NUMBER_QUESTION, found, lines, budgets(runs, args.counts), {"subjects": rows}, NUMBER_HEAD))
-    if args.plot:
-        draw(args.plot, rows)
-
+    """,
+    number_run,
+    {
+        "": lambda _, name: parts_of(name)["side"],
+        "us to make or attach": interval("us"),
+        "resident KiB": median("resident_kib"),
+        "of it shared KiB": median("shared_kib"),
+        "fds": median("fds"),
+        "mappings": median("mappings"),
+        "threads": median("threads"),
+    },
+    options={"--counts": {"type": int, "nargs": "+", "metavar": "N", "help": "of queues (default 1 10 100 1000)"}},
+    settle=settle_counts,
+    budgets=lambda runs, args: budgets(runs, args.counts),
+    conditions=lambda args: {"most_fds": args.most_fds},
+    group=lambda _: "queues",
+    label=lambda name: name.rpartition(", ")[0],
+    rows=number_rows,
+    draw=draw,
+    is_pinned=False,
+)
 
 if __name__ == "__main__":
-    ask({"": main, "number": number})
+    ask({"": WAITING.answer, "number": NUMBER.answer})

@@ -1,4 +1,4 @@
-"""Is the queue as fast as the floor?
+"""Is the queue as fast as the floor? 64 bytes each way
 
     python bench/queue_roundtrip.py [--sizes] [--peers all|none|posix_mq …] [--json FILE] [--plot FILE]
 
@@ -24,30 +24,23 @@ from measure import (
     DEVICE_CPU,
     HERE,
     Budget,
-    Report,
     Runs,
     Subject,
-    arguments,
     block_of,
     c_block,
-    cells,
     compile_c,
     compile_with_ours,
-    conditions,
     interleave,
     over_floor_in_adds,
-    parse,
     peer_block,
     peers_process,
-    pin_client,
     progress,
-    publish,
     ratio,
     scratch,
     size,
-    subject_rows,
     times_floor,
 )
+from question import beside_floors
 
 import fmq
 from driver.cli.timing import estimate
@@ -62,7 +55,6 @@ if TYPE_CHECKING:
 
     from driver.cli.timing import Estimate
 
-QUESTION = "Is the queue as fast as the floor? 64 bytes each way"
 SPIN, FUTEX, RING = "floor: limit spin", "floor: limit futex", "floor: spsc"
 C_SPIN, C_SLEEP = "queue in C, polling", "queue in C, sleeping"
 PY_SPIN, PY_SLEEP = "queue from Python, polling", "queue from Python, sleeping"
@@ -263,18 +255,12 @@ def run(args: argparse.Namespace) -> Runs:
         return interleave(args.subjects, floors, args.pairs, progress)
 
 
-def options() -> argparse.Namespace:
-    """The command line."""
-    parser = arguments(__doc__)
-    parser.add_argument("--peers", nargs="+", default=["all"], choices=("all", "none", *PEERS), metavar="PEER")
-    parser.add_argument("--sizes", nargs="*", type=int, metavar="BYTES", help="also messages of these sizes, polling")
-    args = parse(parser)
-    args.peers = [name for name in PEERS if name in args.peers or "all" in args.peers]
+def settle(args: argparse.Namespace) -> None:
+    """Without --sizes there are no others; with it and no number, those of SIZES."""
     wanted = () if args.sizes is None else args.sizes or SIZES
     if min(wanted, default=1) < 1:
-        parser.error("--sizes: at least 1")
+        raise ValueError("--sizes: at least 1")
     args.sizes = sorted({*wanted} - {NBYTES, KIB})
-    return args
 
 
 def against_size(rows: list[dict[str, Any]], sizes: Sequence[int]) -> list[plots.Line]:
@@ -293,28 +279,28 @@ def against_size(rows: list[dict[str, Any]], sizes: Sequence[int]) -> list[plots
     ]
 
 
-def draw(path: Path, rows: list[dict[str, Any]], sizes: Sequence[int]) -> None:
+def draw(args: argparse.Namespace, _: Runs, rows: list[dict[str, Any]]) -> None:
     """64 bytes in full, or one figure of every size."""
     import plots
 
-    if sizes:
-        lines = against_size(rows, sorted({NBYTES, *sizes}))
-        plots.latency_against_size(path, lines, "There and back through two queues, polling")
+    if args.sizes:
+        lines = against_size(rows, sorted({NBYTES, *args.sizes}))
+        plots.latency_against_size(args.plot, lines, "There and back through two queues, polling")
     else:
-        plots.latencies(path, rows, [PY_SPIN, PY_SLEEP], "64 bytes each way through two queues")
+        plots.latencies(args.plot, rows, [PY_SPIN, PY_SLEEP], "64 bytes each way through two queues")
 
 
-def main() -> None:
-    """Measures, prints, writes."""
-    args = options()
-    pin_client()
-    found = conditions()
-    runs = run(args)
-    rows = subject_rows(runs, args.subjects)
-    publish(args, Report(QUESTION, found, [cells(row) for row in rows], budgets(runs), {"subjects": rows}))
-    if args.plot:
-        draw(args.plot, rows, args.sizes)
-
+ROUNDTRIP = beside_floors(
+    __doc__,
+    run,
+    options={
+        "--sizes": {"nargs": "*", "type": int, "metavar": "BYTES", "help": "also messages of these sizes, polling"}
+    },
+    peers=PEERS,
+    settle=settle,
+    budgets=lambda runs, _: budgets(runs),
+    draw=draw,
+)
 
 if __name__ == "__main__":
-    main()
+    ROUNDTRIP.answer()

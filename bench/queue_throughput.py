@@ -24,28 +24,23 @@ from measure import (
     PEER_TIMEOUT,
     Block,
     Budget,
-    Report,
     Runs,
     Subject,
-    arguments,
     ask,
     c_block,
     compile_c,
     compile_with_ours,
-    conditions,
     cpu_seconds,
     figures_of,
     interleave,
-    parse,
-    pin_client,
     progress,
-    publish,
     ratio,
     scratch,
     size,
     spell,
     times_floor,
 )
+from question import Question, against, dots, interval
 
 import fmq
 from driver.cli.timing import estimate
@@ -62,7 +57,6 @@ if TYPE_CHECKING:
 
     from driver.cli.timing import Estimate
 
-QUESTION = "How many elements and bytes per second, single and batched?"
 SIZES, BATCHES, MOST = (8, 64, 512, 4096, 65536, 1 << 20), (1, 4, 16, 64, 256), 1 << 20
 COPY, PLACE, OVERWRITE = "write/read in C", "in place in C", "overwriting in C"
 PY_COPY, PY_PLACE = "write/read", "reserve/peek"
@@ -303,40 +297,41 @@ def budgets(runs: Runs) -> list[Budget]:
     ]
 
 
-def options() -> argparse.Namespace:
-    """The command line."""
-    parser = arguments(__doc__)
-    parser.add_argument("--peers", nargs="+", default=["all"], choices=("all", "none", *streams.PEERS), metavar="PEER")
-    args = parse(parser)
-    args.peers = [name for name in streams.PEERS if name in args.peers or "all" in args.peers]
+def settle(args: argparse.Namespace) -> None:
+    """Few cells where nothing is measured."""
     args.sizes, args.batches = ((64, 65536), (1, 16)) if args.quick else (SIZES, BATCHES)
-    return args
 
 
-def main() -> None:
-    """Measures, prints, writes."""
-    args = options()
-    pin_client()
-    found = conditions()
-    runs = run(args)
-    rows = rows_of(runs, args)
+def tables(runs: Runs, args: argparse.Namespace) -> list[Any]:
+    """In C, and from Python."""
     in_c = [line_in_c(runs, cell) for cell in cells_in_c(args)]
     from_python = [line_from_python(runs, cell, args.peers) for cell in cells_from_python(args)]
     head = ("from Python, ns (MB/s)", PY_COPY, PY_PLACE, *args.peers, f"{PY_COPY} x best", f"{PY_PLACE} x best")
-    body = {"subjects": rows}
-    publish(args, Report(QUESTION, found, in_c, budgets(runs), body, C_HEAD, [(from_python, head)]))
-    if args.plot:
-        import plots
+    return [(in_c, C_HEAD), (from_python, head)]
 
-        plots.streams(args.plot, rows, "One way through a queue, between two processes")
 
+def draw_streams(args: argparse.Namespace, _: Runs, rows: list[dict[str, Any]]) -> None:
+    """Of all cells."""
+    import plots
+
+    plots.streams(args.plot, rows, "One way through a queue, between two processes")
+
+
+STREAMS = Question(
+    __doc__,
+    run,
+    peers=streams.PEERS,
+    settle=settle,
+    budgets=lambda runs, _: budgets(runs),
+    rows=rows_of,
+    tables=tables,
+    draw=draw_streams,
+)
 
 # ---- broadcast
 
 
-BROADCAST_QUESTION = "How long until the last reader has it?"
 BROADCAST_OURS, PEER = "fmq, broadcast", "chunks and flags, polling"
-HEAD = ("way", "readers", "message", "rate", "p50 us", "p99 us", "idle: % of a CPU each", "p50, x the peer's")
 HEAD_BYTES = 16  # of a part of a record
 
 
@@ -456,27 +451,44 @@ def broadcast_run(args: argparse.Namespace) -> Runs:
     runs = Runs()
     for number in range(args.pairs):
         for load in args.loads:
-            for name in list(WAYS)[:: 1 if number % 2 else -1]:
+            for name in list(WAYS)[:: -1 if number % 2 else 1]:
                 progress(f"round {number + 1} of {args.pairs}", load.row(name))
                 runs.add(load.row(name), block(name, load, args.seconds))
     progress("")
     return runs
 
 
-def line_of(runs: Runs, name: str, load: Load) -> tuple[str, ...]:
-    """One line of the table."""
-    row = load.row(name)
-    figures = (spell(estimate(runs.values(row, key))) for key in ("p50_us", "p99_us", "idle_percent"))
-    times = spell(times_peer(runs, load)) if name == BROADCAST_OURS else ""
-    return name, str(load.readers), size(load.nbytes), f"{load.rate}/s", *figures, times
+def load_of(row: str) -> list[str]:
+    """The readers, the message and the rate of a row."""
+    return row.removeprefix(BROADCAST_OURS).removeprefix(PEER).removeprefix(", ").split(", ")
 
 
-def times_peer(runs: Runs, load: Load) -> Any:
+def times_peer(runs: Runs, row: str) -> Estimate:
     """Our p50 over the peer's, round by round."""
-    return estimate(runs.values(load.row(BROADCAST_OURS)) / runs.values(load.row(PEER)))
+    return against(row.replace(BROADCAST_OURS, PEER), "p50_us")(runs, row)
 
 
-def broadcast() -> None:
+def settle_broadcast(args: argparse.Namespace) -> None:
+    """Few loads where nothing is measured."""
+    args.seconds = args.seconds or (0.1 if args.quick else 0.5)
+    args.loads = [load for load in LOADS if load.rate == 10] if args.quick else LOADS
+
+
+def broadcast_budgets(runs: Runs, args: argparse.Namespace) -> list[Budget]:
+    """As fast as those that poll, and next to nothing while nothing comes."""
+    many = [load for load in args.loads if load.readers == 8]
+    idle = np.max([runs.values(load.row(BROADCAST_OURS), "idle_percent") for load in args.loads], axis=0)
+    return [
+        Budget(
+            f"{load.readers} readers, {size(load.nbytes)}, {load.rate}/s: p50 <= the peer's",
+            times_peer(runs, load.row(BROADCAST_OURS)),
+            1,
+        )
+        for load in many
+    ] + [Budget("an idle reader, whichever has the most", estimate(idle), 1, "% of a CPU")]
+
+
+BROADCAST = Question(
     """How long until the last reader of a broadcast has a message, and what do readers that wait cost?
 
         python bench/queue_throughput.py broadcast [--pairs 9] [--seconds 0.5] [--json FILE]
@@ -487,46 +499,28 @@ def broadcast() -> None:
     poll for 50 us and then sleep, which is the default; the peer's poll without an end. (vLLM has an option by which
     they sleep for 0.1 s at a time when nothing came for some seconds. At the rates here that never happens.) Idle:
     CPU time of each reader while nothing is sent.
-    """
-    parser = arguments(broadcast.__doc__)
-    parser.add_argument("--seconds", type=float, metavar="S", help="of a block (default 0.5, with --quick 0.1)")
-    args = parse(parser)
-    args.seconds = args.seconds or (0.1 if args.quick else 0.5)
-    args.loads = [load for load in LOADS if load.rate == 10] if args.quick else LOADS
-    found = conditions()
-    runs = broadcast_run(args)
-    lines = [line_of(runs, name, load) for load in args.loads for name in WAYS]
-    budgets = [
-        Budget(
-            f"{load.readers} readers, {size(load.nbytes)}, {load.rate}/s: p50 <= the peer's", times_peer(runs, load), 1
-        )
-        for load in args.loads
-        if load.readers == 8
-    ]
-    idle = np.max([runs.values(load.row(BROADCAST_OURS), "idle_percent") for load in args.loads], axis=0)
-    budgets.append(Budget("an idle reader, whichever has the most", estimate(idle), 1, "% of a CPU"))
-    body = {"rows": dict(runs.blocks), "block_seconds": args.seconds}
-    publish(args, Report(BROADCAST_QUESTION, found, lines, budgets, body, HEAD))
-    if args.plot:
-        draw(args, runs)
-
-
-def draw(args: argparse.Namespace, runs: Runs) -> None:
-    """A dot for each load and way."""
-    import plots
-
-    rows = [
-        {
-            "name": name,
-            "ours": name.startswith(BROADCAST_OURS),
-            "floor": "",
-            **runs.medians(name, "p50_us", "p99_us"),
-            "rounds": rounds,
-        }
-        for name, rounds in runs.blocks.items()
-    ]
-    plots.latencies(args.plot, rows, [], "From the writer to the last reader")
-
+    """,
+    broadcast_run,
+    {
+        "readers": lambda _, row: load_of(row)[0].removesuffix(" readers"),
+        "message": lambda _, row: load_of(row)[1],
+        "rate": lambda _, row: load_of(row)[2],
+        "p50 us": interval("p50_us"),
+        "p99 us": interval("p99_us"),
+        "idle: % of a CPU each": interval("idle_percent"),
+        "p50, x the peer's": lambda runs, row: "" if row.startswith(PEER) else spell(times_peer(runs, row)),
+    },
+    options={"--seconds": {"type": float, "metavar": "S", "help": "of a block (default 0.5, with --quick 0.1)"}},
+    settle=settle_broadcast,
+    budgets=broadcast_budgets,
+    figures=("p50_us", "p99_us"),
+    group=lambda _: "way",
+    label=lambda row: BROADCAST_OURS if row.startswith(BROADCAST_OURS) else PEER,
+    ours=[load.row(BROADCAST_OURS) for load in LOADS],
+    kept=("seconds",),
+    draw=dots("From the writer to the last reader"),
+    is_pinned=False,
+)
 
 if __name__ == "__main__":
-    ask({"": main, "broadcast": broadcast})
+    ask({"": STREAMS.answer, "broadcast": BROADCAST.answer})

@@ -59,6 +59,7 @@ PLAN = {
     "qos.py --only stream grpc": (610, "--pairs 5 --seconds 6"),
     "qos.py --only fairness uids": (60, "--pairs 5 --seconds 10"),
     "fenced.py": (10, ""),
+    "state.py": (10, ""),
     "burst_depth.py goodput": (80, ""),
     "idle_cost.py": (50, ""),
 }

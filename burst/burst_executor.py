@@ -46,11 +46,11 @@ class ExecutorCache:
         self.estimates = Estimates()
 
     def job(self, packet: RequestPacket) -> DecodedRequest:
-        """How to bind that request."""
+        """Return how to bind that request."""
         return DecodedRequest(packet, partial(_ExecutorRun, self, packet.measure))
 
     def resolve(self, slots: Sequence[int], fetch: Callable[[list[int]], list[Memory]]) -> Sequence[int]:
-        """Has the executor keep the memory of each slot, and returns the slots. All or nothing."""
+        """Have the executor keep the memory of each slot, and return the slots. All or nothing."""
         self._fetch = fetch
         with self._lock:
             self._add(slots)
@@ -71,7 +71,7 @@ class ExecutorCache:
             self._fetch = None
 
     def execute(self, request: Request, slots: Sequence[int | Token], measure: bool) -> Result:
-        """Execute once, and check the result. Raises StatusError, and what the executor raises."""
+        """Execute once, and check the result. Raise StatusError, and what the executor raises."""
         due = lib.burst_due()
         try:
             with self._lock:
@@ -83,7 +83,7 @@ class ExecutorCache:
         return checked_result(found, request)
 
     def _add(self, slots: Iterable[int]) -> None:
-        """Under the lock."""
+        """Add an entry, under the lock."""
         executor = self._executor
         missing = sorted({slot for slot in slots if not executor.is_cache_entry_present(slot)})
         if not missing:
@@ -141,7 +141,7 @@ class _ExecutorRun(Execution):
 
 
 def checked_result(found: object, request: Request) -> Result:
-    """Return the result of a successful execution, as a client may see it. Raises StatusError for every other one."""
+    """Return the result of a successful execution, as a client may see it. Raise StatusError for every other one."""
     if not isinstance(found, Result):
         raise GeneralFailure(f"the executor returned {found!r:.80}, not a burst.Result")
     try:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from burst._core import ffi, lib
+from burst._core import lib
 from burst.errors import status_error
 from burst.messages import NO_CAUSE, Cause, ErrorStatus
 from fmq import clock
-from fmq.clock import FOREVER
 
 if TYPE_CHECKING:
     from typing import Any
@@ -19,21 +18,6 @@ if TYPE_CHECKING:
     from burst.errors import StatusError
     from burst.messages import Phase
     from burst.trace import Trace
-
-
-def admit(estimate: Any, since: int, deadline: int) -> None:
-    """Raise MissedDeadline* for an execution that cannot be done by then. `since`: when it could have begun, ns."""
-    if deadline != FOREVER:
-        status = lib.burst_admit(ffi.NULL if estimate is None else estimate, since, clock.now(), deadline)
-        if status:
-            is_transient = status == ErrorStatus.MISSED_DEADLINE_TRANSIENT
-            raise missed(status, "queued" if is_transient else "before start", deadline, estimate)
-
-
-def not_done(estimate: Any, since: int, deadline: int, took: int, *, is_unsure: bool) -> StatusError:
-    """Return the error of an execution that began and was not done by then; arguments as of `burst_missed`."""
-    known = ffi.NULL if estimate is None else estimate
-    return missed(lib.burst_missed(known, since, deadline, took, is_unsure), "executing", deadline, estimate)
 
 
 def missed(status: int, phase: Phase, deadline: int, estimate: Any = None) -> StatusError:

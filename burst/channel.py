@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgpack
 
-from burst.errors import Malformed, PeerDied, ResourceExhaustedTransient, Timeout, device_gone
+from burst.errors import DeviceEnd, Malformed, PeerDied, ResourceExhaustedTransient, Timeout
 from burst.exhaustion import DescriptorsLost
 from burst.serving_thread import ServingThread
 from fmq import Watch
@@ -39,8 +39,12 @@ _log = logging.getLogger(__name__)
 MAX_BYTES = 64 * 1024
 MAX_FDS = 72
 MAX_DEPTH = 8
+_SO_PASSRIGHTS = 83  # Linux 6.16 and later; Python has no name for it
 _NESTED = (list, dict)
-_ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
+_ANCILLARY = socket.CMSG_SPACE(253 * 4)
+"""Room for all descriptors that a message can have on Linux: the kernel closes those for which there is none, at once
+and in the thread that receives.
+"""
 # Plain integers: `|` and `&` of enumeration members cost more than a system call.
 _CLOEXEC, _NO_WAIT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
 _NO_SIGNAL, _TRUNCATED = int(socket.MSG_NOSIGNAL), int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
@@ -64,7 +68,8 @@ class Message(NamedTuple):
             raise Malformed(f"a message of {len(self.raw)} bytes is not msgpack: {error}") from error
         if not isinstance(body, list):
             raise Malformed(f"a message is a list, not {type(body).__name__}")
-        _check_depth(body, MAX_DEPTH)
+        if _depth(body) > MAX_DEPTH:
+            raise Malformed(f"a message nested deeper than {MAX_DEPTH}")
         return body
 
     def close(self) -> None:
@@ -78,12 +83,17 @@ class Message(NamedTuple):
         return fds
 
 
-def _check_depth(value: list[Any] | dict[Any, Any], left: int) -> None:
-    if not left:
-        raise Malformed(f"a message nested deeper than {MAX_DEPTH}")
-    for part in value.values() if isinstance(value, dict) else value:
-        if isinstance(part, _NESTED):  # checked before the call: most parts are not, and a call costs more
-            _check_depth(part, left - 1)
+def _depth(body: list[Any]) -> int:
+    """Return how deep lists and maps are nested; from one more than is allowed on it is not counted any further."""
+    depth, level = 0, list[Any]((body,))
+    while level and depth <= MAX_DEPTH:
+        below = list[Any]()
+        for value in level:
+            for part in value.values() if isinstance(value, dict) else value:
+                if isinstance(part, _NESTED):
+                    below.append(part)
+        depth, level = depth + 1, below
+    return depth
 
 
 def _no_ext(code: int, _: bytes) -> NoReturn:
@@ -99,8 +109,25 @@ def close_all(fds: list[int]) -> None:
             os.close(fds.pop())
 
 
+def refuse_descriptors(sock: socket.socket) -> bool:
+    """Have the kernel refuse messages with descriptors to this socket, and to those that a listening one accepts.
+
+    The sender gets EPERM. Otherwise descriptors arrive even where nobody asks for them, and the last one to close such
+    a socket closes them. Return False before Linux 6.16, which cannot do so.
+    """
+    return _pass_rights(sock, 0)
+
+
+def _pass_rights(sock: socket.socket, value: int) -> bool:
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, value)
+    except OSError:
+        return False
+    return True
+
+
 def pack(body: Sequence[object]) -> bytes:
-    """Return the bytes of a message. Raises Malformed when it is longer than a channel takes."""
+    """Return the bytes of a message. Raise Malformed when it is longer than a channel takes."""
     raw: bytes = msgpack.packb(body)
     if len(raw) > MAX_BYTES:
         raise Malformed(f"a message of {len(raw)} bytes; at most {MAX_BYTES} are allowed")
@@ -115,7 +142,7 @@ class Channel(Closing):
         # Closes the socket without a ResourceWarning when the channel is dropped or the interpreter ends.
         self._finalizer = weakref.finalize(self, sock.close)
         self._watch: Watch | None = None
-        self._shutdown_reason: Callable[[], str] = str
+        self._device_end: Callable[[], DeviceEnd] = DeviceEnd
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
 
     @classmethod
@@ -126,7 +153,7 @@ class Channel(Closing):
 
     @classmethod
     def from_fd(cls, fd: int) -> Channel:
-        """Owns `fd`. Raises Malformed when it is no packet socket."""
+        """Take over `fd`. Raise Malformed when it is no packet socket."""
         try:
             sock = socket.socket(fileno=fd)
         except OSError as error:
@@ -141,6 +168,14 @@ class Channel(Closing):
     def fileno(self) -> int:
         """Return the socket's descriptor, for select and for SCM_RIGHTS."""
         return self.socket.fileno()
+
+    def refuse_descriptors(self) -> bool:
+        """Have the kernel refuse descriptors, as `refuse_descriptors` of this module does."""
+        return refuse_descriptors(self.socket)
+
+    def accept_descriptors(self) -> None:
+        """Take descriptors from now on, on a connection that a listener accepted which refuses them."""
+        _pass_rights(self.socket, 1)
 
     @property
     def peer_uid(self) -> int:
@@ -184,34 +219,34 @@ class Channel(Closing):
         return bool(poll.poll(0))
 
     @property
-    def shutdown_reason(self) -> str:
-        """Why the device has ended, where it has said so; "": it has not."""
-        return self._shutdown_reason()
+    def device_end(self) -> DeviceEnd:
+        """The device's end, where it has told of it."""
+        return self._device_end()
 
-    def note_end(self, words: str | Callable[[], str]) -> None:
-        """Has errors of this channel say why the device has ended; or how to find out, once one is raised."""
-        self._shutdown_reason = (lambda: words) if isinstance(words, str) else words
+    def note_end(self, end: Callable[[], DeviceEnd]) -> None:
+        """Have errors of this channel say why the device has ended, as `end` finds out once one is raised."""
+        self._device_end = end
 
     def gone(self) -> PeerDied:
         """Return the error of a device's end."""
-        return device_gone(self.shutdown_reason)
+        return self.device_end.error()
 
     def _gone(self, why: str) -> PeerDied:
         """Return the error for the end of the connection. Only a device is watched: `why`, if it is no device's end."""
         if self._watch is None or self.fileno() < 0:
             return PeerDied(why)
-        words = self.shutdown_reason
-        is_its_end = words or self._watch.has_died  # the kernel marks its death before it ends its sockets
-        return device_gone(words) if is_its_end else PeerDied("the connection to the device has ended")
+        end = self.device_end
+        is_its_end = end.words or self._watch.has_died  # the kernel marks its death before it ends its sockets
+        return end.error() if is_its_end else PeerDied("the connection to the device has ended")
 
     def send(self, body: Sequence[object], fds: Sequence[int] = ()) -> None:
-        """Send a message. Raises PeerDied, and Malformed for a message that is too long."""
+        """Send a message. Raise PeerDied, and Malformed for a message that is too long."""
         self.send_raw(pack(body), fds)
 
     def send_raw(self, raw: bytes, fds: Sequence[int] = (), tries: int = _TRIES) -> None:
         """Send bytes that `pack` made. `tries`: while the kernel has no memory for them.
 
-        Raises PeerDied; ResourceExhaustedTransient where too many descriptors are on their way: the kernel counts those
+        Raise PeerDied; ResourceExhaustedTransient where too many descriptors are on their way: the kernel counts those
         that no process has received yet for the account that sent them.
         """
         try:
@@ -236,7 +271,7 @@ class Channel(Closing):
     def send_at_once(self, raw: bytes) -> bool:
         """Send bytes that `pack` made; return False, and send nothing, while the peer has to read first.
 
-        Raises PeerDied.
+        Raise PeerDied.
         """
         try:
             self.socket.send(raw, _UNLESS_FULL)
@@ -258,6 +293,12 @@ class Channel(Closing):
             pause = min(0.05, 2 * pause)
         return True
 
+    def await_message(self, seconds: float) -> bool:
+        """Return True once a message has come, or the connection has ended; False after so many seconds."""
+        waiting = select.poll()
+        waiting.register(self.socket, select.POLLIN)
+        return bool(waiting.poll(seconds * 1e3))
+
     def _unread(self) -> int:
         found = array.array("i", [0])
         try:
@@ -269,7 +310,7 @@ class Channel(Closing):
     def receive(self, timeout: float | None = None, tries: int = _TRIES) -> Message:
         """Return the next message. `tries`: while the kernel has no memory for it.
 
-        Raises PeerDied at the end of the connection, Timeout, Malformed, and DescriptorsLost.
+        Raise PeerDied at the end of the connection, Timeout, Malformed, and DescriptorsLost.
         """
         if timeout is not None and not self._readable(timeout):
             raise Timeout(f"no message within {timeout:.3g} s")
@@ -279,15 +320,19 @@ class Channel(Closing):
             )
         except BlockingIOError as error:
             raise Timeout("another reader has taken the message") from error
+        except ConnectionResetError as error:  # the other side has closed it, without reading all
+            if tries <= 1:
+                raise self._gone(f"the connection is gone: {error}") from error
+            return self.receive(timeout, 1)  # what it had sent before
         except OSError as error:
             if tries <= 1 or error.errno not in _SHORTAGES:
                 raise self._gone(f"the connection is gone: {error}") from error
             time.sleep(_BREAK)
             return self.receive(timeout, tries - 1)
-        message = Message(raw, list(_descriptors(ancillary)) if ancillary else [])
-        if flags & _TRUNCATED:
-            lost = flags & _TRUNCATED == socket.MSG_CTRUNC and len(message.fds) < MAX_FDS
-            message.close()
+        message = Message(raw, _descriptors(ancillary) if ancillary else [])
+        if flags & _TRUNCATED or len(message.fds) > MAX_FDS:
+            lost = flags & _TRUNCATED == socket.MSG_CTRUNC and len(message.fds) <= MAX_FDS
+            close_apart(message.take_fds())
             if lost:
                 raise DescriptorsLost(raw)
             raise Malformed("a message exceeds 64 KiB or 72 descriptors")
@@ -295,6 +340,17 @@ class Channel(Closing):
             message.close()
             raise self._gone("the other side closed the connection, or its process is gone")
         return message
+
+    def receive_nothing_else(self) -> Message:
+        """Return the message that is there, of a peer that has no descriptors to send. The only reader of this socket.
+
+        Raise Malformed for one with descriptors, which is left unread: they would be closed here. Raise as `receive`.
+        """
+        with contextlib.suppress(OSError):  # nothing is there, or its end
+            _, _, flags, _ = self.socket.recvmsg(0, 0, _NO_WAIT | socket.MSG_PEEK)
+            if flags & socket.MSG_CTRUNC:
+                raise Malformed("descriptors came with a message that has none")
+        return self.receive(0)
 
     def receive_bytes(self, timeout: float | None = None) -> bytes:
         """Return the next message, without the descriptors that come with it. Raise as `receive`."""
@@ -333,12 +389,33 @@ class Channel(Closing):
         self.socket.close()
 
 
-def _descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> Iterable[int]:
+def _descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds = array.array("i")
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-            yield from fds
+    return fds.tolist()
+
+
+def close_apart(fds: list[int]) -> None:
+    """Close descriptors of a peer's in a thread of their own.
+
+    Closing one can take as long as the peer likes, as that of a socket that lingers.
+    """
+    if not fds:
+        return
+    try:
+        threading.Thread(target=close_all, args=(fds,), name="burst-closing", daemon=True).start()
+    except RuntimeError:  # no thread can be started
+        close_all(fds)
+
+
+def _end_with_descriptors(fds: list[int]) -> None:
+    """Close descriptors that no handler took; raise Malformed if there are any."""
+    count = len(fds)
+    close_apart(fds)
+    if count:
+        raise Malformed(f"{count} descriptors came with a message that has none")
 
 
 class ChannelLoop:
@@ -388,21 +465,13 @@ class ChannelLoop:
                 self._serve(key.fileobj, *key.data)
                 del key  # while this thread waits it must not keep a channel's handlers alive
 
-    def _drop(self, fds: list[int]) -> None:
-        """Close descriptors that no handler took. They end their channel: closing one can take as long as the peer
-        likes, a socket that lingers for instance, and so takes a thread. Raises Malformed.
-        """
-        if fds:
-            threading.Thread(target=close_all, args=(fds,), name=f"{self._name}-closing", daemon=True).start()
-            raise Malformed(f"{len(fds)} descriptors came with a message that has none")
-
     def _serve(self, channel: Channel, on_message: Callable[[Message], None], on_end: Callable[[], None]) -> None:
         try:
             message = channel.receive(0)
             try:
                 on_message(message)
             finally:
-                self._drop(message.take_fds())
+                _end_with_descriptors(message.take_fds())
         except Timeout:
             return  # another thread has received the message already
         except (PeerDied, Malformed):

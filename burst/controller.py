@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
@@ -17,8 +19,8 @@ from burst._core import ffi, lib
 from burst.channel import Channel
 from burst.datum import DATUM, DATUM_DTYPE
 from burst.dropped import DropList
-from burst.ends import handle_of
-from burst.errors import Busy, GeneralFailure, Malformed, PeerDied, Timeout, device_gone, timed_out
+from burst.ends import handles_of
+from burst.errors import Busy, DeviceEnd, GeneralFailure, Malformed, PeerDied, Timeout, timed_out
 from burst.exhaustion import running_out
 from burst.memory import DeviceBuffer, Memory
 from burst.messages import NO_TIMING, ErrorStatus, Request, Timing
@@ -30,6 +32,7 @@ from fmq import LifePage, clock
 from fmq._hot import start
 from fmq.clock import FOREVER, deadline_of
 from fmq.closing import Closing
+from fmq.end import spin_ns
 from fmq.errors import raise_errno
 from fmq.region import Region
 
@@ -95,17 +98,13 @@ class NotSent(Exception):
 class Packet:
     """An encoded request. It is valid until one of its pools is freed; every execution changes its last bytes."""
 
-    __slots__ = ("_caller", "call", "data", "measure", "nbytes")
+    __slots__ = ("_caller", "address", "call", "data", "measure", "nbytes")
 
     def __init__(self, raw: bytes, measure: bool, caller: Any) -> None:
         self.data, self.nbytes, self.measure, self._caller = ffi.new("unsigned char[]", raw), len(raw), measure, caller
+        self.address = address_of(self.data)  #: of its bytes; 0 if only `call` can send it
         #: Sends the packet and waits briefly: 0 for a result like `Controller.last`, else a code for `await_reply`.
-        self.call: Callable[[], int] = partial(start, address_of(caller), address_of(self.data), self.nbytes)
-
-    @property
-    def address(self) -> int:
-        """The address of its bytes; 0 if only `call` can send it."""
-        return address_of(self.data)
+        self.call: Callable[[], int] = partial(start, address_of(caller), self.address, self.nbytes)
 
     def __bytes__(self) -> bytes:
         return bytes(ffi.buffer(self.data, self.nbytes))
@@ -126,43 +125,40 @@ class Controller(Closing):
     ) -> None:
         """`memory`: what the queues are made of. `spin`: seconds to poll for a result before sleeping, or "adaptive".
 
-        Raises StatusError when the device refuses, PeerDied when it is gone, and ResourceExhaustedTransient when this
+        Raise StatusError when the device refuses, PeerDied when it is gone, and ResourceExhaustedTransient when this
         process can open no more.
         """
         self._dropped = DropList(self._tell)
         self._slots = SlotTable(self._dropped)
         self._packets: dict[tuple[object, ...], tuple[Request, Packet]] = {}
         self._invalid: str | None = None
-        self._shutdown_reason: Callable[[], str] = str
+        self._device_end: Callable[[], DeviceEnd] = DeviceEnd
         self.last = ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)  #: the result that came last
         with running_out():
             self.trace = Trace.create()
             self._open(configure, memory, spin, length, versions=versions)
         self._caller.framed = self.version > 1
+        self.address = address_of(self._caller)  #: of what `burst._hot` calls with
 
     def _open(
         self, configure: Configure, memory: Kind, spin: float | str, length: int, versions: Sequence[int]
     ) -> None:
         """Make the queues and the sockets, and have the device open its ends."""
-        with (
-            fmq.MessageQueue.create(DATUM_DTYPE, length, memory=memory) as requests,
-            fmq.MessageQueue.create(DATUM_DTYPE, length, memory=memory) as results,
-        ):
+        with ExitStack() as held:
+            requests = fmq.MessageQueue.create(DATUM_DTYPE, length, memory=memory)
+            held.callback(requests.close)
+            results = fmq.MessageQueue.create(DATUM_DTYPE, length, memory=memory)
+            held.callback(results.close)
             self._writer, self._reader = requests.writer(follows=True), results.reader(follows=True)
-            self._writer.spin = self._reader.spin = spin
+            self._writer.spin_ns = self._reader.spin_ns = spin_ns(spin)
             self._caller = self._new_caller(length)
             callback, context = self._open_sockets()
+            held.callback(callback.close)
+            held.callback(context.close)
+            queues = requests.descriptor, results.descriptor
+            offer = Offer(*queues, self.trace.memory, callback, context=context, versions=versions)
             try:
-                with callback, context:
-                    offer = Offer(
-                        requests.descriptor,
-                        results.descriptor,
-                        self.trace.memory,
-                        callback,
-                        context=context,
-                        versions=versions,
-                    )
-                    self.version = self._accept(versions, configure(offer))
+                self.version = self._accept(versions, configure(offer))
             except BaseException:
                 self.close()
                 raise
@@ -184,19 +180,19 @@ class Controller(Closing):
 
     def _new_caller(self, length: int) -> Any:
         self.trace.page.client.pid = os.getpid()
-        ends = handle_of(self._writer), handle_of(self._reader)
+        ends = handles_of(self._writer, self._reader)
         caller = lib.burst_caller_new(*ends, self.trace.page, length, self._reader.spin_ns, _HOLD_NS)
         if not caller:
             raise MemoryError(f"length={length}: no memory for the results of so long a queue")
         return ffi.gc(caller, lib.burst_caller_free)
 
-    def _open_sockets(self) -> list[Channel]:
+    def _open_sockets(self) -> tuple[Channel, Channel]:
         """Return the device's ends of callback and context. A thread in C hands over the memory behind our slots."""
         far, sockets = ffi.new("int[2]"), ffi.new("burst_sockets **")
         if code := lib.burst_sockets_open(self._slots.handle, far, sockets):
             raise OSError(-code, why())
         self._sockets = ffi.gc(sockets[0], lib.burst_sockets_free)
-        return [Channel.from_fd(fd) for fd in far]
+        return Channel(socket.socket(fileno=far[0])), Channel(socket.socket(fileno=far[1]))
 
     def packet(self, request: Request, *, measure: bool = False) -> Packet:
         """Encode like `encode`, but remember the last few: requests cannot change, so they are not encoded again."""
@@ -213,7 +209,7 @@ class Controller(Closing):
     def encode(self, request: Request, *, measure: bool = False) -> Packet:
         """Return the packet of a request whose pools are `Memory` or `DeviceBuffer`.
 
-        Raises InvalidArgument, and NotSent for what the first version of the wire cannot say.
+        Raise InvalidArgument, and NotSent for what the first version of the wire cannot say.
         """
         check_request(request.inputs, request.outputs, len(request.pools))
         if self.version == 1 and (request.loop_timeout or any(isinstance(p, DeviceBuffer) for p in request.pools)):
@@ -224,11 +220,6 @@ class Controller(Closing):
 
     def _slot(self, pool: Memory | DeviceBuffer) -> int | Token:
         return Token(pool.token) if isinstance(pool, DeviceBuffer) else self._slots.slot_of(pool)
-
-    @property
-    def address(self) -> int:
-        """The address of what `burst._hot` calls with."""
-        return address_of(self._caller)
 
     @property
     def is_ready(self) -> bool:
@@ -250,7 +241,7 @@ class Controller(Closing):
 
     @property
     def in_flight(self) -> int:
-        """How many requests have no result yet."""
+        """The number of requests that have no result yet."""
         return int(self._caller.id - self._caller.results)
 
     @property
@@ -282,18 +273,20 @@ class Controller(Closing):
         """Note that the client begins to make the next request."""
         self._caller.begin = clock.now()
 
-    def send(self, packet: Packet, timeout: float | None = None, deadline: int | None = None) -> ResultPacket:
-        """Execute once. `timeout`: seconds to wait. `deadline`: absolute CLOCK_MONOTONIC ns; the device gets it, too,
-        and this call waits no longer.
+    def send(
+        self, packet: Packet, timeout: float | None = None, deadline: int | None = None, last: int | None = None
+    ) -> ResultPacket:
+        """Execute once. `timeout`: seconds to wait. `deadline`: absolute CLOCK_MONOTONIC ns; the device gets it, too.
+        This call waits no longer, or, for what the device says of a missed deadline, until `last`.
 
-        Raises NotSent, Timeout (the result is dropped when it comes), PeerDied, Busy.
+        Raise NotSent, Timeout (the result is dropped when it comes), PeerDied, Busy.
         """
         if self._invalid:
             raise NotSent(self._invalid)
         self.due(deadline)
         try:
             code = start(self.address, address_of(packet.data), packet.nbytes)
-            return self.await_reply(code, packet, timeout, deadline)
+            return self.await_reply(code, packet, timeout, deadline, last=last)
         except BaseException as error:
             self.interrupted(error)
             raise
@@ -305,14 +298,14 @@ class Controller(Closing):
         self._caller.deadline = _NO_DEADLINE if deadline is None else deadline
 
     def await_reply(
-        self, code: int, packet: Packet, timeout: float | None, deadline: int | None = None
+        self, code: int, packet: Packet, timeout: float | None, deadline: int | None = None, *, last: int | None = None
     ) -> ResultPacket:
         """Do the rest of `send` after `packet.call()` has returned `code`."""
         if self._invalid:
             raise NotSent(self._invalid)
         if code:
             end = FOREVER if timeout is None else deadline_of(timeout or 1e-9)
-            code = self._await_code(code, packet, end if deadline is None else min(end, deadline), timeout)
+            code = self._await_code(code, packet, min(end, last or deadline or FOREVER), timeout)
         reply = self._result(code, packet.measure)
         if deadline is not None and reply.status is ErrorStatus.NONE and clock.now() > deadline:
             self._refuse(-errno.ETIMEDOUT, packet.nbytes, timeout)
@@ -327,7 +320,7 @@ class Controller(Closing):
     def start(self, packet: Packet, deadline: int | None = None) -> None:
         """Send a request. `deadline`: absolute CLOCK_MONOTONIC ns.
 
-        Raises NotSent, PeerDied, Busy.
+        Raise NotSent, PeerDied, Busy.
         """
         if self._invalid:
             raise NotSent(self._invalid)
@@ -351,7 +344,7 @@ class Controller(Closing):
         lib.burst_settle(self._caller, number)
 
     def receive(self, timeout: float | None = None, *, measure: bool = False) -> ResultPacket:
-        """Return the next result, in the order of the requests. Raises Timeout, PeerDied, Busy."""
+        """Return the next result, in the order of the requests. Raise Timeout, PeerDied, Busy."""
         code = self._wait(FOREVER if timeout is None else deadline_of(timeout))
         if code < 0:
             self._refuse(-errno.ETIMEDOUT if code == -errno.EAGAIN else code, 0, timeout)
@@ -387,9 +380,9 @@ class Controller(Closing):
             self._refuse(code, packet.nbytes, timeout)
         return code
 
-    def note_end(self, words: Callable[[], str]) -> None:
-        """How to find out why the device has died, for errors. As `Channel.note_end`."""
-        self._shutdown_reason = words
+    def note_end(self, end: Callable[[], DeviceEnd]) -> None:
+        """Note how to find out why the device has died, for errors, as `Channel.note_end` does."""
+        self._device_end = end
 
     def _refuse(self, code: int, nbytes: int, timeout: float | None) -> NoReturn:
         if code in {-errno.EAGAIN, -errno.EMSGSIZE}:
@@ -403,7 +396,7 @@ class Controller(Closing):
             raise Busy("this burst is executing in another thread; wait for it, or open another burst")
         if code == -errno.EPIPE:
             self._invalidate("the device died")
-            raise device_gone(self._shutdown_reason())
+            raise self._device_end().error()
         try:
             raise_errno(code, "burst")
         except (fmq.Closed, fmq.Corrupt) as error:
@@ -411,7 +404,7 @@ class Controller(Closing):
             raise GeneralFailure(why) from error
 
     def _invalidate(self, why: str) -> str:
-        """Refuses all later requests, for this reason."""
+        """Refuse all later requests, for this reason."""
         self._invalid = why
         self._writer.close()
         return why
@@ -434,7 +427,7 @@ class Controller(Closing):
 
     @property
     def memories_sent(self) -> int:
-        """How many memories the device was given."""
+        """The number of memories that the device was given."""
         return int(lib.burst_slots_sent(self._slots.handle))
 
     @property
@@ -443,7 +436,7 @@ class Controller(Closing):
         return DATUM * int(self._writer.position + self._reader.position)
 
     def free_memory(self, memory: Memory) -> None:
-        """Lets the device unmap it. Packets that name it are invalid from now on. Unknown memory is no error."""
+        """Let the device unmap it. Packets that name it are invalid from now on. Unknown memory is no error."""
         self._slots.free_memory(memory)
 
     def _tell(self, slots: list[int]) -> None:

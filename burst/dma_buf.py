@@ -24,7 +24,7 @@ def is_dma_buf(fd: int) -> bool:
 
 
 def sync_dma_buf(fd: int, flags: int) -> None:
-    """Tells the kernel that the CPU begins an access, or with END that it is done. Raises OSError."""
+    """Tell the kernel that the CPU begins an access, or with END that it is done. Raise OSError."""
     while True:
         try:
             fcntl.ioctl(fd, _SYNC, struct.pack("Q", flags))

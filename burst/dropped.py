@@ -39,7 +39,7 @@ class _DropThread:
         self.forget()
 
     def forget(self) -> None:
-        """In a forked child: the thread is the parent's."""
+        """Begin anew in a forked child: the thread is the parent's."""
         self.due: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._starting, self._runs = threading.Lock(), False
 
@@ -107,13 +107,16 @@ class DropList(Generic[_T]):
             self.tell_due()
 
     def tell_now(self, *numbers: _T) -> None:
-        """Tells the device of all, unless another thread holds the lock: that one does when it calls `tell_due`."""
+        """Tell the device of all, unless another thread holds the lock: that one does when it calls `tell_due`."""
         self._numbers.extend(numbers)
         self.is_due = True
         self.tell_due()
 
     def tell_due(self) -> None:
-        """Each thread that has released the lock calls this, or looks at `is_due` first. Raises what `tell` raises."""
+        """Tell of what is due. Each thread that has released the lock calls this, or looks at `is_due` first.
+
+        Raise what `tell` raises.
+        """
         while self.is_due and self.lock.acquire(blocking=False):
             try:
                 self.tell()

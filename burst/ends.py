@@ -16,6 +16,6 @@ if lib.burst_fits(queue.fmq_this_process()):
     )
 
 
-def handle_of(end: MessageQueueReader | MessageQueueWriter) -> Any:
-    """Borrowed: the caller keeps the end alive."""
-    return ffi.cast("fmq_end *", end.handle)
+def handles_of(writer: MessageQueueWriter, reader: MessageQueueReader) -> tuple[Any, Any]:
+    """Return the handles of both ends, borrowed: the caller keeps the ends alive."""
+    return ffi.cast("fmq_end *", writer.handle), ffi.cast("fmq_end *", reader.handle)

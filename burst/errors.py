@@ -5,7 +5,8 @@
     BurstError
     ├── PeerDied                            also fmq's PeerDied, so also ConnectionError
     │   ├── BuffersLost
-    │   └── Quarantined
+    │   ├── Quarantined
+    │   └── EngineEnded                     for the memory that it took
     ├── Malformed                           also ValueError
     ├── Timeout                             also TimeoutError
     ├── Busy
@@ -19,7 +20,9 @@
         ├── MissedDeadlineTransient         MISSED_DEADLINE_TRANSIENT, also TimeoutError
         ├── MissedDeadlinePersistent        MISSED_DEADLINE_PERSISTENT, also TimeoutError
         ├── ResourceExhaustedTransient      RESOURCE_EXHAUSTED_TRANSIENT
+        │   └── EndedForNow                 also EngineEnded
         └── ResourceExhaustedPersistent     RESOURCE_EXHAUSTED_PERSISTENT
+            └── EndedForGood                also EngineEnded
 
 `TimeoutError` therefore catches both a caller whose `timeout` passed and a deadline that was missed. The device is done
 with the request unless the error's `phase` is "waiting for the answer". Transient errors have a `retry_after`, for
@@ -50,11 +53,6 @@ class PeerDied(BurstError, _QueuePeerDied):
 
     Memory that both ends had mapped stays readable here, but an output may be half written.
     """
-
-
-def device_gone(words: str) -> PeerDied:
-    """Return the error of a device's end. `words`: why it has ended, where it has said so; "": it has not."""
-    return PeerDied(f"the device's process is gone{words and f': {words}'}")
 
 
 class Malformed(BurstError, ValueError):
@@ -217,7 +215,7 @@ class StatusError(BurstError):
         return result if result.message else result._replace(message=str(self))
 
     def as_cause(self) -> Cause:
-        """All that is known about the error, as one record. (No attribute `cause`: Ray sets one of that name.)"""
+        """Return what is known about the error, as one record. (No attribute `cause`: Ray sets one of that name.)"""
         return Cause(self.phase, self.late_by, self.retry_after)
 
 
@@ -289,6 +287,21 @@ class ResourceExhaustedPersistent(StatusError):
     remedy = "make it smaller, or give it to another device"
 
 
+class EngineEnded(PeerDied, StatusError):
+    """The engine took more memory than it may, and so was ended; another one serves from the next call on.
+
+    Its class is also ResourceExhaustedTransient or ResourceExhaustedPersistent.
+    """
+
+
+class EndedForNow(ResourceExhaustedTransient, EngineEnded):
+    """The engine took too much memory for several clients: the same request may succeed on the next one."""
+
+
+class EndedForGood(ResourceExhaustedPersistent, EngineEnded):
+    """The engine took too much memory for the only client that it had."""
+
+
 _CLASSES: dict[ErrorStatus, type[StatusError]] = {
     cls.status: cls
     for cls in (
@@ -314,3 +327,19 @@ def status_error(status: ErrorStatus | int, message: str = "", cause: Cause = NO
     if status == ErrorStatus.NONE:
         raise ValueError("status NONE is a success and has no exception")
     return _CLASSES[ErrorStatus(status)](message, cause=cause)
+
+
+class DeviceEnd(NamedTuple):
+    """The end of a device's process, as its service has told it."""
+
+    words: str = ""  #: "": it has told nothing
+    status: int = ErrorStatus.NONE  #: RESOURCE_EXHAUSTED_* of an engine that took too much memory
+
+    def error(self) -> PeerDied:
+        """Return the error of this end."""
+        match self.status:
+            case ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT:
+                return EndedForNow(self.words)
+            case ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT:
+                return EndedForGood(self.words)
+        return PeerDied(f"the device's process is gone{self.words and f': {self.words}'}")

@@ -7,8 +7,9 @@ does all but execute; or one of its own that reads and writes the queues itself,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from burst.memory import Memory
 from burst.trace import Trace
@@ -46,6 +47,9 @@ class BurstOffer(ProcessBound):
         bind: binds a request to the prepared model as every other path does: it checks the request, and knows the
             buffers of the device. Its pools are `Memory`, and `Token` for buffers. Raises StatusError. None outside of
             a device.
+        bind_to: returns what binds requests, as `bind` does, to a prepared model of the driver's that it is given; this
+            need not be the one that the client has opened the burst on. Raises ValueError for one that takes other
+            arguments. None outside of a device.
         trace: where both sides note the times of requests, and the device why one failed.
         version: of the wire.
         spin: seconds that the client wants the device to poll for a request before it sleeps, or "adaptive".
@@ -55,6 +59,7 @@ class BurstOffer(ProcessBound):
         life: tells the client of this process's death. Closing it says that the burst is over; the engine closes it,
             too, when the burst is stopped or has ended. If another process serves the burst and dies, `life.die()`
             before `on_end()` says so: the client gets PeerDied, and may recover.
+        around: entered by the thread that serves the burst before it waits for a request, and left when it has ended.
         memory_from: maps memory that came over `callback`; it gets a description and a descriptor, which it owns.
             Raises StatusError. A device's counts what it maps, and refuses what another account may not hand over.
     """
@@ -65,6 +70,7 @@ class BurstOffer(ProcessBound):
     results: Descriptor
     callback: Channel
     bind: Callable[[Request], Execution] | None = None
+    bind_to: Callable[[Any], Callable[[Request], Execution]] | None = None
     trace: Trace = field(default_factory=Trace.create)
     version: int = VERSIONS[0]
     spin: float | str = DEFAULT_SPIN
@@ -72,6 +78,7 @@ class BurstOffer(ProcessBound):
     ticket: Ticket | None = None
     on_end: Callable[[], object] = _nothing
     life: LifePage = field(default_factory=LifePage)
+    around: AbstractContextManager[object] = field(default_factory=nullcontext)
     memory_from: Callable[[Any, int], Memory] = Memory.from_wire
 
 
@@ -82,7 +89,7 @@ class ExecutionBurst(ProcessBound, ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Begins to serve. Called once, unless `stop` came first."""
+        """Begin to serve. Called once, unless `stop` came first."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -108,6 +115,7 @@ class ExecutionBurst(ProcessBound, ABC):
         return 0
 
 
+@runtime_checkable
 class BurstExecutorWithCache(Protocol):
     """Executes requests on memory that it keeps by slot: the HAL's IBurstExecutorWithCache.
 
@@ -124,7 +132,7 @@ class BurstExecutorWithCache(Protocol):
         """Keep the memory of a slot that is not present. It is the executor's from now on."""
 
     def remove_cache_entry(self, slot: int) -> None:
-        """Lets go of a slot's memory: the client has freed it, or the burst is over. The slot may be unknown."""
+        """Let go of a slot's memory: the client has freed it, or the burst is over. The slot may be unknown."""
 
     def execute(
         self,

@@ -4,9 +4,9 @@ A plan is a request that was checked and bound once, kept under its bytes. What 
 because nothing can change what a slot stands for; freeing a slot drops every plan that uses it.
 
 Every request path binds and executes here: the listener of a burst, which recognises packets in C, the plain path,
-asynchronous and fenced requests. `CachedExecutor.execute` is the one place that admits a request, waits in the run
-queue, runs, judges the end by the deadline and says what came of it; a path decodes, and encodes the `Outcome`. For
-packets that it recognises, csrc/burst/listener.c does the same.
+asynchronous and fenced requests. `CachedExecutor.execute` runs one and says what came of it; a path decodes, and
+encodes the `Outcome`. csrc/burst/deadline.c decides when it begins and judges its end, also for packets that the
+listener recognises (csrc/burst/listener.c).
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import contextmanager
-from time import monotonic_ns
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
 from burst._core import ffi, lib
 from burst.adapted import as_execution
-from burst.causes import admit, missed, not_done
+from burst.causes import missed
 from burst.errors import (
+    GeneralFailure,
     InternalError,
     Malformed,
-    MissedDeadlineTransient,
-    ResourceExhaustedTransient,
     StatusError,
 )
-from burst.exhaustion import exhausted
+from burst.exhaustion import exhausted, with_room
 from burst.messages import NO_CAUSE, NO_TIMING, Cause, ErrorStatus, OutputShape, Request, Timing
 from burst.request_checks import check_request
 from burst.run_queue import FOREVER
 from burst.slots import MappingCache
 from burst.wire import Token
+from fmq import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from burst.execution import Execution
     from burst.memory import Memory
+    from burst.messages import Phase
     from burst.run_queue import Flow, Ticket
     from burst.wire import RequestPacket
 
@@ -52,25 +52,36 @@ COMPLETED = int(ffi.cast("uintptr_t", ffi.addressof(lib, "burst_inflight_complet
 """The address of the C function that ends what `Execution.launch` has begun."""
 
 
+class EstimateTable:
+    """A burst_estimate for each of `most` keys; one more begins the table anew. Any thread."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._lock = most, threading.Lock()
+        self._found: dict[object, Any] = {}
+
+    def of(self, key: object, known: int = 0) -> Any:
+        """Return the estimate for a key. `known`: ns that it begins with, where it is new."""
+        with self._lock:
+            found = self._found.get(key)
+            if found is None:
+                if len(self._found) >= self._most:
+                    self._found.clear()
+                found = self._found[key] = ffi.new("burst_estimate *")
+                found.least_ns = found.usual_ns = known
+        return found
+
+
 class Estimates:
     """A burst_estimate for executions with inputs of the same shapes. Any thread."""
 
     _MOST = 16
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._found: dict[object, Any] = {}
+        self._table = EstimateTable(self._MOST)
 
     def of(self, request: Request) -> Any:
         """Return the estimate for this request."""
-        shapes = tuple(None if a.has_no_value else tuple(a.dimensions) for a in request.inputs)
-        with self._lock:
-            found = self._found.get(shapes)
-            if found is None:
-                if len(self._found) >= self._MOST:
-                    self._found.clear()
-                found = self._found[shapes] = ffi.new("burst_estimate *")
-        return found
+        return self._table.of(tuple([None if a.has_no_value else tuple(a.dimensions) for a in request.inputs]))
 
 
 class DecodedRequest(NamedTuple):
@@ -122,10 +133,18 @@ class MemoryCache(Protocol):
         """Return what requests have as their pools, for each slot. All or nothing; raises what `fetch` raises."""
 
     def free(self, slots: Iterable[int]) -> None:
-        """Lets the memory of these slots go. An unknown slot is no error."""
+        """Let the memory of these slots go. An unknown slot is no error."""
 
     def clear(self) -> None:
-        """Frees all."""
+        """Free all."""
+
+
+def with_tokens(slots: Sequence[int | Token], memories: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the pools of a request: the memory of each slot in turn, and the tokens between them."""
+    if len(slots) == len(memories):
+        return tuple(memories)
+    found = iter(memories)
+    return tuple(slot if isinstance(slot, Token) else next(found) for slot in slots)
 
 
 def _ended(*_: object) -> NoReturn:
@@ -152,6 +171,7 @@ class Plan:
         "_spares",
         "estimate",
         "execution",
+        "fits_fences",
         "flow",
         "has_run",
         "measure",
@@ -163,30 +183,31 @@ class Plan:
     )
 
     def __init__(self, job: DecodedRequest, request: Request) -> None:
-        """Binds. Raises StatusError, and anything that a device raises."""
+        """Bind it. Raise StatusError, and anything that a device raises."""
         packet, self.flow = job.packet, job.flow
-        self.slots = frozenset(slot for slot in packet.slots if not isinstance(slot, Token))
+        self.slots: frozenset[int] = frozenset()  #: that its memory has
         self._bind: Callable[[], Plan] = lambda: Plan(job, request)
         self._claimed, self._spares = threading.Lock(), list[Plan]()
         self.execution = execution = as_execution(job.bind(request))
         self.run, self.measure, self.estimate = execution.run, packet.measure, execution.estimate
         self.ticket: Ticket | None = None  #: of the thread that runs it, where that is always the same
+        self.fits_fences = False  #: its outputs were found to be known beforehand
         self.has_run = False  #: the first run takes longer than the others, so the estimate ignores it
         #: of a success, without its times, where the shapes never change
         self.outcome = Outcome(ErrorStatus.NONE, tuple(execution.shapes)) if execution.is_static else None
         self.success: bytes | None = None  #: the same, encoded
 
     def success_now(self, timing: Timing = NO_TIMING) -> Outcome:
-        """Return what came of its run, which has just succeeded."""
+        """Return the outcome of its run, which has just succeeded."""
         computed = self.execution.time_on_device
         if computed is not None and self.measure:
             timing = timing._replace(time_on_device=computed)
         return Outcome(ErrorStatus.NONE, tuple(self.execution.shapes), timing)
 
     def claim(self) -> Plan:
-        """Return the outcome of its run, which has just succeeded.
+        """Return a plan that no other thread is running: this one, a spare, or a newly bound copy.
 
-        Give it back with `release`. Raises what binding raises.
+        Give it back with `release`. Raise what binding raises.
         """
         if self._claimed.acquire(blocking=False):
             return self
@@ -212,87 +233,99 @@ class Plan:
         self.execution.cancel()
 
 
-class PlanRun:
-    """One execution of a plan. All times are CLOCK_MONOTONIC nanoseconds.
+_TRANSIENT, _GENERAL_FAILURE = ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.GENERAL_FAILURE
+_PHASES: dict[int, Phase] = {_TRANSIENT: "queued", ErrorStatus.MISSED_DEADLINE_PERSISTENT: "before start"}
+BEFORE = frozenset(_PHASES.values())
+"""The phases of an error that is about an execution that did not begin."""
 
-    arrived: when the device received the request. since: when it could have begun, but for other executions; None: when
-    it is executed. begun, ended: of the run itself; 0 before.
+
+class PlanRun:
+    """One execution of a plan, which csrc/burst/deadline.c judges. All times are CLOCK_MONOTONIC nanoseconds.
+
+    arrived: when the device received the request.
     """
 
-    begun = ended = _others = 0
-    _took = 0  # ns, without the time that others took meanwhile; 0 until it has ended
+    def __init__(
+        self,
+        plan: Plan,
+        arrived: int,
+        deadline: int = FOREVER,
+        *,
+        since: int = 0,
+        bound: int = 0,
+        judged: Any = None,
+    ) -> None:
+        """`since`: when it could have begun, but for other executions; 0: when it is executed.
 
-    def __init__(self, plan: Plan, arrived: int, deadline: int | None = None, since: int | None = None) -> None:
-        self.plan, self.arrived, self.since, self._is_first = plan, arrived, since, not plan.has_run
-        self.deadline = None if deadline == FOREVER else deadline
+        `bound`: ns in which it was bound before that, if it was. `judged`: the burst_attempt, where there is one.
+        """
+        self.plan, self.arrived = plan, arrived
+        self._judged = ffi.new("burst_attempt *") if judged is None else judged
+        estimate = ffi.NULL if plan.estimate is None else plan.estimate
+        self._judged[0] = (deadline, since, 0, 0, 0, 0, 0, estimate, not plan.has_run, bound)
 
-    def in_turn(self, ticket: Ticket | None, deadline: int = FOREVER) -> None:
-        """Wait for a slot and run. Raises StatusError, and what the execution raises."""
-        plan, entered = self.plan, monotonic_ns()
-        if ticket is not None:
-            ticket.enter(deadline, plan.estimate)
-        try:
-            self.begun = begun = monotonic_ns()
-            plan.run()
-            self.ended = monotonic_ns()
-        finally:
-            if ticket is not None:
-                self._others = ticket.leave()
-        others = max(0, self._others - (begun - entered)) if self._others else 0
-        self._took = self.ended - begun - others
-        if self._is_first:
-            plan.has_run = True
-        elif plan.estimate is not None:
-            lib.burst_took(plan.estimate, self._took, 1)
+    @property
+    def begun(self) -> int:
+        """The time of its begin; 0 before."""
+        begun: int = self._judged.begun
+        return begun
 
-    def in_time(self, ticket: Ticket | None, deadline: int) -> None:
-        """Run in turn, if and as long as there is time until its deadline."""
-        if self.since is None:
-            self.since = monotonic_ns()
-        with _due(deadline):
-            admit(self.plan.estimate, self.since, deadline)
-            try:
-                self.in_turn(ticket, deadline)
-            except MissedDeadlineTransient as error:
-                if not self.begun:
-                    raise missed(error.status, "queued", deadline, self.plan.estimate) from None
-                if error.phase != "executing" or monotonic_ns() <= deadline:
-                    raise  # it waited for others within the device, or a loop has taken too long
-                raise self.not_done() from error
-        if self.ended > deadline:
-            raise self.not_done()
-
-    def not_done(self) -> StatusError:
-        """Return the error of a run that began and was not done by its deadline, or was given up."""
-        assert self.deadline is not None
-        assert self.since is not None
-        took = 0 if self._is_first else self._took
-        is_unsure = self._is_first or self._others > 0
-        return not_done(self.plan.estimate, self.since, self.deadline, took, is_unsure=is_unsure)
-
-    def fail(self, error: Exception) -> None:
-        """Note that it failed."""
-        plan = self.plan
-        plan.invalidate_outputs()
-        was_given_up = isinstance(error, StatusError) and error.phase == "executing" and not self.ended
-        if was_given_up and plan.estimate is not None and not self._is_first:
-            lib.burst_took(plan.estimate, monotonic_ns() - self.begun, 0)
+    @property
+    def ended(self) -> int:
+        """The time of its end; 0 before."""
+        ended: int = self._judged.done
+        return ended
 
     @property
     def timing(self) -> Timing:
         """The times of a run that has ended."""
-        return Timing((self.ended - self.begun) // 1000, (self.ended - self.arrived) // 1000)
+        judged = self._judged
+        return Timing((judged.done - judged.begun) // 1000, (judged.done - self.arrived) // 1000)
+
+    def run(self, ticket: Ticket | None) -> None:
+        """Wait for a slot and run, if and as long as there is time. Raise StatusError, and what the plan raises."""
+        run_judged(self._judged, self._run, ticket)
+
+    def _run(self) -> None:
+        self.plan.run()
+        self.plan.has_run = True
+
+    def not_done(self, ticket: Ticket | None) -> StatusError:
+        """Return the error of a run that has begun with that ticket, and is not done by its deadline. Any thread."""
+        return _missed(self._judged, lib.burst_judge_late(self._judged, ffi.NULL if ticket is None else ticket.handle))
 
 
-@contextmanager
-def _due(deadline: int) -> Iterator[None]:
-    """Operations in the midst of the run look at it (csrc/burst/deadline.c)."""
-    before = lib.burst_due()
-    lib.burst_set_due(deadline)
+def binding_time(since: int, deadline: int) -> int:
+    """Return the ns that binding has taken since then; 0 if that is little of the time until the deadline."""
+    took = clock.now() - since
+    return took if took > (deadline - since) // 8 else 0
+
+
+def run_judged(judged: Any, run: Callable[[], object], ticket: Ticket | None = None) -> None:
+    """Wait for a slot and run, if and as long as there is time. `judged`: a burst_attempt.
+
+    Raise StatusError, and what `run` raises.
+    """
+    handle = ffi.NULL if ticket is None else ticket.handle
+    if code := lib.burst_begin_attempt(judged, handle):
+        raise GeneralFailure("its client is gone") if code < 0 else _missed(judged, code, _PHASES[code])
     try:
-        yield
-    finally:
-        lib.burst_set_due(before)
+        run()
+    except StatusError as error:
+        was_given_up = error.status == _TRANSIENT and error.phase not in BEFORE
+        status = lib.burst_end_attempt(judged, handle, _TRANSIENT if was_given_up else _GENERAL_FAILURE)
+        if was_given_up and judged.done > judged.deadline:
+            raise _missed(judged, status) from error
+        raise  # it waited for others within the device, or a loop has taken too long
+    except BaseException:
+        lib.burst_end_attempt(judged, handle, _GENERAL_FAILURE)
+        raise
+    if status := lib.burst_end_attempt(judged, handle, 0):
+        raise _missed(judged, status)
+
+
+def _missed(judged: Any, status: int, phase: Phase = "executing") -> StatusError:
+    return missed(status, phase, judged.deadline, judged.estimate or None)
 
 
 class CachedExecutor:
@@ -309,39 +342,31 @@ class CachedExecutor:
         self._complain = _log.exception
 
     def plan(self, request: Any) -> Plan:
-        """Check and bind a request. Raises Malformed, StatusError, and anything that a device raises."""
+        """Check and bind a request. Raise Malformed, StatusError, and anything that a device raises."""
         job = self._codec.decode(request)
         packet = job.packet
         np.seterr(all="ignore")  # in this thread, which runs it: a warning costs as much as a short execution
         check_request(packet.inputs, packet.outputs, len(packet.slots))
         slots = [slot for slot in packet.slots if not isinstance(slot, Token)]
-        memories = iter(self._mappings.resolve(slots, self._codec.fetch))
-        pools = tuple(slot if isinstance(slot, Token) else next(memories) for slot in packet.slots)
-        bound = self._bound(job, Request(packet.inputs, packet.outputs, pools, packet.loop_timeout))
+        memories = self._mappings.resolve(slots, self._codec.fetch)
+        pools = with_tokens(packet.slots, memories)
+        whole = Request(packet.inputs, packet.outputs, pools, packet.loop_timeout)
+        bound = with_room(partial(Plan, job, whole), partial(self._forget, None))
+        bound.slots = frozenset(slots)
         if bound.outcome:
             bound.success = self._codec.encode(bound.outcome)
         return bound
 
-    def _bound(self, job: DecodedRequest, request: Request) -> Plan:
-        try:
-            return Plan(job, request)
-        except ResourceExhaustedTransient:
-            self._forget(None)  # plans cost less to make anew than a refusal
-            return Plan(job, request)
-
     def execute(self, run: PlanRun, ticket: Ticket | None) -> Outcome:
-        """Admits, waits for a slot, runs and judges, as for every request however it came. Never raises."""
+        """Admit, wait for a slot, run and judge, as for every request however it came. Never raises."""
         try:
-            if run.deadline is None:
-                run.in_turn(ticket)
-            else:
-                run.in_time(ticket, run.deadline)
+            run.run(ticket)
             known, measure = run.plan.outcome, run.plan.measure
             if known and not measure:
                 return known
             return run.plan.success_now(run.timing if measure else NO_TIMING)
         except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
-            run.fail(error)
+            run.plan.invalidate_outputs()
             return self.failure(error)
 
     def failure(self, error: Exception) -> Outcome:
@@ -371,7 +396,7 @@ class CachedExecutor:
         return self.answer(self.failure(error))
 
     def free_memory(self, slots: Iterable[int]) -> None:
-        """Frees slots. Returns at once; memory in use is unmapped after the run."""
+        """Free slots. Returns at once; memory in use is unmapped after the run."""
         self._freed.append(frozenset(slots))
         self.free_when_idle()
 

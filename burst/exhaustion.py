@@ -7,15 +7,15 @@ missing then fails with RESOURCE_EXHAUSTED_TRANSIENT: it is no mistake of the ca
 from __future__ import annotations
 
 import errno
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, TypeVar
 
 from burst.errors import BurstError, Malformed, ResourceExhaustedTransient
 from burst.memory_limits import descriptors_text
 from fmq import FmqError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _ERRNOS = {
     errno.EMFILE,
@@ -27,6 +27,7 @@ _ERRNOS = {
     errno.ETOOMANYREFS,
     errno.EDQUOT,
 }
+_T = TypeVar("_T")
 _NO_THREAD = "can't start new thread"  # what `threading` says, in a RuntimeError
 
 
@@ -73,3 +74,11 @@ def running_out() -> Iterator[None]:
         if found := exhausted(error, "this process"):
             raise found from error
         raise
+
+
+def with_room(make: Callable[[], _T], forget_plans: Callable[[], object]) -> _T:
+    """Return what `make` returns. If there is no room, drop plans first: they cost less to make than a refusal."""
+    with suppress(ResourceExhaustedTransient):
+        return make()
+    forget_plans()
+    return make()

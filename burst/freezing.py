@@ -35,7 +35,7 @@ def is_frozen(fd: int) -> bool:
 def frozen_fd(nbytes: int, write: Callable[[int, int], object]) -> int:
     """Return a descriptor of new frozen memory. `write` gets the descriptor, and `nbytes`.
 
-    Raises what it raises, ValueError, ResourceExhaustedPersistent.
+    Raise what it raises, ValueError, ResourceExhaustedPersistent.
     """
     if nbytes < 1:
         raise ValueError(f"nbytes={nbytes}: shared memory has at least one byte")

@@ -70,7 +70,7 @@ U of even columns, Y and V of odd ones.
 
 
 def packed_planes(name: str, width: int, height: int) -> list[Plane]:
-    """Return the planes of an image without gaps. Raises InvalidDescriptor."""
+    """Return the planes of an image without gaps. Raise InvalidDescriptor."""
     offset, planes = 0, []
     for rows, nbytes in plane_sizes(checked_format(name, width, height), width, height):
         planes.append(Plane(offset, nbytes))
@@ -79,7 +79,7 @@ def packed_planes(name: str, width: int, height: int) -> list[Plane]:
 
 
 def checked_format(name: object, width: object, height: object) -> Format:
-    """Return the format of that name, if such an image exists. Raises InvalidDescriptor."""
+    """Return the format of that name, if such an image exists. Raise InvalidDescriptor."""
     found = FORMATS.get(name) if isinstance(name, str) else None
     if found is None:
         raise InvalidDescriptor(f"format={name!r:.40}: one of {', '.join(FORMATS)}")
@@ -91,13 +91,13 @@ def checked_format(name: object, width: object, height: object) -> Format:
 
 
 def plane_sizes(found: Format, width: int, height: int) -> list[tuple[int, int]]:
-    """Rows of each plane, and bytes of a row."""
+    """Return the rows of each plane, and bytes of a row."""
     item = found.dtype.itemsize
     return [(height // step, width // step * channels * item) for channels, step in found.parts]
 
 
 def checked_planes(planes: list[Any], sizes: list[tuple[int, int]], item: int) -> list[Plane]:
-    """Planes that a client describes, for values of `item` bytes. Raises InvalidDescriptor."""
+    """Return the planes that a client describes, for values of `item` bytes. Raise InvalidDescriptor."""
     if len(planes) != len(sizes):
         raise InvalidDescriptor(f"planes={planes!r:.80}: {len(sizes)} are needed, each (offset, stride)")
     for plane, (rows, nbytes) in zip(planes, sizes, strict=True):

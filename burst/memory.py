@@ -99,12 +99,9 @@ class Memory(Region):
     needs_descriptor = False  #: also when it is mapped
     is_file = False  #: its pages may have to come from a disk, or from the process that serves the file
 
-    def __init__(
-        self, fd: int, nbytes: int, *, writable: bool = True, name: str | None = None, offset: int = 0
-    ) -> None:
-        """Map `fd` as `Region` does."""
-        super().__init__(fd, nbytes, writable=writable, name=name, offset=offset)
-        if not writable and is_frozen_fd(fd):
+    def _protect(self, offset: int) -> None:
+        super()._protect(offset)
+        if is_frozen_fd(self.fd):
             self._bytes = np.asarray(FrozenMemory(self, offset))
 
     @classmethod
@@ -115,7 +112,7 @@ class Memory(Region):
         name: str | None = None,
         prepare: Callable[[Region], None] | None = None,
     ) -> Self:
-        """Make memory as `Region.create` does. Raises ResourceExhaustedPersistent for more memory than there is, and
+        """Make memory as `Region.create` does. Raise ResourceExhaustedPersistent for more memory than there is, and
         ResourceExhaustedTransient when no descriptor is left.
         """
         check_available(nbytes)
@@ -148,7 +145,7 @@ class Memory(Region):
     @classmethod
     def frozen_file(cls, file: FileIO, parts: Sequence[tuple[int, int]] | None = None) -> Memory:
         """Return frozen memory with a copy of a file that is open for reading, which stays the caller's. `parts`: where
-        those begin and end that are copied, one behind the other; None: all of it. Raises the same.
+        those begin and end that are copied, one behind the other; None: all of it. Raise the same.
         """
         before = os.fstat(file.fileno())
         age = time.time_ns() - before.st_mtime_ns
@@ -166,7 +163,7 @@ class Memory(Region):
         """Return frozen memory of `nbytes` that `fill` writes in place: it gets them as an array of zeros, and may not
         keep it.
 
-        Raises ValueError when it did.
+        Raise ValueError when it did.
         """
         return cls._frozen(nbytes, filled(fill))
 
@@ -192,7 +189,7 @@ class Memory(Region):
         `mmap_fd`.
 
         `protection`: of `mmap`; with PROT_READ alone devices cannot write there, and refuse outputs in it.
-        Raises ValueError for what is not in the file, OSError for what cannot be mapped.
+        Raise ValueError for what is not in the file, OSError for what cannot be mapped.
         """
         return adopted(MappedFd, [nbytes, protection, offset], os.dup(fd))
 
@@ -210,7 +207,7 @@ class Memory(Region):
         caller's.
 
         `format`: one of `burst.images.FORMATS`. `planes`: (offset, stride) of each in bytes; None: without gaps.
-        Raises ValueError for what is not in the memory, OSError for what cannot be mapped.
+        Raise ValueError for what is not in the memory, OSError for what cannot be mapped.
         """
         if format == "blob":
             return adopted(HardwareBufferBlob, [width, int(usage)], os.dup(fd))
@@ -223,7 +220,7 @@ class Memory(Region):
         """Memory of a kind that only the device's driver knows, named like an extension: "com.example.heap".
 
         The driver says what `nbytes` and `fields`, at most 16 integers of 64 bits, mean. `fd` stays the caller's.
-        Raises ValueError for arguments that no kind has, OSError for a descriptor that is not open.
+        Raise ValueError for arguments that no kind has, OSError for a descriptor that is not open.
         """
         return adopted(VendorMemory, [kind, nbytes, list(fields)], os.dup(fd))
 
@@ -247,7 +244,7 @@ class Memory(Region):
 
     @staticmethod
     def size_of(arguments: dict[str, Any]) -> int:
-        """How many bytes memory of these arguments, which `checked` returned, has mapped."""
+        """Return how many bytes memory of these arguments, which `checked` returned, has mapped."""
         found: int = arguments["nbytes"]
         return found
 
@@ -257,12 +254,13 @@ class Memory(Region):
 
         Only the mapping is kept: memory that a device knows costs it no descriptor, but for DMA-BUFs.
         `admit` gets the bytes before they are mapped, and may raise.
-        Raises InvalidArgument for a kind that is unknown, GeneralFailure for what cannot be mapped.
+        Raise InvalidArgument for what describes no memory, GeneralFailure for what cannot be mapped, such as memory of
+        a kind that another driver alone knows.
         """
         memory = _received(plain, fd, admit)
-        if not memory.needs_descriptor and not memory.is_closed:
+        if not memory.needs_descriptor:
             memory.close()
-            if found := frozen_memory(memory.asarray()):
+            if not memory.writable and (found := frozen_memory(memory.asarray())):
                 found.close()
         return memory
 
@@ -273,7 +271,7 @@ class Memory(Region):
         """End what `begin` began. Only called where `needs_sync`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For `multiprocessing`, between one's own processes."""
+        """Pickle it for `multiprocessing`, between one's own processes."""
         from multiprocessing import reduction  # takes as long to load as this package
 
         return _unpickled, (self.to_wire(), reduction.DupFd(self.fd))
@@ -288,14 +286,14 @@ class MappedFd(Memory):
     kind = "mmap_fd"
 
     def __init__(self, fd: int, nbytes: int, protection: int, offset: int) -> None:
-        """Owns `fd`, which was checked."""
+        """Take over `fd`, which was checked."""
         self.is_file = backing_of(fd) in {Backing.FILE, Backing.DISK}
         super().__init__(fd, nbytes, writable=protection == _READ_WRITE, offset=offset)
         self.protection, self.offset = protection, offset
         self.needs_sync = self.writable and self.is_file
 
     def fields(self) -> list[Any]:
-        """Bytes, protection as of `mmap`, and where they begin in the file."""
+        """Return the bytes, protection as of `mmap`, and where they begin in the file."""
         return [self.nbytes, self.protection, self.offset]
 
     @classmethod
@@ -326,17 +324,17 @@ class DmaBuf(Memory):
     """A hardware buffer of either kind. The kernel hears of accesses to a DMA-BUF: there may be caches to flush."""
 
     def __init__(self, fd: int, nbytes: int, usage: Usage) -> None:
-        """Owns `fd`, which was checked."""
+        """Take over `fd`, which was checked."""
         self.usage = usage
         self.needs_sync = self.needs_descriptor = is_dma_buf(fd)
         super().__init__(fd, nbytes, writable=bool(usage & Usage.CPU_WRITE))
 
     def begin(self, *, writes: bool) -> None:
-        """Tells the kernel that the CPU begins to read, or also to write."""
+        """Tell the kernel that the CPU begins to read, or also to write."""
         sync_dma_buf(self.fd, READ | (WRITE if writes else 0))
 
     def end(self, *, writes: bool) -> None:
-        """Tells the kernel that the CPU is done."""
+        """Tell the kernel that the CPU is done."""
         sync_dma_buf(self.fd, READ | (WRITE if writes else 0) | END)
 
 
@@ -346,7 +344,7 @@ class HardwareBufferBlob(DmaBuf):
     kind = "hardware_buffer_blob"
 
     def fields(self) -> list[Any]:
-        """Bytes, which is the buffer's width, and usage."""
+        """Return the bytes, which is the buffer's width, and usage."""
         return [self.nbytes, int(self.usage)]
 
     @classmethod
@@ -374,7 +372,7 @@ class HardwareBuffer(DmaBuf):
         planes: Sequence[Plane],
         usage: Usage,
     ) -> None:
-        """Owns `fd`, which was checked."""
+        """Take over `fd`, which was checked."""
         self.format, self.width, self.height, self.planes = format, width, height, tuple(planes)
         found = FORMATS[format]
         self.dtype, self.shape = found.dtype, found.shape(width, height)  #: of the operand that it is
@@ -390,7 +388,7 @@ class HardwareBuffer(DmaBuf):
         planes: Sequence[tuple[int, int]] | None = None,
         usage: int = Usage.CPU_READ | Usage.CPU_WRITE,
     ) -> Self:
-        """Return a new image in sealed memory. Raises ValueError, ResourceExhaustedPersistent."""
+        """Return a new image in sealed memory. Raise ValueError, ResourceExhaustedPersistent."""
         sizes = plane_sizes(checked_format(format, width, height), width, height)
         given = packed_planes(format, width, height) if planes is None else planes
         where = checked_planes([list(plane) for plane in given], sizes, FORMATS[format].dtype.itemsize)
@@ -473,12 +471,12 @@ class VendorMemory(Memory):
     """
 
     def __init__(self, fd: int, kind: str, nbytes: int, numbers: tuple[int, ...]) -> None:
-        """Owns `fd`. Does not map it, so it makes no `Region`."""
+        """Take over `fd`. Does not map it, so it makes no `Region`."""
         self._fd, self.name, self.writable = fd, None, True
         self.kind, self.nbytes, self.numbers = kind, nbytes, numbers
 
     def fields(self) -> list[Any]:
-        """Bytes, and what the driver needs besides."""
+        """Return the bytes, and what the driver needs besides."""
         return [self.nbytes, list(self.numbers)]
 
     @classmethod
@@ -515,7 +513,7 @@ _M = TypeVar("_M", bound=Memory)
 
 
 def adopted(kind: type[_M], fields: list[Any], fd: int, admit: Admit | None = None) -> _M:
-    """Memory of that kind, checked and mapped. Owns `fd`. Raises InvalidDescriptor, OSError, and what `admit` does."""
+    """Memory of that kind, checked and mapped. Owns `fd`. Raise InvalidDescriptor, OSError, and what `admit` does."""
     try:
         arguments = kind.checked(fields, fd)
         if admit:
@@ -549,10 +547,17 @@ def _received(plain: object, fd: int, admit: Admit | None = None) -> Memory:
             return opened
         case [str(name), *_]:
             os.close(fd)
-            known = ", ".join((*KINDS, *registered_kinds()))
-            raise InvalidArgument(f"memory of kind {name!r:.120}: this device knows {known}")
+            raise undecodable(name)
     os.close(fd)
     raise GeneralFailure(f"{plain!r:.80} does not describe memory: [kind, fields…]")
+
+
+def undecodable(kind: str) -> GeneralFailure | InvalidArgument:
+    """Return the error for memory of a kind that this process cannot decode; the name may be of no kind at all."""
+    known = ", ".join((*KINDS, *registered_kinds()))
+    if is_own_kind(kind):
+        return GeneralFailure(f"memory of kind {kind!r}: this device knows {known}; copy the values to Memory.create")
+    return InvalidArgument(f"memory of kind {kind!r:.120}: there is none; this device knows {known}")
 
 
 def _unpickled(plain: list[Any], carried: Any) -> Memory:

@@ -36,7 +36,7 @@ def available_text() -> str:
 
 
 def descriptors_text() -> str:
-    """Why no descriptor is left, and the remedy, for messages."""
+    """Say why no descriptor is left, and the remedy, for messages."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return f"all {most} descriptors that this process may have are open (ulimit -n): close some, or raise the limit"
 

@@ -36,7 +36,7 @@ def is_own_kind(kind: str) -> bool:
 
 
 def described(kind: str, *given: Any) -> HandleDescription:
-    """Return the description, checked: bytes and fields, which may be anything. Raises InvalidDescriptor, a
+    """Return the description, checked: bytes and fields, which may be anything. Raise InvalidDescriptor, a
     ValueError.
     """
     if not is_own_kind(kind):
@@ -58,7 +58,7 @@ def register_kinds(kinds: Iterable[str], opener: Opener) -> None:
     """Make this process a device with these kinds. `opener` gets what a client described, checked, and a descriptor
     that it owns, and returns a `burst.Memory`. It raises StatusError.
 
-    Raises ValueError for a name that is not a driver's own.
+    Raise ValueError for a name that is not a driver's own.
     """
     for kind in kinds:
         if not is_own_kind(kind):

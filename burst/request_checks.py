@@ -24,7 +24,7 @@ _PLACE = "offset", "length"
 
 
 def check_request(inputs: Sequence[RequestArgument], outputs: Sequence[RequestArgument], pools: int) -> None:
-    """`pools`: how many the request names. Raises InvalidArgument; TypeError for numbers that are not whole."""
+    """`pools`: how many the request names. Raise InvalidArgument; TypeError for numbers that are not whole."""
     if pools > MOST_POOLS:
         raise InvalidArgument(
             f"{pools} pools in one request; at most {MOST_POOLS} are allowed: put several arguments into one pool"
@@ -47,12 +47,12 @@ def _check_argument(where: str, argument: RequestArgument, pools: int) -> None:
     for name, value in zip(_PLACE, (offset, length), strict=True):
         if not 0 <= index(value) <= _LARGEST:
             raise InvalidArgument(f"{where}: {name} {value} is not from 0 to {_LARGEST} bytes")
-    if not all(0 <= index(d) <= _LARGEST for d in dimensions):
+    if dimensions and not 0 <= min(map(index, dimensions)) <= max(map(index, dimensions)) <= _LARGEST:
         raise InvalidArgument(f"{where}: dimensions {list(dimensions)} are not all from 0 to {_LARGEST}")
 
 
 def check_pool(n: int, pool: object) -> None:
-    """In the client. Raises TypeError for what is no pool, ValueError for one that its owner has closed."""
+    """Check a pool here. Raise TypeError for what is no pool, ValueError for one that its owner has closed."""
     if isinstance(pool, Memory):
         if pool.is_closed:
             raise ValueError(f"pool {n} is closed; a pool stays open while requests use it")

@@ -13,7 +13,6 @@ import errno
 import os
 import threading
 from contextlib import contextmanager
-from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst._core import ffi, lib
@@ -24,8 +23,6 @@ from burst.serving_thread import ServingThread
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from burst.messages import Phase
-
 FOREVER = 2**64 - 1
 MOST_WEIGHT = 1000
 
@@ -33,7 +30,7 @@ _waiters = lib.burst_waiters()
 
 
 def _owned(pointer: Any, free: Callable[[Any], None]) -> Any:
-    """Freed with its last reference. Raises MemoryError."""
+    """Freed with its last reference. Raise MemoryError."""
     if not pointer:
         raise MemoryError("no memory for a run queue")
     return ffi.gc(pointer, free)
@@ -48,7 +45,7 @@ class RunQueue:
         is_shared: by accounts. Then no thread that has a slot is nice to other programs: beside busy ones it would keep
         the slot, and the lock of the queue, from other accounts.
 
-        Raises ValueError.
+        Raise ValueError.
         """
         if not 1 <= slots < 2**32 or not 1e-9 <= quantum <= 1e9:
             raise ValueError(
@@ -120,28 +117,15 @@ class Flow:
 
 
 class Ticket:
-    """Lets one thread execute: it enters before an execution and leaves after it. Any thread may close the ticket."""
+    """Lets one thread execute: csrc/burst/deadline.c enters and leaves with it. Any thread may close the ticket."""
 
     def __init__(self, flow: Flow) -> None:
         self.flow, self.gives_way = flow, flow.gives_way
         self.handle = _owned(lib.burst_ticket_new(flow.handle), lib.burst_ticket_free)
 
-    def enter(self, deadline: int = FOREVER, estimate: Any = None) -> None:
-        """Wait for a slot, as long as there is time for what the estimate says an execution needs.
-
-        Raises MissedDeadlineTransient, GeneralFailure; then the thread has none.
-        """
-        known = ffi.NULL if estimate is None else estimate
-        code = lib.burst_enter(self.handle, known, deadline, monotonic_ns())
-        if code:
-            _check(code, "queued")
-
-    def leave(self) -> int:
-        """Give the slot up, if it has one. Returns the nanoseconds that its last execution has waited for others,
-        before and since it began.
-        """
-        waited: int = lib.burst_leave(self.handle)
-        return waited
+    def leave(self) -> None:
+        """Give the slot up, if it has one."""
+        lib.burst_leave(self.handle)
 
     def close(self) -> None:
         """End the wait of the thread that waits with it, now or later: GeneralFailure."""
@@ -171,18 +155,11 @@ class Tickets:
 
 
 def give_way() -> None:
-    """Lowers the priority of this thread, and of those that it starts, below that of other programs on the machine.
+    """Lower the priority of this thread, and of those that it starts, below that of other programs on the machine.
 
     Raising it again takes privileges, and so does raising one that is lower already.
     """
     os.setpriority(os.PRIO_PROCESS, 0, max(10, os.getpriority(os.PRIO_PROCESS, 0)))  # Linux has one for each thread
-
-
-def _check(code: int, phase: Phase) -> None:
-    if code == -errno.ETIMEDOUT:
-        raise MissedDeadlineTransient(cause=Cause(phase))
-    if code:
-        raise GeneralFailure("its client is gone")
 
 
 def waiters() -> int:
@@ -194,10 +171,12 @@ def checkpoint() -> None:
     """Give this thread's slot to executions that come first, and wait for it. Called where the execution
     can pause.
 
-    Raises MissedDeadlineTransient, GeneralFailure; then the execution has to end.
+    Raise MissedDeadlineTransient, GeneralFailure; then the execution has to end.
     """
-    if _waiters[0]:
-        _check(lib.burst_checkpoint(), "executing")
+    if _waiters[0] and (code := lib.burst_checkpoint()):
+        if code == -errno.ETIMEDOUT:
+            raise MissedDeadlineTransient(cause=Cause("executing"))
+        raise GeneralFailure("its client is gone")
 
 
 class _Attempt:

@@ -18,14 +18,14 @@ import os
 import threading
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from burst._core import ffi, lib
 from burst._hot import serve
 from burst.burst_executor import ExecutorCache
 from burst.channel import MAX_FDS, Message, close_all
 from burst.datum import DATUM, DATUM_DTYPE
-from burst.ends import handle_of
+from burst.ends import handles_of
 from burst.errors import (
     GeneralFailure,
     InvalidArgument,
@@ -34,25 +34,26 @@ from burst.errors import (
     Timeout,
     status_error,
 )
-from burst.execution_burst import ExecutionBurst
-from burst.executor import CachedExecutor, DecodedRequest, Outcome, Plan, PlanRun, RequestCodec
+from burst.execution_burst import BurstExecutorWithCache, ExecutionBurst
+from burst.executor import BEFORE, CachedExecutor, DecodedRequest, Outcome, Plan, PlanRun, RequestCodec, binding_time
 from burst.messages import ErrorStatus, Timing
+from burst.plan_cache import MAX_PLANS
+from burst.request_binder import request_binder
 from burst.run_queue import give_way
 from burst.serving_thread import ServingThread
 from burst.slots import MappingCache
 from burst.wire import ResultPacket, decode_request, encode_result
 from burst.work_notes import note_trace
-from fmq import Flavour, FmqError, InvalidDescriptor, MessageQueue
+from fmq import Flavour, FmqError, InvalidDescriptor, MessageQueueReader, MessageQueueWriter, clock
+from fmq.end import spin_ns
 from fmq.errors import raise_errno
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from burst.execution import Execution
-    from burst.execution_burst import BurstExecutorWithCache, BurstOffer
+    from burst.execution_burst import BurstOffer
     from burst.executor import MemoryCache
     from burst.memory import Memory
-    from burst.messages import Request
     from burst.wire import RequestPacket
     from fmq import Descriptor
 
@@ -60,7 +61,6 @@ _log = logging.getLogger(__name__)
 _CALLBACK_TIMEOUT = 10.0  # seconds that a client has to hand over its memory
 _MAX_LENGTH = 2**16  # elements of a queue; it bounds the buffer that a client makes the device allocate
 _LISTEN, _ANSWER = (ffi.cast("void *", ffi.addressof(lib, name)) for name in ("burst_listen", "burst_answer"))
-MAX_PLANS = 128  # of a client with more different requests the oldest are bound again
 
 
 _numbers = count(1)  #: of the bursts that this process has served
@@ -75,13 +75,6 @@ def _listener_name(number: int) -> str:
 def _nothing() -> None: ...
 
 
-class Bindable(Protocol):
-    """An object that binds the requests of a burst."""
-
-    def bind(self, request: Request, /) -> Execution:
-        """Bind a request, whose pools are `Memory`, mapped once per slot, or `Token`. Raises StatusError."""
-
-
 class ExecutionBurstServer(ExecutionBurst):
     """The device's end of one burst, made by `create` or `create_with_executor`. `start` begins listening. `stop` ends
     the burst from any thread: it cancels a running execution where that is possible, and does not wait for it.
@@ -93,22 +86,21 @@ class ExecutionBurstServer(ExecutionBurst):
         """Use `create` or `create_with_executor`."""
         self._callback, self.on_end, self._version = offer.callback, offer.on_end, offer.version
         self._ticket, self.trace, self._life = offer.ticket, offer.trace, offer.life
+        self._around = offer.around
         self._memory_from = offer.memory_from
-        for queue_of in (offer.requests, offer.results):
-            check_queue(queue_of)
-        with MessageQueue.open(offer.requests.unannounced()) as queue:
-            self._reader = queue.reader()
+        for queue in (offer.requests, offer.results):
+            check_queue(queue)
+        self._reader = MessageQueueReader.attach(offer.requests.unannounced())
         try:
-            with MessageQueue.open(offer.results.unannounced()) as queue:
-                self._writer = queue.writer()
+            self._writer = MessageQueueWriter.attach(offer.results.unannounced())
         except BaseException:
             self._reader.close()
             raise
-        self._reader.spin = offer.spin
-        self._listener = self._new_listener(max(offer.requests.capacity, offer.results.capacity) * DATUM)
+        self._reader.spin_ns = spin_ns(offer.spin)
+        self._listener = self._new_listener(max(self._reader.capacity, self._writer.capacity) * DATUM)
         self._plans: list[Plan | None] = [None] * MAX_PLANS
         self._runs: list[Callable[[], object] | None] = [None] * MAX_PLANS  #: of plans whose success is always the same
-        self._next, self._stale = 0, dict[int, frozenset[int]]()  # stale: freed while they ran, and what is freed then
+        self._stale = dict[int, frozenset[int]]()  # plans that were freed while they ran, and what is freed then
         version = offer.version
         codec = RequestCodec(lambda raw: job(decode_request(raw, version)), self._encode, self._fetch)
         self._executor = CachedExecutor(codec, self._forget, memories)
@@ -117,19 +109,25 @@ class ExecutionBurstServer(ExecutionBurst):
         self._thread = ServingThread(self._listen, name=_listener_name(next(_numbers)))
 
     @classmethod
-    def create(cls, offer: BurstOffer, prepared: Bindable | None = None) -> Self:
-        """Serve with anything that binds requests; None: with `offer.bind`.
+    def create(cls, offer: BurstOffer, prepared: object = None) -> Self:
+        """Serve with a `driver.PreparedModel`, or with an object that has a method `bind(request)`; None: with
+        `offer.bind`, that is, with the prepared model that the client has opened the burst on.
 
-        Raises InvalidDescriptor, RoleTaken, Malformed; then the callback is still the caller's.
+        Raise ValueError for anything else, InvalidDescriptor, RoleTaken, Malformed; then the callback is still the
+        caller's.
         """
-        bind = prepared.bind if prepared is not None else offer.bind
-        if bind is None:
-            raise ValueError("prepared=None: this offer has no `bind` of its own; give something that binds requests")
+        bind = request_binder(prepared, offer)
         return cls(offer, lambda packet: DecodedRequest(packet, bind), MappingCache())
 
     @classmethod
     def create_with_executor(cls, offer: BurstOffer, executor: BurstExecutorWithCache) -> Self:
-        """Serve with an executor that keeps the client's memory by slot. Raises what `create` raises."""
+        """Serve with an executor that keeps the client's memory by slot. Raise what `create` raises."""
+        is_executor = isinstance(executor, BurstExecutorWithCache) and not isinstance(executor, type)
+        if not is_executor:
+            raise ValueError(
+                f"executor={executor!r:.80}: give an object with the methods of burst.BurstExecutorWithCache: "
+                "is_cache_entry_present, add_cache_entry, remove_cache_entry, execute"
+            )
         cache = ExecutorCache(executor)
         return cls(offer, cache.job, cache)
 
@@ -146,7 +144,7 @@ class ExecutionBurstServer(ExecutionBurst):
         self._buffer = ffi.new("unsigned char[]", nbytes)
         listener = ffi.new("burst_listener *")
         listener.listen, listener.answer = _LISTEN, _ANSWER
-        listener.out, listener.request = handle_of(self._writer), handle_of(self._reader)
+        listener.out, listener.request = handles_of(self._writer, self._reader)
         listener.trace = self.trace.page
         listener.buffer, listener.buffer_bytes = self._buffer, nbytes
         listener.spin_ns, listener.framed, listener.current = self._reader.spin_ns, self._version > 1, -1
@@ -156,7 +154,7 @@ class ExecutionBurstServer(ExecutionBurst):
         return ffi.gc(listener, lib.burst_drop_plans)
 
     def start(self) -> None:
-        """Begins listening, unless it was stopped already."""
+        """Begin listening, unless it was stopped already."""
         with self._starting:
             if not self._is_stopped:
                 self._thread.start()
@@ -183,21 +181,21 @@ class ExecutionBurstServer(ExecutionBurst):
             self._end()
 
     def free_memory(self, slots: Iterable[int]) -> None:
-        """Frees slots. Returns at once; memory in use is unmapped after the run."""
+        """Free slots. Returns at once; memory in use is unmapped after the run."""
         self._executor.free_memory(slots)
 
     @property
     def answered(self) -> int:
-        """How many requests this burst has answered. Only a hint: the client can write to that memory."""
+        """The number of requests that this burst has answered. Only a hint: the client can write to that memory."""
         return int(self.trace.page.device.answered)
 
     @property
     def bound(self) -> int:
-        """How many requests have a plan, and need not be bound again."""
+        """The number of requests that have a plan, and need not be bound again."""
         return len(self._plans) - self._plans.count(None)
 
     def forget_plans(self) -> None:
-        """Binds all requests anew, because what they were bound to has changed."""
+        """Bind all requests anew, because what they were bound to has changed."""
         self._executor.forget_plans()
 
     def join(self, timeout: float | None = None) -> None:
@@ -210,14 +208,15 @@ class ExecutionBurstServer(ExecutionBurst):
         if self._ticket and self._ticket.gives_way:
             give_way()
         try:
-            self._serve()
+            with self._around:
+                self._serve()
         except (FmqError, GeneralFailure, ValueError) as end:
             _log.debug("a burst ended: %s", end)
         finally:
             self._end()
 
     def _end(self) -> None:
-        """Frees everything, once nothing of it runs. The listener calls it last; `stop` does when none has started."""
+        """Free everything, once nothing of it runs. The listener calls it last; `stop` does when none has started."""
         lib.burst_inflight_drain(self._listener)
         with self._starting:
             self._is_over = True
@@ -276,9 +275,11 @@ class ExecutionBurstServer(ExecutionBurst):
             return self._refuse(error)
         self._executor.free_when_idle()
         listener = self._listener
-        run = PlanRun(plan, listener.taken, listener.deadline, lib.burst_could_begin(listener))
+        known, its = listener.attempt, ffi.addressof(listener, "attempt")
+        since = known.since + clock.now() - known.known
+        bound = binding_time(known.known, known.deadline)
+        run = PlanRun(plan, listener.taken, known.deadline, since=since, bound=bound, judged=its)
         outcome = self._executor.execute(run, self._ticket)
-        listener.started = run.begun or listener.started
         return self._said(outcome, plan)
 
     def _explain(self) -> bytes:
@@ -296,13 +297,19 @@ class ExecutionBurstServer(ExecutionBurst):
         return self._said(self._executor.failure(error))
 
     def _said(self, outcome: Outcome, plan: Plan | None = None) -> bytes:
-        """Return the answer. The listener judges those that missed their deadline once begun."""
-        self._listener.is_refused = outcome.cause.phase in {"queued", "before start"}
+        """Return the answer. `plan`: it was judged; the listener judges others that have begun."""
+        is_refused = outcome.cause.phase in BEFORE
+        if is_refused:
+            self._listener.attempt.begun = 0
+        self._listener.is_judged = is_refused or plan is not None
         return self._executor.answer(outcome, plan)
 
     def _learn(self, plan: Plan) -> None:
-        """Add a plan, and drop the oldest when the table is full. The caller holds the executor's lock."""
-        i, self._next = self._next, (self._next + 1) % MAX_PLANS
+        """Add a plan; when the table is full, in place of the one that was used longest ago.
+
+        The caller holds the executor's lock.
+        """
+        i = lib.burst_next_plan(self._listener)
         execution, success = plan.execution, plan.success
         function, context = execution.native if execution.native and success else (0, 0)
         code = lib.burst_learn(
@@ -322,7 +329,8 @@ class ExecutionBurstServer(ExecutionBurst):
             lib.burst_expect(self._listener, i, plan.estimate)
         written = execution.written
         lib.burst_writes(self._listener, i, written if len(written) else ffi.NULL, len(written))
-        self._stale.pop(i, None)
+        if held := self._stale.pop(i, None):
+            self._executor.free_memory(held)  # it was freed while the plan ran, which has ended just now
         self._plans[i] = plan
         self._runs[i] = plan.run if success else None
         if success and execution.launch is not None:
@@ -366,7 +374,7 @@ class ExecutionBurstServer(ExecutionBurst):
         self._plans[index] = self._runs[index] = None
 
     def _handle_event(self, code: int) -> None:
-        """Handle a return of `burst_listen` that is no request. Raises when the burst is over."""
+        """Handle a return of `burst_listen` that is no request. Raise when the burst is over."""
         if code == -errno.ESTALE:
             with self._executor.lock:
                 freed = self._drop_stale()
@@ -379,9 +387,11 @@ class ExecutionBurstServer(ExecutionBurst):
             raise_errno(code, "listen")
 
     def _fetch(self, slots: list[int]) -> list[Memory]:
-        """Asks the client for the memory of all these slots. Raises InvalidArgument for an unknown slot."""
-        parts = [slots[n : n + MAX_FDS] for n in range(0, len(slots), MAX_FDS)]  # what one message can carry
-        return [memory for part in parts for memory in self._fetch_part(part)]
+        """Ask the client for the memory of all these slots. Raise InvalidArgument for an unknown slot."""
+        found: list[Memory] = []
+        for n in range(0, len(slots), MAX_FDS):  # what one message can carry
+            found += self._fetch_part(slots[n : n + MAX_FDS])
+        return found
 
     def _fetch_part(self, slots: list[int]) -> list[Memory]:
         try:
@@ -396,7 +406,8 @@ class ExecutionBurstServer(ExecutionBurst):
         try:
             return _memories(message, len(slots), self._memory_from)
         finally:
-            message.close()
+            if message.fds:
+                message.close()
 
 
 def check_queue(queue: Descriptor) -> None:
@@ -410,7 +421,7 @@ def check_queue(queue: Descriptor) -> None:
 
 
 def _memories(message: Message, expected: int, memory_from: Callable[[Any, int], Memory]) -> list[Memory]:
-    """All memory that the client handed over, or an error. The client is not trusted."""
+    """Return all memory that the client handed over. Raise an error if some is missing. The client is not trusted."""
     match message.body:
         case [0, list(plains)] if len(plains) == len(message.fds) == expected:
             return _map_all(plains, message.take_fds(), memory_from)
@@ -428,4 +439,5 @@ def _map_all(plains: list[object], fds: list[int], memory_from: Callable[[Any, i
     try:
         return [memory_from(plain, fds.pop(0)) for plain in plains]
     finally:
-        close_all(fds)
+        if fds:
+            close_all(fds)

@@ -57,28 +57,25 @@ class SlotTable:
         self._memories: dict[int, _PoolReference] = {}
 
     def slot_of(self, memory: Memory) -> int:
-        """Return the memory's slot, a new one at first sight. Raises OverflowError after 2**31 of them."""
+        """Return the memory's slot, a new one at first sight. Raise OverflowError after 2**31 of them."""
         slot = self._slots.get(ref(memory))
         return self._add(memory) if slot is None else slot
 
     def _add(self, memory: Memory) -> int:
         dropped = self._dropped
+        fd, description = (-1, b"") if memory.is_closed else (memory.fd, pack(memory.to_wire()))
         with self._lock:
             name = _PoolReference(memory, lambda name: dropped.add(name.slot))  # does not refer to this table
             if (known := self._slots.get(name)) is not None:
                 return known  # another thread was faster
-            name.slot = slot = self._new_slot(memory)
+            slot: int = lib.burst_slots_use(self.handle, ffi.NULL, fd, description, len(description))
+            if slot == -errno.EOVERFLOW:
+                raise OverflowError(why())
+            if slot < 0:
+                raise OSError(-slot, why())
+            name.slot = slot
             self._slots[name], self._memories[slot] = slot, name
             return slot
-
-    def _new_slot(self, memory: Memory) -> int:
-        fd, description = (-1, b"") if memory.is_closed else (memory.fd, pack(memory.to_wire()))
-        slot = lib.burst_slots_use(self.handle, ffi.NULL, fd, description, len(description))
-        if slot == -errno.EOVERFLOW:
-            raise OverflowError(why())
-        if slot < 0:
-            raise OSError(-slot, why())
-        return int(slot)
 
     def free_memory(self, memory: Memory) -> None:
         """Have the device free its slot. Unknown memory is no error."""
@@ -97,7 +94,7 @@ class SlotTable:
 
 
 def checked_slots(slots: Sequence[object]) -> list[int]:
-    """Slots that a client frees. Raises Malformed."""
+    """Return the slots that a client frees. Raise Malformed."""
     numbers = [slot for slot in slots if type(slot) is int]
     if len(numbers) < len(slots):
         raise Malformed(f"free_memory{tuple(slots)!r:.80}: slots are integers")
@@ -120,10 +117,10 @@ class MappingCache:
         return [known[slot] for slot in slots]
 
     def free(self, slots: Iterable[int]) -> None:
-        """Lets the mappings go; arrays on them keep them until they go too. An unknown slot is no error."""
+        """Let the mappings go; arrays on them keep them until they go too. An unknown slot is no error."""
         for slot in slots:
             self._memories.pop(slot, None)
 
     def clear(self) -> None:
-        """Frees all."""
+        """Free all."""
         self._memories.clear()

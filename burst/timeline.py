@@ -76,7 +76,7 @@ def works(name: str, sides: Sides, found: NDArray[Any], first_lane: int = 0) -> 
 
 
 def counters(name: str, sides: Sides, records: NDArray[Any]) -> Iterator[Event]:
-    """Events that count the requests in flight and in the queue, one for each change."""
+    """Return the events that count the requests in flight and in the queue, one for each change."""
     n, times = len(records), np.concatenate([records[step] for step in ("sent", "taken", "received")])
     order = np.argsort(times, kind="stable")
     flying, queued = (np.repeat(change, n)[order].cumsum() for change in ([1, 0, -1], [1, -1, 0]))

@@ -21,6 +21,7 @@ from burst.errors import Malformed
 from burst.memory import Memory
 from burst.messages import PHASES, Cause
 from burst.timeline import Sides
+from fmq.printable import printable
 from fmq.process_bound import ProcessBound
 from fmq.region import guard
 
@@ -55,7 +56,7 @@ class Trace(ProcessBound):
     nbytes: Final = ffi.sizeof("burst_trace")
 
     def __init__(self, memory: Memory) -> None:
-        """On memory that a peer may have made. Raises Malformed when it is too small."""
+        """Begin on memory that a peer may have made. Raise Malformed when it is too small."""
         if memory.nbytes < _LEAST:
             raise Malformed(f"a trace of {memory.nbytes} bytes; {_LEAST} are needed")
         self.memory = memory
@@ -71,7 +72,7 @@ class Trace(ProcessBound):
 
     @classmethod
     def nbytes_in(cls, fd: int) -> int:
-        """How much to map of a trace that a peer may have made, and before it had all of its parts. Raises OSError."""
+        """Return how much to map of a trace; a peer may have made it before it had all of its parts. Raise OSError."""
         return cls.nbytes if os.fstat(fd).st_size >= cls.nbytes else int(_LEAST)
 
     def describe(self, model: str, depth: int) -> None:
@@ -94,7 +95,7 @@ class Trace(ProcessBound):
         return _text(self.page.application)
 
     def note(self, number: int, times: Sequence[int]) -> None:
-        """One request of a client that executes its requests itself; `times`: as `records` has them.
+        """Note one request of a client that executes its requests itself; `times`: as `records` has them.
 
         `number`: from 1 on. Readers in other threads drop a record that they see half written.
         """
@@ -104,7 +105,7 @@ class Trace(ProcessBound):
         _FOUR.pack_into(self._bytes, _SERVED + at, number, taken, started, done)
 
     def note_work(self, number: int, times: Sequence[int]) -> None:
-        """When the accelerator copied in, computed and copied out for that request: from and to for each, ns of
+        """Note when the accelerator copied in, computed and copied out for that request: from and to for each, ns of
         CLOCK_MONOTONIC, or twice 0. The device calls it, at any time after the answer too, one thread at a time.
         """
         if self.memory.nbytes >= self.nbytes:
@@ -149,7 +150,9 @@ class Trace(ProcessBound):
         return np.sort(found[whole], order="id")
 
     def stages(self, records: NDArray[Any] | None = None) -> dict[str, NDArray[np.int64]]:
-        """Nanoseconds that each of the last requests, or of `records`, spent in each of `STAGES`, and in "total"."""
+        """Return the nanoseconds that each of the last requests, or of `records`, spent in each of `STAGES`, and in
+        "total".
+        """
         r = {name: c.astype(np.int64) for name, c in _columns(self.records() if records is None else records).items()}
         free = np.minimum(np.maximum(r["sent"], np.concatenate([[0], r["done"][:-1]])), r["taken"])
         marks = (r["begin"], r["sent"], free, r["taken"], r["started"], r["done"], r["received"])
@@ -168,17 +171,17 @@ class Trace(ProcessBound):
         record.id = number
 
     def failure(self, number: int, status: int) -> tuple[str, Cause] | None:
-        """Why that request got that status, as the device says; None where it says nothing. It can write anything."""
+        """Say why that request got that status; None where the device says nothing. It can write anything."""
         record = self.page.failures[number % lib.BURST_FAILURES]
         nbytes, phase = int(record.nbytes), int(record.phase)
         if (record.id, record.status) != (number, status) or nbytes > ffi.sizeof(record.text) or phase > len(PHASES):
             return None
         text = ffi.buffer(record.text, nbytes)[:].decode(errors="replace")
         times = _as_seconds(record.late_by), _as_seconds(record.retry_after)
-        return "".join(filter(str.isprintable, text)), Cause(PHASES[phase - 1] if phase else None, *times)
+        return printable(text), Cause(PHASES[phase - 1] if phase else None, *times)
 
     def sides(self, first_lane: int = 0) -> Sides:
-        """Where to draw this burst in a timeline."""
+        """Return where to draw this burst in a timeline."""
         client, device = self.page.client, self.page.device
         return Sides(int(client.pid), int(device.pid), int(device.tid), first_lane)
 
@@ -193,7 +196,7 @@ class Trace(ProcessBound):
 
 def _text(field: Any) -> str:
     raw: bytes = ffi.buffer(field)[:].partition(b"\0")[0]
-    return "".join(filter(str.isprintable, raw.decode(errors="replace")))
+    return printable(raw.decode(errors="replace"))
 
 
 @contextmanager

@@ -55,7 +55,7 @@ from burst.errors import Malformed
 from burst.messages import ErrorStatus, OutputShape, RequestArgument, Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 NOT_MEASURED: Final = 2**64 - 1
 """A time that was not measured, as it stands in executionTiming; and no deadline, and no loop timeout."""
@@ -122,9 +122,9 @@ def decode_request(packet: bytes | memoryview, version: int) -> RequestPacket:
         _arguments(request.outputs, request.n_outputs),
         tuple([Token(p.number) if p.is_token else p.number for p in ffi.unpack(request.places, request.n_places)]),
         bool(request.measure),
-        loop_timeout=_known(request.loop_timeout),
+        loop_timeout=None if request.loop_timeout == NOT_MEASURED else request.loop_timeout,
         id=request.id,
-        deadline=_known(request.deadline),
+        deadline=None if request.deadline == NOT_MEASURED else request.deadline,
     )
 
 
@@ -142,7 +142,8 @@ def encode_result(result: ResultPacket, version: int) -> bytes:
     numbers = [n for dims, is_enough in shapes for n in (bool(is_enough), len(dims), *dims)]
     try:
         values = ffi.new("uint32_t[]", numbers)
-        fields = (*map(_or_none, timing), number, status, len(shapes))
+        times = [NOT_MEASURED if time is None else time for time in timing]
+        fields = (*times, number, status, len(shapes))
         given = ffi.new("burst_result_packet *", fields)
     except (OverflowError, TypeError) as error:
         raise _cannot_encode(result, error) from None
@@ -160,12 +161,13 @@ def decode_result(packet: bytes | memoryview, version: int) -> ResultPacket:
     result, why = ffi.new("burst_result_packet *"), ffi.new("burst_complaint *")
     if lib.burst_decode_result(raw, len(raw), version, result, shapes, why):
         raise _complaint(why)
-    timing = Timing(_known(result.on_device), _known(result.in_driver))
-    return ResultPacket(ErrorStatus(result.status), tuple(_shapes(shapes, result.n_shapes)), timing, result.id)
+    times = [None if time == NOT_MEASURED else time for time in (result.on_device, result.in_driver)]
+    timing = Timing(*times)
+    return ResultPacket(ErrorStatus(result.status), _shapes(shapes, result.n_shapes), timing, result.id)
 
 
 def _encoded(encode: Callable[..., int], *given: Any) -> bytes:
-    """Return the packet. Raises Malformed."""
+    """Return the packet. Raise Malformed."""
     nbytes = encode(*given, ffi.NULL, 0, ffi.NULL)
     room, why = ffi.new("unsigned char[]", nbytes), ffi.new("burst_complaint *")
     if encode(*given, room, nbytes, why) < 0:
@@ -173,12 +175,13 @@ def _encoded(encode: Callable[..., int], *given: Any) -> bytes:
     return bytes(ffi.buffer(room, nbytes))
 
 
-def _shapes(values: Any, count: int) -> Iterator[OutputShape]:
-    at = 0
+def _shapes(values: Any, count: int) -> tuple[OutputShape, ...]:
+    found, at, numbers = list[OutputShape](), 0, ffi.unpack(values, len(values))
     for _ in range(count):
-        end = at + 2 + values[at + 1]
-        yield OutputShape(tuple(values[at + 2 : end]), bool(values[at]))
+        end = at + 2 + numbers[at + 1]
+        found.append(OutputShape(tuple(numbers[at + 2 : end]), bool(numbers[at])))
         at = end
+    return tuple(found)
 
 
 def _arguments(arguments: Any, count: int) -> tuple[RequestArgument, ...]:
@@ -201,7 +204,7 @@ def _cannot_encode(packet: object, error: Exception) -> Malformed:
 
 
 def _for_c(packet: RequestPacket) -> tuple[Any, list[Any]]:
-    """Return a burst_request_packet, and the memory that it refers to. Raises OverflowError, TypeError."""
+    """Return a burst_request_packet, and the memory that it refers to. Raise OverflowError, TypeError."""
     alive = []
 
     def arguments(side: Sequence[RequestArgument]) -> Any:
@@ -215,13 +218,6 @@ def _for_c(packet: RequestPacket) -> tuple[Any, list[Any]]:
     places = ffi.new("burst_place[]", [(p.token, 1) if isinstance(p, Token) else (p, 0) for p in packet.slots])
     alive.append(places)
     lists, counts = packet[:3], (arguments(packet.inputs), arguments(packet.outputs), places)
-    times = _or_none(packet.loop_timeout), packet.id, _or_none(packet.deadline)
+    loop, deadline = packet.loop_timeout, packet.deadline
+    times = NOT_MEASURED if loop is None else loop, packet.id, NOT_MEASURED if deadline is None else deadline
     return ffi.new("burst_request_packet *", (*counts, *map(len, lists), bool(packet.measure), *times)), alive
-
-
-def _or_none(value: int | None) -> int:
-    return NOT_MEASURED if value is None else value
-
-
-def _known(value: int) -> int | None:
-    return None if value == NOT_MEASURED else value

@@ -21,7 +21,7 @@ def use_installed(name: str) -> None:
     """Import the installed package of that name in place of the one that is being imported, which lies in an unbuilt
     clone.
 
-    Raises ImportError, with the remedy, if that cannot be done.
+    Raise ImportError, with the remedy, if that cannot be done.
     """
     module = sys.modules[name]
     file = Path(module.__file__ or "")

@@ -1,15 +1,38 @@
-"""Where the account's own files lie, and its option files, which are TOML: `~/.config/burst/….toml`."""
+"""The account of this process, where its own files lie, and its option files, which are TOML: `~/.config/burst/….toml`.
+
+The cell of another account may run under a uid of its own (`driver.service.cell_uids`), with a home of its own. It
+serves its device's account, and errors name the files of that.
+"""
 
 from __future__ import annotations
 
 import os
 import pwd
-import tomllib
 from pathlib import Path
 from typing import Any
 
 NOWHERE = Path("/dev/null")
 """The home of accounts that have none: nothing can be read there, or kept."""
+
+_device: tuple[int, Path] | None = None
+"""The uid and the home of the device's account, in a process that has another uid."""
+
+
+def move_to(folder: Path) -> None:
+    """Make a folder this process's home, before it changes its uid from that of its device's account."""
+    global _device  # noqa: PLW0603 (of the process, as its uid is)
+    _device = os.getuid(), home()
+    os.environ["HOME"] = str(folder)
+
+
+def device_uid() -> int:
+    """Return the uid of the account that serves the device: this process's own, but in such a cell."""
+    return _device[0] if _device else os.getuid()
+
+
+def of_device(path: Path) -> Path:
+    """Return the path of a file of this home in the home of the device's account, where it is edited."""
+    return _device[1] / path.relative_to(home()) if _device else path
 
 
 def home() -> Path:
@@ -46,7 +69,9 @@ def _is_own(path: Path) -> bool:
 
 
 def configured(path: Path) -> dict[str, Any]:
-    """Return a file's options; empty when the file is missing. Raises ValueError with its path."""
+    """Return a file's options; empty when the file is missing. Raise ValueError with its path."""
+    import tomllib
+
     try:
         return tomllib.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):

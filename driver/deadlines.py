@@ -7,7 +7,6 @@ of its preparation, can look at it.
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -32,6 +31,9 @@ if TYPE_CHECKING:
     from burst import StatusError
 
 WAITING: Phase = "waiting for the answer"
+MISSED = ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT
+LAST_WORD = 200_000_000
+"""Nanoseconds after a deadline in which a client still waits for what the device says of it: whose time it took."""
 _LONGEST_WAIT = 2e6  # seconds: what poll takes
 
 
@@ -39,7 +41,7 @@ def checked(name: str, seconds: float) -> int:
     """Check a time that a caller gives as the argument `name`, on every path; as it travels, in nanoseconds.
 
     A `deadline` is a time.monotonic(); a `timeout`, a `duration` and a `loop_timeout` are seconds. All are 0 or more;
-    infinity, and what the clock never reaches, is no limit: FOREVER. Raises ValueError.
+    infinity, and what the clock never reaches, is no limit: FOREVER. Raise ValueError.
     """
     try:
         is_time = seconds >= 0  # false for NaN
@@ -52,19 +54,19 @@ def checked(name: str, seconds: float) -> int:
 
 
 def check_times(**times: float | None) -> None:
-    """Check those that are given, by the names of the arguments. Raises ValueError."""
+    """Check those that are given, by the names of the arguments. Raise ValueError."""
     for name, seconds in times.items():
         if seconds is not None:
             checked(name, seconds)
 
 
 def nanoseconds(deadline: float) -> int:
-    """Return a deadline in nanoseconds, checked. Raises ValueError."""
+    """Return a deadline in nanoseconds, checked. Raise ValueError."""
     return checked("deadline", deadline)
 
 
 def taken(plain: object) -> int | None:
-    """Check a deadline that a peer has sent. Raises Malformed."""
+    """Check a deadline that a peer has sent. Raise Malformed."""
     if plain is None or (type(plain) is int and 0 <= plain <= FOREVER):
         return plain
     raise Malformed(f"deadline {plain!r:.60}: nanoseconds of CLOCK_MONOTONIC from 0 to 2^64 - 1, or nil")
@@ -73,7 +75,7 @@ def taken(plain: object) -> int | None:
 def earlier(timeout: float | None, deadline: int | None) -> int | None:
     """Return the deadline, or the end of so many seconds from now, whichever comes first; None without both.
 
-    Raises ValueError, and Timeout after 0 seconds, in which nothing is done.
+    Raise ValueError, and Timeout after 0 seconds, in which nothing is done.
     """
     if timeout is None:
         return deadline
@@ -87,7 +89,7 @@ def earlier(timeout: float | None, deadline: int | None) -> int | None:
 
 
 def seconds_left(deadline: int | None) -> float | None:
-    """Until then, 0 when it has passed; None without one."""
+    """Return the seconds until a deadline: 0 when it has passed, None without one."""
     if deadline is None or deadline == FOREVER:
         return None
     return min(max(0, deadline - clock.now()) / 1e9, _LONGEST_WAIT)
@@ -114,6 +116,12 @@ def passed(deadline: int | None) -> Result | None:
     return Result(error.status, message=str(error), cause=error.as_cause())
 
 
+def check_sent_in_time(deadline: int | None) -> None:
+    """Raise MissedDeadlinePersistent if it has passed before anything was sent."""
+    if found := passed(deadline):
+        found.raise_for_status()
+
+
 def missed_in_waiting(deadline: int | None) -> Result | None:
     """Return the result of a request whose deadline has passed while it waited, of which we know no more."""
     if deadline is None or (now := clock.now()) < deadline:
@@ -134,7 +142,7 @@ class Wait(NamedTuple):
 
     @classmethod
     def of(cls, timeout: float | None, deadline: float | None) -> Self:
-        """Begins now. Raises ValueError, and Timeout after 0 seconds, in which nothing is done."""
+        """Return one that begins now. Raise ValueError, and Timeout after 0 seconds, in which nothing is done."""
         if timeout is None and deadline is None:
             return ENDLESS  # type: ignore[return-value]
         by = None if deadline is None else nanoseconds(deadline)
@@ -146,13 +154,18 @@ class Wait(NamedTuple):
         """True if the timeout ends it, and not the deadline."""
         return self.timeout is not None and self.end != self.by
 
+    @property
+    def last(self) -> int | None:
+        """The time when the caller goes on in any case: a moment after a deadline the device has had its last word."""
+        return self.end if self.ends_by_timeout else last_word(self.end)
+
     def check(self, phase: Phase) -> None:
         """Raise Timeout if its timeout has passed."""
         if self.ends_by_timeout and self.end is not None and clock.now() >= self.end:
             raise timed_out(self.timeout, phase)
 
     def given_up(self) -> Result:
-        """Return the result of a request that was not answered by `end`. Raises Timeout, unless its deadline has
+        """Return the result of a request that was not answered by `end`. Raise Timeout, unless its deadline has
         passed.
         """
         if missed := missed_in_waiting(self.by):
@@ -164,28 +177,35 @@ class Wait(NamedTuple):
 ENDLESS = Wait(None, None, None)
 
 
+def last_word(deadline: int | None) -> int | None:
+    """Return until when a client waits for what the device says of that deadline."""
+    return None if deadline is None else min(FOREVER, deadline + LAST_WORD)
+
+
 def unanswered(late_ns: int) -> MissedDeadlineTransient:
-    """When the wait ended at the deadline."""
+    """Return the error of a wait that has ended without a word of the device."""
     return MissedDeadlineTransient(cause=Cause(WAITING, max(0, late_ns) / 1e9))
 
 
 @contextmanager
 def waiting(deadline: float | None) -> Iterator[int | None]:
-    """Bound a call by that time.monotonic(); gives it in nanoseconds. Raises MissedDeadline*."""
+    """Bound a call by that time.monotonic(); gives it in nanoseconds. Raise MissedDeadline*."""
     by = None if deadline is None else nanoseconds(deadline)
-    if found := passed(by):
-        found.raise_for_status()
+    check_sent_in_time(by)
     try:
         yield by
-    except Timeout:
-        raise unanswered(clock.now() - (by or 0)) from None
+    except Timeout as error:
+        now = clock.now()
+        if error.phase == "executing":  # here, so no other kept it from being done
+            raise missed(ErrorStatus.MISSED_DEADLINE_PERSISTENT, error.phase, now, by or 0) from None
+        raise unanswered(now - (by or 0)) from None
 
 
 @contextmanager
 def until(timeout: float | None, deadline: float) -> Iterator[float | None]:
     """Give the timeout of a call that has to end at that time.monotonic(), too.
 
-    Raises ValueError, and MissedDeadline* in the place of Timeout where the deadline comes first.
+    Raise ValueError, and MissedDeadline* in the place of Timeout where the deadline comes first.
     """
     check_times(timeout=timeout)
     left = seconds_left(by := nanoseconds(deadline))
@@ -199,10 +219,41 @@ def until(timeout: float | None, deadline: float) -> Iterator[float | None]:
 # ---- what a device does about it
 
 
+class _Work(threading.local):
+    """The preparation in this thread: when it began, and how long others kept it from going on, in ns."""
+
+    since = others = 0
+
+
+_work = _Work()
+
+
+def begin_work(since: int, others: int = 0) -> None:
+    """Note that what this thread prepares began then, and how long it has waited for others already."""
+    _work.since, _work.others = since, others
+
+
+def time_of_others() -> int:
+    """Return how long others have kept this thread from what it prepares."""
+    return _work.others
+
+
+@contextmanager
+def for_others() -> Iterator[None]:
+    """Count the time in the block as others': this thread cannot go on with what it prepares."""
+    begin = clock.now()
+    try:
+        yield
+    finally:
+        _work.others += clock.now() - begin
+
+
 @contextmanager
 def due(deadline: int | None) -> Iterator[None]:
     """Bound what this thread does meanwhile by a deadline, which `check` looks at."""
     before = lib.burst_due()
+    if before == FOREVER:
+        begin_work(clock.now())
     lib.burst_set_due(FOREVER if deadline is None else deadline)
     try:
         yield
@@ -211,21 +262,30 @@ def due(deadline: int | None) -> Iterator[None]:
 
 
 def deadline() -> int | None:
-    """By when the execution or preparation in this thread has to be done, in CLOCK_MONOTONIC ns; None: at any time."""
+    """Return by when the execution or preparation in this thread has to be done, in CLOCK_MONOTONIC ns; None: at any
+    time.
+    """
     end = int(lib.burst_due())
     return None if end == FOREVER else end
 
 
 def check(phase: Phase, deadline: int | None = None) -> None:
-    """Raise MissedDeadlineTransient if this thread's work is overdue. `deadline`: its, if it is known."""
+    """Raise MissedDeadline* if this thread's work is overdue. `deadline`: its, if it is known."""
     end = int(lib.burst_due()) if deadline is None else deadline
     if end != FOREVER and clock.now() > end:
         raise overdue(phase, end)
 
 
 def overdue(phase: Phase, deadline: int) -> StatusError:
-    """Return the error of work that is given up, or was not begun because of others."""
-    return missed(ErrorStatus.MISSED_DEADLINE_TRANSIENT, phase, clock.now(), deadline)
+    """Return the error of work that is given up, or was not begun because of others.
+
+    An execution that is given up says MISSED_DEADLINE_TRANSIENT, and csrc/burst/deadline.c judges it. A preparation is
+    judged here: nobody knows what it needs, so others are at fault if they took as long as it is late, and not little.
+    """
+    now = clock.now()
+    least = max(now - deadline, (deadline - _work.since) // 8)
+    is_own_fault = phase == "preparing" and _work.others < least
+    return missed(MISSED[is_own_fault], phase, now, deadline)
 
 
 def checker() -> Callable[[], None] | None:
@@ -243,11 +303,14 @@ def check_entry(phase: Phase) -> None:
 
 @contextmanager
 def taking(lock: threading.Lock) -> Iterator[None]:
-    """With that lock. Raises MissedDeadlineTransient when this thread does not get it in time."""
+    """Hold that lock meanwhile. Raise MissedDeadlineTransient when this thread does not get it in time."""
     deadline = lib.burst_due()
     left = seconds_left(deadline)
-    if not lock.acquire(timeout=-1 if left is None else min(left, threading.TIMEOUT_MAX)):
-        raise overdue("queued", deadline)
+    if not lock.acquire(blocking=False):
+        with for_others():
+            is_mine = lock.acquire(timeout=-1 if left is None else min(left, threading.TIMEOUT_MAX))
+        if not is_mine:
+            raise overdue("queued", deadline)
     try:
         yield
     finally:
@@ -259,43 +322,3 @@ def missed(status: ErrorStatus, phase: Phase, now: int, deadline: int) -> Status
     is_transient = status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
     cause = Cause(phase, _late(now, deadline))
     return MissedDeadlineTransient(cause=cause) if is_transient else MissedDeadlinePersistent(cause=cause)
-
-
-class Rate:
-    """How long preparations take at least, by what they have to do: nothing before the first one.
-
-    Operations differ, and so do weights, so what counts is the lesser of what the fewest seconds for an operation, and
-    the fewest for a byte, make of it. A refusal teaches nothing: each in a row asks for an eighth less.
-    """
-
-    def __init__(self) -> None:
-        self._operation = self._byte = self._doubts = 0.0
-
-    def needed(self, operations: int, nbytes: int) -> float:
-        """Seconds at least."""
-        return min(operations * self._operation, nbytes * self._byte) * max(0.0, 1 - self._doubts / 8)
-
-    @contextmanager
-    def preparing(self, operations: int, nbytes: int) -> Iterator[None]:
-        """Raise MissedDeadlinePersistent if too little time is left for what this thread prepares meanwhile."""
-        self._check(operations, nbytes)
-        begin = time.monotonic()
-        try:
-            yield
-        except MissedDeadlineTransient:
-            self._doubts = 0.0  # it was tried
-            raise
-        self._note(operations, nbytes, time.monotonic() - begin)
-
-    def _check(self, operations: int, nbytes: int) -> None:
-        deadline = lib.burst_due()
-        if deadline != FOREVER and (now := clock.now()) + self.needed(operations, nbytes) * 1e9 > deadline:
-            self._doubts += 1
-            raise missed(ErrorStatus.MISSED_DEADLINE_PERSISTENT, "before start", now, deadline)
-
-    def _note(self, operations: int, nbytes: int, seconds: float) -> None:
-        operation, byte = seconds / max(1, operations), seconds / max(1, nbytes)
-        is_new = not self._operation or self._doubts
-        self._operation = operation if is_new else min(self._operation, operation)
-        self._byte = byte if is_new else min(self._byte, byte)
-        self._doubts = 0.0

@@ -10,27 +10,54 @@ import math
 import os
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
-from dataclasses import dataclass
+from functools import wraps
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from burst.errors import status_error
+from burst.request_binder import request_binder
+from driver.device_facts import Capabilities, DeviceInfo, DeviceStatus, Needs, Performance, Source, State
 from driver.nn import LOOP_TIMEOUT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from burst import BurstOffer, ErrorStatus, ExecutionBurst
+    from burst import BurstOffer, ErrorStatus, ExecutionBurst, Request
+    from burst.execution import Execution
     from driver.nn import Extension, ExtensionType, Model, OperandType
+    from driver.nn.older import HalVersion
     from driver.options import Preference, Priority
+
+__all__ = [
+    "BindOptions",
+    "BoundExecution",
+    "BufferArgument",
+    "BufferRequest",
+    "BufferUse",
+    "CacheFiles",
+    "Capabilities",
+    "Device",
+    "DeviceInfo",
+    "DeviceStatus",
+    "DriverBuffer",
+    "GrowingBuffer",
+    "MemoryHandle",
+    "Needs",
+    "Performance",
+    "Preparation",
+    "PreparedModel",
+    "Saved",
+    "Source",
+    "State",
+]
 
 
 def _at_once() -> None:
-    """Lets no burst through: there is none."""
+    """Let no burst through: there is none."""
 
 
 class Preparation(NamedTuple):
@@ -150,6 +177,11 @@ class PreparedModel(ABC):
     is_static: bool = True
     """True if the shapes of all outputs follow from those of the inputs."""
 
+    prepared_from: Model | None = None
+    """The model that it runs. Set for what `Device.prepare` and `Device.restore` return; set it in one that you make
+    otherwise, to serve bursts with it by `burst.ExecutionBurstServer.create`.
+    """
+
     serves_all: bool = False
     """True if clients with equal models share it. By default each client has its own."""
 
@@ -171,7 +203,7 @@ class PreparedModel(ABC):
         """Bind inputs, typed and shaped (None: omitted), and outputs, as raw uint8 memory. A `BufferArgument` is in the
         place of each array that lies in a DriverBuffer, which only a driver with `allocate` or `map_memory` gets.
 
-        Raises ExecutionFailed, ValueError.
+        Raise ExecutionFailed, ValueError.
         """
 
     def saved(self, root: NDArray[np.uint8]) -> Saved | None:
@@ -211,15 +243,23 @@ class PreparedModel(ABC):
 
     def configure_execution_burst(self, offer: BurstOffer) -> ExecutionBurst | None:
         """Return a burst of the driver's own on this model: it reads and writes the queues itself, or has an executor
-        that keeps the client's memory (`burst.ExecutionBurstServer.create_with_executor`). None: the engine serves it.
+        that keeps the client's memory (`burst.ExecutionBurstServer.create_with_executor`), or runs this model or
+        another one of the driver's (`burst.ExecutionBurstServer.create(offer, self)`). None: the engine serves it.
 
         The engine starts and stops it, and tells it what the client frees. `offer.on_end` must be called once, soon
         after `stop`. What the driver serves itself takes no turns with other executions, unless it uses `offer.ticket`.
         `offer.version` is one of `burst_versions`; a client that speaks none of these is served by the engine.
 
-        Raises StatusError: the client gets no burst.
+        Raise StatusError: the client gets no burst.
         """
         return None
+
+
+@request_binder.register(PreparedModel)
+def _binder(prepared: PreparedModel, offer: BurstOffer) -> Callable[[Request], Execution]:
+    from driver.engine.model_binder import model_binder  # for who serves bursts, and no client
+
+    return model_binder(prepared, offer)
 
 
 class DriverBuffer(ABC):
@@ -267,16 +307,33 @@ class DriverBuffer(ABC):
         return False
 
     def close(self) -> None:  # noqa: B027 (memory that Python frees needs nothing)
-        """Frees the memory. Called exactly once, from any thread, when the client has released the buffer or is gone
-        and what was bound to it is dropped.
+        """Free the memory. Called exactly once, from any thread, when the client has released the buffer or is gone and
+        what was bound to it is dropped.
         """
+
+
+class GrowingBuffer(DriverBuffer):
+    """Memory of the driver's own for a value whose dimensions change, such as a state that grows by a row in each run.
+
+    What is bound to it follows it: each run reads the value of that moment and leaves one of whatever shape, and the
+    engine binds nothing anew. `nbytes` is what the present value occupies; the engine reads it after each run and copy.
+    """
+
+    @abstractmethod
+    def reshape(self, dimensions: tuple[int, ...]) -> None:
+        """Make room for a value with these dimensions, which `copy_from` gives next. May raise anything."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Free what the value occupies: the client may not have so much, and the buffer has no value."""
 
 
 class BufferArgument(NamedTuple):
     """An input or output in a driver's buffer, as `bind` gets it."""
 
     buffer: DriverBuffer
-    dimensions: tuple[int, ...]  #: of an input all are known; of an output what model and client say, 0: not known
+    dimensions: tuple[int, ...]
+    """Of an input all are known, but for a growing buffer's; of an output what model and client say, 0: not known."""
     offset: int = 0  #: above 0 only in a linear buffer
     nbytes: int | None = None  #: how many bytes from there on are the argument's; None: the buffer's
 
@@ -291,10 +348,10 @@ class BufferUse(NamedTuple):
 
 
 class BufferRequest(NamedTuple):
-    """A buffer that a client wants. It was checked: the uses fit each other, and all dimensions are known."""
+    """A buffer that a client wants. It was checked: the uses fit each other."""
 
     type: OperandType | ExtensionType
-    dimensions: tuple[int, ...]
+    dimensions: tuple[int, ...]  #: all are known, but for a growing buffer: 0 where they stay open, () for any rank
     roles: tuple[BufferUse, ...]
 
     @property
@@ -310,75 +367,6 @@ class MemoryHandle(NamedTuple):
     fd: int  #: the engine's, closed after `map_memory`: duplicate it to keep it
     nbytes: int  #: above 0
     fields: tuple[int, ...]  #: what the kind needs besides: at most 16 integers of 64 bits, signed
-
-
-State = Literal["available", "busy", "offline", "unknown"]
-
-
-class DeviceStatus(NamedTuple):
-    """The state of a device: it takes work, or is "busy" for now, or "offline" until something is done about it.
-
-    "unknown" is no refusal: a device that cannot tell is asked all the same, and so is one that does not run yet.
-    """
-
-    state: State = "available"
-    reason: str = ""  #: for people; "" where there is none
-
-    @property
-    def takes_work(self) -> bool:
-        """True if it prepares and executes."""
-        return self.state in {"available", "unknown"}
-
-    def __str__(self) -> str:
-        return f"{self.state}: {self.reason}" if self.reason else self.state
-
-
-_UNKNOWN = DeviceStatus("unknown")
-Source = Literal["stated", "measured"]
-
-
-class Performance(NamedTuple):
-    """The time or power that something takes on a device, relative to the CPU in the client's process: lower is better,
-    1.0 the same.
-    """
-
-    exec_time: float
-    power_usage: float | None = None  #: None where it is not known
-
-
-class Capabilities(NamedTuple):
-    """How fast a device is on this machine. What is missing, or None, it cannot do.
-
-    source: whether the driver has stated all of it, or Burst has measured all of it. Burst sets it.
-    """
-
-    operands: Mapping[str, Performance]  #: by HAL name of the type of an operation's first input
-    relaxed_scalar: Performance | None = None  #: FLOAT32 in models that allow the precision of float16
-    relaxed_tensor: Performance | None = None  #: TENSOR_FLOAT32 in those
-    if_performance: Performance | None = None
-    while_performance: Performance | None = None
-    source: Source = "stated"
-
-
-class Needs(NamedTuple):
-    """The needs of a device beyond those of every program that computes: a sandbox leaves it these.
-
-    Paths are absolute, or begin with "~/"; a folder stands for all that is in it. One that is not there when the device
-    starts gives nothing. Shared libraries of the system and Python's own files are no needs.
-    """
-
-    read_paths: tuple[str, ...] = ()
-    write_paths: tuple[str, ...] = ()  #: these are also read
-    system_calls: tuple[str, ...] = ()  #: by name, such as "ioctl"
-    one_engine: bool | None = None
-    """True if all accounts of `burst serve --group` share an engine, because the device stands for a thing that exists
-    once. None: devices of type GPU and ACCELERATOR do.
-    """
-
-    def __str__(self) -> str:
-        parts = zip(("reads", "writes", "calls"), self[:3], strict=True)
-        words = [f"{verb} {', '.join(names)}" for verb, names in parts if names]
-        return "; ".join([*words, *(["one engine for all accounts"] if self.one_engine else [])]) or "nothing"
 
 
 class Device(ABC):
@@ -414,6 +402,11 @@ class Device(ABC):
 
     own_memory_kinds: frozenset[str] = frozenset()
     """Kinds of memory that this driver alone knows, named like an extension: "com.example.heap". See `map_memory`."""
+
+    hal_version: HalVersion = "1.3"
+    """The version of the HAL that the driver speaks, "1.0" to "1.3". It is asked about no operation, type or argument
+    that is newer, and a model that it prepares has none: clients get the rest of a model answered as not supported.
+    """
 
     extensions: tuple[Extension, ...] = ()
     """The vendor extensions that it knows. It is asked about no operation that uses another one."""
@@ -457,6 +450,13 @@ class Device(ABC):
     on_report: Callable[[], object] | None = None
     """The function that `report` calls. The engine sets it."""
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Have what `prepare` and `restore` of this class return know its model, as `prepared_from`."""
+        super().__init_subclass__(**arguments)
+        for name in ("prepare", "restore"):
+            if name in vars(cls):
+                setattr(cls, name, _noting_model(vars(cls)[name]))
+
     @property
     def capabilities(self) -> Capabilities | None:
         """The driver's statements about the device's speed and power; None: Burst measures it.
@@ -468,14 +468,14 @@ class Device(ABC):
         return None
 
     def report(self, state: State, reason: str = "") -> None:
-        """Tells the engine whether the device takes work from now on. Any thread, at any time; call it for each change.
+        """Tell the engine whether the device takes work from now on. Any thread, at any time; call it for each change.
 
         While the state is "busy" or "offline", preparations and executions are refused with DEVICE_UNAVAILABLE and the
         reason, on every path. An execution that has begun ends as the device ends it: its `run` may raise
         `burst.DeviceUnavailable`, its `native` return 1. Nothing is lost: prepared models serve again once the device
         is available.
 
-        Raises ValueError for another state.
+        Raise ValueError for another state.
         """
         if state not in get_args(State):
             raise ValueError(f"state={state!r}: one of {', '.join(map(repr, get_args(State)))}")
@@ -499,18 +499,18 @@ class Device(ABC):
 
     @abstractmethod
     def supported_operations(self, model: Model) -> list[bool]:
-        """For each operation of the main subgraph of a valid model: True is a promise."""
+        """Return for each operation of the main subgraph of a valid model: True is a promise."""
 
     def explain(self, model: Model) -> Sequence[str | None]:
-        """For each of these operations why it is not supported, for people: the tensor, its shape, the remedy. None: it
-        is supported. By default from `supported_operations`, which then is all that is known.
+        """Return for each of these operations why it is not supported, for people: the tensor, its shape, the remedy.
+        None: it is supported. By default from `supported_operations`, which then is all that is known.
         """
         reason = f"the device {self.name} does not support it"
         return [None if can else reason for can in self.supported_operations(model)]
 
     @abstractmethod
     def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
-        """Compiles a valid, fully supported model. Calls `preparation.pace` often.
+        """Compile a valid, fully supported model. Calls `preparation.pace` often.
 
         Several threads may be in `prepare` and `restore` at once, with a model each: one for each account that has
         clients, so that no account waits for another's model. A device that can compile only one at a time takes a lock
@@ -548,7 +548,14 @@ class Device(ABC):
         """Memory for a driver-managed buffer, in any layout; None: the engine's own memory is used, as by default.
 
         One call at a time for a device. The buffer is also bound to models that replace those of its roles
-        (`PreparedModel.improved`). Raises ValueError for what it cannot make, StatusError.
+        (`PreparedModel.improved`). Raise ValueError for what it cannot make, StatusError.
+        """
+        return None
+
+    def allocate_growing(self, request: BufferRequest) -> GrowingBuffer | None:
+        """Memory for a buffer whose dimensions stay open; None: the engine's own memory is used, as by default.
+
+        Called, and to raise, as `allocate`.
         """
         return None
 
@@ -558,10 +565,24 @@ class Device(ABC):
         An array of uint8 with one axis is used as other pools are, at any offset, and unmapped when Python frees it;
         if it is read-only, no output can lie in it. A DriverBuffer is used whole. The client may write to the memory at
         any time, and truncate it, which ends a process that touches it then: map it with `burst.Memory.from_fd`, which
-        sees to that, if it can be truncated. The handle may be wrong in every way: raises ValueError then, which the
-        client gets as INVALID_ARGUMENT.
+        sees to that, if it can be truncated. The handle may be wrong in every way. Raise ValueError for one that
+        describes no memory of the kind, which the client gets as INVALID_ARGUMENT, and `burst.GeneralFailure` for
+        memory that the device cannot use.
         """
         raise ValueError(f"the driver {self.name} maps no memory of the kind {handle.kind}")
+
+
+def _noting_model(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that does what `prepare` does, and notes in what that returns which model it was given."""
+
+    @wraps(prepare)
+    def noting(self: Device, model: Model, *arguments: Any, **named: Any) -> Any:
+        prepared = prepare(self, model, *arguments, **named)
+        if isinstance(prepared, PreparedModel):  # the engine refuses what is none
+            prepared.prepared_from = model
+        return prepared
+
+    return noting
 
 
 def _is_there(module: str) -> bool:
@@ -570,15 +591,3 @@ def _is_there(module: str) -> bool:
         return find_spec(module) is not None
     except (ImportError, ValueError):  # its package is missing, or it was made by hand
         return False
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceInfo:
-    """The facts about an installed device that are known without starting it."""
-
-    name: str
-    version: str
-    type: str
-    capabilities: Capabilities | None = None  #: None until `driver.compile` has asked for them, once per version
-    missing: str = ""  #: what keeps it from being used, and the remedy; "": nothing
-    status: DeviceStatus = _UNKNOWN  #: of one that runs; nothing is started by asking

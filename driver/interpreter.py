@@ -29,7 +29,7 @@ def set_executable(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) ->
     Programs that embed Python, and frozen applications, call it before the first device is used. burst-engine is
     installed in its environment, of the release that this process has. Devices that run already are used as they are.
 
-    Raises ValueError for what is no absolute path of a program, and for a frozen application itself.
+    Raise ValueError for what is no absolute path of a program, and for a frozen application itself.
     """
     global _given  # noqa: PLW0603 (of the process, as multiprocessing has it)
     text = os.fsdecode(path)
@@ -39,7 +39,7 @@ def set_executable(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) ->
 
 
 def executable() -> str:
-    """Return the path of the Python that runs devices. Raises DeviceFailed with the remedy."""
+    """Return the path of the Python that runs devices. Raise DeviceFailed with the remedy."""
     if _given:
         return _given
     if not getattr(sys, "frozen", False):
@@ -63,7 +63,7 @@ def _likely() -> Iterator[str]:
 
 
 def _fault(path: str) -> str:
-    """Why that is no program to run; "": it may be one."""
+    """Return why that is no program to run; "": it may be one."""
     if not os.path.isabs(path):
         return "it is no absolute path"
     if not os.path.isfile(path):

@@ -1,4 +1,4 @@
-"""Functions of the C library that neither Python nor our own C code calls.
+"""Functions of the C library, librt included, that neither Python nor our own C code calls.
 
 They are called by pointer. To declare them for cffi as C text would load its parser of C, which every process that
 imports `driver` would wait for.
@@ -6,12 +6,14 @@ imports `driver` would wait for.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from ctypes import CDLL, c_void_p, cast
+from functools import cache
 from typing import Any
 
 from fmq._core import ffi
 
-_library = CDLL(None)
+library = CDLL(None)
 
 
 def function(name: str, kind: str) -> Any:
@@ -19,5 +21,13 @@ def function(name: str, kind: str) -> Any:
 
     A call gives up the GIL, and leaves errno in `ffi.errno`.
     """
-    found = getattr(_library, name, None)
+    found = getattr(library, name, None) or getattr(_realtime(), name, None)
     return found and ffi.cast(kind, cast(found, c_void_p).value)
+
+
+@cache
+def _realtime() -> CDLL | None:
+    """Return librt, where glibc had its timers before 2.34."""
+    with suppress(OSError):
+        return CDLL("librt.so.1")
+    return None

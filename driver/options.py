@@ -103,14 +103,14 @@ def check_preference(preference: object) -> None:
 
 
 def number_of(priority: Priority) -> int:
-    """Return the number for this priority on the wire. Raises ValueError."""
+    """Return the number for this priority on the wire. Raise ValueError."""
     if priority not in PRIORITIES:
         raise ValueError(f"priority={priority!r}: one of {', '.join(map(repr, PRIORITIES))}")
     return PRIORITIES.index(priority)
 
 
 def check_application(name: object) -> None:
-    """Check the name that a client declares for its application. Raises InvalidArgument."""
+    """Check the name that a client declares for its application. Raise InvalidArgument."""
     if not (isinstance(name, str) and 0 < len(name) <= _MOST_APPLICATION and name.isprintable() and name[0] != "/"):
         raise InvalidArgument(
             f"application={name!r:.120}: must be a str of 1 to {_MOST_APPLICATION} printable characters that does not "
@@ -119,7 +119,7 @@ def check_application(name: object) -> None:
 
 
 def taken_priority(plain: object) -> int:
-    """Check a priority that a peer has sent. Raises InvalidArgument."""
+    """Check a priority that a peer has sent. Raise InvalidArgument."""
     if type(plain) is int and 0 <= plain < len(PRIORITIES):
         return plain
     raise InvalidArgument(f"priority {plain!r:.20}: 0, 1 or 2 for {', '.join(PRIORITIES)}")

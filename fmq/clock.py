@@ -15,7 +15,7 @@ now: Callable[[], int] = lib.fmq_now  #: nanoseconds of CLOCK_MONOTONIC
 
 
 def deadline_of(timeout: float | None) -> int:
-    """None waits for ever, 0 does not wait."""
+    """Return the deadline of a timeout: None waits for ever, 0 does not wait."""
     if timeout is None:
         return FOREVER
     if not timeout >= 0:

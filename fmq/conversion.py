@@ -15,7 +15,7 @@ _NUMBERS = "biufc"
 def converted(elements: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return the elements as a C-contiguous array of that type, without a copy where they are one.
 
-    Raises ValueError for an element that would be another one there. Only a float becomes the nearest of its new type,
+    Raise ValueError for an element that would be another one there. Only a float becomes the nearest of its new type,
     unless that is infinite.
     """
     array = np.asarray(elements) if hasattr(elements, "dtype") else _inferred(elements, dtype)
@@ -86,7 +86,7 @@ def _of_one_type(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _changed(array: NDArray[Any], made: NDArray[Any]) -> Any:
-    """Which elements are not what they were."""
+    """Say which elements are not what they were."""
     kinds = array.dtype.kind, made.dtype.kind
     if kinds[0] in "fc" and kinds[1] in "fc":
         return (np.isfinite(array) & ~np.isfinite(made)) | (np.False_ if kinds[1] == "c" else array.imag != 0)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmq._core import ffi, lib
 from fmq.errors import InvalidDescriptor
 from fmq.geometry import ALIGNMENT, Flavour, Geometry, dtype_text, parsed_dtype
 from fmq.region import Region
-from fmq.role import LIFE_AT, SEAT, SEATS, life_at
+from fmq.role import LIFE_AT, SEATS_AT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,32 +51,35 @@ class AttachedQueue:
         """Return the queue whose control page lies there, and whose ring follows it."""
         geometry = Geometry.read(region, offset)
         place = cls(geometry, region, offset, region, ring_at=offset + geometry.control_bytes)
-        _check_grantors(place.grantors, [region.nbytes], geometry)
+        _check_grantors(place.grantors, [region], geometry)
         return place
 
     def check_room(self) -> None:
         """Raise ValueError when a new queue does not fit there, or when a queue is in use there."""
         try:
-            _check_grantors(self.grantors, [region.nbytes for region in self.regions], self.geometry)
+            _check_grantors(self.grantors, self.regions, self.geometry)
         except InvalidDescriptor as error:
             raise ValueError(f"offset={self.control_at}: {error}") from None
         if not all(region.writable for region in self.regions):
             raise ValueError("region: it is mapped read-only")
         base, shape = self.control.base + self.control_at, ffi.new("fmq_shape *")
-        places = [] if lib.fmq_shape_of(base, shape) else [*LIFE_AT.values()]
-        if places and shape.flavour == Flavour.BROADCAST:
-            room = self.control.nbytes - self.control_at
-            places += [at for at in map(life_at, range(SEAT, SEAT + SEATS)) if at < room]
+        is_none = bool(lib.fmq_shape_of(base, shape))
+        end = self.control.nbytes - self.control_at if shape.flavour == Flavour.BROADCAST else SEATS_AT
+        places = [at for at in LIFE_AT.values() if at < end and not is_none]
         if lib.FMQ_ALIVE in {lib.fmq_life_state(base + at) for at in places}:
             raise ValueError(f"offset={self.control_at}: a queue is in use there; choose another offset")
 
+    def close(self) -> None:
+        """Close the file descriptors. Ends that were taken go on."""
+        self.control.close()
+        if self.ring is not self.control:
+            self.ring.close()
+
     @property
     def grantors(self) -> tuple[Grantor, Grantor]:
-        """Where control page and ring lie."""
-        second = 0 if self.ring is self.control else 1
-        return Grantor(0, self.control_at, self.geometry.control_bytes), Grantor(
-            second, self.ring_at, self.geometry.ring_bytes
-        )
+        """The places of control page and ring."""
+        control, second = self.geometry.control_bytes, 0 if self.ring is self.control else 1
+        return Grantor(0, self.control_at, control), Grantor(second, self.ring_at, self.geometry.ring_bytes)
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -99,21 +102,21 @@ class Descriptor:
     name: str | None = None  #: instead of fds
     sealed: bool = True  #: memory that its owner can still shrink is refused
     announces: bool = True  #: see `unannounced`
+    capacity: int = field(init=False, repr=False, compare=False)  #: elements that the ring holds
 
-    @property
-    def capacity(self) -> int:
-        """Elements that the ring holds."""
-        return self.grantors[1].extent // self.dtype.itemsize
+    def __post_init__(self) -> None:
+        extent = self.grantors[1].extent if len(self.grantors) > 1 else 0
+        object.__setattr__(self, "capacity", extent // max(1, self.dtype.itemsize))
 
     def attach(self, *, writable: bool | None = None) -> AttachedQueue:
         """Check the description and map the memory; see `MessageQueue.open`."""
         _check_shape(self.grantors, len(self.fds) if self.name is None else 1)
         control, ring = self.grantors[:2]
-        regions = self._regions(writable)
+        regions = self._mapped(writable)
         if len(regions) > 1 and regions[0].is_same_memory(regions[1]):
             raise InvalidDescriptor("both file descriptors are of the same memory; a queue in one memory has one")
         place_of = regions[control.fd_index], control.offset, regions[ring.fd_index], ring.offset
-        _check_grantors(self.grantors, [region.nbytes for region in regions], self)
+        _check_grantors(self.grantors, regions, self)
         found = Geometry.read(*place_of[:2])
         for what in ("flavour", "dtype", "capacity"):
             said, is_so = getattr(self, what), getattr(found, what)
@@ -137,27 +140,27 @@ class Descriptor:
         of an end would be in memory that is the peer's; a peer that truncates it could keep the kernel from telling
         others.
         """
-        return replace(self, announces=False)
+        return replace(self, announces=False) if self.announces else self
 
-    def _regions(self, writable: bool | None) -> list[Region]:
+    def _mapped(self, writable: bool | None) -> list[Region]:
         """Map the memory writable if possible and wanted; only readers of unsynchronized queues can do without."""
+        regions = list[Region]()
         try:
-            return self._opened(writable is not False)
+            if self.name is not None:
+                return [Region.open(self.name, writable=writable is not False)]
+            for fd in self.fds:
+                regions.append(Region.from_fd(os.dup(fd), writable=writable is not False, sealed=self.sealed))
         except PermissionError as error:  # sealed against writing (EPERM), or opened for reading only (EACCES)
             if writable is None and self.flavour is Flavour.UNSYNCHRONIZED:
-                return self._opened(False)
+                return self._mapped(False)
             raise InvalidDescriptor("the memory is not writable; a queue's ends both write") from error
-
-    def _opened(self, writable: bool) -> list[Region]:
-        if self.name is not None:
-            return [Region.open(self.name, writable=writable)]
-        return [Region.from_fd(os.dup(fd), writable=writable, sealed=self.sealed) for fd in self.fds]
+        return regions
 
     def to_wire(self) -> tuple[list[Any], list[int]]:
-        """Return a list for msgpack, and the file descriptors to send beside it. Raises ValueError for named queues."""
+        """Return a list for msgpack, and the file descriptors to send beside it. Raise ValueError for named queues."""
         if self.name is not None:
             raise ValueError(f"name={self.name!r}: send the name; a peer may not choose which file we open")
-        grantors = [list(grantor) for grantor in self.grantors]
+        grantors = list(map(list, self.grantors))
         return [_WIRE_VERSION, dtype_text(self.dtype), int(self.flavour), grantors], list(self.fds)
 
     @classmethod
@@ -169,30 +172,13 @@ class Descriptor:
         `fmq.region.guard`. `announces=False`: see `unannounced`.
         """
         try:
-            return _owning(replace(cls._from_wire(plain, tuple(fds), sealed), announces=announces))
+            dtype, flavour, grantors = _read(plain)
+            _check_shape(grantors, len(fds))
+            return _owning(cls(dtype, flavour, grantors, tuple(fds), sealed=sealed, announces=announces))
         except BaseException:
             for fd in fds:
                 os.close(fd)
             raise
-
-    @classmethod
-    def _from_wire(cls, plain: object, fds: tuple[int, ...], sealed: bool) -> Descriptor:
-        match plain:
-            case [version, str(text), flavour, [*rows]] if version == _WIRE_VERSION and type(flavour) is int:
-                pass
-            case _:
-                raise InvalidDescriptor(f"{plain!r:.100} is not a queue descriptor of version {_WIRE_VERSION}")
-        if flavour not in tuple(Flavour):
-            raise InvalidDescriptor(f"flavour {flavour} is unknown; there are {[int(f) for f in Flavour]}")
-        dtype = parsed_dtype(text)
-        if dtype.hasobject or not dtype.itemsize:
-            raise InvalidDescriptor(f"dtype {dtype}: elements are plain data of a fixed size, without objects")
-        if len(rows) > _MOST_GRANTORS or not all(_is_row(row) for row in rows):
-            raise InvalidDescriptor(f"{rows!r:.100}: a grantor is [fd_index, offset, extent], and there are 2")
-        checked: list[Any] = rows
-        grantors = tuple(Grantor(*row) for row in checked)
-        _check_shape(grantors, len(fds))
-        return cls(dtype, Flavour(flavour), grantors, fds, name=None, sealed=sealed)
 
     def __reduce__(self) -> tuple[Any, ...]:
         from multiprocessing import reduction  # takes as long to load as this package
@@ -240,29 +226,47 @@ def _close_all(fds: tuple[int, ...]) -> None:
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _is_row(row: object) -> bool:
-    return isinstance(row, list | tuple) and len(row) == 3 and all(type(item) is int for item in row)
+def _read(plain: object) -> tuple[np.dtype[Any], Flavour, tuple[Grantor, ...]]:
+    """Read what an untrusted peer wrote. Raise InvalidDescriptor."""
+    match plain:
+        case [version, str(text), flavour, [*rows]] if version == _WIRE_VERSION and type(flavour) is int:
+            pass
+        case _:
+            raise InvalidDescriptor(f"{plain!r:.100} is not a queue descriptor of version {_WIRE_VERSION}")
+    if flavour not in tuple(Flavour):
+        raise InvalidDescriptor(f"flavour {flavour} is unknown; there are {[int(f) for f in Flavour]}")
+    dtype = parsed_dtype(text)
+    if dtype.hasobject or not dtype.itemsize:
+        raise InvalidDescriptor(f"dtype {dtype}: elements are plain data of a fixed size, without objects")
+    grantors = list[Grantor]()
+    for row in rows[: _MOST_GRANTORS + 1]:
+        match row:
+            case [index, offset, extent] if type(index) is type(offset) is type(extent) is int:
+                grantors.append(Grantor(index, offset, extent))
+    if len(grantors) < len(rows) or len(rows) > _MOST_GRANTORS:
+        raise InvalidDescriptor(f"{rows!r:.100}: a grantor is [fd_index, offset, extent], and there are 2")
+    return dtype, Flavour(flavour), tuple(grantors)
 
 
 def _check_shape(grantors: tuple[Grantor, ...], fds: int) -> None:
-    """Return the checks that need no memory. Grantors beyond the second are ignored."""
+    """Do the checks that need no memory. Grantors beyond the second are ignored."""
     if len(grantors) < 2:
         raise InvalidDescriptor(f"{len(grantors)} grantors: a queue has 2, of its control page and of its ring")
-    used = {grantor.fd_index for grantor in grantors[:2]}
+    used = {grantors[0].fd_index, grantors[1].fd_index}
     if not 1 <= fds <= _MOST_FDS or used != set(range(fds)):
         raise InvalidDescriptor(f"{fds} file descriptors and grantors of {sorted(used)}: 1 or 2 are needed, all of use")
 
 
-def _check_grantors(grantors: tuple[Grantor, ...], sizes: Sequence[int], of: Geometry | Descriptor) -> None:
-    """Both parts lie inside their memory, aligned, whole, and apart from each other."""
+def _check_grantors(grantors: tuple[Grantor, ...], regions: Sequence[Region], of: Geometry | Descriptor) -> None:
+    """Check that both parts lie inside their memory, aligned, whole, and apart from each other."""
     control, ring = grantors[:2]
     control_bytes, itemsize = lib.fmq_control_bytes(of.flavour), of.dtype.itemsize
     for what, grantor in (("control page", control), ("ring", ring)):
         _, offset, extent = grantor
         if offset < 0 or offset % ALIGNMENT:
             raise InvalidDescriptor(f"{what}: offset {offset} is not a multiple of {ALIGNMENT}")
-        if extent < 1 or offset + extent > sizes[grantor.fd_index]:
-            size = sizes[grantor.fd_index]
+        size = regions[grantor.fd_index].nbytes
+        if extent < 1 or offset + extent > size:
             raise InvalidDescriptor(f"{what}: {extent} bytes at {offset}, but the memory has only {size}")
     if control.extent != control_bytes:
         raise InvalidDescriptor(f"control page: extent {control.extent}; it has {control_bytes} bytes")

@@ -7,7 +7,7 @@ import errno
 import os
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from fmq.conversion import converted
 from fmq.errors import Busy, Closed, Overrun, Timeout, raise_errno
 from fmq.geometry import Flavour
 from fmq.life import Watch
+from fmq.mapped import finalize_mapped
 from fmq.readers import readers_of
 from fmq.readiness import ReadinessFd
 from fmq.region import descriptors
@@ -29,18 +30,18 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from fmq.descriptor import AttachedQueue
+    from fmq.descriptor import AttachedQueue, Descriptor
     from fmq.event import EventFlag
     from fmq.readers import ReaderState
     from fmq.region import Region
 
 DEFAULT_SPIN = 50e-6  # seconds
 _CALLS = int(ffi.cast("uintptr_t", lib.fmq_hot_calls()))
-_ADAPTIVE = 2**64 - 1
+_ADAPTIVE, _DEFAULT_NS = 2**64 - 1, int(DEFAULT_SPIN * 1e9)
 
 
 def spin_ns(spin: float | str) -> int:
-    """Return the polling window in the C core's unit. Raises ValueError."""
+    """Return the polling window in the C core's unit. Raise ValueError."""
     if spin == "adaptive":
         return _ADAPTIVE
     if isinstance(spin, str) or not 0 <= spin <= 10:
@@ -74,12 +75,21 @@ class _End(Closing, HotEnd):
         self._readiness: ReadinessFd | None = None  # for select; and
         self._async_readiness: ReadinessFd | None = None
         self._flag: EventFlag | None = None
-        self.spin = DEFAULT_SPIN
+        self.spin_ns = _DEFAULT_NS
         self._finalizer = weakref.finalize(self, self._role.release)
         self.peer_page: Region | None = None  #: a LifePage on which the peer tells of its life; None: in the queue
-        self._link = weakref.finalize(self, lib.fmq_unlink, -1)
+        self._link: weakref.finalize[..., Any] | None = None  #: ends the watch of the peer
         if place.announces and not follows:
             self._link_lock()
+
+    @classmethod
+    def attach(cls, descriptor: Descriptor) -> Self:
+        """Open a descriptor's queue and take this role of it, in one step. Raise InvalidDescriptor, RoleTaken."""
+        place = descriptor.attach()
+        try:
+            return cls(place)
+        finally:
+            place.close()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.capacity} x {self.dtype}>"
@@ -95,8 +105,9 @@ class _End(Closing, HotEnd):
         self._relink(lib.fmq_link_lock(self.handle, self._role.lock_fd, byte))
 
     def _relink(self, token: int) -> None:
-        self._link()
-        self._link = weakref.finalize(self, lib.fmq_unlink, token)
+        if self._link:
+            self._link()
+        self._link = finalize_mapped(self, (self.handle, self._place), lib.fmq_unlink, token)
 
     def _take_role(self) -> tuple[Role | Seat, int]:
         place = self._place
@@ -175,7 +186,7 @@ class _End(Closing, HotEnd):
         """Learn of the peer's life from a LifePage of its own, and no longer in the queue's memory. `sock`: descriptor
         of a socket to the peer alone. When that hangs up, the peer is gone even if the kernel did not mark the page.
 
-        Before any other call. Raises OSError.
+        Before any other call. Raise OSError.
         """
         lib.fmq_follow(self.handle, page.base)
         self.peer_page = page  # keeps it mapped
@@ -186,7 +197,7 @@ class _End(Closing, HotEnd):
         self._relink(token)
 
     def watch(self, sock: socket.socket) -> Watch:
-        """Shuts `sock` down when the peer dies, so that a wait on it ends as promptly as one on this queue."""
+        """Shut `sock` down when the peer dies, so that a wait on it ends as promptly as one on this queue."""
         return Watch(*self._peer_word, sock)
 
     def notify(self, flag: EventFlag | None, mask: int = 1) -> None:
@@ -217,7 +228,8 @@ class _End(Closing, HotEnd):
 
     def close(self) -> None:
         """End the call of another thread, drop an open reservation, tell the peer, and free the role."""
-        self._link()  # before the role, whose file it uses
+        if self._link:
+            self._link()  # before the role, whose file it uses
         lib.fmq_stop(self.handle)  # first: a task that is resumed must find the end closed
         for readiness in (self._readiness, self._async_readiness):
             if readiness is not None:
@@ -227,7 +239,7 @@ class _End(Closing, HotEnd):
             self._finalizer()
 
     def usable(self) -> Any:
-        """Return the C core's end. Raises Closed."""
+        """Return the C core's end. Raise Closed."""
         if self._role.is_held:
             return self.handle
         raise Closed("this end is closed, or was opened before a fork; open the queue again in this process")
@@ -235,7 +247,7 @@ class _End(Closing, HotEnd):
     def _new_readiness(self) -> ReadinessFd:
         """Return a descriptor that is closed before this end's memory is unmapped, also without a call of `close`."""
         readiness = ReadinessFd(self.usable())
-        weakref.finalize(self, readiness.close)
+        finalize_mapped(self, self._place, readiness.close)
         return readiness
 
     def rearm(self) -> None:
@@ -291,7 +303,7 @@ def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _why_unfit(out: Any, n: int, dtype: np.dtype[Any]) -> str:
-    """Why n elements cannot be read into `out`, or ""."""
+    """Say why n elements cannot be read into `out`, or ""."""
     if not isinstance(out, np.ndarray):
         return f"a {type(out).__name__} is no numpy array; pass numpy.empty({n}, {str(dtype)!r})"
     if out.dtype != dtype:
@@ -334,7 +346,7 @@ class MessageQueueWriter(_End, HotWriter):
         return readers_of(self.usable())
 
     def evict(self, reader: ReaderState) -> None:
-        """Goes on without this reader of a broadcast queue, whose next call raises Evicted. Any thread; nothing happens
+        """Go on without this reader of a broadcast queue, whose next call raises Evicted. Any thread; nothing happens
         to a reader that has left, or that came later to the same place.
         """
         if code := lib.fmq_evict(self.usable(), reader.seat, reader.turn):

@@ -25,7 +25,7 @@ class HasPeer(Protocol):
     """An end of a queue."""
 
     def usable(self) -> Any:
-        """Return the C core's end. Raises Closed."""
+        """Return the C core's end. Raise Closed."""
 
 
 class EventFlag:
@@ -46,7 +46,7 @@ class EventFlag:
         lib.fmq_event_wake(self.address, self.checked(mask))
 
     def wait(self, mask: int, timeout: float | None = None, peers: Sequence[HasPeer] = ()) -> int:
-        """Sleeps until a bit of `mask` is set; clears and returns the bits that are. Raises Timeout.
+        """Sleep until a bit of `mask` is set; clear and return the bits that are. Raise Timeout.
 
         `peers`: ends of queues whose other sides wake this flag. The wait ends with PeerDied or Closed when one of
         these is gone, after the bits that it had set were returned.
@@ -65,12 +65,12 @@ class EventFlag:
                 raise_errno(code, "wait")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For `multiprocessing`, as its region is."""
+        """Pickle it for `multiprocessing`, as its region is."""
         return EventFlag, (self._region, self.address - self._region.base)
 
     @staticmethod
     def checked(mask: int) -> int:
-        """Return the mask, if it is one. Raises ValueError."""
+        """Return the mask, if it is one. Raise ValueError."""
         if 0 < mask < 2**32:
             return mask
         raise ValueError(f"mask={mask:#x}: 1 to 32 bits of which at least one is set")

@@ -36,12 +36,19 @@ class Flavour(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Element dtype, capacity in elements, flavour."""
+    """Element dtype, capacity in elements, flavour, and what follows from these.
+
+    text: the dtype, as other processes read it. control_bytes: of the control page, or of the three of a broadcast
+    queue. shape: the fmq_shape of the C core.
+    """
 
     dtype: np.dtype[Any]
     capacity: int
     flavour: Flavour = Flavour.SYNCHRONIZED
+    text: bytes = field(init=False, repr=False)
     ring_bytes: int = field(init=False)
+    control_bytes: int = field(init=False, repr=False)
+    shape: Any = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         size = self.dtype.itemsize
@@ -49,7 +56,7 @@ class Geometry:
             raise ValueError(f"dtype={self.dtype}: elements are plain data of a fixed size, without objects")
         if self.capacity < 1:
             raise ValueError(f"capacity={self.capacity!r}: a queue holds at least one element")
-        text = _text(self.dtype)
+        text = dtype_text(self.dtype).encode()
         if len(text) > _TEXT_MOST:
             raise ValueError(f"dtype with {len(self.dtype.fields or ())} fields: too long to describe")
         if _parsed(text) != self.dtype:
@@ -57,11 +64,14 @@ class Geometry:
         nbytes = lib.fmq_ring_bytes(self.capacity, size) if self.capacity < 2**63 and size < 2**32 else 0
         if not nbytes:
             raise ValueError(f"capacity={self.capacity} of {size} bytes each: a queue holds less than 1 TiB")
-        object.__setattr__(self, "ring_bytes", nbytes)
+        shape = ffi.new("fmq_shape *", (self.capacity, _hash(text), size, int(self.flavour)))
+        found = {"text": text, "ring_bytes": nbytes, "control_bytes": lib.fmq_control_bytes(self.flavour)}
+        for name, value in (found | {"shape": shape}).items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def of(cls, dtype: DTypeLike, capacity: int, flavour: Flavour = Flavour.SYNCHRONIZED) -> Geometry:
-        """Return the geometry that a caller wants. Raises ValueError, which names the argument."""
+        """Return the geometry that a caller wants. Raise ValueError, which names the argument."""
         try:
             count = operator.index(capacity)
         except TypeError:
@@ -72,7 +82,7 @@ class Geometry:
 
     @classmethod
     def read(cls, control: Region, at: int) -> Geometry:
-        """Return the geometry in a control page. Raises InvalidDescriptor for one that is impossible."""
+        """Return the geometry in a control page. Raise InvalidDescriptor for one that is impossible."""
         shape = ffi.new("fmq_shape *")
         if not 0 <= at <= control.nbytes - CONTROL:
             raise InvalidDescriptor(f"the memory holds no queue: {control.nbytes} bytes, a control page at {at}")
@@ -80,11 +90,11 @@ class Geometry:
             raise InvalidDescriptor(f"the memory holds no queue that this version can use: {os.strerror(-code)}")
         if at > control.nbytes - lib.fmq_control_bytes(shape.flavour):
             raise InvalidDescriptor(f"the memory holds no queue: {control.nbytes} bytes, control pages at {at}")
-        text = bytes(control.asarray(np.uint8, _TEXT_MOST, at + _TEXT_AT)).rstrip(b"\0")
+        text = bytes(ffi.buffer(control.base + at + _TEXT_AT, _TEXT_MOST)).rstrip(b"\0")
         if _hash(text) != shape.dtype_hash:
             raise InvalidDescriptor("the queue's dtype does not match its own hash: the memory is damaged")
         try:
-            geometry = cls(_parsed(text), int(shape.capacity), Flavour(shape.flavour))
+            geometry = _known(text, shape.capacity, shape.flavour)
         except ValueError as error:
             raise InvalidDescriptor(f"the memory holds no queue: {error}") from error
         if geometry.dtype.itemsize != shape.element_bytes:
@@ -92,42 +102,33 @@ class Geometry:
             raise InvalidDescriptor(f"dtype {geometry.dtype} has {size} bytes; the queue says {shape.element_bytes}")
         return geometry
 
-    @property
-    def control_bytes(self) -> int:
-        """Bytes of the control page, or of the three of a broadcast queue."""
-        n: int = lib.fmq_control_bytes(self.flavour)
-        return n
-
-    @property
-    def shape(self) -> Any:
-        """The fmq_shape of the C core."""
-        digest = _hash(_text(self.dtype))
-        return ffi.new("fmq_shape *", (self.capacity, digest, self.dtype.itemsize, int(self.flavour)))
-
-    def format(self, control: Region, at: int) -> None:
+    def format(self, control: Region, at: int = 0) -> None:
         """Write a control page there."""
-        text = _text(self.dtype)
-        control.asarray(np.uint8, self.control_bytes, at)[:] = 0
-        control.asarray(np.uint8, len(text), at + _TEXT_AT)[:] = np.frombuffer(text, np.uint8)
+        page = ffi.buffer(control.base + at, self.control_bytes)
+        page[:] = bytes(self.control_bytes)
+        page[_TEXT_AT : _TEXT_AT + len(self.text)] = self.text
         code = lib.fmq_format(control.base + at, self.shape)
         assert code == 0, "the geometry was checked"
 
 
+@functools.lru_cache(maxsize=64)
+def _known(text: bytes, capacity: int, flavour: int) -> Geometry:
+    """Return the geometry with a dtype that another process wrote. Raise ValueError, InvalidDescriptor."""
+    return Geometry(_parsed(text), capacity, Flavour(flavour))
+
+
+@functools.lru_cache(maxsize=64)
 def dtype_text(dtype: np.dtype[Any]) -> str:
     """Return the dtype as text, the same on every machine, with byte order, names and offsets."""
-    return _text(dtype).decode()
+    return repr(np.lib.format.dtype_to_descr(dtype))
 
 
 def parsed_dtype(text: str) -> np.dtype[Any]:
-    """Return the dtype that an untrusted peer wrote as text. Raises InvalidDescriptor."""
+    """Return the dtype that an untrusted peer wrote as text. Raise InvalidDescriptor."""
     try:
         return _parsed(text.encode())
     except UnicodeEncodeError as error:
         raise InvalidDescriptor(f"{text!r:.100} is no dtype") from error
-
-
-def _text(dtype: np.dtype[Any]) -> bytes:
-    return repr(np.lib.format.dtype_to_descr(dtype)).encode()
 
 
 @functools.lru_cache(maxsize=64)  # parsing leaves cyclic garbage, which a device does not collect while bursts live
@@ -139,10 +140,11 @@ def _parsed(text: bytes) -> np.dtype[Any]:
         dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(ast.literal_eval(text.decode()))
     except (ValueError, SyntaxError, TypeError, LookupError, OverflowError, RecursionError, MemoryError) as error:
         raise InvalidDescriptor(f"{text!r:.100} is no dtype") from error
-    if _text(dtype) != text:
+    if dtype_text(dtype).encode() != text:
         raise InvalidDescriptor(f"{text!r:.100} is not how dtype {dtype} is written")
     return dtype
 
 
+@functools.lru_cache(maxsize=64)
 def _hash(text: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

@@ -66,18 +66,18 @@ class QueueInfo:
 
 
 def inspect(name: str) -> QueueInfo:
-    """Return the state of a named queue now. Raises FileNotFoundError, PermissionError, InvalidDescriptor."""
+    """Return the state of a named queue now. Raise FileNotFoundError, PermissionError, InvalidDescriptor."""
     with contextlib.closing(Region.open(name, writable=False)) as region:
         return _seen(name, region)
 
 
 def queues() -> list[QueueInfo]:
-    """All named queues of this user, sorted. Memory that begins like a queue but cannot be opened has `damage`."""
+    """Return this user's named queues, sorted. Memory that begins like a queue and cannot be opened has `damage`."""
     return sorted(_found(), key=lambda info: info.name)
 
 
 def why_taken(name: str) -> str:
-    """For an error message about a name that is taken: what has that name, and what to do."""
+    """Say, of a name that is taken, what has it and what to do."""
     try:
         info = inspect(name)
     except ImportError as error:
@@ -156,7 +156,9 @@ def _seen(name: str, region: Region) -> QueueInfo:
 
 
 def _counters(region: Region, geometry: Geometry) -> tuple[int, int | None]:
-    """Elements written, and read. Both move while we read them: a pair is valid if the second one did not change."""
+    """Return the elements written, and read. Both move while we read them: a pair is valid if the second one did not
+    change.
+    """
     if geometry.flavour is not Flavour.SYNCHRONIZED:
         return lib.fmq_glance(region.base + HEAD_AT), None
     for _ in range(_LOOKS):

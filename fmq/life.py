@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from fmq._core import lib
 from fmq.closing import Closing
+from fmq.mapped import finalize_mapped
 from fmq.process_bound import ProcessBound
 from fmq.region import Region
 
@@ -48,7 +49,7 @@ class LifePage(ProcessBound):
             raise
 
     def close(self) -> None:
-        """Releases the word, which tells the peer that this process left in good order."""
+        """Release the word, which tells the peer that this process left in good order."""
         self._finalizer()
 
     def die(self) -> None:
@@ -64,18 +65,18 @@ class Watch(Closing):
     to_send = "watch where that is needed"
 
     def __init__(self, region: Region, offset: int, sock: socket.socket) -> None:
-        """Watches the word at `offset` of `region`. Beyond some 4,000 watches in a process it does nothing; then the
+        """Watch the word at `offset` of `region`. Beyond some 4,000 watches in a process it does nothing; then the
         socket ends when the kernel closes the peer's: about 80 ms later per GB.
         """
         self._region, self._word = region, region.base + offset  # the region keeps the word mapped
         token = lib.fmq_watch(self._word, sock.fileno())
         if token < 0 and -token != errno.ENOSPC:
             raise OSError(-token, f"cannot watch a peer: {os.strerror(-token)}")
-        self._finalizer = weakref.finalize(self, lib.fmq_unhang, token)
+        self._finalizer = finalize_mapped(self, region, lib.fmq_unhang, token)
 
     @classmethod
     def of_page(cls, fd: int, sock: socket.socket) -> Watch:
-        """Watches a LifePage that a peer sent. Owns `fd`. Raises InvalidDescriptor."""
+        """Watch a LifePage that a peer sent. Owns `fd`. Raise InvalidDescriptor."""
         page = Region.from_fd(fd, LifePage.nbytes, writable=False)
         page.close()
         return cls(page, 0, sock)

@@ -55,7 +55,7 @@ class Onlooker(Closing):
         self.position = 0  #: the element that the next look begins with
 
     def keep_latest(self, n: int) -> None:
-        """Skips all but the n newest elements."""
+        """Skip all but the n newest elements."""
         head = self._glance(HEAD_AT)
         self.position = max(0, head - n, min(head, self._oldest(head)))
 

@@ -53,7 +53,7 @@ class MessageQueue(Closing):
         share one mapping and one file descriptor. `ring` is another region, which holds the elements from its beginning
         on.
 
-        Raises FileExistsError, which says whether the queue of that name is in use, NoSpace, and ValueError for a dtype
+        Raise FileExistsError, which says whether the queue of that name is in use, NoSpace, and ValueError for a dtype
         with objects, an impossible capacity, a region that is too small, and an offset where a queue is in use.
         """
         geometry = Geometry.of(dtype, capacity, flavour)
@@ -62,7 +62,7 @@ class MessageQueue(Closing):
                 raise ValueError(f"offset={offset}, ring={ring!r}: these are for a queue that is placed in a region")
             nbytes = geometry.control_bytes + -(-geometry.ring_bytes // _PAGE) * _PAGE
             try:
-                region = Region.create(nbytes, memory, name, lambda made: geometry.format(made, 0))
+                region = Region.create(nbytes, memory, name, geometry.format)
             except FileExistsError:
                 raise FileExistsError(errno.EEXIST, why_taken(str(name))) from None
             return cls(AttachedQueue(geometry, region, 0, region, ring_at=geometry.control_bytes))
@@ -79,7 +79,7 @@ class MessageQueue(Closing):
         """Open the queue of a descriptor, of a name, or at `offset` of a region.
 
         `writable=False` opens an unsynchronized queue read-only, so that this process cannot write to it; None does so
-        when the memory allows nothing else. Raises InvalidDescriptor, FileNotFoundError.
+        when the memory allows nothing else. Raise InvalidDescriptor, FileNotFoundError.
         """
         if isinstance(what, Region):
             if writable not in (None, what.writable):
@@ -93,7 +93,9 @@ class MessageQueue(Closing):
 
     @staticmethod
     def nbytes(dtype: DTypeLike, capacity: int, flavour: Flavour = Flavour.SYNCHRONIZED) -> int:
-        """Bytes that a queue takes in a region: control pages and the ring, rounded up to where the next may begin."""
+        """Return the bytes that a queue takes in a region: control pages and the ring, rounded up to where the next may
+        begin.
+        """
         geometry = Geometry.of(dtype, capacity, flavour)
         return geometry.control_bytes + -(-geometry.ring_bytes // ALIGNMENT) * ALIGNMENT
 
@@ -104,12 +106,12 @@ class MessageQueue(Closing):
 
     @property
     def capacity(self) -> int:
-        """How many elements the queue holds."""
+        """The number of elements that the queue holds."""
         return self._place.geometry.capacity
 
     @property
     def flavour(self) -> Flavour:
-        """How many writers and readers it has, and what happens when it is full."""
+        """The rule for how many writers and readers it has, and what happens when it is full."""
         return self._place.geometry.flavour
 
     @property
@@ -126,20 +128,23 @@ class MessageQueue(Closing):
     def descriptor(self) -> Descriptor:
         """The description by which another process opens this queue. Borrows this queue's file descriptors."""
         place, g = self._place, self._place.geometry
-        if self.name is not None:
-            return Descriptor(g.dtype, g.flavour, place.grantors, (), name=self.name, sealed=False)
-        fds = tuple(region.fd for region in place.regions)
-        return Descriptor(g.dtype, g.flavour, place.grantors, fds, sealed=all(r.sealed for r in place.regions))
+        if place.control.name is not None:
+            return Descriptor(g.dtype, g.flavour, place.grantors, (), name=place.control.name, sealed=False)
+        fds: tuple[int, ...] = (place.control.fd,)
+        is_sealed = place.control.sealed
+        if place.ring is not place.control:
+            fds, is_sealed = (*fds, place.ring.fd), is_sealed and place.ring.sealed
+        return Descriptor(g.dtype, g.flavour, place.grantors, fds, sealed=is_sealed)
 
     def writer(self, *, follows: bool = False) -> MessageQueueWriter:
-        """Take the writer's role. Raises RoleTaken while another writer lives.
+        """Take the writer's role. Raise RoleTaken while another writer lives.
 
         `follows`: the peer will tell of its life by a LifePage of its own; call `follow` before any transfer.
         """
         return MessageQueueWriter(self._place, follows=follows)
 
     def reader(self, *, follows: bool = False) -> MessageQueueReader:
-        """Take the reader's role. Raises RoleTaken while another reader lives. An unsynchronized queue takes any number
+        """Take the reader's role. Raise RoleTaken while another reader lives. An unsynchronized queue takes any number
         of readers, and a broadcast queue up to 64; each has its own position and begins with the next element that is
         written.
 
@@ -148,7 +153,7 @@ class MessageQueue(Closing):
         return MessageQueueReader(self._place, follows=follows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For `multiprocessing`, as its descriptor. The roles are taken where it arrives."""
+        """Pickle it for `multiprocessing`, as its descriptor. The roles are taken where it arrives."""
         return MessageQueue.open, (self.descriptor,)
 
     def __repr__(self) -> str:
@@ -157,5 +162,5 @@ class MessageQueue(Closing):
 
     def close(self) -> None:
         """Close the file descriptors; ends that were taken go on. Regions that were passed in stay open."""
-        for region in self._place.regions if self._owns else ():
-            region.close()
+        if self._owns:
+            self._place.close()

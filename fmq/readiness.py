@@ -46,7 +46,7 @@ class ReadinessFd:
         _all.add(self)
 
     def arm(self, n: int) -> None:
-        """Make it readable as soon as a transfer of n elements would not wait; that may be now. Raises Busy, Closed."""
+        """Make it readable as soon as a transfer of n elements would not wait; that may be now. Raise Busy, Closed."""
         if self.fd < 0:
             return  # closed, or this is a forked child
         self._token = lib.fmq_bridge(self._handle, n, self.fd, self._token)

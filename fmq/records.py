@@ -31,12 +31,12 @@ class RecordWriter(ProcessBound):
     to_send = "send the queue's descriptor, and take a role of the queue where it arrives"
 
     def __init__(self, writer: MessageQueueWriter) -> None:
-        """Use the writer, and do not close it. Raises ValueError for another queue than one of bytes."""
+        """Use the writer, and do not close it. Raise ValueError for another queue than one of bytes."""
         _check(writer)
         self._writer = writer
 
     def send(self, data: Buffer, timeout: float | None = None) -> None:
-        """Send the bytes of any object with a C-contiguous buffer. Raises Timeout, Closed, PeerDied.
+        """Send the bytes of any object with a C-contiguous buffer. Raise Timeout, Closed, PeerDied.
 
         After a Timeout none of it is delivered; send it again.
         """
@@ -64,7 +64,7 @@ class RecordWriter(ProcessBound):
         return code
 
     def _parts(self, total: int) -> list[tuple[int, int, int]]:
-        """Where each part begins, its bytes, and its flags."""
+        """Yield where each part begins, its bytes, and its flags."""
         capacity = self._writer.capacity
         if total + _HEAD <= capacity // 2:
             return [(0, total, _FIRST | _LAST)]
@@ -92,7 +92,7 @@ class RecordReader(ProcessBound):
         self._got = 0  # how many bytes that is
 
     def receive(self, timeout: float | None = None, into: Buffer | None = None) -> bytes | int:
-        """Return the next record; or, with `into`, which is writable, the bytes that were put there. Raises Timeout,
+        """Return the next record; or, with `into`, which is writable, the bytes that were put there. Raise Timeout,
         Closed, PeerDied, Evicted, Corrupt, and TooLong for a record of more than `most` bytes, or than `into` has: the
         next call goes on behind it.
 

@@ -38,7 +38,6 @@ _SHM_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 descriptors = threading.RLock()
 os.register_at_fork(before=descriptors.acquire, after_in_parent=descriptors.release, after_in_child=descriptors.release)
 _HUGE = "it is of huge pages, which cannot be mapped in part nor guarded; use pages of the usual size"
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Region:
@@ -46,6 +45,8 @@ class Region:
 
     Arrays from `asarray` keep the mapping alive: `close` closes the descriptor and never invalidates a view.
     """
+
+    _is_sealed = False  # True if that is known: no seal is ever taken away
 
     def __init__(
         self, fd: int, nbytes: int, *, writable: bool = True, name: str | None = None, offset: int = 0
@@ -62,7 +63,11 @@ class Region:
         self.base = ffi.gc(pointer, lambda p: lib.fmq_unmap(p, nbytes))
         self._bytes: NDArray[np.uint8] = np.frombuffer(ffi.buffer(self.base, nbytes), np.uint8)
         if not writable:
-            self._bytes.flags.writeable = False
+            self._protect(offset)
+
+    def _protect(self, _: int) -> None:
+        """Keep arrays from being written to: that would be a fault. The mapping begins at that offset of the memory."""
+        self._bytes.flags.writeable = False
 
     @classmethod
     def create(
@@ -74,7 +79,7 @@ class Region:
     ) -> Self:
         """Return new zeroed memory: "memfd" (None) or "posix". Memory with a `name` ("/like-this") is always "posix".
 
-        `prepare` fills it before another process can open it. Raises FileExistsError when the name is taken, NoSpace
+        `prepare` fills it before another process can open it. Raise FileExistsError when the name is taken, NoSpace
         when /dev/shm is too full.
         """
         if nbytes < 1:
@@ -84,6 +89,7 @@ class Region:
         if name is not None:
             return cls._create_named(nbytes, checked_name(name), prepare)
         region = cls(_reserved(nbytes, 0o666) if kind == "posix" else memfd(nbytes), nbytes)
+        region._is_sealed = kind != "posix"
         if prepare:
             prepare(region)
         return region
@@ -104,7 +110,7 @@ class Region:
 
     @classmethod
     def open(cls, name: str, *, writable: bool = True) -> Self:
-        """Existing named memory that belongs to this user. Raises FileNotFoundError, PermissionError,
+        """Existing named memory that belongs to this user. Raise FileNotFoundError, PermissionError,
         InvalidDescriptor.
         """
         checked_name(name)
@@ -129,17 +135,19 @@ class Region:
         """Memory of another process, which is not trusted. Owns `fd`, also after an error.
 
         Maps the first `nbytes` (None: all). `sealed` demands that no process can shrink it any more; without that, a
-        peer can kill us with SIGBUS. Raises InvalidDescriptor, and PermissionError for memory that may not be written.
+        peer can kill us with SIGBUS. Raise InvalidDescriptor, and PermissionError for memory that may not be written.
         """
         try:
             nbytes = checked_size(fd, nbytes, sealed=sealed)
         except BaseException:
             os.close(fd)
             raise
-        return cls(fd, nbytes, writable=writable)
+        region = cls(fd, nbytes, writable=writable)
+        region._is_sealed = sealed
+        return region
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles for `multiprocessing`, between processes of one program."""
+        """Pickle for `multiprocessing`, between processes of one program."""
         if self.name is not None:
             return _reopen, (self.name, self.writable)
         from multiprocessing import reduction  # takes as long to load as this package
@@ -153,7 +161,7 @@ class Region:
     @property
     def sealed(self) -> bool:
         """True if a seal keeps every process from shrinking it."""
-        return _has_seal(self.fd)
+        return self._is_sealed or _has_seal(self.fd)
 
     @property
     def is_closed(self) -> bool:
@@ -181,7 +189,7 @@ class Region:
         return np.ndarray(dims, dt, self._bytes, offset)
 
     def bring_pages(self, offset: int, nbytes: int) -> None:
-        """Has the kernel bring these pages now, in this thread and without the GIL. What is out of range is left out.
+        """Have the kernel bring these pages now, in this thread and without the GIL. What is out of range is left out.
 
         A page of a file may be long in coming, and one that a program touches holds up what its thread holds.
         """
@@ -241,7 +249,7 @@ def _by_name(name: str, verb: str) -> Iterator[Any]:
 
 
 def unlink(name: str) -> None:
-    """Remove a name. Processes that have the memory open keep it. Raises FileNotFoundError, PermissionError."""
+    """Remove a name. Processes that have the memory open keep it. Raise FileNotFoundError, PermissionError."""
     checked_name(name)
     with _by_name(name, "remove") as posix_ipc:
         if posix_ipc:
@@ -252,13 +260,9 @@ def unlink(name: str) -> None:
 
 def memfd(nbytes: int) -> int:
     """Return new anonymous memory whose size is sealed."""
-    fd = os.memfd_create("fmq", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, nbytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(fd)
-        raise
+    fd: int = lib.fmq_memfd(nbytes)
+    if fd < 0:
+        raise OSError(-fd, os.strerror(-fd))
     return fd
 
 
@@ -296,7 +300,7 @@ def _no_space(nbytes: int) -> NoSpace:
 
 
 def checked_size(fd: int, nbytes: int | None, *, sealed: bool) -> int:
-    """`nbytes`, or (None) the size of the memory behind `fd`. Raises InvalidDescriptor for memory that is smaller."""
+    """`nbytes`, or (None) the size of the memory behind `fd`. Raise InvalidDescriptor for memory that is smaller."""
     if nbytes is not None and nbytes < 1:
         raise InvalidDescriptor(f"nbytes={nbytes}: shared memory has at least one byte")
     if sealed and not _has_seal(fd):

@@ -19,8 +19,9 @@ from fmq.errors import RoleTaken
 from fmq.region import Region, descriptors
 
 WRITER, READER, OBSERVER = lib.FMQ_WRITER, lib.FMQ_READER, lib.FMQ_OBSERVER
-LIFE_AT = {WRITER: 768, READER: 896}  # csrc/fmq/layout.h
 SEAT, SEATS, SEATS_AT = lib.FMQ_SEAT, 64, 4096  # of a broadcast queue: SEAT + k is the reader in seat k
+LIFE_AT = {WRITER: 768, READER: 896} | {SEAT + k: SEATS_AT + 128 * k + 24 for k in range(SEATS)}
+"""Where in the control pages the life word of a role lies (csrc/fmq/layout.h)."""
 _NAMES = {WRITER: "writer", READER: "reader"}
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, pid
 _files: weakref.WeakKeyDictionary[Region, LockFile] = weakref.WeakKeyDictionary()
@@ -37,15 +38,19 @@ class LockFile:
         self._bytes: set[int] = set()  # locked by us; to the kernel, a description does not conflict with itself
 
     def lock(self, byte: int, what: str) -> None:
-        """Raise RoleTaken when a living process, this one or another, holds it."""
-        if byte in self._bytes or not _set_lock(self.fd, byte, fcntl.F_WRLCK):
+        """Raise RoleTaken when a living process, this one or another, holds it. Then a file without locks is closed."""
+        code = -errno.EAGAIN if byte in self._bytes else lib.fmq_lock(self.fd, byte)
+        if not code:
+            self._bytes.add(byte)
+            return
+        self.close_if_unused()
+        if code == -errno.EAGAIN:
             raise RoleTaken(f"this queue has a {what} already; it has room for one, and that is alive")
-        self._bytes.add(byte)
+        raise OSError(-code, f"cannot lock the role of a {what}: {os.strerror(-code)}")
 
     def unlock(self, byte: int) -> None:
-        """Unlocks explicitly: a child that was just forked may still have the description open, and keep the lock."""
-        with contextlib.suppress(OSError):  # the kernel has no memory for it; the end of the file unlocks it, too
-            _set_lock(self.fd, byte, fcntl.F_UNLCK)
+        """Unlock explicitly: a child that was just forked may still have the description open, and keep the lock."""
+        lib.fmq_unlock(self.fd, byte)  # if the kernel has no memory for that, the end of the file unlocks it, too
         self._bytes.discard(byte)
 
     def close_if_unused(self) -> bool:
@@ -68,22 +73,18 @@ class Role:
         """Raise RoleTaken while another end holds it. `announces`: by the life word in the control page."""
         self._control, self._byte, self.which = control, at + which, which
         with descriptors:
-            file = _files.get(control) or _files.setdefault(control, LockFile(control))
-            try:
-                file.lock(self._byte, _NAMES.get(which, "reader"))
-            finally:
-                if file.close_if_unused():
-                    del _files[control]
-            self._file = file
+            self._file = file = _files.get(control) or LockFile(control)
+            file.lock(self._byte, _NAMES.get(which, "reader"))
+            _files[control] = file
             if which >= SEAT:
                 lib.fmq_clear_seat(control.base + at, which)
-            self._life = lib.fmq_life_hold(file.fd, at + life_at(which), 0) if announces else -1
+            self._life = lib.fmq_life_hold(file.fd, at + LIFE_AT[which], 0) if announces else -1
         if announces and self._life < 0:
             self.release()
             raise OSError(-self._life, f"cannot announce this process's life: {_why(-self._life)}")
 
     def release(self) -> None:
-        """Tells the peer, and frees the role. Does nothing the second time, or in a forked child."""
+        """Tell the peer, and free the role. Does nothing the second time, or in a forked child."""
         with descriptors:
             if not self.is_held:
                 return
@@ -105,13 +106,8 @@ class Role:
         return self._byte >= 0 and self._file.fd >= 0
 
 
-def life_at(which: int) -> int:
-    """Where in the control pages the life word of a role lies."""
-    return LIFE_AT[which] if which < SEAT else SEATS_AT + 128 * (which - SEAT) + 24
-
-
 def take_seat(control: Region, at: int, *, announces: bool = True) -> Role:
-    """Return the first free seat of a broadcast queue. Raises RoleTaken when all are taken."""
+    """Return the first free seat of a broadcast queue. Raise RoleTaken when all are taken."""
     if not announces:
         raise ValueError("announces=False: a broadcast queue's writer waits for its readers by their life words")
     for which in range(SEAT, SEAT + SEATS):
@@ -133,7 +129,9 @@ class Seat:
             contextlib.suppress(PermissionError),
         ):  # in memory of another user a reader is not visible
             self._fd = os.open(f"/proc/self/fd/{control.fd}", os.O_RDONLY | os.O_CLOEXEC)
-            _set_lock(self._fd, at + READER, fcntl.F_RDLCK)
+            shared = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, at + READER, 1, 0)
+            with contextlib.suppress(BlockingIOError, PermissionError):
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, shared)
 
     @property
     def lock_fd(self) -> int:
@@ -161,16 +159,6 @@ def _why(code: int) -> str:
     if code == errno.ENOSPC:
         return "a process holds at most 2048 roles (the kernel's limit for robust futexes); close some or use another"
     return os.strerror(code)
-
-
-def _set_lock(fd: int, byte: int, kind: int) -> bool:
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, byte, 1, 0))
-    except OSError as error:
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
-            raise
-        return False
-    return True
 
 
 def _after_fork() -> None:

@@ -18,9 +18,9 @@ E = TypeVar("E", bound="MessageQueueReader | MessageQueueWriter")
 
 
 def wait_any(ends: Iterable[E], timeout: float | None = None) -> list[E]:
-    """Sleeps until at least one end is ready, and returns those that are, in order.
+    """Sleep until at least one end is ready, and return those that are, in order.
 
-    Ready: a transfer of one element would not wait; it goes through, or raises (the peer is gone, say). Raises Timeout,
+    Ready: a transfer of one element would not wait; it goes through, or raises (the peer is gone, say). Raise Timeout,
     Busy. One system call sleeps on up to 63 ends; of more, the rest is looked at every millisecond.
     """
     listed = list(ends)

@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from importlib import metadata
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
 
 
-_tally = Counter()
+_tally, _rows = Counter(), defaultdict(list)
 
 
 @pytest.fixture(scope="session")
@@ -76,14 +76,28 @@ def tally():
     return count
 
 
+@pytest.fixture(scope="session")
+def table_row():
+    """Keeps a line for a table at the end: `table_row("head of the table", "its next line")`."""
+
+    def keep(head, line):
+        _rows[head].append(line)
+
+    return keep
+
+
 def pytest_terminal_summary(terminalreporter):
-    """What was done, where it was counted, and for whoever started the tests to add up."""
+    """What was done, where it was counted, and for whoever started the tests to add up; and tables of outcomes."""
     if _tally:
         terminalreporter.section("what was done")
         for what, times in sorted(_tally.items()):
             terminalreporter.line(f"{times:>12,} {what}")
     if file := os.environ.get("BURST_TALLY"):
         Path(file).write_text(json.dumps(_tally))
+    for head, rows in _rows.items():
+        terminalreporter.section("outcomes")
+        for line in (head, *rows):
+            terminalreporter.line(line)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -102,11 +102,19 @@ for line in sys.stdin:
         self.kill()
 
 
+def with_capabilities(*names):
+    """The command that root runs a device's under, for that account to have these capabilities and no others."""
+    given = ",".join(f"+{name}" for name in names)
+    words = ["/usr/bin/setpriv", f"--reuid={SERVER}", f"--regid={SERVER}", f"--groups={GROUP}"]
+    return [*words, f"--inh-caps={given}", f"--ambient-caps={given}", f"--bounding-set=-all,{given}"]
+
+
 @contextlib.contextmanager
-def foreign(*options, device="reference", limits="", descriptors=None):
+def foreign(*options, device="reference", limits="", descriptors=None, under=(), capabilities=()):
     """`burst serve` of another account; the path of its socket, and its process. `limits`: its limits.toml.
 
-    `descriptors`: how many each of its processes may have.
+    `descriptors`: how many each of its processes may have. `under`: a command that runs it. `capabilities`: that it
+    has, and no others.
     """
     with folder() as path:
         os.chown(path, SERVER, SERVER)
@@ -115,7 +123,10 @@ def foreign(*options, device="reference", limits="", descriptors=None):
         (config / "limits.toml").write_text(limits)
         options = [str(option).format(home=path) for option in options]
         most = ["/usr/bin/prlimit", f"--nofile={descriptors}"] if descriptors else []
-        with served(path / "run", *options, device=device, account=(SERVER, GROUP), under=most) as process:
+        account, under = (SERVER, GROUP), [*most, *under]
+        if capabilities:
+            account, under = (0, GROUP), [*with_capabilities(*capabilities), *under]
+        with served(path / "run", *options, device=device, account=account, under=under) as process:
             yield str(path / f"run/{discovery.stem_of(device)}.sock"), process
 
 

@@ -6,6 +6,23 @@ import socket
 import struct
 import threading
 
+LINGERS = """
+import os, socket, struct, threading
+
+def lingering():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        slow = socket.create_connection(server.getsockname())
+        unread, _ = server.accept()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+    slow.setblocking(False)
+    try:
+        while slow.send(bytes(1 << 20)):
+            pass
+    except BlockingIOError:
+        return slow, unread
+"""
+"""For the program of another account: `lingering` returns such a socket, and its other end."""
+
 
 class SlowToClose:
     """A socket that lingers for an hour over what its other end does not read."""

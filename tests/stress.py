@@ -49,6 +49,7 @@ class Goal(NamedTuple):
 
 
 _IMPORTERS = "tests/driver/importers"
+_IN_FILE_FORM = "tests/hostile/test_mutant_files.py::test_a_million_mutants_reach_no_neighbour"
 GOALS = {
     "kills with recovery": Goal(5000, "tests/driver/client/test_recovery_kills.py::test_many_random_kills"),
     "mutants of .tflite": Goal(10**6, f"{_IMPORTERS}/test_tflite_damage.py::test_a_million_mutants_find_nothing"),
@@ -59,6 +60,8 @@ GOALS = {
     "mutants of headers, onnx": Goal(
         10**6, f"{_IMPORTERS}/test_file_form.py::test_a_million_mutants_of_headers[fuzz_onnx]"
     ),
+    "mutants in file form, tflite": Goal(500_000, f"{_IN_FILE_FORM}[tflite]"),
+    "mutants in file form, onnx": Goal(500_000, f"{_IN_FILE_FORM}[onnx]"),
     "cycles of memory": Goal(10**6, "tests/burst/test_leaks.py::test_allocate_encode_free[stress]"),
     "cycles of buffers": Goal(10**6, "tests/driver/engine/test_domains.py::TestEndurance::test_a_million_cycles"),
     "mutated packets to a device": Goal(10**7, "tests/driver/service/test_hostile_client.py"),

@@ -21,14 +21,8 @@ KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
 ROW = re.compile(r"^\| .* \| `(\w+)` in `([^`]+)` \| `([^`]+)` \|$", re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        pytest.param(line, marks=[pytest.mark.integration] if "pytest" in line else [])  # its tests are in this suite
-        for line in COMMANDS
-        if not line.startswith("make")
-    ],
-)
+@pytest.mark.integration
+@pytest.mark.parametrize("line", [line for line in COMMANDS if not line.startswith("make")])
 def test_a_command_of_the_page_works(line):
     """Each that takes seconds ends with 0, as it stands there."""
     program = shlex.split(line)

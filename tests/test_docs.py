@@ -219,7 +219,7 @@ def test_named_code_exists(page):
 def test_a_name_that_is_not_there_is_found(path, each):
     """So that silence above means something."""
     assert found_in(path, each) is None
-    assert found_in("burst/run_queue.py", "Ticket.enter") is not None
+    assert found_in("burst/run_queue.py", "Ticket.leave") is not None
 
 
 WALKS = DOCS / "how-it-works.md"
@@ -260,11 +260,11 @@ def test_each_arrow_of_the_tour_is_a_call():
 
 def test_an_arrow_that_is_no_call_is_found():
     """So that silence above means something; brackets and line ends do not hide an arrow."""
-    text = "`burst/run_queue.py: Ticket.enter` (x)\n → `burst/run_queue.py: RunQueue` → `burst/run_queue.py: Share`"
-    assert [(a, b) for (_, a), (_, b) in arrows(text)] == [("Ticket.enter", "RunQueue"), ("RunQueue", "Share")]
-    assert "RunQueue" not in names_in("burst/run_queue.py", "Ticket.enter")
-    assert "burst_enter" in names_in("burst/run_queue.py", "Ticket.enter")
-    assert "burst_enter" in names_in("csrc/burst/listener.c", "admitted")
+    text = "`burst/run_queue.py: Ticket.leave` (x)\n → `burst/run_queue.py: RunQueue` → `burst/run_queue.py: Share`"
+    assert [(a, b) for (_, a), (_, b) in arrows(text)] == [("Ticket.leave", "RunQueue"), ("RunQueue", "Share")]
+    assert "RunQueue" not in names_in("burst/run_queue.py", "Ticket.leave")
+    assert "burst_leave" in names_in("burst/run_queue.py", "Ticket.leave")
+    assert "burst_enter" in names_in("csrc/burst/deadline.c", "burst_judge_begin")
 
 
 def test_the_rooms_are_those_of_the_contract():
@@ -327,7 +327,21 @@ class Fetched(HTMLParser):
 @pytest.mark.stress
 def test_the_site_is_built_without_a_warning_and_needs_no_network(tmp_path):
     """Every link, heading, docstring and drawing in order; nothing that a page loads comes from elsewhere; a search."""
-    build = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", DOCS, "-d", tmp_path / "trees", ROOT]
+    build = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-j",
+        "auto",
+        "-c",
+        DOCS,
+        "-d",
+        tmp_path / "trees",
+        ROOT,
+    ]
     done = subprocess.run([*build, tmp_path / "site"], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     pages = list((tmp_path / "site").rglob("*.html"))

@@ -84,6 +84,7 @@ def test_a_network_of_torch_is_exported_and_runs(tmp_path):
     assert "True" in ran(exported, tmp_path).splitlines()
 
 
+@pytest.mark.integration
 def test_ten_lines_run_a_model_file(tmp_path):
     """docs/howto/newcomer.md: the script, on a file that a vendor's converter wrote."""
     shutil.copy(ROOT / "tests/driver/importers/vendor/mobilenet_int8.tflite", tmp_path / "model.tflite")
@@ -109,7 +110,7 @@ def test_a_driver_in_c_from_its_page_alone(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"operations +│ +4 │ +0 │", done.stdout)
+    assert re.search(r"operations +│ +9 │ +0 │", done.stdout)
     assert "not tested: request, burst" in done.stdout  # which need ADD
     (program,) = blocks("docs/howto/device-c.md")
     assert ran(program, tmp_path) == "[-0. -1. -2. -3.]\n"

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("burst_engine", "fmq", "burst", "driver")
 FOREIGN = '"""Reads a tape."""\nSPEED = 3\n'

@@ -16,6 +16,7 @@ EXPECTED = {  # of each block, in order: lines of its output
     "docs/bursts.md": [
         ["[2. 3. 4. 5.]\n[1. 1. 1. 1.]"],
         ["[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n1.0 2.0 3.0 4.0 5.0 6.0 1.0"],
+        ["[2.0, 4.0, 8.0, 16.0, 32.0] until"],
         ["{'burst': 300, 'plain': 0} ['encode', 'queue', 'wake', 'bind', 'execute', 'return', 'total']\n2"],
         ["NONE [2. 3. 4. 5.]"],
     ],
@@ -57,6 +58,7 @@ EXPECTED = {  # of each block, in order: lines of its output
     ],
     "docs/howto/device.md": [["[True, True, True]\n[-0. -1. -2. -3.]"]],
     "docs/howto/multiprocessing.md": [*[["[[0. 0. 0. 0.]]\n[[0. 0. 0. 0.]]\n[[2. 2. 2. 2.]]"]] * 4, []],
+    "docs/howto/litert.md": [["(1, 20)"]],
     "docs/howto/ndk.md": [["[1. 2. 3. 4.]"]],
     "docs/howto/oip.md": [["[[1. 2. 3. 4.]]\n[[2. 3. 4. 5.]]"]],
     "docs/howto/triton.md": [["[1. 2. 3. 4.]"]],
@@ -82,20 +84,18 @@ ELSEWHERE = {  # pages whose blocks need more than a program, and the tests that
     "docs/howto/gateway.md": "tests/driver/gateways/test_plug_ins.py",
     "docs/howto/gpu.md": "tests/driver/devices/test_provider_device.py",
     "docs/howto/newcomer.md": "tests/test_howto.py",
+    "docs/howto/onnxruntime.md": "tests/driver/dropin/test_page.py",
     "docs/howto/torch.md": "tests/test_howto.py",
 }
 NETWORK = ROOT / "tests/driver/importers/vendor/mobilenet_float32.tflite"
 BLOCK = re.compile(r"^```(?:python|py)\b.*?\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-OFTEN = {"README.md", "docs/bursts.md"}
-
-
 def blocks():
     for path, expected in EXPECTED.items():
         found = BLOCK.findall((ROOT / path).read_text())
         for number, (block, lines) in enumerate(zip(found, expected, strict=True)):
-            marks = () if path in OFTEN else pytest.mark.integration
+            marks = () if path == "README.md" else pytest.mark.integration
             yield pytest.param(path, block, lines, id=f"{path}-{number}", marks=marks)
 
 

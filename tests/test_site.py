@@ -25,7 +25,7 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sites")
     build = [sys.executable, "-m", "sphinx", "-q", "-c", ROOT / "docs", "-d", folder / "trees", ROOT, folder / "latest"]
     versions = os.environ | {"BURST_DOCS_VERSIONS": "stable latest"}
-    done = subprocess.run(build, capture_output=True, text=True, timeout=300, check=False, env=versions)
+    done = subprocess.run(build, capture_output=True, text=True, timeout=500, check=False, env=versions)
     assert done.returncode == 0, done.stderr
     (folder / "stable").symlink_to("latest")
     return folder / "latest"

@@ -10,7 +10,15 @@ import itertools
 import pytest
 
 PLACES = tuple(
-    f"tests/{place}" for place in ("burst/test_wire", "driver/devices", "driver/importers", "driver/nn", "test_docs")
+    f"tests/{place}"
+    for place in (
+        "burst/test_wire",
+        "driver/client/test_pickling",
+        "driver/devices",
+        "driver/importers",
+        "driver/nn",
+        "test_docs",
+    )
 )
 OWN = {"caplog", "capfd", "capsys", "monkeypatch", "recwarn", "tmp_path"}  # fixtures that no two cases can share
 

@@ -191,26 +191,47 @@ int burst_decode_result(const void *packet, uint64_t bytes, int version,
  * estimate, and add to it. */
 typedef struct {
     uint64_t least_ns, usual_ns; /* of the executions so far; 0: not known */
+    uint64_t begun_ns;           /* before one was done: the longest that was given up */
     uint64_t doubts;             /* refusals since the last one */
 } burst_estimate;
 uint64_t burst_due(void); /* of what this thread executes or prepares */
 void burst_set_due(uint64_t deadline);
 /* was_done 0: it was given up after that time */
 void burst_took(burst_estimate *estimate, uint64_t ns, int was_done);
-/* One rule says how a deadline is missed (README.md, "Deadlines"): transiently, if the execution
- * would have been done but for other executions. `since`: when it could have begun without those,
- * which is its begin less the time that it waited for them. `estimate` may be NULL.
- *
- * admit: before it begins. 0: the time left is what is needed, or more; else an error status. */
+/* 0: the time left is what is needed, or more; else an error status (README.md, "Deadlines").
+ * `since`: when it could have begun, but for other executions. `estimate` may be NULL. */
 int32_t burst_admit(burst_estimate *estimate, uint64_t since, uint64_t now, uint64_t deadline);
-/* Of one that has begun. took: ns, without the time that others took meanwhile; 0: it was given up,
- * or was the first of its request. is_unsure: what to say of an execution that was never done yet;
- * true if others took time, or it was the first. */
-int32_t burst_missed(const burst_estimate *estimate, uint64_t since, uint64_t deadline,
-                     uint64_t took, int is_unsure);
 
 typedef int32_t burst_function(void *context); /* executes; returns an error status, 0 to 8 */
 typedef struct burst_ticket burst_ticket;      /* of a run queue; below */
+/* judge: one execution of a request, however it came. It decides when that begins and what is said
+ * of its end. One thread at a time; times are CLOCK_MONOTONIC nanoseconds. */
+typedef struct {
+    uint64_t deadline; /* UINT64_MAX: none */
+    /* when it could have begun, but for other executions; before that was found out */
+    uint64_t since, known;
+    uint64_t begun, done;     /* 0: not yet */
+    uint64_t waited;          /* for other executions, before and since it began */
+    uint64_t due;             /* burst_due of its thread before it */
+    burst_estimate *estimate; /* of executions like it, or NULL */
+    uint32_t is_first;        /* of its request: it says little about others */
+    /* In which it was bound, before `since`. That is done once, and so it may go on for as long
+     * after its deadline: then it is known whether the next one is done in time. */
+    uint64_t bound;
+} burst_attempt;
+/* `known` and `since` are set. 0: it has begun, with a slot if there is a ticket; a status: it
+ * cannot be done in time; -ECANCELED: the ticket was closed. */
+int burst_judge_begin(burst_attempt *attempt, burst_ticket *ticket);
+/* Of one that has begun, with its times: what is said of it if it ended with that status. The
+ * estimate learns from it. A success after the deadline is a miss; MISSED_DEADLINE_TRANSIENT means
+ * that it was given up. */
+uint32_t burst_judge_end(const burst_attempt *attempt, uint32_t status);
+/* of one that has begun with that ticket and is not done by its deadline; any thread */
+uint32_t burst_judge_late(const burst_attempt *attempt, burst_ticket *ticket);
+/* The same in the thread that executes, with its clock and its burst_due. `since` 0: now. Only what
+ * has begun is ended. */
+int burst_begin_attempt(burst_attempt *attempt, burst_ticket *ticket);
+uint32_t burst_end_attempt(burst_attempt *attempt, burst_ticket *ticket, uint32_t status);
 typedef struct {
     void *listen, *answer; /* burst_listen and burst_answer, for burst._hot */
     fmq_end *out, *request;
@@ -218,18 +239,18 @@ typedef struct {
     unsigned char *buffer; /* buffer_bytes: the request that is being served */
     uint64_t buffer_bytes, bytes;
     uint64_t spin_ns;
-    uint64_t id, deadline, taken, started, done; /* of that request */
-    uint64_t before;                             /* when the request before it was answered */
-    uint64_t known; /* when it was recognised, or found to be none that is bound */
-    uint64_t due;   /* burst_due of this thread */
+    uint64_t id, taken;    /* of that request */
+    burst_attempt attempt; /* to execute it */
+    uint64_t before;       /* when the request before it was answered */
+    uint64_t due;          /* burst_due of this thread */
     /* for executions of plans, which wait for their turn with it; NULL: they do not */
     burst_ticket *ticket;
     struct burst_plan *plans;
+    uint64_t uses; /* of plans */
     uint32_t count, used, last;
     int32_t current; /* the index of the plan that runs, or -1 */
-    /* first: it was bound for this run, which says little about others */
-    int framed, in_python, is_first;
-    int is_refused;  /* Python did not begin it */
+    int framed, in_python;
+    int is_judged;   /* what Python says of the execution is what is said */
     uint32_t pauses; /* requests in a row that came long after polling for them would have ended */
     int32_t failed;  /* what a plan's C function returned, which Python explains and answers */
     struct burst_inflight *inflight; /* executions that have begun and end elsewhere */
@@ -248,14 +269,14 @@ int64_t burst_listen(burst_listener *listener, const void *answer, uint64_t byte
 int64_t burst_answer(burst_listener *listener);
 int burst_plans(burst_listener *listener, uint32_t n);
 void burst_drop_plans(burst_listener *listener);
+/* From the listener's thread: where the next plan goes, in place of one that was forgotten, or else
+ * of the one that was used longest ago */
+uint32_t burst_next_plan(const burst_listener *listener);
 /* From the listener's thread: the request in `buffer` is plan i from now on, and runs. */
 int burst_learn(burst_listener *listener, uint32_t i, const void *answer, uint64_t bytes,
                 void *function, void *context, int measure, uint64_t copied, uint64_t checked);
 /* as burst_learn: of plan i's executions */
 int burst_expect(burst_listener *listener, uint32_t i, burst_estimate *estimate);
-/* From the listener's thread: when the request in `buffer` could have begun, but for other
- * executions. */
-uint64_t burst_could_begin(const burst_listener *listener);
 /* words to set to 1 when plan i fails */
 int burst_writes(burst_listener *listener, uint32_t i, uint32_t **writes, uint64_t n);
 /* from any thread; true: it runs, and -ESTALE comes after it */
@@ -387,6 +408,8 @@ void burst_ticket_free(burst_ticket *ticket);
 int burst_enter(burst_ticket *ticket, const burst_estimate *estimate, uint64_t deadline,
                 uint64_t now);
 uint64_t burst_leave(burst_ticket *ticket); /* ns that its last execution has waited for others */
+/* Of this thread's execution: so much of its work was for nothing, because others came first. */
+void burst_lose(uint64_t ns);
 /* at a checkpoint: whether another ticket comes before this execution */
 _Bool burst_must_yield(burst_ticket *ticket);
 int burst_yield(burst_ticket *ticket); /* if so, gives the slot up and waits for one again */

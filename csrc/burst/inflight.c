@@ -125,7 +125,7 @@ void inflight_start(burst_listener *l, struct burst_plan *plan) {
     p->view.ticket = p->ticket;
     p->view.may_not_wait = 1;
     p->next = NULL;
-    timed_begin(p->timed, l->deadline);
+    timed_begin(p->timed, l->attempt.deadline);
     if (p->ticket) run_queue_detach(p->ticket);
     pthread_mutex_lock(&all->lock);
     p->is_in_flight = true;
@@ -157,7 +157,8 @@ void inflight_abort(burst_listener *l, struct burst_plan *plan) {
 static int answer(pending *p, bool may_wait, bool *is_stale) {
     if (!p->is_judged) {
         uint64_t answered = inflight_answered_at(p->listener);
-        if (answered > p->view.started) p->view.started = answered;
+        burst_attempt *x = &p->view.attempt;
+        if (answered > x->begun) x->begun = answered;
         p->status = listener_judge(&p->view, is_stale);
         p->is_judged = true;
     }
@@ -175,7 +176,7 @@ static void call_listener(burst_listener *l) {
 static void remove_first(burst_listener *l, pending *p, int r) {
     struct burst_inflight *all = l->inflight;
     /* Relaxed, because it is a figure. */
-    atomic_store_explicit(&all->answered_at, p->view.done, memory_order_relaxed);
+    atomic_store_explicit(&all->answered_at, p->view.attempt.done, memory_order_relaxed);
     if (r) {
         all->broken = r;
         call_listener(l);

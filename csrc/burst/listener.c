@@ -75,12 +75,25 @@ int burst_learn(burst_listener *l, uint32_t i, const void *answer, uint64_t answ
     p->measure = measure;
     p->copied = copied;
     p->checked = checked;
+    p->last_use = ++l->uses;
     if (l->used <= i) l->used = i + 1;
     l->current = (int32_t)i;
-    l->started = futex_now();
-    l->is_first = 1;
     atomic_store(&p->state, VALID | RUNS);
     return 0;
+}
+
+/* State 0: nothing was learnt there, or it was forgotten. */
+uint32_t burst_next_plan(const burst_listener *l) {
+    uint32_t found = 0;
+    uint64_t first = UINT64_MAX;
+    for (uint32_t i = 0; i < l->count; i++) {
+        uint32_t state = atomic_load(&l->plans[i].state); /* pairs: FREE_RUN */
+        if (!state) return i;
+        if (state & RUNS || l->plans[i].last_use >= first) continue;
+        first = l->plans[i].last_use;
+        found = i;
+    }
+    return found;
 }
 
 int burst_expect(burst_listener *l, uint32_t i, burst_estimate *estimate) {
@@ -126,7 +139,9 @@ static bool recognise(burst_listener *l, uint64_t bytes) {
         if (p->packet_bytes != bytes || !bytes || memcmp(p->packet, l->buffer, bytes)) continue;
         l->last = i;
         if (p->pending) inflight_await(p->pending);
-        if (begin(l, i)) return true;
+        if (!begin(l, i)) continue;
+        l->plans[i].last_use = ++l->uses;
+        return true;
     }
     return false;
 }
@@ -161,9 +176,10 @@ static int put_status(burst_listener *l, uint32_t status) {
 /* The time on the device is what the device has measured, which Python has written; else all the
  * time of the run. */
 static void put_times(const burst_listener *l, unsigned char *timing, bool is_measured) {
-    uint64_t run = (l->done - l->started) / 1000, measured = load_u64(timing + 8);
+    const burst_attempt *x = &l->attempt;
+    uint64_t run = (x->done - x->begun) / 1000, measured = load_u64(timing + 8);
     store_u64(timing + 8, is_measured && measured < run ? measured : run);
-    store_u64(timing + 16, (l->done - l->taken) / 1000);
+    store_u64(timing + 16, (x->done - l->taken) / 1000);
 }
 
 static int put_success(burst_listener *l, unsigned char *packet, uint64_t bytes, bool measure) {
@@ -179,17 +195,18 @@ static uint64_t later(const burst_listener *l, uint64_t time) {
     return answered > time ? answered : time;
 }
 
-static void note_done(burst_listener *l, bool is_refused) {
-    l->done = futex_now();
-    if (is_refused) l->started = l->done;
+static void note_done(burst_listener *l) {
+    burst_attempt *x = &l->attempt;
+    x->done = futex_now();
+    if (!x->begun) x->begun = x->done;
     burst_served *record = &l->trace->served[l->id % BURST_RECORDS];
     note(&record->id, 0);
     note(&record->taken, l->taken);
-    note(&record->started, l->started);
-    note(&record->done, l->done);
+    note(&record->started, x->begun);
+    note(&record->done, x->done);
     note(&record->id, l->id);
     count(&l->trace->device.answered, 1);
-    count(&l->trace->device.busy_ns, l->done - later(l, l->taken));
+    count(&l->trace->device.busy_ns, x->done - later(l, l->taken));
     note(&l->trace->device.running, 0);
 }
 
@@ -237,25 +254,18 @@ static uint64_t waited_in_queue(const burst_listener *l) {
     return look(&record->id) == l->id && sent < l->before ? l->before - sent : 0;
 }
 
-static void note_usual(const burst_listener *l, const burst_estimate *e) {
-    note(&l->trace->device.usual_ns, e ? e->usual_ns : 0);
+static uint32_t with_usual_time(const burst_listener *l, uint32_t status) {
+    const burst_estimate *e = l->attempt.estimate;
+    if (status == MISSED_DEADLINE_TRANSIENT || status == MISSED_DEADLINE_PERSISTENT)
+        note(&l->trace->device.usual_ns, e ? e->usual_ns : 0);
+    return status;
 }
 
-/* Adds the time to the estimate. Returns the status: a success that comes after the deadline is a
- * miss. */
-static uint32_t final_status(const burst_listener *l, const struct burst_plan *p, uint32_t status) {
-    bool is_given_up = status == MISSED_DEADLINE_TRANSIENT;
-    if (l->is_refused || (status && !is_given_up)) return status;
-    uint64_t others = l->ticket ? l->ticket->waited : 0, before = l->started - l->known;
-    uint64_t took = l->done - l->started - (others > before ? others - before : 0);
-    burst_estimate *e = p ? p->estimate : NULL;
-    if (e && !l->is_first) burst_took(e, took, !is_given_up);
-    if (l->done <= l->deadline) return status; /* a loop may have taken too long */
-    uint64_t queued = waited_in_queue(l);
-    note_usual(l, e);
-    if (is_given_up || l->is_first) took = 0;
-    return (uint32_t)burst_missed(e, l->known - queued, l->deadline, took,
-                                  l->is_first || others || queued);
+/* What is said of the execution in hand, which has ended with that status. */
+static uint32_t final_status(burst_listener *l, uint32_t status) {
+    burst_attempt *x = &l->attempt;
+    x->waited = l->ticket && l->current >= 0 ? l->ticket->waited : 0;
+    return with_usual_time(l, l->is_judged ? status : burst_judge_end(x, status));
 }
 
 static bool is_any_in_flight(const burst_listener *l) { return l->overlaps && inflight_any(l); }
@@ -275,14 +285,13 @@ static int answer_python(burst_listener *l, const void *answer, uint64_t bytes) 
     int over = answer_here(l);
     if (over) return over;
     leave_slot(l);
-    note_done(l, l->is_refused);
+    note_done(l);
     const struct burst_plan *p = current(l);
     if (p) note_copies(l, p);
     uint32_t said =
         answer && bytes >= DATUM ? load_u32((const unsigned char *)answer + RESULT_STATUS_AT) : 0;
-    uint32_t status = final_status(l, p, said);
-    if (l->is_refused) note_usual(l, p ? p->estimate : NULL);
-    l->is_refused = 0;
+    uint32_t status = final_status(l, said);
+    l->is_judged = 0;
     if (p && status) invalidate_outputs(p);
     int stale = leave_plan(l),
         r = status != said ? put_status(l, status) : put_outcome(l, p, answer, bytes);
@@ -303,8 +312,8 @@ int64_t burst_answer(burst_listener *l) {
 
 uint32_t listener_judge(burst_listener *view, bool *is_stale) {
     const struct burst_plan *p = current(view);
-    note_done(view, false);
-    uint32_t status = final_status(view, p, 0);
+    note_done(view);
+    uint32_t status = final_status(view, 0);
     note_copies(view, p);
     if (status) invalidate_outputs(p);
     *is_stale = leave_plan(view);
@@ -356,13 +365,13 @@ static int64_t begin_run(burst_listener *l) {
 /* The bytes that a plan is recognised by, or 0. */
 static uint64_t read_request(burst_listener *l) {
     l->id = l->framed ? 0 : l->id + 1;
-    l->deadline = UINT64_MAX;
+    l->attempt = (burst_attempt){.deadline = UINT64_MAX};
     if (!l->framed) return l->bytes;
     if (l->bytes <= DATUM) return 0;
     const unsigned char *identifier = l->buffer + l->bytes - DATUM;
     if (!is_datum(identifier, REQUEST_IDENTIFIER)) return 0;
     l->id = load_u64(identifier + 8);
-    l->deadline = load_u64(identifier + 16);
+    l->attempt.deadline = load_u64(identifier + 16);
     return l->id ? l->bytes - DATUM : 0;
 }
 
@@ -380,7 +389,7 @@ static bool may_poll(const burst_listener *l) {
 /* How long to poll: longer after long work, when the client's caches are cold and it comes back
  * slowly. */
 static uint64_t window(const burst_listener *l) {
-    uint64_t more = (l->done - l->started) / 64;
+    uint64_t more = (l->attempt.done - l->attempt.begun) / 64;
     return l->spin_ns + (more < MOST_MORE ? more : MOST_MORE);
 }
 
@@ -408,7 +417,7 @@ static int wait_for_request(burst_listener *l) {
 static int take_request(burst_listener *l) {
     int r = end_enter_unreserved(l->request);
     if (r) return r;
-    l->before = later(l, l->done);
+    l->before = later(l, l->attempt.done);
     r = wait_for_request(l);
     int64_t bytes =
         r ? r
@@ -423,13 +432,9 @@ static int take_request(burst_listener *l) {
 }
 
 static void note_wait(burst_listener *l) {
-    uint64_t now = futex_now();
     count(&l->trace->device.waits, 1);
-    count(&l->trace->device.waited_ns, now - l->started);
-    l->started = now;
+    count(&l->trace->device.waited_ns, l->attempt.begun - l->attempt.known);
 }
-
-uint64_t burst_could_begin(const burst_listener *l) { return l->known - waited_in_queue(l); }
 
 /* Its client does not wait for the result any more. The word has a cache line of its own, which
  * stays in our cache. */
@@ -437,32 +442,24 @@ static bool is_abandoned(const burst_listener *l) {
     return look(&l->trace->abandoned) >> (l->id % 64) & 1;
 }
 
-static int32_t may_begin(burst_listener *l, burst_estimate *e) {
-    int32_t status = burst_admit(e, burst_could_begin(l), l->known, l->deadline);
-    if (status) note_usual(l, e);
-    return status;
-}
-
 /* 0, with a slot for a plan; the status of a request whose deadline cannot be met; or -ECANCELED.
  * Python gets the slot for a request that it has to bind first. */
 static int admitted(burst_listener *l) {
-    if (l->due != l->deadline) burst_set_due(l->due = l->deadline);
-    const struct burst_plan *p = current(l);
-    l->is_first = 0;
+    burst_attempt *x = &l->attempt;
+    if (l->due != x->deadline) burst_set_due(l->due = x->deadline);
     if (is_abandoned(l)) return GENERAL_FAILURE;
-    int32_t status = l->deadline == UINT64_MAX ? 0 : may_begin(l, p ? p->estimate : NULL);
-    burst_ticket *t = p && p->pending ? inflight_ticket(p->pending) : l->ticket;
-    if (status || !p || !t) return status;
-    int r = burst_enter(t, p->estimate, l->deadline, l->started);
-    if (!r && t->number) {
-        note_wait(l);
-        if (!is_abandoned(l)) return 0;
-        burst_leave(t);
-        return GENERAL_FAILURE;
-    }
-    if (r != -ETIMEDOUT) return r;
-    note_usual(l, p->estimate);
-    return MISSED_DEADLINE_TRANSIENT;
+    x->since = x->known - (x->deadline == UINT64_MAX ? 0 : waited_in_queue(l));
+    const struct burst_plan *p = current(l);
+    burst_ticket *t = p && p->pending ? inflight_ticket(p->pending) : p ? l->ticket : NULL;
+    x->estimate = p ? p->estimate : NULL;
+    int r = burst_judge_begin(x, t);
+    if (r) return r < 0 ? r : (int)with_usual_time(l, (uint32_t)r);
+    if (!t || !t->number) return 0;
+    note_wait(l);
+    if (!is_abandoned(l)) return 0;
+    burst_leave(t);
+    x->begun = 0;
+    return GENERAL_FAILURE;
 }
 
 /* One request: 0 when it was answered here; else as burst_listen. */
@@ -471,13 +468,13 @@ static int64_t serve(burst_listener *l) {
     if (r) return r;
     bool is_known = recognise(l, read_request(l));
     /* a comparison takes no longer than a look at the clock */
-    l->started = l->known = is_known ? l->taken : futex_now();
+    l->attempt.known = is_known ? l->taken : futex_now();
     note(&l->trace->device.running, l->id);
     r = admitted(l);
     if (r) {
         int over = answer_here(l);
         if (over) return over;
-        note_done(l, true);
+        note_done(l);
         if (is_known) invalidate_outputs(current(l));
         int stale = leave_plan(l);
         if (r > 0) r = put_status(l, (uint32_t)r);

@@ -256,6 +256,8 @@ int message_receive(int socket, message *m, uint64_t deadline) {
             .msg_iov = &body, .msg_iovlen = 1, .msg_control = &side, .msg_controllen = sizeof side};
         ssize_t n = recvmsg(socket, &whole, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
         if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+        /* The device has closed it without reading all: what it sent before can still be read. */
+        if (n < 0 && errno == ECONNRESET && --tries) continue;
         if (n < 0 && is_shortage(errno) && --tries) {
             rest();
             continue;

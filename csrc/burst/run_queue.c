@@ -188,6 +188,27 @@ static bool begin_at_once(burst_ticket *t, uint64_t now) {
     return begins;
 }
 
+/* Relaxed, because it is a figure: its thread writes it, and others may look. */
+static void note_waited(burst_ticket *t, uint64_t ns) {
+    atomic_store_explicit(&t->waited, ns, memory_order_relaxed);
+}
+
+/* Relaxed, because of that. */
+static uint64_t waited_so_far(burst_ticket *t) {
+    return atomic_load_explicit(&t->waited, memory_order_relaxed);
+}
+
+uint64_t run_queue_waited(burst_ticket *t) {
+    pthread_mutex_lock(&t->queue->lock);
+    uint64_t since = t->since, now = futex_now();
+    pthread_mutex_unlock(&t->queue->lock);
+    return waited_so_far(t) + (since && now > since ? now - since : 0);
+}
+
+void burst_lose(uint64_t ns) {
+    if (running) note_waited(running, waited_so_far(running) + ns);
+}
+
 static void begin(burst_ticket *t) {
     t->holds = true;
     running = t;
@@ -217,7 +238,7 @@ int burst_enter(burst_ticket *t, const burst_estimate *estimate, uint64_t deadli
     t->deadline = deadline;
     burst_policy_expect(t, estimate, now);
     int r = take_or_wait(t, latest, now);
-    t->waited = t->number ? futex_now() - now : 0;
+    note_waited(t, t->number ? futex_now() - now : 0);
     /* Relaxed, because it is a figure that this thread alone writes. */
     if (!r)
         atomic_store_explicit(&t->past.executions, burst_executions_of(t) + 1,
@@ -260,7 +281,7 @@ void run_queue_detach(const burst_ticket *t) {
 }
 
 uint64_t burst_leave(burst_ticket *t) {
-    uint64_t waited = t->waited;
+    uint64_t waited = waited_so_far(t);
     if (!t->holds) return waited;
     end(t);
     give_up_slot(t);
@@ -294,7 +315,7 @@ int burst_yield(burst_ticket *t) {
     if (is_closed) burst_leave(t);
     if (is_closed || !yields) return is_closed ? -ECANCELED : 0;
     int r = wait_for_slot(t, t->deadline);
-    t->waited += futex_now() - now;
+    note_waited(t, waited_so_far(t) + futex_now() - now);
     if (r) end(t);
     return r;
 }
@@ -339,7 +360,7 @@ burst_ticket *burst_pause(void) {
 int burst_resume(burst_ticket *t) {
     if (!t) return 0;
     int r = take_or_wait(t, t->deadline, futex_now());
-    t->waited += futex_now() - t->paused;
+    note_waited(t, waited_so_far(t) + futex_now() - t->paused);
     return r;
 }
 

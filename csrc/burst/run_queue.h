@@ -89,7 +89,8 @@ struct burst_ticket {
     uint64_t deadline;
     uint64_t since; /* when it began to wait */
     /* When its thread paused; what burst_leave returns: its thread's own. */
-    uint64_t paused, waited;
+    uint64_t paused;
+    _Atomic uint64_t waited;
     burst_waits past;
     /* When it was given its slot; of one that is not long, while several accounts are served. */
     uint64_t begun;
@@ -138,6 +139,9 @@ void burst_policy_doubt(burst_ticket *t, uint64_t now); /* a brief execution end
 
 /* ns: the shortest that an execution took, less for each doubt; 0: not known. In deadline.c */
 uint64_t burst_needed(const burst_estimate *estimate);
+
+/* ns that its execution has waited for others so far; any thread. In run_queue.c */
+uint64_t run_queue_waited(burst_ticket *t);
 
 void run_queue_serve(burst_run_queue *q); /* hands free slots on. In run_queue.c */
 

@@ -17,11 +17,11 @@
 #include "burst/failure.h"
 #include "burst/messages.h"
 #include "burst/slots.h"
+#include "fmq/thread.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -90,8 +90,6 @@ static void *close_fds(void *argument) {
     return NULL;
 }
 
-static int start_thread(void *(*function)(void *), void *argument, const char *name);
-
 /* Closing a descriptor can take as long as it pleases who is behind it, a socket that lingers or a
  * file system, and so takes a thread. */
 static void drop_fds(message *m) {
@@ -102,7 +100,7 @@ static void drop_fds(message *m) {
     }
     memcpy(dropped->fds, m->fds, sizeof m->fds);
     dropped->n_fds = m->n_fds, m->n_fds = 0;
-    if (start_thread(close_fds, dropped, "burst-closing")) close_fds(dropped);
+    if (thread_start(close_fds, dropped, "burst-closing")) close_fds(dropped);
 }
 
 /* False: the device gets no answer any more. One that does not read what it asked for is not waited
@@ -174,17 +172,6 @@ static void *serve_callbacks(void *argument) {
     return NULL;
 }
 
-static int start_thread(void *(*function)(void *), void *argument, const char *name) {
-    pthread_t thread;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int r = pthread_create(&thread, NULL, function, argument);
-    if (!r) pthread_setname_np(thread, name), pthread_detach(thread);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return r ? fail(-r, "no thread for the bursts of this process: %s", strerror(r)) : 0;
-}
-
 /* ---- forks ----------------------------------------------------------------------------------- */
 
 static void before_fork(void) { pthread_mutex_lock(&callbacks.lock); }
@@ -209,8 +196,9 @@ static int begin_polling(void) {
         callbacks.is_registered = !pthread_atfork(before_fork, in_parent, in_child);
     int poll = epoll_create1(EPOLL_CLOEXEC);
     if (poll < 0) return fail_kernel("epoll_create1");
-    int r = start_thread(serve_callbacks, (void *)(intptr_t)poll, "burst-callbacks");
-    if (r) return close(poll), r;
+    int r = thread_start(serve_callbacks, (void *)(intptr_t)poll, "burst-callbacks");
+    if (r)
+        return close(poll), fail(r, "no thread for the bursts of this process: %s", strerror(-r));
     callbacks.poll = poll;
     return 0;
 }

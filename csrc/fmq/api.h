@@ -61,6 +61,8 @@ enum {
     FMQ_DISK = 5
 };
 int fmq_backing(int fd);
+/* Returns the descriptor of new anonymous memory whose size is sealed. */
+int fmq_memfd(uint64_t bytes);
 int fmq_map(int fd, uint64_t bytes, int writable, void **base);
 /* From `offset` on, a multiple of pages. */
 int fmq_map_at(int fd, uint64_t bytes, uint64_t offset, int writable, void **base);
@@ -79,6 +81,10 @@ uint64_t fmq_ring_bytes(uint64_t capacity, uint32_t element_bytes); /* 0: imposs
 uint64_t fmq_control_bytes(uint32_t flavour);
 int fmq_format(void *control, const fmq_shape *shape);
 int fmq_shape_of(const void *control, fmq_shape *shape);
+/* Locks that byte of the file for its role, for as long as this description of it is open, or
+ * unlocks it. -EAGAIN: another description has the lock. */
+int fmq_lock(int file, uint64_t byte);
+void fmq_unlock(int file, uint64_t byte);
 /* Holding the role's lock. */
 int fmq_open(void *control, void *ring, const fmq_shape *expected, int role, fmq_end **end);
 void fmq_free(fmq_end *end);

@@ -156,7 +156,6 @@ static unsigned look_at_all(group *g, futex_entry *entries, uint64_t *until) {
 static void *thread_main(void *argument) {
     group *g = argument;
     futex_entry entries[FUTEX_MOST];
-    fmq_name_thread("fmq-bridge");
     for (;;) {
         uint64_t until;
         unsigned n = look_at_all(g, entries, &until);
@@ -184,7 +183,7 @@ static bell *find_free(group **found, int *error) {
         int i = 0;
         while (i < BELLS && g->bells[i].life) i++;
         if (i == BELLS) continue;
-        if (!g->running && (*error = thread_start(thread_main, g))) return NULL;
+        if (!g->running && (*error = thread_start(thread_main, g, "fmq-bridge"))) return NULL;
         g->running = true;
         return &g->bells[i];
     }

@@ -68,7 +68,6 @@ static fmq_process process = {.version = FMQ_PROCESS_VERSION,
 
 static void *thread_main(void *unused) {
     (void)unused;
-    fmq_name_thread("fmq-life");
     syscall(SYS_set_robust_list, &life.head, sizeof life.head);
     pthread_mutex_lock(&life.lock);
     life.tid = (uint32_t)syscall(SYS_gettid);
@@ -112,7 +111,7 @@ static int start(void) {
     life.head.list.next = &life.head.list;
     life.head.futex_offset = life.words - life.nodes;
     life.head.pending = NULL;
-    int r = thread_start(thread_main, NULL);
+    int r = thread_start(thread_main, NULL, "fmq-life");
     while (!r && !life.tid) pthread_cond_wait(&life.started, &life.lock);
     return r;
 }

@@ -60,6 +60,19 @@ static struct {
 
 /* ---- locks ----------------------------------------------------------------------------------- */
 
+int fmq_lock(int file, uint64_t byte) {
+    struct flock one = {
+        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = 1};
+    if (!fcntl(file, F_OFD_SETLK, &one)) return 0;
+    return errno == EACCES ? -EAGAIN : -errno;
+}
+
+void fmq_unlock(int file, uint64_t byte) {
+    struct flock one = {
+        .l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = 1};
+    fcntl(file, F_OFD_SETLK, &one);
+}
+
 /* F_GETLK and not F_OFD_GETLK: to the latter, locks of this very file do not count, and both roles
  * may be this process's. */
 static bool is_locked(const link_entry *l, unsigned seat) {

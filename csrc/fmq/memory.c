@@ -196,6 +196,17 @@ int fmq_backing(int fd) {
     return file_system(fd) == DMA_BUFS ? FMQ_DMA_BUF : FMQ_OTHER;
 }
 
+int fmq_memfd(uint64_t bytes) {
+    int fd = memfd_create("fmq", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0) return -errno;
+    if (bytes <= INT64_MAX && !ftruncate(fd, (off_t)bytes) &&
+        !fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+        return fd;
+    int code = bytes <= INT64_MAX ? -errno : -EFBIG;
+    close(fd);
+    return code;
+}
+
 /* Kernels before 5.14 do not know the advice. What has been cut off, or cannot be read, is for the
  * access to find. */
 int fmq_populate(void *base, uint64_t bytes) {

@@ -204,8 +204,11 @@ bool client_is_foreign(const client *c) {
 int client_call(client *c, uint64_t deadline, int64_t *values) {
     if (c->socket < 0) return fail(-EPIPE, "the connection is gone");
     int r = message_send(c->socket, &c->m), result = 0;
+    bool is_gone = r == -EPIPE;
+    if (is_gone) r = 0, deadline = 0; /* it may have said why */
     while (!r) {
         r = message_receive(c->socket, &c->m, deadline);
+        if (r && is_gone) return fail(-EPIPE, "the connection is gone");
         if (r) break;
         r = read_answer(c, values, &result);
         if (!r && !result) return 0;

@@ -20,11 +20,13 @@ import click
 import numpy as np
 
 from driver.cli.comparison import Comparison, Subject, add_model, compared
+from driver.cli.device_name import DeviceName
+from driver.cli.epilog import examples
 from driver.cli.inputs import FeedOptions
-from driver.cli.names import DeviceName, as_options, form_option, header_of, is_model
+from driver.cli.names import as_options, form_option, header_of, is_model
 from driver.cli.output import (
     digits,
-    examples,
+    echo,
     interval,
     json_option,
     print_json,
@@ -58,7 +60,7 @@ class _ModelOrScript(click.ParamType):  # type: ignore[type-arg] # as DeviceName
     name = "what"
 
     def shell_complete(self, _context: Any, _param: Any, incomplete: str) -> list[Any]:
-        """Completes names of scripts and files."""
+        """Complete names of scripts and files."""
         from click.shell_completion import CompletionItem
 
         found = [CompletionItem(s.name, help=s.question) for s in all_scripts() if s.name.startswith(incomplete)]
@@ -153,12 +155,12 @@ class _Trial(NamedTuple):
     pin: bool
 
     def forms(self) -> tuple[Form, ...]:
-        """All that may be measured."""
+        """Return all that may be measured."""
         return ("file", "operations") if self.form == "auto" else (self.form,)
 
 
 def _of_file(trial: _Trial) -> list[Comparison]:
-    """Each form of the file on each device that takes it."""
+    """Return each form of the file on each device that takes it."""
     kind, found = kind_of(trial.path), list[Comparison]()
     installed = [name for name in names() if name != "reference" and not missing(name)]
     with (
@@ -239,10 +241,10 @@ def _run_scripts(names_: Sequence[str], plot: Path | None, *, quick: bool, as_js
     chosen = [_script_named(name) for name in names_]
     figures = {}
     for n, script in enumerate(chosen):
-        click.echo(f"{n + 1} of {len(chosen)}: {script.name}: {script.question}", err=True)
+        echo(f"{n + 1} of {len(chosen)}: {script.name}: {script.question}", err=True)
         output, figures[script.name] = _measured(script, plot, quick=quick)
         if not as_json:
-            click.echo(output)
+            echo(output)
     if as_json:
         print_json(figures)
 
@@ -263,7 +265,7 @@ class Script(NamedTuple):
 
 
 def all_scripts() -> list[Script]:
-    """All benchmark scripts: programs whose docstring begins with a question. Empty outside a clone."""
+    """Return all benchmark scripts: programs whose docstring begins with a question. Empty outside a clone."""
     scripts = []
     is_clone = (FOLDER.parent / "pyproject.toml").is_file()
     for path in sorted(FOLDER.glob("*.py")) if is_clone else ():
@@ -275,7 +277,7 @@ def all_scripts() -> list[Script]:
 
 
 def _scripts_of_clone() -> list[Script]:
-    """Return what `all_scripts` does. Raises UsageError outside a clone."""
+    """Return what `all_scripts` does. Raise UsageError outside a clone."""
     if scripts := all_scripts():
         return scripts
     raise click.UsageError(
@@ -285,7 +287,7 @@ def _scripts_of_clone() -> list[Script]:
 
 
 def _script_named(name: str) -> Script:
-    """Find a script by its name, with or without .py. Raises UsageError."""
+    """Find a script by its name, with or without .py. Raise UsageError."""
     scripts = {script.name: script for script in _scripts_of_clone()}
     stem = name.removesuffix(".py")
     if stem not in scripts:
@@ -297,7 +299,7 @@ def _script_named(name: str) -> Script:
 
 
 def _measured(script: Script, plot: Path | None, *, quick: bool) -> tuple[str, Any]:
-    """Run a script; return its output and figures. Its progress goes to stderr. Raises ClickException on failure."""
+    """Run a script; return its output and figures. Its progress goes to stderr. Raise ClickException on failure."""
     with tempfile.TemporaryDirectory(prefix="burst-bench-") as folder:
         figures = Path(folder, "figures.json")
         command = [sys.executable, str(script.path), "--json", str(figures)]
@@ -325,7 +327,7 @@ _HERE, _OURS = "#4c6a85", "#c1440e"
 
 
 def _draw(path: Path, found: Sequence[Comparison], machine: str) -> None:
-    """Draws a dot at each p50, the interval of its median, and a bar to p99. Raises OSError."""
+    """Draw a dot at each p50, the interval of its median, and a bar to p99. Raise OSError."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from driver.cli.output import examples, json_option, print_json, print_table, with_options
+from driver.cli.epilog import examples
+from driver.cli.output import TerminalConsole, echo, json_option, print_json, print_table, with_options
 from driver.runtime.cache.folder import Folder, default_folder
 from driver.runtime.cache.verify import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from rich.console import Console
 
     from driver.runtime.cache.folder import Compilation, Pruned
 
@@ -70,7 +72,7 @@ def list_(path: Path | None, as_json: bool) -> None:
     if as_json:
         print_json([asdict(compilation) for compilation in found])
     else:
-        _show(found, folder, Console())
+        _show(found, folder, TerminalConsole())
 
 
 @cache.command()
@@ -119,7 +121,7 @@ def _tell(pruned: Pruned, as_json: bool) -> None:
         print_json({"removed": removed, "in_use": pruned.in_use})
         return
     left = f"; kept {pruned.in_use} that other programs are compiling" if pruned.in_use else ""
-    click.echo(f"removed {_sum(pruned.removed)}{left}")
+    echo(f"removed {_sum(pruned.removed)}{left}")
 
 
 def _show(found: list[Compilation], folder: Folder, console: Console) -> None:

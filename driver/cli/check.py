@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from driver.cli.epilog import examples
 from driver.cli.names import as_options, header_of, signature_option
-from driver.cli.output import examples, json_option, print_json, print_line, print_table, progress
+from driver.cli.output import json_option, print_json, print_line, print_table, progress
 from driver.cli.ports import declared
 from driver.cli.sizes import Sizes, given_sizes, shape_option
 from driver.runtime.model_check import check as find_obstacles
@@ -79,5 +80,5 @@ def _some(tensors: Sequence[str]) -> str:
 
 
 def _sizes(model: Path, words: tuple[str, ...], signature: str | None) -> dict[str, Sizes]:
-    """Return the sizes in the values of --shape. Raises as `header_of`, and UsageError."""
+    """Return the sizes in the values of --shape. Raise as `header_of`, and UsageError."""
     return given_sizes(declared(header_of(model, signature))[0], words) if words else {}

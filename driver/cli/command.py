@@ -8,13 +8,6 @@ from typing import Any, NamedTuple
 import click
 from click.shell_completion import CompletionItem
 
-from burst import BurstError, InternalError, PeerDied
-from driver.client.discovery import runtime_dir
-from driver.errors import DeviceNotFound, DriverError, ImportFailed, InvalidModel
-from driver.nn.errors import did_you_mean
-
-_USAGE_ERRORS = DeviceNotFound, ImportFailed, InvalidModel
-
 
 class _Entry(NamedTuple):
     """Where a sub-command is defined, and the first sentence of its docstring."""
@@ -30,7 +23,8 @@ COMMANDS = {
     "completion": _Entry("driver.cli.completion:completion", "Print the shell code that completes this command."),
     "demo": _Entry("driver.cli.demo:demo", "Run a demo: camera frames or sound through a burst."),
     "devices": _Entry("driver.cli.devices:devices", "List devices: type, version, capabilities, speed."),
-    "doctor": _Entry("driver.cli.doctor:doctor", "Check this machine and installation for problems."),
+    "doctor": _Entry("driver.cli.doctor:doctor", "Check this machine, or what of a program runs where."),
+    "exec": _Entry("driver.cli.exec:execute", "Run a program with its models in a device."),
     "record": _Entry("driver.cli.recording:record", "Run a program and record its requests to devices."),
     "replay": _Entry("driver.cli.recording:replay", "Repeat recorded requests and compare their latency."),
     "run": _Entry("driver.cli.run:run", "Run a model file and report placement, outputs and times."),
@@ -57,6 +51,8 @@ class _LazyGroup(click.Group):
 
     def resolve_command(self, context: click.Context, args: list[str]) -> Any:
         """Return a command; an unknown name is an error that suggests the nearest one."""
+        from driver.nn.errors import did_you_mean
+
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             known = f"choose from {', '.join(sorted(COMMANDS))}"
@@ -69,7 +65,7 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, COMMANDS[name].summary) for name in sorted(COMMANDS)])
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Completes the names of sub-commands; imports none of them."""
+        """Complete the names of sub-commands; import none of them."""
         found = [CompletionItem(n, help=p.summary) for n, p in sorted(COMMANDS.items()) if n.startswith(incomplete)]
         return [*found, *click.Command.shell_complete(self, context, incomplete)]
 
@@ -77,14 +73,35 @@ class _LazyGroup(click.Group):
         """Call a sub-command. An expected error becomes one line on stderr."""
         try:
             return super().invoke(context)
-        except InternalError:
+        except (click.exceptions.Exit, click.Abort):
             raise
-        except _USAGE_ERRORS as error:
-            raise click.UsageError(str(error)) from error
-        except PeerDied as error:
-            raise click.ClickException(f"{error}; device logs are in {runtime_dir()}") from error
-        except (BurstError, DriverError) as error:
-            raise click.ClickException(str(error)) from error
+        except Exception as error:
+            told = as_click_exception(error)
+            if told is None:
+                raise
+            from fmq.printable import LAYOUT, printable
+
+            told.message = printable(told.message, LAYOUT)  # type: ignore[misc]  # it may quote a model file
+            if told is error:
+                raise
+            raise told from error
+
+
+def as_click_exception(error: Exception) -> click.ClickException | None:
+    """Return the error as one line; None for one that is not expected."""
+    if isinstance(error, click.ClickException):
+        return error
+    from burst import BurstError, InternalError, PeerDied
+    from driver.client.discovery import runtime_dir
+    from driver.errors import DeviceNotFound, DriverError, ImportFailed, InvalidModel
+
+    if isinstance(error, DeviceNotFound | ImportFailed | InvalidModel):
+        return click.UsageError(str(error))
+    if isinstance(error, PeerDied):
+        return click.ClickException(f"{error}; device logs are in {runtime_dir()}")
+    if isinstance(error, BurstError | DriverError) and not isinstance(error, InternalError):
+        return click.ClickException(str(error))
+    return None
 
 
 @click.group(

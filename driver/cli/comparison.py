@@ -20,6 +20,7 @@ import numpy as np
 from burst import BurstError
 from driver.cli.timing import Estimate, count_for, estimate, order_of_round, seconds_of, time_calls
 from driver.client.device import connect
+from driver.client.job import Job, perform_with_room
 from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes
 from driver.devices import device_class
 from driver.errors import DeviceFailed, DriverError
@@ -57,7 +58,7 @@ def remote_calls(
     """Prepare a model and open two bursts on it; yield the call of each way, by its name. Idle bursts sleep.
 
     `arrays`: the inputs; by default ones, if the model declares all shapes. `writes`: each call copies them to the
-    device; else they are in place. Raises as `device.prepare` does.
+    device; else they are in place. Raise as `device.prepare` does.
     """
     operands = [model.main.operands[i] for i in model.main.inputs]
     inputs = arrays or [np.ones(o.dimensions, o.type.dtype) for o in operands]
@@ -79,10 +80,7 @@ def _plain_path(prepared: RemotePreparedModel, arrays: Sequence[Any]) -> Callabl
     """Build one request; its outputs have the size that a first execution reports."""
     workspace = Workspace(InputSet(prepared.model, input_shapes(prepared.model, arrays)), OutputSet(prepared.model))
     workspace.inputs.fill(arrays)
-    result = prepared.execute(workspace.request)
-    if workspace.grow_for(result):
-        result = prepared.execute(workspace.request)
-    result.raise_for_status()
+    perform_with_room(prepared.executor.perform, Job(workspace.request), workspace.grown_for).raise_for_status()
     return partial(prepared.execute, workspace.request)
 
 
@@ -149,7 +147,7 @@ class Subject(NamedTuple):
 
 
 def compared(device: str, subject: Subject, seconds: float, *, pin: bool) -> Comparison:
-    """Measures for about `seconds`, after some preparation. If it cannot measure, the result holds the reason.
+    """Measure for about `seconds`, after some preparation. If it cannot measure, the result holds the reason.
 
     `pin`: pins client and device to separate CPUs, if there are two.
     """
@@ -169,7 +167,7 @@ def compared(device: str, subject: Subject, seconds: float, *, pin: bool) -> Com
 
 
 def _refusal(device: RemoteDevice, model: Model) -> str:
-    """Why the device does not take the model; "" if it does."""
+    """Return why the device does not take the model; "" if it does."""
     reasons = [(n, reason) for n, reason in enumerate(device.explain(model)) if reason is not None]
     if not reasons:
         return ""
@@ -193,14 +191,14 @@ def _here(device: str, model: Model, arrays: Sequence[Any]) -> Callable[[], obje
     prepared = LocalDevice(device_class(device)()).prepare(model)
     space = Workspace(InputSet(model, input_shapes(model, arrays)), OutputSet(model))
     space.inputs.fill(arrays)
-    result = prepared.execute(space.request)
-    space.grow_for(result)
-    execution = prepared.bind(space.request)
-    return execution.run
+    perform_with_room(prepared.local.perform, Job(space.request), space.grown_for)
+    return prepared.local.bind(space.request).run
 
 
 def _rounds(calls: Calls, seconds: float, settle: Callable[[str], object]) -> dict[str, list[NDArray[np.float64]]]:
-    """Microseconds of each call, by way and round. `settle`: called before each block, with the name of the way."""
+    """Return the microseconds of each call, by way and round. `settle`: called before each block, with the name of the
+    way.
+    """
     share = seconds / (_ROUNDS + 1) / len(calls)
     each = {name: seconds_of(call, share / 10) for name, call in calls.items()}
     rounds = max(_FEWEST_ROUNDS, min(_ROUNDS, int(seconds / sum(each.values()) / 2)))
@@ -251,7 +249,7 @@ def _own(name: str) -> Iterator[RemoteDevice]:
 
 
 def _pinned(device: RemoteDevice, here: Collection[str]) -> Callable[[str], None]:
-    """Pins the client to one CPU and the execution to the others: the device's, and in ways `here` this process."""
+    """Pin the client to one CPU and the execution to the others: the device's, and in ways `here` this process."""
     ours, *theirs = sorted(os.sched_getaffinity(0))
     for pid in (device.service_pid, device.engine_pid):
         _move(pid, theirs)

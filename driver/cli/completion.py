@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from driver.cli.output import examples
+from driver.cli.epilog import examples
 
 _SHELLS = "bash", "zsh", "fish"
 _VARIABLE = "_BURST_COMPLETE"

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
 from rich.text import Text
 
 import burst
 import driver
-from driver.cli.output import examples, with_options
+from driver.cli.epilog import examples
+from driver.cli.output import TerminalConsole, echo, with_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from rich.console import Console
 
 _MANY = 10**9 - 1
 _BLOCKS_PER_SECOND = 50
@@ -58,7 +60,7 @@ _NOT_WITH_WEB = {"frames", "seconds", "fast", "no_video", "as_json"}
 
 
 def _is_web(given: dict[str, Any], fps: float = 30) -> bool:
-    """Return True if the live page is wanted. Raises UsageError for options that do not go with it."""
+    """Return True if the live page is wanted. Raise UsageError for options that do not go with it."""
     context = click.get_current_context()
     said = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if not given["web"]:
@@ -81,7 +83,7 @@ def _show(show: Any, web: bool, port: int, opens: bool) -> None:
     from driver.demos.web.server import serve
 
     assert web
-    serve(show, port, opens, click.echo)
+    serve(show, port, opens, echo)
 
 
 @click.group(
@@ -136,7 +138,7 @@ def camera(
     from driver.demos.camera_sources import HEIGHT, WIDTH, clock_of, open_source
     from driver.demos.drawing import Film
 
-    console = Console(stderr=as_json)
+    console = TerminalConsole(stderr=as_json)
     if not no_video and (out / Film.NAME).resolve() == Path(source).resolve():
         raise click.UsageError(f"--source {source}: this run would overwrite it; pass another --out, or --no-video")
     with _complaints(), ExitStack() as stack:
@@ -195,7 +197,7 @@ def audio(
 
             _show(AudioShow(wav, microphone, seed, device, out=out), **web)
         return
-    console, blocks = Console(stderr=as_json), round(seconds * _BLOCKS_PER_SECOND)
+    console, blocks = TerminalConsole(stderr=as_json), round(seconds * _BLOCKS_PER_SECOND)
     with _complaints(), ExitStack() as stack:
         opened = stack.enter_context(closing(open_source(wav, microphone, seed, seconds)))
         _make(out)
@@ -235,7 +237,7 @@ def _close(report: Any, stopped: bool, console: Console, as_json: bool, **facts:
     with _complaints():
         summary = report.finish(**facts)
     if as_json:
-        click.echo(json.dumps(summary, indent=1))
+        echo(json.dumps(summary, indent=1))
     else:
         report.show(summary)
 

@@ -12,12 +12,14 @@ import numpy as np
 
 from burst import BurstError
 from driver.cli.comparison import WAYS, add_model, remote_calls
-from driver.cli.output import examples, json_option, print_json, print_line, print_table, progress, spelled
+from driver.cli.epilog import examples
+from driver.cli.output import echo, json_option, print_json, print_line, print_table, progress, spelled
 from driver.cli.timing import count_for, seconds_of, time_calls
 from driver.client import discovery
 from driver.client.device import connect, status_of
 from driver.devices import device_class, missing, names
 from driver.errors import DeviceFailed, DriverError
+from driver.nn.older import minor
 from driver.protocol.stated_capabilities import FIGURES
 from driver.runtime import capabilities as measures
 from driver.service.serve import DEFAULT_DIR
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from driver.client.device import RemoteDevice
     from driver.interface import Capabilities
 
-FEATURE_LEVEL = 30  # Android's number for a driver of the HAL 1.3; all our devices implement it
+_FIRST_LEVEL, _NEWEST_LEVEL = 27, 30  # Android's feature levels of the HAL 1.0 and 1.3
 _SECONDS = 0.3  # measuring time for each way to call a device
 
 
@@ -39,7 +41,7 @@ class _Row:
     name: str  #: for `driver.connect`
     version: str = ""
     type: str = ""
-    feature_level: int = FEATURE_LEVEL
+    feature_level: int | None = None  #: 27 to 30 for the HAL 1.0 to 1.3; None: not known
     needs: dict[str, Sequence[str]] | None = None  #: of the system: paths and system calls; None: not known
     cache_files: dict[str, int] | None = None  #: files of one compilation, beside the model; None: no caching
     runs: bool = False
@@ -70,7 +72,7 @@ def devices(measure: bool, as_json: bool) -> None:
     try:
         discovery.runtime_dir()
     except DeviceFailed as error:
-        click.echo(f"burst: no device can be reached or started: {error}", err=True)
+        echo(f"burst: no device can be reached or started: {error}", err=True)
     found = [*map(_installed, names()), *_served()]
     with progress() as tell:
         for device in found if measure else ():
@@ -87,11 +89,11 @@ def devices(measure: bool, as_json: bool) -> None:
 def _installed(name: str) -> _Row:
     try:
         kind = device_class(name)
+        found = _Row(name, kind.version, kind.type, _FIRST_LEVEL + minor(kind.hal_version))
         if lacks := missing(name):
-            reason = f"not installed: {lacks.what}; {lacks.remedy}"
-            return _Row(name, kind.version, kind.type, is_installed=False, reason=reason)
-        files = kind.cache_files
-        found = _Row(name, kind.version, kind.type, cache_files=files and files._asdict(), runs=_is_running(name))
+            found.is_installed, found.reason = False, f"not installed: {lacks.what}; {lacks.remedy}"
+            return found
+        found.cache_files, found.runs = kind.cache_files and kind.cache_files._asdict(), _is_running(name)
         found.needs = kind.needs._asdict()
         found.status = str(status_of(name))
         found.note(measures.known(name, kind))
@@ -113,7 +115,7 @@ def _is_running(name: str) -> bool:
 
 
 def _served() -> Iterator[_Row]:
-    """Devices that other accounts serve, by the paths of their sockets."""
+    """Return the devices that other accounts serve, by the paths of their sockets."""
     if not os.access(DEFAULT_DIR, os.R_OK):
         return
     for path in sorted(DEFAULT_DIR.glob("*.sock")):
@@ -158,12 +160,20 @@ def _show(found: list[_Row]) -> None:
     known = [device for device in found if device.type]
     rows = [(d.name, d.type, d.version, _running(d), _files(d.cache_files)) for d in known]
     print_table(("device", "type", "version", "running", "cache files"), rows)
-    print_line(f"All devices accept models of the HAL 1.0 to 1.3 (feature level {FEATURE_LEVEL}).")
+    _show_versions(known)
     _show_measured({device.name: device.measured for device in known if device.measured})
     _show_capabilities({device.name: device.capabilities for device in known if device.capabilities})
     for device in found:
         if device.reason or (device.runs and not _takes_work(device)):
             print_line(f"{device.name}: {device.reason or device.status}")
+
+
+def _show_versions(known: list[_Row]) -> None:
+    older = [(d.name, d.feature_level) for d in known if d.feature_level and d.feature_level < _NEWEST_LEVEL]
+    which = "All other" if older else "All"
+    print_line(f"{which} installed devices accept models of the HAL 1.0 to 1.3 (feature level {_NEWEST_LEVEL}).")
+    for name, level in older:
+        print_line(f"{name}: models of the HAL up to 1.{level - _FIRST_LEVEL} (feature level {level})")
 
 
 def _running(device: _Row) -> str:

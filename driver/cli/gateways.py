@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import traceback
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.core import ParameterSource
 
 from burst import BurstError
-from driver.cli.output import examples
+from driver.cli.epilog import examples
+from driver.cli.output import echo
 from driver.errors import DriverError
 from driver.gateway import GatewayCall, InstalledGateway, OpenGateway, installed_gateways
+from driver.service.bounded_log import BoundedHandler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_STDERR = 2
 _ENDS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -112,7 +117,8 @@ def serve_gateway(asked: AskedGateway, call: GatewayCall, as_json: bool) -> None
     found = asked.gateway
     if found.lacks:
         raise click.UsageError(f"{asked.option}: {found.lacks}")
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    handler = BoundedHandler(partial(os.write, _STDERR), "the gateway's log", "%(message)s")
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     try:
         asyncio.run(_serve(found, call, as_json))
     except click.ClickException:
@@ -138,8 +144,8 @@ async def _serve(found: InstalledGateway, call: GatewayCall, as_json: bool) -> N
 def _tell(device: str, opened: OpenGateway, as_json: bool) -> None:
     """Print where it serves and flush: another program waits for this line."""
     if as_json:
-        print(json.dumps({"device": device, **opened.fields}), flush=True)
+        echo(json.dumps({"device": device, **opened.fields}))
         return
-    print(f"{device}: {opened.line}", flush=True)
+    echo(f"{device}: {opened.line}")
     if opened.fields.get("metrics"):
-        print(f"metrics and health are at {opened.fields['metrics']}", flush=True)
+        echo(f"metrics and health are at {opened.fields['metrics']}")

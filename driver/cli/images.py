@@ -53,7 +53,7 @@ def opened(path: str) -> Image | None:
     """Return the image in a file, turned as its EXIF says, of 8 bits a channel; None if Pillow does not know its
     format.
 
-    Raises UsageError.
+    Raise UsageError.
     """
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
@@ -94,7 +94,7 @@ def animation(path: str) -> Iterator[tuple[float, Image]] | None:
 
 
 def _of_8_bits(image: Image, where: str) -> Image:
-    """Return the image with every value in its proportion: Pillow cuts off what is above 255. Raises UsageError.
+    """Return the image with every value in its proportion: Pillow cuts off what is above 255. Raise UsageError.
 
     Numbers of 16 bits are from 0 to 65535, and real numbers from 0 to 1, or else they have no range that is known.
     """
@@ -118,7 +118,7 @@ class ImageFit:
     def __init__(
         self, port: Port, shape: Sequence[int], first: Image, where: str, *, pixels: str | None, fit: str
     ) -> None:
-        """`shape`: 0 where it is open. `pixels`: one of PIXELS, `fit`: one of FITS. Raises UsageError."""
+        """`shape`: 0 where it is open. `pixels`: one of PIXELS, `fit`: one of FITS. Raise UsageError."""
         frame = frame_of(shape)
         if frame is None:
             raise click.UsageError(
@@ -203,7 +203,7 @@ def _numbers(port: Port, channels: int, where: str, pixels: str | None) -> tuple
 
 
 def _scaled(found: NDArray[np.float64], pixels: str, where: str) -> NDArray[np.float64]:
-    """Scales pixels from the range 0..1. `found`: channels last."""
+    """Scale pixels from the range 0..1. `found`: channels last."""
     if pixels != IMAGENET:
         low, high = RANGES[pixels]
         return found * (high - low) + low

@@ -72,7 +72,7 @@ def feeds(
     options: FeedOptions,
     states: Collection[str] = (),
 ) -> list[Feed]:
-    """Return one for each input. Raises UsageError.
+    """Return one for each input. Raise UsageError.
 
     `given`: values of --input. `sizes`: of --shape, by input. `states`: inputs that begin with zeros; those of the
     importer do, too.
@@ -213,7 +213,7 @@ def _of_text(port: Port, shape: Sizes, source: str) -> Feed:
 
 
 def _texts(port: Port, shape: Sizes, texts: Sequence[str], where: str) -> NDArray[Any]:
-    """Return an array of these texts, along the first size that is open. Raises UsageError."""
+    """Return an array of these texts, along the first size that is open. Raise UsageError."""
     if port.kind != TEXTS:
         raise click.UsageError(f"{where}: input {port.name!r} is {port.kind}, which run takes in Python alone")
     sizes = [*shape] if shape else [0]
@@ -228,7 +228,7 @@ def _texts(port: Port, shape: Sizes, texts: Sequence[str], where: str) -> NDArra
 
 
 def _number(port: Port, shape: Sizes, source: str) -> Feed:
-    """Return a number, for every element of the input. Raises UsageError for what is neither a number nor a file."""
+    """Return a number, for every element of the input. Raise UsageError for what is neither a number nor a file."""
     where = f"--input {source}"
     try:
         number = float(source)
@@ -247,7 +247,7 @@ _DAMAGED = OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zipfile.
 
 
 def _names_in(path: str) -> list[str]:
-    """Names of the arrays in an .npz. Raises UsageError."""
+    """Return the names of the arrays in an .npz. Raise UsageError."""
     try:
         with zipfile.ZipFile(path) as archive:
             return [name.removesuffix(".npy") for name in archive.namelist()]
@@ -256,7 +256,7 @@ def _names_in(path: str) -> list[str]:
 
 
 def read_array(port: Port, shape: Sizes, path: str, where: str) -> tuple[NDArray[Any], str]:
-    """Read an array for an input; return it and how it was converted to fit. Raises UsageError."""
+    """Read an array for an input; return it and how it was converted to fit. Raise UsageError."""
     found = _array_of(port, path, where)
     done = []
     if found.size == 1 and port.operand.type.is_scalar:
@@ -316,7 +316,7 @@ def storable(value: Any) -> NDArray[Any]:
 
 
 def write_arrays(path: Path, found: Mapping[str, NDArray[Any]]) -> None:
-    """Write an .npz. Takes any names, which `numpy.savez` does not. Raises OSError."""
+    """Write an .npz. Takes any names, which `numpy.savez` does not. Raise OSError."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in found.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:

@@ -7,15 +7,11 @@ import re
 import shlex
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
-from click.shell_completion import CompletionItem
 
-from driver.client.served_sockets import is_path
-from driver.devices import names, usable_class
-from driver.devices.library.description import absolute
-from driver.errors import DeviceNotFound, ImportFailed
+from driver.errors import ImportFailed
 from driver.importers.files import READERS, Form, load, read_header
 
 if TYPE_CHECKING:
@@ -24,33 +20,6 @@ if TYPE_CHECKING:
     from driver.importers.header import Header
     from driver.importers.obstacle import Shapes
     from driver.nn import Model
-
-
-class DeviceName(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on, and not before
-    """An installed device, "module:Class", a library's path, or one of the extra names that a command allows."""
-
-    name = "device"
-
-    def __init__(self, *more: str, served: bool = False) -> None:
-        """`more`: extra names. `served`: whether the path of a served device's socket is allowed."""
-        self._more, self._served = more, served
-
-    def convert(self, value: str, param: click.Parameter | None, context: click.Context | None) -> str:
-        """Return the name, of a library its absolute path; fail unless such a device exists."""
-        if value in self._more or (self._served and is_path(value)):
-            return value
-        value = absolute(value)
-        try:
-            usable_class(value)
-        except DeviceNotFound as error:
-            self.fail(str(error), param, context)
-        return value
-
-    def shell_complete(self, _context: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
-        """Completes the names of installed devices."""
-        if "/" in incomplete:
-            return [CompletionItem(incomplete, type="file")]
-        return [CompletionItem(name) for name in (*names(), *self._more) if name.startswith(incomplete)]
 
 
 def is_model(name: str) -> bool:
@@ -77,7 +46,7 @@ def signature_option(function: Callable[..., object]) -> Callable[..., object]:
 
 
 def header_of(path: Path, signature: str | None = None) -> Header:
-    """Return the header of a model file. Raises UsageError if it cannot be opened, ImportFailed if it holds no valid
+    """Return the header of a model file. Raise UsageError if it cannot be opened, ImportFailed if it holds no valid
     model.
     """
     with _readable(path):
@@ -85,7 +54,7 @@ def header_of(path: Path, signature: str | None = None) -> Header:
 
 
 def loaded(path: Path, shapes: Shapes | None = None, form: Form = "auto", signature: str | None = None) -> Model:
-    """Load a model. Raises as `header_of`."""
+    """Load a model. Raise as `header_of`."""
     with _readable(path):
         return load(path, shapes, form, signature=signature, optional=False)
 

@@ -1,4 +1,7 @@
-"""Output that the sub-commands share: JSON, tables, progress, and how figures are formatted."""
+"""Output that the sub-commands share: text, JSON, tables, progress, and how figures are formatted.
+
+Names in model files, and messages of other programs, reach the terminal only through `echo` and `TerminalConsole`.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,36 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from fmq.printable import LAYOUT, printable
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import IO
+
+    from rich.console import ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+
+class TerminalConsole(Console):
+    """A console that shows control characters and markup in text instead of acting on them."""
+
+    def __init__(self, *, file: IO[str] | None = None, stderr: bool = False, width: int | None = None) -> None:
+        super().__init__(file=file, stderr=stderr, width=width, markup=False, emoji=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text, LAYOUT))
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print text, and flush: another program may wait for the line. Control characters become visible."""
+    click.echo(printable(text, LAYOUT), err=err)
+
 
 _JSON_LINE = 110
 """Characters of a line of JSON."""
 _UNITS = ("s", 1e6), ("ms", 1e3), ("us", 1.0)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print only JSON.")
-
-
-def examples(*lines: str) -> str:
-    """Return the epilog of a command's help: one example per line, not wrapped."""
-    return "\n  ".join(("\b\nExamples:", *lines))
 
 
 def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -40,7 +61,7 @@ def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 @contextmanager
 def progress() -> Iterator[Callable[[str], object]]:
     """Yield a function that shows what the command is doing: on standard error, and only if that is a terminal."""
-    console = Console(stderr=True)
+    console = TerminalConsole(stderr=True)
     if console.is_terminal:
         with console.status("") as status:
             yield lambda words: status.update(Text(words))
@@ -50,7 +71,7 @@ def progress() -> Iterator[Callable[[str], object]]:
 
 def print_json(found: Any) -> None:
     """Print JSON on standard output: what fits into a line is one. NaN and infinities become null."""
-    click.echo(_json(_plain(found), ""))
+    echo(_json(_plain(found), ""))
 
 
 def _json(found: Any, indent: str) -> str:
@@ -86,12 +107,12 @@ def print_table(
         table.columns[number].justify, table.columns[number].no_wrap = "right", True
     for row in rows:
         table.add_row(*map(Text, row))
-    Console().print(table)
+    TerminalConsole().print(table)
 
 
 def print_line(words: str) -> None:
     """Print plain text; a terminal may wrap it."""
-    Console().print(Text(words), soft_wrap=True)
+    TerminalConsole().print(Text(words), soft_wrap=True)
 
 
 def spelled(us: float | None, low: float | None = None, high: float | None = None) -> str:

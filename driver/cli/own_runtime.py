@@ -1,4 +1,6 @@
-"""A model file in the runtime that it was made for, in this process, on one thread: as a program has it by itself."""
+"""A model file in the runtime that it was made for, in this process: as a program has it by itself. LiteRT and ONNX
+Runtime have one thread.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from driver.formats.pt2_archive import Pt2Archive
 from driver.importers.files import kind_of, runs_files
 
 if TYPE_CHECKING:
@@ -29,12 +32,12 @@ class OwnRuntime(NamedTuple):
 def own_runtime(path: Path, arrays: Arrays) -> OwnRuntime | None:
     """Return the file at `path`, with these inputs in the file's order; None where its runtime is not installed.
 
-    Raises what the runtime raises, which may be any exception.
+    Raise what the runtime raises, which may be any exception.
     """
     kind = kind_of(path)
     if not runs_files(kind):
         return None
-    found = {"onnx": _onnxruntime, "tflite": _litert}[kind](path, arrays)
+    found = {"onnx": _onnxruntime, "tflite": _litert, "jax": _jax, "pt2": _torch}[kind](path, arrays)
     found.call()
     return found
 
@@ -68,3 +71,31 @@ def _litert(path: Path, arrays: Arrays) -> OwnRuntime:
         return [interpreter.get_tensor(index) for index in outputs]
 
     return OwnRuntime(f"LiteRT {version('ai-edge-litert')}", call)
+
+
+def _jax(path: Path, arrays: Arrays) -> OwnRuntime:
+    jax, export = import_module("jax"), import_module("jax.export")
+    jax.config.update("jax_enable_x64", True)
+    exported = export.deserialize(bytearray(path.read_bytes()))
+    pairs = zip(arrays, exported.in_avals, strict=True)
+    fed = [array.view(its.dtype) if array.itemsize == its.dtype.itemsize else array for array, its in pairs]
+    positional, named = jax.tree.unflatten(exported.in_tree, fed)
+    function = jax.jit(exported.call)
+    return OwnRuntime(f"JAX {jax.__version__}", lambda: jax.block_until_ready(function(*positional, **named)))
+
+
+def _torch(path: Path, arrays: Arrays) -> OwnRuntime:
+    torch, export = import_module("torch"), import_module("torch.export")
+    trees = import_module("torch.utils._pytree")
+    program = export.load(Pt2Archive(memoryview(path.read_bytes())).cleaned())
+    values = [node.meta["val"] for node in program.graph.nodes if node.name in program.graph_signature.user_inputs]
+    fed = [torch.from_numpy(array).view(its.dtype) for array, its in zip(arrays, values, strict=True)]
+    positional, named = trees.tree_unflatten(fed, program.call_spec.in_spec)
+    module = program.module()
+
+    def call() -> Sequence[Any]:
+        with torch.inference_mode():
+            found: Sequence[Any] = trees.tree_leaves(module(*positional, **named))
+        return found
+
+    return OwnRuntime(f"PyTorch {torch.__version__}", call)

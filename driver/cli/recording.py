@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
 from burst import BurstError
-from driver.cli.output import examples, json_option
+from driver.cli.epilog import examples
+from driver.cli.output import TerminalConsole, echo, json_option
 from driver.errors import DriverError
 from driver.recording import BadRecording, Recording
 from driver.recording import replay as play
@@ -64,7 +64,7 @@ def record(path: Path, force: bool, most_mb: int, as_json: bool, command: tuple[
         raise click.UsageError(f"--out {path}: the folder does not exist; create it, or pass another name")
     code = _run(command, os.environ | {VARIABLE: str(path.absolute()), VARIABLE_MB: str(most_mb)})
     found = _found(path)
-    click.echo(json.dumps(found, indent=1) if as_json else _words(found), err=True)
+    echo(json.dumps(found, indent=1) if as_json else _words(found), err=True)
     sys.exit(code or not found)
 
 
@@ -155,20 +155,20 @@ def replay(file: str, device: str | None, pace: Pace, compare: bool, tolerance: 
     try:
         with Recording(file) as recording:
             if recording.trouble:
-                click.echo(f"{file}: {recording.trouble}", err=True)
+                echo(f"{file}: {recording.trouble}", err=True)
             report = _played(recording, device, pace, tolerance if compare else None)
     except (DriverError, BurstError) as error:
         raise click.UsageError(str(error)) from error
     if as_json:
-        click.echo(json.dumps(_plain(report), indent=1))
+        echo(json.dumps(_plain(report), indent=1))
     else:
         _show(report, compare)
     sys.exit(bool(report.different or report.failed))
 
 
 def _played(recording: Recording, device: str | None, pace: Pace, tolerance: float | None) -> ReplayReport:
-    """Replays with a progress bar, if stderr is a terminal."""
-    console = Console(stderr=True)
+    """Replay with a progress bar, if stderr is a terminal."""
+    console = TerminalConsole(stderr=True)
     columns = TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(recording))
@@ -194,14 +194,14 @@ def _show(report: ReplayReport, compare: bool) -> None:
         cells = [_time(times[p]) for p in ("p50", "p90", "p99", "max")] if times else ["-"] * 4
         answers = ", ".join(f"{count} {status}" for status, count in report.statuses[name].most_common())
         table.add_row(name, *cells, answers)
-    Console().print(table)
-    click.echo(f"replayed in {report.seconds:.3f} s; requests were sent at most {_time(report.late)} late")
+    TerminalConsole().print(table)
+    echo(f"replayed in {report.seconds:.3f} s; requests were sent at most {_time(report.late)} late")
     if compare:
-        click.echo(f"{report.compared} requests compared, {report.different} different")
+        echo(f"{report.compared} requests compared, {report.different} different")
     if worst := report.worst:
         where = "".join(f"[{i}]" for i in worst.at)
         place = f"request {worst.request}, output {worst.output}{where}, recorded as {worst.was:g}"
-        click.echo(f"largest difference {worst.by:g}: {place}")
+        echo(f"largest difference {worst.by:g}: {place}")
 
 
 def _time(seconds: float) -> str:

@@ -13,19 +13,12 @@ import click
 import numpy as np
 
 from burst import BurstError, StatusError
+from driver.cli.device_name import DeviceName
+from driver.cli.epilog import examples
 from driver.cli.images import FITS, LETTERBOX, PIXELS
 from driver.cli.inputs import FeedOptions, storable, write_arrays
-from driver.cli.names import DeviceName, as_options, form_option, header_of, loaded, signature_option
-from driver.cli.output import (
-    examples,
-    json_option,
-    print_json,
-    print_line,
-    print_table,
-    progress,
-    spelled,
-    with_options,
-)
+from driver.cli.names import as_options, form_option, header_of, loaded, signature_option
+from driver.cli.output import json_option, print_json, print_line, print_table, progress, spelled, with_options
 from driver.cli.ports import shape_words
 from driver.cli.sizes import shape_option
 from driver.cli.steps import execution, steps
@@ -225,7 +218,7 @@ def run(**given: Any) -> None:
 
 @contextmanager
 def _with_remedy(wiring: Wiring) -> Iterator[None]:
-    """If an execution fails, says which sizes were chosen for it, and how to choose others."""
+    """Say, if an execution fails, which sizes were chosen for it, and how to choose others."""
     try:
         yield
     except StatusError as error:
@@ -273,7 +266,7 @@ def _head(wish: _Arguments, compiled: CompiledModel, wiring: Wiring) -> dict[str
 
 
 def _run(wish: _Arguments, compiled: CompiledModel, wiring: Wiring, labels: Sequence[str]) -> _Ran:
-    """All executions: of each frame or block; else a first one and those that are timed."""
+    """Return all executions: of each frame or block; else a first one and those that are timed."""
     ran, limit = _Ran(), wish.frames if wiring.unit else 1 + wish.runs
     with (
         execution(compiled, [feed.array for feed in wiring.fed], wish.deadline, plain=wish.plain) as its,
@@ -301,7 +294,7 @@ def _note(wish: _Arguments, ran: _Ran, step: TimedStep) -> None:
 
 
 def _row(wish: _Arguments, wiring: Wiring, step: TimedStep, labels: Sequence[str]) -> dict[str, Any]:
-    """One frame or block, as --json prints it: the outputs without states."""
+    """Return one frame or block, as --json prints it: the outputs without states."""
     outputs = {}
     for n, (port, array) in enumerate(zip(wiring.outputs, step.outputs, strict=True)):
         if n not in wiring.states:

@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from burst import BurstError
+from driver.cli.device_name import DeviceName
 from driver.cli.gateways import ServeCommand, serve_gateway
-from driver.cli.names import DeviceName
-from driver.cli.output import json_option
+from driver.cli.output import echo, json_option
 from driver.errors import DriverError
 from driver.gateway import GatewayCall
 from driver.service import serve as service
@@ -32,7 +32,7 @@ _WITHIN = 5.0  # seconds
         "burst serve --unit | sudo tee /etc/systemd/system/burst@.service",
     ),
 )
-@click.argument("device", type=DeviceName(), required=False)
+@click.argument("device", type=DeviceName(served=True), required=False)
 @click.option("--group", metavar="NAME", help="Allow members of this group to connect.")
 @click.option(
     "--dir",
@@ -52,6 +52,11 @@ _WITHIN = 5.0  # seconds
     is_flag=True,
     help="With --group: run model files of all accounts on a device that has one engine for them all, such as a GPU.",
 )
+@click.option(
+    "--uids",
+    metavar="FIRST-LAST",
+    help="With --group: numbers that no account has as uid or gid. The engine of each account gets one of them.",
+)
 @click.option("--unit", is_flag=True, help="Print a systemd unit for /etc/systemd/system/burst@.service and exit.")
 @click.option("--user", default="burst", show_default=True, help="With --unit: the account that runs the device.")
 @click.option(
@@ -67,6 +72,7 @@ def serve(
     folder: Path,
     metrics: str | None,
     files_of_others: bool,
+    uids: str | None,
     unit: bool,
     user: str,
     checked: str | None,
@@ -86,31 +92,40 @@ def serve(
     if checked:
         _check(checked)
     elif unit:
-        click.echo(service.unit(user, group or user, _command()), nl=False)
+        _print_unit(user, group or user, uids)
     elif device is None:
         raise click.UsageError("missing DEVICE, for example: burst serve litert")
     elif asked := command.asked(context):
         if len(asked) > 1:
             options = " and ".join(each.option for each in asked)
             raise click.UsageError(f"{options} are of different gateways: give each to a burst serve of its own")
-        if group or files_of_others:
+        if group or files_of_others or uids:
             raise click.UsageError(
                 f"{asked[0].option} serves a gateway, and not the device: give --group to another burst serve"
             )
         serve_gateway(asked[0], GatewayCall(device, asked[0].values, metrics), as_json)
+    elif uids and not group:
+        raise click.UsageError(f"--uids {uids}: only this account may connect, so there is one engine: add --group")
     else:
         try:
             tell = partial(_tell, device) if as_json else None
-            service.serve(device, folder, group, metrics, files_of_others=files_of_others, tell=tell)
+            service.serve(device, folder, group, metrics, files_of_others=files_of_others, uids=uids, tell=tell)
         except DriverError as error:
             raise click.UsageError(str(error)) from error
 
 
+def _print_unit(user: str, group: str, uids: str | None) -> None:
+    try:
+        echo(service.unit(user, group, _command(), uids).removesuffix("\n"))
+    except DriverError as error:
+        raise click.UsageError(str(error)) from error
+
+
 def _check(address: str) -> None:
     try:
-        click.echo(check(os.path.abspath(address), _WITHIN))
+        echo(check(os.path.abspath(address), _WITHIN))
     except (DriverError, BurstError) as error:
-        click.echo(str(error), err=True)
+        echo(str(error), err=True)
         sys.exit(1)
 
 
@@ -122,4 +137,4 @@ def _command() -> str:
 
 def _tell(device: str, socket: Path, metrics: str | None) -> None:
     """Print and flush: another program waits for this line."""
-    print(json.dumps({"device": device, "socket": str(socket), "metrics": metrics}), flush=True)
+    echo(json.dumps({"device": device, "socket": str(socket), "metrics": metrics}))

@@ -32,7 +32,7 @@ def shape_option(function: Callable[..., object]) -> Callable[..., object]:
 
 
 def by_input(ports: Sequence[Port], given: Iterable[str], option: str) -> dict[str, str]:
-    """Values of an option by input name. Values without NAME= go to the remaining inputs, in order."""
+    """Return the values of an option by input name. Values without NAME= go to the remaining inputs, in order."""
     found: dict[str, str] = {}
     without, names = [], [port.name for port in ports]
     known = spellings(names)
@@ -55,7 +55,7 @@ def by_input(ports: Sequence[Port], given: Iterable[str], option: str) -> dict[s
 
 
 def _check_unnamed(word: str, names: Sequence[str], option: str) -> None:
-    """Refuses NAME=VALUE with a name that no input has."""
+    """Refuse NAME=VALUE with a name that no input has."""
     from pathlib import Path
 
     name, is_named, _ = word.partition("=")
@@ -65,7 +65,7 @@ def _check_unnamed(word: str, names: Sequence[str], option: str) -> None:
 
 
 def given_sizes(ports: Sequence[Port], words: Iterable[str]) -> dict[str, Sizes]:
-    """Return the sizes in the values of --shape, by input. Raises UsageError for what an input cannot have."""
+    """Return the sizes in the values of --shape, by input. Raise UsageError for what an input cannot have."""
     named = by_input(ports, words, "--shape")
     return {port.name: _sizes(port, named[port.name]) for port in ports if port.name in named}
 
@@ -109,7 +109,7 @@ class SizeTable:
         """Return the shape of an input for which no file is given: a batch is as large as others are, or 1; so is what
         is open in a state.
 
-        Raises UsageError where other sizes are open.
+        Raise UsageError where other sizes are open.
         """
         shape = self.of(port)
         if not shape and not port.operand.type.is_scalar:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import numpy as np
 
+from driver.cli.output import echo
 from driver.cli.ports import shape_words
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Blocks:
         hop: int | None,
     ) -> None:
         """`shape`: 0 where it is open. `block`: samples of one where the input leaves that open; None: the whole
-        recording. `hop`: None is as many as a block has. Raises UsageError.
+        recording. `hop`: None is as many as a block has. Raise UsageError.
         """
         if not port.is_real:
             raise click.UsageError(
@@ -87,7 +88,7 @@ def is_sound(source: str) -> bool:
 
 
 def read_recording(path: str, where: str) -> SoundRecording:
-    """Read a file of sound, of any format that FFmpeg knows; of a damaged one what there is. Raises UsageError."""
+    """Read a file of sound, of any format that FFmpeg knows; of a damaged one what there is. Raise UsageError."""
     try:
         import av
     except ModuleNotFoundError as error:
@@ -110,12 +111,12 @@ def read_recording(path: str, where: str) -> SoundRecording:
     if not sum(part.shape[1] for part in parts):
         raise click.UsageError(f"{where}: the file contains no samples{damage and f': {damage}'}")
     if damage:
-        click.echo(f"{where}: the sound is damaged ({damage}); what comes before that was taken", err=True)
+        echo(f"{where}: the sound is damaged ({damage}); what comes before that was taken", err=True)
     return SoundRecording(np.concatenate(parts, axis=1).T, rate)
 
 
 def _mixed(recording: SoundRecording, shape: Sequence[int]) -> tuple[NDArray[np.float64], str]:
-    """One channel, unless the input has as many as the recording."""
+    """Return one channel, unless the input has as many as the recording."""
     channels, done = recording.samples.shape[1], f"{len(recording.samples)} samples at {recording.rate} Hz"
     is_kept = tuple(shape[-1:]) == (channels,) and any(size != 1 for size in shape[:-1])
     if channels == 1 or is_kept:

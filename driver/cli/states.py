@@ -24,7 +24,7 @@ _WORDS = {"state", "states", "h", "c", "hidden", "cell", "cache", "memory", "mem
 
 
 def states_of(inputs: Sequence[Port], outputs: Sequence[Port], given: Sequence[str]) -> States:
-    """Return the states among the inputs and outputs. Raises UsageError.
+    """Return the states among the inputs and outputs. Raise UsageError.
 
     `given`: values of --state, OUTPUT=INPUT, which are taken besides those that are recognised; or "none" alone.
     """
@@ -84,7 +84,7 @@ def _fits(its: Port, out: Port) -> bool:
 
 
 def _told(word: str, inputs: Sequence[Port], outputs: Sequence[Port]) -> tuple[int, int]:
-    """Return the output and the input that a value of --state names. Raises UsageError."""
+    """Return the output and the input that a value of --state names. Raise UsageError."""
     ins, outs = [port.name for port in inputs], [port.name for port in outputs]
     for o, i in _halves(word):
         if o in outs and i in ins:
@@ -103,7 +103,7 @@ def _told(word: str, inputs: Sequence[Port], outputs: Sequence[Port]) -> tuple[i
 
 
 def _halves(word: str) -> Iterator[tuple[str, str]]:
-    """All ways to cut it at a =; names may have one."""
+    """Return all ways to cut it at a =; names may have one."""
     for at, letter in enumerate(word):
         if letter == "=":
             yield word[:at], word[at + 1 :]

@@ -32,7 +32,7 @@ class Class(NamedTuple):
 
 
 def read_labels(path: Path | None) -> list[str]:
-    """Read the labels, one per line. Raises UsageError."""
+    """Read the labels, one per line. Raise UsageError."""
     if path is None:
         return []
     try:
@@ -62,7 +62,7 @@ def classes(port: Port, array: NDArray[Any], top: int, labels: Sequence[str] = (
 
 
 def _scores(port: Port, array: NDArray[Any], labels: Sequence[str]) -> NDArray[Any] | None:
-    """One score for each class; None if the output is something else."""
+    """Return one score for each class; None if the output is something else."""
     real = port.real(array)
     if array.size == array.shape[-1]:
         return real.reshape(-1) if array.size >= (1 if labels else _FEWEST_CLASSES) else None

@@ -36,7 +36,7 @@ class Estimate(NamedTuple):
 
 
 def time_calls(call: Callable[[], object], count: int) -> NDArray[np.float64]:
-    """Nanoseconds of each of `count` calls, including the clock's own 40 to 80 ns."""
+    """Return the nanoseconds of each of `count` calls, including the clock's own 40 to 80 ns."""
     samples, clock = np.empty(count), time.perf_counter_ns
     for n in range(count):
         begin = clock()
@@ -52,7 +52,7 @@ def order_of_round(subjects: Sequence[_T], number: int) -> list[_T]:
 
 
 def seconds_of(call: Callable[[], object], patience: float) -> float:
-    """Seconds of one call, measured for about `patience` seconds."""
+    """Return the seconds of one call, measured for about `patience` seconds."""
     done, begin = 0, time.perf_counter()
     while not done or time.perf_counter() - begin < patience:
         call()
@@ -61,7 +61,7 @@ def seconds_of(call: Callable[[], object], patience: float) -> float:
 
 
 def count_for(each: float, seconds: float) -> int:
-    """How many calls of `each` seconds fill `seconds`."""
+    """Return how many calls of `each` seconds fill `seconds`."""
     return max(1, min(_MOST, round(seconds / each)))
 
 

@@ -22,7 +22,8 @@ from rich.text import Text
 
 from burst.run_queue import give_way
 from burst.trace import STAGES
-from driver.cli.output import examples
+from driver.cli.epilog import examples
+from driver.cli.output import TerminalConsole, echo
 from driver.client.discovery import runtime_dir
 from driver.errors import DriverError
 from driver.monitor import Sample, Watcher
@@ -85,7 +86,7 @@ def _above(sample: Sample) -> Iterator[Text]:
 
 
 def _line(words: str, style: str = "") -> Text:
-    """One line, cut at the terminal's width."""
+    """Return one line, cut at the terminal's width."""
     return Text(words, style, no_wrap=True, overflow="ellipsis")
 
 
@@ -98,10 +99,9 @@ def _head(device: DeviceFigures) -> Text:
 
 
 def _gpu(gpu: GpuFigures) -> Text:
-    """All users of the GPU together."""
+    """Return all users of the GPU together."""
     memory = f"memory {_size(gpu.memory_used)} of {_size(gpu.memory_total)}"
-    name = "".join(filter(str.isprintable, gpu.name))
-    return _line(f"GPU {gpu.index}  {name or 'unknown'}, {memory}, utilisation {_percent(gpu.utilisation)} %")
+    return _line(f"GPU {gpu.index}  {gpu.name or 'unknown'}, {memory}, utilisation {_percent(gpu.utilisation)} %")
 
 
 def _run_queue(device: DeviceFigures) -> str:
@@ -238,9 +238,9 @@ def top(devices: tuple[str, ...], every: float, count: int | None, sort: str, ac
         samples = _samples(Watcher(devices, accounts), every, count)
         if as_json:
             for sample in samples:
-                click.echo(json.dumps(_plain(sample)))
+                echo(json.dumps(_plain(sample)))
         else:
-            _show(samples, sort, Console())
+            _show(samples, sort, TerminalConsole())
     except DriverError as error:
         raise click.UsageError(str(error)) from error
     except KeyboardInterrupt:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from driver.cli.output import examples
+from driver.cli.epilog import examples
+from driver.cli.output import echo
 from driver.errors import DriverError
 from driver.monitor import Followed, Watcher, follow, write
 
@@ -47,7 +48,7 @@ def trace(device: str | None, number: int | None, pid: int | None, seconds: floa
         write(path, followed)
     except OSError as error:
         raise click.ClickException(f"-o {path}: {error}") from error
-    click.echo(json.dumps({"file": str(path), "bursts": _plain(followed)}) if as_json else _told(path, followed))
+    echo(json.dumps({"file": str(path), "bursts": _plain(followed)}) if as_json else _told(path, followed))
 
 
 def _nothing(watcher: Watcher, number: int | None, pid: int | None) -> str:

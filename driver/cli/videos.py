@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from driver.cli.output import echo
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -43,7 +45,7 @@ class Video:
             raise self._wrong("it has no video stream")
 
     def __iter__(self) -> Iterator[tuple[float, Image]]:
-        """Yield the second at which each frame is shown, and the frame, turned as the film says. Raises UsageError.
+        """Yield the second at which each frame is shown, and the frame, turned as the film says. Raise UsageError.
 
         What is damaged is left out, as players do, and counted at the end.
         """
@@ -56,7 +58,7 @@ class Video:
         if not shown:
             raise self._wrong("no frame can be decoded")
         if self._damage:
-            click.echo(f"--input {self._address}: {self._damage}; the other frames were taken", err=True)
+            echo(f"--input {self._address}: {self._damage}; the other frames were taken", err=True)
 
     def _frames(self) -> Iterator[VideoFrame]:
         packets, damaged = self._container.demux(video=0), 0

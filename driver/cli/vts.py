@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from burst import BurstError
-from driver.cli.names import DeviceName
-from driver.cli.output import examples, json_option, print_json, with_options
+from driver.cli.device_name import DeviceName
+from driver.cli.epilog import examples
+from driver.cli.output import TerminalConsole, echo, json_option, print_json, with_options
 from driver.errors import DeviceFailed, DriverError
 from driver.vts import (
     ALL,
@@ -41,12 +41,14 @@ from driver.vts.target import PATIENCE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.console import Console
+
 _FILE: Any = click.Path(path_type=Path)
 _SCOPES = {"smoke": SMOKE, "usual": USUAL, "all": ALL}
 
 
 def _names_of_tests(_context: Any, _option: Any, incomplete: str) -> list[str]:
-    """Completes test names: first categories, then the tests of a category."""
+    """Complete test names: first categories, then the tests of a category."""
     if "/" not in incomplete:
         return [f"{category}/" for category in CATEGORIES if category.startswith(incomplete)]
     return [test.name for test in catalogue((), USUAL) if test.name.startswith(incomplete)]
@@ -77,7 +79,7 @@ _options = with_options(
     click.option(
         "--all", "scope", flag_value="all", help="Run every mutation of every model, and every case in a burst."
     ),
-    click.option("--list", "listing", is_flag=True, help="List the names of the tests and exit."),
+    click.option("--list", "listing", is_flag=True, help="List the tests, each with its family in AOSP, and exit."),
     json_option,
     click.option("--junit", type=_FILE, metavar="FILE", help="Also write the results as JUnit XML."),
     click.option("--known-failures", type=_FILE, metavar="FILE", help="TOML file of failures to count as skipped."),
@@ -120,8 +122,7 @@ def vts(
         raise click.UsageError(f"--timeout {timeout}: must be above 0")
     tests = _tests(glob, cases, _SCOPES[scope or "usual"])
     if listing:
-        names = [test.name for test in tests]
-        print_json(names) if as_json else click.echo("\n".join(names))
+        _list(tests, as_json=as_json)
         return
     report, stale = _run(device, tests, known_failures, timeout, sanitize=sanitize)
     if junit:
@@ -129,10 +130,18 @@ def vts(
     if as_json:
         print_json(report.as_json())
     else:
-        _show(report, Console())
+        _show(report, TerminalConsole())
     for entry in stale:
-        click.echo(f"{known_failures}: {entry}", err=True)
+        echo(f"{known_failures}: {entry}", err=True)
     raise SystemExit(1 if report.summary["failed"] else 0)
+
+
+def _list(tests: Sequence[Test], *, as_json: bool) -> None:
+    """Print the names of tests, with a tab and their families; as JSON the names alone."""
+    if as_json:
+        print_json([test.name for test in tests])
+    else:
+        echo("\n".join(f"{test.name}\t{test.family or '-'}" for test in tests))
 
 
 def _tests(glob: str, cases: Path | None, scope: Scope) -> list[Test]:
@@ -174,7 +183,7 @@ def _run(
 
 def _progress() -> Progress:
     """Return a progress bar on standard error, if that is a terminal."""
-    console = Console(stderr=True)
+    console = TerminalConsole(stderr=True)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 

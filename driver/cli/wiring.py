@@ -41,7 +41,7 @@ class Wiring:
     def of(
         cls, header: Header, inputs: Sequence[str], shapes: Sequence[str], states: Sequence[str], options: FeedOptions
     ) -> Wiring:
-        """For a file, from the values of --input, --shape and --state. Raises UsageError, ImportFailed."""
+        """Return it for a file, from the values of --input, --shape and --state. Raise UsageError, ImportFailed."""
         if header.refusals:
             raise ImportFailed(header.refusals[0].reason, remedy=header.refusals[0].remedy)
         ins, outs = declared(header)
@@ -56,7 +56,9 @@ class Wiring:
         return cls(ins, outs, fed, links, chosen=chosen)
 
     def in_form_of(self, model: Model) -> Wiring:
-        """For the model that was made of the file: its importer may have made further inputs and outputs of states."""
+        """Return it for the model that was made of the file: its importer may have made further inputs and outputs of
+        states.
+        """
         ins, outs = inputs_of(model), outputs_of(model)
         more = [Feed(np.zeros(p.operand.dimensions, p.operand.type.dtype), ZEROS, "the initial state") for p in ins]
         links = {o: i for o, i in recognised(ins, outs).items() if i >= len(self.inputs)}

@@ -14,10 +14,11 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from burst import Malformed, PeerDied, Result, Timeout
+from burst import ErrorStatus, Malformed, PeerDied, Result, StatusError, Timeout
 from burst.channel import Channel
 from driver.client.completion import Completion
 from driver.protocol.lane_codec import fields_of, launch
+from driver.protocol.stream_terms import GOES_ON
 from fmq import clock
 from fmq.clock import FOREVER
 
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
     from burst import Request
     from driver.client.job import Job
     from driver.client.lane_socket import LaneSocket
+    from driver.client.stream_feed import StreamFeed
     from driver.client.workspace import KnownRequest
     from driver.deadlines import Wait
 
 _LONGEST = 10**6  # milliseconds that one poll may take
+_UNKNOWN = "nothing is known of this execution"
+_MOST_AT_ONCE = 4096  # answers before callbacks, so that they come while a program goes on launching
 
 
 class _Launched(NamedTuple):
@@ -48,6 +52,7 @@ class AnswerThread:
         self._on_end = on_end
         self._socket, self._channel, self._pid = socket, socket.channel, os.getpid()
         self._pending: dict[int, _Launched] = {}
+        self._streams: dict[int, StreamFeed] = {}
         self.is_over = False  #: nothing can be launched any more
         self._next_end = FOREVER  # that the thread knows
         self._is_held = False  # the thread keeps this object while executions are pending
@@ -72,11 +77,36 @@ class AnswerThread:
                 self._pending.pop(number, None)
                 raise
         socket.tell_freed()
-        end = FOREVER if wait.end is None else wait.end
+        end = FOREVER if wait.last is None else wait.last
         if end < self._next_end or not self._is_held:
             self._next_end = min(end, self._next_end)
             self._wake.send([])
         return completion
+
+    def open_stream(self, number: int, message: Callable[[LaneSocket], bytes], feed: StreamFeed) -> None:
+        """Send what `message` makes, which opens a stream, whose results go to `feed`. Raise as `launch` does."""
+        with self._socket.lock:
+            raw = message(self._socket)
+            self._streams[number] = feed
+            try:
+                self._channel.send_raw(raw)
+            except BaseException:
+                self._streams.pop(number, None)
+                raise
+        self._socket.tell_freed()
+        if not self._is_held:
+            self._wake.send([])
+
+    def give_room(self, number: int, room: int) -> None:
+        """Let a stream write so many results in all."""
+        with suppress(PeerDied):  # its feed learns of that
+            self._channel.send(["go_on", number, room])
+
+    def end_stream(self, number: int) -> None:
+        """End a stream whose results nobody wants any more."""
+        if self._streams.pop(number, None) and not self.is_over and os.getpid() == self._pid:
+            with suppress(PeerDied):
+                self._channel.send(["cancel", number])
 
     def _cancel(self, number: int) -> None:
         if self._take(number) and not self.is_over and os.getpid() == self._pid:
@@ -96,62 +126,94 @@ class AnswerThread:
     def hold(self) -> bool:
         """Return True if executions are pending: then the thread keeps this object until `step` returns False."""
         self._is_held = False  # before looking: an execution that is launched meanwhile wakes the thread
-        self._is_held = bool(self._pending)
+        self._is_held = bool(self._pending or self._streams)
         return self._is_held
 
     def patience(self) -> int | None:
         """Return the milliseconds to the next deadline, rounded up; None: there is none."""
         self._next_end = FOREVER  # before looking, as above
-        ends = [launched.wait.end for launched in list(self._pending.values()) if launched.wait.end is not None]
+        ends = [launched.wait.last for launched in list(self._pending.values()) if launched.wait.last is not None]
         self._next_end = min(ends, default=FOREVER)
         if self._next_end == FOREVER:
             return None
         return min(max(0, -(-(self._next_end - clock.now()) // 1_000_000)), _LONGEST)
 
     def step(self) -> bool:
-        """Complete what has been answered, and what is too late. False when the connection has ended."""
+        """Complete what has been answered, and what is too late; then call back. False when the connection has ended.
+
+        Callbacks come last: they are the program's, and may take their time.
+        """
+        done = list[Completion]()
         try:
-            while True:
+            self._drain(done)
+            self._expire(done)
+        except (PeerDied, Malformed) as error:
+            self._end(error, done)
+        for completion in done:
+            completion.call_back()
+        return not self.is_over
+
+    def _drain(self, done: list[Completion]) -> None:
+        with suppress(Timeout):
+            while len(done) < _MOST_AT_ONCE:
                 message = self._channel.receive(0)
                 message.close()
-                self._answered(message.body)
-        except Timeout:
-            pass
-        except (PeerDied, Malformed) as error:
-            self._end(error)
-            return False
+                self._answered(message.body, done)
+
+    def _expire(self, done: list[Completion]) -> None:
         now = clock.now()
         for number, launched in list(self._pending.items()):
-            if launched.wait.end is not None and now >= launched.wait.end and self._take(number):
+            last = launched.wait.last
+            if last is not None and now >= last and self._take(number):
+                done.append(launched.completion)
+                launched.completion.conclude(launched.wait.given_up)
                 with suppress(PeerDied):
                     self._channel.send(["cancel", number])
-                launched.completion.settle(launched.wait.given_up)
-        return True
 
-    def _answered(self, body: list[Any]) -> None:
+    def _answered(self, body: list[Any], done: list[Completion]) -> None:
         match body:
             case [int(number), list(outcome)]:
                 fields = fields_of(outcome)
+            case [int(number), list(outcome), int(goes_on)]:
+                self._step_answered(number, Result(*fields_of(outcome)), goes_on, done)
+                return
             case _:
                 raise Malformed("the device sent a malformed answer")
         launched = self._take(number)
         if launched is None:
             return  # it was cancelled, or we have stopped waiting
-        if launched.wait.end is not None and clock.now() > launched.wait.end:
-            launched.completion.settle(launched.wait.given_up)
+        done.append(launched.completion)
+        result, wait = Result(*fields), launched.wait
+        if result.status == ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT:
+            self._socket.send_anew(launched.request)
+        is_late = wait.end is not None and clock.now() > wait.end
+        if is_late and (wait.ends_by_timeout or not result.status):
+            launched.completion.conclude(wait.given_up)
         else:
-            launched.completion.settle(lambda: launched.finish(Result(*fields)))
+            launched.completion.conclude(lambda: launched.finish(result))
 
-    def _end(self, error: Exception) -> None:
+    def _step_answered(self, number: int, result: Result, goes_on: int, done: list[Completion]) -> None:
+        feed = self._streams.get(number) if goes_on == GOES_ON else self._streams.pop(number, None)
+        if feed and (completion := feed.take(result, goes_on)):
+            done.append(completion)
+
+    def _end(self, error: Exception, done: list[Completion]) -> None:
         self.is_over = True  # before the pending ones end: what is launched after that cannot be sent
         self._channel.shutdown()  # first: a launch that waits for room holds the lock
         with self._socket.lock:
             self._channel.close()
         self._on_end()
+        told = error.as_result() if isinstance(error, StatusError) else None
+        while self._streams:
+            with suppress(KeyError):  # it was closed meanwhile
+                _, feed = self._streams.popitem()
+                if completion := feed.fail(error):
+                    done.append(completion)
         while self._pending:
             with suppress(KeyError):  # it was cancelled meanwhile
                 _, launched = self._pending.popitem()
-                launched.completion.fail(PeerDied(f"{error}; nothing is known of this execution")).call_back()
+                completion = launched.completion
+                done.append(completion.finish(told) if told else completion.fail(PeerDied(f"{error}; {_UNKNOWN}")))
 
 
 def _complete(reference: weakref.ref[AnswerThread], channel: int, wake: Channel) -> None:

@@ -1,4 +1,8 @@
-"""The memory of a burst: input sets that take turns, and output sets that are free when no result is held on them."""
+"""The memory of a burst: input sets that take turns, and output sets that are free when no result is held on them.
+
+Each input memory has an output set of its own, and is used again once no result is held on that: so a burst sends as
+many different requests as it has pairs, however many it has in flight, and the device knows them all.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from burst import ResultsHeld
 from driver.client.burst_requests import CLOSED
-from driver.client.workspace import InputSet, OutputSet, Shapes, first_shape, input_shapes, shapes_of
+from driver.client.layout import Shapes, layouts_of
+from driver.client.workspace import InputSet, OutputSet, input_shapes, shapes_of
 from driver.fork import unusable
 
 if TYPE_CHECKING:
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
 
 _MOST_SHAPES = 16  # sets of input shapes that one input memory is laid out for
 _SPARE = 16  # output sets beyond the depth that results may hold
+_SPARE_BYTES = 1 << 24  # inputs that the sets may have which stand beside held results
 
 
 class EncodedRequest(NamedTuple):
@@ -38,7 +44,7 @@ class RequestBuffers(Protocol):
     lent: InputSet | None  #: of a `run` that gave up waiting: the next request may have them, too
 
     def fill(self, arrays: Sequence[Any]) -> int:
-        """Copy arrays into the inputs, all or none, and return how many bytes that were. Raises ValueError.
+        """Copy arrays into the inputs, all or none, and return how many bytes that were. Raise ValueError.
 
         Where the model leaves shapes open, the inputs are laid out for the arrays' shapes first.
         """
@@ -50,7 +56,7 @@ class RequestBuffers(Protocol):
         """Take inputs back: the request that they belonged to is done with them."""
 
     def free_outputs(self) -> OutputSet:
-        """Return a set that neither the caller holds nor a request writes to. Raises ResultsHeld when there is none."""
+        """Return a set that neither the caller holds nor a request writes to. Raise ResultsHeld when there is none."""
 
     def outputs_for(self, inputs: InputSet) -> OutputSet:
         """Return such a set, the one that these inputs had last if it is free: the device knows that pair."""
@@ -69,10 +75,11 @@ class Buffers:
     """The memory of a burst's requests, made when it is needed, and kept."""
 
     def __init__(self, model: Model, shapes: Shapes, depth: int) -> None:
-        self._model, self._most = model, depth + _SPARE
-        self._is_open = bool(model.optional) or not all(model.main.operands[i].is_known for i in model.main.inputs)
+        self._model, self._most = model, depth + _SPARE  #: pairs
+        self._in_turn = depth + 2  #: pairs: of requests in flight, of the next one, of a result that is looked at
+        self._is_open = layouts_of(model).is_open
         self._layouts: dict[Memory, dict[Shapes, InputSet]] = {}  # the one that was used last comes last
-        self._partners: dict[InputSet, OutputSet] = {}
+        self._partners: dict[Memory, OutputSet] = {}
         self._outputs: list[OutputSet] = []  # `close` finds none where there was no memory for the inputs
         self.inputs = self._laid_out(InputSet(model, shapes))
         self.lent: InputSet | None = None
@@ -94,6 +101,7 @@ class Buffers:
         if found is None:
             found = InputSet(self._model, shapes, memory)
             if found.memory is not memory:
+                self._partners.pop(memory, None)
                 for old in self._layouts.pop(memory).values():
                     self._forget(old)
             elif len(known) >= _MOST_SHAPES:
@@ -105,13 +113,24 @@ class Buffers:
         return inputs
 
     def _forget(self, inputs: InputSet) -> None:
-        self._partners.pop(inputs, None)
         for outputs in self._outputs:
             outputs.encoded.pop(inputs, None)
 
     def next_inputs(self) -> None:
-        shapes = self.inputs.shapes
-        self.inputs = self._free.popleft() if self._free else self._laid_out(InputSet(self._model, shapes))
+        free, shapes = self._free, self.inputs.shapes
+        for n, inputs in enumerate(free):  # usually the first one
+            if self._has_free_partner(inputs):
+                del free[n]
+                self.inputs = inputs
+                return
+        count = len(self._layouts)
+        may_be_more = count < self._most and count * self.inputs.memory.nbytes < _SPARE_BYTES
+        is_new = not free or count < self._in_turn or may_be_more
+        self.inputs = self._laid_out(InputSet(self._model, shapes)) if is_new else free.popleft()
+
+    def _has_free_partner(self, inputs: InputSet) -> bool:
+        outputs = self._partners.get(inputs.memory)
+        return outputs is None or not outputs.is_in_use()
 
     def give_back(self, inputs: InputSet) -> None:
         if inputs is self.lent:
@@ -121,7 +140,7 @@ class Buffers:
 
     def free_outputs(self) -> OutputSet:
         found = self._last.next  # usually the one that was used longest ago
-        while found.is_busy or found.is_held():
+        while found.is_in_use():
             if found is self._last:
                 found = self._new_outputs()
                 break
@@ -130,12 +149,20 @@ class Buffers:
         return found
 
     def outputs_for(self, inputs: InputSet) -> OutputSet:
-        found = self._partners.get(inputs)
-        if found is None or found.is_busy or found.is_held():
-            found = self._partners[inputs] = self.free_outputs()
-        else:
-            self._last = found
+        found = self._partners.get(inputs.memory)
+        if found is None:
+            found = self._partners[inputs.memory] = self._unpaired_outputs()
+        elif found.is_in_use():
+            return self.free_outputs()
+        self._last = found
         return found
+
+    def _unpaired_outputs(self) -> OutputSet:
+        """Return outputs that are free and no partner of other inputs; else such as are free. Raise ResultsHeld."""
+        for outputs in self._outputs:
+            if outputs not in self._partners.values() and not outputs.is_in_use():
+                return outputs
+        return self._new_outputs() if len(self._outputs) < self._most else self.free_outputs()
 
     def _new_outputs(self) -> OutputSet:
         if len(self._outputs) >= self._most:
@@ -173,14 +200,13 @@ class Buffers:
 
 
 def buffers_for(model: Model, options: Options) -> Buffers:
-    """Return the buffers of a burst with these options. Raises ValueError for shapes that do not fit the model.
+    """Return the buffers of a burst with these options. Raise ValueError for shapes that do not fit the model.
 
     Inputs whose shapes are open and not given stay out until arrays are given.
     """
     if options.input_shapes is not None:
         return Buffers(model, shapes_of(model, options.input_shapes), options.depth)
-    operands = [model.main.operands[i] for i in model.main.inputs]
-    return Buffers(model, tuple(map(first_shape, operands)), options.depth)
+    return Buffers(model, layouts_of(model).first_shapes, options.depth)
 
 
 def _closed() -> None:

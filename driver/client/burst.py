@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
+import weakref
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from burst import Busy, ErrorStatus, Result, Timeout
+from burst import Busy, ErrorStatus, MissedDeadlineTransient, PeerDied, Result, StatusError, Timeout
 from burst._hot import HotBurst
 from burst.dropped import later
 from burst.errors import timed_out
 from driver.client.burst_requests import RUNNING
+from driver.client.device_stream import DeviceStream
 from driver.client.names import together
 from driver.client.open_input import OpenInput
-from driver.client.statistics import write_timeline
 from driver.client.surface import AnyBurst
-from driver.deadlines import until
+from driver.deadlines import MISSED, WAITING, last_word, missed, nanoseconds, seconds_left, until
+from fmq import clock
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
     from driver.client.buffers import EncodedRequest
     from driver.client.job import Job
     from driver.client.pipeline import Pipeline
+    from driver.client.result_stream import ResultStream
+    from driver.client.stream_plan import StreamPlan
     from driver.client.tasks import Tasks
     from driver.client.workspace import OutputSet
     from driver.nn import Model
@@ -41,6 +47,7 @@ class Burst(HotBurst, AnyBurst):
         self._statistics = pipeline.session.statistics
         self._ready_for: tuple[object, ...] = ()
         self._ready: list[OutputSet] = []
+        weakref.finalize(self, _drop, pipeline).atexit = False
 
     @property
     def model(self) -> Model:
@@ -53,8 +60,7 @@ class Burst(HotBurst, AnyBurst):
     def _run(self, *arrays: Any, timeout: float | None = None, deadline: float | None = None, **by_name: Any) -> Result:
         """Run a request for which no result is ready."""
         if deadline is not None:
-            with until(timeout, deadline) as left:
-                return self.run(*together(arrays, by_name), timeout=left)
+            return self._run_until(together(arrays, by_name), timeout, deadline)
         if by_name:
             arrays = together(arrays, by_name)
         in_flight, controller = self._in_flight, self._session.controller
@@ -65,6 +71,26 @@ class Burst(HotBurst, AnyBurst):
             if in_flight.is_idle:
                 return self._run_alone(arrays, timeout)
         return self._run_behind_others(arrays, timeout)
+
+    def _run_until(self, arrays: tuple[Any, ...], timeout: float | None, deadline: float) -> Result:
+        try:
+            with until(timeout, deadline) as left:
+                return self.run(*arrays, timeout=left)
+        except MissedDeadlineTransient as error:
+            if error.phase == WAITING and (said := self._last_word(nanoseconds(deadline))):
+                raise said from None
+            raise
+
+    def _last_word(self, by: int) -> StatusError | None:
+        """Wait a moment for what the device says of a request that was not done by then; None: nothing of that."""
+        with self._in_flight.lock:
+            future = self._in_flight.requests[-1].future if self._in_flight.requests else None
+        if future is None or not future.is_done:
+            return None
+        with suppress(Timeout, StatusError, PeerDied, CancelledError):
+            self._pipeline.advance(lambda: future.late_status is not None, seconds_left(last_word(by)))
+        status = future.late_status
+        return missed(status, "executing", clock.now(), by) if status in MISSED else None
 
     def _run_alone(self, arrays: tuple[Any, ...], timeout: float | None) -> Result:
         """Run the only request in flight. The caller holds `submitting`."""
@@ -131,7 +157,7 @@ class Burst(HotBurst, AnyBurst):
         is_known = self._ready_for and all(a is b for a, b in zip(its, self._ready_for, strict=True))
         if not (is_known and all(each.is_ready for each in self._ready)):
             self._forget()
-            arrays = tuple(a for a in encoded.inputs.arrays if a is not None and not isinstance(a, OpenInput))
+            arrays = tuple([a for a in encoded.inputs.arrays if a is not None and not isinstance(a, OpenInput)])
             self._begin_ready(controller.address, controller, self._in_flight.submitting, arrays)
             self._ready_for = its
         packet = encoded.packet
@@ -169,7 +195,13 @@ class Burst(HotBurst, AnyBurst):
         return self._pipeline.arrivals.tasks
 
     def perform(self, job: Job) -> Result:
-        return self._session.perform_or_instead(partial(self._pipeline.perform, job), job)
+        return self._session.perform_with_fallback(partial(self._pipeline.perform, job), job)
+
+    def repeated(self, plan: StreamPlan, inputs: tuple[Any, ...], deadline: float | None) -> ResultStream:
+        self._session.check()
+        if self._session.is_displaced:
+            return super().repeated(plan, inputs, deadline)
+        return DeviceStream(self._session.prepared, plan, inputs, self._pipeline.options, deadline=deadline)
 
     def free_memory(self, memory: Memory) -> None:
         self._pipeline.free_memory(memory)
@@ -178,16 +210,22 @@ class Burst(HotBurst, AnyBurst):
         self._statistics.copied_ready = self._copied_bytes()
         return self._session.stats(len(self._in_flight.requests))
 
-    def trace(self, path: str) -> int:
-        return write_timeline(path, self._session.timeline("burst"))
+    def timeline(self, name: str, first_lane: int = 0) -> list[dict[str, Any]]:
+        return self._session.timeline(name, first_lane)
 
     def close(self) -> None:
         self._pipeline.close()
         self._forget()
 
-    def __del__(self) -> None:
-        if self._in_flight.requests:
-            later(partial(_settle, self._pipeline))
+
+def _drop(pipeline: Pipeline) -> None:
+    """Let go of a dropped burst's pipeline once nothing is in flight.
+
+    Called with the last reference from outside to it: had the burst's own finalizer the only one, garbage collection of
+    a cycle, as an exception with its frames is, would have unmapped the queues before.
+    """
+    if pipeline.in_flight.requests:
+        later(partial(_settle, pipeline))
 
 
 def _settle(pipeline: Pipeline) -> None:

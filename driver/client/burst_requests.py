@@ -57,7 +57,7 @@ class BurstRequests(ABC):
 
     @abstractmethod
     def advance(self, until: Callable[[], bool], timeout: float | None, completion: Completion | None = None) -> None:
-        """Take results until that holds; `completion` is what the caller waits for, if it is one. Raises Timeout."""
+        """Take results until that holds; `completion` is what the caller waits for, if it is one. Raise Timeout."""
 
     @abstractmethod
     def note_drop(self) -> None:
@@ -66,7 +66,7 @@ class BurstRequests(ABC):
     # ---- what completions ask for
 
     def wait_for(self, completion: Completion, timeout: float | None) -> None:
-        """Wait until it is done, whichever thread finds that out: at its deadline it is. Raises Timeout."""
+        """Wait until it is done, whichever thread finds that out: at its deadline it is. Raise Timeout."""
         wait = partial(self.advance, lambda: completion.is_done, completion=completion)
         wait_or_expire(completion, timeout, wait, self.expire)
 

@@ -40,7 +40,7 @@ def cells_of(connection: Connection, within: float) -> Iterator[Cells]:
 
     `within`: seconds for all of them to answer. A cell that has ended, or does not answer by then, is left out.
 
-    Raises StatusError, PeerDied, Timeout.
+    Raise StatusError, PeerDied, Timeout.
     """
     end, fds, uids = time.monotonic() + within, list[int](), list[int]()
     found, counts = list[ConnectedCell](), None

@@ -23,7 +23,7 @@ from weakref import ref
 from burst import Result, Timeout
 from burst.errors import timed_out
 from driver.client.receiver import RECEIVER
-from driver.deadlines import check_times, checked, seconds_left, unanswered
+from driver.deadlines import check_times, checked, last_word, seconds_left, unanswered
 from fmq import clock
 from fmq.process_bound import ProcessBound
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import asyncio
     from asyncio import AbstractEventLoop as _Loop
     from collections.abc import Callable, Generator
+
+    from burst import ErrorStatus
 
 
 _log = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ class ResultSource(Protocol):
     """A source of results: a burst, as its completions use it, or another thread."""
 
     def wait_for(self, completion: Completion, timeout: float | None) -> None:
-        """Wait until it is done: at its deadline it is. Raises Timeout."""
+        """Wait until it is done: at its deadline it is. Raise Timeout."""
 
     def look(self) -> None:
         """Take what has arrived, and call back. Does not wait."""
@@ -61,7 +63,7 @@ class OtherThread:
     """A source of executions that another thread completes, whether or not a caller waits for them."""
 
     def wait_for(self, completion: Completion, timeout: float | None) -> None:
-        """Sleep until it is done. Raises Timeout."""
+        """Sleep until it is done. Raise Timeout."""
         wait_or_expire(completion, timeout, completion.sleep, self.expire)
 
     def look(self) -> None:
@@ -104,6 +106,8 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
     give_up: Callable[[], object] | None = None  #: called when another thread would complete it, and it is cancelled
     deadline: int | None = None  #: of the request, CLOCK_MONOTONIC ns
     told: int | None = None  #: what the device is told, if the wait does not end there
+    ends_by_timeout: bool = False  #: the deadline is the end of a timeout: the wait does not go on for the last word
+    late_status: ErrorStatus | None = None  #: what the device has said of it when it was done already
     _source: ResultSource = OTHER_THREAD
     _state: str = PENDING
     _result: Result | None = None
@@ -120,6 +124,14 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
         self.deadline, self.told = deadline, deadline if told is None else told
         self._source = source
 
+    @property
+    def last(self) -> int | None:
+        """The time when it is done in any case: the device has its last word a moment after a deadline that it was
+        told.
+        """
+        is_told = self.deadline is not None and self.deadline == self.told and not self.ends_by_timeout
+        return last_word(self.deadline) if is_told else self.deadline
+
     # ---- for the caller
 
     def result(self, timeout: float | None = None, deadline: float | None = None) -> Result:
@@ -129,7 +141,7 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
         or at the one that it was submitted with, the request is over: it raises MissedDeadline*, now and later, and the
         device does not begin it any more.
 
-        Raises StatusError for a request that failed, PeerDied, ValueError for what is no time, and CancelledError for
+        Raise StatusError for a request that failed, PeerDied, ValueError for what is no time, and CancelledError for
         a request that was cancelled, or dropped for a newer one.
         """
         if deadline is not None:
@@ -154,7 +166,7 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
         self.deadline = by if self.deadline is None else min(by, self.deadline)
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it is done. Raises Timeout."""
+        """Wait until it is done. Raise Timeout."""
         if timeout is not None:
             check_times(timeout=timeout)
         if self._state is PENDING:
@@ -169,7 +181,7 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
     def _poll(self) -> None:
         """Complete it without waiting, if what it waits for has come."""
         self._source.look()
-        if self._state is PENDING and seconds_left(self.deadline) == 0:
+        if self._state is PENDING and seconds_left(self.last) == 0:
             self._source.expire(self)
 
     def running(self) -> bool:
@@ -234,7 +246,7 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
         self.when_done(lambda _: complete_in(loop, done))
         if self._state is PENDING:
             self._source.attend(loop)
-            if (left := seconds_left(self.deadline)) is not None:
+            if (left := seconds_left(self.last)) is not None:
                 timer = loop.call_later(left, self._source.expire, self)
                 done.add_done_callback(lambda _: timer.cancel())
         return done
@@ -259,19 +271,23 @@ class Completion(ProcessBound, concurrent.futures.Future[Result]):
     # ---- for what completes it
 
     def sleep(self, timeout: float | None) -> None:
-        """Wait until another thread completes it. Raises Timeout."""
+        """Wait until another thread completes it. Raise Timeout."""
         with self._condition:
             if not self._condition.wait_for(lambda: self._state is not PENDING, timeout):
                 raise timed_out(timeout)
 
     def settle(self, make: Callable[[], Result]) -> None:
-        """Do `attempt` in a thread that no caller waits in, and call back."""
+        """Do `conclude`, and call back."""
+        self.conclude(make)
+        self.call_back()
+
+    def conclude(self, make: Callable[[], Result]) -> None:
+        """Do `attempt` in a thread that no caller waits in; it calls back later."""
         try:
             self.attempt(make)
         except BaseException as error:  # noqa: BLE001 (the caller would wait for ever)
             self.fail(error)
         self.give_up = None  # it may refer to this
-        self.call_back()
 
     def attempt(self, make: Callable[[], Result]) -> None:
         """Complete it with what `make` returns or raises, unless it is done."""
@@ -385,7 +401,7 @@ def wait_or_expire(
     expire: Callable[[Completion], object],
 ) -> None:
     """Do what `ResultSource.wait_for` says: `wait` ends when it is done, or raises Timeout after so many seconds."""
-    left = seconds_left(completion.deadline)
+    left = None if completion.deadline is None else seconds_left(completion.last)
     if left is None or (timeout is not None and timeout <= left and left > 0):
         wait(timeout)
         return

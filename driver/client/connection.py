@@ -12,11 +12,12 @@ from weakref import WeakSet, ref
 from burst import InvalidArgument, Memory, PeerDied, StatusError, Timeout, Trace
 from burst.channel import Channel
 from burst.dropped import PATIENCE, DropList
+from burst.errors import DeviceEnd, EngineEnded
 from driver.client.other_process import stopped_of_device
 from driver.client.socket_lane import SocketLane
 from driver.errors import DeviceFailed
 from driver.protocol.greeting import Greeting
-from driver.protocol.rpc import PROTOCOL, call, shutdown_reason
+from driver.protocol.rpc import PROTOCOL, call, end_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,20 +32,22 @@ class MemoryPath(Protocol):
     """A way for requests into the device, which knows memory by slots."""
 
     def free_memory(self, memory: Memory) -> None:
-        """Have the device unmap it, after the executions that use it. Unknown memory is no error. Raises PeerDied."""
+        """Have the device unmap it, after the executions that use it. Unknown memory is no error. Raise PeerDied."""
 
 
 class Connection:
     """A connection to one life of a device. Any thread may use it."""
 
     def __init__(self, channel: Channel, application: str | None = None, timeout: float = _START_TIMEOUT) -> None:
-        """Say hello. Raises StatusError, PeerDied, Timeout, DeviceFailed; the channel stays the caller's then."""
+        """Say hello. Raise StatusError, PeerDied, Timeout, DeviceFailed; the channel stays the caller's then."""
         self.channel, self._is_over = channel, False
+        self.is_outlived = False  #: its engine was ended for the memory that it took: another one serves
         self.is_foreign = channel.is_foreign  #: the device is another account's
         self.shutdown_grace = 0.05  #: seconds in which a service whose engine has died may say why
         self._dropped = DropList(self._tell)
         self._paths: WeakSet[MemoryPath] = WeakSet()
         self._listing = threading.Lock()
+        self.service_pid = channel.peer_pid  #: until it says hello; who starts a device is its own socket's peer
         declared = () if application is None else (application,)
         values, fds = self.call("hello", PROTOCOL, *declared, timeout=timeout)
         channel.watch(fds[0])
@@ -79,7 +82,7 @@ class Connection:
     ) -> tuple[list[Any], list[int]]:
         """Call the service, and return its answer.
 
-        Raises StatusError, PeerDied, Timeout, and DeviceFailed while one of the device's processes is stopped; then the
+        Raise StatusError, PeerDied, Timeout, and DeviceFailed while one of the device's processes is stopped; then the
         answer is dropped when it comes.
         """
         end = None if timeout is None else time.monotonic() + timeout
@@ -91,14 +94,18 @@ class Connection:
                 self._dropped.tell()
             left = None if end is None else end - time.monotonic()
             answer = call(self.channel, method, *arguments, fds=fds, timeout=left, look=self._look)
+        except EngineEnded:
+            self.is_outlived = True
+            raise
         finally:
             lock.release()
-        self._dropped.tell_due()
+        if self._dropped.is_due:
+            self._dropped.tell_due()
         return answer
 
     def _look(self) -> None:
         """Raise DeviceFailed when a process of the device has been stopped, and so does not answer."""
-        if found := stopped_of_device(self.channel.peer_pid):
+        if found := stopped_of_device(self.service_pid):
             words = f"the device does not answer: its process {found.pid} ({found.command}) is stopped"
             raise DeviceFailed(
                 f"{words}; continue it with `kill -CONT {found.pid}`, or end it with `kill -9 {found.pid}`"
@@ -128,14 +135,16 @@ class Connection:
         return channel
 
     @property
-    def at_end(self) -> Callable[[], str]:
-        """The function `shutdown_reason`, for what this connection refers to."""
-        return partial(_shutdown_reason_of, ref(self))
+    def at_end(self) -> Callable[[], DeviceEnd]:
+        """The function `device_end`, for what this connection refers to."""
+        return partial(_device_end_of, ref(self))
 
-    def shutdown_reason(self) -> str:
-        """Return why the device has ended, as it is about to say or has said; "": it does not."""
+    def device_end(self) -> DeviceEnd:
+        """Return the device's end, as it is about to tell of it or has told."""
         with self._dropped.lock:
-            return shutdown_reason(self.channel, self.shutdown_grace)
+            found = end_of(self.channel, self.shutdown_grace)
+        self.is_outlived = self.is_outlived or bool(found.status)
+        return found
 
     def add_path(self, path: MemoryPath) -> None:
         """Add a path on which requests name memory: `free_memory` reaches it as long as it lives."""
@@ -164,7 +173,7 @@ class Connection:
 
 
 def trace_memory(connection: Connection, timeout: float | None = None) -> list[int]:
-    """Return descriptors of the traces that this connection may read. Raises as `Connection.call`."""
+    """Return descriptors of the traces that this connection may read. Raise as `Connection.call`."""
     fds: list[int] = []
     while True:
         (total,), more = connection.call("traces", len(fds), timeout=timeout)
@@ -174,11 +183,11 @@ def trace_memory(connection: Connection, timeout: float | None = None) -> list[i
 
 
 def traces_of(connection: Connection, timeout: float | None = None) -> list[Trace]:
-    """Return the traces that this connection may read. Raises as `Connection.call`."""
+    """Return the traces that this connection may read. Raise as `Connection.call`."""
     fds = trace_memory(connection, timeout)
     return [Trace(Memory.adopt(fd, Trace.nbytes_in(fd), writable=False)) for fd in fds]
 
 
-def _shutdown_reason_of(connection: ref[Connection]) -> str:
+def _device_end_of(connection: ref[Connection]) -> DeviceEnd:
     found = connection()
-    return found.shutdown_reason() if found else ""
+    return found.device_end() if found else DeviceEnd()

@@ -7,7 +7,7 @@ import threading
 import time
 from contextlib import suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,9 +20,10 @@ from driver.client.connection import Connection, traces_of
 from driver.client.device_buffers import RemoteBuffer, kind_of
 from driver.client.encoded_models import latest
 from driver.client.hardening import confinement
-from driver.client.prepared_model import Home, RemotePreparedModel
-from driver.client.recovery import Revivals, quarantine
-from driver.deadlines import seconds_left, waiting
+from driver.client.prepared_model import RemotePreparedModel
+from driver.client.recovery import Key, Revivals, digest_of, quarantine
+from driver.client.remote_executor import Home, RemoteExecutor
+from driver.deadlines import check_sent_in_time, last_word, seconds_left, waiting
 from driver.devices.library.description import absolute, is_library
 from driver.errors import DeviceFailed, DeviceNotFound, DriverError
 from driver.interface import DeviceStatus
@@ -57,7 +58,7 @@ _ANSWERS = 10.0  # the same, for all cells of a device
 
 
 @discovery.as_ours()
-def connect(name: str = "reference", *, application: str | None = None) -> RemoteDevice:
+def connect(name: str = "reference", *, application: str | None = None, reconnect: bool = False) -> RemoteDevice:
     """Return a device by name, its process started when there is none; or one that is served, by its socket's path.
 
     Args:
@@ -66,15 +67,19 @@ def connect(name: str = "reference", *, application: str | None = None) -> Remot
         application: the name of the program within your account, of at most 100 characters. Priorities order the
             executions of one application, and the applications of an account share its time evenly. None: all clients
             in the process's control group are one application.
+        reconnect: a device whose process has ended is found again, and started if need be, by the next preparation or
+            question. What lived in the old process is lost: see `RemoteDevice`.
 
-    Raises InvalidArgument for such a name, DeviceNotFound, DeviceFailed; ResourceExhaustedTransient while it has as
+    Raise InvalidArgument for such a name, DeviceNotFound, DeviceFailed; ResourceExhaustedTransient while it has as
     many clients, or your account as many applications, as it may have.
     """
     if application is not None:
         check_application(application)
     name = absolute(name)
     found = _served(name, application) if served_sockets.is_path(name) else _own(name, application)
-    return RemoteDevice(found, name, application)
+    device = RemoteDevice(found, name, application)
+    device.reconnects = reconnect
+    return device
 
 
 def status_of(name: str) -> DeviceStatus:
@@ -93,7 +98,7 @@ def status_of(name: str) -> DeviceStatus:
 def _own(name: str, application: str | None, attempts: int = _ATTEMPTS) -> Connection:
     for _ in range(attempts):
         with suppress(PeerDied):
-            found = _greeted(name, discovery.connect(name), application)
+            found = _greeted(name, discovery.reach(name), application)
             found.shutdown_grace = _SHUTDOWN_GRACE if is_library(name) else found.shutdown_grace
             return found
     log = discovery.end_of_log(name)
@@ -103,9 +108,9 @@ def _own(name: str, application: str | None, attempts: int = _ATTEMPTS) -> Conne
 def _served(address: str, application: str | None) -> Connection:
     for _ in range(_ATTEMPTS - 1):  # an account's engine that ends is followed by another one
         with suppress(PeerDied):
-            return _greeted(address, served_sockets.connect(address), application)
+            return _greeted(address, discovery.reach(address), application)
     try:
-        return _greeted(address, served_sockets.connect(address), application)
+        return _greeted(address, discovery.reach(address), application)
     except PeerDied as error:
         raise DeviceFailed(f"{address}: it ended, or does not serve uid {os.getuid()}; its log says more") from error
 
@@ -132,6 +137,10 @@ def _greeted(name: str, channel: Channel, application: str | None) -> Connection
         raise
 
 
+def _left_until(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
 def _of_bits(count: int, bits: bytes) -> list[bool]:
     return [bool(bit) for bit in np.unpackbits(np.frombuffer(bits, np.uint8), count=count)]
 
@@ -145,8 +154,7 @@ class RemoteDevice(Closing):
 
     to_send = "send its `address`, and connect to that"
 
-    new_prepared_model: ClassVar[Callable[..., RemotePreparedModel]] = RemotePreparedModel
-    """Makes the prepared models of this process. `driver.recording` puts one in its place that records."""
+    reconnects = False  #: whether the next preparation or question finds a device again that has ended
 
     def __init__(self, connection: Connection, address: str, application: str | None = None) -> None:
         """Use `connect`. `application`: as which it connects again."""
@@ -194,21 +202,45 @@ class RemoteDevice(Closing):
     def call(
         self, method: str, *arguments: object, fds: Sequence[int] = (), timeout: float | None = None
     ) -> tuple[list[Any], list[int]]:
-        """Call the service, and return its answer. Raises StatusError, PeerDied."""
-        self.check_process()
-        return self.connection.call(method, *arguments, fds=fds, timeout=timeout)
+        """Call the service, and return its answer. Raise StatusError, PeerDied, Timeout, DeviceFailed."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._find_again(deadline)
+        return self.connection.call(method, *arguments, fds=fds, timeout=_left_until(deadline))
 
     def check_process(self) -> None:
         """Raise DriverError in a forked child: the connection is its parent's."""
         if os.getpid() != self._pid:
             raise DriverError("this device was connected before a fork; connect again in this process")
 
+    def _find_again(self, deadline: float | None = None) -> None:
+        """Connect again if the device has ended, and that was asked for. Nothing is done twice: this comes before it.
+
+        `deadline`: a time.monotonic(). Raise as `revive`; DriverError in a forked child.
+        """
+        self.check_process()
+        self.renew(_left_until(deadline))
+        if not self.reconnects or self.is_closed:
+            return
+        left, connection = _left_until(deadline), self.connection
+        try:
+            with suppress(StatusError):
+                connection.call("status", timeout=_ANSWER if left is None else min(_ANSWER, left))
+        except PeerDied:
+            self.revive(connection, _left_until(deadline))
+        except Timeout:  # the call that follows says so
+            pass
+
+    def renew(self, patience: float | None = None) -> None:
+        """Connect again if the engine was ended for the memory that it took. Raise as `revive`."""
+        if self.connection.is_outlived and not self.is_closed:
+            self.revive(self.connection, patience)
+
     def revive(self, dead: Connection, patience: float | None = None) -> None:
         """Connect again, in place, unless another thread has replaced `dead` already. Threads share one attempt.
 
         `patience`: seconds in which the owner of a served device may start it again; by default 10.
 
-        Raises DeviceNotFound, DeviceFailed; PeerDied when this device died too often lately, or was closed.
+        Raise DeviceNotFound, DeviceFailed; PeerDied when this device died too often lately, or was closed.
         """
         self.check_process()
         seen = self._attempts
@@ -241,7 +273,7 @@ class RemoteDevice(Closing):
         return self.connection.extensions
 
     def supported_operations(self, model: Model) -> list[bool]:
-        """Return True for each operation of the main subgraph that it promises to support. Raises InvalidModel.
+        """Return True for each operation of the main subgraph that it promises to support. Raise InvalidModel.
 
         A model that has several forms is asked about, and prepared, in the form that suits the device.
         """
@@ -250,7 +282,7 @@ class RemoteDevice(Closing):
     def explain(self, model: Model) -> list[str | None]:
         """Return for each operation of the main subgraph why the device does not support it; None: it does.
 
-        Raises InvalidModel.
+        Raise InvalidModel.
         """
         *bits, reasons = self._ask("explain", model)
         found = [None if is_supported else _NO_REASON for is_supported in _of_bits(*bits)]
@@ -262,7 +294,7 @@ class RemoteDevice(Closing):
         check_model(model)
         model = model.form_for(self.extensions)
         validate(model)
-        self.check_process()
+        self._find_again()
         encoded = latest.asked(model, MOST_HANDLES)
         answer, _ = self.connection.call(method, encoded.where, fds=encoded.fds)
         return answer
@@ -289,64 +321,76 @@ class RemoteDevice(Closing):
             priority: "low", "medium" or "high", of its executions among all of this application on the device.
             cache: files for the device to keep the compilation in. It may decline; `prepared.home.declined` says why.
             deadline: a time.monotonic() by which it has to be done. The device gives up what it cannot do by then, and
-                the wait ends there whatever it does, with MissedDeadlineTransient or MissedDeadlinePersistent.
+                the wait ends 0.2 s later whatever it does, with MissedDeadlineTransient or MissedDeadlinePersistent.
 
-        Raises InvalidModel before anything is sent, StatusError, PeerDied.
+        Raise InvalidModel before anything is sent, StatusError, PeerDied.
         """
         check_model(model)
         model = model.form_for(self.extensions)
         validate(model)
         options = PrepareOptions(preference, priority, deadline, cache)
-        prepared = self.unprepared(model, options)
-        prepared.home = self.home_of(model, options)
-        return prepared
+        return self.prepared(model, options, lambda: self.home_of(model, options))
 
     def prepare_from_cache(
         self,
         model: Model,
         cache: Cache,
         *,
-        preference: Preference = "fast_single_answer",
-        priority: Priority = "medium",
+        preference: Preference | None = None,
+        priority: Priority | None = None,
         deadline: float | None = None,
     ) -> RemotePreparedModel:
         """Return a model that this device has kept in these files. Only a file is sent, and nothing is compiled.
 
         `model`: what the files hold; it says what requests look like, and is compiled when the device is started again.
-        `deadline`: as in `prepare`.
+        `preference`, `priority`: None, those that the model was prepared with when it was kept. `deadline`: as in
+        `prepare`.
 
-        Raises InvalidArgument for other counts of files than the device needs, GeneralFailure for whatever it has not
+        Raise InvalidArgument for other counts of files than the device needs, GeneralFailure for whatever it has not
         written itself under that token, or not as it is now; PeerDied.
         """
-        model, options = model.form_for(self.extensions), PrepareOptions(preference, priority, deadline, cache)
-        prepared = self.unprepared(model, options)
-        prepared.home = self.restored_home(options, model)
-        return prepared
+        takes_saved = preference is None, priority is None
+        given = PrepareOptions(preference or "fast_single_answer", priority or "medium", deadline, cache).checked()
+        model = model.form_for(self.extensions)
+        self._find_again(deadline)
+        self._check_quarantine(model)
+        home, its_preference, its_priority = self._restored(given, model, takes_saved)
+        options = given._replace(preference=its_preference, priority=PRIORITIES[its_priority])
+        return RemotePreparedModel(RemoteExecutor(self, model, home, options))
 
-    def unprepared(
-        self, model: Model, options: PrepareOptions, prepare: Callable[[Trace], Home] | None = None
+    def prepared(
+        self,
+        model: Model,
+        options: PrepareOptions,
+        at_first: Callable[[], Home],
+        again: Callable[[Trace], Home] | None = None,
     ) -> RemotePreparedModel:
-        """Return a model that is not prepared yet: `home` is still to be set.
+        """Return a model that `at_first` prepares now, and `again`, or `home_of`, should the device die.
 
-        `prepare`: in place of `home_of`, should the device die. Raises ValueError, Quarantined.
+        Raise ValueError, Quarantined, and what `at_first` raises.
         """
-        prepared = self.new_prepared_model(self, model, 0, options.checked(), prepare)
+        options = options.checked()
+        self._find_again(options.deadline)
+        self._check_quarantine(model)
+        return RemotePreparedModel(RemoteExecutor(self, model, at_first(), options, prepare=again))
+
+    def _check_quarantine(self, model: Model) -> None:
         if quarantine.knows(self.address):
-            quarantine.check(prepared.key)
-        return prepared
+            quarantine.check(Key(self.address, digest_of(model)))
 
     def allocate(
         self,
         desc: BufferDesc,
-        prepared_models: Sequence[RemotePreparedModel],
+        prepared_models: Sequence[RemotePreparedModel | RemoteExecutor],
         input_roles: Sequence[BufferRole] = (),
         output_roles: Sequence[BufferRole] = (),
     ) -> Buffer:
         """Allocate memory on the device for inputs and outputs of these models, to be named in requests.
 
-        Raises StatusError: INVALID_ARGUMENT for models of another device, roles that are given twice, do not exist or
+        Raise StatusError: INVALID_ARGUMENT for models of another device, roles that are given twice, do not exist or
         contradict each other; RESOURCE_EXHAUSTED_TRANSIENT or _PERSISTENT when the device has no room. PeerDied.
         """
+        self.renew()
         connection = self.connection
         homes = [prepared.present_home() for prepared in prepared_models]
         for n, home in enumerate(homes):
@@ -365,8 +409,9 @@ class RemoteDevice(Closing):
         with waiting(options.deadline) as by:
             arguments, fds = _on_the_wire(options, by)
             encoded = latest.prepared(model, min(MOST_HANDLES, MAX_FDS - 1 - len(fds)))
+            check_sent_in_time(by)
             arguments = encoded.where, *arguments
-            timeout = seconds_left(by)
+            timeout = seconds_left(last_word(by))
             said, _ = connection.call("prepare", *arguments, fds=[*encoded.fds, *fds], timeout=timeout)
         latest.forget(model)
         return Home(connection, *said)
@@ -375,17 +420,25 @@ class RemoteDevice(Closing):
         """Prepare a model that the device has kept in cache files.
 
         `model`: if it is a file, which lies in memory that can be sent, the device reads only what it made of it.
-        Raises InvalidArgument, GeneralFailure.
+        Raise InvalidArgument, GeneralFailure.
         """
+        return self._restored(options, model)[0]
+
+    def _restored(
+        self, options: PrepareOptions, model: Model | None, takes_saved: tuple[bool, bool] = (False, False)
+    ) -> tuple[Home, Preference, int]:
+        """Return the prepared model, and preference and priority, which are the saved ones where `takes_saved`."""
         self.check_process()
         connection = self.connection
         with waiting(options.deadline) as by:
-            arguments, fds = _on_the_wire(options, by)
+            arguments, fds = _on_the_wire(options, by, takes_saved)
             if model is not None and is_file(model):
                 encoded = latest.prepared(model, min(MOST_HANDLES, MAX_FDS - 1 - len(fds)))
                 arguments, fds = (*arguments, encoded.where), [*encoded.fds, *fds]
-            (number,), _ = connection.call("restore", *arguments, fds=fds, timeout=seconds_left(by))
-        return Home(connection, number)
+            check_sent_in_time(by)
+            timeout = seconds_left(last_word(by))
+            (number, said, its), _ = connection.call("restore", *arguments, fds=fds, timeout=timeout)
+        return Home(connection, number), said, its
 
     def free_memory(self, memory: Memory) -> None:
         """Have the device unmap it on all paths, bursts too: at once, or after the executions that use it.
@@ -395,13 +448,13 @@ class RemoteDevice(Closing):
         self.connection.free_memory(memory)
 
     def status(self) -> DeviceStatus:
-        """Return the status that the device states: whether it takes work. Raises PeerDied."""
+        """Return the status that the device states: whether it takes work. Raise PeerDied."""
         return DeviceStatus(*self.call("status")[0])
 
     def stated_capabilities(self) -> Capabilities | None:
         """Return what the driver states about speed and power; None: nothing, so that `driver.compile` measures.
 
-        Raises GeneralFailure for what makes no sense; PeerDied.
+        Raise GeneralFailure for what makes no sense; PeerDied.
         """
         return from_wire(self.name, self.call("capabilities")[0])
 
@@ -452,11 +505,16 @@ class RemoteDevice(Closing):
         self.connection.close()
 
 
-def _on_the_wire(options: PrepareOptions, deadline: int | None) -> tuple[Sequence[object], list[int]]:
+def _on_the_wire(
+    options: PrepareOptions, deadline: int | None, takes_saved: tuple[bool, bool] = (False, False)
+) -> tuple[Sequence[object], list[int]]:
     """Return the arguments and descriptors that follow the model's in "prepare"; in "restore" there are no others."""
     cache, trace = options.cache, options.trace
     counts, token = ((len(cache.model_files), len(cache.data_files)), cache.token) if cache else (None, None)
     files = [*cache.model_files, *cache.data_files] if cache else []
     fds = [*files, trace.memory.fd] if trace else files
     priority = number_of(options.priority)
-    return PrepareArguments(counts, token, options.preference, deadline, priority=priority).to_wire(), fds
+    arguments = PrepareArguments(
+        counts, token, options.preference, deadline, priority=priority, takes_saved=takes_saved
+    )
+    return arguments.to_wire(), fds

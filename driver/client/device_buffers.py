@@ -88,24 +88,25 @@ class Buffer(Closing):
 
         Between buffers of one device the value does not leave that device; otherwise it comes through this process.
 
-        Raises StatusError: INVALID_ARGUMENT where bytes or dimensions do not fit (then it has no value), or where
+        Raise StatusError: INVALID_ARGUMENT where bytes or dimensions do not fit (then it has no value), or where
         `source` is a buffer of another type or quantisation; GENERAL_FAILURE where `source` is a buffer without a
         value. BuffersLost, ValueError for a buffer that is lost or closed; PeerDied.
         """
         if isinstance(source, Buffer):
             self._copy(source)
             return
-        memory, given = source, tuple(dimensions)
-        if not isinstance(memory, Memory):
-            array = np.ascontiguousarray(source)
-            memory, given = Memory.create(max(1, array.nbytes)), given or array.shape
-            memory.asarray(np.uint8, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
-        self.write(memory, given)
+        if isinstance(source, Memory):
+            self.write(source, tuple(dimensions))
+            return
+        array = np.ascontiguousarray(source)
+        memory = Memory.create(max(1, array.nbytes))
+        memory.asarray(np.uint8, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
+        self.write(memory, tuple(dimensions) or source.shape)  # an array of a scalar has no dimensions, its copy one
 
     def copy_to(self, target: Buffer | Memory | NDArray[Any]) -> None:
         """Write its value to all of `target`.
 
-        Raises StatusError (INVALID_ARGUMENT where the sizes differ, GENERAL_FAILURE when it has no value), PeerDied;
+        Raise StatusError (INVALID_ARGUMENT where the sizes differ, GENERAL_FAILURE when it has no value), PeerDied;
         for a buffer what that one's `copy_from` raises.
         """
         if isinstance(target, Buffer):
@@ -129,7 +130,7 @@ class Buffer(Closing):
 
     @abstractmethod
     def state(self) -> BufferState:
-        """Return its present state. Raises StatusError, PeerDied."""
+        """Return its present state. Raise StatusError, PeerDied."""
 
     @abstractmethod
     def write(self, memory: Memory, dimensions: tuple[int, ...]) -> None:
@@ -218,9 +219,10 @@ def check_buffers(pools: Sequence[object], connection: Connection | None) -> Non
     `connection`: to the device; None: to this process.
     """
     for n, pool in enumerate(pools):
-        if type(pool) is Memory:  # first, because an abstract class takes long to say whose instance something is
-            check_pool(n, pool)
-        elif isinstance(pool, Buffer):
+        # The first, because an abstract class takes long to say whose instance something is.
+        if type(pool) is Memory and not pool.is_closed:
+            continue
+        if isinstance(pool, Buffer):
             pool.check(connection)
         else:
             check_pool(n, pool)

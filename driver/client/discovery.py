@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from burst import BurstError, PeerDied, ResourceExhaustedPersistent
-from burst.channel import Channel
+from burst.channel import Channel, refuse_descriptors
 from burst.exhaustion import exhausted
 from driver import interpreter
-from driver.client import launch, user_manager
+from driver.client import launch, served_sockets, user_manager
 from driver.client.other_process import OtherProcess
 from driver.config import home, listed_home
 from driver.devices import usable_class
@@ -36,7 +36,7 @@ from driver.devices.library.description import absolute, is_library
 from driver.errors import DeviceFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 _log = logging.getLogger(__name__)
 _APART = (
@@ -84,7 +84,7 @@ def _of_all(words: str) -> DeviceFailed:
 
 
 def runtime_dir() -> Path:
-    """Return the directory of sockets, locks and logs: mode 0700, this user's. Raises DeviceFailed.
+    """Return the directory of sockets, locks and logs: mode 0700, this user's. Raise DeviceFailed.
 
     BURST_RUNTIME_DIR overrides it. Another account may have made the usual directory in /tmp first; then there are
     others. One of these that exists is used from then on, whatever becomes of the usual one, so that all processes of
@@ -133,6 +133,25 @@ def own_devices(devices: OwnDevices) -> Iterator[None]:
         yield
     finally:
         _own = None
+
+
+_ask: Callable[[str], Channel] | None = None
+
+
+def reach_by(ask: Callable[[str], Channel]) -> None:
+    """Have another process find and start the devices of this one, which may not, from now on."""
+    global _ask  # noqa: PLW0603 (as above)
+    _ask = ask
+
+
+def reach(name: str) -> Channel:
+    """Return a connection to a device: one that is served at the path `name`, or one of this account's own.
+
+    Raise what `connect` does, here and in `served_sockets`.
+    """
+    if _ask:
+        return _ask(name)
+    return served_sockets.connect(name) if served_sockets.is_path(name) else connect(name)
 
 
 def _session_place() -> Iterator[Path]:
@@ -199,7 +218,7 @@ class Place:
         self, directory: Path, name: str, remedy: str = "set BURST_RUNTIME_DIR to a shorter one", apart: str = ""
     ) -> None:
         """Name the files. `remedy`: against a path that is too long. `apart`: which of several devices of this name, if
-        not the one for all processes. Raises DeviceFailed.
+        not the one for all processes. Raise DeviceFailed.
         """
         self.apart, stem = apart, stem_of(name) + (f".{apart}" if apart else "")
         self.socket, self.lock, self.log = (directory / f"{stem}.{kind}" for kind in ("sock", "lock", "log"))
@@ -216,6 +235,16 @@ class Place:
             finally:
                 if is_ours:  # at once, even if the process has forked meanwhile: the child's copy would keep the lock
                     fcntl.flock(file, fcntl.LOCK_UN)
+
+    @contextlib.contextmanager
+    def locked_to_leave(self, patience: float = PATIENCE) -> Iterator[bool]:
+        """Do what `locked` does, for a service that ends. Yield True where its folder is gone: nobody can find it."""
+        with contextlib.ExitStack() as stack:
+            try:
+                is_ours = stack.enter_context(self.locked(patience))
+            except FileNotFoundError:
+                is_ours = True
+            yield is_ours
 
     def _acquired(self, file: BinaryIO, patience: float) -> bool:
         begin = time.monotonic()
@@ -289,7 +318,7 @@ class Place:
 def connect(name: str) -> Channel:
     """Return a connection to the device's service, started when there is none.
 
-    Raises DeviceNotFound, DeviceFailed, and PeerDied when the new service is gone already.
+    Raise DeviceNotFound, DeviceFailed, and PeerDied when the new service is gone already.
     """
     place = Place(runtime_dir(), name)
     if found := find(place):
@@ -327,7 +356,7 @@ def connect(name: str) -> Channel:
 def _outside(name: str, place: Place) -> tuple[Channel | None, str]:
     """Return a connection to a device that systemd's manager of the account starts, or why there is none.
 
-    Raises DeviceFailed.
+    Raise DeviceFailed.
     """
     if reason := user_manager.absence():
         return None, reason
@@ -349,7 +378,7 @@ def apart(name: str, limits: dict[str, int]) -> Place:
 
 @as_ours()
 def running(name: str) -> Channel | None:
-    """Return a connection to the device that this process would use, or None; never start it. Raises DeviceFailed."""
+    """Return a connection to the device that this process would use, or None; never start it. Raise DeviceFailed."""
     return find(Place(runtime_dir(), name)) or ((limits := launch.kept()) and find(apart(name, limits))) or None
 
 
@@ -360,7 +389,7 @@ def end_of_log(name: str) -> str:
 
 
 def find(place: Place) -> Channel | None:
-    """Return a connection to the service that listens there, or None. Raises DeviceFailed if it is another user's."""
+    """Return a connection to the service that listens there, or None. Raise DeviceFailed if it is another user's."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.connect(str(place.socket))
@@ -380,6 +409,7 @@ def listen(place: Place) -> socket.socket:
         place.socket.unlink()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as made:  # perhaps as a standard stream that was closed
         listener = socket.socket(fileno=fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 3))
+    refuse_descriptors(listener)  # of whom it accepts, the service takes some once it has admitted the client
     listener.bind(str(place.socket))
     listener.listen(launch.BACKLOG)
     return listener
@@ -405,7 +435,7 @@ def _variables(place: Place) -> dict[str, str]:
 def _command(name: str, place: Place, listener: str) -> list[str]:
     """Return the launcher's command. `listener`: the listening socket's descriptor, or the path at which to listen.
 
-    Raises DeviceFailed where no Python is known that could run it, or this program was started as one.
+    Raise DeviceFailed where no Python is known that could run it, or this program was started as one.
     """
     if launch.__file__ in sys.argv[1:]:
         raise DeviceFailed(f"this program was started as the Python of a device, and is none; {interpreter.REMEDY}")
@@ -414,7 +444,7 @@ def _command(name: str, place: Place, listener: str) -> list[str]:
 
 
 def _start(name: str, place: Place, listener: socket.socket) -> None:
-    """Start the launcher. Raises DeviceFailed when it fails, or does not end as one does: then it is no Python."""
+    """Start the launcher. Raise DeviceFailed when it fails, or does not end as one does: then it is no Python."""
     place.log.unlink(missing_ok=True)
     command = _command(name, place, str(listener.fileno()))
     with open(place.log, "ab") as log:  # both processes append, and cut it when it has grown

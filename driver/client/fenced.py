@@ -21,10 +21,11 @@ from burst.channel import close_all
 from burst.exhaustion import exhausted, running_out
 from burst.messages import NO_CAUSE, NO_TIMING, Cause
 from driver.client.completion import Completion
+from driver.client.layout import layouts_of
 from driver.client.receiver import RECEIVER
 from driver.deadlines import earlier, seconds_left
 from driver.nn import combine_dimensions
-from driver.protocol.fences import FenceState, look
+from driver.protocol.fences import FenceState, check_most, look, state_of_pipe
 from fmq.closing import Closing
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
     from burst import Request
     from driver.nn import Model
-
-_MOST_FENCES = 64  # per execution
 
 
 class _HasDescriptor(Protocol):
@@ -50,10 +49,9 @@ Waitable: TypeAlias = int | _HasDescriptor
 def duplicates(wait_for: Sequence[Waitable | None]) -> Iterator[list[int]]:
     """Return copies of the fences' descriptors, to be sent; null fences are left out.
 
-    Raises InvalidArgument, ResourceExhaustedTransient.
+    Raise InvalidArgument, ResourceExhaustedTransient.
     """
-    if len(wait_for) > _MOST_FENCES:
-        raise InvalidArgument(f"wait_for: {len(wait_for)} fences; an execution can wait for at most {_MOST_FENCES}")
+    check_most(len(wait_for))
     fds: list[int] = []
     try:
         for n, fence in enumerate(wait_for):
@@ -104,13 +102,16 @@ class FencedExecution(Completion, Closing):
         *,
         watch: Callable[[select.poll], object] | None = None,
         forget: Callable[[], object] | None = None,
+        success: Callable[[], Ending] | None = None,
     ) -> None:
-        """Use `prepared.execute_fenced`. Owns `fence`.
+        """Use `prepared.execute_fenced`. Owns `fence`, a pipe.
 
         ask: called once when it has ended; raises GeneralFailure while it is pending, PeerDied. watch: makes a poll
         return when the device dies or the connection ends. forget: called when the ending is not needed any more.
+        success: called instead of `ask` when the fence is signalled, where that tells all; raises DriverError.
         """
         self._fence, self._ask, self._outputs, self._watch, self._forget = fence, ask, outputs, watch, forget
+        self._success, self._has_succeeded = success, False
         self._ending: Ending | None = None
         self._asking = threading.RLock()
 
@@ -126,22 +127,26 @@ class FencedExecution(Completion, Closing):
     def wait(self, timeout: float | None = None) -> FenceState:
         """Wait for the end: SIGNALED or ERROR; ACTIVE if it is still pending after `timeout` seconds.
 
-        ERROR also when the device has died. Raises ValueError for what is no timeout.
+        ERROR also when the device has died. Raise ValueError for what is no timeout.
         """
         end = earlier(timeout, None) if timeout else None
-        if self._fence < 0:
+        fence = self._fence
+        if fence < 0:
             return FenceState.UNKNOWN
-        state = look(self._fence)
-        if state != FenceState.ACTIVE:
-            return state
+        if self._has_succeeded:
+            return FenceState.SIGNALED
         poll = select.poll()
-        poll.register(self._fence, select.POLLIN)
+        poll.register(fence, select.POLLIN)
         self.watch(poll)
-        left = 0 if timeout == 0 else seconds_left(end)
-        found = poll.poll(None if left is None else left * 1e3)
-        state = look(self._fence)
-        has_ended = any(fd != self._fence for fd, _ in found)
-        return FenceState.ERROR if state == FenceState.ACTIVE and has_ended else state
+        left = 0 if timeout == 0 else None if end is None else seconds_left(end)
+        found = dict(poll.poll(None if left is None else left * 1e3))
+        state = state_of_pipe(found.get(fence, 0))
+        if state is FenceState.ACTIVE and found:  # the connection has ended; the fence may have been signalled before
+            state = look(fence, kind="pipe")
+            state = FenceState.ERROR if state is FenceState.ACTIVE else state
+        if state is FenceState.SIGNALED:
+            self._has_succeeded = True
+        return state
 
     def watch(self, poll: select.poll) -> None:
         """Make `poll` return when the device dies or the connection ends."""
@@ -159,15 +164,21 @@ class FencedExecution(Completion, Closing):
     def info(self) -> ExecutionInfo:
         """Return how it ended and, if it was measured, how long it took since the launch and since the fences.
 
-        The status is GENERAL_FAILURE while it is pending. Raises PeerDied.
+        The status is GENERAL_FAILURE while it is pending. Raise PeerDied.
         """
         return self.details().info
 
     def details(self) -> Ending:
-        """Return how it ended, with the message and the cause of a failure. Raises PeerDied."""
+        """Return how it ended, with the message and the cause of a failure. Raise PeerDied."""
         if self._ending is None and not self.done():
             return _failure("this fenced execution is still pending: wait for its fence")
+        return self._told()
+
+    def _told(self) -> Ending:
+        """Return how it ended. It has."""
         with self._asking:  # the device tells it once
+            if self._ending is None and self._has_succeeded and self._success is not None:
+                self._ending = self._success()
             if self._ending is None:
                 try:
                     self._ending = self._ask()
@@ -176,7 +187,7 @@ class FencedExecution(Completion, Closing):
             return self._ending
 
     def sleep(self, timeout: float | None) -> None:
-        """Wait for the fence, and ask the device how it ended. Raises Timeout."""
+        """Wait for the fence, and ask the device how it ended. Raise Timeout."""
         if self.wait(timeout) == FenceState.ACTIVE:
             raise Timeout(f"this fenced execution has not ended within {timeout} s")
         self._settle()
@@ -188,7 +199,7 @@ class FencedExecution(Completion, Closing):
         self.call_back()
 
     def _outcome(self) -> Result:
-        info, text, cause = self.details()
+        info, text, cause = self._told()
         outputs = () if info.status else self._outputs()
         return Result(info.status, outputs, timing=info.launched, message=text, cause=cause)
 
@@ -198,7 +209,7 @@ class FencedExecution(Completion, Closing):
     def copied(self) -> int:
         """Return a copy of the fence to watch, for an event loop, which has only one reader per descriptor.
 
-        Raises OSError, ResourceExhaustedTransient.
+        Raise OSError, ResourceExhaustedTransient.
         """
         with running_out():
             return os.dup(self._fence)
@@ -268,11 +279,16 @@ def _complete(done: asyncio.Future[None]) -> None:
 
 def output_shapes(model: Model, request: Request) -> tuple[OutputShape, ...]:
     """Return the output shapes, from the model and the request; () if the model alone fixes them all."""
-    operands = [model.main.operands[i] for i in model.main.outputs]
-    if all(o.is_known for o in operands):
+    layouts = layouts_of(model)
+    if layouts.are_outputs_known:
         return ()
+    operands = layouts.outputs
     found = (combine_dimensions(o.dimensions, a.dimensions) for o, a in zip(operands, request.outputs, strict=True))
     return tuple(OutputShape(dimensions or ()) for dimensions in found)
+
+
+SUCCESS = Ending(ExecutionInfo(ErrorStatus.NONE, NO_TIMING, NO_TIMING))
+"""The ending of an execution that has succeeded and was not measured."""
 
 
 def _failure(text: str) -> Ending:

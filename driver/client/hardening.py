@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def confinement(answer: Sequence[Any]) -> dict[str, dict[str, bool]]:
     """Return by process, "service" and "engine", whether each layer is active. `answer`: to the call "sandbox".
 
-    Raises GeneralFailure.
+    Raise GeneralFailure.
     """
     try:
         service, engine = answer

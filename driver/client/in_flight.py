@@ -61,6 +61,7 @@ class InFlight:
                 controller.await_call()
             finally:
                 self.submitting.acquire()
+            controller.is_ready = False  # a `run` of the meantime may have made the next one ready
 
     def as_receiver(self, wait: float, work: Callable[[], None]) -> bool:
         """Run `work` holding `receiving`; False if not acquired within `wait` seconds (-1: no limit).

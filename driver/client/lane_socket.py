@@ -67,19 +67,25 @@ class LaneSocket:
             answer = self.channel.receive(timeout)
         except DescriptorsLost as error:
             raise exhausted(error, "this process") or error from error
-        try:
-            _check_number(answer.raw, message)
-        except Malformed:
+        if answer.raw[1:10] != message[1:10]:  # the number, as it is packed
             answer.close()
-            raise
+            raise _not_its_answer()
         return answer
 
     def ask(self, message: bytes, timeout: float | None) -> bytes:
         """Send a message with a number, and return the outcome in its answer. Raise PeerDied, Timeout."""
         self.channel.send_raw(message)
         answer = self.channel.receive_bytes(timeout)
-        _check_number(answer, message)
+        if answer[1:10] != message[1:10]:
+            raise _not_its_answer()
         return answer[10:]
+
+    def send_anew(self, request: Request) -> None:
+        """Have the request's memory sent again with the next request that names it.
+
+        The device had no room for the request, and perhaps for that.
+        """
+        self.free([self._slots.slot_of(pool) for pool in request.pools if not isinstance(pool, DeviceBuffer)])
 
     def free(self, slots: Iterable[int]) -> None:
         """Tell the device of these slots, now, or when the thread that uses the socket calls `tell_freed`."""
@@ -100,7 +106,5 @@ class LaneSocket:
                 self.lock.release()
 
 
-def _check_number(answer: bytes, message: bytes) -> None:
-    """Raise Malformed for an answer to another message."""
-    if answer[1:10] != message[1:10]:  # the number, as it is packed
-        raise Malformed("the device has sent an answer to something else")
+def _not_its_answer() -> Malformed:
+    return Malformed("the device has sent an answer to something else")

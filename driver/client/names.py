@@ -26,7 +26,7 @@ class NamedArrays(tuple[Any, ...]):
     names: tuple[str, ...] = ()
 
     def __getitem__(self, key: Any) -> Any:
-        """Return an array by position or name, or a slice. Raises KeyError with the right names."""
+        """Return an array by position or name, or a slice. Raise KeyError with the right names."""
         if isinstance(key, str):
             name = key if key in self.names else spellings(self.names).get(key)
             if name is None:
@@ -91,7 +91,7 @@ def copies(outputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def together(arrays: tuple[Any, ...], by_name: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what was given to a call, by position or by name. Raises TypeError for both."""
+    """Return what was given to a call, by position or by name. Raise TypeError for both."""
     if not by_name:
         return arrays
     if arrays:
@@ -105,7 +105,7 @@ def by_position(arrays: Sequence[Any], names: tuple[str, ...], optional: int = 0
     """Return the arrays in the model's order; inputs that are given in one dict, by their names.
 
     None stands for what is left out; `optional`: so many of the last may be left out by position, too.
-    Raises ValueError with the right names.
+    Raise ValueError with the right names.
     """
     if len(arrays) != 1 or type(arrays[0]) is not dict:
         missing = len(names) - len(arrays)
@@ -117,7 +117,7 @@ def by_position(arrays: Sequence[Any], names: tuple[str, ...], optional: int = 0
 
 
 def own_names(given: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return it by the model's own names, whichever each was called by. Raises ValueError with the right names."""
+    """Return it by the model's own names, whichever each was called by. Raise ValueError with the right names."""
     known, found = spellings(names), dict[str, Any]()
     for name, value in given.items():
         own = known.get(name)

@@ -18,7 +18,7 @@ class OtherProcess(NamedTuple):
 
     @classmethod
     def of(cls, pid: int, states: str = "Tt") -> OtherProcess:
-        """Read a process's state; `states`: those that count as stopped. Raises OSError if it ended, or is hidden."""
+        """Read a process's state; `states`: those that count as stopped. Raise OSError if it ended, or is hidden."""
         name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition(" (")[2].rpartition(") ")
         return cls(pid, name, rest[0] in states)
 

@@ -32,7 +32,7 @@ class PackedPlace:
         return blank_shape(self._tensor)
 
     def packed(self, given: Any) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Return the memory for a value, and the bytes that belong there. Raises ValueError."""
+        """Return the memory for a value, and the bytes that belong there. Raise ValueError."""
         data = np.frombuffer(pack(input_value(self._where, self._tensor, given)), np.uint8)
         if data.nbytes > self.nbytes:
             raise ValueError(
@@ -42,7 +42,7 @@ class PackedPlace:
         return self._memory[: data.nbytes], data
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Give it a value. Raises ValueError for one that does not fit, and for a part of one."""
+        """Give it a value. Raise ValueError for one that does not fit, and for a part of one."""
         if key is not Ellipsis and key != slice(None):
             raise ValueError(f"{self._where} is written as a whole: inputs[...][:] = value")
         memory, data = self.packed(value)
@@ -53,7 +53,7 @@ class PackedPlace:
 
 
 def packed_shape(where: str, tensor: TensorInfo, given: Any) -> tuple[int]:
-    """Return the shape of the bytes that a value gets as an argument. Raises ValueError."""
+    """Return the shape of the bytes that a value gets as an argument. Raise ValueError."""
     return (room_for(most_bytes(input_value(where, tensor, given))),)
 
 
@@ -76,7 +76,7 @@ def blank_input(tensor: TensorInfo, shape: tuple[int, ...] | None = None) -> Any
 def input_value(where: str, tensor: TensorInfo, given: Any) -> Any:
     """Return what the application gives for an input, as `pack` takes it. `where`: the input, in words.
 
-    A model that does not say what the input is, as a recorded one, takes any value. Raises ValueError.
+    A model that does not say what the input is, as a recorded one, takes any value. Raise ValueError.
     """
     if not tensor.kind:
         return given
@@ -117,7 +117,7 @@ def _parts(kind: str) -> tuple[str, list[str]]:
 
 
 def _texts(where: str, given: Any) -> NDArray[Any]:
-    """Return an array of str, from a text, a list or an array of them, or bytes in UTF-8. Raises ValueError."""
+    """Return an array of str, from a text, a list or an array of them, or bytes in UTF-8. Raise ValueError."""
     array = np.asarray(given, None if hasattr(given, "dtype") else object)
     found = array.astype(object) if array.dtype.kind in "USTO" else None
     if found is None:
@@ -137,7 +137,7 @@ def _texts(where: str, given: Any) -> NDArray[Any]:
 
 
 def _numbers(where: str, dtype: np.dtype[Any], given: Any) -> NDArray[Any]:
-    """Return an array unchanged; for a list or a number, an array that means the same. Raises ValueError."""
+    """Return an array unchanged; for a list or a number, an array that means the same. Raise ValueError."""
     array = np.asarray(given)
     if not hasattr(given, "dtype") and array.dtype.kind in "biuf":
         cast = array.astype(dtype)

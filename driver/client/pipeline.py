@@ -1,7 +1,7 @@
 """A burst's requests: admitted, sent, received and completed, up to `depth` at a time.
 
-`InFlight` knows the requests and has the locks, `BurstSession` the device and the ways to a result. Both are here what
-`Burst.run` uses by itself; everything else it does by the methods of `Pipeline`.
+`InFlight` knows the requests and has the locks, `BurstSession` the device and the ways to a result. `Burst.run` uses
+both directly, and the methods of `Pipeline` for everything else.
 
 Ctrl-C may come between any two steps. So every pending request knows its number, and the results are counted in C:
 which result a request gets never depends on what we remember to have taken.
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from burst.controller import Packet
     from burst.wire import ResultPacket
     from driver.client.buffers import EncodedRequest, RequestBuffers
+    from driver.client.executor import BurstParts
     from driver.client.job import Job
-    from driver.client.prepared_model import RemotePreparedModel
-    from driver.client.session import Fallback
+    from driver.client.remote_executor import RemoteExecutor
     from driver.client.workspace import InputSet
     from driver.options import Options
 
@@ -57,16 +57,15 @@ class Pipeline(BurstRequests):
 
     def __init__(
         self,
-        prepared: RemotePreparedModel,
+        prepared: RemoteExecutor,
         options: Options,
-        buffers: RequestBuffers | None = None,
-        fallback: Fallback | None = None,
+        parts: BurstParts,
     ) -> None:
-        """Open a session. `buffers`: a caller's own layout of requests. Raises StatusError, PeerDied, ValueError."""
+        """Open a session. Raise StatusError, PeerDied, ValueError."""
         self.options = options
-        self.buffers: RequestBuffers = buffers or buffers_for(prepared.model, options)
+        self.buffers: RequestBuffers = parts.buffers or buffers_for(prepared.model, options)
         self.in_flight = InFlight(self.buffers)
-        self.session = BurstSession(prepared, options, self.buffers, fallback)
+        self.session = BurstSession(prepared, options, self.buffers, parts)
         self.is_recovering = False  #: in a thread of its own
         quarantine.watch(self, lambda: prepared.key)
         fork.abandon_in_child(self)
@@ -124,7 +123,7 @@ class Pipeline(BurstRequests):
     # ---- sending, under the lock
 
     def _launch(self, encoded: EncodedRequest, future: Completion) -> None:
-        """Send it, or have the fallback execute it. Raises only what is not this request's own failure."""
+        """Send it, or have the fallback execute it. Raise only what is not this request's own failure."""
         try:
             self._send(encoded, future)
         except FAILURES as error:
@@ -201,7 +200,7 @@ class Pipeline(BurstRequests):
             self._take_one(0)
 
     def advance(self, until: Callable[[], bool], timeout: float | None, completion: Completion | None = None) -> None:
-        """Take results, in order, until that holds. Raises Timeout."""
+        """Take results, in order, until that holds. Raise Timeout."""
         self.session.check_process()
         end = None if timeout is None else time.monotonic() + timeout
         while not until():
@@ -213,7 +212,7 @@ class Pipeline(BurstRequests):
                 self.call_back()
 
     def drain(self, timeout: float | None) -> None:
-        """Take the results of all requests in flight. Raises Timeout."""
+        """Take the results of all requests in flight. Raise Timeout."""
         self.advance(lambda: not self.in_flight.requests, timeout)
 
     def _take_for(self, until: Callable[[], bool], timeout: float | None) -> None:
@@ -252,6 +251,7 @@ class Pipeline(BurstRequests):
             larger = None
             if future.is_done:  # cancelled, or its deadline has passed
                 controller.settle(number)
+                future.late_status = reply.status
             elif (larger := session.with_larger_outputs(encoded, reply)) is None:
                 self._complete(encoded, future, reply)
             in_flight.is_moving = True  # not idle, although there may be no request for a moment
@@ -363,7 +363,7 @@ class Pipeline(BurstRequests):
     # ---- for `Burst.run`, which holds `submitting`, when its one C call did not lead to a result
 
     def recover_from(self, error: BaseException, encoded: EncodedRequest, timeout: float | None) -> Completion:
-        """Find another way to the result of `run`; return a future that is done. Raises what there is to raise."""
+        """Find another way to the result of `run`; return a future that is done. Raise what there is to raise."""
         if isinstance(error, NotSent | PeerDied) and self.session.try_return_to_device(self.in_flight):
             return self._send_and_wait(self.session.encode(encoded.inputs, encoded.outputs), timeout)
         try:
@@ -376,6 +376,7 @@ class Pipeline(BurstRequests):
             return self._send_and_wait(encoded, timeout)
         if isinstance(error, NotSent):
             try:
+                self.session.check_engine()
                 return Completion(self).finish(self.session.run_plain(encoded, timeout))
             except PeerDied as died:
                 error = died
@@ -416,11 +417,13 @@ class Pipeline(BurstRequests):
             return self.retry_with_larger_outputs(encoded, reply, timeout, end)
         return Completion(self).finish(self.session.result_of(encoded, reply))
 
-    def _exchange(self, packet: Packet, timeout: float | None, end: int | None) -> ResultPacket:
-        """Execute once. `end`: of the timeout or the deadline, of which the device is told."""
+    def _exchange(
+        self, packet: Packet, timeout: float | None, end: int | None, last: int | None = None
+    ) -> ResultPacket:
+        """Execute once. `end`: of the timeout or the deadline, of which the device is told. `last`: of the wait."""
         replies: list[ResultPacket] = []
         controller = self.session.controller
-        self.in_flight.as_receiver(-1, lambda: replies.append(controller.send(packet, timeout, end)))
+        self.in_flight.as_receiver(-1, lambda: replies.append(controller.send(packet, timeout, end, last)))
         return replies[0]
 
     def _rescue(self, error: BaseException, encoded: EncodedRequest) -> Completion:
@@ -471,11 +474,12 @@ class Pipeline(BurstRequests):
         wait.check(WAITING)
         try:
             packet = session.controller.packet(request, measure=job.measure)
-            reply = self._exchange(packet, wait.timeout, wait.end)
+            reply = self._exchange(packet, wait.timeout, wait.end, wait.last)
         except StatusError as error:
             return error.as_result()
         except NotSent:
             session.check()
+            session.check_engine()
             result = session.prepared.perform(job)
             session.note_plain()
             return result
@@ -488,7 +492,7 @@ class Pipeline(BurstRequests):
         return Result(_NONE, session.prepared.outputs(request, reply.output_shapes), reply.output_shapes, reply.timing)
 
     def _recover_request(self, error: PeerDied, request: Request) -> None:
-        """Recover after a death over a request that may be sent again. Raises what cannot be recovered from."""
+        """Recover after a death over a request that may be sent again. Raise what cannot be recovered from."""
         if not self.session.is_recoverable(error):
             raise error
         found: list[Exception | None] = []

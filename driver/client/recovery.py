@@ -16,14 +16,18 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from burst import BuffersLost, DeviceBuffer, PeerDied, Quarantined
+from burst.errors import EngineEnded
 from driver.errors import signal_name
 from driver.protocol.model_digest import model_digest, structure_digest
+from fmq.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from burst import Controller, Request, Trace
-    from driver.client.prepared_model import Home, RemotePreparedModel
+    from driver.client.connection import Connection
+    from driver.client.executor import OpenController
+    from driver.client.remote_executor import Home, RemoteExecutor
     from driver.nn import Model
     from driver.options import Options
 
@@ -78,7 +82,7 @@ class Quarantine:
             raise Quarantined(reason)
 
     def note(self, key: Key, model: Model, crash: Crash, *, again: bool) -> None:
-        """Count one more crash; `again`: of what crashed it before. Raises Quarantined when that was one too many."""
+        """Count one more crash; `again`: of what crashed it before. Raise Quarantined when that was one too many."""
         with self._lock:
             self._crashes[key] = count = self._crashes.get(key, 0) + 1
             if not again and count < _MOST_CRASHES:
@@ -129,7 +133,7 @@ def digest_of(model: Model) -> str:
 def describe(model: Model) -> str:
     """Return the model's name, or its operations in short."""
     if model.name:
-        return "".join(filter(str.isprintable, model.name))
+        return printable(model.name)
     names = [operation.type for operation in model.main.operations]
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more
@@ -158,21 +162,26 @@ _FOLLOWS = 1.0  # seconds within which an engine ends after its service
 class Recovery:
     """The deaths that one burst has seen, and the controller that comes after the next."""
 
-    def __init__(self, prepared: RemotePreparedModel, options: Options) -> None:
-        self._prepared, self._options = prepared, options
+    def __init__(self, prepared: RemoteExecutor, options: Options, opened: OpenController) -> None:
+        self._prepared, self._options, self._opened = prepared, options, opened
         self._suspect: object = None  # what crashed the device last
         self._tokens: set[int] = set()
         self._in_a_row = 0
+        self._told: Connection | None = None  # whose end, for memory, its requests have been told
 
     def begin(self) -> tuple[Home, Controller]:
-        """Return the first controller, and where it leads. Raises StatusError, PeerDied."""
+        """Return the first controller, and where it leads. Raise StatusError, PeerDied."""
         home = self._prepared.present_home()
         try:
-            return home, self._prepared.new_controller(self._options, home)
+            return home, self.open_at(home)
         except PeerDied:
             if not self._options.recover:
                 raise
-            return self._prepared.revived(self._options, home.connection)
+            return self._prepared.revived(home.connection, self.open_at)
+
+    def open_at(self, home: Home) -> Controller:
+        """Return a controller where the device has prepared the model."""
+        return self._prepared.new_controller(self._options, home, self._opened)
 
     def is_recoverable(self, error: BaseException, has_died: Callable[[], bool]) -> bool:
         """Return True if the burst's device died, and is to be started again.
@@ -199,13 +208,16 @@ class Recovery:
     def successor(
         self, error: BaseException, home: Home, trace: Trace, waiting: Sequence[tuple[object, Request | None]]
     ) -> tuple[Home, Controller]:
-        """Return a controller on the device's next life. Raises what all waiting requests are to get.
+        """Return a controller on the device's next life. Raise what all waiting requests are to get.
 
         `waiting`: the requests without an answer, each with an object that identifies it.
         """
         self._prepared.check_quarantine()
         if not (self._options.recover and isinstance(error, PeerDied)):
             raise error
+        if isinstance(error, EngineEnded) and self._told is not home.connection:
+            self._told = home.connection
+            raise error  # perhaps it was by one of these; the next ones go to the next engine
         if self._tokens:
             names = ", ".join(map(str, sorted(self._tokens)))
             raise BuffersLost(
@@ -221,7 +233,7 @@ class Recovery:
             raise PeerDied(
                 f"device {name!r} died {_MOST_IN_A_ROW} times over the same requests; the burst gives them up"
             )
-        return self._prepared.revived(self._options, home.connection)
+        return self._prepared.revived(home.connection, self.open_at)
 
 
 class Revivals:
@@ -231,7 +243,7 @@ class Revivals:
         self._times: deque[float] = deque(maxlen=_MOST_REVIVALS)
 
     def count(self, name: str) -> None:
-        """Count one more. Raises PeerDied when there were too many."""
+        """Count one more. Raise PeerDied when there were too many."""
         now = time.monotonic()
         if len(self._times) == _MOST_REVIVALS and now - self._times[0] < _WITHIN:
             raise PeerDied(

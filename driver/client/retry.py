@@ -37,7 +37,7 @@ def retry(
         until: the same as a time.monotonic(). A wait that would go past the end is not begun.
         on: what counts as passing; by default the two TRANSIENT errors.
 
-    Raises what the last call raised; ValueError without any limit.
+    Raise what the last call raised; ValueError without any limit.
     """
     if attempts is None and timeout is None and until is None:
         raise ValueError("retry without a limit: give attempts=, timeout= or until=")

@@ -6,6 +6,7 @@ a socket there, and the listening process must belong to that owner.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -22,7 +23,7 @@ def is_path(address: str) -> bool:
 
 
 def connect(address: str) -> Channel:
-    """Return a connection to the device that is served there. Raises DeviceNotFound, DeviceFailed."""
+    """Return a connection to the device that is served there. Raise DeviceNotFound, DeviceFailed."""
     path = Path(address)
     if not path.is_absolute():
         raise DeviceNotFound(f"name={address!r}: the path of a socket is absolute; use {os.path.abspath(address)!r}")
@@ -46,8 +47,15 @@ def connect(address: str) -> Channel:
     return channel
 
 
+def is_dead(path: str) -> bool:
+    """Return True if no process listens any more at the socket there. Wait for none: its queue may be full."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(path) == errno.ECONNREFUSED
+
+
 def owner_of(folder: Path) -> int:
-    """Return the owner of a folder. Raises DeviceFailed if others, but root, can write there; OSError."""
+    """Return the owner of a folder. Raise DeviceFailed if others, but root, can write there; OSError."""
     for place in (folder, *folder.parents):
         mode = place.stat().st_mode
         is_sticky = place != folder and mode & stat.S_ISVTX  # there, what is in it belongs to its owners

@@ -6,7 +6,7 @@ When the device dies, the session goes on with a controller on the device's next
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from burst import ErrorStatus, GeneralFailure, PeerDied, Request, Result, StatusError
 from burst.causes import failure_of
@@ -16,7 +16,7 @@ from burst.errors import status_error
 from driver.client.buffers import EncodedRequest
 from driver.client.burst_requests import CLOSED
 from driver.client.device_buffers import check_buffers
-from driver.client.job import Job
+from driver.client.job import Job, perform_with_room
 from driver.client.recovery import Recovery
 from driver.client.statistics import Statistics
 from driver.deadlines import earlier
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from burst.messages import Cause
     from burst.wire import ResultPacket
     from driver.client.buffers import RequestBuffers
+    from driver.client.executor import BurstParts
     from driver.client.in_flight import InFlight
-    from driver.client.prepared_model import Home, RemotePreparedModel
+    from driver.client.remote_executor import Home, RemoteExecutor
     from driver.client.workspace import InputSet, OutputSet
     from driver.options import Options
 
@@ -40,53 +41,17 @@ FAILURES = (StatusError, PeerDied, DeviceFailed)
 """A device's answers and ends after which a fallback may execute the request."""
 
 
-class Replacement(Protocol):
-    """A prepared model that executes a request in the device's place."""
-
-    def perform(self, job: Job) -> Result: ...
-
-
-class Fallback(Protocol):
-    """An executor of requests that the device does not answer. It is asked only after an error."""
-
-    def replacement(self, error: BaseException, home: Home, /) -> Replacement:
-        """Return what executes the request after that error of the device where the burst was at home.
-
-        Raises the error if the request would fail there, too.
-        """
-
-    def perform_or_instead(
-        self,
-        attempt: Callable[[], Result],
-        job: Job,
-        home: Callable[[BaseException], Home],
-        /,
-    ) -> Result:
-        """Return what `attempt` gives, or what the fallback gives where that may do better.
-
-        `home`: called after a failure, where the burst was at home.
-        """
-
-    def home(self) -> Home | None:
-        """Return where the device has prepared the model; None while another device takes its place."""
-
-    def report(self) -> dict[str, Any]:
-        """Return counts and reasons, for `Burst.stats`."""
-
-
 class BurstSession:
     """A burst's session with its device. It executes by the queues, the plain path, or the fallback."""
 
-    def __init__(
-        self, prepared: RemotePreparedModel, options: Options, buffers: RequestBuffers, fallback: Fallback | None
-    ) -> None:
-        """Begin with a controller. Raises StatusError, PeerDied."""
-        self.prepared, self.options, self.buffers, self.fallback = prepared, options, buffers, fallback
+    def __init__(self, prepared: RemoteExecutor, options: Options, buffers: RequestBuffers, parts: BurstParts) -> None:
+        """Begin with a controller. Raise StatusError, PeerDied."""
+        self.prepared, self.options, self.buffers, self.fallback = prepared, options, buffers, parts.fallback
         self.depth = options.depth
         self.statistics = Statistics()
         self.is_closed = False
         self.is_displaced = False  #: its device died, and the fallback executes instead
-        self._recovery = Recovery(prepared, options)
+        self._recovery = Recovery(prepared, options, parts.open_controller)
         self._home, self.controller = self._recovery.begin()
 
     def check(self) -> None:
@@ -101,7 +66,7 @@ class BurstSession:
         self.prepared.device.check_process()
 
     def bind(self, request: Request, in_flight: InFlight) -> None:
-        """Bind the burst to the buffers that this request names. Raises BuffersLost, ValueError."""
+        """Bind the burst to the buffers that this request names. Raise BuffersLost, ValueError."""
         self.try_return_to_device(in_flight)
         check_buffers(request.pools, self._home.connection)
         self._recovery.bind(request)
@@ -131,7 +96,7 @@ class BurstSession:
         return self.encode(encoded.inputs, encoded.outputs)
 
     def result_of(self, encoded: EncodedRequest, reply: ResultPacket) -> Result:
-        """Return the result of a request that succeeded. Raises GeneralFailure."""
+        """Return the result of a request that succeeded. Raise GeneralFailure."""
         self.statistics.note(reply.timing)
         return encoded.outputs.result(reply.output_shapes, reply.timing)
 
@@ -180,11 +145,9 @@ class BurstSession:
 
     # ---- other ways to a result
 
-    def perform_or_instead(self, attempt: Callable[[], Result], job: Job) -> Result:
-        """Return what `attempt` gives for a request on the caller's pools, or the fallback where it may do better.
-        better.
-        """
-        return self.fallback.perform_or_instead(attempt, job, self._failed) if self.fallback else attempt()
+    def perform_with_fallback(self, attempt: Callable[[], Result], job: Job) -> Result:
+        """Return what `attempt` gives for a request on the caller's pools; after a failure, what the fallback gives."""
+        return self.fallback.perform_with_fallback(attempt, job, self._failed) if self.fallback else attempt()
 
     def _failed(self, error: BaseException) -> Home:
         """Return where the burst was at home. If the device has died, the fallback takes its place."""
@@ -192,7 +155,7 @@ class BurstSession:
         return self._home
 
     def run_plain(self, encoded: EncodedRequest, timeout: float | None) -> Result:
-        """Execute once on the plain path, or by the fallback. Raises StatusError, PeerDied."""
+        """Execute once on the plain path, or by the fallback. Raise StatusError, PeerDied."""
         try:
             self.check()
             result = self.prepared.perform(Job.of(encoded.request, measure=self.options.measure, timeout=timeout))
@@ -207,18 +170,21 @@ class BurstSession:
     def run_fallback(self, encoded: EncodedRequest, error: BaseException, timeout: float | None = None) -> Result:
         """Execute once by the fallback after that error, on the same memory: the device is done with it.
 
-        The device has answered with an error, or is dead. Raises `error` where there is no fallback or it would fail
+        The device has answered with an error, or is dead. Raise `error` where there is no fallback or it would fail
         likewise, and what the fallback raises.
         """
         self.check_process()
         if self.fallback is None or self.is_closed:
             raise error
-        replacement = self.fallback.replacement(error, self._failed(error))
+        replacement = self.fallback.replacement_at(error, self._failed(error))
         job = Job.of(encoded.request, measure=self.options.measure, timeout=timeout)
-        result = replacement.perform(job)
-        if result.status and self.buffers.grow(encoded.outputs, result.output_shapes):
-            encoded = self.encode(encoded.inputs, encoded.outputs)
-            result = replacement.perform(job._replace(request=encoded.request))
+
+        def grown(result: Result) -> Request | None:
+            if self.buffers.grow(encoded.outputs, result.output_shapes) is None:
+                return None
+            return self.encode(encoded.inputs, encoded.outputs).request
+
+        result = perform_with_room(replacement.perform, job, grown)
         if result.status == ErrorStatus.GENERAL_FAILURE and isinstance(error, GeneralFailure):
             raise error  # the device's own words are clearer than those of another one
         return self._checked(encoded, result)
@@ -237,6 +203,11 @@ class BurstSession:
         except Closed:  # in quarantine
             return True
 
+    def check_engine(self) -> None:
+        """Raise PeerDied if the burst recovers, and its engine was ended for the memory that it took."""
+        if self.options.recover and self._home.connection.is_outlived:
+            raise PeerDied("the burst's engine was ended for the memory that it took; another one serves")
+
     @property
     def has_result(self) -> bool:
         """True if `controller.receive` has something to say: a result, or how the device ended."""
@@ -252,7 +223,7 @@ class BurstSession:
     def recover(self, error: BaseException, waiting: Sequence[tuple[object, Request | None]]) -> None:
         """Go on with the device's next life; `waiting` as for `Recovery.successor`.
 
-        Nothing that was encoded before is known there. Raises what all waiting requests are to get.
+        Nothing that was encoded before is known there. Raise what all waiting requests are to get.
         """
         if self.is_closed:
             raise error
@@ -268,16 +239,16 @@ class BurstSession:
         return self.controller is not before
 
     def _return_to_device(self) -> None:
-        home = self.fallback.home() if self.fallback else None
+        home = self.fallback.home if self.fallback else None
         if home is None or home is self._home:
             return
         with suppress(*FAILURES, ValueError):
             self.check()
-            self._adopt_controller(home, self.prepared.new_controller(self.options, home))
+            self._adopt_controller(home, self._recovery.open_at(home))
             self.is_displaced = False
 
     def _adopt_controller(self, home: Home, controller: Controller) -> None:
-        """Go on with another controller. Raises PeerDied, ValueError."""
+        """Go on with another controller. Raise PeerDied, ValueError."""
         self.statistics.retire(self.controller)
         self.statistics.recoveries += 1
         self.controller.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import count
 from threading import Lock
@@ -21,11 +21,11 @@ from burst import ErrorStatus, InvalidArgument, Malformed, Result, Timeout, Timi
 from burst.channel import Message, close_all
 from burst.dropped import DropList
 from burst.errors import status_error
-from burst.messages import NO_TIMING
 from burst.slots import SlotTable
 from driver.client.answer_thread import AnswerThread
-from driver.client.fenced import Ending, ExecutionInfo, FencedExecution, duplicates
+from driver.client.fenced import SUCCESS, Ending, ExecutionInfo, FencedExecution, duplicates
 from driver.client.lane_socket import MOST_NUMBERS, LaneSocket
+from driver.client.workspace import KnownRequest
 from driver.deadlines import seconds_left
 from driver.errors import DriverError
 from driver.protocol.lane_codec import (
@@ -37,18 +37,20 @@ from driver.protocol.lane_codec import (
     question,
 )
 from fmq import clock
+from fmq.clock import FOREVER
 
 if TYPE_CHECKING:
     import select
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from burst import Memory
+    from burst import Memory, Request
     from driver.client.completion import Completion
     from driver.client.connection import Connection
     from driver.client.job import Job
-    from driver.client.workspace import KnownRequest
+    from driver.client.stream_feed import StreamFeed
+    from driver.protocol.stream_terms import StreamTerms
 
 _MANY = 64  # outcomes that are not wanted any more, of which the device is told at once
 
@@ -67,7 +69,7 @@ class SocketLane:
         self._opening, self._is_closed = Lock(), False
         self._numbers = count(1)
         self._answer = b"", Result(ErrorStatus.NONE)
-        self._ended: tuple[bytes, Ending] = b"", Ending(ExecutionInfo(ErrorStatus.NONE, NO_TIMING, NO_TIMING))
+        self._ended: tuple[bytes, Ending] = b"", SUCCESS
         self.forgotten: deque[int] = deque()  #: outcomes of which the device is to be told
 
     # ---- sockets
@@ -85,7 +87,8 @@ class SocketLane:
         """Keep a socket for the next call: no answer is on its way on it."""
         socket.lock.release()
         self._idle.append(socket)
-        socket.tell_freed()
+        if socket.freed:
+            socket.tell_freed()
         if self._is_closed:
             self._close_idle()
 
@@ -120,7 +123,7 @@ class SocketLane:
         try:
             request = socket.encoded(model, job.request, known, job.measure)
             message = in_turn(next(self._numbers), end, request)
-            raw = socket.ask(message, seconds_left(end))
+            raw = socket.ask(message, None if end is None else seconds_left(job.wait.last))
         except InvalidArgument as error:  # nothing was sent
             self._put(socket)
             return error.as_result()
@@ -128,12 +131,15 @@ class SocketLane:
             self._end(socket)
             raise
         self._put(socket)
-        if end is not None and clock.now() > end:
-            raise Timeout("the answer came after the deadline")
         known_answer = self._answer
         if raw != known_answer[0]:
             known_answer = self._answer = raw, Result(*decode_outcome(raw))
-        return known_answer[1]
+        result = known_answer[1]
+        if result.status == ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT:
+            socket.send_anew(job.request)
+        if end is not None and not result.status and clock.now() > end:
+            raise Timeout("the result came after the deadline")
+        return result
 
     # ---- behind fences
 
@@ -147,24 +153,29 @@ class SocketLane:
         def message(socket: LaneSocket) -> bytes:
             return launch_behind(*terms, socket.encoded(model, job.request, known, job.measure))
 
-        with duplicates(job.after) as fds:
+        with duplicates(job.after) if job.after else nullcontext(list[int]()) as fds:
             answer = self._asked(message, fds, job.wait.end)
-        fences = answer.take_fds()
+        fences = answer.fds  # ours from now on
         if answer.raw[10:] != LAUNCHED:
             close_all(fences)
             status, _, _, _, text, cause = decode_outcome(answer.raw[10:])
+            if status == ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT:
+                for socket in list(self.sockets):  # it went on one of them
+                    socket.send_anew(job.request)
             raise status_error(status, text, cause)
         if len(fences) != 1:
             close_all(fences)
             raise Malformed("the device has launched an execution without a fence")
         ask, forget = partial(self.ending, number), partial(self.forget, number)
-        return FencedExecution(fences.pop(), ask, outputs, watch=self._watch, forget=forget)
+        success = None if job.measure else partial(self.success, number)
+        return FencedExecution(fences.pop(), ask, outputs, watch=self._watch, forget=forget, success=success)
 
     def _asked(self, message: Callable[[LaneSocket], bytes], fds: list[int], end: int | None = None) -> Message:
         """Send what `message` makes, and return the answer. `end`: of the wait for a socket, if one is opened."""
         socket = self._take(end)
         try:
-            self._tell_forgotten(socket)
+            if len(self.forgotten) >= _MANY:
+                self._tell_forgotten(socket)
             answer = socket.exchange(message(socket), fds)
         except InvalidArgument:  # nothing was sent
             self._put(socket)
@@ -189,8 +200,7 @@ class SocketLane:
 
     def ending(self, number: int) -> Ending:
         """Return how an execution ended. Raise GeneralFailure while it is pending, PeerDied."""
-        if os.getpid() != self._pid:
-            raise DriverError("this execution was launched before a fork; use it in the process that launched it")
+        self._check_process()
         answer = self._asked(lambda _: question(next(self._numbers), number), [])
         raw, known = self._ended
         if answer.raw[10:] != raw:
@@ -198,6 +208,16 @@ class SocketLane:
             self._ended = answer.raw[10:], known
         self.forget(number)
         return known
+
+    def success(self, number: int) -> Ending:
+        """Return the ending of an execution that has succeeded and was not measured. Raise DriverError."""
+        self._check_process()
+        self.forgotten.append(number)
+        return SUCCESS
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise DriverError("this execution was launched before a fork; use it in the process that launched it")
 
     def forget(self, number: int) -> None:
         """Let the device drop the outcome; it is told with a later call. Finalizers may call this."""
@@ -215,15 +235,42 @@ class SocketLane:
     def begin(self, model: int, job: Job, known: KnownRequest, finish: Callable[[Result], Result]) -> Completion:
         """Launch it; `finish` makes of the device's result the caller's.
 
-        Raise InvalidArgument, Malformed, PeerDied, and Timeout if the first one finds no socket by its end.
+        Raise InvalidArgument, Malformed, PeerDied, and Timeout if there is no socket for them by its end.
         """
         answers = self._answers
         if answers is None or answers.is_over:
-            with self._opening:
-                answers = self._answers
-                if answers is None or answers.is_over:
-                    answers = self._answers = self._answered_on(self._opened(job.wait.end))
+            answers = self._first_answers(job.wait.end)
         return answers.launch(next(self._numbers), (model, job, known), finish)
+
+    def open_stream(self, model: int, requests: Sequence[Request], terms: StreamTerms, feed: StreamFeed) -> None:
+        """Open a stream, whose results go to `feed`. `terms`: without its number and requests.
+
+        Raise InvalidArgument, Malformed, PeerDied, and Timeout if there is no socket for it by its end.
+        """
+        answers = self._answers
+        if answers is None or answers.is_over:
+            answers = self._first_answers(None if terms.end == FOREVER else terms.end)
+        number = next(self._numbers)
+
+        def message(socket: LaneSocket) -> bytes:
+            packed = (socket.encoded(model, request, KnownRequest(request), False) for request in requests)
+            return terms._replace(number=number, requests=tuple(packed)).pack()
+
+        feed.close, feed.give_room = partial(answers.end_stream, number), partial(answers.give_room, number)
+        answers.open_stream(number, message, feed)
+
+    def _first_answers(self, end: int | None) -> AnswerThread:
+        """Return the thread of asynchronous executions, after another caller that opens a socket for it, if any."""
+        seconds = seconds_left(end)
+        if not self._opening.acquire(timeout=-1 if seconds is None else seconds):
+            raise Timeout("no socket for asynchronous executions was opened in time")
+        try:
+            answers = self._answers
+            if answers is None or answers.is_over:
+                answers = self._answers = self._answered_on(self._opened(end))
+            return answers
+        finally:
+            self._opening.release()
 
     def _answered_on(self, socket: LaneSocket) -> AnswerThread:
         on_end = partial(_remove, self.sockets, socket)

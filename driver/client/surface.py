@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burst import MissedDeadlineTransient, Timeout
+from burst import ErrorStatus, MissedDeadlineTransient, Timeout
 from burst.errors import status_error
 from driver.client.completion import Completion
-from driver.client.job import Job
+from driver.client.job import Job, perform_with_room
 from driver.client.names import by_position, copies, together
 from driver.client.open_input import OpenInput
 from driver.client.packed_inputs import blank_input
+from driver.client.result_stream import RepeatedRun
+from driver.client.statistics import write_timeline
+from driver.client.stream_plan import StreamPlan
 from driver.client.tasks import TaskTimes
 from driver.client.workspace import FreeList, Workspace, input_shapes, shapes_of
 from driver.deadlines import Wait, check_times, nanoseconds, passed
@@ -29,10 +32,13 @@ if TYPE_CHECKING:
 
     from burst import Memory, Request, Result
     from driver.client.burst_requests import BurstRequests
+    from driver.client.executor import Executor
     from driver.client.fenced import FencedExecution, Waitable
+    from driver.client.result_stream import ResultStream
+    from driver.client.stream_plan import Until
     from driver.client.tasks import Tasks
     from driver.nn import Model
-    from driver.options import InputShapes, Options, Policy, Preference
+    from driver.options import InputShapes, Policy, Preference
     from fmq.region import Kind
 
 
@@ -42,7 +48,7 @@ def signature(model: Model) -> str:
 
 
 def _zeros(model: Model, shapes: Sequence[InputShapes] | None) -> Iterator[tuple[Any, ...]]:
-    """Return arrays of zeros for each set of shapes, and empty texts. Raises ValueError."""
+    """Return arrays of zeros for each set of shapes, and empty texts. Raise ValueError."""
     for each in [None] if shapes is None else shapes:
         sides = zip(model.inputs, shapes_of(model, each, "warm_up(shapes=[…])"), _in_order(model, each), strict=True)
         yield tuple(
@@ -58,13 +64,13 @@ def _in_order(model: Model, shapes: InputShapes | None) -> Sequence[Any]:
     return by_position(by_name, tuple(tensor.name for tensor in model.inputs), model.optional)
 
 
-class AnyPreparedModel(Closing, ABC):
+class AnyPreparedModel(Closing):
     """A model made ready to run: on one device, on several, or in this process. Any thread, several at once."""
 
     to_send = "pickle its `model`, and prepare that"
 
-    model: Model
-    preference: Preference
+    def __init__(self, executor: Executor, preference: Preference) -> None:
+        self.executor, self.model, self.preference = executor, executor.model, preference
 
     @cached_property
     def _workspaces(self) -> FreeList[Workspace]:
@@ -83,15 +89,13 @@ class AnyPreparedModel(Closing, ABC):
         Inputs come by position, by name (`run(images=x)`), or in one dict by name, which also takes names such as
         "timeout". Outputs are a tuple that also takes names: `outputs["boxes"]`.
 
-        Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, Timeout when the result
+        Raise ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, Timeout when the result
         does not come in `timeout` seconds, and MissedDeadline* when it does not come by the `deadline`, a
         time.monotonic(). The device is told the earlier one, and gives up what it cannot do by then.
         """
         arrays, wait = together(arrays, by_name), Wait.of(timeout, deadline)
         workspace = self._filled_workspace(arrays)
-        result = self.perform(Job(workspace.request, wait))
-        if workspace.grow_for(result):
-            result = self.perform(Job(workspace.request, wait))
+        result = perform_with_room(self.executor.perform, Job(workspace.request, wait), workspace.grown_for)
         return self._outputs_of(workspace, result)
 
     async def run_async(
@@ -104,13 +108,13 @@ class AnyPreparedModel(Closing, ABC):
         """Do as `run`, for asyncio. Cancelling the task gives the request up."""
         arrays, wait = together(arrays, by_name), Wait.of(timeout, deadline)
         workspace = self._filled_workspace(arrays)
-        result = await self.start(Job(workspace.request, wait))
-        if workspace.grow_for(result):
-            result = await self.start(Job(workspace.request, wait))
+        result = await self.executor.start(Job(workspace.request, wait))
+        if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and (request := workspace.grown_for(result)):
+            result = await self.executor.start(Job(request, wait))
         return self._outputs_of(workspace, result)
 
     def _filled_workspace(self, arrays: Sequence[Any]) -> Workspace:
-        """Return memory that no execution uses, with these arrays in its inputs. Raises ValueError."""
+        """Return memory that no execution uses, with these arrays in its inputs. Raise ValueError."""
         shapes = input_shapes(self.model, arrays)
         workspace = self._workspaces.take(shapes) or Workspace.create(self.model, shapes)
         workspace.inputs.fill(arrays)
@@ -132,7 +136,7 @@ class AnyPreparedModel(Closing, ABC):
     ) -> None:
         """Run once for each set of input shapes, on zeros: what a first run does beyond the others is done then.
 
-        `shapes`: tuples of shapes by position, or dicts by name; None: the shapes that the model tells. Raises as `run`
+        `shapes`: tuples of shapes by position, or dicts by name; None: the shapes that the model tells. Raise as `run`
         does, and ValueError for open shapes that are not given.
         """
         for zeros in _zeros(self.model, shapes):
@@ -152,15 +156,14 @@ class AnyPreparedModel(Closing, ABC):
         """Execute an explicit request, with any status; outputs are views of its pools.
 
         `timeout`: seconds from now, `deadline`: a time.monotonic(). The device is told the earlier one, and gives up
-        what it cannot do by then. The wait ends there whatever it does: at the deadline with a result of status
-        MISSED_DEADLINE_TRANSIENT, after the timeout by Timeout. `loop_timeout`: seconds that a WHILE may take; by
-        default 2, at most 15.
+        what it cannot do by then. The wait ends whatever it does: 0.2 s after the deadline with a result of status
+        MISSED_DEADLINE_TRANSIENT, if the device has not said another, after the timeout by Timeout. `loop_timeout`:
+        seconds that a WHILE may take; by default 2, at most 15.
 
-        Raises PeerDied, Timeout, and Malformed for a request that cannot be said.
+        Raise PeerDied, Timeout, and Malformed for a request that cannot be said.
         """
-        return self.perform(
-            Job.of(request, measure=measure, timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
-        )
+        job = Job.of(request, measure=measure, timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
+        return self.executor.perform(job)
 
     def execute_async(
         self,
@@ -178,11 +181,11 @@ class AnyPreparedModel(Closing, ABC):
         device, too. `callback` gets the future when it is done, in a thread that completes others: it must not wait for
         another one.
 
-        Raises ValueError for what is no time.
+        Raise ValueError for what is no time.
         """
         try:
             job = Job.of(request, measure=measure, timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
-            completion = self.start(job)
+            completion = self.executor.start(job)
         except Timeout as error:
             completion = Completion().fail(error)
         if callback:
@@ -207,28 +210,15 @@ class AnyPreparedModel(Closing, ABC):
             measure: whether `info` has times.
             deadline: of `time.monotonic()`; what is not done by then is missed.
             loop_timeout: seconds that a WHILE may take.
-            duration: seconds that it may take from when the fences are signalled.
+            duration: seconds that it may take from when the fences are signalled; those of each step, where a model is
+                divided between devices.
 
-        Raises InvalidArgument for a request that does not fit, for what is no fence and for fences in error;
+        Raise InvalidArgument for a request that does not fit, for what is no fence and for fences in error;
         MissedDeadlinePersistent for a deadline in the past; ResourceExhaustedTransient when too many are pending;
         PeerDied.
         """
         job = Job.of(request, measure=measure, loop_timeout=loop_timeout, deadline=deadline)
-        return self.launch(job.behind(wait_for, duration))
-
-    # ---- how a job is executed
-
-    @abstractmethod
-    def perform(self, job: Job) -> Result:
-        """Execute it while the caller waits."""
-
-    @abstractmethod
-    def start(self, job: Job) -> Completion:
-        """Execute it in the background. What fails belongs to the completion."""
-
-    @abstractmethod
-    def launch(self, job: Job) -> FencedExecution:
-        """Execute it when its fences are signalled."""
+        return self.executor.launch(job.behind(wait_for, duration))
 
     def burst(
         self,
@@ -241,9 +231,23 @@ class AnyPreparedModel(Closing, ABC):
         policy: Policy = "block",
         recover: bool = False,
     ) -> AnyBurst:
-        """Open a burst; `RemotePreparedModel.burst` says what the options do.
+        """Open a burst.
 
-        Raises StatusError, PeerDied, ValueError.
+        Args:
+            spin: seconds that both sides poll before they sleep; 0 sleeps at once, "adaptive" polls while that pays.
+                By default 50 us, and 0 for a model that was prepared for low power.
+            memory: what its queues are made of, "memfd" or "posix".
+            measure: whether results carry their timing.
+            input_shapes: of the first inputs, by position or in a dict by name, for a model that leaves them open;
+                None there omits that input. By default the inputs are made for the first arrays that are given.
+            depth: requests that may be in flight at once, for `submit`, from 1 to 64. By default 1, and 4 for a model
+                that was prepared for sustained speed.
+            policy: what `submit` does when so many are: "block", "reject" or "latest".
+            recover: when the device dies, start it again, prepare the model again and send again what was not
+                answered; the caller sees one slow result. A model that crashes the device twice over one request, or
+                three times in all, gets Quarantined; a burst that is bound to buffers of the device, BuffersLost.
+
+        Raise StatusError, PeerDied, ValueError.
         """
         its = options_of(
             self.preference,
@@ -255,19 +259,22 @@ class AnyPreparedModel(Closing, ABC):
             policy=policy,
             recover=recover,
         )
-        return self.open_burst(its)
+        return self.executor.open_burst(its)
 
-    @abstractmethod
-    def open_burst(self, options: Options) -> AnyBurst:
-        """Open a burst with these options."""
-
-    @abstractmethod
     def free_memory(self, memory: Memory) -> None:
-        """Let the device unmap it. Unknown memory is no error."""
+        """Have the devices unmap it: at once, or after the executions that use it. Unknown memory is no error.
 
-    @abstractmethod
+        Memory that the application drops is freed without this.
+        """
+        self.executor.free_memory(memory)
+
     def close(self) -> None:
-        """Free the model; bursts on it go on until they are closed."""
+        """Free the model; bursts on it go on until they are closed.
+
+        A device that does not answer, because it is stopped, say, is not waited for long: it frees the model later.
+        """
+        self._workspaces.clear()
+        self.executor.close()
 
 
 class AnyBurst(Closing, ABC):
@@ -307,7 +314,7 @@ class AnyBurst(Closing, ABC):
 
         Arrays may have any shape that the model leaves open; `inputs` are of the last one.
 
-        Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, Busy, ResultsHeld,
+        Raise ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, Busy, ResultsHeld,
         Timeout when the result does not come in `timeout` seconds, and MissedDeadline* when it does not come by the
         `deadline`, a time.monotonic(): the burst stays usable, a late result is dropped.
         """
@@ -342,7 +349,7 @@ class AnyBurst(Closing, ABC):
         While `depth` requests are in flight, policy "block" waits (at most `timeout` seconds, then Timeout), "reject"
         raises Busy, and "latest" keeps this request until there is room, in the place of one that was kept before.
         `deadline`: a time.monotonic() by which it has to be done; then the future is, with MissedDeadline*.
-        Raises as `run` does for what was not sent.
+        Raise as `run` does for what was not sent.
         """
         check_times(timeout=timeout)
         by = None if deadline is None else nanoseconds(deadline)
@@ -351,8 +358,9 @@ class AnyBurst(Closing, ABC):
         return self.source.submit_by(together(arrays, by_name), timeout, by)
 
     def submit_and_wait(self, arrays: tuple[Any, ...], timeout: float | None, deadline: float | None) -> Result:
-        """Submit a request and return its result. Raises Timeout at the `deadline`, to which the `timeout` has led."""
+        """Submit a request and return its result. Raise Timeout at the `deadline`, to which the `timeout` has led."""
         completion = self.submit(*arrays, timeout=timeout, deadline=deadline)
+        completion.ends_by_timeout = True
         try:
             return completion.result()
         except MissedDeadlineTransient as error:
@@ -364,7 +372,7 @@ class AnyBurst(Closing, ABC):
         """Do as `run`, for asyncio. Cancelling the task drops the result when it comes.
 
         `timeout`: seconds from now, also for tasks before it; `deadline`: a time.monotonic(). The device is told the
-        earlier one. Raises Timeout after the one, and MissedDeadline* at the other.
+        earlier one. Raise Timeout after the one, and MissedDeadline* at the other.
         """
         return await self.tasks.run(self.source, together(arrays, by_name), timeout, deadline)
 
@@ -382,6 +390,45 @@ class AnyBurst(Closing, ABC):
         """
         return self.tasks.stream(self.source, frames, timeout, deadline)
 
+    def stream_results(
+        self,
+        inputs: Any,
+        *,
+        feedback: Mapping[str, str],
+        until: Until = None,
+        most: int = 4096,
+        also: Sequence[str] = (),
+        deadline: float | None = None,
+    ) -> ResultStream:
+        """Repeat an execution on what it leaves: `for result in burst.stream_results(…)`, or `async for`.
+
+        On one device the engine repeats it, up to `depth` results ahead of the caller, whose outputs are views of
+        shared memory, yours as long as you hold them. Each step takes its turn by priority and share. With policy
+        "latest" the caller gets the newest result, copied, and the engine does not wait for it. On several devices,
+        and in this process, a step is a `run` of this burst, when its result is asked for.
+
+        Args:
+            inputs: of the first step: a dict by name, or a sequence by position. Those that are not fed stay the same.
+                A buffer of the device can be one, such as those of another stream's `state`.
+            feedback: outputs and the inputs that they become, by name. Each pair has one type, and shapes that fit.
+            until: ends the stream after the step in which all elements of that output are true ("done"), or one of
+                some values ({"token": 2}, {"token": [0, 2]}).
+            most: steps, at most 1048576.
+            also: names of outputs that results have although they are fed back, as the one of `until` always is.
+                Others that are fed back are empty there: they stay where the model runs.
+            deadline: of the whole stream, a time.monotonic().
+
+        Raise ValueError, TypeError for what does not fit (nothing was sent), StatusError and PeerDied for the first
+        step, which has run when this returns.
+        """
+        plan = StreamPlan.of(self.model, feedback, until=until, most=most, also=also)
+        given = (dict(inputs),) if isinstance(inputs, Mapping) else tuple(inputs)
+        return self.repeated(plan, given, deadline)
+
+    def repeated(self, plan: StreamPlan, inputs: tuple[Any, ...], deadline: float | None) -> ResultStream:
+        """Return the stream of `stream_results`, for a plan that was checked."""
+        return RepeatedRun(self, plan, inputs, deadline)
+
     def execute(
         self,
         request: Request,
@@ -393,10 +440,11 @@ class AnyBurst(Closing, ABC):
         """Execute an explicit request on pools of your own, with any status.
 
         `timeout`: seconds from now, `deadline`: a time.monotonic(). The device is told the earlier one, and gives up
-        what it cannot do by then. The wait ends there whatever it does: at the deadline with a result of status
-        MISSED_DEADLINE_TRANSIENT, after the timeout by Timeout. `loop_timeout`: seconds that a WHILE may take.
+        what it cannot do by then. The wait ends whatever it does: 0.2 s after the deadline with a result of status
+        MISSED_DEADLINE_TRANSIENT, if the device has not said another, after the timeout by Timeout. `loop_timeout`:
+        seconds that a WHILE may take.
 
-        Raises PeerDied, Timeout, Busy.
+        Raise PeerDied, Timeout, Busy.
         """
         job = Job.of(request, measure=measure, timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
         if self.on_memory is None:
@@ -419,9 +467,13 @@ class AnyBurst(Closing, ABC):
         `fallbacks`: those of the compiled model, if this is a burst of one.
         """
 
-    @abstractmethod
     def trace(self, path: str) -> int:
         """Write the last requests by stages, as a file for Perfetto or chrome://tracing; return how many."""
+        return write_timeline(path, self.timeline("burst"))
+
+    @abstractmethod
+    def timeline(self, name: str, first_lane: int = 0) -> list[dict[str, Any]]:
+        """Return the last requests under that name, in lanes from that one on, for `trace`."""
 
     @abstractmethod
     def close(self) -> None:

@@ -60,6 +60,7 @@ class Tasks:
         while self._unclaimed[loop] >= source.depth + _UNCLAIMED:
             await asyncio.sleep(0)  # tasks whose results are there hold them until they have had their turn
         future = await self._submit(source, arrays, times)
+        future.ends_by_timeout = times.ends_by_timeout
         self._unclaimed[loop] += 1
         try:
             return await future
@@ -149,7 +150,10 @@ class Tasks:
         while (given := await anext(frames, _END)) is not _END:
             with suppress(Busy):  # policy "reject", which has counted it
                 arrays = given if isinstance(given, tuple) else (given,)
-                return await self._submit(source, arrays, TaskTimes.of(timeout, deadline))
+                times = TaskTimes.of(timeout, deadline)
+                future = await self._submit(source, arrays, times)
+                future.ends_by_timeout = times.ends_by_timeout
+                return future
         return None
 
 
@@ -162,12 +166,17 @@ class TaskTimes(NamedTuple):
 
     @classmethod
     def of(cls, timeout: float | None, deadline: float | None) -> TaskTimes:
-        """Count from now; `deadline`: a time.monotonic(). Raises ValueError, MissedDeadlinePersistent."""
+        """Count from now; `deadline`: a time.monotonic(). Raise ValueError, MissedDeadlinePersistent."""
         check_times(timeout=timeout, deadline=deadline)
         by = None if deadline is None else nanoseconds(deadline)
         if missed := passed(by):
             missed.raise_for_status()
         return cls(timeout, by, earlier(timeout, by))
+
+    @property
+    def ends_by_timeout(self) -> bool:
+        """True if the timeout ends it, and not the deadline."""
+        return self.timeout is not None and self.end != self.deadline
 
     def error(self, error: MissedDeadlineTransient) -> BaseException:
         """Return what the caller gets when the wait has ended: Timeout, if it was the timeout that ended it."""

@@ -10,7 +10,6 @@ import os
 import stat
 import subprocess
 from pathlib import Path
-from shutil import which
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +24,8 @@ _OPTIONS = ("--user", "--quiet", "--collect", "--service-type=forking", "--prope
 
 def absence() -> str:
     """Return why no manager can be asked; "" if one can."""
+    from shutil import which
+
     if not which(_COMMAND):
         return f"{_COMMAND} is not installed"
     folder = _folder()

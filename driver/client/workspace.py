@@ -21,15 +21,14 @@ from burst import (
     Memory,
     OutputShape,
     Request,
-    RequestArgument,
     Result,
     Timing,
 )
 from burst._core import ffi
 from burst.memory import VendorMemory
 from burst.messages import NO_TIMING
+from driver.client.layout import Shapes, first_shape, layouts_of, nbytes
 from driver.client.names import by_position, named
-from driver.client.open_input import NOT_GIVEN, open_inputs
 from driver.client.packed_inputs import PackedPlace, input_value, packed_shape
 from driver.nn import combine_dimensions
 from driver.nn.file_form import PACKED, takes_empty
@@ -46,14 +45,9 @@ if TYPE_CHECKING:
     from driver.options import InputShapes
 
 
-_ALIGN = 64  # bytes: what the fast devices need, and a cache line
-_FIRST_GUESS = 4096  # bytes for an output whose size only its execution tells
-_FILE_GUESS = 2**22  # of a model file, which says less of its outputs: memory that is not touched costs nothing
-_INPUTS, _OUTPUTS = 0, 1  # pools of every request that is made here
 _MOST_FREE, _MOST_BYTES = 16, 2**27  # in one free list
 _OF_PYTHON = int, float, list, tuple  # numbers that have no dtype of their own
 _T = TypeVar("_T")
-Shapes = tuple[tuple[int, ...] | None, ...]
 
 
 class InputSet:
@@ -67,30 +61,25 @@ class InputSet:
 
     def __init__(self, model: Model, shapes: Shapes, memory: Memory | None = None) -> None:
         """Lay inputs out. `shapes`: None omits one. `memory`: is used if it suffices."""
-        self.shapes = shapes
-        instead = open_inputs(model, shapes) if NOT_GIVEN in shapes else [None] * len(shapes)
-        shapes = tuple(None if shape == NOT_GIVEN else shape for shape in shapes)
-        operands = [model.main.operands[i] for i in model.main.inputs]
-        self.names, self._optional = tuple(tensor.name for tensor in model.inputs), model.optional
-        lengths = [0 if s is None else nbytes(o, s) for o, s in zip(operands, shapes, strict=True)]
-        *places, end = _offsets(lengths)
-        is_enough = memory is not None and memory.nbytes >= end
-        self.memory = memory if memory is not None and is_enough else Memory.create(max(end, 1))  # there may be none
-        each = list(zip(operands, shapes, places, lengths, strict=True))
-        self.arguments = tuple(_argument(*of_one) for of_one in each)
+        layouts = layouts_of(model)
+        layout = layouts.of_inputs(model, shapes)
+        self.shapes, self.names, self._optional = shapes, layouts.names, layouts.optional
+        is_enough = memory is not None and memory.nbytes >= layout.nbytes
+        self.memory = memory if memory is not None and is_enough else Memory.create(layout.nbytes)
+        self.arguments = layout.arguments
         views: list[Any] = [
-            stands if shape is None else self.memory.asarray(operand.type.dtype, shape, place)
-            for stands, (operand, shape, place, _) in zip(instead, each, strict=True)
+            stands if view is None else self.memory.asarray(*view)
+            for stands, view in zip(layout.instead, layout.views, strict=True)
         ]
-        for n, (operand, view) in enumerate(zip(operands, views, strict=True)):
-            if operand.type == PACKED and view is not None:
-                views[n] = PackedPlace(said_input(n, self.names[n]), model.inputs[n], view)
-        self.arrays: tuple[Any, ...] = named(self.names)(views)
+        for n in layouts.packed:
+            if views[n] is not None:
+                views[n] = PackedPlace(said_input(n, self.names[n]), model.inputs[n], views[n])
+        self.arrays: tuple[Any, ...] = layouts.named_inputs(views)
 
     def fill(self, arrays: Sequence[Any]) -> int:
         """Copy arrays into the inputs, all or none; return how many bytes that were.
 
-        Takes what speaks the buffer protocol or DLPack. Raises ValueError naming the input that does not fit.
+        Takes what speaks the buffer protocol or DLPack. Raise ValueError naming the input that does not fit.
         """
         arrays = by_position(arrays, self.names, self._optional)
         if len(arrays) != len(self.arrays):
@@ -133,22 +122,16 @@ class OutputSet:
 
     def __init__(self, model: Model, sizes: Sequence[int] | None = None) -> None:
         """Reserve memory. `sizes`: bytes for each; by default what the model says."""
-        self._operands = [model.main.operands[i] for i in model.main.outputs]
-        self.named = named(tuple(tensor.name for tensor in model.outputs))
-        self._has_packed = any(operand.type == PACKED for operand in self._operands)
-        guess = _FILE_GUESS if takes_empty(model) else _FIRST_GUESS
-        self.lay_out(sizes or [nbytes(o, o.dimensions) if o.is_known else guess for o in self._operands])
+        self._layouts = layouts = layouts_of(model)
+        self._operands: Sequence[Operand] = layouts.outputs
+        self.named, self._has_packed = layouts.named_outputs, layouts.has_packed_outputs
+        self.lay_out(sizes)
 
-    def lay_out(self, sizes: Sequence[int]) -> None:
+    def lay_out(self, sizes: Sequence[int] | None) -> None:
         """Take new memory for outputs of these sizes in bytes. Arrays on the old one stay valid."""
-        self.sizes = tuple(sizes)
-        *self._places, end = _offsets(sizes)
-        self.memory = Memory.create(end)
+        self.sizes, self._places, size, self.arguments = self._layouts.of_outputs(sizes)
+        self.memory = Memory.create(size)
         self._bytes = self.memory.asarray()
-        self.arguments = tuple(
-            RequestArgument(pool=_OUTPUTS, offset=offset, length=length)
-            for offset, length in zip(self._places, sizes, strict=True)
-        )
         self.begin()
 
     def begin(self) -> None:
@@ -170,14 +153,14 @@ class OutputSet:
             return found
         if self.shapes is not shapes:
             if self.shapes != shapes:
-                dimensions = [shape.dimensions for shape in shapes] if shapes else [None] * len(self.sizes)
-                self.given = self.named(self._view(n, d) for n, d in enumerate(dimensions))
+                dimensions = [each.dimensions for each in shapes or self._operands]
+                self.given = self.named([self._view(n, dims) for n, dims in enumerate(dimensions)])
                 self.ready, self.is_ready = None, False
             self.shapes = shapes
         return self.given
 
     def result(self, shapes: Sequence[OutputShape], timing: Timing) -> Result:
-        """Return the result of a request that succeeded: without times the same one again. Raises GeneralFailure."""
+        """Return the result of a request that succeeded: without times the same one again. Raise GeneralFailure."""
         arrays = self.arrays(shapes)
         if timing is not NO_TIMING or self._has_packed:
             return Result(ErrorStatus.NONE, arrays, tuple(shapes), timing)
@@ -194,14 +177,18 @@ class OutputSet:
     def number(self, number: int) -> None:
         self._number[0] = number
 
-    def _view(self, n: int, dimensions: tuple[int, ...] | None) -> Any:
+    def _view(self, n: int, dims: tuple[int, ...]) -> Any:
         operand = self._operands[n]
-        dims = operand.dimensions if dimensions is None else dimensions
-        if nbytes(operand, dims) > self.sizes[n]:
+        dtype = operand.type.dtype
+        if math.prod(dims) * dtype.itemsize > self.sizes[n]:
             raise GeneralFailure(f"the device reports shape {dims} for output {n}, which does not fit the buffer")
         if operand.type == PACKED:
             return _unpacked(n, self._bytes[self._places[n] :][: math.prod(dims)])
-        return np.asarray(_OutputPlace(self._bytes, self._places[n], operand.type.dtype, dims))
+        return np.asarray(_OutputPlace(self._bytes, self._places[n], dtype, dims))
+
+    def is_in_use(self) -> bool:
+        """Return True if a request in flight writes to it, or the caller holds a part of its last result."""
+        return self.is_busy or self.is_held()
 
     def is_held(self) -> bool:
         """Return True if the caller still refers to one of the arrays that were given out last."""
@@ -250,7 +237,7 @@ class Workspace:
     def create(cls, model: Model, shapes: Shapes) -> Self:
         """Return a new one for inputs of these shapes.
 
-        Raises ResourceExhaustedPersistent, ResourceExhaustedTransient.
+        Raise ResourceExhaustedPersistent, ResourceExhaustedTransient.
         """
         return cls(InputSet(model, shapes), OutputSet(model))
 
@@ -263,16 +250,14 @@ class Workspace:
         """The size of its memory."""
         return self.inputs.memory.nbytes + self.outputs.memory.nbytes
 
-    def grow_for(self, result: Result) -> bool:
-        """Make room for the outputs of a request that lacked room. False: it lacked something else, or nothing."""
-        if result.status != ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
-            return False
+    def grown_for(self, result: Result) -> Request | None:
+        """Return the request with room for the outputs of a result that lacked room. None: it lacked something else."""
         sizes = self.outputs.needed(result.output_shapes)
         if sizes is None:
-            return False
+            return None
         self.outputs.lay_out(sizes)
         self._combine()
-        return True
+        return self.request
 
 
 class FreeList(Generic[_T]):
@@ -314,6 +299,15 @@ class FreeList(Generic[_T]):
         free.clear()
 
 
+class KnownViews(NamedTuple):
+    """The arrays of a request's outputs, and their shapes. seen: outputs in memory; in_memory: the shapes of these."""
+
+    arrays: tuple[Any, ...]
+    shapes: Sequence[OutputShape]
+    seen: list[int]
+    in_memory: list[OutputShape]
+
+
 class KnownRequest:
     """A request that was sent last, with its outputs' views. It does not keep the request's memory alive."""
 
@@ -322,7 +316,7 @@ class KnownRequest:
         end = partial(_end, ref(self))
         self._pools, self._watched = tuple(map(id, pools)), [ref(pool, end) for pool in pools]
         self._lives = True  # all of its pools do, so that no other pool has the id of one
-        self._views: tuple[Sequence[OutputShape], tuple[Any, ...]] | None = None
+        self._views: KnownViews | None = None
 
     def is_of(self, request: Request) -> bool:
         """Return True if it is this one, or names the same arguments and pools."""
@@ -336,15 +330,16 @@ class KnownRequest:
         )
 
     def outputs(self, model: Model, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
-        """Return what `output_views` does; for the same shapes the same ones again."""
+        """Return what `output_views` does; for the same shapes the same ones again. Those in buffers have no views."""
         known = self._views
-        if known and known[0] == shapes:
-            return known[1]
+        if known and (shapes is known.shapes or known.in_memory == ([shapes[n] for n in known.seen] if shapes else [])):
+            return known.arrays
         views = output_views(model, request, shapes)
         is_packed = any(model.main.operands[i].type == PACKED for i in model.main.outputs)
         # Some images are copied with each look; packed values are made with each.
         if not is_packed and not any(isinstance(pool, HardwareBuffer) for pool in request.pools):
-            self._views = shapes, views
+            seen = [n for n, a in enumerate(request.outputs) if not isinstance(request.pools[a.pool], DeviceBuffer)]
+            self._views = KnownViews(views, shapes, seen, [shapes[n] for n in seen] if shapes else [])
         return views
 
     def end(self) -> None:
@@ -374,7 +369,7 @@ def output_views(model: Model, request: Request, shapes: Sequence[OutputShape]) 
 
 
 def _unpacked(n: int, view: NDArray[np.uint8]) -> Any:
-    """Return the value of output `n`. Raises GeneralFailure."""
+    """Return the value of output `n`. Raise GeneralFailure."""
     try:
         return unpack(view)
     except ValueError as error:
@@ -409,20 +404,22 @@ def _wrong_count(given: int, names: Sequence[str]) -> str:
 
 
 def input_shapes(model: Model, given: Sequence[Any]) -> Shapes:
-    """Return the shape of each input: the model's, or the given array's where that leaves it open. Raises ValueError.
+    """Return the shape of each input: the model's, or the given array's where that leaves it open. Raise ValueError.
 
     `given`: arrays or shapes, by position or in one dict.
     """
-    operands, names = [model.main.operands[i] for i in model.main.inputs], [tensor.name for tensor in model.inputs]
-    given = by_position(given, tuple(names), model.optional)
-    if len(given) != len(operands):
-        raise ValueError(_wrong_count(len(given), names))
-    tensors = model.inputs
-    return tuple(_shape(n, tensors[n], o, g) for n, (o, g) in enumerate(zip(operands, given, strict=True)))
+    layouts = layouts_of(model)
+    given = by_position(given, layouts.names, layouts.optional)
+    if len(given) != len(layouts.inputs):
+        raise ValueError(_wrong_count(len(given), layouts.names))
+    pairs = zip(layouts.inputs, given, strict=True)
+    if not layouts.is_open:
+        return tuple([None if g is None else o.dimensions for o, g in pairs])
+    return tuple([_shape(n, model.inputs[n], o, g) for n, (o, g) in enumerate(pairs)])
 
 
 def fitted_inputs(model: Model, given: Sequence[Any]) -> tuple[NDArray[Any] | None, ...]:
-    """Return the arrays as the model takes them, by position, in the shapes of `input_shapes`. Raises ValueError."""
+    """Return the arrays as the model takes them, by position, in the shapes of `input_shapes`. Raise ValueError."""
     shapes, tensors = input_shapes(model, given), model.inputs
     arrays = by_position(given, tuple(tensor.name for tensor in tensors), model.optional)
     return tuple(
@@ -438,7 +435,7 @@ def fitted_inputs(model: Model, given: Sequence[Any]) -> tuple[NDArray[Any] | No
 def shapes_of(model: Model, given: InputShapes | None, where: str = "burst(input_shapes=…)") -> Shapes:
     """Return the shapes of the inputs: those of the model where nothing is given; `where` they are given.
 
-    Raises ValueError for a shape that stays open, or that contradicts.
+    Raise ValueError for a shape that stays open, or that contradicts.
     """
     operands, tensors = [model.main.operands[i] for i in model.main.inputs], model.inputs
     if given is None:
@@ -464,13 +461,6 @@ def shapes_of(model: Model, given: InputShapes | None, where: str = "burst(input
     )
 
 
-def first_shape(operand: Operand) -> Any:
-    """Return an input's shape before it is given: as the model says, with some room for what is no tensor."""
-    if operand.type == PACKED:
-        return (room_for(1),)
-    return operand.dimensions if operand.is_known else NOT_GIVEN
-
-
 def _shape(n: int, tensor: TensorInfo, operand: Operand, given: Any) -> tuple[int, ...] | None:
     if given is None:
         return None
@@ -494,7 +484,7 @@ def fitting(its: _Input, given: Any) -> NDArray[Any]:
     """Return the array, if it is what the input takes.
 
     Of an array only integers are converted, if the values fit; numbers and lists of Python take the input's dtype, if
-    they mean the same there. Raises ValueError.
+    they mean the same there. Raise ValueError.
     """
     if given is None:
         raise ValueError(f"{its} is None, but this input is not omitted; give an array of shape {its.shape}")
@@ -542,23 +532,3 @@ def _as_array(n: int, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) 
 def _is_arrow_buffer(array: object) -> bool:
     kind = type(array)
     return kind.__name__.endswith("Buffer") and kind.__module__.partition(".")[0] == "pyarrow"
-
-
-def nbytes(operand: Operand, shape: tuple[int, ...]) -> int:
-    """Return the bytes of an operand of that shape."""
-    return math.prod(shape) * operand.type.element_size
-
-
-def _argument(operand: Operand, shape: tuple[int, ...] | None, offset: int, length: int) -> RequestArgument:
-    if shape is None:
-        return RequestArgument(has_no_value=True)
-    dimensions = () if shape == operand.dimensions else shape
-    return RequestArgument(pool=_INPUTS, offset=offset, length=length, dimensions=dimensions)
-
-
-def _offsets(sizes: Sequence[int]) -> list[int]:
-    """Return where each part begins, and where the last one ends."""
-    places = [0]
-    for size in sizes:
-        places.append(places[-1] + -(-max(size, 1) // _ALIGN) * _ALIGN)
-    return places

@@ -96,7 +96,7 @@ class Listener:
 class Listeners:
     """A pair of the same network, one on each path, each with a memory of its own."""
 
-    def __init__(self, prepared: driver.RemotePreparedModel, fast: driver.Burst) -> None:
+    def __init__(self, prepared: driver.RemotePreparedModel, fast: driver.AnyBurst) -> None:
         self.prepared, self._fast = prepared, fast
         paths = {"burst": fast.execute, "plain RPC": prepared.execute}
         self._paths = {path: Listener(prepared, execute) for path, execute in paths.items()}

@@ -30,19 +30,19 @@ KINDS = {"right": ("#009E73", "o"), "wrong": ("#D55E00", "X"), "missed": ("#0072
 
 
 def verdict(event: Event) -> str:
-    """Was it right, wrong or missed?"""
+    """Return the verdict: right, wrong or missed."""
     if event.press is None:
         return "wrong"
     return "right" if event.key else "missed"
 
 
 def level_of(event: Event) -> int:
-    """How loud the tones were in the section of that press, or of that mistake."""
+    """Return how loud the tones were in the section of that press, or of that mistake."""
     return level_at(event.press.start if event.press else event.at - BLOCK)
 
 
 def line(event: Event, *, is_checked: bool) -> str:
-    """One event as a line of text; `is_checked`: whether the pressed keys are known."""
+    """Return one event as a line of text; `is_checked`: whether the pressed keys are known."""
     when = f"{event.at / RATE:7.2f} s"
     if not is_checked:
         return f"{when}   {event.key}"
@@ -65,7 +65,7 @@ class AudioReport:
 
     @property
     def seen(self) -> int:
-        """How many blocks."""
+        """The number of blocks."""
         return len(self._sound)
 
     def add(self, step: BlockResult) -> None:
@@ -113,7 +113,7 @@ class AudioReport:
 
 
 def counts(events: Sequence[Event]) -> dict[str, int]:
-    """How many keys were heard rightly, heard wrongly, and missed."""
+    """Return how many keys were heard rightly, heard wrongly, and missed."""
     found = [verdict(event) for event in events]
     return {kind: found.count(kind) for kind in KINDS}
 

@@ -61,7 +61,7 @@ class KeypadSource:
         return block is not None
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Give nothing back."""
 
 
 class RecordedSource:

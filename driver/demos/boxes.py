@@ -71,7 +71,7 @@ class Agreement:
         return self.hits / max(self.hits + self.misses, 1)
 
     def summary(self) -> dict[str, float] | None:
-        """All counts and ratios; None if no true boxes are known."""
+        """Return all counts and ratios; None if no true boxes are known."""
         true = self.hits + self.misses
         if not true:
             return None

@@ -71,7 +71,7 @@ class Detector:
     """Both ways to the network: a frame goes in, boxes come out."""
 
     def __init__(
-        self, prepared: driver.RemotePreparedModel, fast: driver.Burst, buffers: Sequence[driver.HardwareBuffer] = ()
+        self, prepared: driver.RemotePreparedModel, fast: driver.AnyBurst, buffers: Sequence[driver.HardwareBuffer] = ()
     ) -> None:
         """Lay both executions out in shared memory, once; then let both paths map it and fill their caches."""
         self.prepared, self.fast, self.buffers = prepared, fast, buffers

@@ -46,7 +46,7 @@ class CameraReport:
         self._task = self._progress.add_task("frames", total=frames, burst=0.0, plain=0.0, lost=0)
 
     def add(self, step: FrameResult) -> None:
-        """One frame and what came of it."""
+        """Add one frame and what came of it."""
         self.seen, self.dropped = step.index + 1, step.dropped
         for path, call in step.calls.items():
             self._paths[path].add(call)

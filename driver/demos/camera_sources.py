@@ -49,7 +49,7 @@ class FrameClock(Protocol):
         """Frames that came too late, so far."""
 
     def left(self) -> float:
-        """Seconds until the next frame is due; 0 when it is, or when only `read` knows."""
+        """Return the seconds until the next frame is due; 0 when it is, or when only `read` knows."""
 
     def tick(self) -> int:
         """Wait until then; how many frames were dropped before it and are to be skipped."""
@@ -73,7 +73,7 @@ class SceneSource:
         return self._scene.render(out)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Give nothing back."""
 
 
 class CameraSource:
@@ -83,7 +83,7 @@ class CameraSource:
     index = 0
 
     def __init__(self, camera: driver.Camera) -> None:
-        """Owns the camera."""
+        """Take over the camera."""
         self.camera, self.size = camera, (camera.width, camera.height)
         self.buffers: Sequence[driver.HardwareBuffer] = camera.buffers
         how = "in the camera's buffers" if camera.is_in_place else f"made of {camera.layout.fourcc}, one copy"
@@ -196,7 +196,7 @@ def is_camera(path: Path) -> bool:
 
 
 def open_camera(spec: str, fps: float, size: tuple[int, int]) -> driver.Camera:
-    """At that rate where the camera has it in some format, else at its own."""
+    """Open it at that rate where the camera has it in some format, else at its own."""
     try:
         return driver.Camera(spec, FORMATS, *size, fps=fps or None, newest=True)
     except driver.CameraFailed:
@@ -217,7 +217,7 @@ class Clock:
         self._start = time.monotonic()
 
     def left(self) -> float:
-        """Seconds until the next frame is due; 0 when it is."""
+        """Return the seconds until the next frame is due; 0 when it is."""
         return max(0.0, self._start + self._next / self.fps - time.monotonic()) if self.fps else 0.0
 
     def tick(self) -> int:
@@ -247,7 +247,7 @@ class CameraClock:
         return self._source.lost
 
     def left(self) -> float:
-        """Only the camera knows."""
+        """Return 0: only the camera knows."""
         return 0.0
 
     def tick(self) -> int:
@@ -256,5 +256,5 @@ class CameraClock:
 
 
 def clock_of(source: FrameSource, fps: float, sleep: Callable[[float], object] | None = None) -> FrameClock:
-    """When its frames are due."""
+    """Return when its frames are due."""
     return CameraClock(source) if isinstance(source, CameraSource) else Clock(fps, sleep)

@@ -76,7 +76,7 @@ def voice(random: np.random.Generator) -> np.ndarray:
 
 
 def _smooth(values: np.ndarray, width: int) -> np.ndarray:
-    """Means over `width` neighbours, as many values as before."""
+    """Return the means over `width` neighbours, as many values as before."""
     wide = np.pad(values.astype(float), (width // 2, width - 1 - width // 2), mode="edge")
     return np.convolve(wide, np.full(width, 1 / width), "valid")
 
@@ -89,7 +89,7 @@ def room(random: np.random.Generator) -> np.ndarray:
 
 
 def mixed(tones: np.ndarray, rest: np.ndarray, level: float) -> np.ndarray:
-    """Both, the tones so many dB louder than the rest, at a fixed loudness."""
+    """Mix both, the tones so many dB louder than the rest, at a fixed loudness."""
     gain = 10 ** (level / 20)
     return (tones * gain + rest) * (_LOUDNESS / np.sqrt(1 + gain**2))
 
@@ -102,12 +102,12 @@ def section(seed: int, level: float) -> tuple[np.ndarray, list[Press]]:
 
 
 def level_at(sample: int) -> int:
-    """How loud the tones are there, in a sound of many sections."""
+    """Return how loud the tones are there, in a sound of many sections."""
     return LEVELS[sample // (SECTION * BLOCK) % len(LEVELS)]
 
 
 def labels(presses: Sequence[Press]) -> np.ndarray:
-    """For each block the key that is held for at least half of it, as a label."""
+    """Return for each block the key that is held for at least half of it, as a label."""
     found = np.full(SECTION, NOTHING)
     for press in presses:
         found[round(press.start / BLOCK) : round(press.end / BLOCK)] = KEYS.index(press.key) + 1

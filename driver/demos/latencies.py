@@ -48,7 +48,7 @@ class ProcessCost:
         self._recent = deque[float](maxlen=WINDOW)
 
     def add(self, call: TimedCall) -> None:
-        """One call more. One whose device does not measure says nothing."""
+        """Add one call more. One whose device does not measure says nothing."""
         if call.on_device is not None:
             self._recent.append(1e3 * call.seconds - call.on_device / 1e3)
 

@@ -62,7 +62,7 @@ class Goertzel:
 
     @classmethod
     def trained(cls, weights: Traversable = WEIGHTS) -> Goertzel:
-        """With what training chose."""
+        """Return it with what training chose."""
         with weights.open("rb") as opened, np.load(opened) as file:
             return cls(*file["goertzel"].tolist())
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from driver.devices.stoppable import Attempt
     from driver.interface import BindOptions, Preparation
-    from driver.nn import Model
+    from driver.nn import Model, Operand
     from driver.nn.file_form import ModelFile
     from driver.options import Preference
 
@@ -51,7 +51,7 @@ def version_of(distribution: str) -> str:
 @contextmanager
 def placed(file: ModelFile) -> Iterator[Path]:
     """Yield a path of the file, for a runtime that reads files by their paths; the files beside it are beside it. It is
-    valid within the context; pages that the runtime has mapped stay. Raises InvalidModel where their names contradict.
+    valid within the context; pages that the runtime has mapped stay. Raise InvalidModel where their names contradict.
     """
     with TemporaryDirectory(prefix="burst-") as folder, open(os.memfd_create("model"), "wb") as opened:
         path = Path(folder, f"{Path(folder).name}.{file.kind}")
@@ -76,10 +76,12 @@ class FileDevice(Device):
 
     @abstractmethod
     def file_model(self, model: Model, file: ModelFile, preference: Preference) -> PreparedModel:
-        """Return the file, ready to run. Raises InvalidModel, DriverError."""
+        """Return the file, ready to run. Raise InvalidModel, DriverError."""
 
     def file_obstacle(self, file: ModelFile) -> str | None:
-        """Why it cannot run a file of its kinds, as far as that is known without loading it. Raises InvalidModel."""
+        """Return why it cannot run a file of its kinds, as far as that is known without loading it. Raise
+        InvalidModel.
+        """
         return None
 
     def explain(self, model: Model) -> list[str | None]:
@@ -121,7 +123,7 @@ class FilePort(NamedTuple):
 
     @property
     def static_shape(self) -> Shape | None:
-        """None where it is not known before a run."""
+        """The shape; None where it is not known before a run."""
         return None if self.shape is None or None in self.shape else self.shape  # type: ignore[return-value]
 
     @property
@@ -132,6 +134,11 @@ class FilePort(NamedTuple):
     def nbytes(self, shape: Shape) -> int:
         """Return the bytes of a tensor with this shape."""
         return self.size * math.prod(shape)
+
+    def shape_in(self, operand: Operand) -> Shape | None:
+        """Return the shape that every run has, by the file or by the operand of a model; None where it is open."""
+        said = tuple(operand.dimensions)
+        return said if self.static_shape is None and said and 0 not in said else self.static_shape
 
     def accepts(self, dimensions: Sequence[int]) -> bool:
         """Return True if a model may say these dimensions of it; 0 is open."""
@@ -165,7 +172,7 @@ class FileModel(PreparedModel):
     """
 
     def __init__(self, model: Model, inputs: Sequence[FilePort], outputs: Sequence[FilePort]) -> None:
-        """Check the ports, as `check_ports` does. Raises InvalidModel."""
+        """Check the ports, as `check_ports` does. Raise InvalidModel."""
         check_ports(model, inputs, outputs)
         self.inputs, self.outputs = inputs, outputs
         self.is_static = all(port.static_shape is not None for port in outputs)
@@ -173,7 +180,7 @@ class FileModel(PreparedModel):
 
     @abstractmethod
     def execution(self, inputs: Inputs, outputs: Outputs) -> FileExecution:
-        """Bound to its memory. Raises ValueError."""
+        """Bound to its memory. Raise ValueError."""
 
     def bind(self, inputs: Inputs, outputs: Outputs, options: BindOptions) -> FileExecution:
         return self.execution(inputs, outputs)
@@ -190,7 +197,7 @@ class FileExecution(BoundExecution):
     """
 
     def __init__(self, model: FileModel, inputs: Inputs, outputs: Outputs) -> None:
-        """Take the arguments of `PreparedModel.bind`. Raises ValueError."""
+        """Take the arguments of `PreparedModel.bind`. Raise ValueError."""
         self._is_static, self._outputs = model.is_static, outputs
         self._before: list[Callable[[], object]] = []
         pairs = zip(model.inputs, inputs, strict=True)
@@ -203,7 +210,7 @@ class FileExecution(BoundExecution):
 
     @abstractmethod
     def begin(self) -> Attempt:
-        """One run."""
+        """Begin one run."""
 
     @abstractmethod
     def result(self, number: int) -> tuple[Shape, NDArray[np.uint8]]:
@@ -235,7 +242,7 @@ class FileExecution(BoundExecution):
         self.checked_bytes += nbytes if port.chooses else 0
 
     def run(self) -> None:
-        """Execute once. Raises OutputInsufficientSize, ExecutionFailed, MissedDeadlineTransient."""
+        """Execute once. Raise OutputInsufficientSize, ExecutionFailed, MissedDeadlineTransient."""
         if self._is_static:
             self._require_room()
         for fill in self._before:

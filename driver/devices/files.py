@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
     from driver.nn import Model
     from driver.nn.file_form import ModelFile
 
-RUNTIMES = {"onnx": "onnxruntime", "tflite": "litert"}
+RUNTIMES = {"onnx": "onnxruntime", "tflite": "litert", "jax": "jax", "pt2": "torch"}
 """Kind of file -> the device with the runtime that it was made for."""
+
+CONVERTED = frozenset({"onnx", "tflite"})
+"""Kinds of file that operations of the HAL can be made of, too."""
 
 CHOOSING = frozenset({"bool", "int32", "int64", "uint32", "uint64"})
 """Types of indices, sizes and conditions. An operator checks them before it uses them, and no client may change them in
@@ -30,20 +34,26 @@ between, so they are in private memory during a run. All else is used where it l
 NOT_ALONE = "a model file is a whole model: it cannot be one of several operations"
 
 
-def file_obstacle(model: Model, kinds: Collection[str], obstacle: Callable[[ModelFile], str | None]) -> str | None:
-    """Why a device cannot run a model for which `is_file` holds; None: it can. `obstacle` judges files of `kinds`."""
+def file_obstacle(
+    model: Model, kinds: Collection[str], obstacle: Callable[[ModelFile], str | None], settings: Collection[str] = ()
+) -> str | None:
+    """Return why a device cannot run a model for which `is_file` holds; None: it can. `obstacle` judges files of
+    `kinds`. `settings`: those that the device has for a file.
+    """
     try:
         file = file_of(model)
         assert file is not None
         if file.kind not in kinds:
             return f"it is a .{file.kind} file, which needs the device {RUNTIMES[file.kind]}"
+        if unknown := sorted(file.settings.keys() - {*settings}):
+            return f"it asks for the setting {unknown[0]!r:.100}, which this device does not have"
         return obstacle(file)
     except InvalidModel as error:
         return str(error)
 
 
 def packed_obstacle(model: Model) -> str | None:
-    """Why a device that takes tensors of numbers cannot run a model; None: it can."""
+    """Return why a device that takes tensors of numbers cannot run a model; None: it can."""
     for word, numbers in (("input", model.main.inputs), ("output", model.main.outputs)):
         for n, number in enumerate(numbers):
             if model.main.operands[number].type == PACKED:
@@ -55,7 +65,7 @@ def checked_input(where: str, file: str, array: NDArray[Any] | None, dtype: np.d
     """Return the array, if a runtime can read it as elements of `dtype`. `where`, `file`: the input and the file, in
     words.
 
-    Raises ValueError.
+    Raise ValueError.
     """
     if array is None:
         raise ValueError(f"{where}: no input of {file} may be omitted")
@@ -80,11 +90,13 @@ def source_of(array: NDArray[Any], dtype: str) -> tuple[NDArray[np.uint8], Calla
 
 
 def file_digest(file: ModelFile) -> bytes:
-    """32 bytes that name the contents of a file, and of those beside it."""
+    """32 bytes that name the contents of a file, of those beside it, and its settings."""
     hasher = blake3()
     hasher.update(file.kind.encode())
     for name, data in (("", file.data), *file.external.items()):
         encoded = name.encode()
         hasher.update(b"%d %d " % (len(encoded), data.nbytes) + encoded)
         hasher.update(data.data)
+    if file.settings:
+        hasher.update(json.dumps(file.settings, sort_keys=True).encode())
     return hasher.digest()

@@ -50,14 +50,13 @@ class OpenVinoDevice(FileDevice):
     needs = Needs(
         read_paths=("/sys/devices", "/sys/fs/cgroup", "/sys/kernel/mm", "/proc/meminfo"),
         write_paths=("/tmp",),
-        system_calls=("sched_setaffinity",),
     )
 
     def __init__(self) -> None:
         _openvino()  # before the device forks: each trial of a file has it then
 
     def file_model(self, model: Model, file: ModelFile, preference: Preference) -> OpenVinoModel:
-        """Compile a file. Raises InvalidModel, LibraryFailed."""
+        """Compile a file. Raise InvalidModel, LibraryFailed."""
         try:
             return OpenVinoModel(model, _core().compile_model(_read(model, file), "CPU", _options(preference)))
         except RuntimeError as error:
@@ -81,7 +80,7 @@ def _options(preference: Preference) -> dict[str, Any]:
 def _read(model: Model, file: ModelFile) -> Any:
     """OpenVINO's model, for inputs of the sizes that `model` says. OpenVINO reads files by their paths.
 
-    Raises InvalidModel, RuntimeError.
+    Raise InvalidModel, RuntimeError.
     """
     if file.kind == "onnx":
         check_places(file.data, file.external)

@@ -60,7 +60,7 @@ class ReferenceModel(PreparedModel):
         return StaticExecution(bound, watch) if isinstance(bound, Bound) else DynamicExecution(bound, watch)
 
     def saved(self, root: NDArray[np.uint8]) -> Saved:
-        """Nothing but the model."""
+        """Return nothing but the model."""
         return Saved()
 
 
@@ -73,7 +73,7 @@ class RunWatch:
         self.is_cancelled = False
 
     def __call__(self) -> None:
-        """Let others come first, and look if the execution has to end. Raises GeneralFailure,
+        """Let others come first, and look if the execution has to end. Raise GeneralFailure,
         MissedDeadlineTransient.
         """
         if self.is_cancelled:

@@ -16,6 +16,7 @@ from burst.run_queue import checkpoint, stoppable
 from burst.serving_thread import ServingThread
 from driver.deadlines import overdue, seconds_left
 from driver.errors import LoopTimeout
+from fmq import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +51,7 @@ class StoppableRuns:
         `is_long`: it ends at its deadline and loop timeout, and makes way for a more urgent execution, after which it
         starts again: a run keeps no state. Not so where it writes to its inputs (`may_repeat`).
 
-        Raises LoopTimeout, MissedDeadlineTransient.
+        Raise LoopTimeout, MissedDeadlineTransient.
         """
         if not is_long:
             return self._run(begin())
@@ -59,9 +60,11 @@ class StoppableRuns:
         while True:
             attempt = begin()
             with stoppable(attempt.stop) as turn:
+                begun = clock.now()
                 fault = self._run_in_time(attempt)
             if not (fault and turn.was_stopped) or self.is_cancelled:
                 return fault
+            lib.burst_lose(clock.now() - begun)  # that work is done again
             checkpoint()
 
     def _run_in_time(self, attempt: Attempt) -> str | None:

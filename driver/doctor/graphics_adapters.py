@@ -26,7 +26,7 @@ _SECONDS = 30
 
 
 def adapters() -> Iterator[Finding]:
-    """Each node of a GPU, and each adapter of Vulkan; or why there is none. Without the provider, nothing."""
+    """Return each node of a GPU, and each adapter of Vulkan; or why there is none. Without the provider, nothing."""
     provider = PROVIDERS[_DEVICE]
     if provider.package is None:
         return
@@ -79,7 +79,7 @@ def _vulkan(provider: ExecutionProvider, makers: list[str]) -> Iterator[Finding]
 
 
 def _asked(provider: ExecutionProvider) -> tuple[list[vulkan.Adapter], str]:
-    """Asks in a process of its own, in which a driver may crash. The adapters, and what failed."""
+    """Ask in a process of its own, in which a driver may crash. Returns the adapters, and what failed."""
     words, environment = [sys.executable, "-P", vulkan.__file__], os.environ | provider.environment()
     try:
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False)

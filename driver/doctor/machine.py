@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from driver.client import launch, user_manager
 from driver.client.discovery import Place, files_there, runtime_dir, why_elsewhere
-from driver.config import in_home
-from driver.engine import landlock
+from driver.engine import landlock, state
 from driver.engine.limits import NO_LIMIT, Limits, limits, limits_file, memory_bytes
 from driver.errors import DeviceFailed
 from driver.finding import Finding, State, size, text_of
@@ -173,13 +172,13 @@ def tried() -> Iterator[Finding]:
 
 
 def futex_waitv() -> None:
-    """Wait on nothing: a kernel that has the call answers EINVAL. Raises OSError."""
+    """Wait on nothing: a kernel that has the call answers EINVAL. Raise OSError."""
     if _syscall(_FUTEX_WAITV, *[0] * 5) < 0 and ffi.errno != errno.EINVAL:
         raise OSError(ffi.errno, os.strerror(ffi.errno))
 
 
 def memfd() -> None:
-    """Make anonymous memory and seal its size. Raises OSError."""
+    """Make anonymous memory and seal its size. Raise OSError."""
     fd = _new_memfd()
     try:
         os.ftruncate(fd, 4096)
@@ -189,7 +188,7 @@ def memfd() -> None:
 
 
 def ofd_lock() -> None:
-    """Take a lock that belongs to an open file, as the roles of a queue do. Raises OSError."""
+    """Take a lock that belongs to an open file, as the roles of a queue do. Raise OSError."""
     fd = _new_memfd()
     try:
         fcntl.fcntl(fd, _F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
@@ -215,7 +214,7 @@ _INFINITE = resource.RLIM_INFINITY
 
 
 def limits_of_the_process() -> Iterator[Finding]:
-    """Limits of descriptors, locked memory, and file size, and those that a device would keep."""
+    """Return the limits of descriptors, locked memory, and file size, and those that a device would keep."""
     yield _files()
     yield _passed_on()
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -319,8 +318,7 @@ def start_locks() -> Iterator[Finding]:
 def kept() -> Iterator[Finding]:
     """Yield the folder of compilations, and that of measurements of devices."""
     yield _writable("cache folder", default_folder(), "models are compiled again in every process")
-    state = in_home("~/.local/state/burst")
-    yield _writable("state folder", state, "devices are measured again in every process")
+    yield _writable("state folder", state.folder(), "devices are measured again in every process")
 
 
 def _writable(subject: str, path: Path, why: str) -> Finding:

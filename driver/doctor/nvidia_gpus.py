@@ -15,7 +15,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def gpus() -> Iterator[Finding]:
-    """Each GPU by name; or why there is none, which is no fault unless the driver is there."""
+    """Return each GPU by name; or why there is none, which is no fault unless the driver is there."""
     reader = GpuReader()
     found = reader.read()
     for gpu in found:

@@ -35,7 +35,7 @@ _END = "the first client's: when that ends (as a systemd service that stops) or 
 
 
 def devices() -> Iterator[Finding]:
-    """Limits, priority and control group of each device that runs."""
+    """Return limits, priority and control group of each device that runs."""
     for path in files_there("*.sock"):
         try:
             channel = find(Place(path.parent, path.stem))
@@ -59,14 +59,26 @@ def _served() -> Iterator[Finding]:
     """Report what each served device of this machine has given up, and what it holds: of the engines that we see."""
     for path in sorted(SERVED.glob("*.sock")):
         with (
-            suppress(BurstError, DriverError),  # it may not be for this account
+            suppress(BurstError, DriverError, FileNotFoundError),  # it may not be for this account, or end meanwhile
             served_sockets.connect(str(path)) as channel,
             cells_of(Connection(channel, timeout=_WITHIN), _WITHIN) as cells,
         ):
+            yield _apart(str(path), [connection.engine_pid for _, connection in cells.connected])
             for uid, connection in cells.connected:
                 name = str(path) if uid is None else f"{path}, uid {uid}"
                 yield _confined(name, connection)
                 yield _held(name, list(accounts_of(connection.call)))
+
+
+def _apart(name: str, engines: list[int]) -> Finding:
+    """Return under which uids the engines of a device's accounts run."""
+    subject, uids = f"{name}, engines", sorted({Path(f"/proc/{pid}").stat().st_uid for pid in engines})
+    found = f"{len(engines)}, under uid {', '.join(map(str, uids))}"
+    if len(uids) == len(engines):
+        return Finding(subject, "ok", found)
+    why = "their sandboxes keep them apart, but they share the kernel's counts of a uid: processes, pipes, signals"
+    remedy = "`burst serve --uids`, which `burst serve --unit --uids FIRST-LAST` prints a systemd unit for"
+    return Finding(subject, "note", found, why, remedy=remedy)
 
 
 def _kept(name: str, pid: int) -> Finding:

@@ -43,7 +43,7 @@ class AccountThreads:
 
         Cancelling the future drops it, while it has not begun.
 
-        Raises ResourceExhaustedTransient when there is no thread and none can be started.
+        Raise ResourceExhaustedTransient when there is no thread and none can be started.
         """
         future: Future[T] = Future()
         with self._changed:

@@ -26,7 +26,7 @@ from burst import (
 from burst import OutputInsufficientSize as InsufficientSize
 from burst._core import ffi, lib
 from burst.execution import Execution
-from burst.memory import VendorMemory
+from burst.memory import VendorMemory, undecodable
 from burst.memory_limits import check_available
 from burst.messages import Cause
 from burst.request_checks import check_request
@@ -76,13 +76,12 @@ class PoolAccess:
     def __bool__(self) -> bool:
         return bool(self._before or self._after or self._synced)
 
-    def uses(self, pool: object, *, writes: bool) -> None:
-        """Note that the request reads or writes this pool."""
-        if isinstance(pool, Memory) and pool.needs_sync:
-            self._synced[pool] = writes or self._synced.get(pool, False)
+    def uses(self, pool: Memory, *, writes: bool) -> None:
+        """Note that the request reads or writes this pool, which is synchronised."""
+        self._synced[pool] = writes or self._synced.get(pool, False)
 
     def hold(self, where: str, argument: RequestArgument, operand: Operand, pool: DriverPool | ManagedBuffer) -> Any:
-        """Return what `bind` gets for a driver's buffer, in the place of an array. Raises InvalidArgument."""
+        """Return what `bind` gets for a driver's buffer, in the place of an array. Raise InvalidArgument."""
         assert pool.held
         if isinstance(pool, DriverPool) and pool.held.buffer.is_linear:
             return self._part(where, argument, operand, pool)
@@ -95,7 +94,7 @@ class PoolAccess:
         return BufferArgument(pool.held.buffer, _dimensions(where, argument, operand))
 
     def _part(self, where: str, argument: RequestArgument, operand: Operand, pool: DriverPool) -> BufferArgument:
-        """Return an argument at an offset of linear memory that the CPU cannot use. Raises InvalidArgument."""
+        """Return an argument at an offset of linear memory that the CPU cannot use. Raise InvalidArgument."""
         assert pool.held
         dimensions, size = _dimensions(where, argument, operand), operand.type.element_size
         nbytes = argument.length or pool.nbytes - argument.offset
@@ -109,7 +108,7 @@ class PoolAccess:
         return BufferArgument(pool.held.buffer, dimensions, argument.offset, nbytes)
 
     def input(self, where: str, argument: RequestArgument, operand: Operand, image: HardwareBuffer) -> Array:
-        """Return the image as an input array. Raises InvalidArgument."""
+        """Return the image as an input array. Raise InvalidArgument."""
         dimensions = _image_dimensions(where, argument, operand, image)
         found = image.view()
         if found is None:
@@ -119,7 +118,7 @@ class PoolAccess:
         return found.reshape(dimensions)
 
     def output(self, n: int, argument: RequestArgument, operand: Operand, image: HardwareBuffer) -> Array:
-        """Return the memory for output `n`, which is this image. Raises InvalidArgument."""
+        """Return the memory for output `n`, which is this image. Raise InvalidArgument."""
         self._shapes[n] = _image_dimensions(f"output {n}", argument, operand, image)
         found = image.view()
         if found is None:
@@ -157,7 +156,7 @@ class PoolAccess:
 
 
 def _staging(image: HardwareBuffer) -> Array:
-    """Return memory without gaps for a copy of the image. Raises ResourceExhaustedPersistent."""
+    """Return memory without gaps for a copy of the image. Raise ResourceExhaustedPersistent."""
     nbytes = math.prod(image.shape) * image.dtype.itemsize
     check_available(nbytes)
     return memory(nbytes).view(image.dtype).reshape(image.shape)
@@ -194,7 +193,7 @@ def _long(dimensions: tuple[int, ...]) -> list[int]:
 
 
 def check_arguments(model: Model, request: Request) -> None:
-    """Check a request as binding does, without binding it. Raises InvalidArgument.
+    """Check a request as binding does, without binding it. Raise InvalidArgument.
 
     Memory that only a device knows is not checked.
     """
@@ -206,7 +205,7 @@ def check_arguments(model: Model, request: Request) -> None:
 
 
 def _arrays(model: Model, request: Request, access: PoolAccess) -> tuple[list[Array | None], list[Array]]:
-    """Return inputs and outputs, in the request's pools. Raises InvalidArgument."""
+    """Return inputs and outputs, in the request's pools. Raise InvalidArgument."""
     _check_counts(model, request)
     graph = model.main
     is_file = takes_empty(model)
@@ -237,13 +236,13 @@ class BoundRequest(Execution):
     ) -> None:
         """Check and bind. `options`: with the request's loop timeout. `around`: what is done around the execution.
 
-        Raises InvalidArgument for a request that does not fit, GeneralFailure for what cannot be computed.
+        Raise InvalidArgument for a request that does not fit, GeneralFailure for what cannot be computed.
         """
         access = PoolAccess()
         inputs, outputs = _arrays(model, request, access)
         request = access.with_image_shapes(request)
         try:
-            bound = prepared.bind(inputs, outputs, options._replace(loop_timeout=_loop_timeout(request)))
+            bound = prepared.bind(inputs, outputs, options._replace(loop_timeout=loop_timeout_of(request)))
         except ExecutionFailed as error:
             raise GeneralFailure(str(error)) from error
         except ValueError as error:
@@ -264,7 +263,7 @@ class BoundRequest(Execution):
     @property
     def shapes(self) -> Sequence[OutputShape]:  # type: ignore[override]  # follows the driver's
         """The shapes of the outputs, once it has run."""
-        return tuple(OutputShape(*shape) for shape in self._driver.shapes)
+        return tuple([OutputShape(*shape) for shape in self._driver.shapes])
 
     def failure(self, status: ErrorStatus) -> Exception:
         """Return why `native` has returned that status."""
@@ -275,7 +274,8 @@ class BoundRequest(Execution):
         self._driver.cancel()
 
 
-def _loop_timeout(request: Request) -> float:
+def loop_timeout_of(request: Request) -> float:
+    """Return the seconds that each WHILE may take."""
     return LOOP_TIMEOUT if request.loop_timeout is None else min(request.loop_timeout / 1e9, LONGEST_LOOP_TIMEOUT)
 
 
@@ -287,7 +287,7 @@ def _launch(launch: Callable[[int], object], run: int) -> None:
 
 
 def _run_static(run: Callable[[], object]) -> None:
-    """Run, and return the shapes, which never change and were checked when it was bound."""
+    """Run. The shapes of its outputs never change, and were checked when it was bound."""
     try:
         run()
     except DriverError as error:
@@ -318,7 +318,7 @@ def _as_answer(error: Exception) -> Exception:
 def _check_shapes(request: Request, bound: BoundExecution | DriverExecution) -> None:
     """Raise GeneralFailure where the request gives an output's shape and it is wrong, as the HAL demands."""
     for n, (argument, (found, _)) in enumerate(zip(request.outputs, bound.shapes, strict=True)):
-        if combine_dimensions(argument.dimensions, found) is None:
+        if argument.dimensions and combine_dimensions(argument.dimensions, found) is None:
             raise GeneralFailure(
                 f"output {n}: the request gives dimensions {list(argument.dimensions)}, but its shape is {list(found)}"
             )
@@ -340,20 +340,22 @@ def _input(
     if argument.has_no_value:
         return None
     pool = _pool(argument, request)
-    access.uses(pool, writes=False)
+    if isinstance(pool, Memory) and pool.needs_sync:
+        access.uses(pool, writes=False)
     if isinstance(pool, HardwareBuffer):
         return access.input(f"input {n}", argument, operand, pool)
     dims = _dimensions(f"input {n}", argument, operand)
     is_known = 0 not in dims and (dims or operand.type.is_scalar)
-    if is_known and isinstance(pool, DriverPool | ManagedBuffer) and pool.held:
+    if isinstance(pool, DriverPool | ManagedBuffer) and pool.held and (is_known or pool.held.is_growing):
         return access.hold(f"input {n}", argument, operand, pool)  # type: ignore[no-any-return]
     memory = _memory(f"input {n}", argument, pool)
     if not is_known and not (is_file and _is_empty_or_single(argument, operand)):
         raise InvalidArgument(f"input {n}: dimensions {dims} are not fully known; give them in the request")
-    needed = math.prod(dims) * operand.type.element_size
+    dtype = operand.type.stored_dtype
+    needed = math.prod(dims) * dtype.itemsize
     if needed > len(memory):
         raise InvalidArgument(f"input {n}: {len(memory)} bytes are too few for {operand.type.name} {list(dims)}")
-    return memory[:needed].view(operand.type.stored_dtype).reshape(dims)
+    return memory[:needed].view(dtype).reshape(dims)
 
 
 def _is_empty_or_single(argument: RequestArgument, operand: Operand) -> bool:
@@ -368,7 +370,8 @@ def _output(n: int, argument: RequestArgument, operand: Operand, request: Reques
     pool = _pool(argument, request)
     if not pool.writable:
         raise InvalidArgument(f"output {n}: pool {argument.pool} is read-only; put outputs into a writable pool")
-    access.uses(pool, writes=True)
+    if isinstance(pool, Memory) and pool.needs_sync:
+        access.uses(pool, writes=True)
     if isinstance(pool, HardwareBuffer):
         return access.output(n, argument, operand, pool)
     if isinstance(pool, DriverPool | ManagedBuffer) and pool.held:
@@ -378,7 +381,7 @@ def _output(n: int, argument: RequestArgument, operand: Operand, request: Reques
 
 
 def _dimensions(where: str, argument: RequestArgument, operand: Operand) -> tuple[int, ...]:
-    """Return the request's dimensions if it gives them, else the model's. Raises InvalidArgument: they contradict."""
+    """Return the request's dimensions if it gives them, else the model's. Raise InvalidArgument: they contradict."""
     given, declared = argument.dimensions, operand.dimensions
     if not given:
         return declared
@@ -392,7 +395,7 @@ def _dimensions(where: str, argument: RequestArgument, operand: Operand) -> tupl
 def _pool(argument: RequestArgument, request: Request) -> Memory:
     pool: Memory = request.pools[argument.pool]
     if isinstance(pool, VendorMemory):
-        raise InvalidArgument(f"pool {argument.pool} is memory of kind {pool.kind}: only its driver can use it")
+        raise undecodable(pool.kind)
     return pool
 
 
@@ -410,13 +413,13 @@ _NATIVE = "burst_function *", "void *"
 def execution(
     loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pace: Callable[[], object]
 ) -> BoundRequest | ManagedRequest:
-    """Return a request bound, whose pools are `Memory`, or tokens of buffers.
+    """Bind a request, whose pools are `Memory`, or tokens of buffers.
 
-    Raises InvalidArgument, GeneralFailure.
+    Raise InvalidArgument, GeneralFailure.
     """
     charge_thread(buffers.quota)
     found: BoundRequest | ManagedRequest
-    if any(isinstance(pool, Token) for pool in request.pools):
+    if Token in set(map(type, request.pools)):
         found = ManagedRequest(loaded, request, buffers, pace)
     else:
         found = _bound(loaded, request, loaded.options(pace))
@@ -451,9 +454,10 @@ class ManagedRequest(Execution):
     def __init__(
         self, loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pace: Callable[[], object] = lambda: None
     ) -> None:
-        """Bind it, if sizes are known. Raises InvalidArgument, GeneralFailure."""
+        """Bind it, if sizes are known. Raise InvalidArgument, GeneralFailure."""
         self._loaded, self._request, self._buffers, self._options = loaded, request, buffers, loaded.options(pace)
         self._is_cancelled = False
+        self._found: Sequence[OutputShape] | None = None
         bound = self._bind()
         self.written = ffi.new("uint32_t *[]", [buffer.no_value for buffer, _ in self._named.written])
         self.is_static = bound is not None and bound.is_static and self._named.are_fixed
@@ -472,7 +476,9 @@ class ManagedRequest(Execution):
     @property
     def shapes(self) -> Sequence[OutputShape]:  # type: ignore[override]  # follows what is bound
         """The shapes of the outputs, once it has run."""
-        return self._bound.shapes if self._bound else ()
+        if self._found is None:
+            self._found = self._bound.shapes if self._bound else ()
+        return self._found
 
     @property
     def copied_bytes(self) -> int:  # type: ignore[override]  # follows what is bound
@@ -485,26 +491,34 @@ class ManagedRequest(Execution):
         return self._bound.checked_bytes if self._bound else 0
 
     def run(self) -> None:
-        """Execute. Raises StatusError; the buffers that it should have written have no value afterwards."""
-        bound = self._bound
+        """Execute. Raise StatusError; the buffers that it should have written have no value afterwards."""
+        bound, self._found = self._bound, None
         if bound is None or self._named.have_changed:
             bound = self._bind()
         self._named.begin()
         if bound is None or self._is_cancelled:
             raise GeneralFailure("it was cancelled, or another execution took the value of a buffer that it reads")
         try:
+            self._run_or_grow(bound)
+            self._named.settle(self.shapes)
+        except BaseException:
+            self._named.abandon()
+            raise
+
+    def _run_or_grow(self, bound: BoundRequest) -> None:
+        """Run, once more with more room where buffers may have it."""
+        try:
             bound.run()
         except InsufficientSize as error:
             if not self._named.grow(error.result.output_shapes if error.result else ()):
                 raise
-            bound = self._bind()
-            if bound is None:
+            more = self._bind()
+            if more is None:
                 raise
-            bound.run()
-        self._named.settle(bound.shapes)
+            more.run()
 
     def _launch(self, run: int) -> None:
-        """Begin a run. Raises StatusError; then the buffers that it writes have no value.
+        """Begin a run. Raise StatusError; then the buffers that it writes have no value.
 
         Else they have one from now on, for requests that come after it: the driver puts them after it, too.
         """
@@ -551,7 +565,7 @@ class ManagedRequest(Execution):
     def _bind(self) -> BoundRequest | None:
         """Bind the request; None while the size of a buffer that it reads is not known.
 
-        Raises InvalidArgument, GeneralFailure; then the buffers that it should have written have no value.
+        Raise InvalidArgument, GeneralFailure; then the buffers that it should have written have no value.
         """
         self._bound: BoundRequest | None = None
         pools = enumerate(self._request.pools)

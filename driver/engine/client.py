@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Self
@@ -21,10 +21,11 @@ from burst import (
 )
 from burst.channel import Channel, Message, close_all
 from burst.datum import DATUM
-from burst.exhaustion import exhausted
+from burst.exhaustion import exhausted, with_room
 from burst.run_queue import Flow, Ticket, waiters
 from burst.server import check_queue
 from burst.wire import VERSIONS
+from driver.config import device_uid
 from driver.deadlines import due
 from driver.engine.binding import charge_thread, execution
 from driver.engine.cache.compilations import CacheOwner, Declined, SentModel
@@ -34,9 +35,10 @@ from driver.engine.lane_reader import LaneReader
 from driver.engine.ledger import PRICES, price
 from driver.engine.memory_import import MemoryImporter, bring_pages
 from driver.engine.open_burst import OpenBurst
+from driver.engine.preparations import PreparationTime
 from driver.options import PRIORITIES
 from driver.protocol.model_codec import handles_in, sealed
-from driver.protocol.prepare_arguments import PrepareArguments
+from driver.protocol.prepare_arguments import WIRE_LENGTH, PrepareArguments, SavedTerms
 from driver.protocol.rpc import Reply, take_fd
 from driver.protocol.stated_capabilities import stated_by, to_wire
 from fmq import Descriptor, FmqError, LifePage
@@ -58,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 
 def trace_memory(fds: list[int]) -> Memory | None:
-    """Return memory for a trace, if the client sent some. Raises Malformed.
+    """Return memory for a trace, if the client sent some. Raise Malformed.
 
     Its descriptor stays open, for `traces`.
     """
@@ -70,7 +72,7 @@ def trace_memory(fds: list[int]) -> Memory | None:
 
 
 def trace_of(fds: list[int], others: int) -> Trace | None:
-    """Return the trace in the descriptor that follows `others` others, if there is one. Raises Malformed."""
+    """Return the trace in the descriptor that follows `others` others, if there is one. Raise Malformed."""
     memory = trace_memory([fds.pop()]) if fds and len(fds) == others + 1 else None
     if memory:
         memory.close()  # the mapping stays
@@ -78,7 +80,7 @@ def trace_of(fds: list[int], others: int) -> Trace | None:
 
 
 def _sent_model(fds: list[int], where: Sequence[Any]) -> SentModel:
-    """Return the model in the first descriptors, which it takes out of `fds`. Raises InvalidModel."""
+    """Return the model in the first descriptors, which it takes out of `fds`. Raise InvalidModel."""
     own = slice(1 + len(handles_in(where)))
     given, fds[own] = fds[own], []
     return SentModel(sealed(given, where), (where[0], where[1]))
@@ -95,7 +97,6 @@ def to_read(memory: Memory) -> int:
         return os.dup(memory.fd)
 
 
-_RESTORED = len(PrepareArguments().to_wire())
 _MOST_ROLES = 256  # per buffer
 _MOST_REASON = 1000  # characters
 _WORTH = 2**20  # bytes of temporaries that are worth binding a request again for
@@ -107,10 +108,10 @@ class EngineClient:
     """The owner of what one client has made in the engine. All of it ends with the client's connection."""
 
     def __init__(self, engine: Engine, uid: int) -> None:
-        """Count the client. Raises ResourceExhaustedTransient."""
+        """Count the client. Raise ResourceExhaustedTransient."""
         self._engine, self.uid, self._limits = engine, uid, engine.limits
         self.quota = Quota(engine.limits.client_bytes)  #: takes from `holder`, too
-        is_stranger = uid != os.getuid()
+        is_stranger = uid != device_uid()
         self.importer = MemoryImporter(self.quota, engine.limits.file_seconds, is_stranger=is_stranger)
         self._enter(engine.application(uid))
         self._numbers = count(1)
@@ -152,7 +153,7 @@ class EngineClient:
         """Make this client one of that application. The service calls it when the client says hello.
 
         A name that is not declared is no reason to refuse a client: beyond the limit it stays in the account's own.
-        Raises InvalidArgument when the client has prepared a model, ResourceExhaustedTransient.
+        Raise InvalidArgument when the client has prepared a model, ResourceExhaustedTransient.
         """
         if self._models:
             raise InvalidArgument("hello comes before prepare: a client stays in its application")
@@ -181,10 +182,12 @@ class EngineClient:
         self._application = application
         self._flows = [Flow(application, priority) for priority in range(len(PRIORITIES))]
 
-    def load(self, message: Message, file: bytes, where: list[Any], *plain: object) -> Reply:
-        """Prepare the model in the first descriptors; answer its number, and why it was not cached, if it was not.
+    def load(self, message: Message, file: bytes, takes: list[Any], where: list[Any], *plain: object) -> Reply:
+        """Prepare the model in the first descriptors; answer its number, what that takes at least, and why it was not
+        cached, if it was not.
 
-        `file`: the digest of the file that it is, which the service has computed; b"" for others.
+        `file`: the digest of the file that it is, which the service has computed; b"" for others. `takes`: the
+        arguments of its `PreparationTime`.
 
         Cache files follow if the arguments say so, then memory for a trace if the client wants one.
         """
@@ -193,44 +196,59 @@ class EngineClient:
         with _Descriptors(message.take_fds()) as fds, due(arguments.deadline):
             own = 1 + len(handles_in(where))
             arguments = arguments._replace(trace=trace_of(fds, own + max(0, sum(arguments.cache_counts or ()))))
-            shared = self._engine.prepare(self.holder, fds, where, arguments, charge.take, file)
+            time = PreparationTime(*takes)
+            shared = self._engine.prepare(self.holder, fds, where, arguments, charge.take, takes=time, file=file)
             declined = [self._save(shared, arguments, fds)] if arguments.cache_counts else []
-        return Reply([self._loaded_as(shared, arguments.priority, charge), *declined])
+        return Reply([self._loaded_as(shared, arguments.priority, charge), time.found, *declined])
 
     def _save(self, shared: SharedModel, arguments: PrepareArguments, fds: list[int]) -> str:
         """Cache the model; return why not, if that fails. A failure is no reason not to use the model."""
         try:
             self._engine.compilations.check(arguments.cache_counts, arguments.cache_token, fds)
             owner = CacheOwner(self.uid, arguments.cache_token)
-            shared.save(self._engine.compilations.saving(owner, fds))
+            terms = SavedTerms(arguments.preference, arguments.priority)
+            shared.save(self._engine.compilations.saving(owner, fds, terms))
         except (InvalidArgument, Malformed, Declined, OSError) as error:
             _log.warning("a compilation was not cached: %s", error)
             return str(error) or type(error).__name__
         return ""
 
-    def restore(self, message: Message, *plain: object) -> Reply:
-        """Make the model in these cache files ready; answer its number, and the digest of the file that it is.
+    def restore(self, message: Message, takes: list[Any], *plain: object) -> Reply:
+        """Make the model in these cache files ready; answer as `load`, with the file's digest, preference and priority.
 
-        That is b"" for others. A trace may follow them.
-
+        A preference or a priority that is None is that of the saved model. A trace may follow the files.
         A client that has the model in sealed memory says where, after the other arguments; its descriptors come first.
         """
-        more: Any = plain[_RESTORED:]
+        more: Any = plain[WIRE_LENGTH:]
         self._check_models()
-        arguments, charge = PrepareArguments.from_wire(*plain[:_RESTORED]), ModelCharge(self.quota)
+        arguments = PrepareArguments.from_wire(*plain[:WIRE_LENGTH], restores=True)
+        charge = ModelCharge(self.quota)
         with _Descriptors(message.take_fds()) as fds, due(arguments.deadline):
             sent = _sent_model(fds, *more) if more else None
             arguments = arguments._replace(trace=trace_of(fds, sum(arguments.cache_counts or ())))
             given = self._engine.compilations.check(arguments.cache_counts, arguments.cache_token, fds)
             owner = CacheOwner(self.uid, arguments.cache_token)
+            arguments, time = self._as_saved(arguments, owner), PreparationTime(*takes)
             read = partial(self._engine.compilations.restored, owner, given, fds, sent)
             try:
-                shared = self._engine.restore(self.holder, read, arguments, charge.take)
+                shared = self._engine.restore(self.holder, read, arguments, charge.take, takes=time)
             except StatusError:
                 raise
             except Exception as error:
                 raise GeneralFailure(f"the device cannot restore the model: {error}") from error
-        return Reply([self._loaded_as(shared, arguments.priority, charge), shared.file])
+        number = self._loaded_as(shared, arguments.priority, charge)
+        return Reply([number, time.found, shared.file, arguments.preference, arguments.priority])
+
+    def _as_saved(self, arguments: PrepareArguments, owner: CacheOwner) -> PrepareArguments:
+        """Return the arguments with the saved model's preference and priority where the client gives none."""
+        terms = self._engine.compilations.terms(owner) if any(arguments.takes_saved) else None
+        if terms is None:
+            return arguments
+        is_preference_saved, is_priority_saved = arguments.takes_saved
+        preference = terms.preference if is_preference_saved else arguments.preference
+        return arguments._replace(
+            preference=preference, priority=terms.priority if is_priority_saved else arguments.priority
+        )
 
     def _check_models(self) -> None:
         self._limits.check("client_models", len(self._models), "close prepared models")
@@ -248,7 +266,7 @@ class EngineClient:
     def free(self, _: Message, *numbers: int) -> Reply:
         """Drop prepared models and the requests bound to them. An open burst keeps its model.
 
-        Raises InvalidArgument for what is no number.
+        Raise InvalidArgument for what is no number.
         """
         if not all(type(number) is int for number in numbers):
             raise InvalidArgument(f"free{numbers!r:.80}: prepared models are named by numbers")
@@ -262,9 +280,10 @@ class EngineClient:
             lane.forget_plans()
 
     def model(self, number: int) -> Callable[[Request], Execution]:
-        """Return a function that binds requests to a prepared model. Raises InvalidArgument."""
-        loaded = self._loaded(number)
+        """Return a function that binds requests to a prepared model. Raise InvalidArgument."""
+        return self._binder(self._loaded(number))
 
+    def _binder(self, loaded: LoadedModel) -> Callable[[Request], Execution]:
         def bind(request: Request) -> Execution:
             self._engine.check_available()
             claim = self._plan_claim(loaded)
@@ -278,16 +297,13 @@ class EngineClient:
         return bind
 
     def _plan_claim(self, loaded: LoadedModel) -> Claim:
-        """Claim one more plan. If there is no room, drop plans first: they cost less to make than a refusal."""
+        """Claim one more plan. Raise StatusError."""
         footprint = loaded.shared.footprint
         nbytes = PRICES["plan"]["bytes"] + (footprint.plan if footprint else 0)
-        with suppress(ResourceExhaustedTransient):
-            return self.quota.charge(nbytes)
-        self.forget_plans()
-        return self.quota.charge(nbytes)
+        return with_room(partial(self.quota.charge, nbytes), self.forget_plans)
 
     def flow(self, number: int) -> Flow:
-        """Return the flow in which executions of a prepared model queue. Raises InvalidArgument."""
+        """Return the flow in which executions of a prepared model queue. Raise InvalidArgument."""
         return self._flows[self._loaded(number).priority]
 
     def turns(self, _: Message) -> Reply:
@@ -305,7 +321,7 @@ class EngineClient:
         return Reply([state, str(reason)[:_MOST_REASON]])
 
     def capabilities(self, _: Message) -> Reply:
-        """Answer what the driver states about the device's speed, or nothing. Raises GeneralFailure."""
+        """Answer what the driver states about the device's speed, or nothing. Raise GeneralFailure."""
         return Reply(to_wire(stated_by(self._engine.device)))
 
     def counts(self) -> list[FlowCounts]:
@@ -399,7 +415,7 @@ class EngineClient:
 
         The answer hands the channel and a life page over. All of it ends unless that function is called last.
 
-        Raises ResourceExhaustedTransient.
+        Raise ResourceExhaustedTransient.
         """
         with ExitStack() as undo, ExitStack() as held:
             held.enter_context(self.quota.take(remedy, **price("lane socket")))
@@ -443,17 +459,21 @@ class EngineClient:
         spoken = {*versions} & {*VERSIONS}
         if not spoken:
             raise InvalidArgument(f"versions {versions!r:.80}: this device speaks {list(VERSIONS)}")
-        bind, loaded = self.model(number), self._loaded(number)
+        loaded = self._loaded(number)
         self._limits.check("client_bursts", len(self._bursts), "close bursts")
         with ExitStack() as undo:
-            callback = undo.enter_context(Channel.from_fd(message.fds.pop(2)))
-            context = undo.enter_context(Channel.from_fd(message.fds.pop(2)))
+            callback = Channel.from_fd(message.fds.pop(2))
+            undo.callback(callback.close)
+            context = Channel.from_fd(message.fds.pop(2))
+            undo.callback(context.close)
+            context.refuse_descriptors()  # a thread of all clients reads it
             try:
                 queues = self._queue(requests, message), self._queue(results, message)
             except FmqError as error:
-                remedy = "" if self.uid == os.getuid() else '; a client of another account opens it with memory="memfd"'
+                is_own = self.uid == device_uid()
+                remedy = "" if is_own else '; a client of another account opens it with memory="memfd"'
                 raise GeneralFailure(f"the burst's queues cannot be used: {error}{remedy}") from error
-            longest = DATUM * max(queue.capacity for queue in queues)  # the listener has a buffer for such a packet
+            longest = DATUM * max(queues[0].capacity, queues[1].capacity)  # the listener has a buffer for such a packet
             claim = self.quota.take("close bursts", **price("burst", bytes=longest))
             undo.callback(claim.give_back)
             memory = trace_memory(message.fds)
@@ -469,15 +489,17 @@ class EngineClient:
                 requests=queues[0],
                 results=queues[1],
                 callback=callback,
-                bind=bind,
+                bind=self._binder(loaded),
+                bind_to=lambda prepared: self._binder(loaded.served_by(prepared)),
                 trace=trace,
                 version=max(spoken),
                 spin=spin,
                 priority=PRIORITIES[loaded.priority],
-                ticket=Ticket(self.flow(number)),
+                ticket=Ticket(self._flows[loaded.priority]),
                 on_end=burst.ended,
                 life=life,
                 memory_from=self.importer,
+                around=self._engine.latency.around(loaded.shared.bursts.preference),
             )
             version = burst.configure(offer, loaded.prepared, spoken)
             self._start(burst, loaded.shared.bursts, claim)
@@ -485,8 +507,8 @@ class EngineClient:
         return Reply([version], [told])
 
     def _queue(self, wire: object, message: Message) -> Descriptor:
-        """Return the queue in a message's first descriptor. Raises ResourceExhaustedPersistent, InvalidDescriptor."""
-        is_stranger = self.uid != os.getuid()  # within the account: memory="posix", and `guard` turns it into zeros
+        """Return the queue in a message's first descriptor. Raise ResourceExhaustedPersistent, InvalidDescriptor."""
+        is_stranger = self.uid != device_uid()  # within the account: memory="posix", and `guard` turns it into zeros
         queue = Descriptor.from_wire(wire, [message.fds.pop(0)], sealed=is_stranger, announces=False)
         for fd in queue.fds if is_stranger else ():
             checked_size(fd, None, sealed=True)  # here, whichever process of the device attaches it
@@ -506,7 +528,7 @@ class EngineClient:
     @property
     def _visible_uid(self) -> int | None:
         """The account whose traces and figures the client may read; None: all accounts."""
-        return None if self.uid in {0, os.getuid()} else self.uid
+        return None if self.uid in {0, device_uid()} else self.uid
 
     def census(self, _: Message) -> Reply:
         """Answer counts of the clients and bursts that it may see, in shared memory, and this process's life page."""
@@ -525,7 +547,7 @@ class EngineClient:
             is_registered = True
             engine.traces[burst] = self.uid, burst.trace.memory
             self._bursts.add(burst)
-            engine.count_burst(+1)
+            engine.burst_began(hints.preference)
             engine.note(self.uid, changes=1)
             engine.contexts.add(burst.context, burst.on_message, burst.stop)
 
@@ -539,14 +561,15 @@ class EngineClient:
 
     def _burst_ended(self, hints: BurstHints, claim: Claim, burst: OpenBurst) -> None:
         engine = self._engine
-        engine.traces.pop(burst, None)
-        self._bursts.discard(burst)
-        engine.contexts.discard(burst.context)
-        burst.context.close()
-        engine.count_burst(-1)
-        engine.note(self.uid, changes=1)
-        hints.ended()
-        claim.give_back()
+        with ExitStack() as end:  # all of it, whatever fails; the last one first
+            end.callback(claim.give_back)
+            end.callback(hints.ended)
+            end.callback(engine.note, self.uid, changes=1)
+            end.callback(engine.burst_ended, hints.preference)
+            end.callback(burst.context.close)
+            end.callback(engine.contexts.discard, burst.context)
+            end.callback(self._bursts.discard, burst)
+            engine.traces.pop(burst, None)
 
     def close(self) -> None:
         """End everything: the client is gone."""

@@ -4,7 +4,7 @@ A buffer is allocated for roles: input or output k of certain prepared models. I
 it or a client copies something into it, and none when either of these fails. One without a value cannot be an input.
 Dimensions that neither its description nor its roles fix are set by each write.
 
-A buffer of fixed dimensions may be the driver's own (driver_memory.py). Whether it has a value is kept here.
+A buffer may be the driver's own (driver_memory.py). Whether it has a value is kept here.
 
 Requests name a buffer by its token. A token is valid for one client only, and is never used again.
 """
@@ -28,8 +28,10 @@ from burst import (
     InvalidArgument,
     Memory,
     ResourceExhaustedPersistent,
+    StatusError,
 )
 from burst._core import ffi
+from burst.memory import VendorMemory, undecodable
 from driver.engine.driver_memory import DriverPool
 from driver.engine.footprint import Footprint
 from driver.engine.ledger import Claim, price
@@ -67,7 +69,7 @@ class OperandRole(NamedTuple):
         return f"{'input' if self.is_input else 'output'} {self.io_index} of prepared model {self.model}"
 
     def operand(self, model: Model) -> Operand:
-        """Return the operand of that role. Raises InvalidArgument for an index that the model does not have."""
+        """Return the operand of that role. Raise InvalidArgument for an index that the model does not have."""
         graph = model.main
         side, what = (graph.inputs, "inputs") if self.is_input else (graph.outputs, "outputs")
         if not 0 <= self.io_index < len(side):
@@ -91,34 +93,54 @@ class LoadedModel(NamedTuple):
     shared: SharedModel
     priority: int  #: of its executions: LOW, MEDIUM or HIGH
     charge: ModelCharge | None = None  #: for its memory; None: it is charged to no client
+    own: PreparedModel | None = None  #: that its driver serves a burst with in the place of the shared one
 
     @property
     def model(self) -> Model:
-        return self.shared.model
+        return (self.own and self.own.prepared_from) or self.shared.model
 
     @property
     def prepared(self) -> PreparedModel:
-        return self.shared.prepared
+        return self.own or self.shared.prepared
+
+    def served_by(self, prepared: PreparedModel) -> LoadedModel:
+        """Return the handle on what the driver serves a burst with. Raise ValueError if it has other arguments."""
+        if prepared is self.prepared:
+            return self  # also when an improved one replaces it
+        found = self._replace(own=prepared)
+        mine, its = (_argument_types(model) for model in (self.model, found.model))
+        if mine != its:
+            raise ValueError(
+                f"prepared={prepared!r:.80}: it has {its}, but the burst's model has {mine}; give a prepared model "
+                "with the same inputs and outputs"
+            )
+        return found
 
     def options(self, pace: Callable[[], object]) -> BindOptions:
         """Return how requests of this client are bound to it."""
         return BindOptions(priority=PRIORITIES[self.priority], pace=pace)
 
 
+def _argument_types(model: Model) -> str:
+    graph = model.main
+    sides = ([str(graph.operands[i].type.name) for i in side] for side in (graph.inputs, graph.outputs))
+    return "inputs {} and outputs {}".format(*sides)
+
+
 class ModelCharge:
     """A charge to the client for what one of its prepared models keeps in memory. Given back when it is dropped."""
 
     def __init__(self, quota: Quota, mappings: int = 0) -> None:
-        """Take the charge. `mappings`: of its memory, beyond those of every model. Raises ResourceExhausted*."""
+        """Take the charge. `mappings`: of its memory, beyond those of every model. Raise ResourceExhausted*."""
         self._quota = quota
         self._claims = [quota.take("close prepared models", **price("model", mappings=mappings))]
 
     def take(self, memory: ModelBytes) -> None:
-        """Charge the memory of a model. Raises ResourceExhausted*."""
+        """Charge the memory of a model. Raise ResourceExhausted*."""
         self._claims += [self._quota.hold(key, nbytes) for key, nbytes in memory.occupied.items()]
 
     def take_decoded(self, shared: SharedModel, pace: Callable[[], object]) -> None:
-        """Charge what the engine has made of it, too. Raises ResourceExhausted*."""
+        """Charge what the engine has made of it, too. Raise ResourceExhausted*."""
         shared.footprint = shared.footprint or Footprint.of(shared.model, pace)
         self._claims.append(self._quota.hold(("decoded", id(shared)), shared.footprint.model))
 
@@ -127,7 +149,7 @@ class MemorySource(Protocol):
     """A source of memory for a buffer."""
 
     def room(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return new memory. Raises ResourceExhaustedTransient, ResourceExhaustedPersistent."""
+        """Return new memory. Raise ResourceExhaustedTransient, ResourceExhaustedPersistent."""
 
 
 class Quota:
@@ -141,7 +163,7 @@ class Quota:
         self._lock = threading.RLock()  # a finalizer may give back while this thread holds it
 
     def room(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return new memory, given back when the last array on it is gone. Raises ResourceExhausted*."""
+        """Return new memory, given back when the last array on it is gone. Raise ResourceExhausted*."""
         claim = self.charge(nbytes, mappings=1) if nbytes >= _LARGE else self.charge(nbytes)
         try:
             block = _block(nbytes)
@@ -153,7 +175,7 @@ class Quota:
         return block[start : start + nbytes]
 
     def charge(self, nbytes: int, **figures: int) -> Claim:
-        """Charge memory that is `taken`, and what else it costs. Raises ResourceExhausted*."""
+        """Charge memory that is `taken`, and what else it costs. Raise ResourceExhausted*."""
         return self._charged(RELEASE, nbytes, False, figures)
 
     def take(self, remedy: str, **figures: int) -> Claim:
@@ -161,7 +183,7 @@ class Quota:
         return self._charged(remedy, figures.get("bytes", 0), True, figures)
 
     def hold(self, key: Hashable, nbytes: int) -> Claim:
-        """Charge memory that is there already, once however often it is held. Raises ResourceExhausted*."""
+        """Charge memory that is there already, once however often it is held. Raise ResourceExhausted*."""
         with self._lock:
             if not self._holds[key]:
                 self._use(nbytes, True)
@@ -195,6 +217,8 @@ class Quota:
         except BaseException:
             self._unuse(nbytes, is_held)
             raise
+        if holder and not nbytes:
+            return Claim(partial(holder.account.ledger.uncount, holder, figures))
         return Claim(partial(self._give_back, nbytes, is_held, holder, figures))
 
     def _use(self, nbytes: int, is_held: bool) -> None:
@@ -248,9 +272,9 @@ class ManagedBuffer:
         quota: MemorySource,
         held: HeldBuffer | None = None,
     ) -> None:
-        """Allocate. held: a driver's own memory of fixed dimensions. None: memory comes from `quota`.
+        """Allocate. held: a driver's own memory, growing where dimensions are open; None: memory is from `quota`.
 
-        Raises ResourceExhaustedTransient, ResourceExhaustedPersistent.
+        Raise ResourceExhaustedTransient, ResourceExhaustedPersistent.
         """
         self.kind, self.dimensions, self.roles, self._quota = kind, dimensions, roles, quota
         self.token, self.version = next(_tokens), 0
@@ -286,25 +310,54 @@ class ManagedBuffer:
     @property
     def nbytes(self) -> int:
         """The present capacity."""
-        return self.size(self.dimensions) if self.held else self._array.nbytes
+        if self.held:
+            return self.held.buffer.nbytes if self.is_growing else self.size(self.dimensions)
+        return self._array.nbytes
+
+    @property
+    def is_growing(self) -> bool:
+        """True for memory of the driver's whose value may have any shape: what is bound to it follows it."""
+        return self.held is not None and self.held.is_growing
 
     def asarray(self, dtype: Any, shape: int, offset: int = 0) -> NDArray[Any]:
         """Return a view, like that of a `Memory`."""
         return self._array[offset : offset + shape].view(dtype)
 
     def settle(self, dimensions: tuple[int, ...]) -> None:
-        """Note that it was written: it has a value of that shape now."""
-        self.has_value = True
-        if dimensions != self.known:
+        """Note that it was written: it has a value of that shape now.
+
+        Raise ResourceExhausted* where a driver's value has grown beyond what the client may have.
+        """
+        held = self.held
+        if held is not None and held.is_growing:
+            held.charge_growth()
+            self.known = dimensions
+        elif dimensions != self.known:
             self.known = dimensions
             self.version += 1
+        self.has_value = True
 
-    def grow(self, nbytes: int) -> None:
-        """Make room for `nbytes` in a buffer whose size is not fixed. A buffer that grows loses its value."""
-        if nbytes > self.nbytes:
-            self.has_value = False
+    def abandon(self) -> None:
+        """Have no value, nor memory of the driver's for one: what a failed run left there is charged to nobody."""
+        self.has_value = False
+        if self.held is not None and self.held.is_growing:
+            self.held.drop()
+
+    def grow(self, nbytes: int, spare: int = 0) -> None:
+        """Make room for `nbytes`, and `spare` where the client may have that, in a buffer whose size is not fixed.
+
+        A buffer that grows loses its value. Raise ResourceExhausted*.
+        """
+        if nbytes <= self.nbytes:
+            return
+        self.has_value = False
+        try:
+            self._array = self._quota.room(nbytes + spare)
+        except StatusError:
+            if not spare:
+                raise
             self._array = self._quota.room(nbytes)
-            self.version += 1
+        self.version += 1
 
     def release(self) -> None:
         """Free its memory, a driver's once nothing is bound to it. Requests that are bound to it notice."""
@@ -312,13 +365,12 @@ class ManagedBuffer:
         self.version += 1
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...]) -> None:
-        """Copy `memory` in, as a value of that shape; (): as described. Raises StatusError; then it has no value."""
+        """Copy `memory` in, as a value of that shape; (): as described. Raise StatusError; then it has no value."""
         try:
             found = self._fixed_by(dimensions)
             nbytes = self.size(found)
             _check_size(memory, nbytes, f"{self.kind.type.name} {list(found)}")
-            self.grow(nbytes)
-            self._write(memory.asarray())
+            self._write(memory.asarray(), found)
         except Exception:
             self.has_value = False
             raise
@@ -327,7 +379,7 @@ class ManagedBuffer:
     def copy(self, source: ManagedBuffer) -> None:
         """Copy the value of another buffer in.
 
-        Raises InvalidArgument where that is of another kind, GeneralFailure where it has none; StatusError, and has no
+        Raise InvalidArgument where that is of another kind, GeneralFailure where it has none; StatusError, and has no
         value then, where the dimensions do not fit or the driver fails.
         """
         if source is self:
@@ -337,20 +389,22 @@ class ManagedBuffer:
         source.check_value()
         try:
             found = self._fixed_by(source.known)
-            nbytes = self.size(found)
-            self.grow(nbytes)
             if not (self.held and source.held and self.held.copy_across(source.held)):
-                self._write(source._read(nbytes))
+                self._write(source._read(self.size(found)), found)
         except Exception:
             self.has_value = False
             raise
         self.settle(found)
 
-    def _write(self, value: NDArray[np.uint8]) -> None:
-        if self.held:
-            self.held.copy_from(value)
-        else:
+    def _write(self, value: NDArray[np.uint8], dimensions: tuple[int, ...]) -> None:
+        """Make the bytes its value, of that shape. It gets room for them where its size is not fixed."""
+        if self.held is None:
+            self.grow(value.nbytes)
             self._array[: value.nbytes] = value
+            return
+        if self.is_growing:
+            self.held.reshape(dimensions)
+        self.held.copy_from(value)
 
     def _read(self, nbytes: int) -> NDArray[np.uint8]:
         """Return its value; a copy where that has a layout of the driver's own."""
@@ -363,7 +417,7 @@ class ManagedBuffer:
         return found
 
     def copy_to(self, memory: Memory) -> None:
-        """Copy its value out. Raises InvalidArgument, GeneralFailure."""
+        """Copy its value out. Raise InvalidArgument, GeneralFailure."""
         nbytes = self.size(self.known) if self.is_fixed or self.has_value else memory.nbytes
         _check_size(memory, nbytes, f"buffer {self.token}")
         self.check_value()
@@ -399,6 +453,8 @@ def _is_fixed(kind: BufferKind, dimensions: tuple[int, ...]) -> bool:
 def _check_size(memory: Memory, nbytes: int, what: str) -> None:
     if isinstance(memory, HardwareBuffer):
         raise GeneralFailure(f"bytes cannot be copied to or from an image in {memory.format}; use a pool of bytes")
+    if isinstance(memory, VendorMemory):
+        raise undecodable(memory.kind)
     if isinstance(memory, DriverPool) and memory.held:
         raise GeneralFailure(f"bytes cannot be copied to or from memory of kind {memory.kind}; use a pool of bytes")
     if memory.nbytes != nbytes:
@@ -416,7 +472,7 @@ class ManagedBuffers:
         self._buffers: dict[int, ManagedBuffer] = {}
 
     def __getitem__(self, token: int) -> ManagedBuffer:
-        """Return the buffer with that token. Raises InvalidArgument."""
+        """Return the buffer with that token. Raise InvalidArgument."""
         try:
             return self._buffers[token]
         except (KeyError, TypeError):
@@ -427,22 +483,23 @@ class ManagedBuffers:
     ) -> ManagedBuffer:
         """Allocate a buffer for roles [model index, input or output index, frequency] of `models`.
 
-        Raises InvalidArgument, ResourceExhaustedTransient, ResourceExhaustedPersistent; GeneralFailure for a driver
+        Raise InvalidArgument, ResourceExhaustedTransient, ResourceExhaustedPersistent; GeneralFailure for a driver
         that fails to allocate.
         """
         kind, dimensions, roles = describe(dimensions, models, inputs, outputs)
         claim, held = self.quota.take("release buffers", **price("buffer")), None
-        if self._driver and _is_fixed(kind, dimensions):
+        if self._driver:
             sides = (True, inputs), (False, outputs)
             uses = [BufferUse(models[m].prepared, is_input, n, f) for is_input, side in sides for m, n, f in side]
-            held = self._driver.allocate(BufferRequest(kind.type, dimensions, tuple(uses)), self.quota)
+            wanted, grows = BufferRequest(kind.type, dimensions, tuple(uses)), not _is_fixed(kind, dimensions)
+            held = self._driver.allocate(wanted, self.quota, grows=grows)
         buffer = ManagedBuffer(kind, dimensions, roles, self.quota, held=held)
         buffer.claim = claim
         self._buffers[buffer.token] = buffer
         return buffer
 
     def release(self, token: int) -> None:
-        """Free a buffer. Raises InvalidArgument."""
+        """Free a buffer. Raise InvalidArgument."""
         self[token].release()
         del self._buffers[token]
 
@@ -456,7 +513,7 @@ def describe(
 ) -> tuple[BufferKind, tuple[int, ...], frozenset[OperandRole]]:
     """Return what a buffer for these roles is: its kind, the dimensions that are fixed, its roles.
 
-    Raises InvalidArgument for roles that are given twice, do not exist or contradict each other.
+    Raise InvalidArgument for roles that are given twice, do not exist or contradict each other.
     """
     roles = _roles(models, inputs, outputs)
     by_number = {each.number: each.model for each in models}

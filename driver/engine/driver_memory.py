@@ -13,14 +13,14 @@ import logging
 import os
 import threading
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
 from burst import GeneralFailure, InvalidArgument, Memory, StatusError
 from burst.own_kinds import register_kinds
 from burst.serving_thread import ServingThread
-from driver.interface import Device, DriverBuffer, MemoryHandle
+from driver.interface import Device, DriverBuffer, GrowingBuffer, MemoryHandle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_LITTLE = 4096  # bytes: a growing buffer is charged for these from the first
 
 
 class DriverCalls:
@@ -45,7 +46,7 @@ class DriverCalls:
     def __call__(self, method: str, work: Callable[[], _T], on_late: Callable[[_T], object] = lambda _: None) -> _T:
         """Return what `work` returns, run in another thread. `on_late` gets a result that comes too late.
 
-        Raises StatusError, which names the driver and the method.
+        Raise StatusError, which names the driver and the method.
         """
         found: list[_T] = []
         errors: list[Exception] = []
@@ -83,12 +84,50 @@ class DriverCalls:
 class HeldBuffer:
     """A driver's buffer. The last reference to this object closes it, and gives back what was charged for it."""
 
-    def __init__(self, buffer: DriverBuffer, calls: DriverCalls) -> None:
-        self.buffer, self._calls, self._pending = buffer, calls, ""
+    def __init__(self, buffer: DriverBuffer, calls: DriverCalls, quota: Quota | None = None) -> None:
+        """`quota`: what a growing buffer is charged to."""
+        self.buffer, self._calls, self._quota, self._pending = buffer, calls, quota, ""
+        self.is_growing = isinstance(buffer, GrowingBuffer)
+        self._charged = -1  # bytes
         self._give_back: Callable[[], object] = lambda: None
 
+    def charge_growth(self) -> None:
+        """Charge what a growing buffer occupies, and half as much again where there is room. Raise StatusError.
+
+        So most runs charge nothing, though each lets it grow. What was charged for more than four times as much goes
+        back.
+        """
+        nbytes, quota = self.buffer.nbytes, self._quota
+        assert quota
+        if nbytes <= self._charged <= max(4 * nbytes, _LITTLE):
+            return
+        self._charge_nothing()
+        for most in (max(nbytes + nbytes // 2, _LITTLE), nbytes):
+            try:
+                self._give_back, self._charged = quota.charge(most).give_back, most
+            except StatusError:
+                if most == nbytes:
+                    self.drop()
+                    raise
+            else:
+                return
+
+    def drop(self) -> None:
+        """Have a growing buffer free its value, and charge nothing for it."""
+        cast("GrowingBuffer", self.buffer).drop()
+        self._charge_nothing()
+
+    def _charge_nothing(self) -> None:
+        self._give_back()
+        self._give_back, self._charged = lambda: None, -1
+
+    def reshape(self, dimensions: tuple[int, ...]) -> None:
+        """Make room for a value with these dimensions in a growing buffer. Raise StatusError."""
+        buffer = cast("GrowingBuffer", self.buffer)
+        self._copy("reshape", lambda: buffer.reshape(dimensions))
+
     def charge(self, quota: Quota) -> None:
-        """Charge what the driver says that it occupies. Raises StatusError."""
+        """Charge what the driver says that it occupies. Raise StatusError."""
         try:
             said = {"nbytes": self.buffer.nbytes, "gpu_nbytes": self.buffer.gpu_nbytes}
         except Exception as error:
@@ -104,21 +143,21 @@ class HeldBuffer:
             raise type(error)(f"of a buffer the driver {self._calls.driver} says {words}: {error}") from error
 
     def copy_from(self, source: NDArray[np.uint8]) -> None:
-        """Make `source` its value. Raises StatusError."""
+        """Make `source` its value. Raise StatusError."""
         self._copy("copy_from", lambda: self.buffer.copy_from(source))
 
     def copy_to(self, target: NDArray[np.uint8]) -> None:
-        """Write its value to all of `target`. Raises StatusError."""
+        """Write its value to all of `target`. Raise StatusError."""
         self._copy("copy_to", lambda: self.buffer.copy_to(target))
 
     def copy_across(self, source: HeldBuffer) -> bool:
-        """Make the value of another one its own, where the driver can do so by itself. Raises StatusError."""
+        """Make the value of another one its own, where the driver can do so by itself. Raise StatusError."""
         found: list[bool] = []
         self._copy("copy_across", lambda: found.append(self.buffer.copy_across(source.buffer)))
         return bool(found and found[0])
 
     def in_place(self, nbytes: int) -> NDArray[np.uint8] | None:
-        """Return the value where it lies; None for a native layout. Raises StatusError."""
+        """Return the value where it lies; None for a native layout. Raise StatusError."""
         found = self._calls("array", self.buffer.array)
         if found is None or (_is_bytes(found) and found.nbytes >= nbytes):
             return None if found is None else found[:nbytes]
@@ -151,36 +190,44 @@ class DriverMemory:
     """The memory of the engine's own driver. Registers its kinds of memory with this process."""
 
     def __init__(self, device: Device, patience: float) -> None:
-        """Register the kinds. patience: seconds for each call. Raises ValueError for a kind with a wrong name."""
+        """Register the kinds. patience: seconds for each call. Raise ValueError for a kind with a wrong name."""
         self._device, self._calls, self._allocating = device, DriverCalls(device.name, patience), threading.Lock()
         register_kinds(device.own_memory_kinds, self._opened)
 
-    def allocate(self, request: BufferRequest, quota: Quota) -> HeldBuffer | None:
-        """Return a driver's buffer, charged to the client; None: the engine allocates. Raises StatusError."""
-        if type(self._device).allocate is Device.allocate:
+    def allocate(self, request: BufferRequest, quota: Quota, *, grows: bool = False) -> HeldBuffer | None:
+        """Return a driver's buffer, charged to the client; None: the engine allocates. Raise StatusError."""
+        method, kind = ("allocate_growing", GrowingBuffer) if grows else ("allocate", DriverBuffer)
+        mine = type(self._device)
+        if (mine.allocate_growing is Device.allocate_growing) if grows else (mine.allocate is Device.allocate):
             return None
         if not self._allocating.acquire(timeout=self._calls.patience):
-            raise self._calls.lied(f"has not returned from allocate for another buffer for {self._calls.patience:g} s")
+            raise self._calls.lied(f"has not returned from {method} for another buffer for {self._calls.patience:g} s")
         # The call gives the lock back, also when it returns too late.
-        found = self._calls("allocate", lambda: self._allocated(request), on_late=_close)
+        allocate = self._device.allocate_growing if grows else self._device.allocate
+        found = self._calls(method, lambda: self._allocated(allocate, request), on_late=_close)
         if found is None:
             return None
-        if not isinstance(found, DriverBuffer):
-            raise self._calls.lied(f"returns {found!r:.80} from allocate, and not a DriverBuffer or None")
-        held = HeldBuffer(found, self._calls)
-        held.charge(quota)
+        if not isinstance(found, kind):
+            raise self._calls.lied(f"returns {found!r:.80} from {method}, and not a {kind.__name__} or None")
+        held = HeldBuffer(found, self._calls, quota)
+        if grows:
+            held.charge_growth()
+        else:
+            held.charge(quota)
         return held
 
-    def _allocated(self, request: BufferRequest) -> DriverBuffer | None:
+    def _allocated(
+        self, allocate: Callable[[BufferRequest], DriverBuffer | None], request: BufferRequest
+    ) -> DriverBuffer | None:
         try:
-            return self._device.allocate(request)
+            return allocate(request)
         except ValueError as error:
             raise InvalidArgument(str(error)) from error
         finally:
             self._allocating.release()
 
     def _opened(self, given: HandleDescription, fd: int) -> Memory:
-        """Return memory of one of the driver's own kinds. Owns `fd`. Raises InvalidArgument, GeneralFailure."""
+        """Return memory of one of the driver's own kinds. Owns `fd`. Raise InvalidArgument, GeneralFailure."""
         what = f"map_memory of kind {given.kind}"
         try:
             found = self._device.map_memory(MemoryHandle(given.kind, fd, given.nbytes, given.fields))
@@ -211,7 +258,7 @@ class DriverPool(Memory):
             self.nbytes, self.writable = given.nbytes, True
 
     def asarray(self, dtype: Any = np.uint8, shape: int | tuple[int, ...] | None = None, offset: int = 0) -> Any:
-        """Return a view, as `Memory` does. Raises GeneralFailure for a buffer of the driver."""
+        """Return a view, as `Memory` does. Raise GeneralFailure for a buffer of the driver."""
         if self.held:
             raise GeneralFailure(f"memory of kind {self.kind} has no bytes that the CPU can use; use a pool of bytes")
         return super().asarray(dtype, shape, offset)

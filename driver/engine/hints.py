@@ -43,7 +43,7 @@ class BurstHints:
     """
 
     def __init__(self, prepared: PreparedModel, preference: Preference, hints: Hints) -> None:
-        self._prepared, self._preference, self._hints = prepared, preference, hints
+        self._prepared, self.preference, self._hints = prepared, preference, hints
         self._open, self._lock = 0, threading.Lock()
 
     def began(self) -> None:
@@ -67,7 +67,7 @@ class BurstHints:
                 self._tell_ended(before)
 
     def _tell_began(self, prepared: PreparedModel) -> None:
-        self._hints.give("burst_began", lambda: prepared.burst_began(self._preference))
+        self._hints.give("burst_began", lambda: prepared.burst_began(self.preference))
 
     def _tell_ended(self, prepared: PreparedModel) -> None:
         self._hints.give("burst_ended", prepared.burst_ended)

@@ -70,7 +70,7 @@ def restrict(rules: Mapping[Path, Access], *, network: bool = False, abstract: b
     What is open stays usable. A path that is not there, or that this account cannot look up, gives nothing. Returns the
     version of the ABI; 0: Landlock is not there.
 
-    Raises OSError.
+    Raise OSError.
     """
     version = abi()
     if not version:

@@ -13,15 +13,17 @@ from __future__ import annotations
 import threading
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from burst import ErrorStatus, GeneralFailure, Request, Timing
-from burst.executor import CachedExecutor, DecodedRequest, Outcome, RequestCodec
+from burst.executor import CachedExecutor, DecodedRequest, Outcome, RequestCodec, with_tokens
+from burst.exhaustion import with_room
 from burst.messages import NO_TIMING
+from burst.plan_cache import PlanCache
 from burst.run_queue import Ticket
-from burst.server import MAX_PLANS
 from burst.serving_thread import ServingThread
 from burst.wire import Token
 from driver.engine.lane_memory import LaneMemory
@@ -78,7 +80,7 @@ class SignallingExecution(LaunchedExecution):
     limit = "client_launched"
 
     def __init__(self, number: int, plan: Plan, limits: TimeLimits, keep: Callable[[int, FencedOutcome], None]) -> None:
-        """Make its fence. Raises OSError."""
+        """Make its fence. Raise ResourceExhaustedTransient."""
         super().__init__(number, plan, limits)
         self._keep, self.is_forgotten = keep, False
         self.signal = FenceSignal()
@@ -106,14 +108,13 @@ class ClientLane:
     """A client's lane. Any thread may use it. It ends with its client; a socket of it may end before."""
 
     def __init__(self, owner: LaneOwner) -> None:
-        self._owner, self.limits, self.take = owner, owner.limits, owner.take
-        self.memory = LaneMemory(owner.memory_from)
+        self._owner, self.limits, self.take, self.model = owner, owner.limits, owner.take, owner.model
+        self.memory = LaneMemory(owner.memory_from, self._take_with_room)
         codec = RequestCodec(self._decode, encode_outcome, self.memory.resolve)
         self._executor = executor = CachedExecutor(codec, self._forget, self.memory)
         self.execute, self.answer = executor.execute, executor.answer
         self.failure, self.refuse = executor.failure, executor.refuse
-        self.plans: dict[bytes, Plan] = {}  #: by their packed requests
-        self._fit: set[bytes] = set()  # requests whose outputs were found to be fit for fences
+        self._plans = PlanCache()  # by their packed requests
         self._lock, self._changes, self._is_over = threading.Lock(), 0, False
         self.sockets: set[LaneReader] = set()
         self._schedule: FenceSchedule | None = None
@@ -124,7 +125,7 @@ class ClientLane:
     @property
     def bound(self) -> int:
         """The number of plans: requests that need no binding."""
-        return len(self.plans)
+        return len(self._plans)
 
     @property
     def answered(self) -> int:
@@ -140,31 +141,29 @@ class ClientLane:
 
     def plan(self, key: bytes) -> Plan:
         """Return a packed request, checked and bound. Raise Malformed, StatusError, and whatever the device raises."""
-        return self.plans.get(key) or self._bound(key)
+        return self._plans.find(key) or self._bound(key)
 
     def _bound(self, key: bytes) -> Plan:
         """Bind a request. Keep the plan unless something has changed meanwhile that it may be bound to."""
-        before = self._changes
-        plan = self._executor.plan(key)
+        before, plan = self._changes, self._executor.plan(key)
+        gone: list[Plan | None] = []  # freed without the lock
         with self._lock:
             if self._is_over:
                 plan.cancel()
             elif before == self._changes and self.memory.holds(plan.slots):
-                if len(self.plans) >= MAX_PLANS:
-                    self.plans, self._fit = {}, set()
-                self.plans[key] = plan
+                gone = self._plans.keep(key, plan)
+        del gone
         return plan
 
     def plan_for_fences(self, key: bytes) -> Plan:
         """Do as `plan`, for a request whose outputs have to be known beforehand."""
         plan = self.plan(key)
-        if key not in self._fit:
+        if not plan.fits_fences:
             number, packet = decode_request(key)
             slots = [slot for slot in packet.slots if not isinstance(slot, Token)]
-            found = iter(self.memory.resolve(slots))
-            pools = tuple(slot if isinstance(slot, Token) else next(found) for slot in packet.slots)
+            pools = with_tokens(packet.slots, self.memory.resolve(slots))
             check_outputs(self._owner.model(number), Request(packet.inputs, packet.outputs, pools))
-            self._fit.add(key)
+            plan.fits_fences = True
         return plan
 
     def _decode(self, key: bytes) -> DecodedRequest:
@@ -175,6 +174,9 @@ class ClientLane:
         """Have requests bound anew: what they were bound to has changed."""
         self._forget(None)
 
+    def _take_with_room(self, remedy: str, **figures: int) -> Claim:
+        return with_room(partial(self.take, remedy, **figures), self.forget_plans)
+
     def free_memory(self, slots: Iterable[int]) -> None:
         """Free slots for one socket. Memory stays mapped until no execution uses it."""
         if gone := frozenset(self.memory.release(slots)):
@@ -183,16 +185,12 @@ class ClientLane:
     def _forget(self, slots: frozenset[int] | None) -> frozenset[int]:
         with self._lock:
             self._changes += 1
-            kept = {} if slots is None else {key: p for key, p in self.plans.items() if not p.slots & slots}
-            self.plans, dropped = kept, self.plans
-            self._fit &= kept.keys()
-        del dropped  # not under the lock: what it holds may be freed with it
+        self._plans.forget(slots)
         return frozenset()
 
     def drop(self, plan: Plan) -> None:
         """Forget a plan that may have been cancelled: the next request like it is bound anew."""
-        with self._lock:
-            self.plans = {key: other for key, other in self.plans.items() if other is not plan}
+        self._plans.drop(plan)
 
     # ---- what was launched
 
@@ -247,25 +245,26 @@ class ClientLane:
         schedule, ticket = self._schedule, Ticket(flow)
         while schedule and (launched := schedule.take(queue, ticket)):
             plan, outcome = self._executed(launched, ticket)
+            its = launched.plan  # what goes on has another one for its next run
             if schedule.finish(queue, launched, outcome):
                 if plan:
-                    launched.plan.release(plan)
+                    its.release(plan)
             else:
                 ticket = Ticket(flow)  # the other was closed
-                self.drop(launched.plan)  # it may have been cancelled
+                self.drop(its)  # it may have been cancelled
             if self.due:
                 self.flush()
-            del launched, plan  # hold no client memory while waiting
+            del launched, plan, its  # hold no client memory while waiting
         self._threads.difference_update(threads)
         claim.give_back()
         self._end_if_idle()
 
     def _executed(self, launched: LaunchedExecution, ticket: Ticket) -> tuple[Plan | None, Outcome]:
         try:
-            plan = launched.plan.claim()
+            plan = launched.claimed_plan()
         except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
             return None, self.failure(error)
-        return plan, self.execute(launched.begin_run(plan), ticket)
+        return plan, launched.judged(self.execute(launched.begin_run(plan), ticket))
 
     def flush(self) -> None:
         """Send the answers that are due, as far as sockets take them. Any thread, without the schedule's lock."""
@@ -340,8 +339,7 @@ class ClientLane:
             schedule = self._schedule
         if schedule:
             schedule.stop()
-        for plan in list(self.plans.values()):
-            plan.cancel()
+        self._plans.cancel()
         for socket in list(self.sockets):
             socket.stop()
         self._end_if_idle()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from burst import InvalidArgument, Malformed, Memory, StatusError
 from burst.channel import close_all
+from driver.engine.ledger import Claim, price
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -21,46 +21,77 @@ class LaneMemory:
     So a client may free a slot on a socket while a request that names it is on its way on another one.
     """
 
-    def __init__(self, memory_from: Callable[[Any, int], Memory]) -> None:
-        """Begin with no memory. `memory_from`: maps what the client hands over."""
-        self._memory_from = memory_from
+    def __init__(self, memory_from: Callable[[Any, int], Memory], take: Callable[..., Claim]) -> None:
+        """Begin with no memory. `memory_from`: maps what the client hands over. `take`: charges what is kept for it."""
+        self._memory_from, self._take = memory_from, take
         self._found: dict[int, Memory | StatusError] = {}
-        self._users: Counter[int] = Counter()
+        self._users: dict[int, list[Claim]] = {}  # one for each socket that has registered the slot
+        self._refusal: StatusError | None = None  # of the last slot for which there was nothing left
         self._lock = threading.Lock()
 
-    def register(self, slot: int, plain: list[Any], fd: int) -> None:
+    def register(self, slot: int, plain: list[Any], fd: int) -> bool:
         """Let requests name this memory by `slot`. What another socket has registered there stays. Owns `fd`.
 
-        An error is raised by each request that names the slot. Raise Malformed for too many slots.
+        An error is raised by each request that names the slot. False if there is nothing to release then. Raise
+        Malformed for too many slots.
         """
-        if isinstance(self._found.get(slot), Memory):
-            close_all([fd])
-            self._use(slot, None)
-        else:
-            self._use(slot, self._mapped(plain, fd))
+        fds = [fd]
+        try:
+            if (has_memory := self._counted(slot)) is None:
+                return False
+            if has_memory:
+                return True
+            try:
+                self._keep(slot, self._mapped(plain, fds.pop()))
+            except BaseException:
+                self.release([slot])
+                raise
+            return True
+        finally:
+            close_all(fds)
 
-    def note_failure(self, slot: int, error: StatusError) -> None:
-        """Have requests that name this slot raise the error, unless another socket has registered memory for it."""
-        self._use(slot, error)
+    def note_failure(self, slot: int, error: StatusError) -> bool:
+        """Have requests that name this slot raise the error, unless another socket has registered memory for it.
 
-    def _use(self, slot: int, found: Memory | StatusError | None) -> None:
+        False as for `register`.
+        """
+        is_counted = self._counted(slot) is not None
+        if is_counted:
+            self._keep(slot, error)
+        return is_counted
+
+    def _counted(self, slot: int) -> bool | None:
+        """Count one more user of the slot, and return whether it has memory, in one step. None: it was refused."""
+        try:
+            claim = self._take("free memory", **price("slot"))
+        except StatusError as error:
+            self._refusal = type(error)(str(error))
+            return None
         with self._lock:
-            if len(self._found) >= _MOST_SLOTS:
+            if slot not in self._users and len(self._users) >= _MOST_SLOTS:
                 raise Malformed(f"a client has at most {_MOST_SLOTS} slots")
-            self._users[slot] += 1
-            if found is not None and not isinstance(self._found.get(slot), Memory):
+            self._users.setdefault(slot, []).append(claim)
+            return isinstance(self._found.get(slot), Memory)
+
+    def _keep(self, slot: int, found: Memory | StatusError) -> None:
+        """Keep what a user that is counted has found, unless another one has found memory meanwhile."""
+        with self._lock:
+            if slot in self._users and not isinstance(self._found.get(slot), Memory):
                 self._found[slot] = found
 
     def release(self, slots: Iterable[int]) -> list[int]:
         """Free slots of one socket, each once for each time that it has registered it; return those that are gone."""
-        gone = []
+        gone, claims = [], list[Claim]()
         with self._lock:
             for slot in slots:
-                self._users[slot] -= 1
-                if self._users[slot] <= 0:
+                users = self._users[slot]
+                claims.append(users.pop())
+                if not users:
                     del self._users[slot]
                     self._found.pop(slot, None)
                     gone.append(slot)
+        for claim in claims:
+            claim.give_back()
         return gone
 
     def holds(self, slots: Iterable[int]) -> bool:
@@ -75,10 +106,13 @@ class LaneMemory:
         match self._found.get(slot):
             case Memory() as memory:
                 return memory
+            case None if self._refusal:  # the slot may be the one, or an earlier one: its client sends it again
+                error = self._refusal
             case None:
                 raise InvalidArgument(f"no memory is registered as {slot}")
-            case error:
-                raise type(error)(f"the memory registered as {slot} cannot be used: {error}")
+            case found:
+                error = found
+        raise type(error)(str(error))  # a new one: each keeps the frames through which it went
 
     def free(self, slots: Iterable[int]) -> None:
         """Do nothing: `release` has let them go."""
@@ -87,7 +121,7 @@ class LaneMemory:
         """Free all."""
         with self._lock:
             self._found.clear()
-            self._users.clear()
+            self._users.clear()  # with its claims
 
     def _mapped(self, plain: list[Any], fd: int) -> Memory | StatusError:
         """Return the memory, or the error that its users will get."""

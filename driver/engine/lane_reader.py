@@ -26,7 +26,7 @@ from burst import (
     StatusError,
 )
 from burst.channel import Message, close_all
-from burst.executor import Outcome, PlanRun
+from burst.executor import Outcome, PlanRun, binding_time
 from burst.exhaustion import DescriptorsLost, exhausted
 from burst.messages import NO_TIMING
 from burst.run_queue import Tickets
@@ -34,7 +34,9 @@ from burst.serving_thread import ServingThread
 from burst.slots import checked_slots
 from driver.engine.lane import SignallingExecution
 from driver.engine.ledger import price
+from driver.engine.result_stream import RepeatedExecution
 from driver.engine.schedule import LaunchedExecution, TimeLimits, check_deadline
+from driver.protocol.fences import check_count, check_most
 from driver.protocol.lane_codec import (
     FENCED,
     IN_TURN,
@@ -46,6 +48,7 @@ from driver.protocol.lane_codec import (
     split_in_turn,
 )
 from driver.protocol.rpc import READ_WITHIN
+from driver.protocol.stream_terms import FAILED, STREAM, answer_to_step, unpack_terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +58,6 @@ if TYPE_CHECKING:
     from burst.run_queue import Flow, Ticket
     from driver.engine.lane import ClientLane
 
-MOST_FENCES = 64  # per execution
 _MOST_REFUSALS = 4096  # that a client has not read
 
 
@@ -89,7 +91,7 @@ class LaneReader:
         self._thread = ServingThread(self._serve, name="lane")
 
     def start(self) -> None:
-        """Begin to serve. Raises RuntimeError when no thread can be started."""
+        """Begin to serve. Raise RuntimeError when no thread can be started."""
         self._lane.sockets.add(self)
         try:
             self._thread.start()
@@ -124,7 +126,7 @@ class LaneReader:
     def _send_some(self) -> None:
         """Send answers while there is room, under `_sending`.
 
-        Raises PeerDied, and what keeps the lane from watching the socket.
+        Raise PeerDied, and what keeps the lane from watching the socket.
         """
         while self._outbox:
             answer = self._outbox.popleft()
@@ -145,7 +147,10 @@ class LaneReader:
 
     def say(self, number: int, outcome: Outcome, plan: Plan | None = None) -> None:
         """Have the outcome of something that was launched sent, when the lane is flushed."""
-        answer = b"\x92" + msgpack.packb(number) + self._lane.answer(outcome, plan)
+        self.post(b"\x92" + msgpack.packb(number) + self._lane.answer(outcome, plan))
+
+    def post(self, answer: bytes) -> None:
+        """Have an answer to something that was launched sent, when the lane is flushed."""
         self._outbox.append(answer)
         self._lane.due.append(self)
 
@@ -166,7 +171,7 @@ class LaneReader:
                     self.handle(message)
 
     def handle(self, message: Message) -> None:
-        """Do what one message asks for. Raises PeerDied, Malformed."""
+        """Do what one message asks for. Raise PeerDied, Malformed."""
         raw = message.raw
         head = raw[:2]
         try:
@@ -176,8 +181,11 @@ class LaneReader:
                 self._launch_behind_fences(message)
             elif head == LAUNCH:
                 self._launch(raw)
+                self._check_reads()
             elif head == QUESTION:
                 self._channel.send_raw(self._told(raw))
+            elif head == STREAM:
+                self._open_stream(raw)
             else:
                 self._manage(message)
         finally:
@@ -185,23 +193,27 @@ class LaneReader:
                 message.close()
         if self._lane.due:
             self._lane.flush()
+
+    def _check_reads(self) -> None:
+        """Raise PeerDied for a client that launches executions, and leaves too many answers unread."""
         if self.unread > self._lane.limits.client_async + _MOST_REFUSALS:
             raise PeerDied("the other side launches executions, and does not read the answers")
 
     # ---- in turn
 
     def _executed(self, raw: bytes) -> bytes:
-        """Return the answer, whatever the client sends. Raises Malformed for a message without a number."""
+        """Return the answer, whatever the client sends. Raise Malformed for a message without a number."""
         lane, arrived = self._lane, time.monotonic_ns()
         end, key = split_in_turn(raw)
         self.answered += 1
         try:
-            plan = lane.plans.get(key) or lane.plan(key)
+            plan = lane.plan(key)
             self._running = claimed = plan.claim()
             if claimed.flow is not self._flow:
                 assert claimed.flow
                 self._flow, self._ticket = claimed.flow, self._tickets.of(claimed.flow)
-            outcome = lane.execute(PlanRun(claimed, arrived, end), self._ticket)
+            bound = 0 if claimed.has_run else binding_time(arrived, end)
+            outcome = lane.execute(PlanRun(claimed, arrived, end, bound=bound), self._ticket)
             answer = (outcome is claimed.outcome and claimed.success) or lane.answer(outcome)
             plan.release(claimed)
         except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
@@ -212,12 +224,14 @@ class LaneReader:
     # ---- what is launched
 
     def _launch(self, raw: bytes) -> None:
-        lane = self._lane
+        lane, arrived = self._lane, time.monotonic_ns()
         number, end, duration, _, key = split(raw)
         try:
             schedule = lane.schedule
             lane.check_async(schedule.waiting["client_async"])
-            execution = AnsweredExecution(number, lane.plan(key), TimeLimits.of(end, duration), self)
+            plan = lane.plan(key)
+            limits = TimeLimits.of(end, duration).after_binding(plan, arrived)
+            execution = AnsweredExecution(number, plan, limits, self)
         except Exception as error:  # noqa: BLE001 (as in _executed)
             self.say(number, lane.failure(error))
             return
@@ -226,9 +240,30 @@ class LaneReader:
         except StatusError as error:
             self.say(number, lane.failure(error))
 
+    def _open_stream(self, raw: bytes) -> None:
+        lane, terms = self._lane, unpack_terms(raw)
+        try:
+            schedule = lane.schedule
+            lane.check_async(schedule.waiting["client_async"])
+            claim = lane.take("end some streams", bytes=len(raw))
+            stream = RepeatedExecution(terms, lane, self)
+            stream.claim = claim
+        except Exception as error:  # noqa: BLE001 (as in _executed)
+            self.post(answer_to_step(terms.number, lane.refuse(error), FAILED))
+            return
+
+        def alone() -> RepeatedExecution:
+            stream.check_alone(schedule.pending.values())
+            return stream
+
+        try:
+            schedule.launch(terms.number, alone, [])
+        except StatusError as error:
+            self.post(answer_to_step(terms.number, lane.refuse(error), FAILED))
+
     def _launch_behind_fences(self, message: Message) -> None:
         number, end, duration, fences, key = split(message.raw)
-        fence, fds, answer = -1, message.take_fds(), LAUNCHED
+        fence, fds, answer = -1, message.take_fds() if message.fds else [], LAUNCHED
         try:
             fence = self._launched(number, TimeLimits.of(end, duration), fences, key, fds=fds)
         except Malformed:
@@ -236,11 +271,12 @@ class LaneReader:
         except Exception as error:  # noqa: BLE001 (as in _executed)
             answer = self._lane.refuse(error)
         finally:
-            close_all(fds)
+            if fds:
+                close_all(fds)
         self._answer_with(answer_to(message.raw, answer), fence)
 
     def _answer_with(self, answer: bytes, fence: int) -> None:
-        """Answer with a fence. Raises PeerDied, also for a peer that lets fences lie: these count for this account."""
+        """Answer with a fence. Raise PeerDied, also for a peer that lets fences lie: these count for this account."""
         if fence < 0:
             self._channel.send_raw(answer)
             return
@@ -254,21 +290,23 @@ class LaneReader:
             os.close(fence)
 
     def _launched(self, number: int, bounds: TimeLimits, fences: int, key: bytes, fds: list[int]) -> int:
-        """Return the fence of the execution. Raises StatusError, and as binding does; Malformed for a number in use."""
-        lane, schedule, fence = self._lane, self._lane.schedule, -1
-        if not len(fds) <= fences <= MOST_FENCES:
-            raise InvalidArgument(f"wait_for: {fences} fences; an execution can wait for at most {MOST_FENCES}")
-        there, watched = schedule.waiting["client_launched"], schedule.watched
-        lane.limits.check("client_launched", there, "wait for one of them")
-        lane.limits.check("client_fences", watched, f"wait for some of them, as this request brings {fences}", fences)
+        """Return the fence of the execution. Raise StatusError, and as binding does; Malformed for a number in use."""
+        lane, schedule, fence, arrived = self._lane, self._lane.schedule, -1, time.monotonic_ns()
+        check_most(fences)
+        if len(fds) > fences:
+            raise InvalidArgument(f"wait_for: {len(fds)} descriptors came for {fences} fences")
+        lane.limits.check("client_launched", schedule.waiting["client_launched"], "wait for one of them")
+        if fences:
+            remedy = f"wait for some of them, as this request brings {fences}"
+            lane.limits.check("client_fences", schedule.watched, remedy, fences)
         claim = lane.take("wait for some of them", **price("fenced execution", descriptors=len(fds)))
         try:
             plan = lane.plan_for_fences(key)
         except Malformed as error:
             raise InvalidArgument(str(error)) from error
-        if len(fds) < fences:
-            raise InvalidArgument(f"wait_for: {fences - len(fds)} of {fences} fences are null")
-        check_deadline(bounds.deadline)
+        check_count(fds, fences)
+        bounds = bounds.after_binding(plan, arrived)
+        check_deadline(bounds)
 
         def make() -> SignallingExecution:
             nonlocal fence
@@ -276,10 +314,7 @@ class LaneReader:
             fence, execution.claim = execution.signal.fence, claim
             return execution
 
-        try:
-            schedule.launch(number, make, fds)
-        except OSError as error:
-            raise ResourceExhaustedTransient(f"no file descriptors are left for another fence: {error}") from error
+        schedule.launch(number, make, fds)
         return fence
 
     def _told(self, raw: bytes) -> bytes:
@@ -294,31 +329,33 @@ class LaneReader:
     # ---- what has no answer
 
     def _manage(self, message: Message) -> None:
-        """Take or free memory, or cancel. Requests that use memory get its error. Raises Malformed."""
+        """Take or free memory, or cancel. Requests that use memory get its error. Raise Malformed."""
         match message.body:
             case ["memory", int(slot), list(plain)] if len(message.fds) == 1:
                 if slot in self._slots:
                     raise Malformed(f"slot {slot} stands for other memory")
-                self._slots.add(slot)
-                self._lane.memory.register(slot, plain, message.take_fds().pop())
+                if self._lane.memory.register(slot, plain, message.take_fds().pop()):
+                    self._slots.add(slot)
             case ["free_memory", *slots]:
                 found = self._slots.intersection(checked_slots(slots))
                 self._slots -= found
                 self._lane.free_memory(found)
             case ["cancel", int(number)]:
                 self._lane.cancel(number)
+            case ["go_on", int(number), int(room)]:
+                self._lane.schedule.give_room(number, room)
             case ["forget", *numbers] if all(type(number) is int for number in numbers):
                 self._lane.forget_outcomes(numbers)
             case _:
                 raise Malformed(
-                    "a message is a request, memory, free_memory, cancel or forget, in the form of the protocol"
+                    "a message is a request, memory, free_memory, cancel, go_on or forget, in the form of the protocol"
                 )
 
     def _note_lost(self, error: DescriptorsLost) -> None:
-        """Give the error to requests that use the memory whose descriptor is lost. Raises it if none would."""
+        """Give the error to requests that use the memory whose descriptor is lost. Raise it if none would."""
         match Message(error.raw, []).body:
             case ["memory", int(slot), list()] if slot not in self._slots and (found := exhausted(error)):
-                self._slots.add(slot)
-                self._lane.memory.note_failure(slot, found)
+                if self._lane.memory.note_failure(slot, found):
+                    self._slots.add(slot)
             case _:
                 raise error

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 FIGURES = {
     "bytes": "bytes of buffers, temporaries and models, and of what the device keeps for clients",
     "pool_bytes": "bytes of memory pools",
+    "engine_bytes": "bytes of the engine's private memory, which its service measures",
     "gpu_bytes": "bytes of a GPU's memory in buffers and bound requests",
     "descriptors": "open descriptors",
     "mappings": "mappings",
@@ -50,6 +51,7 @@ PRICES: Mapping[str, Mapping[str, int]] = {
     "model": {"mappings": 2},
     "buffer": {"bytes": 2800},
     "plan": {"bytes": 1024},
+    "slot": {"bytes": 1024},
     "connection": {"descriptors": 3, "mappings": 3, "threads": 1, "life_words": 1, "bytes": 80 << 10},
 }
 """What each thing of a client's costs the engine; a connection costs the service. A thread is two mappings, its stack
@@ -92,7 +94,8 @@ class Claim:
 
     def __del__(self) -> None:
         with suppress(AttributeError):
-            self.give_back()
+            if self._give_back:
+                self.give_back()
 
 
 class _Level:
@@ -118,7 +121,7 @@ class Holder(_Level):
     def take(self, remedy: str, **figures: int) -> Claim:
         """Count what a client is about to make, all of it or nothing.
 
-        remedy: what the client itself can do, for the error. Raises ResourceExhausted* with the figure.
+        remedy: what the client itself can do, for the error. Raise ResourceExhausted* with the figure.
         """
         self.account.ledger.count(self, remedy, figures)
         return Claim(partial(self.account.ledger.uncount, self, figures))
@@ -126,7 +129,7 @@ class Holder(_Level):
     def hold(self, remedy: str, key: Hashable, nbytes: int) -> Claim:
         """Count bytes that are there already, once for each application, account and for all, however many hold them.
 
-        Raises ResourceExhausted*.
+        Raise ResourceExhausted*.
         """
         return self.account.ledger.hold(self, remedy, key, nbytes)
 
@@ -150,6 +153,10 @@ class Account(_Level):
             if found is None:
                 found = self._holders[name] = Holder(self, name)
             return found
+
+    def note(self, figure: str, held: int) -> None:
+        """Note how much it holds of a figure that is measured, and not counted."""
+        self.held[figure] = held
 
     def holders(self) -> list[Holder]:
         """Return its applications that hold something, or have clients."""
@@ -186,7 +193,7 @@ class Ledger(_Level):
         return LedgerReport(self._most, self.rows(uid))
 
     def count(self, holder: Holder, remedy: str, figures: Mapping[str, int]) -> None:
-        """Count these for a holder, until `uncount`. Raises ResourceExhausted*."""
+        """Count these for a holder, until `uncount`. Raise ResourceExhausted*."""
         its, accounts, all_held, most = holder.held, holder.account.held, self.held, self._most
         with self.lock:  # without calls: each fenced execution comes here
             for figure, more in figures.items():

@@ -7,15 +7,16 @@ is freed, _PERSISTENT if it could not.
 
 from __future__ import annotations
 
+import os
 import resource
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from burst import ResourceExhaustedPersistent, ResourceExhaustedTransient
 from burst.memory_limits import control_group_bytes, control_groups, machine_bytes
 from burst.run_queue import MOST_WEIGHT
-from driver.config import configured, in_home
+from driver.config import configured, in_home, of_device
 from driver.protocol.ledger_report import FigureLimits
 
 RELEASE = "release buffers and models"
@@ -25,6 +26,10 @@ WEIGHT = 100
 """The weight of an account that limits.toml does not name."""
 RESERVED = 256
 """Descriptors of a device that no client gets."""
+ENGINE_BYTES = 512 << 20
+"""What an engine may take at least beyond what its clients may: libraries, and what they keep."""
+OWN_THREADS = 64 + 2 * (os.cpu_count() or 1)
+"""Threads that an engine may have for itself, a pool of its runtime's for all models among them."""
 NO_LIMIT = 2**62
 """Bytes that no machine has."""
 
@@ -41,6 +46,7 @@ class ProcessLimits:
     threads: int = 4096
     life_words: int = 1984  # of 2,048 that a process has
     guards: int = 4000
+    engine_bytes: int = 0  #: private memory that the engine of an account may take at least
 
     @classmethod
     def of_this_process(cls, *, is_shared: bool) -> ProcessLimits:
@@ -67,6 +73,9 @@ class Limits:
     client_bursts, client_models, client_connections: per client; a connection is a socket of its lane, and a client has
     one for each concurrent call. client_async: pending asynchronous executions of one client. client_launched: its
     pending fenced executions. uid_clients, device_clients: connected clients, of one account and of all.
+    engine_bytes: private memory that the engine of an account may take beyond that: its own, and what its runtime makes
+    of models and requests. An engine that takes more is ended.
+
     device_accounts: accounts that have an engine of their own at the same time. uid_applications: applications of one
     account that have connected clients.
 
@@ -95,6 +104,7 @@ class Limits:
     account_bytes: int = NO_LIMIT
     account_pool_bytes: int = NO_LIMIT
     account_gpu_bytes: int = NO_LIMIT
+    engine_bytes: int = NO_LIMIT
     account_descriptors: int = 8192
     account_threads: int = 2048
     idle_seconds: float = 10.0
@@ -120,6 +130,7 @@ class Limits:
         found = {
             "bytes": (self.account_bytes, self.device_bytes),
             "pool_bytes": (self.account_pool_bytes, process.pool_bytes),
+            "engine_bytes": (max(self.account_bytes + self.engine_bytes, process.engine_bytes), NO_LIMIT),
             "gpu_bytes": (self.account_gpu_bytes, process.gpu_bytes),
             "descriptors": (min(self.account_descriptors, process.descriptors), process.descriptors),
             "mappings": (process.of_account(process.mappings), process.mappings),
@@ -133,12 +144,30 @@ class Limits:
             for figure, (account, device) in found.items()
         }
 
+    def engine_most(self, clients: int) -> int:
+        """Return how much private memory the engine of an account with so many clients may take."""
+        of_clients = min(max(1, clients) * self.client_bytes, self.account_bytes)
+        return max(of_clients + self.engine_bytes, self.process.engine_bytes)
+
     def check(self, name: str, there: int, remedy: str, more: int = 1) -> None:
         """Raise ResourceExhaustedTransient if `more` do not fit. `remedy`: what the client itself can do."""
         most = getattr(self, name)
         if there + more > most:
             raise ResourceExhaustedTransient(
                 f"the limit {name} = {most} is reached, with {there} in use; {remedy}{or_raise(name)}"
+            )
+
+    def check_threads(self, there: int) -> None:
+        """Raise ResourceExhaustedTransient if an engine has so many threads that it may begin no more for models.
+
+        Those that runtimes start are in no ledger; in an engine of its own they are its account's.
+        """
+        of = self.figures()["threads"]
+        most = (of.device if self.process.is_shared else of.account) + OWN_THREADS
+        if there > most:
+            raise ResourceExhaustedTransient(
+                f"the device's engine has {there} threads, with those that its runtime has started for models, and may "
+                f"have {most} (account_threads and {OWN_THREADS}); release models{or_raise('account_threads')}"
             )
 
     def check_size(self, name: str, size: int, remedy: str) -> None:
@@ -153,12 +182,12 @@ def limits_file() -> Path:
     return in_home("~/.config/burst/limits.toml")
 
 
-def limits(*, is_shared: bool = False) -> Limits:
+def limits(*, is_shared: bool = False, is_own: bool = False) -> Limits:
     """Return the configured limits. By default a client gets a quarter of this process's memory, all together half.
 
-    `is_shared`: by several accounts.
+    `is_shared`: by several accounts. `is_own`: of a device that serves no account but its own.
 
-    Raises ValueError.
+    Raise ValueError.
     """
     process = ProcessLimits.of_this_process(is_shared=is_shared)
     path = limits_file()
@@ -173,9 +202,12 @@ def limits(*, is_shared: bool = False) -> Limits:
                 "(seconds may be a fraction)"
             )
     memory, account = process.pool_bytes, process.of_account
+    if is_own and not {"client_bytes", "engine_bytes"} & found.keys():
+        process = replace(process, engine_bytes=memory - memory // 8)
     defaults: dict[str, Any] = {
         "client_bytes": memory // 4,
         "device_bytes": memory // 2,
+        "engine_bytes": max(ENGINE_BYTES, found.get("client_bytes", memory // 4)),
         "account_bytes": account(found.get("device_bytes", memory // 2)),
         "account_pool_bytes": account(memory),
         "account_descriptors": account(process.descriptors),
@@ -192,7 +224,8 @@ def _possible() -> dict[str, int]:
     mappings = _number(Path("/proc/sys/vm/max_map_count"), 65_530) * 3 // 4
     threads.append(_number(Path("/proc/sys/kernel/threads-max"), 2**31))
     threads += [_number(group / "pids.max", 2**31) for group in control_groups("pids")]
-    most = min(n for n in threads if n > 0) * 3 // 4 // 2  # the service's come out of the same number
+    # An account's service and its engine count in the same number, and so do another account's: two leave a quarter.
+    most = min(n for n in threads if n > 0) * 3 // 4 // 4
     return {"descriptors": max(64, descriptors - RESERVED), "mappings": mappings, "threads": most}
 
 
@@ -214,13 +247,15 @@ def no_room(nbytes: int, free: int, most: int) -> ResourceExhaustedTransient | R
 
 def or_raise(name: str) -> str:
     """Return the end of a remedy: to raise that limit, if it is a setting."""
-    return f", or raise {name} in {limits_file()} and restart the device" if name in Limits.settings() else ""
+    if name not in Limits.settings():
+        return ""
+    return f", or raise {name} in {of_device(limits_file())} and restart the device"
 
 
 def weights() -> dict[int, int]:
     """Return the weights by uid of the table `[weights]` in the same file: a busy device is divided in proportion.
 
-    Raises ValueError.
+    Raise ValueError.
     """
     path = limits_file()
     found = configured(path).get("weights", {})

@@ -2,11 +2,11 @@
 
 Whatever way it takes (a burst's callback, a plain path, launched executions, copies of buffers), it is counted in the
 ledger for as long as it is mapped. What has come one way and comes another is neither mapped nor counted again. From
-another account than the engine's own, only memory is mapped, all of whose pages are there: what has holes would be paid
-by the engine, which touches them first. A file on a disk, for reading, is copied once.
+another account, only fully allocated memory is mapped; holes would be charged to the engine, which touches them first.
+A file on a disk is copied once, for reading.
 
-No wait for a file is the engine's: pages of a file come in the thread that serves its client, before that waits for
-its turn on the device, and without the GIL; a copy is read by a thread of the client's own, for a limited time.
+The engine never blocks on a file: the thread that serves its client brings the pages of a file, before it waits for its
+turn on the device, and without the GIL; another thread reads a copy, for a limited time.
 """
 
 from __future__ import annotations
@@ -43,11 +43,10 @@ _SHARED = {Memory.kind, MappedFd.kind, HardwareBuffer.kind, HardwareBufferBlob.k
 
 def bring_pages(request: Request) -> None:
     """Bring what a request reads and writes of files, before its thread holds or waits for anything of others."""
-    if any(isinstance(pool, Memory) and pool.is_file for pool in request.pools):
-        for argument in (*request.inputs, *request.outputs):
-            pool = request.pools[argument.pool] if 0 <= argument.pool < len(request.pools) else None
-            if isinstance(pool, Memory) and pool.is_file:
-                pool.bring_pages(argument.offset, argument.length or pool.nbytes)
+    files = {n: pool for n, pool in enumerate(request.pools) if isinstance(pool, Memory) and pool.is_file}
+    for argument in (*request.inputs, *request.outputs) if files else ():
+        if pool := files.get(argument.pool):
+            pool.bring_pages(argument.offset, argument.length or pool.nbytes)
 
 
 class MemoryImporter:
@@ -62,7 +61,7 @@ class MemoryImporter:
     def __call__(self, plain: Any, fd: int) -> Memory:
         """Return the memory that `plain` describes, mapped. Owns `fd`.
 
-        Raises InvalidArgument, GeneralFailure, ResourceExhausted*.
+        Raise InvalidArgument, GeneralFailure, ResourceExhausted*.
         """
         backing = backing_of(fd)
         if self._is_stranger:
@@ -74,20 +73,31 @@ class MemoryImporter:
             if backing is Backing.DISK:
                 return self._copied(plain[1:], fd)
         # Other memory may have been truncated since: then zeros of this process lie where its pages were.
-        name = _name_of(plain, fd) if _is_sealed(fd) else None
+        is_sealed = _is_sealed(fd)
+        name = _name_of(plain, fd) if is_sealed else None
         if name and (known := self._mapped.get(name)) is not None:
             close_all([fd])
             return known
-        memory = self._taken(plain, fd, backing)
+        memory = self._taken(plain, fd, backing, is_sealed=is_sealed)
         if name:
             self._mapped[name] = memory
         return memory
 
-    def _taken(self, plain: Any, fd: int, backing: Backing) -> Memory:
+    def _taken(self, plain: Any, fd: int, backing: Backing, *, is_sealed: bool) -> Memory:
         """Map it and count it. Owns `fd`. Raise as `__call__`."""
         claims: list[Claim] = []
+
+        def admit(nbytes: int) -> None:
+            figures = {**_PRICE, "pool_bytes": nbytes}
+            if backing is Backing.DMA_BUF:
+                figures["descriptors"] = 1
+            elif not is_sealed:
+                figures["guards"] = 1
+            assert self._quota.holder
+            claims.append(self._quota.holder.take(_REMEDY, **figures))
+
         try:
-            memory = Memory.from_wire(plain, fd, lambda nbytes: claims.append(self._claim(nbytes, fd, backing)))
+            memory = Memory.from_wire(plain, fd, admit)
         except BaseException:
             for claim in claims:  # here, because the error's traceback keeps them
                 claim.give_back()
@@ -96,7 +106,7 @@ class MemoryImporter:
         return _holding(memory, claims[0])
 
     def _check(self, plain: Any, fd: int, backing: Backing) -> None:
-        """Raise InvalidArgument for what is not taken from another account."""
+        """Raise InvalidArgument for memory with holes, GeneralFailure for what is not taken from another account."""
         match backing, plain:
             case (Backing.DMA_BUF, _):
                 return
@@ -109,22 +119,13 @@ class MemoryImporter:
             case (Backing.DISK, [MappedFd.kind, _, mmap.PROT_READ, _]):
                 return
             case _:
-                raise InvalidArgument(
+                raise GeneralFailure(
                     "a device of another account takes shared memory (memfd, POSIX) and DMA-BUFs, and files on a local "
                     "disk for reading (PROT_READ); copy the rest to Memory.create(nbytes)"
                 )
 
-    def _claim(self, nbytes: int, fd: int, backing: Backing) -> Claim:
-        figures = {**_PRICE, "pool_bytes": nbytes}
-        if backing is Backing.DMA_BUF:
-            figures["descriptors"] = 1
-        elif not _is_sealed(fd):
-            figures["guards"] = 1
-        assert self._quota.holder
-        return self._quota.holder.take(_REMEDY, **figures)
-
     def _copied(self, fields: list[Any], fd: int) -> Memory:
-        """Return a copy of a part of a file. Owns `fd`. Raises GeneralFailure, ResourceExhausted*."""
+        """Return a copy of a part of a file. Owns `fd`. Raise GeneralFailure, ResourceExhausted*."""
         try:
             given = MappedFd.checked(fields, fd)
             nbytes = given["nbytes"]
@@ -153,7 +154,7 @@ class FileCopies:
         self._patience, self._free = patience, threading.Semaphore()
 
     def __call__(self, fd: int, offset: int, nbytes: int, quota: Quota) -> int:
-        """Return the descriptor of the copy. Owns `fd`. Raises GeneralFailure, ResourceExhaustedTransient.
+        """Return the descriptor of the copy. Owns `fd`. Raise GeneralFailure, ResourceExhaustedTransient.
 
         A thread that hangs keeps the descriptor and its claim until it goes on, and no other begins before.
         """
@@ -205,7 +206,7 @@ class _Outcome:
                 close_all([fd])
 
     def within(self, patience: float) -> int:
-        """Return the descriptor. Raises GeneralFailure."""
+        """Return the descriptor. Raise GeneralFailure."""
         self._ended.wait(patience)
         with self._deciding:
             self._is_late = not self._ended.is_set()
@@ -217,7 +218,7 @@ class _Outcome:
 
 
 def _copy_of(fd: int, offset: int, nbytes: int) -> int:
-    """Return the descriptor of new memory with a copy. Raises OSError."""
+    """Return the descriptor of new memory with a copy. Raise OSError."""
     copy, done = memfd(nbytes), 0
     try:
         while done < nbytes:

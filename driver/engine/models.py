@@ -24,12 +24,14 @@ from weakref import WeakSet
 from burst import ResourceExhaustedTransient
 from burst.executor import Estimates
 from burst.run_queue import give_way
-from driver.deadlines import Rate, deadline, taking
+from driver.deadlines import deadline, taking
 from driver.engine.account_threads import AccountThreads
 from driver.engine.cache.compilations import Declined
 from driver.engine.driver_execution import DriverExecution
 from driver.engine.hints import BurstHints, Hints
+from driver.engine.preparations import PreparationEstimates, PreparationTime
 from driver.interface import Preparation
+from driver.nn.older import form_for_version
 from driver.options import LOW
 from driver.protocol.model_codec import decode, sealed
 from driver.protocol.model_memory import same_memory
@@ -82,7 +84,7 @@ class ModelUse(NamedTuple):
 
 
 USUAL = ModelUse()
-_NO_DRIVER = Hints("")
+_NO_DRIVER, _NOT_KEPT = Hints(""), PreparationTime()
 
 
 class SharedModel:
@@ -140,7 +142,7 @@ class SharedModel:
         return same_memory(self.region, region)
 
     def save(self, saving: CacheWriter) -> None:
-        """Write cache files now and, for the latest ones, again after an improvement. Raises Declined, OSError."""
+        """Write cache files now and, for the latest ones, again after an improvement. Raise Declined, OSError."""
         with self._lock:
             self._save(saving)
             if self.prepared.improves_after:
@@ -149,6 +151,7 @@ class SharedModel:
     def improve(self, better: PreparedModel, switched: Callable[[], None]) -> None:
         """Put `better` in place, call `switched`, and write the cache files again."""
         with self._lock:
+            better.prepared_from = self.model
             self.prepared, self.count, self.stage, self.estimates = better, None, self.stage + 1, Estimates()
             switched()
             self.bursts.move(better)
@@ -180,7 +183,7 @@ class ModelStore:
         self._device, self._running = device, running
         self._shared: WeakSet[SharedModel] = WeakSet()
         self._lock = threading.Lock()  # of what is prepared
-        self._preparing, self._restoring = Rate(), Rate()
+        self._estimates = PreparationEstimates()
         self._hints = Hints(device.name)
 
     def __len__(self) -> int:
@@ -195,13 +198,15 @@ class ModelStore:
         charge: Callable[[ModelBytes], object] = lambda _: None,
         file: bytes = b"",
         spend: Callable[[float], object] = lambda _: None,
+        takes: PreparationTime | None = None,
     ) -> SharedModel:
         """Prepare the model in these descriptors, or share an equal one. Owns `fds`.
 
         `charge`: called with the memory that the model will be in, before it is prepared. `file`: the digest of the
-        file that the model is; b"" for others. `spend`: called with the seconds that it took.
+        file that the model is; b"" for others. `spend`: called with the seconds that it took. `takes`: what
+        is known of that, and gets what is found out.
 
-        Raises InvalidModel, and what `charge` and the device raise.
+        Raise InvalidModel, and what `charge` and the device raise.
         """
         region = sealed(fds, where)
         where = where[:2]
@@ -210,9 +215,9 @@ class ModelStore:
             charge(source)
             if known and known.serves(use):
                 return known
-            model = known.model if known else decode(region, where, pace)
-            with self._preparing.preparing(len(model.main.operations), source.nbytes):
-                prepared = self._device.prepare(model, use.preparation(pace))
+            with self._estimates.preparing(_NOT_KEPT if known or not takes else takes):
+                model = known.model if known else decode(region, where, pace)
+                prepared = self._device.prepare(self._form(model), use.preparation(pace))
             return self._new(source, where, model, prepared, use=use, file=file)
 
     def restore(
@@ -222,12 +227,13 @@ class ModelStore:
         use: ModelUse = USUAL,
         charge: Callable[[ModelBytes], object] = lambda _: None,
         spend: Callable[[float], object] = lambda _: None,
+        takes: PreparationTime | None = None,
     ) -> SharedModel:
-        """Restore a model from cache files, or share it if it is there. `charge`, `spend`: as of `prepare`.
+        """Restore a model from cache files, or share it if it is there. `charge`, `spend`, `takes`: as of `prepare`.
 
         `read`: reads and verifies the files, into memory that is not charged yet: one set at a time.
 
-        Raises InvalidModel, and what `read`, `charge` and the device raise.
+        Raise InvalidModel, and what `read`, `charge` and the device raise.
         """
         with taking(self._lock), _timed(spend):
             restored = read()
@@ -237,13 +243,17 @@ class ModelStore:
             charge(source)
             if known and known.serves(use):
                 return known
-            model = known.model if known else decode(source, restored.where, pace)
             saved = known.saved if known and known.saved else restored.saved
-            with self._restoring.preparing(len(model.main.operations), source.nbytes):
-                prepared = self._device.restore(model, saved, source.asarray(), use.preparation(pace))
+            with self._estimates.preparing(_NOT_KEPT if known or not takes else takes):
+                model = known.model if known else decode(source, restored.where, pace)
+                prepared = self._device.restore(self._form(model), saved, source.asarray(), use.preparation(pace))
             shared = self._new(source, restored.where, model, prepared, use=use, file=restored.file)
             shared.digest, shared.saved = restored.digest, saved
             return shared
+
+    def _form(self, model: Model) -> Model:
+        """Return the model as the driver's version of the HAL has it."""
+        return form_for_version(model, self._device.hal_version)
 
     @contextmanager
     def _alone(self, use: ModelUse, is_same: Callable[[SharedModel], bool]) -> Iterator[SharedModel | None]:
@@ -252,7 +262,7 @@ class ModelStore:
         Yields a model that is the same, if there is one. Models are compared without the lock, which is not needed for
         one that can be shared whole.
 
-        Raises MissedDeadlineTransient.
+        Raise MissedDeadlineTransient.
         """
         compared: set[SharedModel] = set()
         known: SharedModel | None = None

@@ -21,7 +21,7 @@ class NamedBuffers:
     def __init__(self, request: Request, found: Mapping[int, ManagedBuffer], model: int) -> None:
         """Check roles. `found`: buffers by the index of their pool. `model`: the number of the model in their roles.
 
-        Raises InvalidArgument.
+        Raise InvalidArgument.
         """
         inputs = [_argument(n, a, found, model, is_input=True) for n, a in enumerate(request.inputs)]
         outputs = [_argument(n, a, found, model, is_input=False) for n, a in enumerate(request.outputs)]
@@ -30,6 +30,11 @@ class NamedBuffers:
         check_alone([buffer for buffer, _ in self.written], self.read)
         self._named = list(found.values())
         self._versions = [b.version for b in self._named]
+        self._promised = [
+            (f"input {n}", a.dimensions, found[a.pool])
+            for n, a in enumerate(request.inputs)
+            if a.dimensions and a.pool in found and found[a.pool].is_growing
+        ]
         pools = tuple(found[n].pool if n in found else pool for n, pool in enumerate(request.pools))
         self.request = request._replace(inputs=tuple(inputs), outputs=tuple(outputs), pools=pools)
 
@@ -41,7 +46,7 @@ class NamedBuffers:
     @property
     def are_known(self) -> bool:
         """True if the sizes of all that it reads are known: an execution to come may write an open one."""
-        return not any(not buffer.has_value and not buffer.is_fixed for buffer in self.read)
+        return all(buffer.has_value or buffer.is_fixed or buffer.is_growing for buffer in self.read)
 
     @property
     def have_changed(self) -> bool:
@@ -52,9 +57,11 @@ class NamedBuffers:
         """Raise GeneralFailure when a buffer that is read has no value."""
         for buffer in self.read:
             buffer.check_value()
+        for where, given, buffer in self._promised:
+            _check_promise(where, given, buffer.known)
 
     def begin(self) -> None:
-        """Begin an execution: what it writes has no value until `settle`. Raises GeneralFailure."""
+        """Begin an execution: what it writes has no value until `settle`. Raise GeneralFailure."""
         for buffer, _ in self.written:
             buffer.has_value = False
         self.check_values()
@@ -64,8 +71,13 @@ class NamedBuffers:
         for buffer, n in self.written:
             buffer.settle(shapes[n].dimensions)
 
+    def abandon(self) -> None:
+        """Note that the execution has failed: what it should have written has no value."""
+        for buffer, _ in self.written:
+            buffer.abandon()
+
     def grow(self, shapes: Sequence[OutputShape]) -> bool:
-        """Make room for outputs of these shapes. False: memory of the client is too small. Raises GeneralFailure."""
+        """Make room for outputs of these shapes. False: memory of the client is too small. Raise GeneralFailure."""
         grown = {n for _, n in self.written}
         if any(not shape.is_sufficient and n not in grown for n, shape in enumerate(shapes)):
             return False
@@ -77,7 +89,8 @@ class NamedBuffers:
                     f"output {n} has dimensions {list(shapes[n].dimensions)}, but buffer {buffer.token} "
                     f"{list(buffer.dimensions)}"
                 )
-            buffer.grow(buffer.size(shapes[n].dimensions))
+            nbytes = buffer.size(shapes[n].dimensions)
+            buffer.grow(nbytes, spare=nbytes // 2)  # a value that grows by a row in each run needs new memory seldom
         return True
 
 
@@ -110,7 +123,14 @@ def _argument(
     if OperandRole(model, is_input, n) not in buffer.roles:
         raise InvalidArgument(f"{where}: buffer {buffer.token} was not allocated for that role")
     present = buffer.known if is_input and buffer.has_value else buffer.dimensions
-    if given and combine_dimensions(present, given) is None:
-        raise InvalidArgument(f"{where}: dimensions {list(given)} contradict the buffer's {list(present)}")
+    _check_promise(where, given, present)
+    if buffer.is_growing:
+        return argument._replace(dimensions=buffer.dimensions if is_input else given)
     length = buffer.size(buffer.known) if is_input and buffer.has_value else buffer.nbytes
     return argument._replace(length=length, dimensions=present if is_input else given)
+
+
+def _check_promise(where: str, given: tuple[int, ...], present: tuple[int, ...]) -> None:
+    """Raise InvalidArgument if the request gives other dimensions than the buffer has."""
+    if given and combine_dimensions(present, given) is None:
+        raise InvalidArgument(f"{where}: dimensions {list(given)} contradict the buffer's {list(present)}")

@@ -51,7 +51,7 @@ class OpenBurst:
         The engine serves if the driver has none. `versions`: of the wire, that the client speaks, too. Returns the
         version of the burst.
 
-        Raises StatusError; then the callback is still the caller's.
+        Raise StatusError; then the callback is still the caller's.
         """
         try:
             burst: object = None
@@ -79,7 +79,7 @@ class OpenBurst:
 
         `on_end` is called once, when the burst has ended, also if `register` fails on the way.
 
-        Raises GeneralFailure.
+        Raise GeneralFailure.
         """
         burst = self._burst
         assert burst
@@ -111,7 +111,7 @@ class OpenBurst:
         self._life.close()
 
     def on_message(self, message: Message) -> None:
-        """Handle a message of the context. Raises Malformed."""
+        """Handle a message of the context. Raise Malformed."""
         match message.body:
             case ["free_memory", *slots]:
                 self._free_memory(checked_slots(slots))
@@ -133,6 +133,8 @@ class OpenBurst:
     def bound(self) -> int:
         """The number of requests that the burst remembers."""
         burst = self._burst
+        if isinstance(burst, ExecutionBurstServer):  # that one is known to count
+            return burst.bound
         return _number(lambda: burst.bound) if burst else 0
 
     def ended(self) -> None:

@@ -1,4 +1,4 @@
-"""Preparations of several accounts at once, and rests of the device, which come while nothing is prepared."""
+"""Preparations of several accounts at once, what they take, and rests of the device, while nothing is prepared."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from burst import MissedDeadlinePersistent, MissedDeadlineTransient
 from burst._core import lib
-from driver.deadlines import check, overdue, seconds_left
+from burst.causes import missed
+from burst.executor import EstimateTable
+from driver.deadlines import check, for_others, overdue, seconds_left, time_of_others
+from fmq import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,10 +38,10 @@ class Pacer:
         self._own, self._turn = _OwnSince(), threading.Lock()
 
     def __call__(self) -> None:
-        """Pause now and then while a burst is open. Raises MissedDeadlineTransient when this work is overdue."""
+        """Pause now and then while a burst is open. Raise MissedDeadline* when this work is overdue."""
         check("preparing")
         if self.bursts and self._is_long():
-            with self._turn:
+            with for_others(), self._turn:
                 time.sleep(
                     _PAUSE
                 )  # a real sleep: a thread that only gives up the GIL takes it back before others get it
@@ -69,11 +73,13 @@ class Preparations:
     def one(self) -> Iterator[None]:
         """Let this thread prepare, within the block; the device does not rest meanwhile.
 
-        Raises MissedDeadlineTransient when it rests for too long.
+        Raise MissedDeadlineTransient when it rests for too long.
         """
         deadline = lib.burst_due()
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._is_resting, seconds_left(deadline)):
+            with for_others():
+                may_begin = self._changed.wait_for(lambda: not self._is_resting, seconds_left(deadline))
+            if not may_begin:
                 raise overdue("queued", deadline)
             self._count += 1
         try:
@@ -95,3 +101,46 @@ class Preparations:
                 self._is_resting = False
                 self._changed.notify_all()
         return True
+
+
+class PreparationTime:
+    """The least time of a preparation, in ns; 0: it is not known."""
+
+    def __init__(self, key: bytes = b"", known: int = 0) -> None:
+        """`key`: tells this model, prepared in this way, from others; b"": its time is not kept. `known`: before."""
+        self.key, self.known = key, known
+        self.found = 0  #: after a preparation that was more than sharing what is there
+
+
+class PreparationEstimates:
+    """A burst_estimate for each model that one account has prepared. Any thread."""
+
+    _MOST = 1024
+
+    def __init__(self) -> None:
+        self._table = EstimateTable(self._MOST)
+
+    @contextmanager
+    def preparing(self, time: PreparationTime) -> Iterator[None]:
+        """Time what this thread prepares in the block. Raise MissedDeadline* if it never was done in the time left."""
+        if not time.key:
+            yield
+            return
+        estimate, deadline = self._table.of(time.key, time.known), int(lib.burst_due())
+        begin, others = clock.now(), time_of_others()
+        if status := lib.burst_admit(estimate, begin - others, begin, deadline):
+            is_transient = status == MissedDeadlineTransient.status
+            raise missed(status, "queued" if is_transient else "before start", deadline, estimate)
+
+        def own_time() -> int:
+            return max(1, clock.now() - begin - (time_of_others() - others))
+
+        try:
+            yield
+        except (MissedDeadlineTransient, MissedDeadlinePersistent) as error:
+            lib.burst_took(estimate, own_time(), 0)
+            if 0 < estimate.least_ns <= deadline - (begin - others):  # it has been done in that time
+                raise missed(MissedDeadlineTransient.status, error.phase or "preparing", deadline, estimate) from error
+            raise
+        lib.burst_took(estimate, own_time(), 1)
+        time.found = int(estimate.least_ns)

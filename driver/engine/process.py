@@ -27,12 +27,15 @@ from burst.channel import Channel, ChannelLoop
 from burst.run_queue import Application, RunQueue, Share, waiters
 from burst.serving_thread import ServingThread
 from burst.trace import blamed, note_crashes
+from driver.config import device_uid
 from driver.deadlines import check, check_entry, due, seconds_left
-from driver.engine import sandbox
+from driver.engine import model_binder, sandbox  # noqa: F401 (the first one before there is a sandbox)
 from driver.engine.cache.compilations import VerifiedCache
+from driver.engine.call_rules import Reach
 from driver.engine.client import EngineClient
 from driver.engine.driver_memory import DriverMemory
 from driver.engine.hints import Hints
+from driver.engine.latency import LatencyHint
 from driver.engine.ledger import Ledger
 from driver.engine.limits import WEIGHT, limits, weights
 from driver.engine.models import ModelImprover, ModelStore, ModelUse, SharedModel
@@ -41,6 +44,7 @@ from driver.engine.running_files import GRACE, RunningFiles
 from driver.engine.totals import Totals, summed
 from driver.interface import Device
 from driver.libc import function
+from driver.nn import ops  # noqa: F401 (so is the table of operations)
 from driver.protocol.census import Census
 from driver.protocol.model_codec import handles_in
 from driver.protocol.rpc import Reply, refuse, serve, take_fd
@@ -56,6 +60,8 @@ if TYPE_CHECKING:
     from driver.engine.lane import ClientLane
     from driver.engine.ledger import Holder
     from driver.engine.open_burst import OpenBurst
+    from driver.engine.preparations import PreparationTime
+    from driver.options import Preference
     from driver.protocol.model_memory import ModelBytes
     from driver.protocol.prepare_arguments import PrepareArguments
 
@@ -98,12 +104,15 @@ class IdleMonitor:
         holders: Callable[[], Sequence[PlanHolder]],
         models: Callable[[], object] = lambda: None,
         is_in_use: Callable[[], bool] = lambda: False,
+        keeps_arenas: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start no thread yet.
 
         `models`: called when no plans are left to drop, and `is_in_use()` is False, which is asked once a look.
+        `keeps_arenas`: True while the C library keeps its free memory.
         """
         self._seconds, self._holders, self._models, self._is_in_use = seconds, holders, models, is_in_use
+        self._keeps_arenas = keeps_arenas
         self._seen: WeakKeyDictionary[PlanHolder, int] = WeakKeyDictionary()
         self._resting: WeakKeyDictionary[PlanHolder, int] = WeakKeyDictionary()
         self._bound, self._never = threading.Event(), threading.Event()
@@ -127,7 +136,8 @@ class IdleMonitor:
                     self._bound.set()
                 elif not self._bound.is_set():
                     self._models()
-                    _trim()
+                    if not self._keeps_arenas():
+                        trim()
             except Exception:  # noqa: BLE001 (plans can be dropped later, but not without this thread)
                 _log.exception("an idle client's plans could not be dropped")
                 self._bound.set()
@@ -148,7 +158,7 @@ class IdleMonitor:
         return is_held
 
 
-def _trim() -> None:
+def trim() -> None:
     """Return free memory to the system, if the C library can."""
     if _malloc_trim:
         _malloc_trim(0)
@@ -184,7 +194,14 @@ class Engine:
         self._stores: dict[int, ModelStore] = {}
         self.rests = type(self.device).rest is not Device.rest  #: whether its driver wants to hear of rests
         self._hints, self._activity = Hints(self.device.name), 0
-        self.idle = IdleMonitor(self.limits.idle_seconds, self._holders, self.rest, self._is_in_use)
+        self.latency = LatencyHint()
+        self.idle = IdleMonitor(
+            self.limits.idle_seconds,
+            self._holders,
+            models=self.rest,
+            is_in_use=self._is_in_use,
+            keeps_arenas=lambda: self.latency.keeps_arenas,
+        )
         self.compilations, self._improver = VerifiedCache(self.device, name), ModelImprover(self.forget_plans)
         self.contexts = ChannelLoop("burst-contexts")
         self.queue, self._weights = RunQueue(self.device.slots, self.device.quantum, is_shared=is_shared), weights()
@@ -215,19 +232,20 @@ class Engine:
         where: Sequence[Any],
         arguments: PrepareArguments,
         charge: Callable[[ModelBytes], object],
+        takes: PreparationTime | None = None,
         file: bytes = b"",
     ) -> SharedModel:
         """Return the model in the first descriptors, prepared for `holder`; take them out of `fds` once that begins.
 
-        `file`: as of `ModelStore.prepare`.
+        `takes`, `file`: as of `ModelStore.prepare`.
 
-        Raises MissedDeadline*, and what `charge` and the device raise.
+        Raise MissedDeadline*, and what `charge` and the device raise.
         """
 
         def make(store: ModelStore, use: ModelUse, spend: Callable[[float], object]) -> SharedModel:
             own = slice(1 + len(handles_in(where)))
             model, fds[own] = fds[own], []
-            return store.prepare(model, where, self.pace, use, charge, file, spend)
+            return store.prepare(model, where, self.pace, use=use, charge=charge, file=file, spend=spend, takes=takes)
 
         return self._prepared(holder, arguments, make)
 
@@ -237,14 +255,15 @@ class Engine:
         read: Callable[[], RestoredCompilation],
         arguments: PrepareArguments,
         charge: Callable[[ModelBytes], object],
+        takes: PreparationTime | None = None,
     ) -> SharedModel:
-        """Return the model of the cache files that `read` reads, prepared.
+        """Return the model of the cache files that `read` reads, prepared. `takes`: as of `ModelStore.restore`.
 
-        Raises MissedDeadline*, and what `read`, `charge` and the device raise.
+        Raise MissedDeadline*, and what `read`, `charge` and the device raise.
         """
 
         def make(store: ModelStore, use: ModelUse, spend: Callable[[float], object]) -> SharedModel:
-            return store.restore(read, self.pace, use, charge, spend)
+            return store.restore(read, self.pace, use, charge, spend=spend, takes=takes)
 
         return self._prepared(holder, arguments, make)
 
@@ -255,6 +274,7 @@ class Engine:
         """
         check_entry("before start")
         self.check_available()
+        self.limits.check_threads(len(os.listdir("/proc/self/task")))
         use, uid = ModelUse.of(arguments), holder.account.uid
         store, spend = self._store(uid), partial(holder.spend, "preparing_seconds")
 
@@ -262,7 +282,7 @@ class Engine:
             with due(arguments.deadline), blamed(arguments.trace):
                 return make(store, use, spend)
 
-        with self._preparations.one():
+        with self._preparations.one(), self.latency.around(use.preference):
             shared = use.run(traced)
         check("preparing")
         self._improver.watch(shared, uid, self.pace)
@@ -327,7 +347,7 @@ class Engine:
     def application(self, uid: int, name: str = "") -> Application:
         """Return an application of an account, shared by its clients.
 
-        "" is the account's own, which no limit refuses. Raises ResourceExhaustedTransient.
+        "" is the account's own, which no limit refuses. Raise ResourceExhaustedTransient.
         """
         with self._counting:
             found = self._applications.get((uid, name))
@@ -345,11 +365,18 @@ class Engine:
             share = self._shares[uid] = Share(self.queue, self._weights.get(uid, WEIGHT))
         return share
 
-    def count_burst(self, change: int) -> None:
-        """Count a burst that opens (+1) or ends (-1). Collect garbage after the last: no collection ran before."""
+    def burst_began(self, preference: Preference) -> None:
+        """Count a burst that opens, and let the machine know."""
         with self._counting:
-            self.pace.bursts += change
-        if not self._collects():
+            self.pace.bursts += 1
+        self.latency.began(preference)
+
+    def burst_ended(self, preference: Preference) -> None:
+        """Count a burst that ends. Collect garbage after the last: no collection ran before."""
+        with self._counting:
+            self.pace.bursts -= 1
+        is_owed = self.latency.ended(preference)  # memory, that was kept for it
+        if not self._collects() or is_owed:
             self.idle.begin()
 
     def _collects(self) -> bool:
@@ -375,7 +402,7 @@ class Engine:
     def time_work(self, seconds: float, uid: int | None) -> bool:
         """Have the device note for so long when its accelerator works for the bursts that are open now.
 
-        These are the bursts of one account, or all. False: the device does not. Raises InvalidArgument.
+        These are the bursts of one account, or all. False: the device does not. Raise InvalidArgument.
         """
         if not 0 <= seconds <= _LONGEST_TIMING:
             raise InvalidArgument(f"seconds={seconds!r:.40}: 0 to {_LONGEST_TIMING:g}; ask again later for more")
@@ -458,9 +485,9 @@ class Engine:
     def figures(self, uid: int, _: Message) -> Reply:
         """Return slots, waiting executions, sums of `driver.engine.totals`, bursts and models: of all accounts.
 
-        Only the device's own account and root may ask. Raises InvalidArgument for others.
+        Only the device's own account and root may ask. Raise InvalidArgument for others.
         """
-        if uid not in {0, os.getuid()}:
+        if uid not in {0, device_uid()}:
             raise InvalidArgument(
                 "only the device's own account and root may read the figures of all accounts; call `turns` for your own"
             )
@@ -487,7 +514,7 @@ def main(name: str, kind: type[Device], service: Channel, running: RunningFiles,
     note_crashes()
     guard()
     engine = Engine(name, kind(), service, running, is_shared=is_shared)
-    sandbox.enter(engine.device.needs.system_calls)
+    sandbox.enter(engine.device.needs.system_calls, Reach(os.getpid()))
     life = LifePage()
     ready = service.receive()
     service.watch(take_fd(ready))

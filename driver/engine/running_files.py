@@ -184,7 +184,7 @@ class Slot:
     """A slot of one thread. It is given back when the thread has ended."""
 
     def __init__(self, memory: mmap.mmap, slots: Array, free: list[int]) -> None:
-        """Take a free slot. Raises IndexError when there is none."""
+        """Take a free slot. Raise IndexError when there is none."""
         self._number, self._free = free.pop(), free
         self._row = slots[self._number : self._number + 1]
         begin = self._number * _SLOT.itemsize + _SLOT.fields["digest"][1]  # type: ignore[index]
@@ -234,7 +234,7 @@ class OverdueWatch(Generic[T]):
     def add(self, run: object, what: T, end: int) -> None:
         """Watch a run: it ends by `end`, CLOCK_MONOTONIC ns, or is overdue GRACE seconds later: `end(what)`.
 
-        The earliest end counts. Raises RuntimeError if the watch has no thread, and none can be started.
+        The earliest end counts. Raise RuntimeError if the watch has no thread, and none can be started.
         """
         if not self._thread.has_started:
             with self._starting:
@@ -276,7 +276,7 @@ class FileRun:
         self._cancelled = FOREVER  # since when
 
     def run(self) -> None:
-        """Execute. Raises what the execution raises."""
+        """Execute. Raise what the execution raises."""
         running, slot = self._running, self._running.slot()
         if slot is None:
             self._bound.run()

@@ -5,8 +5,8 @@
   drops the capabilities that it has as root. This is done before the process has threads: service, engine and each
   trial have a layer of their own, one in the other.
 * System calls (`enter`): a seccomp filter leaves it those of `driver.engine.system_calls`, in all threads, and children
-  inherit it. It is entered when the device is ready. The process starts no program then, traces and reads no other one,
-  makes no network connection, mounts nothing, and gains no privilege.
+  inherit it. It is entered when the device is ready. The process starts no program then, traces, reads, signals and
+  slows down no other one, makes no network connection, mounts nothing, and gains no privilege and no namespace.
 
 Where the kernel has one of them not, a device runs without it, and says so: in its log, and by `active`.
 """
@@ -19,7 +19,6 @@ import os
 import resource
 import struct
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +32,7 @@ from fmq._core import ffi
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from driver.engine.call_rules import Reach, Rules
     from driver.interface import Device
 
 _prctl = function("prctl", "int(*)(int, unsigned long, unsigned long, unsigned long, unsigned long)")
@@ -40,7 +40,7 @@ _capset = function("capset", "int(*)(const void *header, const void *data)")
 _syscall = function("syscall", "long(*)(long number, long a, long b, void *c)")
 _log = logging.getLogger(__name__)
 
-_NO_NEW_PRIVS, _SET_FILTER = 38, 1
+_NO_NEW_PRIVS, _SET_FILTER, _DROP_BOUND = 38, 1, 24
 _SECCOMP = {machine: NUMBERS["seccomp"][column] for machine, (column, _) in MACHINES.items()}
 _FLAGS = 1 | 4  # for all threads; and without the mitigation that older kernels add, which slows computing down
 
@@ -54,10 +54,7 @@ _SYSTEM = (
 """What libraries that compute read, and Python. Of /proc, the kernel shows a process its own layers' memory alone."""
 
 _OWN = "~/.config/burst"
-STATE = "~/.local/state/burst"
-"""The folder in which a device keeps its records."""
-
-_KEPT_CAPABILITIES = 1 << 1 | 1 << 2
+OF_CELLS = 1 << 1 | 1 << 2
 """CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: root reads an environment that lies in another account's folders."""
 
 _CAPABILITY_VERSION = 0x20080522
@@ -68,14 +65,18 @@ EXTRA = "BURST_WRITE_PATH"
 _active_abi = 0
 
 
-def enter_files(device: Device | type[Device], keeps: Mapping[Path, Access] | None = None) -> bool:
+def enter_files(
+    device: Device | type[Device], keeps: Mapping[Path, Access] | None = None, capabilities: int = OF_CELLS
+) -> bool:
     """Leave this process, which has one thread, the files that this device computes with, and what it `keeps`.
+
+    `capabilities`: those that it does not drop.
 
     Returns True if all of the process is confined: the kernel can, and no library has a thread already.
     """
     global _active_abi  # noqa: PLW0603 (of the process, as what it stands for)
     _end_idle_threads()
-    _drop_capabilities()
+    keep_capabilities(capabilities)
     if "ioctl" not in device.needs.system_calls:  # drivers of hardware lock memory that it reads
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
     calls, rules = device.needs.system_calls, dict.fromkeys(map(Path, _SYSTEM), Access.READ)
@@ -105,33 +106,38 @@ def enter_files(device: Device | type[Device], keeps: Mapping[Path, Access] | No
     return bool(_active_abi)
 
 
-def state_folder() -> dict[Path, Access]:
-    """Return the folder of records, made if it is missing; to be kept by processes that write there."""
-    folder = in_home(STATE)
-    with suppress(OSError):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return {folder: Access.EDIT}
-
-
 def active() -> dict[str, bool]:
     """Return what this process has given up, by layer."""
     fields = _status()
     return {
         "seccomp": fields.get("Seccomp") == "2",
         "no_new_privileges": fields.get("NoNewPrivs") == "1",
-        "no_capabilities": not int(fields.get("CapPrm", "0"), 16) & ~_KEPT_CAPABILITIES,
+        "no_capabilities": not int(fields.get("CapPrm", "0"), 16) & ~OF_CELLS,
         "landlock_files": bool(_active_abi),
         "landlock_signals": _active_abi >= landlock.SCOPES,
     }
 
 
-def _drop_capabilities() -> None:
-    """Drop capabilities of this thread, which it can always do."""
+def keep_capabilities(kept: int) -> None:
+    """Drop all capabilities of this thread but these, which it can always do."""
     fields = _status()
-    permitted, effective = (int(fields[name], 16) & _KEPT_CAPABILITIES for name in ("CapPrm", "CapEff"))
+    permitted, effective = (int(fields[name], 16) & kept for name in ("CapPrm", "CapEff"))
     header, data = struct.pack("Ii", _CAPABILITY_VERSION, 0), struct.pack("6I", effective, permitted, 0, 0, 0, 0)
     if _capset(ffi.from_buffer(header), ffi.from_buffer(data)):
         _log.warning("capabilities are not dropped: %s", errno.errorcode.get(ffi.errno))
+
+
+def has_capabilities(wanted: int) -> bool:
+    """Return True if this thread may do what all of these allow."""
+    return not wanted & ~int(_status()["CapEff"], 16)
+
+
+def bound_capabilities(kept: int) -> None:
+    """Have no program that this thread starts get others than these, whether it is root's or has some of its own."""
+    _prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
+    for number in range(64):  # the kernel refuses those that it does not know
+        if not kept >> number & 1:
+            _prctl(_DROP_BOUND, number, 0, 0, 0)
 
 
 def _end_idle_threads() -> None:
@@ -144,7 +150,7 @@ def _end_idle_threads() -> None:
 
 
 def _checked(text: str) -> Path:
-    """Return the path in that text. Raises ValueError for what a device cannot mean."""
+    """Return the path in that text. Raise ValueError for what a device cannot mean."""
     path = in_home(text)
     if not path.is_absolute() or path == Path("/"):
         raise ValueError(f'needs: {text!r} must be an absolute path of a file or a folder, or one from "~/"')
@@ -168,13 +174,17 @@ def _code_folders() -> Iterator[Path]:
             yield from map(Path, getattr(module, "__path__", ()))
 
 
-def enter(needed: Iterable[str] = ()) -> bool:
-    """Leave this process the system calls of a program that computes, and those `needed`. False: the kernel cannot."""
+def enter(needed: Iterable[str] = (), reach: Reach | None = None, beside: Rules | None = None) -> bool:
+    """Leave this process the system calls of a program that computes, and those `needed`. False: the kernel cannot.
+
+    `reach`: what a process may reach that forks no others; None for one that does, as the filter holds for all of them.
+    `beside`: calls that it may make, too, and the rules on their arguments.
+    """
     machine = os.uname().machine
     if machine not in _SECCOMP or _prctl(_NO_NEW_PRIVS, 1, 0, 0, 0):
         _log.warning("system calls are not confined: there is no filter for %s", machine)
         return False
-    steps = program(machine, needed)
+    steps = program(machine, needed, reach, beside)
     code = ffi.from_buffer(steps)
     header = struct.pack("HxxxxxxQ", len(steps) // 8, int(ffi.cast("uintptr_t", code)))
     if _syscall(_SECCOMP[machine], _SET_FILTER, _FLAGS, ffi.from_buffer(header)):

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from burst import (
     ErrorStatus,
     GeneralFailure,
-    InvalidArgument,
     Malformed,
     MissedDeadlineTransient,
     ResourceExhaustedTransient,
     StatusError,
 )
+from burst._core import ffi, lib
 from burst.causes import missed
 from burst.channel import close_all
-from burst.executor import Outcome, PlanRun
+from burst.executor import Outcome, PlanRun, binding_time
 from burst.messages import Cause
-from driver.protocol.fences import FenceState, kind_of, look
+from driver.protocol.fences import FenceState, is_pending, kinds_of, look
 from fmq.clock import FOREVER
 
 if TYPE_CHECKING:
@@ -49,15 +49,25 @@ _IDLE = 1.0  # seconds that a thread waits for another execution before it ends
 
 
 class TimeLimits(NamedTuple):
-    """The limits of an execution, in ns. deadline: of CLOCK_MONOTONIC. duration: from when all fences are signalled."""
+    """The limits of an execution, in ns. deadline: of CLOCK_MONOTONIC. duration: from when all fences are signalled.
+
+    bound: how long it took to bind it, if it was: then it may go on for as long after its deadline (burst_attempt).
+    """
 
     deadline: int | None = None
     duration: int | None = None
+    bound: int = 0
 
     @classmethod
     def of(cls, end: int, duration: int) -> Self:
         """Read them as they travel: FOREVER is no limit."""
         return cls(None if end == FOREVER else end, None if duration == FOREVER else duration)
+
+    def after_binding(self, plan: Plan, since: int) -> Self:
+        """Return them for that plan, whose binding began at that time."""
+        if plan.has_run or self.deadline is None:
+            return self
+        return self._replace(bound=binding_time(since, self.deadline))
 
 
 class LaunchedExecution:
@@ -88,6 +98,30 @@ class LaunchedExecution:
         """Tell the client how it ended. Called once, under the schedule's lock."""
         raise NotImplementedError
 
+    def claimed_plan(self) -> Plan:
+        """Return a plan for its run, which no other thread runs. Raise what binding raises."""
+        return self.plan.claim()
+
+    def judged(self, outcome: Outcome) -> Outcome:
+        """Return the outcome of its run as it counts. Called in the thread that has run it."""
+        return outcome
+
+    def invalidate_outputs(self) -> None:
+        """Note that the buffers that it writes have no value: it has failed, or was not run."""
+        self.plan.invalidate_outputs()
+
+    is_parked = False  #: what goes on has no room for another result
+
+    def goes_on(self, outcome: Outcome) -> bool:
+        """Return True if it is to be run again after this outcome. Called under the schedule's lock."""
+        del outcome
+        return False
+
+    def give_room(self, room: int) -> bool:
+        """Have room for so many results; return True if that was what it waited for. Raise Malformed."""
+        del room
+        return False
+
     def vanish(self) -> None:
         """End without a run: the client is gone. Called under the schedule's lock."""
 
@@ -98,11 +132,28 @@ class LaunchedExecution:
         if duration is not None and (self.end is None or self.fenced + duration < self.end):
             self.end, self.has_waited = self.fenced + duration, False
 
+    @property
+    def _ends_by_duration(self) -> bool:
+        return self.end != self._limits.deadline
+
+    @property
+    def _could_begin(self) -> int:
+        return self.fenced if self._ends_by_duration else self.begin
+
+    @property
+    def _bound(self) -> int:
+        return 0 if self._ends_by_duration else self._limits.bound
+
+    @property
+    def last(self) -> int | None:
+        """The time when it is given up."""
+        return None if self.end is None else self.end + self._bound
+
     def begin_run(self, plan: Plan) -> PlanRun:
         """Return its run, with a plan that was claimed for it."""
-        by_duration = self.end != self._limits.deadline
-        could_begin = self.fenced if by_duration else self.begin
-        self.run = PlanRun(plan, self.begin, self.end, could_begin if self.has_waited else None)
+        since = self._could_begin if self.has_waited else 0
+        end = FOREVER if self.end is None else self.end
+        self.run = PlanRun(plan, self.begin, end, since=since, bound=self._bound)
         return self.run
 
     def give_up(self) -> None:
@@ -114,17 +165,21 @@ class LaunchedExecution:
 
     def missed(self, now: int) -> Outcome | None:
         """Return what to say of it if it is too late by now."""
-        if self.end is None or now < self.end:
+        if self.end is None or now < self.end + self._bound:
             return None
         error: StatusError
         if self.run and self.run.begun:
-            error = self.run.not_done()
+            error = self.run.not_done(self.ticket)
         elif self.missing:
             late = (now - self.end) / 1e9
             text = f"it missed its deadline by {late * 1e3:.1f} ms while it waited for fences"
             error = MissedDeadlineTransient(text, cause=Cause("queued", late))
         else:
-            error = missed(ErrorStatus.MISSED_DEADLINE_TRANSIENT, "queued", self.end, self.plan.estimate)
+            known = ffi.NULL if self.plan.estimate is None else self.plan.estimate
+            last = self.end + self._bound
+            status = lib.burst_admit(known, self._could_begin, max(now, last + 1), last)
+            is_transient = status == ErrorStatus.MISSED_DEADLINE_TRANSIENT
+            error = missed(status, "queued" if is_transient else "before start", self.end, self.plan.estimate)
         return Outcome(error.status, text=str(error), cause=error.as_cause())
 
 
@@ -144,7 +199,7 @@ class ReadyQueue:
         self._is_over = False
 
     def put(self, launched: LaunchedExecution) -> None:
-        """Add an execution, and see to a thread for it. Raises StatusError where no thread will ever look."""
+        """Add an execution, and see to a thread for it. Raise StatusError where no thread will ever look."""
         self._items.append(launched)
         if len(self._items) <= self.coming:
             return
@@ -237,14 +292,10 @@ class FenceSchedule:
     def launch(self, number: int, make: Callable[[], LaunchedExecution], fds: list[int]) -> None:
         """Add the execution that `make` returns, to wait for these fences. Takes from `fds` those that it watches.
 
-        Raises InvalidArgument for a descriptor that is not a fence or is in error, Malformed for a number that is
+        Raise InvalidArgument for a descriptor that is not a fence or is in error, Malformed for a number that is
         pending, and what `make` raises.
         """
-        kinds = [kind_of(fd) for fd in fds]
-        if "" in kinds:
-            raise InvalidArgument(
-                f"wait_for: fence {kinds.index('')} is not a fence: fences are pipes, eventfds and sync files"
-            )
+        kinds = kinds_of(fds)
         with self.lock:
             if self._is_over:
                 raise GeneralFailure("the client is gone")
@@ -257,18 +308,14 @@ class FenceSchedule:
             self._add(launched, leaders, watched)
 
     def _sorted(self, fds: list[int], kinds: list[str]) -> tuple[list[LaunchedExecution], list[int]]:
-        """Return executions that must run before, and fences to watch. Raises InvalidArgument."""
+        """Return executions that must run before, and fences to watch. Raise InvalidArgument."""
         leaders, watched = [], []
         for n, (fd, kind) in enumerate(zip(fds, kinds, strict=True)):
             leader = self._by_fence.get(os.fstat(fd).st_ino) if kind == "pipe" else None
             if leader:
                 leaders.append(leader)
-                continue
-            match look(fd, kind=kind):
-                case FenceState.ACTIVE:
-                    watched.append(fd)
-                case FenceState.ERROR | FenceState.UNKNOWN:
-                    raise InvalidArgument(f"wait_for: fence {n}, {kind}, is already in error")
+            elif is_pending(n, fd, kind):
+                watched.append(fd)
         return leaders, watched
 
     def _add(self, launched: LaunchedExecution, leaders: list[LaunchedExecution], watched: list[int]) -> None:
@@ -314,8 +361,8 @@ class FenceSchedule:
 
     def _note_end(self, launched: LaunchedExecution) -> None:
         """Wake the watching thread if this deadline is the next one."""
-        if launched.end is not None and launched.end < self._next_end:
-            self._next_end = launched.end
+        if (last := launched.last) is not None and last < self._next_end:
+            self._next_end = last
             os.eventfd_write(self._wake, 1)
 
     def take(self, queue: ReadyQueue, ticket: Ticket) -> LaunchedExecution | None:
@@ -334,12 +381,21 @@ class FenceSchedule:
         with self.lock:
             queue.coming += 1
             was_awaited = launched.number in self.pending
-            if was_awaited:
-                self._settle(launched, outcome)
-            else:
+            if not was_awaited:
                 launched.plan.invalidate_outputs()
+            elif not launched.goes_on(outcome):
+                self._settle(launched, outcome)
+            elif not launched.is_parked:
+                queue.put(launched)  # for the calling thread, which comes, or for another one
             launched.ticket = None
             return was_awaited
+
+    def give_room(self, number: int, room: int) -> None:
+        """Let a stream write so many results in all. Raise Malformed."""
+        with self.lock:
+            launched = self.pending.get(number)
+            if launched and launched.give_room(room):
+                self._ready(launched)
 
     def cancel(self, number: int) -> bool:
         """Give an execution up; its client does not want to know how it ended."""
@@ -369,11 +425,12 @@ class FenceSchedule:
             self.waiting[done.limit] -= 1
             if done.identity is not None:
                 del self._by_fence[done.identity]
-            self._unwatch(list(done.fences))
+            if done.fences:
+                self._unwatch(list(done.fences))
             if done.fenced and not done.ticket:
                 self._queue_of(done).remove(done)
             if outcome.status != _NONE:
-                done.plan.invalidate_outputs()
+                done.invalidate_outputs()
             done.conclude(outcome)
             if outcome.status == _NONE:
                 for follower in done.followers:
@@ -455,8 +512,8 @@ class FenceSchedule:
             if outcome := launched.missed(now):
                 launched.give_up()
                 self._settle(launched, outcome)
-        ends = (launched.end for launched in self.pending.values() if launched.end is not None)
-        self._next_end = min(ends, default=_NEVER)
+        ends = (launched.last for launched in self.pending.values())
+        self._next_end = min((end for end in ends if end is not None), default=_NEVER)
         return None if self._next_end == _NEVER else min(max(0, self._next_end - now) / 1e9, _LONGEST)
 
     def stop(self) -> None:
@@ -479,7 +536,8 @@ class FenceSchedule:
             os.eventfd_write(self._wake, 1)
 
 
-def check_deadline(deadline: int | None) -> None:
+def check_deadline(limits: TimeLimits) -> None:
     """Raise MissedDeadlinePersistent for one that has passed."""
-    if deadline is not None and time.monotonic_ns() >= deadline:
+    deadline = limits.deadline
+    if deadline is not None and time.monotonic_ns() >= deadline + limits.bound:
         raise missed(ErrorStatus.MISSED_DEADLINE_PERSISTENT, "before start", deadline)

@@ -2,8 +2,10 @@
 
 The list says what is allowed. Recorded with strace, each device here makes 62 to 82 kinds of calls while the
 conformance kit or its tests run it. The list has these, what other releases of the C library and of Python use in
-their place, and their families: 222 of the 362 calls in the kernel's headers. What only an intruder would call gets
+their place, and their families: 210 of the 362 calls in the kernel's headers. What only an intruder would call gets
 EPERM; every other call, also each that a later kernel adds, gets ENOSYS, as from an older kernel: libraries fall back.
+
+`driver.engine.call_rules` says which arguments some of the allowed calls may have.
 
 The kernel remembers which numbers are always allowed, and runs the filter for the others alone (since Linux 5.11);
 before, it makes about seven comparisons.
@@ -15,8 +17,12 @@ import errno
 import struct
 from typing import TYPE_CHECKING
 
+from driver.engine.call_rules import rules_for
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from driver.engine.call_rules import Reach, Rule, Rules
 
 _ALLOWED = """
 # files
@@ -28,8 +34,7 @@ fcntl 72 25, flock 73 32, ioctl 16 29, fsync 74 82, fdatasync 75 83, sync_file_r
 76 45, ftruncate 77 46, fallocate 285 47, fadvise64 221 223, readahead 187 213, getdents 78 -, getdents64 217 61,
 getcwd 79 17, chdir 80 49, fchdir 81 50, rename 82 -, renameat 264 38, renameat2 316 276, mkdir 83 -, mkdirat 258 34,
 rmdir 84 -, link 86 -, linkat 265 37, unlink 87 -, unlinkat 263 35, symlink 88 -, symlinkat 266 36, readlink 89 -,
-readlinkat 267 78, chmod 90 -, fchmod 91 52, fchmodat 268 53, chown 92 -, fchown 93 55, lchown 94 -, fchownat 260 54,
-umask 95 166, utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88,
+readlinkat 267 78, umask 95 166,
 # memory
 mmap 9 222, munmap 11 215, mremap 25 216, mprotect 10 226, msync 26 227, madvise 28 233, mincore 27 232, brk 12 214,
 mlock 149 228, mlock2 325 284, munlock 150 229, mlockall 151 230, munlockall 152 231, memfd_create 319 279, membarrier
@@ -38,7 +43,7 @@ mlock 149 228, mlock2 325 284, munlock 150 229, mlockall 151 230, munlockall 152
 clone 56 220, fork 57 -, vfork 58 -, exit 60 93, exit_group 231 94, wait4 61 260, waitid 247 95, futex 202 98,
 futex_waitv 449 449, set_robust_list 273 99, get_robust_list 274 100, set_tid_address 218 96, rseq 334 293,
 restart_syscall 219 128, arch_prctl 158 -, prctl 157 167, kill 62 129, tkill 200 130, tgkill 234 131, pidfd_open 434
-434, pidfd_send_signal 424 424, rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139, rt_sigpending 127
+434, rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139, rt_sigpending 127
 136, rt_sigtimedwait 128 137, rt_sigsuspend 130 133, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, sigaltstack
 131 132, pause 34 -, signalfd 282 -, signalfd4 289 74, getpid 39 172, getppid 110 173, gettid 186 178, getpgid 121
 155, getpgrp 111 -, getsid 124 156, setpgid 109 154, setsid 112 157, getuid 102 174, geteuid 107 175, getgid 104 176,
@@ -86,16 +91,19 @@ process_vm_writev 311 271, kcmp 312 272, finit_module 313 273, kexec_file_load 3
 userfaultfd 323 282, pkey_mprotect 329 288, pkey_alloc 330 289, pkey_free 331 290, io_pgetevents 333 292,
 io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427, open_tree 428 428, move_mount 429 429,
 fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433, clone3 435 435, pidfd_getfd 438 438,
-process_madvise 440 440, mount_setattr 442 442, quotactl_fd 443 443, memfd_secret 447 447, process_mrelease 448 448
+process_madvise 440 440, mount_setattr 442 442, quotactl_fd 443 443, memfd_secret 447 447, process_mrelease 448 448,
+pidfd_send_signal 424 424, chmod 90 -, fchmod 91 52, fchmodat 268 53, chown 92 -, fchown 93 55, lchown 94 -, fchownat
+260 54, utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88
 """
 
 _INTRUDERS = """
-execve execveat ptrace process_vm_readv process_vm_writev process_madvise pidfd_getfd kcmp mount umount2 pivot_root
-chroot open_tree move_mount fsopen fsconfig fsmount fspick mount_setattr setns unshare bpf perf_event_open userfaultfd
-io_uring_setup io_uring_enter io_uring_register add_key request_key keyctl init_module finit_module delete_module
-kexec_load kexec_file_load reboot swapon swapoff acct quotactl syslog settimeofday clock_settime adjtimex clock_adjtime
-sethostname setdomainname vhangup setuid setgid setreuid setregid setresuid setresgid setgroups setfsuid setfsgid
-open_by_handle_at fanotify_init personality
+execve execveat ptrace process_vm_readv process_vm_writev process_madvise pidfd_getfd pidfd_send_signal kcmp mount
+umount2 pivot_root chroot open_tree move_mount fsopen fsconfig fsmount fspick mount_setattr setns unshare bpf
+perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register add_key request_key keyctl init_module
+finit_module delete_module kexec_load kexec_file_load reboot swapon swapoff acct quotactl syslog settimeofday
+clock_settime adjtimex clock_adjtime sethostname setdomainname vhangup setuid setgid setreuid setregid setresuid
+setresgid setgroups setfsuid setfsgid open_by_handle_at fanotify_init personality chmod fchmod fchmodat chown fchown
+lchown fchownat utime utimes futimesat utimensat
 """
 """What only an intruder would call."""
 
@@ -116,10 +124,9 @@ REFUSED = tuple(_INTRUDERS.split())
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """The column above, and AUDIT_ARCH."""
 
-_FAMILIES = (1,)  # AF_UNIX
-_LOAD, _JUMP, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x06  # of classic BPF
+_LOAD, _AND, _JUMP, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x06  # of classic BPF
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
-_NUMBER, _ARCHITECTURE, _FIRST = 0, 4, 16  # offsets in seccomp_data; the low half of the first argument
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in seccomp_data; of an argument, the low half comes first
 _FARTHEST = 255  # that a condition can skip
 
 _Step = tuple[int, int, int, int]  # code, how many to skip if true and if false, operand
@@ -131,22 +138,31 @@ def _error(number: int) -> _Steps:
 
 
 _PASS: _Steps = ((_RETURN, 0, 0, _ALLOW),)
-_UNIX_ALONE: _Steps = (
-    (_LOAD, 0, 0, _FIRST),
-    *((_EQUAL, len(_FAMILIES) - n, 0, family) for n, family in enumerate(_FAMILIES)),
-    *_error(errno.EPERM),
-    *_PASS,
-)
 
 
-def program(machine: str, needed: Iterable[str] = ()) -> bytes:
-    """Return the filter, which also allows what is `needed`. Names that are not known change nothing."""
+def _compared(rule: Rule) -> _Steps:
+    """Return the steps that refuse a call which breaks the rule, and else go on behind them."""
+    load = (_LOAD, 0, 0, _ARGUMENTS + 8 * rule.argument), (_AND, 0, 0, rule.mask)
+    if rule.is_range:
+        first, last = rule.values
+        return (*load, (_AT_LEAST, 1, 0, last + 1), (_AT_LEAST, 1, 0, first), *_error(errno.EPERM))
+    count = len(rule.values)
+    equal = ((_EQUAL, count - n, 0, value) for n, value in enumerate(rule.values))
+    return (*load, *equal, *(((_JUMP, 0, 0, 1),) if rule.is_refused else ()), *_error(errno.EPERM))
+
+
+def program(machine: str, needed: Iterable[str] = (), reach: Reach | None = None, beside: Rules | None = None) -> bytes:
+    """Return the filter, which also allows what is `needed`. Names that are not known change nothing.
+
+    `reach`: as `rules_for` takes it. `beside`: calls that it also allows, with their rules.
+    """
     column, architecture = MACHINES[machine]
     needed = frozenset(needed)
+    rules = rules_for(needed, reach) | (beside or {})
     verdicts = {number: _error(errno.EPERM) for name in REFUSED if (number := NUMBERS[name][column]) is not None}
-    for name in {*ALLOWED, *(needed & NUMBERS.keys())}:
+    for name in {*ALLOWED, *(needed & NUMBERS.keys()), *(beside or {})}:
         if (number := NUMBERS[name][column]) is not None:
-            verdicts[number] = _UNIX_ALONE if name == "socket" and name not in needed else _PASS
+            verdicts[number] = (*(step for rule in rules.get(name, ()) for step in _compared(rule)), *_PASS)
     begins: list[tuple[int, _Steps]] = []
     for number in range(max(verdicts) + 2):
         verdict = verdicts.get(number, _error(errno.ENOSYS))

@@ -83,6 +83,12 @@ class FlatTable:
         """Return a text; empty when absent."""
         return self.array(field, "u1").tobytes().decode("utf-8", "replace")
 
+    def texts(self, field: int) -> list[str]:
+        """Return a list of texts; empty when absent."""
+        listed = self.tables(field)
+        places = (listed.entry(n)[0] for n in range(len(listed)))
+        return [self.vector(place, "u1").tobytes().decode("utf-8", "replace") for place in places]
+
     def tables(self, field: int) -> FlatTables:
         """Return a list of tables."""
         place = self.place(field)
@@ -100,7 +106,7 @@ class FlatTables:
         return self._count
 
     def entry(self, index: int) -> tuple[int, int]:
-        """Where an entry of the list is, and the table to which it leads."""
+        """Return where an entry of the list is, and the table to which it leads."""
         if not 0 <= index < self._count:
             raise self._data.damaged(f"table {index} does not exist; there are {self._count}")
         place = self._start + 4 + 4 * index
@@ -171,7 +177,7 @@ class FlatColumns:
         return self.places.size
 
     def field(self, name: str) -> Places:
-        """Where the field lies in each table; 0 where the table has none."""
+        """Return where the field lies in each table; 0 where the table has none."""
         offset = _VTABLE + 2 * self._fields[name]
         has = self._sizes >= offset + 2
         found = self._file.read(np.where(has, self._vtables + offset, 0), 2)
@@ -184,7 +190,7 @@ class FlatColumns:
         return np.where(places > 0, self._file.read(places, size), default)
 
     def targets(self, name: str) -> Places:
-        """Where the table or vector lies that the field refers to; 0 where there is none."""
+        """Return where the table or vector lies that the field refers to; 0 where there is none."""
         places = self.field(name)
         return np.where(places > 0, places + self._file.read(places, 4), 0)
 
@@ -194,7 +200,7 @@ class FlatColumns:
         return Lists(_signed(values), counts)
 
     def counts(self, name: str) -> Places:
-        """How many elements the vector in that field has."""
+        """Return how many elements the vector in that field has."""
         return self._counts(self.targets(name))
 
     def _counts(self, targets: Places) -> Places:

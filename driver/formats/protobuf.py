@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
 _SIZES = {_EIGHT: 8, _FOUR: 4}
 _LONGEST_VARINT = 10
+_HIGHEST_TAG = 2**32 - 1
 _MOST_FIELDS = 1 << 19
 _F32 = struct.Struct("<f")
 Span = tuple[int, int]
@@ -56,6 +57,8 @@ class ProtoBytes(FileBytes):
                 raise DamagedFile(f"{self._subject}damaged, or too large: it has more than {self._most} fields")
             begin = at
             tag, start = self.varint(at, end)
+            if tag > _HIGHEST_TAG:  # other readers drop the upper bits: a field that they see would be hidden from us
+                raise self.damaged(f"the field at {begin} has a number of more than 29 bits")
             kind, value = tag & 7, 0
             if kind == _VARINT:
                 value, at = self.varint(start, end)
@@ -110,7 +113,7 @@ class ProtoMessage:
         return [(field.start, field.end) for field in self._of(number, _BYTES)]
 
     def texts(self, number: int) -> list[str]:
-        """Each field `number` as a string."""
+        """Return each field `number` as a string."""
         return [self._text(span) for span in self.spans(number)]
 
     def text(self, number: int) -> str:
@@ -123,7 +126,7 @@ class ProtoMessage:
         return bytes(self.wire.data[slice(*span)]).decode("utf-8", "replace")
 
     def messages(self, number: int) -> Iterator[ProtoMessage]:
-        """Each field `number` as a message."""
+        """Return each field `number` as a message."""
         return (ProtoMessage(self.wire, *span) for span in self.spans(number))
 
     def message(self, number: int) -> ProtoMessage | None:
@@ -142,7 +145,7 @@ class ProtoMessage:
         return float(self.wire.unpack(_F32, found[-1].start)) if found else 0.0
 
     def integers(self, number: int) -> Array:
-        """All fields `number` as integers, whether single or packed."""
+        """Return all fields `number` as integers, whether single or packed."""
         found = self._of(number, _VARINT, _BYTES)
         if all(field.kind == _VARINT for field in found):
             return np.array([_signed(field.value) for field in found], np.int64)
@@ -150,7 +153,7 @@ class ProtoMessage:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def reals(self, number: int, dtype: str = "<f4") -> Array:
-        """All fields `number` as floats of 32 or 64 bits."""
+        """Return all fields `number` as floats of 32 or 64 bits."""
         kind, size = (_FOUR if dtype == "<f4" else _EIGHT), np.dtype(dtype).itemsize
         parts = []
         for field in self._of(number, kind, _BYTES):
@@ -204,7 +207,7 @@ class ProtoWriter:
         return self.data(field, value.encode())
 
     def data(self, field: int, value: bytes) -> ProtoWriter:
-        """Bytes."""
+        """Add bytes."""
         return self._add(_encoded(field << 3 | 2) + _encoded(len(value)))._add(value)
 
     def message(self, field: int, value: ProtoWriter) -> ProtoWriter:
@@ -212,13 +215,13 @@ class ProtoWriter:
         return self._add(_encoded(field << 3 | 2) + _encoded(value.nbytes)).fields(value)
 
     def fields(self, of: ProtoWriter) -> ProtoWriter:
-        """Those of another message."""
+        """Add those of another message."""
         self._chunks += of._chunks
         self.nbytes += of.nbytes
         return self
 
     def encoded(self, fields: bytes) -> ProtoWriter:
-        """Fields of another message, as they are there."""
+        """Add the fields of another message, as they are there."""
         return self._add(fields)
 
     def _add(self, chunk: bytes) -> ProtoWriter:
@@ -227,7 +230,7 @@ class ProtoWriter:
         return self
 
     def joined(self) -> bytes:
-        """All of it."""
+        """Return all of it."""
         return b"".join(self._chunks)
 
 

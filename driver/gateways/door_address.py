@@ -6,9 +6,12 @@ import os
 import re
 import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from burst.channel import refuse_descriptors
+from driver.client.served_sockets import is_dead
 from driver.errors import DeviceFailed
 
 _TCP = re.compile(r"(?:\[(.+)\]|([^:\[\]/]*)):(\d{1,5})/?")
@@ -39,7 +42,7 @@ class DoorAddress(NamedTuple):
 
     @classmethod
     def of_path(cls, said: str, path: str, uid: int) -> DoorAddress:
-        """Return the address of a socket's path. Raises DeviceFailed."""
+        """Return the address of a socket's path. Raise DeviceFailed."""
         if not path.startswith("/") or len(os.fsencode(path)) > _LONGEST_PATH:
             raise DeviceFailed(f"{said}: the path of a socket is absolute and has at most {_LONGEST_PATH} bytes")
         return cls(said, path=path, uid=uid)
@@ -57,11 +60,12 @@ class DoorAddress(NamedTuple):
         return not self.path and self.host not in (_LOOPBACK, "::1", "localhost")
 
     def listen(self) -> socket.socket:
-        """Return a listening socket. Raises DeviceFailed."""
+        """Return a listening socket. Raise DeviceFailed."""
         try:
             if self.path:
                 self.prepare_path()
                 listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                refuse_descriptors(listener)
                 before = os.umask(0o077)
                 try:
                     listener.bind(self.path)
@@ -84,21 +88,32 @@ class DoorAddress(NamedTuple):
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
 
+    def refuse_descriptors(self) -> None:
+        """Have the kernel refuse descriptors at the path, where a library of this process has opened the socket."""
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError):  # it was closed meanwhile
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    self._refuse_at(socket.socket(fileno=os.dup(fd)))
+
+    def _refuse_at(self, sock: socket.socket) -> None:
+        with sock:
+            if sock.family == socket.AF_UNIX and sock.getsockname() == self.path:
+                refuse_descriptors(sock)
+
     def prepare_path(self) -> None:
-        """Remove a socket at which no process listens any more. Raises DeviceFailed, OSError."""
+        """Remove a socket at which no process listens any more. Raise DeviceFailed, OSError."""
         path = Path(self.path)
         folder = path.parent.stat()
         if folder.st_mode & 0o022 and not folder.st_mode & stat.S_ISVTX:
             raise DeviceFailed(f"{self.said}: others may write to {path.parent}; chmod go-w {path.parent}")
         if not os.path.lexists(path):
             return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            if not stat.S_ISSOCK(path.lstat().st_mode) or probe.connect_ex(self.path) == 0:
-                raise DeviceFailed(f"{self.said}: something is there already; use another path")
+        if not stat.S_ISSOCK(path.lstat().st_mode) or not is_dead(self.path):
+            raise DeviceFailed(f"{self.said}: something is there already; use another path")
         path.unlink()
 
     def give_path(self) -> None:
-        """Give the socket to that account. Raises DeviceFailed, OSError."""
+        """Give the socket to that account. Raise DeviceFailed, OSError."""
         os.chmod(self.path, 0o700, follow_symlinks=False)
         if self.uid != os.getuid():
             try:
@@ -111,6 +126,7 @@ class DoorAddress(NamedTuple):
                 ) from None
 
     def remove(self) -> None:
-        """At the end of a server: its socket goes, where a library has not removed it."""
-        if self.path and os.path.lexists(self.path):
-            os.unlink(self.path)
+        """Remove its socket at the end of a server, where a library has not removed it."""
+        if self.path:
+            with suppress(OSError):  # it has gone, or this account may not: then the process that made it does
+                os.unlink(self.path)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable
 
-    from driver.service.http_connections import ConnectionLimiter, HttpConnection
+    from driver.service.peer_limiter import PeerLimiter, PeerVisit
 
 _LOG = logging.getLogger("burst.http")
 _GRACE = 0.1  # seconds for requests that run when `serve_http` is cancelled
@@ -46,7 +46,7 @@ class BoundedServer(web.Server):
     def __init__(
         self,
         handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
-        limiter: ConnectionLimiter,
+        limiter: PeerLimiter,
         patience: float,
     ) -> None:
         """`patience`: seconds from the beginning of a connection, or from an answer, to the next request's header."""
@@ -54,7 +54,7 @@ class BoundedServer(web.Server):
             handler, access_log=None, logger=_LOG, auto_decompress=False, keepalive_timeout=patience, lingering_time=1.0
         )
         self._limiter, self._patience = limiter, patience
-        self._of: dict[web.RequestHandler, HttpConnection] = {}
+        self._of: dict[web.RequestHandler, PeerVisit] = {}
 
     async def accept(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Take connections until cancelled, which ends those whose handshake is not done."""
@@ -85,7 +85,7 @@ class BoundedServer(web.Server):
         if connection is None:
             client.close()
             return
-        connection.deadline = time.monotonic() + self._patience
+        connection.wait(self._patience)
         handler = self()
         self._of[handler] = connection
         try:
@@ -111,13 +111,12 @@ class BoundedServer(web.Server):
         """Keep the connection until `allow` sets its next deadline. Raise ConnectionError if it has ended."""
         if (connection := self._of.get(request.protocol)) is None:
             raise ConnectionResetError("the client has gone")
-        connection.has_asked, connection.deadline = True, None
+        connection.work()
 
     def allow(self, request: web.BaseRequest, seconds: float = 0.0, *, is_idle: bool = False) -> None:
         """End the connection after the patience and so many seconds. `is_idle`: a newcomer may take its place."""
         if connection := self._of.get(request.protocol):
-            connection.deadline = time.monotonic() + self._patience + seconds
-            connection.has_asked = not is_idle
+            connection.wait(self._patience + seconds, yields_in=0.0 if is_idle else math.inf)
 
     async def end_overdue(self) -> None:
         """End overdue connections until cancelled."""

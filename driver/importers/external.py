@@ -24,7 +24,7 @@ def copy_external(model: Path, data: Array, ranges: Sequence[ExternalRange]) -> 
     """Return the model with the offsets that ranges have in the copies, and the copies by the model's names for the
     files.
 
-    `data`: of the model at that path. Raises ImportFailed, ResourceExhaustedPersistent.
+    `data`: of the model at that path. Raise ImportFailed, ResourceExhaustedPersistent.
     """
     by_name, found = defaultdict[str, list[ExternalRange]](list), dict[str, Array]()
     for place in ranges:
@@ -42,7 +42,9 @@ def copy_external(model: Path, data: Array, ranges: Sequence[ExternalRange]) -> 
 
 
 def _pages(places: Sequence[Part], size: int) -> list[Part]:
-    """Those in which these places lie in a file of `size` bytes, adjacent ones as one; the first if none is named."""
+    """Return those in which these places lie in a file of `size` bytes, adjacent ones as one; the first if none is
+    named.
+    """
     found: list[Part] = []
     for begin, end in sorted(place for place in places if place[0] < place[1]) or [(0, 1)]:
         first, last = begin // _PAGE * _PAGE, min(-(-end // _PAGE) * _PAGE, size)
@@ -54,7 +56,7 @@ def _pages(places: Sequence[Part], size: int) -> list[Part]:
 
 
 def _place(offset: int, parts: Sequence[Part]) -> int:
-    """Where that byte of the file is in a copy of its parts; 0: not there, since nothing is read from it."""
+    """Return where that byte of the file is in a copy of its parts; 0: not there, since nothing is read from it."""
     before = 0
     for begin, end in parts:
         if begin <= offset < end:

@@ -79,7 +79,7 @@ class Header:
 
     @property
     def refusals(self) -> list[Obstacle]:
-        """Why inputs and outputs are not carried."""
+        """The reasons why inputs and outputs are not carried."""
         return [tensor.refusal for tensor in (*self.inputs, *self.outputs) if tensor.refusal is not None]
 
     def own_names(self, shapes: Shapes | None) -> Shapes:
@@ -95,7 +95,7 @@ class Header:
         return replace(self, inputs=tuple(t for t in self.inputs if not t.extra.get("optional")))
 
     def with_shapes(self, shapes: Shapes | None) -> Header:
-        """Return this header with inputs of the given sizes. Raises ImportFailed unless the file allows them."""
+        """Return this header with inputs of the given sizes. Raise ImportFailed unless the file allows them."""
         fixed = fix_sizes({t.name: t.sizes for t in self.inputs}, self.own_names(shapes))
         return replace(self, inputs=tuple(replace(t, shape=fixed[t.name].shape) for t in self.inputs))
 
@@ -114,7 +114,7 @@ class ExternalRange:
     said: tuple[int, int] | None = None
 
     def check(self, size: int) -> tuple[int, int]:
-        """Beginning and end of the range in a file of `size` bytes. Raises ImportFailed when it does not fit."""
+        """Beginning and end of the range in a file of `size` bytes. Raise ImportFailed when it does not fit."""
         end = size if self.length is None else self.offset + self.length
         if not 0 <= self.offset <= end <= size:
             where = f"tensor {self.tensor[:_SHOWN]!r}: {end - self.offset} bytes at {self.offset}"

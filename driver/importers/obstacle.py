@@ -72,7 +72,7 @@ class InputSizes(NamedTuple):
 
 
 def named_sizes(shapes: object) -> dict[str, Sequence[int | None]]:
-    """Return a copy of what a caller gives as `shapes`. Raises `ImportFailed` for anything but a mapping, or None."""
+    """Return a copy of what a caller gives as `shapes`. Raise `ImportFailed` for anything but a mapping, or None."""
     if isinstance(shapes, Mapping):
         return dict(shapes)
     if shapes is None:
@@ -85,7 +85,7 @@ def named_sizes(shapes: object) -> dict[str, Sequence[int | None]]:
 def fix_sizes(inputs: Mapping[str, InputSizes], shapes: Shapes | None) -> dict[str, InputSizes]:
     """Return the inputs with the sizes that `shapes` gives them. A named size is then fixed in every input that has it.
 
-    Raises `ImportFailed` where `shapes` names another input, has another rank, or contradicts the file or itself.
+    Raise `ImportFailed` where `shapes` names another input, has another rank, or contradicts the file or itself.
     """
     known: dict[str, tuple[int, str]] = {}
     fixed = dict(inputs)
@@ -145,7 +145,7 @@ def _by_symbol(declared: InputSizes, known: Mapping[str, int]) -> InputSizes:
 
 
 def remedy_of(inputs: Mapping[str, InputSizes]) -> str | None:
-    """How to fix the sizes that are still open, with numbers as an example; None when none is."""
+    """Return how to fix the sizes that are still open, with numbers as an example; None when none is."""
     some = dict(islice(((n, d) for n, d in inputs.items() if d.shape is None or 0 in d.shape), 4))
     if not some:
         return None

@@ -18,7 +18,7 @@ _COPY = "copy the file itself beside the model"
 
 
 def open_file(file: Path) -> FileIO:
-    """Open a file for reading. Raises OSError; ImportFailed for what is not a regular file."""
+    """Open a file for reading. Raise OSError; ImportFailed for what is not a regular file."""
     if "\0" in str(file):
         raise ImportFailed(f"{str(file)!r:.80} has a null character, and is no name of a file")
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -31,7 +31,7 @@ def open_file(file: Path) -> FileIO:
 def sealed(file: FileIO, name: str, parts: Sequence[tuple[int, int]] | None = None) -> Array:
     """Copy an open file, or `parts` of it one behind the other, into memory that no process can write any more.
 
-    The file may be closed, and change, afterwards. Raises ImportFailed when it is empty, cannot be read, or changes
+    The file may be closed, and change, afterwards. Raise ImportFailed when it is empty, cannot be read, or changes
     meanwhile; ResourceExhaustedPersistent.
     """
     if os.fstat(file.fileno()).st_size == 0:
@@ -45,7 +45,7 @@ def sealed(file: FileIO, name: str, parts: Sequence[tuple[int, int]] | None = No
 def rewritten(data: Array, changes: Sequence[tuple[int, bytes]]) -> Array:
     """Return the bytes with others in these places, in memory that no process can write; `data` itself if none differs.
 
-    Raises ResourceExhaustedPersistent.
+    Raise ResourceExhaustedPersistent.
     """
     if all(data[at : at + len(new)].tobytes() == new for at, new in changes):
         return data
@@ -62,7 +62,7 @@ def open_beside(model: Path, name: str) -> FileIO:
     """Open a file that the model at that path names: a regular one, below the folder of the model.
 
     Symbolic links may lead to it, as in the cache of a hub, if it really lies below the folder in which the model
-    really lies, or below the one through which the model is named. Raises ImportFailed for any other. A name with a
+    really lies, or below the one through which the model is named. Raise ImportFailed for any other. A name with a
     part "*" is none of a file: ONNX Runtime takes one of them as an address in its own memory.
     """
     parts, where = PurePosixPath(name).parts, f"its weights lie in {name[:64]!r}"

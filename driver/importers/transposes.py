@@ -8,7 +8,8 @@ Step = tuple[list[int], list[int]]
 
 
 def steps(shape: Sequence[int], order: Sequence[int]) -> list[Step]:
-    """Transpositions that together bring the dimensions of `shape` into `order`: the dimensions of each, and its order.
+    """Return the transpositions that together bring the dimensions of `shape` into `order`: the dimensions of each, and
+    its order.
 
     Dimensions of size 1 are left out, and neighbours that stay neighbours are joined. Where more than four are left,
     two blocks of neighbours change places at a time.
@@ -34,7 +35,7 @@ def _neighbours(order: Sequence[int], axes: Sequence[int]) -> list[list[int]]:
 
 
 def _exchanges(sizes: Sequence[int], order: Sequence[int]) -> Iterator[Step]:
-    """Brings one run after the other to its place, before everything that is not in its place yet."""
+    """Bring one run after the other to its place, before everything that is not in its place yet."""
     now = [*range(len(order))]
     for place, wanted in enumerate(order):
         at = now.index(wanted)

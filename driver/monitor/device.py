@@ -29,6 +29,7 @@ from driver.protocol.census import Census, CensusCounts
 from driver.protocol.ledger_report import LedgerReport
 from fmq import FmqError, LifePage
 from fmq._core import lib
+from fmq.printable import printable
 from fmq.region import Region
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class WatchedDevice:
     def __init__(self, address: str, with_accounts: bool = False) -> None:
         """Find the device. `with_accounts`: each `refresh` also asks what accounts hold.
 
-        Raises DeviceNotFound if it is not running, DriverError, BurstError.
+        Raise DeviceNotFound if it is not running, DriverError, BurstError.
         """
         self._with_accounts, self._accounts = with_accounts, list[AccountFigures]()
         self.address, self._engines = address, dict[tuple[int, int], WatchedEngine]()
@@ -73,7 +74,7 @@ class WatchedDevice:
 
     @property
     def changes(self) -> int:
-        """How many bursts that we may see have opened or ended, in the engines that are present."""
+        """The number of bursts that we may see have opened or ended, in the engines that are present."""
         return sum(engine.census.changes for engine in self._present)
 
     @property
@@ -95,7 +96,7 @@ class WatchedDevice:
         return self._figures(bursts, found, gpus), found
 
     def refresh(self) -> None:
-        """Find new bursts and forget closed ones. Raises what the constructor does."""
+        """Find new bursts and forget closed ones. Raise what the constructor does."""
         if (self._has_changed or self._with_accounts) and time.monotonic() - self._asked_at > _EVERY:
             with _connected(self.address) as connection:
                 if _pids(connection) != self._pids:
@@ -103,7 +104,7 @@ class WatchedDevice:
                 self._ask(connection)
 
     def time_work(self, seconds: float) -> None:
-        """Has it note for so long when its accelerator works, if it can. A device that has gone says nothing."""
+        """Have it note for so long when its accelerator works, if it can. A device that has gone says nothing."""
         gone = suppress(BurstError, DriverError, FmqError, OSError)
         with gone, _connected(self.address) as connection, cells_of(connection, _PATIENCE) as cells:
             for cell in cells.connected:
@@ -188,7 +189,7 @@ class WatchedEngine:
         return self.census.changes != self._seen
 
     def ask(self, connection: Connection) -> None:
-        """Asks for traces. The inode of its trace identifies a burst: no other burst has it while we hold the trace."""
+        """Ask for traces. The inode of its trace identifies a burst: no other burst has it while we hold the trace."""
         self._seen = self.census.changes
         fds = trace_memory(connection, _PATIENCE)
         self.bursts = {number: burst for fd in fds for number, burst in self._burst(fd)}
@@ -222,7 +223,7 @@ def _broker_of(connection: Connection) -> Processes:
 
 
 def _sum(found: Iterable[_Number | None]) -> _Number | None:
-    """None: the kernel tells nothing."""
+    """Return the sum; None: the kernel tells nothing."""
     known = [one for one in found if one is not None]
     return sum(known[1:], start=known[0]) if known else None
 
@@ -241,7 +242,7 @@ def _connected(address: str) -> Iterator[Connection]:
 
 
 def accounts_of(call: Callable[..., tuple[list[Any], list[int]]]) -> Iterator[AccountFigures]:
-    """Yield the holdings of accounts in the engine and the service that `call` asks. Raises StatusError, PeerDied,
+    """Yield the holdings of accounts in the engine and the service that `call` asks. Raise StatusError, PeerDied,
     Timeout.
     """
     for process in ("engine", "service"):
@@ -394,7 +395,7 @@ def program_of(pid: int) -> str:
         words = psutil.Process(pid).cmdline()
     except (psutil.Error, OSError, ValueError, OverflowError):
         return ""
-    return "".join(filter(str.isprintable, _named(words)))
+    return printable(_named(words))
 
 
 def _named(words: list[str]) -> str:
@@ -443,7 +444,7 @@ class Processes:
         return sum(t.user + t.system for t in times) if times else None
 
     def rss(self) -> int | None:
-        """Bytes in memory."""
+        """Return the bytes in memory."""
         try:
             return sum(process.memory_info().rss for process in self._all) or None
         except psutil.Error:
@@ -461,7 +462,9 @@ class Processes:
 
 
 def _family(pids: Sequence[int]) -> list[psutil.Process]:
-    """None if one is not the child of the one before: then the pids mean other processes in this namespace."""
+    """Return the family; None if one is not the child of the one before: then the pids mean other processes in this
+    namespace.
+    """
     try:
         found = [psutil.Process(pid) for pid in pids]
         return found if all(child.ppid() == parent.pid for parent, child in pairwise(found)) else []

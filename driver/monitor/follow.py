@@ -96,7 +96,7 @@ class Followed:
 
 
 def follow(watcher: Watcher, seconds: float, wanted: Callable[[WatchedBurst], bool]) -> list[Followed]:
-    """Follows all wanted bursts, including those that begin meanwhile. Ctrl-C ends it early and keeps the records.
+    """Follow all wanted bursts, including those that begin meanwhile. Ctrl-C ends it early and keeps the records.
 
     Meanwhile devices note when their accelerators work.
     """
@@ -150,7 +150,7 @@ _LANES = 64  # of a burst: it has at most so many requests in flight
 
 
 def write(path: Path, followed: Sequence[Followed]) -> None:
-    """Write JSON, compressed if the path ends in .gz. Raises OSError."""
+    """Write JSON, compressed if the path ends in .gz. Raise OSError."""
     with cast("IO[str]", gzip.open(path, "wt", compresslevel=1) if path.suffix == ".gz" else path.open("w")) as file:
         file.write('{"displayTimeUnit": "ns", "traceEvents": [\n')
         between = ""
@@ -161,7 +161,7 @@ def write(path: Path, followed: Sequence[Followed]) -> None:
 
 
 def events(followed: Sequence[Followed]) -> Iterator[dict[str, Any]]:
-    """Names of processes, then burst by burst its requests and its counters."""
+    """Return the names of processes, then burst by burst its requests and its counters."""
     yield from _names(followed)
     for n, one in enumerate(followed):
         burst, records = one.burst, one.records
@@ -172,7 +172,7 @@ def events(followed: Sequence[Followed]) -> Iterator[dict[str, Any]]:
 
 
 def _names(followed: Sequence[Followed]) -> Iterator[dict[str, Any]]:
-    """Each process and each listener once."""
+    """Return each process and each listener once."""
     clients = {one.burst.pid: one.burst.program or "client" for one in followed}
     all_sides = [(one.burst, one.burst.trace.sides()) for one in followed]
     devices = {sides.device: f"device {burst.device}" for burst, sides in all_sides}

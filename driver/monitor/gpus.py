@@ -60,7 +60,7 @@ class GpuReader:
         )
 
     def _asked(self, question: Callable[[Any], _T]) -> _T | None:
-        """None: NVML is not there, or this GPU, or this version of the library, does not tell."""
+        """Return what it says; None: NVML is not there, or this GPU, or this version of the library, does not tell."""
         if self._nvml is None:
             return None
         try:
@@ -70,7 +70,7 @@ class GpuReader:
 
 
 def gpu_memory_of(gpus: Iterable[GpuFigures], pids: Iterable[int]) -> int | None:
-    """Bytes that these processes occupy on all GPUs; None: no GPU knows any of them."""
+    """Return the bytes that these processes occupy on all GPUs; None: no GPU knows any of them."""
     wanted = frozenset(pids)
     found = [nbytes for gpu in gpus for pid, nbytes in gpu.memory_of.items() if pid in wanted]
     return sum(found) if found else None

@@ -26,7 +26,7 @@ class Watcher:
 
     def __init__(self, addresses: Sequence[str] = (), with_accounts: bool = False) -> None:
         """`addresses`: names or socket paths; default: all running devices of this account. `with_accounts`: samples
-        what accounts hold, too, which costs a connection to each device. Raises DriverError.
+        what accounts hold, too, which costs a connection to each device. Raise DriverError.
         """
         for name in addresses:
             if not served_sockets.is_path(name):
@@ -110,5 +110,5 @@ class Watcher:
 
 
 def _running() -> list[str]:
-    """Names of devices of this account whose sockets are there."""
+    """Return the names of devices of this account whose sockets are there."""
     return sorted(path.stem for path in discovery.runtime_dir().glob("*.sock"))

@@ -23,7 +23,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def _own(nbytes: int) -> Array:
-    raw = np.empty(nbytes + ALIGN, np.uint8)
+    raw = np.zeros(nbytes + ALIGN, np.uint8)
     return raw[-raw.ctypes.data % ALIGN :][:nbytes]
 
 
@@ -38,7 +38,7 @@ returns gives that back with its last reference. Raises StatusError when the cli
 
 
 def memory(nbytes: int) -> Array:
-    """Bytes on a cache line, of any value; what is never touched costs nothing."""
+    """Return zeros on a cache line; what is never touched costs nothing. Raise StatusError if there may be no more."""
     return source.get()(nbytes)
 
 
@@ -76,7 +76,7 @@ def lay_out(
     sizes: dict[int, int],
     pace: Callable[[], object] = lambda: None,
 ) -> tuple[dict[int, int], int]:
-    """Offsets for the values of `sizes` (in bytes), and of how large a block.
+    """Return the offsets for the values of `sizes` (in bytes), and the size of the block.
 
     operations: what each reads and writes, in order. A value is there from its writer until its last reader.
     pace: called after each.
@@ -111,7 +111,7 @@ class Scratch:
         if size > 4 * MAX_BYTES:
             raise ValueError(f"scratch of dimensions {list(shape)} is too large")
         if zeros:
-            return np.zeros(shape, dtype)
+            return memory(size).view(dtype).reshape(shape)
         room = self._room(_aligned(size))
         return room[:size].view(dtype).reshape(shape)
 

@@ -44,7 +44,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def look_nowhere() -> None:
-    """Where nothing can end an execution."""
+    """Do nothing, where nothing can end an execution."""
 
 
 def by_element(function: _F) -> _F:
@@ -100,7 +100,9 @@ def reduce(look: Look, function: np.ufunc, source: Array, axes: Sequence[int], o
 
 
 def extreme(look: Look, method: str, source: Array, axis: int, found: Array) -> None:
-    """Positions of extremes along `axis`, by `argmax` or `argmin`, where `found` keeps that with the extent 1."""
+    """Return the positions of extremes along `axis`, by `argmax` or `argmin`, where `found` keeps that with the extent
+    1.
+    """
     exceeds = np.greater if method == "argmax" else np.less
     best = np.empty(found.shape, source.dtype)
     for number, piece in enumerate(pieces(source.shape, ELEMENTS)):
@@ -174,7 +176,7 @@ def _long_product(look: Look, a: Array, b: Array, out: Array) -> None:
 
 
 def _products(a: Array, b: Array) -> int:
-    """How many products a matrix product adds up."""
+    """Return how many products a matrix product adds up."""
     if a.ndim == 1 or b.ndim == 1:
         return max(a.size, b.size)
     lead = math.prod(np.broadcast_shapes(a.shape[:-2], b.shape[:-2])) if a.ndim > 2 or b.ndim > 2 else 1
@@ -229,7 +231,7 @@ def copied(look: Look, source: Array) -> Array:
 
 
 def cost(function: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> int:
-    """How much work a call of numpy is, in elements that it goes over; of other functions nothing is known."""
+    """Return how much work a call of numpy is, in elements that it goes over; of other functions nothing is known."""
     if function is np.matmul:
         return max(_products(args[0], args[1]) // _PER_ELEMENT, *(int(array.size) for array in args))
     sizes = [int(a.size) for a in (*args, *options.values()) if isinstance(a, np.ndarray)]

@@ -161,7 +161,7 @@ class ModelBuilder:
             raise InvalidModel(f"{value!r} is not a value of this builder; pass what its methods returned")
 
     def _arguments(self, kind: OperationType, args: Sequence[Any]) -> list["Value | Operand"]:
-        """Arguments as values of this builder, or as operands still to be added."""
+        """Return the arguments as values of this builder, or as operands still to be added."""
         result: list[Value | Operand] = []
         for position, arg in enumerate(args):
             try:
@@ -297,9 +297,9 @@ _PROBES = (1009, 2017)
 def output_dimensions(
     kind: OperationType, slots: Sequence[str], inputs: Sequence[Operand], outputs: Sequence[Operand]
 ) -> list[Dimensions]:
-    """Dimensions of every output: 0 where unknown, empty where not even the rank is.
+    """Return the dimensions of every output: 0 where unknown, empty where not even the rank is.
 
-    Raises `ValueError` when the operation cannot serve what is known of its inputs.
+    Raise `ValueError` when the operation cannot serve what is known of its inputs.
     """
     nothing: list[Dimensions] = [()] * len(outputs)
     if any(not o.dimensions and not o.type.is_scalar and o.lifetime != OperandLifeTime.NO_VALUE for o in inputs):

@@ -27,7 +27,7 @@ def check_call(kind: OperationType, inputs: Sequence[Operand], outputs: Sequence
 
 
 def _types(operands: Sequence[Operand]) -> str:
-    """For people, who read no thousand of them."""
+    """Name types for people, who read no thousand of them."""
     names = [operand.type.name for operand in operands[:_MOST_TYPES]]
     more = len(operands) - len(names)
     return ", ".join((*names, *([f"and {more} more"] if more else ()))) or "nothing"

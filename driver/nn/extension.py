@@ -97,21 +97,21 @@ class Extension:
             raise InvalidModel(f"extension {self.name}: its operand type {foreign[0]} says that it is of another one")
 
     def type(self, name: str) -> ExtensionType:
-        """Return the operand type of that name. Raises InvalidModel."""
+        """Return the operand type of that name. Raise InvalidModel."""
         found = {kind.name: kind for kind in self.operand_types}
         if name not in found:
             raise InvalidModel(f"extension {self.name} has no operand type {name!r}{did_you_mean(name, found)}")
         return found[name]
 
     def operation(self, name: str) -> str:
-        """Return the full name of an operation, for `Operation.type`. Raises InvalidModel."""
+        """Return the full name of an operation, for `Operation.type`. Raise InvalidModel."""
         if name not in self.operations:
             raise InvalidModel(f"extension {self.name} has no operation {name!r}{did_you_mean(name, self.operations)}")
         return f"{self.name}.{name}"
 
 
 def check_name(name: object) -> None:
-    """Check the name of an extension. Raises InvalidModel."""
+    """Check the name of an extension. Raise InvalidModel."""
     if not (isinstance(name, str) and len(name) <= _LONGEST_NAME and _NAME.fullmatch(name)):
         raise InvalidModel(f"extension {name!r:.120}: a name is of small letters, digits and _, with at least one dot")
 
@@ -133,7 +133,7 @@ def operand_type_of(code: int, prefixes: Mapping[str, int], extensions: Mapping[
     """Return the operand type with that code in a model with these prefixes. `extensions`: those that are known, by
     name.
 
-    Raises InvalidModel.
+    Raise InvalidModel.
     """
     name, number = _found(code, prefixes)
     known = extensions.get(name)

@@ -1,10 +1,14 @@
 """The extension "burst.file": an operation that is a whole model file, and the operand types that files have beyond the
 HAL's.
 
-A model in *file form* has one operation, ONNX or TFLITE. Its first input is the file, as a constant of type BYTES; its
-inputs and outputs are the file's own, in the file's order. The runtime that the file was made for runs it as it is.
+A model in *file form* has one operation, such as ONNX or TFLITE. Its first input is the file, as a constant of type
+BYTES; its inputs and outputs are the file's own, in the file's order. The runtime that the file was made for runs it as
+it is.
+
+Settings of that runtime, where the model asks for some, are JSON in the place of a further file without a name.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
@@ -45,7 +49,7 @@ def _types() -> tuple[ExtensionType, ...]:
     return (*found, *(ExtensionType(NAME, number, name, np.dtype(np.uint8)) for number, name in of_bytes))
 
 
-KINDS = {"onnx": "ONNX", "tflite": "TFLITE"}
+KINDS = {"onnx": "ONNX", "tflite": "TFLITE", "jax": "JAX", "pt2": "PT2"}
 """Kind of file -> its operation."""
 FILE = Extension(NAME, _types(), tuple(KINDS.values()))
 PACKED = FILE.type("PACKED")
@@ -62,6 +66,7 @@ _OF_HAL = {
     "bool": (OperandType.TENSOR_BOOL8, OperandType.BOOL),
 }
 _MOST_EXTERNAL = 1000
+_MOST_SETTINGS = 2**16  # bytes
 _LONGEST_NAME = 1000
 
 
@@ -69,19 +74,21 @@ _LONGEST_NAME = 1000
 class ModelFile:
     """A model file in memory.
 
-    kind: "onnx" or "tflite". data: its bytes. external: the files beside it that it names, by that name.
+    kind: one of `KINDS`. data: its bytes. external: the files beside it that it names, by that name. settings: what
+    its runtime is to be set to, in values that JSON has; {}: as the device has it.
     """
 
     kind: str
     data: NDArray[np.uint8]
     external: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def tensor_type(dtype: Any, rank: int | None) -> OperandType | ExtensionType:
     """Return the operand type of a file's input or output that is not quantised.
 
     dtype: a numpy dtype, or its name; "bfloat16" too. rank: 0 for a scalar, None where the file does not tell it.
-    Raises InvalidModel.
+    Raise InvalidModel.
     """
     name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
     if name in _OF_HAL:
@@ -101,7 +108,10 @@ def model_of_file(
     given = [replace(operand, lifetime=OperandLifeTime.SUBGRAPH_INPUT) for operand in inputs]
     taken = [replace(operand, lifetime=OperandLifeTime.SUBGRAPH_OUTPUT) for operand in outputs]
     contents = [_constant(file.data)]
-    for name, data in file.external.items():
+    beside = dict(file.external)
+    if file.settings:
+        beside[""] = np.frombuffer(json.dumps(file.settings, sort_keys=True).encode(), np.uint8)
+    for name, data in beside.items():
         contents += [_constant(np.frombuffer(name.encode(), np.uint8)), _constant(data)]
     operands = [*contents, *given, *taken]
     first, last = len(contents), len(contents) + len(given)
@@ -124,7 +134,7 @@ def is_file(model: Model) -> bool:
 def file_of(model: Model) -> ModelFile | None:
     """Return the file that a valid model in file form is; None: it is not of that form.
 
-    Raises InvalidModel for one that is put together wrongly.
+    Raise InvalidModel for one that is put together wrongly.
     """
     if not is_file(model):
         return None
@@ -143,11 +153,25 @@ def file_of(model: Model) -> ModelFile | None:
     if any(name.size > _LONGEST_NAME for name in rest[::2]):
         raise InvalidModel(f"{operation.type}: the name of a further file has more than {_LONGEST_NAME} bytes")
     names = [bytes(name).decode(errors="replace") for name in rest[::2]]
-    for name in names:
+    external = dict(zip(names, rest[1::2], strict=True))
+    settings = _settings(operation, external.pop("")) if "" in external else {}
+    for name in external:
         path = PurePosixPath(name)
         if path.is_absolute() or not path.parts or ".." in path.parts or "*" in name or not name.isprintable():
             raise InvalidModel(f"{operation.type}: the further file {name!r:.100} is not below the model's folder")
-    return ModelFile(FILE_OPERATIONS[operation.type], data, dict(zip(names, rest[1::2], strict=True)))
+    return ModelFile(FILE_OPERATIONS[operation.type], data, external, settings)
+
+
+def _settings(operation: Operation, told: NDArray[np.uint8]) -> Mapping[str, Any]:
+    if told.size > _MOST_SETTINGS:
+        raise InvalidModel(f"{operation.type}: its settings have more than {_MOST_SETTINGS} bytes")
+    try:
+        found = json.loads(told.tobytes())
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidModel(f"{operation.type}: its settings are no object of JSON")
+    return found
 
 
 def takes_empty(model: Model) -> bool:

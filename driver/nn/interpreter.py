@@ -63,6 +63,7 @@ class Interpreter:
             self.prepared.append(self._prepare(index, operation))
             if pace is not None:
                 pace()
+        self._declared = {i: Tensor.of(self._operands[i]) for i in model.main.inputs}
         self._plan_ahead(pace)
 
     def bind(
@@ -83,11 +84,11 @@ class Interpreter:
         look: called every few milliseconds while the model runs, between operations and inside of long ones, in the
             thread that runs it. What it raises ends the execution. It is not called for a model of one short call.
 
-        Raises `ExecutionFailed` when an operation cannot be computed whatever values the inputs will hold, `ValueError`
+        Raise `ExecutionFailed` when an operation cannot be computed whatever values the inputs will hold, `ValueError`
         for arrays that do not fit the model.
         """
         arrays = dict(zip(self.model.main.inputs, inputs, strict=True))
-        tensors = {i: None if a is None else _input(self._operands[i], a) for i, a in arrays.items()}
+        tensors = {i: None if a is None else _input(self._declared[i], a) for i, a in arrays.items()}
         buffers = {} if outputs is None else dict(zip(self.model.main.outputs, outputs, strict=True))
         if self.is_static:
             return Bound(self, self._plan_for(tensors, pace), tensors, buffers, pace=pace, look=look)
@@ -95,7 +96,7 @@ class Interpreter:
 
     def _plan_for(self, inputs: Tensors, pace: Callable[[], Any] | None) -> StaticPlan:
         """Return the plan for inputs of these shapes."""
-        key = tuple(None if tensor is None else tensor.shape for tensor in inputs.values())
+        key = tuple([None if tensor is None else tensor.shape for tensor in inputs.values()])
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _MAX_PLANS:
@@ -107,7 +108,7 @@ class Interpreter:
 
     def _plan_ahead(self, pace: Callable[[], Any] | None) -> None:
         """Make the plan that will be needed, if the model tells all shapes. What cannot be computed, `bind` refuses."""
-        inputs: Tensors = {i: Tensor.of(self._operands[i]) for i in self.model.main.inputs}
+        inputs: Tensors = dict(self._declared)
         is_known = all(t and (t.type.is_scalar or (t.shape and 0 not in t.shape)) for t in inputs.values())
         if self.is_static and is_known:
             with suppress(ExecutionFailed):
@@ -158,16 +159,16 @@ def _at_once() -> None:
     """Return without a pause."""
 
 
-def _input(operand: Operand, array: Array) -> Tensor:
-    tensor, declared, dtype = Tensor.of(operand), operand.dimensions, operand.type.stored_dtype
+def _input(its: Tensor, array: Array) -> Tensor:
+    """Return an input as its operand declares it, with this array. Raise ValueError for one that does not fit."""
+    declared, dtype = its.shape, its.type.stored_dtype
     if array.dtype.itemsize != dtype.itemsize:
-        raise ValueError(f"input {operand.type.name} got an array of {array.dtype}; give it one of {dtype}")
-    if operand.type.is_scalar or declared:
+        raise ValueError(f"input {its.type.name} got an array of {array.dtype}; give it one of {dtype}")
+    if array.shape != declared and (its.type.is_scalar or declared):
         matches = [d in (0, s) for d, s in zip(declared, array.shape, strict=False)]
         if array.ndim != len(declared) or not all(matches):
             raise ValueError(f"input declared {list(declared)} got an array of dimensions {list(array.shape)}")
-    tensor.array, tensor.shape = array if array.dtype == dtype else array.view(dtype), array.shape
-    return tensor
+    return replace(its, array=array if array.dtype == dtype else array.view(dtype), shape=array.shape)
 
 
 def _results(graph: Subgraph, tensors: Tensors) -> list[Tensor]:
@@ -175,10 +176,13 @@ def _results(graph: Subgraph, tensors: Tensors) -> list[Tensor]:
 
 
 def _output(tensor: Tensor, buffer: Array | None) -> Array:
-    """Return the array of an output in its buffer; in memory of its own if there is none, or it does not suffice."""
+    """Return the array of an output in its buffer; in memory of its own if there is none, or it does not suffice.
+
+    That is counted before it is taken: its size may come from the value of an input. Raise as `arena.memory`.
+    """
     size = byte_size(tensor.type, tensor.shape)
     if buffer is None or buffer.nbytes < size:
-        return np.empty(tensor.shape, tensor.type.stored_dtype)
+        buffer = arena.memory(size)
     return buffer[:size].view(tensor.type.stored_dtype).reshape(tensor.shape)
 
 
@@ -243,7 +247,7 @@ def _bound(
 
 
 def _block(first: Prepared, nbytes: int) -> Array:
-    """Memory for the temporaries. Raises ExecutionFailed."""
+    """Memory for the temporaries. Raise ExecutionFailed."""
     try:
         return arena.memory(nbytes)
     except MemoryError:

@@ -1,4 +1,6 @@
-"""The part of a model that a device can be asked about: the operations of which it knows all extensions."""
+"""The part of a model that a device can be asked about: the operations of which it knows all extensions, and which its
+version of the HAL has.
+"""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -7,29 +9,36 @@ from itertools import chain
 
 from .extension import ExtensionType, extension_of
 from .model import Model, Operand, Operation, Subgraph
+from .older import HalVersion, form_for_version, too_new
 from .types import OperandLifeTime
 
 
 def explained(
-    model: Model, extensions: Collection[str], explain: Callable[[Model], Sequence[str | None]]
+    model: Model,
+    extensions: Collection[str],
+    explain: Callable[[Model], Sequence[str | None]],
+    version: HalVersion = "1.3",
 ) -> list[str | None]:
-    """For each operation of the main subgraph of a valid model why it is not supported; None: it is.
+    """Say why each operation of the main subgraph of a valid model is not supported; None: it is.
 
-    `explain`: is asked once, about a model of the operations that use none but these extensions.
+    `explain`: is asked once, about a model of the operations that use none but these extensions, and that this
+    `version` of the HAL has.
     """
     inside = _names_inside(model)
     unknown = [
         [name for name in _names(model.main, operation, inside) if name not in extensions]
         for operation in model.main.operations
     ]
-    if not any(unknown):
-        return list(explain(model))
-    kept = [n for n, names in enumerate(unknown) if not names]
+    newer = too_new(model, version)
+    if not any(unknown) and not any(newer):
+        return list(explain(form_for_version(model, version)))
     found: list[str | None] = [
-        f"the device does not know the extension {names[0]}" if names else None for names in unknown
+        f"the device does not know the extension {names[0]}" if names else reason
+        for names, reason in zip(unknown, newer, strict=True)
     ]
+    kept = [n for n, reason in enumerate(found) if reason is None]
     if kept:
-        reasons = explain(_part(model, kept))
+        reasons = explain(form_for_version(_part(model, kept), version))
         wrong = None if len(reasons) == len(kept) else f"the device gives {len(reasons)} answers for {len(kept)}"
         for n, reason in zip(kept, reasons, strict=False):
             found[n] = wrong or reason

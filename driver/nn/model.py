@@ -155,7 +155,7 @@ class Model:
 
     @property
     def optional(self) -> int:
-        """How many of the last inputs may be left out."""
+        """The number of the last inputs that may be left out."""
         return sum(tensor.optional for tensor in self.inputs)
 
     @property
@@ -171,7 +171,7 @@ class Model:
         return f"<Model of {count} operation{'s' * (count != 1)}: {' -> '.join(sides)}>"
 
     def named(self, name: str) -> "Model":
-        """Return the same model under this name, by which tools and messages call it. Raises ValueError."""
+        """Return the same model under this name, by which tools and messages call it. Raise ValueError."""
         if not isinstance(name, str) or not name or not name.isprintable():
             raise ValueError(f"name={name!r}: a name is printable text")
         return replace(self, name=name, portable=self.portable and _Renamed(self.portable, name))
@@ -180,7 +180,7 @@ class Model:
         """Return the form of this model for a device that knows these extensions: itself, if that uses no others or has
         no other form; else the one of the HAL's operations.
 
-        Raises what making that form raises.
+        Raise what making that form raises.
         """
         if self.portable is None or all(name in extensions for name, _ in self.extensions):
             return self
@@ -211,7 +211,7 @@ def check_model(model: object) -> None:
 
 
 def _extensions_used(graphs: Sequence[Subgraph]) -> list[str]:
-    """In the order in which they appear."""
+    """Return the extensions used, in the order in which they appear."""
     types = [o.type.extension for graph in graphs for o in graph.operands if isinstance(o.type, ExtensionType)]
     operations = [extension_of(operation.type) for graph in graphs for operation in graph.operations]
     return [name for name in dict.fromkeys((*types, *operations)) if name not in {None, OEM.name}]

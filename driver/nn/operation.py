@@ -159,7 +159,7 @@ class Signature:
         return None
 
     def counts(self) -> str:
-        """How many inputs it takes, for people."""
+        """Say how many inputs it takes, for people."""
         numbers, slots = [], _spread(self.inputs)
         for _, tail in ((0, ""), *self.tails):
             slots += _spread(tail)
@@ -204,6 +204,7 @@ def slot_types(slot: str, t: OperandType) -> tuple[OperandType, ...]:
             return (LETTERS[name] if name in LETTERS else OperandType[name],)
 
 
+@cache
 def steers(slot: str) -> bool:
     """Return True for a slot whose value chooses a shape, an address or a branch."""
     name = slot.rstrip("?")

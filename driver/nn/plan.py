@@ -36,7 +36,7 @@ class Prepared:
         return ExecutionFailed(self.index, self.kind.name, str(error) or type(error).__name__)
 
     def inputs(self, tensors: Tensors) -> list[Tensor | None]:
-        """Its inputs; those that steer it with values of their own. Raises ValueError."""
+        """Return its inputs; those that steer it with values of their own. Raise ValueError."""
         return [self._input(i, slot, tensors) for slot, i in zip(self.slots, self.operation.inputs, strict=True)]
 
     def _input(self, index: int, slot: str, tensors: Tensors) -> Tensor | None:
@@ -57,7 +57,7 @@ class Prepared:
         return tensor
 
     def place(self, call: Call, operands: Sequence[Operand]) -> None:
-        """Give the outputs of `call` their shapes and quantisation. Raises ValueError."""
+        """Give the outputs of `call` their shapes and quantisation. Raise ValueError."""
         shapes, source = self.kind.shape(call), call.inputs[self.of]
         if len(shapes) != len(call.outputs):
             raise ValueError(f"{len(call.outputs)} outputs are declared; it has {len(shapes)}")
@@ -108,7 +108,7 @@ class StaticPlan:
     def __init__(
         self, operations: Sequence[Prepared], graph: Subgraph, tensors: Tensors, pace: Callable[[], object]
     ) -> None:
-        """`tensors`: constants and inputs. `pace`: called after each operation. Raises ExecutionFailed."""
+        """`tensors`: constants and inputs. `pace`: called after each operation. Raise ExecutionFailed."""
         self.tensors, operands = tensors, graph.operands
         for prepared in operations:
             guarded(prepared, partial(self._place, prepared, operands))
@@ -127,7 +127,9 @@ class StaticPlan:
 def output_shapes(
     outputs: Iterable[int], buffers: dict[int, Array], operands: Sequence[Operand], tensors: Tensors
 ) -> OutputShapes:
-    """Dimensions of the outputs as far as they are known, and whether their buffers suffice; unknown ones are 0."""
+    """Return the dimensions of the outputs as far as they are known, and whether their buffers suffice; unknown ones
+    are 0.
+    """
     result = []
     for index in outputs:
         tensor, buffer = tensors.get(index), buffers.get(index)

@@ -28,7 +28,7 @@ class TensorName(str):
 
 
 def spellings(names: Iterable[str]) -> dict[str, str]:
-    """Every name by which one of these may be called, and which it is. A name of its own goes before another's."""
+    """Return each name by which one of these may be called, and which it is. Its own name goes before another's."""
     own = {name: name for name in names}
     return {name.also: name for name in own.values() if isinstance(name, TensorName)} | own
 

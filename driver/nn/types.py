@@ -18,7 +18,24 @@ LAST_BASE_CODE = 0xFFFF
 
 
 class OperandType(IntEnum):
-    """Type of an operand, by its HAL name and value."""
+    """Type of an operand, by its HAL name and value.
+
+    Attributes:
+        dtype: the numpy dtype of an array of this type.
+        stored_dtype: the dtype that a device reads: of booleans their bytes, uint8. Another process may write any value
+            there, and numpy's bool assumes 0 or 1.
+        element_size: bytes of one stored element; 0 for SUBGRAPH and OEM, which have no stored form.
+        is_scalar: True for the types whose operands have no dimensions.
+        is_quantised: True for the types that must have a scale above 0.
+        since: the HAL version 1.x that introduced the type, as x.
+    """
+
+    dtype: np.dtype[Any]
+    stored_dtype: np.dtype[Any]
+    element_size: int
+    is_scalar: bool
+    is_quantised: bool
+    since: int
 
     FLOAT32 = 0
     INT32 = 1
@@ -38,41 +55,6 @@ class OperandType(IntEnum):
     SUBGRAPH = 15
     OEM = 10000
     TENSOR_OEM_BYTE = 10001
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The numpy dtype of an array of this type."""
-        return _DTYPES[self]
-
-    @property
-    def stored_dtype(self) -> np.dtype[Any]:
-        """The dtype that a device reads: of booleans their bytes, uint8.
-
-        Another process may write any value there, and numpy's bool assumes 0 or 1.
-        """
-        return stored_dtype(_DTYPES[self])
-
-    @property
-    def element_size(self) -> int:
-        """Bytes of one stored element; 0 for SUBGRAPH and OEM, which have no stored form."""
-        return 0 if self in (OperandType.SUBGRAPH, OperandType.OEM) else _DTYPES[self].itemsize
-
-    @property
-    def is_scalar(self) -> bool:
-        """True for the types whose operands have no dimensions."""
-        return self in _SCALARS
-
-    @property
-    def is_quantised(self) -> bool:
-        """True for the types that must have a scale above 0."""
-        return self in ZERO_POINTS
-
-    @property
-    def since(self) -> int:
-        """The HAL version 1.x that introduced the type, as x."""
-        if self in (OperandType.TENSOR_QUANT8_ASYMM_SIGNED, OperandType.SUBGRAPH):
-            return 3
-        return 2 if OperandType.BOOL <= self <= OperandType.TENSOR_QUANT8_SYMM else 0
 
     @classmethod
     def parse(cls, name: "str | int | OperandType | ExtensionType") -> "OperandType | ExtensionType":
@@ -121,10 +103,26 @@ ZERO_POINTS = {
     OperandType.TENSOR_QUANT16_ASYMM: (0, 65535),
 }
 """The zero points each quantised type may have, first and last."""
+_SINCE_3 = OperandType.TENSOR_QUANT8_ASYMM_SIGNED, OperandType.SUBGRAPH
+
+for _type in OperandType:
+    _type.dtype, _type.stored_dtype = _DTYPES[_type], stored_dtype(_DTYPES[_type])
+    _type.element_size = 0 if _type in (OperandType.SUBGRAPH, OperandType.OEM) else _type.dtype.itemsize
+    _type.is_scalar, _type.is_quantised = _type in _SCALARS, _type in ZERO_POINTS
+    _is_from_2 = OperandType.BOOL <= _type <= OperandType.TENSOR_QUANT8_SYMM
+    _type.since = 3 if _type in _SINCE_3 else 2 if _is_from_2 else 0
 
 
 class OperandLifeTime(IntEnum):
-    """Who provides an operand, by its HAL 1.3 name and value."""
+    """Who provides an operand, by its HAL 1.3 name and value.
+
+    Attributes:
+        is_constant: True for both kinds of constants.
+        is_written: True for the operands that an operation of the subgraph computes.
+    """
+
+    is_constant: bool
+    is_written: bool
 
     TEMPORARY_VARIABLE = 0
     SUBGRAPH_INPUT = 1
@@ -133,16 +131,6 @@ class OperandLifeTime(IntEnum):
     CONSTANT_REFERENCE = 4
     NO_VALUE = 5
     SUBGRAPH = 6
-
-    @property
-    def is_constant(self) -> bool:
-        """True for both kinds of constants."""
-        return self in (OperandLifeTime.CONSTANT_COPY, OperandLifeTime.CONSTANT_REFERENCE)
-
-    @property
-    def is_written(self) -> bool:
-        """True for the operands that an operation of the subgraph computes."""
-        return self in (OperandLifeTime.TEMPORARY_VARIABLE, OperandLifeTime.SUBGRAPH_OUTPUT)
 
     @classmethod
     def parse(cls, name: "str | int | OperandLifeTime") -> "OperandLifeTime":
@@ -155,6 +143,9 @@ class OperandLifeTime(IntEnum):
             raise InvalidModel(f"{name!r} is no operand lifetime of the HAL{hint}") from None
 
 
+for _life in OperandLifeTime:
+    _life.is_constant = _life in (OperandLifeTime.CONSTANT_COPY, OperandLifeTime.CONSTANT_REFERENCE)
+    _life.is_written = _life in (OperandLifeTime.TEMPORARY_VARIABLE, OperandLifeTime.SUBGRAPH_OUTPUT)
 _LIFETIME_ALIASES = {
     "INPUT": "SUBGRAPH_INPUT",
     "OUTPUT": "SUBGRAPH_OUTPUT",
@@ -170,7 +161,7 @@ def combine_dimensions(a: Sequence[int], b: Sequence[int]) -> Dimensions | None:
 
     An empty description is an unknown rank, a 0 an unknown dimension.
     """
-    if not a or not b:
+    if not a or not b or a == b:
         return tuple(a or b)
     if len(a) != len(b) or any(x and y and x != y for x, y in zip(a, b, strict=True)):
         return None
@@ -178,5 +169,5 @@ def combine_dimensions(a: Sequence[int], b: Sequence[int]) -> Dimensions | None:
 
 
 def byte_size(type: OperandType | ExtensionType, dimensions: Sequence[int]) -> int:  # noqa: A002 - the HAL's word
-    """Bytes of an operand of this type and these dimensions."""
+    """Return the bytes of an operand of this type and these dimensions."""
     return type.element_size * math.prod(dimensions)

@@ -6,7 +6,7 @@ recurses along its references.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
@@ -19,7 +19,6 @@ from .extension import extension_of
 from .model import Model, Operand, Operation, Subgraph, check_model
 from .operands import operand_fault
 from .operation import OperationType
-from .ops import OPERATIONS
 from .types import LAST_BASE_CODE, OperandLifeTime, OperandType, combine_dimensions
 
 _L = OperandLifeTime
@@ -52,7 +51,7 @@ def validate_references(model: Model, pace: Callable[[], object] = lambda: None)
 
 @contextmanager
 def located(number: int) -> Iterator[None]:
-    """Within, what is wrong is wrong in that subgraph: 0 is the main one, n the referenced one n - 1."""
+    """Say of what is wrong within that it is in that subgraph: 0 is the main one, n the referenced one n - 1."""
     try:
         yield
     except InvalidModel as error:
@@ -86,7 +85,7 @@ class GraphRules:
         self._readers.append(0)
 
     def lists(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Those of the subgraph's own inputs and outputs."""
+        """Check the lists of the subgraph's own inputs and outputs."""
         self._lists = (inputs, _L.SUBGRAPH_INPUT, "input"), (outputs, _L.SUBGRAPH_OUTPUT, "output")
         for listed, lifetime, word in self._lists:
             _check_list(self._operands, listed, lifetime, word)
@@ -135,20 +134,28 @@ def required_version(model: Model) -> int:
     """
     graphs = (model.main, *model.referenced)
     listed = (g.operands[i].type.since for g in graphs for i in (*g.inputs, *g.outputs))
-    calls = (_operation_version(g, op) for g in graphs for op in g.operations)
+    calls = (operation_version(g, op) for g in graphs for op in g.operations)
     return max(chain(calls, listed, [1 if model.relaxed else 0, 3 if model.referenced else 0]))
 
 
-def _operation_version(graph: Subgraph, operation: Operation) -> int:
+def needed_inputs(graph: Subgraph, operation: Operation) -> int:
+    """Return how many inputs it has without those at the end that say what an older HAL does."""
+    if extension_of(operation.type) is not None:
+        return len(operation.inputs)
+    return len(without_defaults(_operations()[operation.type], [graph.operands[i] for i in operation.inputs]))
+
+
+def operation_version(graph: Subgraph, operation: Operation) -> int:
+    """Return the oldest HAL version 1.x, as x, that has this operation of a valid graph."""
     if extension_of(operation.type) is not None:
         return 2
-    kind = OPERATIONS[operation.type]
+    kind = _operations()[operation.type]
     inputs = without_defaults(kind, [graph.operands[i] for i in operation.inputs])
     return call_version(kind, inputs, [graph.operands[i] for i in operation.outputs])
 
 
 def _check_control_flow(model: Model, graph: Subgraph, pace: Callable[[], object]) -> None:
-    """Once the operands and the lists of all subgraphs are known to be sound."""
+    """Check control flow, once the operands and the lists of all subgraphs are known to be sound."""
     for index, operation in enumerate(graph.operations):
         pace()
         try:
@@ -178,12 +185,20 @@ def _check_operation(operands: Sequence[Operand], index: int, operation: Operati
             )
 
 
+def _operations() -> Mapping[str, OperationType]:
+    """Return the table of all operations: made for the first model of operations, and for no model file."""
+    from .ops import OPERATIONS
+
+    return OPERATIONS
+
+
 def _kind(name: str) -> OperationType:
-    if name in OPERATIONS:
-        return OPERATIONS[name]
+    operations = _operations()
+    if name in operations:
+        return operations[name]
     if name.isdecimal() and len(name) <= NAME_LENGTH and int(name) > LAST_BASE_CODE:
         raise InvalidModel("the code of an extension's operation; give its full name, as operation_of does")
-    raise InvalidModel(f"no such operation here{did_you_mean(name[:NAME_LENGTH], OPERATIONS)}")
+    raise InvalidModel(f"no such operation here{did_you_mean(name[:NAME_LENGTH], operations)}")
 
 
 def _check_list(operands: Sequence[Operand], listed: Sequence[int], lifetime: OperandLifeTime, word: str) -> None:
@@ -199,7 +214,7 @@ def _check_list(operands: Sequence[Operand], listed: Sequence[int], lifetime: Op
 
 
 def _check_references(model: Model) -> None:
-    """No subgraph refers to itself, directly or through others."""
+    """Check that no subgraph refers to itself, directly or through others."""
     refers = {n: {o.value for o in g.operands if o.lifetime == _L.SUBGRAPH} for n, g in enumerate(model.referenced)}
     try:
         TopologicalSorter(refers).prepare()
@@ -259,7 +274,7 @@ def _check_condition(where: str, operand: Operand) -> None:
 
 
 def _check_pairs(where: str, word: str, outer: Sequence[Operand], graph: Subgraph, listed: Sequence[int]) -> None:
-    """Numbers first: a model may refer many times to a subgraph with many inputs."""
+    """Check the pairs, their numbers first: a model may refer many times to a subgraph with many inputs."""
     if len(outer) != len(listed):
         raise InvalidModel(f"{where} has {len(listed)} {word}s; it has to have {len(outer)}")
     for n, (operand, i) in enumerate(zip(outer, listed, strict=True)):
@@ -268,7 +283,7 @@ def _check_pairs(where: str, word: str, outer: Sequence[Operand], graph: Subgrap
 
 
 def _difference(outer: Operand, inner: Operand) -> str | None:
-    """Why two operands cannot be one value, or None. Dimensions count only where both are known."""
+    """Say why two operands cannot be one value, or None. Dimensions count only where both are known."""
     pairs = {
         "type": (outer.type.name, inner.type.name),
         "scale": (np.float32(outer.scale), np.float32(inner.scale)),

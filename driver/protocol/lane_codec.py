@@ -45,7 +45,7 @@ _LONGEST_LOOP = 2**63  # ns; what is not said is 2^64 - 1 on the wire
 
 
 def _pool(plain: object) -> int | Token:
-    """Decode a pool. Raises Malformed."""
+    """Decode a pool. Raise Malformed."""
     match plain:
         case int(slot) if type(slot) is int:
             return slot
@@ -55,7 +55,7 @@ def _pool(plain: object) -> int | Token:
 
 
 def _argument(plain: object) -> RequestArgument:
-    """Decode an argument. Raises Malformed."""
+    """Decode an argument. Raise Malformed."""
     match plain:
         case None:
             return _NO_VALUE
@@ -74,14 +74,14 @@ def in_turn(number: int, end: int | None, request: bytes) -> bytes:
 
 def launch(number: int, end: int | None, duration: int | None, request: bytes) -> bytes:
     """Return the message that launches a packed request. `duration`: ns."""
-    limits = [FOREVER if limit is None else limit for limit in (end, duration)]
-    return _THREE.pack(LAUNCH, number, _UINT64, limits[0], _UINT64, limits[1]) + request
+    by, within = FOREVER if end is None else end, FOREVER if duration is None else duration
+    return _THREE.pack(LAUNCH, number, _UINT64, by, _UINT64, within) + request
 
 
 def launch_behind(fences: int, number: int, end: int | None, duration: int | None, request: bytes) -> bytes:
     """Return the message that launches a packed request behind so many fences."""
-    limits = [FOREVER if limit is None else limit for limit in (end, duration)]
-    return _FOUR.pack(FENCED, number, _UINT64, limits[0], _UINT64, limits[1], fences) + request
+    by, within = FOREVER if end is None else end, FOREVER if duration is None else duration
+    return _FOUR.pack(FENCED, number, _UINT64, by, _UINT64, within, fences) + request
 
 
 def question(number: int, execution: int) -> bytes:
@@ -138,7 +138,7 @@ def encode_outcome(outcome: Outcome) -> bytes:
 
 
 def decode_outcome(raw: bytes) -> tuple[Any, ...]:
-    """Return the fields of a Result, from a packed outcome. Raises Malformed."""
+    """Return the fields of a Result, from a packed outcome. Raise Malformed."""
     return fields_of(Message(raw, []).body)
 
 
@@ -171,7 +171,7 @@ def decode_request(raw: bytes) -> tuple[int, RequestPacket]:
 
 
 def with_loop_timeout(request: Request, seconds: float | None) -> Request:
-    """Return the request with that loop timeout; the request itself for None. Raises ValueError."""
+    """Return the request with that loop timeout; the request itself for None. Raise ValueError."""
     if seconds is None:
         return request
     return request._replace(loop_timeout=min(checked("loop_timeout", seconds), _LONGEST_LOOP))

@@ -42,7 +42,7 @@ class LedgerReport(NamedTuple):
 
     @classmethod
     def read(cls, call: Callable[..., tuple[list[Any], list[int]]], process: str, **options: Any) -> LedgerReport:
-        """Asks by `call(method, …)` for all pages. `process`: "engine" or "service"."""
+        """Ask by `call(method, …)` for all pages. `process`: "engine" or "service"."""
         rows: list[LedgerRow] = []
         while True:
             (total, limits, found), _ = call("ledger", process, len(rows), **options)

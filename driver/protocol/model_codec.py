@@ -28,7 +28,7 @@ from driver.nn.extension import PREFIX_BITS
 from driver.nn.operands import check_rank
 from driver.nn.types import byte_size
 from driver.nn.validate import GraphRules, located, validate_references
-from driver.protocol.model_memory import MOST_HANDLES, Handle, SealedModel, has_holes, pages, same_bytes
+from driver.protocol.model_memory import MOST_HANDLES, Handle, SealedModel, is_made_whole, pages, same_bytes
 from fmq import InvalidDescriptor
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class EncodedModel:
     """A model as it travels. It closes its memfd when it is dropped."""
 
     def __init__(self, layout: _Layout) -> None:
-        """Make memory for the layout. Raises OSError."""
+        """Make memory for the layout. Raise OSError."""
         self._layout = layout
         self.fd = os.memfd_create("burst-model", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         layout.write(self.fd)
@@ -167,20 +167,18 @@ def _in_pool(value: Any) -> tuple[FrozenMemory, int] | None:
 
 
 def _handles_of(values: Sequence[Any], most: int) -> dict[FrozenMemory, Handle]:
-    """Return the part of each frozen pool in which constants lie, unless it has holes; of too many pools the largest
-    parts.
+    """Return the part of each frozen pool in which constants lie, unless the pool has holes; of too many pools the
+    largest parts.
     """
-    ends: dict[FrozenMemory, tuple[int, int]] = {}
+    found: dict[FrozenMemory, list[tuple[int, int]]] = {}
     for value in values:
-        if found := _in_pool(value):
-            memory, offset = found
-            first, last = ends.get(memory, (offset, 0))
-            ends[memory] = min(first, offset), max(last, offset + value.nbytes)
+        if place := _in_pool(value):
+            found.setdefault(place[0], []).append((place[1], place[1] + value.nbytes))
     handles = {}
-    for memory, (first, last) in ends.items():
-        start = first // mmap.PAGESIZE * mmap.PAGESIZE
-        handles[memory] = Handle(memory.kind, start, last - start)
-    handles = {memory: handle for memory, handle in handles.items() if not has_holes(memory.fd, handle)}
+    for memory, used in found.items():
+        if is_made_whole(memory.fd, used):
+            start = min(used)[0] // mmap.PAGESIZE * mmap.PAGESIZE
+            handles[memory] = Handle(memory.kind, start, max(end for _, end in used) - start)
     kept = sorted(handles, key=lambda memory: handles[memory].nbytes, reverse=True)[:most]
     return {memory: handle for memory, handle in handles.items() if memory in kept}
 
@@ -195,7 +193,7 @@ def encode(model: Model, most_handles: int = MOST_HANDLES, known: EncodedModel |
 
 
 def handles_in(where: object) -> list[Handle]:
-    """Return the handles that travel with a model, as another process describes them. Raises InvalidModel."""
+    """Return the handles that travel with a model, as another process describes them. Raise InvalidModel."""
     match where:
         case [_, _]:
             return []
@@ -214,7 +212,7 @@ def _handle(plain: object) -> Handle:
 def sealed(fds: list[int], where: object) -> SealedModel:
     """Map the memory of a model that another process sent. Owns `fds`.
 
-    Raises InvalidModel unless all of it is sealed against writing, shrinking and growing, and all of its pages exist.
+    Raise InvalidModel unless all of it is sealed against writing, shrinking and growing, and all of its pages exist.
     """
     try:
         handles = handles_in(where)
@@ -228,7 +226,7 @@ def sealed(fds: list[int], where: object) -> SealedModel:
 def decode(region: ModelBytes, where: object, pace: Callable[[], object] = lambda: None) -> Model:
     """Decode a model in `sealed` memory. Constants are views of the memory and keep it mapped.
 
-    Checks only that the bytes form a model; `decode_valid` checks the model. Raises InvalidModel.
+    Checks only that the bytes form a model; `decode_valid` checks the model. Raise InvalidModel.
     """
     return _Decoder(region, where, pace, is_checked=False).model()
 
@@ -237,7 +235,7 @@ def decode_valid(region: ModelBytes, where: object, pace: Callable[[], object] =
     """Decode a model, and check it against the rules of `driver.nn.validate`.
 
     Each rule is checked as soon as what it is about has been read, so a model costs no more than what comes before its
-    first fault. `pace` is called before each operand and operation, and may raise. Raises InvalidModel.
+    first fault. `pace` is called before each operand and operation, and may raise. Raise InvalidModel.
     """
     model = _Decoder(region, where, pace, is_checked=True).model()
     validate_references(model, pace)
@@ -245,8 +243,8 @@ def decode_valid(region: ModelBytes, where: object, pace: Callable[[], object] =
 
 
 def operations_on(model: Model, is_meant: Callable[[Any], bool]) -> list[bool]:
-    """For each operation of the main subgraph: whether it, or a subgraph that it runs, reads a constant for whose value
-    `is_meant` is true. For valid models.
+    """Say of each operation of the main subgraph whether it, or a subgraph that it runs, reads a constant for whose
+    value `is_meant` is true. For valid models.
     """
     known: dict[int, bool] = {}
 
@@ -281,7 +279,9 @@ def _extensions_to_wire(model: Model) -> list[Any]:
 
 
 def _extensions_from_wire(plain: Any = ()) -> tuple[tuple[tuple[str, int], ...], dict[int, ExtensionType]]:
-    """Names and prefixes, and the operand types by their codes. Raises InvalidModel, and what malformed data raises."""
+    """Return the names and prefixes, and the operand types by their codes. Raise InvalidModel, and what malformed data
+    raises.
+    """
     if len(plain) > _MAX_EXTENSIONS:
         raise ValueError(f"{len(plain)} extensions; at most {_MAX_EXTENSIONS} are allowed")
     prefixes: list[tuple[str, int]] = []
@@ -314,7 +314,7 @@ class _Decoder:
         )
 
     def model(self) -> Model:
-        """Read the model. Raises InvalidModel."""
+        """Read the model. Raise InvalidModel."""
         try:
             self._start, self._end = self._bounds()
             self._next_byte = self._start
@@ -348,7 +348,7 @@ class _Decoder:
                 self._feed()
 
     def _feed(self) -> None:
-        """Lets the unpacker have some more of the structure."""
+        """Let the unpacker have some more of the structure."""
         start, stop = self._next_byte, min(self._next_byte + _CHUNK, self._end)
         if start == stop:
             raise ValueError("the structure ends too early")
@@ -387,7 +387,7 @@ class _Decoder:
         return Subgraph(operands, operations, inputs, outputs)
 
     def _count(self, *counts: int) -> None:
-        """Those of a subgraph."""
+        """Count what a subgraph has."""
         self._left = [left - max(0, count) for left, count in zip(self._left, counts, strict=True)]
         if min(self._left) < 0:
             raise ValueError(

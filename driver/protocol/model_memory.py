@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -39,6 +40,7 @@ _mmap = function("mmap", "void *(*)(void *address, size_t bytes, int protection,
 _mremap = function("mremap", "void *(*)(void *old, size_t old_bytes, size_t bytes, int flags, void *address)")
 _munmap = function("munmap", "int(*)(void *address, size_t bytes)")
 _FAILED = 2 ** (8 * ffi.sizeof("void *")) - 1
+_BLOCK = 512  # bytes, the unit of st_blocks
 MOST_HANDLES = 32
 """Pools of one model that travel as handles."""
 
@@ -105,7 +107,7 @@ class SealedModel:
     """
 
     def __init__(self, fds: Sequence[int], handles: Sequence[Handle]) -> None:
-        """`fds`: of the model's own memfd, then of each handle's pool. They stay the caller's. Raises InvalidModel."""
+        """`fds`: of the model's own memfd, then of each handle's pool. They stay the caller's. Raise InvalidModel."""
         parts: list[Part] = []
         for fd, handle in zip((*fds[1:], fds[0]), (*handles, None), strict=True):
             start = parts[-1].start + pages(parts[-1].nbytes) if parts else 0
@@ -128,7 +130,7 @@ class SealedModel:
 
     @property
     def shape(self) -> tuple[tuple[int, int], ...]:
-        """Where its parts lie."""
+        """The places of its parts."""
         return tuple((part.start, part.nbytes) for part in self.parts)
 
     def asarray(self) -> NDArray[np.uint8]:
@@ -137,7 +139,7 @@ class SealedModel:
 
     @property
     def occupied(self) -> dict[Hashable, int]:
-        """By device and inode: the whole of a pool stays in memory while a part of it is mapped."""
+        """The bytes in memory, by device and inode: the whole of a pool stays there while a part of it is mapped."""
         return {part.file[:2]: part.of for part in self.parts}
 
     def kind_at(self, address: int) -> str | None:
@@ -165,7 +167,7 @@ def _number(pointer: Any) -> int:
 
 
 def _reserved(nbytes: int) -> int:
-    """Addresses for so many bytes, which read as zeros. Raises InvalidModel."""
+    """Reserve addresses for so many bytes, which read as zeros. Raise InvalidModel."""
     if nbytes >= _MAX_BYTES:
         raise InvalidModel(f"a model of {nbytes} bytes: at most {_MAX_BYTES} can be mapped")
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
@@ -176,7 +178,7 @@ def _reserved(nbytes: int) -> int:
 
 
 def _checked(fd: int, handle: Handle | None, start: int) -> Part:
-    """Return a part, checked. Raises InvalidModel for memory that another process could change, or that has no such
+    """Return a part, checked. Raise InvalidModel for memory that another process could change, or that has no such
     part.
     """
     what = "the model's memory" if handle is None else f"the pool of kind {handle.kind!r:.40}"
@@ -209,10 +211,32 @@ def has_holes(fd: int, handle: Handle) -> bool:
         return True
 
 
+def is_made_whole(fd: int, used: Sequence[tuple[int, int]]) -> bool:
+    """Return True if a frozen pool has all its pages, which become this process's where it lacks some.
+
+    `used`: where the constants in it begin and end; they are read in any case. A pool of which half is missing then is
+    left as it is. So the answer stays the same, whichever of its constants a model uses.
+    """
+    nbytes = os.fstat(fd).st_size
+    everything = Handle("", 0, nbytes)
+    if has_holes(fd, everything):
+        for start, end in used:
+            _make_pages(fd, start // mmap.PAGESIZE * mmap.PAGESIZE, end)
+        if 2 * _BLOCK * os.fstat(fd).st_blocks >= nbytes:
+            _make_pages(fd, 0, nbytes)
+    return not has_holes(fd, everything)
+
+
+def _make_pages(fd: int, start: int, end: int) -> None:
+    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+    with suppress(OSError), mmap.mmap(fd, end - start, flags, mmap.PROT_READ, offset=start):
+        pass  # that they were mapped is enough
+
+
 def map_again(root: NDArray[np.uint8], skew: int, target: Any) -> None:
     """Map the shared pages of `root` a second time, for reading, at the addresses from `target` on.
 
-    `root` begins `skew` bytes behind the start of a page; `target` is where that page comes. Raises OSError when the
+    `root` begins `skew` bytes behind the start of a page; `target` is where that page comes. Raise OSError when the
     pages are private, or there is no room.
     """
     address = root.ctypes.data

@@ -43,7 +43,7 @@ _SMALLEST = 4096  # bytes of room
 
 
 def pack(value: Any) -> bytes:
-    """Return the bytes of a value. Raises ValueError for what is no such value, and for texts that are not Unicode."""
+    """Return the bytes of a value. Raise ValueError for what is no such value, and for texts that are not Unicode."""
     parts: list[bytes] = []
     _pack(value, parts)
     data = b"".join(parts)
@@ -51,7 +51,7 @@ def pack(value: Any) -> bytes:
 
 
 def most_bytes(value: Any) -> int:
-    """At least as many as `pack` makes of a value, without encoding a text."""
+    """Return at least as many bytes as `pack` makes of a value, without encoding a text."""
     match value:
         case dict():
             return 128 + sum(map(most_bytes, (*value, *value.values())))
@@ -67,14 +67,14 @@ def most_bytes(value: Any) -> int:
 
 
 def room_for(nbytes: int) -> int:
-    """Bytes that an argument gets for a value of so many: the next power of two, so that values of about the same size
-    make the same request.
+    """Return the bytes that an argument gets for a value of so many: the next power of two, so that values of about the
+    same size make the same request.
     """
     return max(_SMALLEST, 1 << (nbytes - 1).bit_length())
 
 
 def unpack(memory: NDArray[np.uint8]) -> Any:
-    """Return the value in that memory, which another process may write meanwhile. Raises ValueError for what is
+    """Return the value in that memory, which another process may write meanwhile. Raise ValueError for what is
     none.
     """
     nbytes = int.from_bytes(memory[:_SIZE].tobytes(), "little")
@@ -132,7 +132,7 @@ def _texts(texts: list[Any]) -> list[bytes]:
 
 
 def _column(values: list[Any]) -> NDArray[Any]:
-    """Return the keys of a map, or its values: str, int or float, all of one kind. Raises ValueError."""
+    """Return the keys of a map, or its values: str, int or float, all of one kind. Raise ValueError."""
     plain = [value.item() if isinstance(value, np.generic) else value for value in values]
     if all(isinstance(value, str) for value in plain):
         return np.array(plain, object)
@@ -153,7 +153,7 @@ class _ValueReader:
         self._data, self._at = data, 0
 
     def value(self, depth: int) -> Any:
-        """Return the next value. Raises ValueError."""
+        """Return the next value. Raise ValueError."""
         if depth > _DEEPEST:
             raise ValueError(f"has values in more than {_DEEPEST} others")
         kind, rank = np.frombuffer(self._take(8), "<u4").tolist()

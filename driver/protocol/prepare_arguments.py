@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from driver.options import Preference
 
 
+class SavedTerms(NamedTuple):
+    """How a model was prepared that is kept in cache files."""
+
+    preference: Preference = "fast_single_answer"
+    priority: int = MEDIUM
+
+
 class PrepareArguments(NamedTuple):
     """In the order in which they travel. The trace is not among the values: it comes as the last descriptor."""
 
@@ -22,6 +29,7 @@ class PrepareArguments(NamedTuple):
     deadline: int | None = None  #: CLOCK_MONOTONIC ns
     priority: int = MEDIUM
     trace: Trace | None = None  #: where the engine notes a crash
+    takes_saved: tuple[bool, bool] = (False, False)  #: whether preference and priority are those of the saved model
 
     @classmethod
     def from_wire(
@@ -31,13 +39,32 @@ class PrepareArguments(NamedTuple):
         preference: Any = "fast_single_answer",
         deadline: object = None,
         priority: object = MEDIUM,
+        *,
+        restores: bool = False,
     ) -> Self:
-        """Check the values of a call. Raises ValueError, Malformed, InvalidArgument. Counts and token are checked
-        against the cache files later.
+        """Check the values of a call. Raise ValueError, Malformed, InvalidArgument. Counts and token are checked
+        against the cache files later. `restores`: preference and priority may be None, those of the saved model.
         """
+        takes_saved = restores and preference is None, restores and priority is None
+        preference, priority = (
+            default if is_saved else given
+            for given, default, is_saved in zip(
+                (preference, priority), ("fast_single_answer", MEDIUM), takes_saved, strict=True
+            )
+        )
         check_preference(preference)
-        return cls(cache_counts or None, cache_token, preference, taken(deadline), priority=taken_priority(priority))
+        number = taken_priority(priority)
+        return cls(
+            cache_counts or None, cache_token, preference, taken(deadline), priority=number, takes_saved=takes_saved
+        )
 
     def to_wire(self) -> tuple[object, ...]:
         """Return the values that travel."""
-        return self[:-1]
+        counts, token, preference, deadline, priority, *_ = self
+        is_preference_saved, is_priority_saved = self.takes_saved
+        terms = None if is_preference_saved else preference, None if is_priority_saved else priority
+        return counts, token, terms[0], deadline, terms[1]
+
+
+WIRE_LENGTH = len(PrepareArguments().to_wire())
+"""The number of values that travel."""

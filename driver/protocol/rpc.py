@@ -14,8 +14,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 from burst import ErrorStatus, Malformed, PeerDied, ResourceExhaustedTransient, StatusError, Timeout
-from burst.channel import Message, close_all
-from burst.errors import status_error
+from burst.channel import Message, close_all, pack
+from burst.errors import DeviceEnd, status_error
 from burst.exhaustion import DescriptorsLost, exhausted
 from burst.messages import NO_CAUSE, Cause, Phase
 from driver.errors import InvalidModel
@@ -31,6 +31,8 @@ PROTOCOL = 5  # version of the calls between client and service; `hello` compare
 _MAX_TEXT = 1000
 _LOOK = 1.0  # seconds without an answer, after which the caller looks what holds it up
 _FIRST_CALL = 1.0  # seconds that a peer which is refused may take for it
+SPEAK_WITHIN = 30.0
+"""Seconds until the first call of a connection, which holds a place."""
 READ_WITHIN = 5.0
 """Seconds that a peer has for its earlier answers, before one with descriptors."""
 _PHASES = get_args(Phase)
@@ -44,21 +46,29 @@ class Reply(NamedTuple):
     fds: Sequence[int] = ()
 
 
-def shutdown_message(words: str) -> list[object]:
+def end_message(end: DeviceEnd) -> list[object]:
     """Return the message in which a service tells each client why it ends."""
-    return [-1, words[:_MAX_TEXT]]
+    return [-1, end.words[:_MAX_TEXT], int(end.status)]
 
 
-def shutdown_reason(channel: Channel, timeout: float) -> str:
-    """Why the service at the other end has ended, if it has said so; "": it has not."""
+def end_of(channel: Channel, timeout: float) -> DeviceEnd:
+    """Return the end of the service at the other end, as far as it has told of it."""
     with suppress(PeerDied, Timeout, Malformed):
-        while not channel.shutdown_reason:
+        while not channel.device_end.words:
             message = channel.receive(timeout)
             message.close()
-            match message.body:
-                case [-1, str(words)]:
-                    channel.note_end(words)
-    return channel.shutdown_reason
+            _note_end(channel, message.body)
+    return channel.device_end
+
+
+def _note_end(channel: Channel, body: list[Any]) -> bool:
+    """Note what the message tells of the device's end; return False if it tells of none."""
+    match body:
+        case [-1, str(words), *more]:
+            end = DeviceEnd(words, *more[:1])
+            channel.note_end(lambda: end)
+            return True
+    return False
 
 
 def call(
@@ -69,26 +79,29 @@ def call(
     timeout: float | None = None,
     look: Callable[[], object] | None = None,
 ) -> tuple[list[Any], list[int]]:
-    """Values and descriptors of the answer; the caller closes the latter. `look` is called again and again while there
-    is none, and may raise. Raises StatusError, PeerDied, Timeout.
+    """Return the values and descriptors of the answer; the caller closes the latter. `look` is called again and again
+    while there is none, and may raise. Raise StatusError, PeerDied, Timeout.
     """
     number, end = next(_numbers), None if timeout is None else time.monotonic() + timeout
+    gone: PeerDied | None = None
     try:
         channel.send([number, method, *arguments], fds)
-    except PeerDied:
-        if shutdown_reason(channel, 0.0):
-            raise channel.gone() from None
-        raise
+    except PeerDied as error:
+        gone, end = error, time.monotonic()  # it may have said why
     while True:
         try:
-            message = _received(channel, end, look)
+            message = _received(channel, end, None if gone else look)
         except DescriptorsLost as error:
             raise exhausted(error, "this process") or error from error
+        except (PeerDied, Timeout):
+            if gone:
+                raise gone from None
+            raise
         try:
-            match message.body:
-                case [-1, str(words)]:
-                    channel.note_end(words)
-                    raise channel.gone()
+            body = message.body
+            if _note_end(channel, body):
+                raise channel.gone()
+            match body:
                 case [int(earlier), *_] if earlier < number:
                     continue
                 case [_, 0, *values]:
@@ -98,11 +111,12 @@ def call(
                 case _:
                     raise Malformed(f"the answer to {method!r} is malformed")
         finally:
-            message.close()
+            if message.fds:
+                message.close()
 
 
 def _received(channel: Channel, end: float | None, look: Callable[[], object] | None) -> Message:
-    """Return the next message. Raises what `Channel.receive` does, and what `look` does."""
+    """Return the next message. Raise what `Channel.receive` does, and what `look` does."""
     while True:
         left = None if end is None else max(0.0, end - time.monotonic())
         if look is None:
@@ -120,9 +134,9 @@ def serve(
     handlers: Mapping[str, Callable[..., Reply]],
     take: Callable[..., AbstractContextManager[object]] = lambda _, **__: nullcontext(),
 ) -> None:
-    """Answers calls until the peer is gone. A handler gets the message, for its descriptors, then the arguments.
+    """Answer calls until the peer is gone. A handler gets the message, for its descriptors, then the arguments.
 
-    `take(remedy, descriptors=…)` counts the descriptors of a call until it is answered. Raises StatusError.
+    `take(remedy, descriptors=…)` counts the descriptors of a call until it is answered. Raise StatusError.
     """
     while True:
         lost: DescriptorsLost | None = None
@@ -142,17 +156,19 @@ def serve(
         except Exception as error:  # noqa: BLE001 (one bad call must not end a process that serves many)
             reply, status = failure(error)
         finally:
-            message.close()
+            if message.fds:
+                message.close()
         try:
             _answer(channel, number, status, reply)
         except (PeerDied, Malformed):  # gone, or its number is longer than a message
             return
         finally:
-            close_all(list(reply.fds))
+            if reply.fds:
+                close_all(list(reply.fds))
 
 
 def _answer(channel: Channel, number: object, status: ErrorStatus, reply: Reply) -> None:
-    """Send an answer. Raises PeerDied.
+    """Send an answer. Raise PeerDied.
 
     Also for a peer that lets answers with descriptors lie: until it has received those, they count for this account,
     and at some number no process of the account can send any.
@@ -166,15 +182,25 @@ def _answer(channel: Channel, number: object, status: ErrorStatus, reply: Reply)
         channel.send([number, int(status), *refused.values])
 
 
-def refuse(channel: Channel, error: Exception, patience: float = _FIRST_CALL) -> None:
-    """Answers the first call of a connection that cannot be served with an error, and closes the connection.
+def refuse(channel: Channel, error: Exception) -> None:
+    """Answer the first call of a connection that cannot be served with an error, and close the connection.
 
     It must read the call first: closing a socket with unread data also drops data on its way to the client.
     """
     with channel, suppress(PeerDied, Timeout, Malformed, OSError):
-        channel.receive(patience).close()
+        channel.receive(_FIRST_CALL).close()
         reply, status = failure(error)
         channel.send([None, int(status), *reply.values])
+
+
+def refuse_unheard(channel: Channel, error: Exception) -> None:
+    """Send the error as the answer to a connection's first call, which is not read and may not have come yet.
+
+    The caller closes the connection.
+    """
+    reply, status = failure(error)
+    with suppress(PeerDied, Malformed):
+        channel.send_at_once(pack([None, int(status), *reply.values]))
 
 
 def failure(error: Exception) -> tuple[Reply, ErrorStatus]:
@@ -222,7 +248,7 @@ def _handle(request: list[Any], message: Message, handlers: Mapping[str, Callabl
 
 
 def take_fd(message: Message) -> int:
-    """Take the only descriptor of a message; the caller closes it. Raises Malformed."""
+    """Take the only descriptor of a message; the caller closes it. Raise Malformed."""
     if len(message.fds) != 1:
         raise Malformed(f"{len(message.fds)} descriptors came; the call takes one")
     return message.fds.pop()

@@ -24,7 +24,7 @@ _MOST_WORDS = 80
 def checked(driver: str, stated: Any, extension_types: Sequence[str] = ()) -> Capabilities:
     """Return a driver's statements, as records of ours.
 
-    Raises GeneralFailure that names the driver, the figure and its value.
+    Raise GeneralFailure that names the driver, the figure and its value.
     """
     if not isinstance(stated, Capabilities):
         raise _wrong(driver, "capabilities", stated, _NO_CAPABILITIES)
@@ -75,7 +75,7 @@ def _wrong(driver: str, what: str, found: object, remedy: str) -> GeneralFailure
 
 
 def stated_by(device: Device) -> Capabilities | None:
-    """Return the statements of a device's driver; None: it makes none. Raises GeneralFailure."""
+    """Return the statements of a device's driver; None: it makes none. Raise GeneralFailure."""
     try:
         stated = device.capabilities
     except Exception as error:
@@ -97,7 +97,7 @@ def to_wire(stated: Capabilities | None) -> list[object]:
 
 
 def from_wire(driver: str, values: Sequence[Any]) -> Capabilities | None:
-    """Return the statements in the values of `to_wire`. Raises GeneralFailure for what makes no sense."""
+    """Return the statements in the values of `to_wire`. Raise GeneralFailure for what makes no sense."""
     if not values:
         return None
     try:
@@ -111,5 +111,5 @@ def from_wire(driver: str, values: Sequence[Any]) -> Capabilities | None:
 
 
 def all_figures(capabilities: Capabilities) -> list[Performance]:
-    """Those that there are."""
+    """Yield the figures that there are."""
     return [f for f in chain(capabilities.operands.values(), (getattr(capabilities, n) for n in FIGURES)) if f]

@@ -80,7 +80,7 @@ class Recording(Closing):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Read everything but the data. Raises BadRecording."""
+        """Read everything but the data. Raise BadRecording."""
         self.path, self.trouble = os.fspath(path), ""
         self.models: dict[int, Recorded] = {}
         self.streams: dict[int, Stream] = {}
@@ -112,7 +112,7 @@ class Recording(Closing):
             self.trouble = f"{error} at byte {at}; the part before it is used"
 
     def _take(self, frame: FileFrame, at: int) -> None:
-        """Take a frame. Raises Damaged for what this version does not understand, BadRecording for another
+        """Take a frame. Raise Damaged for what this version does not understand, BadRecording for another
         version's.
         """
         match frame.words:
@@ -162,7 +162,7 @@ class Recording(Closing):
         return found
 
     def run(self, number: int) -> Run:
-        """Read one request with its data. Raises BadRecording."""
+        """Read one request with its data. Raise BadRecording."""
         try:
             frame = read(self._fd, self._ats[int(self._order[number])], self.nbytes)
             return _run(frame.words, bulk_of(self._fd, frame))
@@ -170,7 +170,7 @@ class Recording(Closing):
             raise BadRecording(f"{self.path}: request {number}: {error}") from error
 
     def model(self, number: int) -> Model:
-        """Decode and validate a model. Raises BadRecording."""
+        """Decode and validate a model. Raise BadRecording."""
         recorded = self.models[number]
         try:
             memory = ModelMemory(np.frombuffer(bulk_of(self._fd, recorded.frame), np.uint8))
@@ -226,7 +226,7 @@ def _parts(described: Iterable[object], bulk: memoryview) -> list[Part | None]:
 
 
 def as_value(part: Part, operand: Operand) -> Any:
-    """Return the bytes as an array of the operand's type, or as the value that they hold. Raises BadRecording."""
+    """Return the bytes as an array of the operand's type, or as the value that they hold. Raise BadRecording."""
     dimensions, raw = part
     try:
         if operand.type == PACKED:

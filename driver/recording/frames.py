@@ -48,7 +48,7 @@ class FileFrame(NamedTuple):
 
 
 def packed(words: list[Any]) -> bytes:
-    """Packs the array. Raises ValueError if it is too long."""
+    """Pack the array. Raise ValueError if it is too long."""
     raw: bytes = msgpack.packb(words)
     if len(raw) > MOST_WORDS:
         raise ValueError(f"{len(raw)} bytes that describe a request; at most {MOST_WORDS} are recorded")
@@ -66,7 +66,7 @@ def head(raw: bytes, bulk: Iterable[Any]) -> bytes:
 
 
 def read(fd: int, at: int, end: int) -> FileFrame:
-    """Return the frame at that offset, of a file that ends at `end`. Raises Damaged."""
+    """Return the frame at that offset, of a file that ends at `end`. Raise Damaged."""
     if at + _HEAD_BYTES > end:
         raise Damaged("it was cut off")
     found = exactly(fd, _HEAD_BYTES, at)
@@ -89,7 +89,7 @@ def read(fd: int, at: int, end: int) -> FileFrame:
 
 
 def bulk_of(fd: int, frame: FileFrame) -> bytes:
-    """Read the bulk of a frame. Raises Damaged."""
+    """Read the bulk of a frame. Raise Damaged."""
     found = exactly(fd, frame.nbytes, frame.offset)
     if blake3(found).digest(length=8) != frame.digest:
         raise Damaged("the data of a frame was changed")
@@ -97,7 +97,7 @@ def bulk_of(fd: int, frame: FileFrame) -> bytes:
 
 
 def exactly(fd: int, nbytes: int, at: int) -> bytes:
-    """Read so many bytes. Raises Damaged if there are fewer."""
+    """Read so many bytes. Raise Damaged if there are fewer."""
     parts, missing = [], nbytes
     while missing:
         part = os.pread(fd, min(missing, 2**30), at)

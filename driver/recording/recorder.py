@@ -20,9 +20,8 @@ import numpy as np
 from burst import Busy, Controller, DeviceBuffer, ErrorStatus, HardwareBuffer
 from burst.controller import NotSent, Packet
 from burst.memory import VendorMemory
-from driver.client.device import RemoteDevice
-from driver.client.prepared_model import RemotePreparedModel
-from driver.client.workspace import nbytes
+from driver.client.executor import PLAIN, BurstParts, Forwarding, in_front
+from driver.client.layout import nbytes
 from driver.errors import DriverError
 from driver.recording.tape import UNANSWERED, Tape
 
@@ -30,11 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from burst import OutputShape, Request, RequestArgument, Result
+    from burst.controller import Configure
     from burst.wire import ResultPacket
     from driver.client.completion import Completion
+    from driver.client.executor import Executor
     from driver.client.fenced import FencedExecution
     from driver.client.job import Job
-    from driver.client.prepared_model import Home
+    from driver.client.remote_executor import RemoteExecutor
+    from driver.client.surface import AnyBurst
     from driver.nn import Model, Operand
     from driver.options import Options
 
@@ -47,17 +49,15 @@ _lock = threading.Lock()
 _tapes: dict[str, Tape | None] = {}  # "explicit", and "environment"
 
 
-def prepared_model(*arguments: Any) -> RemotePreparedModel:
-    """Make a RemotePreparedModel(…), whose requests are recorded if recording is on. Raises DriverError."""
+def recorded(behind: Executor) -> Executor:
+    """Return what records the model's requests if recording is on, or the executor itself. Raise DriverError."""
     tape = _tape()
-    if tape is None:
-        return RemotePreparedModel(*arguments)
-    return TapedPreparedModel(tape, *arguments)
+    return behind if tape is None or behind.remote is None else RecordingExecutor(behind, behind.remote, tape)
 
 
 @contextmanager
 def record(path: str | os.PathLike[str], most_bytes: int = MOST_MB * _MB) -> Iterator[Tape]:
-    """Record into a new file all requests of models that this process prepares in the block. Raises DriverError."""
+    """Record into a new file all requests of models that this process prepares in the block. Raise DriverError."""
     tape = Tape(Path(path), most_bytes)
     with _lock:
         before, _tapes["explicit"] = _tapes.get("explicit"), tape
@@ -97,7 +97,7 @@ def _of_environment(path: Path) -> Tape:
         raise DriverError(f"{VARIABLE}: {error}") from error
 
 
-RemoteDevice.new_prepared_model = staticmethod(prepared_model)
+in_front.append(recorded)
 os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
 
 
@@ -112,8 +112,8 @@ _NO_DEADLINE = 2**64 - 1
 class Taker(Protocol):
     """Receives the requests: a `driver.recording.tape.Tape`."""
 
-    def stream(self, prepared: RemotePreparedModel, path: str, depth: int, spin: object) -> int:
-        """Begins a stream; returns its number."""
+    def stream(self, prepared: RemoteExecutor, path: str, depth: int, spin: object) -> int:
+        """Begin a stream; return its number."""
 
     def run(self, words: list[Any], bulk: Sequence[bytes]) -> None:
         """Record a finished request."""
@@ -146,7 +146,7 @@ class Arguments:
             self.is_whole = False
 
     def outputs(self, shapes: Sequence[OutputShape]) -> list[CopiedTensor | None]:
-        """None for what stays on the device, or in memory that this process does not map."""
+        """Return the outputs; None for what stays on the device, or in memory that this process does not map."""
         if self._shapes is not shapes:
             self._outputs = [
                 None
@@ -158,7 +158,7 @@ class Arguments:
         return self._outputs
 
     def _part(self, a: RequestArgument, operand: Operand, dimensions: tuple[int, ...] = ()) -> CopiedTensor:
-        """Return the tensor that an argument names. Raises one of _UNUSUAL."""
+        """Return the tensor that an argument names. Raise one of _UNUSUAL."""
         shape = tuple(dimensions or a.dimensions or operand.dimensions)
         pool = self._request.pools[a.pool]
         if isinstance(pool, HardwareBuffer):
@@ -201,20 +201,26 @@ def _copied(parts: Sequence[CopiedTensor | None]) -> tuple[list[bytes], list[tup
     return [copy for copy in copies if copy is not None], described
 
 
-class TapedPreparedModel(RemotePreparedModel):
-    """A prepared model that writes its requests to the tape."""
+class _ThreadStream(threading.local):
+    """The number of the calling thread's stream; None before its first request."""
 
-    def __init__(self, tape: Taker, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._tape, self._streams = tape, threading.local()
+    number: int | None = None
+
+
+class RecordingExecutor(Forwarding):
+    """An executor that writes the requests of the one behind it to the tape. `remote`: the one on the device."""
+
+    def __init__(self, behind: Executor, remote: RemoteExecutor, tape: Taker) -> None:
+        super().__init__(behind)
+        self._tape, self._thread_stream, self._remote = tape, _ThreadStream(), remote
         self._known: tuple[Request, Arguments] | None = None
         self._idle_streams: list[int] = []  # of asynchronous requests
 
     def perform(self, job: Job) -> Result:
-        """Forward to the base class and record the request."""
+        """Execute and record it."""
         note = self._note(job, self._stream)
         try:
-            result = super().perform(job)
+            result = self._behind.perform(job)
         except Exception:
             if note:
                 note.end(UNANSWERED)
@@ -224,12 +230,10 @@ class TapedPreparedModel(RemotePreparedModel):
         return result
 
     def start(self, job: Job) -> Completion:
-        """Forward to the base class and record the request. Requests that are in flight at once are in streams of their
-        own.
-        """
-        stream = self._idle_streams.pop() if self._idle_streams else self._tape.stream(self, "plain", 1, None)
+        """Execute and record it. Requests that are in flight at once are in streams of their own."""
+        stream = self._idle_streams.pop() if self._idle_streams else self._new_stream()
         note = self._note(job, lambda: stream)
-        completion = super().start(job)
+        completion = self._behind.start(job)
 
         def end(future: Completion) -> None:
             has_failed = future.cancelled() or future.exception() is not None
@@ -241,7 +245,7 @@ class TapedPreparedModel(RemotePreparedModel):
         return completion
 
     def _note(self, job: Job, stream: Callable[[], int]) -> Note | None:
-        """None for a request on memory that is not here."""
+        """Return its note; None for a request on memory that is not here."""
         known = self._known
         if known is None or known[0] is not job.request:
             known = self._known = job.request, Arguments(self.model, job.request)
@@ -250,22 +254,28 @@ class TapedPreparedModel(RemotePreparedModel):
             return None
         return Note(self._tape, stream(), known[1], job.wait.end)
 
+    def _new_stream(self) -> int:
+        return self._tape.stream(self._remote, "plain", 1, None)
+
     def _stream(self) -> int:
         """Return the stream of this thread, whose requests follow one another."""
-        if not hasattr(self._streams, "number"):
-            self._streams.number = self._tape.stream(self, "plain", 1, None)
-        return int(self._streams.number)
+        mine = self._thread_stream
+        if mine.number is None:
+            mine.number = self._new_stream()
+        return mine.number
 
     def launch(self, job: Job) -> FencedExecution:
-        """Forward to the base class. Not recorded: the inputs are unknown until the fences are signalled."""
+        """Launch it. Not recorded: the inputs are unknown until the fences are signalled."""
         self._tape.leave_out(_FENCED)
-        return super().launch(job)
+        return self._behind.launch(job)
 
-    def new_controller(self, options: Options, home: Home) -> Controller:
-        """Return a controller that writes its requests to the tape."""
-        number = self._tape.stream(self, "burst", options.depth, options.spin)
-        configure = self.configure_burst(options.spin, home)
-        return TapedController(self._tape, number, self.model, configure, options.memory, options.spin)
+    def open_burst(self, options: Options, parts: BurstParts = PLAIN) -> AnyBurst:
+        """Return a burst whose queues write what goes through them to the tape."""
+        return self._behind.open_burst(options, parts._replace(open_controller=self._open_controller))
+
+    def _open_controller(self, configure: Configure, options: Options) -> Controller:
+        number = self._tape.stream(self._remote, "burst", options.depth, options.spin)
+        return TapedController(self._tape, number, self.model, configure, options=options)
 
 
 class TapedPacket(Packet):
@@ -276,20 +286,16 @@ class TapedPacket(Packet):
     def __init__(self, packet: Packet, arguments: Arguments, call: Callable[[TapedPacket, Packet], int]) -> None:
         self.data, self.nbytes, self.measure = packet.data, packet.nbytes, packet.measure
         self.arguments, self.call = arguments, partial(call, self, packet)
-
-    @property
-    def address(self) -> int:
-        """0: each run is written to the tape."""
-        return 0
+        self.address = 0  # each run is written to the tape
 
 
 class TapedController(Controller):
     """A burst's client side that records each request, from sending it until its result comes."""
 
-    def __init__(self, tape: Taker, stream: int, model: Model, *arguments: Any) -> None:
+    def __init__(self, tape: Taker, stream: int, model: Model, configure: Configure, options: Options) -> None:
         self._tape, self._stream, self._model = tape, stream, model
         self._notes: dict[int, Note] = {}
-        super().__init__(*arguments)
+        super().__init__(configure, options.memory, options.spin)
 
     def encode(self, request: Request, *, measure: bool = False) -> Packet:
         """Forward to the base class; the packet notes when it is sent."""
@@ -303,10 +309,12 @@ class TapedController(Controller):
             self._end(self.last)
         return code
 
-    def send(self, packet: Packet, timeout: float | None = None, deadline: int | None = None) -> ResultPacket:
+    def send(
+        self, packet: Packet, timeout: float | None = None, deadline: int | None = None, last: int | None = None
+    ) -> ResultPacket:
         """Forward to the base class and record the request."""
         self._begin(packet, deadline)
-        return super().send(packet, timeout, deadline)
+        return super().send(packet, timeout, deadline, last)
 
     def start(self, packet: Packet, deadline: int | None = None) -> None:
         """Forward to the base class and record the request."""

@@ -15,13 +15,13 @@ import numpy as np
 
 from burst import ErrorStatus, StatusError, Timeout
 from driver.client.device import connect
-from driver.client.job import Job
+from driver.client.job import Job, perform_with_room
+from driver.client.surface import AnyPreparedModel
 from driver.client.workspace import InputSet, OutputSet, Workspace
 from driver.devices import names
-from driver.options import PrepareOptions
 from driver.protocol.packed_values import pack
 from driver.recording.file import BadRecording, as_value
-from driver.recording.recorder import TapedPreparedModel
+from driver.recording.recorder import RecordingExecutor
 from driver.recording.tape import UNANSWERED
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from burst import Result
     from driver.client.completion import Completion
     from driver.client.device import RemoteDevice
+    from driver.client.layout import Shapes
     from driver.client.prepared_model import RemotePreparedModel
-    from driver.client.workspace import Shapes
     from driver.nn import Operand
     from driver.recording.file import Recording, Run, Stream
 
@@ -56,12 +56,12 @@ class ReplayReport:
 
     @property
     def failed(self) -> int:
-        """How many more requests failed than in the recording."""
+        """The number of requests that failed beyond those of the recording."""
         then, now = (sum(n for name, n in self.statuses[when].items() if name != "NONE") for when in self.statuses)
         return max(0, now - then)
 
     def percentiles(self) -> dict[str, dict[str, float] | None]:
-        """Percentiles of the recorded and the replayed times."""
+        """Return the percentiles of the recorded and the replayed times."""
         return {name: _percentiles(times) for name, times in (("recorded", self.recorded), ("now", self.now))}
 
 
@@ -88,7 +88,7 @@ def replay(
         tolerance: compares outputs: relative for floats (absolute below 1), absolute for integers; None: no comparison.
         tell: called after each request.
 
-    Raises BadRecording, and what `driver.connect` and `device.prepare` raise.
+    Raise BadRecording, and what `driver.connect` and `device.prepare` raise.
     """
     lanes = _lanes(recording)
     if len(lanes) > MOST_STREAMS:
@@ -101,7 +101,7 @@ def replay(
 
 
 def _lanes(recording: Recording) -> list[tuple[Stream, list[int]]]:
-    """Streams and the numbers of their requests. Joins equal streams that followed one another."""
+    """Return the streams and the numbers of their requests. Joins equal streams that followed one another."""
     lanes: list[tuple[Stream, list[int]]] = []
     for number, numbers in recording.numbers().items():
         stream = recording.streams[number]
@@ -142,7 +142,7 @@ class _Play:
         self._began = 0
 
     def run(self, players: list[_Player]) -> None:
-        """Run all players in parallel. Raises the first error."""
+        """Run all players in parallel. Raise the first error."""
         self._began = time.monotonic_ns()
         threads = [threading.Thread(target=self._run_one, args=(player,), daemon=True) for player in players]
         for thread in threads:
@@ -164,7 +164,7 @@ class _Play:
             self.is_over = True
 
     def left(self, run: Run) -> float:
-        """Seconds until a request's time."""
+        """Return the seconds until a request's time."""
         if self.pace == "max":
             return 0.0
         return (run.begin - self.recording.begin + self._began - time.monotonic_ns()) / 1e9
@@ -218,10 +218,10 @@ class _Player:
     ) -> None:
         """`numbers`: of its requests."""
         self._play, self._stream, self._numbers, self._stack = play, stream, numbers, stack
-        self._took, model, home = _TimesOnly(), prepared.model, prepared.home
-        options = PrepareOptions(prepared.preference, prepared.priority)
-        self._prepared = TapedPreparedModel(self._took, prepared.device, model, home.number, options)
-        self._prepared.home = home
+        self._took, model = _TimesOnly(), prepared.model
+        self._prepared = AnyPreparedModel(
+            RecordingExecutor(prepared.remote, prepared.remote, self._took), prepared.preference
+        )
         sides = model.main.inputs, model.main.outputs
         self._inputs, self._outputs = ([model.main.operands[i] for i in side] for side in sides)
         self._seats: dict[Shapes, Any] = {}
@@ -315,17 +315,15 @@ class _Player:
 class _Plain:
     """The plain path, with inputs and a `run` as a burst has them."""
 
-    def __init__(self, prepared: RemotePreparedModel, shapes: Shapes) -> None:
+    def __init__(self, prepared: AnyPreparedModel, shapes: Shapes) -> None:
         self._prepared = prepared
         self._workspace = Workspace(InputSet(prepared.model, shapes), OutputSet(prepared.model))
         self.inputs = self._workspace.inputs.arrays
 
     def run(self, timeout: float | None) -> Result:
-        """Send the request and wait for its result. Raises StatusError, PeerDied, Timeout."""
+        """Send the request and wait for its result. Raise StatusError, PeerDied, Timeout."""
         job = Job.of(self._workspace.request, timeout=timeout)
-        result = self._prepared.perform(job)
-        if self._workspace.grow_for(result):
-            result = self._prepared.perform(job._replace(request=self._workspace.request))
+        result = perform_with_room(self._prepared.executor.perform, job, self._workspace.grown_for)
         result.raise_for_status()
         return result
 

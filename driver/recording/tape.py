@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from driver.client.prepared_model import RemotePreparedModel
+    from driver.client.remote_executor import RemoteExecutor
 
 _log = logging.getLogger(__name__)
 MOST_WAITING = 256 * 2**20
@@ -39,7 +39,7 @@ class Tape:
     """One file. Any thread may add to it."""
 
     def __init__(self, path: Path, most_bytes: int, most_waiting: int = MOST_WAITING) -> None:
-        """Create a file that only its owner may read, because it may hold camera images. Raises DriverError."""
+        """Create a file that only its owner may read, because it may hold camera images. Raise DriverError."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self._fd = os.open(path, flags, 0o600)
@@ -53,14 +53,14 @@ class Tape:
         self._frames: deque[tuple[bytes, Sequence[bytes]]] = deque()
         self._waiting = self._written = self._streams = 0
         self._lock, self._wake, self._is_closed = threading.Lock(), threading.Event(), False
-        self._models: dict[int, tuple[int, RemotePreparedModel]] = {}
+        self._models: dict[int, tuple[int, RemoteExecutor]] = {}
         self._describing = threading.Lock()
         self._write([MAGIC])
         self._put(["begin", VERSION, time.time(), time.monotonic_ns(), self.pid, " ".join(sys.argv)[:1000]])
         self._thread = threading.Thread(target=self._run, name="burst-recording", daemon=True)
         self._thread.start()
 
-    def stream(self, prepared: RemotePreparedModel, path: str, depth: int, spin: object) -> int:
+    def stream(self, prepared: RemoteExecutor, path: str, depth: int, spin: object) -> int:
         """Return the number of a new sequence of requests: those of a burst, or of a thread on the plain path."""
         with self._describing:
             model = self._model(prepared)
@@ -68,8 +68,8 @@ class Tape:
             self._put(["stream", self._streams, model, path, depth, spin])
             return self._streams
 
-    def _model(self, prepared: RemotePreparedModel) -> int:
-        """Its number. It is written as it goes to the device."""
+    def _model(self, prepared: RemoteExecutor) -> int:
+        """Return its number. It is written as it goes to the device."""
         known = self._models.get(id(prepared))
         if known:
             return known[0]
@@ -78,12 +78,13 @@ class Tape:
         model = encode(prepared.model, most_handles=0)
         with open(model.fd, "rb", closefd=False) as file:
             file.seek(0)
-            words = ["model", number, prepared.device.address, prepared.preference, prepared.priority, model.where]
+            options = prepared.options
+            words = ["model", number, prepared.device.address, options.preference, options.priority, model.where]
             self._put(words, [file.read()])
         return number
 
     def run(self, words: list[Any], bulk: Sequence[bytes]) -> None:
-        """One request that is over: what `driver.recording.recorder` says of it, and its inputs and outputs."""
+        """Write one request that is over: what `driver.recording.recorder` says of it, and its inputs and outputs."""
         try:
             raw = packed(["run", *words])
         except (ValueError, TypeError, OverflowError):
@@ -122,7 +123,7 @@ class Tape:
         os.close(self._fd)
 
     def _put(self, words: list[Any], bulk: Sequence[bytes] = ()) -> None:
-        """Without which nothing that follows could be read: it is always taken."""
+        """Write what is always taken: without it, nothing that follows could be read."""
         raw = packed(words)
         with self._lock:
             self._waiting += len(raw) + sum(map(len, bulk)) + _OVERHEAD

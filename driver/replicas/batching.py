@@ -21,7 +21,7 @@ def joinable(model: Model, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], in
     """Return the arrays as the model takes them, their rows, and a key that is equal for requests that can run
     together.
 
-    Raises ValueError naming the input.
+    Raise ValueError naming the input.
     """
     fitted = fitted_inputs(model, arrays)
     for tensor, value in zip(model.inputs, fitted, strict=True):
@@ -38,7 +38,7 @@ def joinable(model: Model, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], in
 
 
 def joined(requests: Sequence[WaitingRequest]) -> tuple[Any, ...]:
-    """Their inputs, one after the other."""
+    """Return their inputs, one after the other."""
     if len(requests) == 1:
         return requests[0].arrays
     return tuple(
@@ -48,7 +48,7 @@ def joined(requests: Sequence[WaitingRequest]) -> tuple[Any, ...]:
 
 
 def apart(outputs: tuple[Any, ...], requests: Sequence[WaitingRequest]) -> list[tuple[Any, ...]]:
-    """Return the outputs of each request: copies, with the same names. Raises GeneralFailure."""
+    """Return the outputs of each request: copies, with the same names. Raise GeneralFailure."""
     total = sum(request.rows for request in requests)
     for n, output in enumerate(outputs):
         if len(requests) > 1 and _rows(output) != total:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from burst import Result
+    from driver.client.layout import Shapes
     from driver.client.surface import AnyBurst, AnyPreparedModel
-    from driver.client.workspace import Shapes
     from driver.nn import Model
     from driver.replicas.options import ServeOptions
 
@@ -41,11 +41,11 @@ class Replica:
         self.in_flight = self.executions = 0
 
     def enter(self) -> ReplicaPlace:
-        """For one more execution."""
+        """Enter for one more execution."""
         return ReplicaPlace(self)
 
     def load(self) -> tuple[bool, int]:
-        """For comparison. A device may still execute what no caller waits for any more."""
+        """Return its load, for comparison. A device may still execute what no caller waits for any more."""
         return not self.burst.source.has_room, self.in_flight
 
     def report(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class ModelServer(ProcessBound):
         `timeout`: seconds from now; `deadline`: a time.monotonic(). The device is told the earlier one. With `batch`,
         the first dimension of each input is the rows of this request, and the outputs have as many.
 
-        Raises QueueFull at once when as many requests wait as may; Timeout or MissedDeadline* when it is not done in
+        Raise QueueFull at once when as many requests wait as may; Timeout or MissedDeadline* when it is not done in
         time; ValueError for inputs that do not fit; DeviceUnavailable when the server drains or is closed; StatusError,
         and PeerDied when the device is gone for good.
         """
@@ -190,7 +190,7 @@ class ModelServer(ProcessBound):
         return any(replica.in_flight < self.options.depth for replica in self._replicas)
 
     def _free_replicas(self) -> Iterator[Replica]:
-        """Those that take one more, the one with the fewest first."""
+        """Return those that take one more, the one with the fewest first."""
         while self._replicas:
             replica = min(self._replicas, key=Replica.load)
             if replica.in_flight >= self.options.depth:
@@ -222,14 +222,14 @@ class ModelServer(ProcessBound):
             self._dispatch()
 
     async def _execute_alone(self, place: ReplicaPlace, request: WaitingRequest) -> tuple[Any, ...]:
-        """In the request's own task, which may be cancelled."""
+        """Execute it in the request's own task, which may be cancelled."""
         try:
             return (await self._outputs(place, [request]))[0]
         except MissedDeadlineTransient as error:
             raise request.times.error(error) from None
 
     async def _execute_together(self, place: ReplicaPlace, requests: list[WaitingRequest]) -> None:
-        """In a task of its own: each of the callers may give up, and the others wait on."""
+        """Execute them in a task of its own: each of the callers may give up, and the others wait on."""
         try:
             outputs = await self._outputs(place, requests)
         except Exception as error:  # noqa: BLE001 (it is what the callers get)
@@ -244,7 +244,9 @@ class ModelServer(ProcessBound):
                 request.done.set_result(its)
 
     async def _execute_one_by_one(self, replica: Replica, requests: list[WaitingRequest]) -> None:
-        """After a batch failed: one of its requests may be the cause, which must not fail the others."""
+        """Execute them one by one after a batch failed: one of its requests may be the cause, which must not fail the
+        others.
+        """
         for request in requests:
             if request.done.done():
                 continue
@@ -272,7 +274,7 @@ class ModelServer(ProcessBound):
     # ---- the server
 
     async def open(self) -> None:
-        """Open the replicas, and warm them up. Raises what `CompiledModel.burst` does."""
+        """Open the replicas, and warm them up. Raise what `CompiledModel.burst` does."""
         self._loop = asyncio.get_running_loop()
         opening = asyncio.ensure_future(asyncio.to_thread(self._open_bursts))
         try:

@@ -54,7 +54,7 @@ class WaitingRequest:
 
     @property
     def end(self) -> int:
-        """When it has to be done, CLOCK_MONOTONIC ns."""
+        """The time when it has to be done, CLOCK_MONOTONIC ns."""
         return FOREVER if self.times.end is None else self.times.end
 
     def miss(self, phase: Phase) -> None:

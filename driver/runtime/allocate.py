@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from burst import InvalidArgument, PeerDied, StatusError
 from driver.client.device_buffers import BufferDesc, BufferRole
-from driver.client.prepared_model import RemotePreparedModel
 from driver.engine.device_memory import describe
 from driver.runtime.shared_buffers import SharedBuffer
 
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from driver.client.device_buffers import Buffer
+    from driver.client.executor import Executor
     from driver.nn import Model
-    from driver.runtime.local import LocalPrepared
 
 _log = logging.getLogger("driver.runtime")
 
@@ -24,7 +23,7 @@ _log = logging.getLogger("driver.runtime")
 class StepRole(NamedTuple):
     """An input or output of what is prepared for one step of a model."""
 
-    prepared: RemotePreparedModel | LocalPrepared
+    prepared: Executor
     is_input: bool
     io_index: int
 
@@ -38,7 +37,7 @@ class Allocatable(Protocol):
     def number(self) -> int: ...
 
     def step_roles(self, io_index: int, *, is_input: bool) -> list[StepRole]:
-        """Return which steps read and write that input or output. Raises ValueError when the model is closed."""
+        """Return which steps read and write that input or output. Raise ValueError when the model is closed."""
 
 
 def allocate(
@@ -53,7 +52,7 @@ def allocate(
     which all devices and the CPU read and write in place. `buffer.is_on_device` says which. Models that are compiled
     for the same connected device (`devices=[device, "cpu"]`) share a buffer there; those that connect by name do not.
 
-    Raises InvalidArgument for roles that are given twice, do not exist or contradict each other;
+    Raise InvalidArgument for roles that are given twice, do not exist or contradict each other;
     ResourceExhaustedPersistent when there is no memory; ValueError for a model that is closed.
     """
     dimensions = tuple(desc.dimensions)
@@ -73,8 +72,8 @@ def allocate(
 def _on_device(dimensions: tuple[int, ...], frequencies: dict[StepRole, float]) -> Buffer | None:
     """Return a buffer on the device behind the roles; None: there is none, or several, or it does not allocate."""
     found = list(dict.fromkeys(role.prepared for role in frequencies))
-    remote = [prepared for prepared in found if isinstance(prepared, RemotePreparedModel)]
-    if not found or len(remote) < len(found) or len({prepared.device for prepared in found}) > 1:
+    remote = [prepared.remote for prepared in found if prepared.remote]
+    if not found or len(remote) < len(found) or len({one.device for one in remote}) > 1:
         return None
     sides: tuple[list[BufferRole], list[BufferRole]] = [], []
     for (prepared, is_input, io_index), frequency in frequencies.items():

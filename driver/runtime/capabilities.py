@@ -16,7 +16,6 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from statistics import quantiles
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
@@ -196,14 +195,14 @@ def has_power(capabilities: Capabilities) -> bool:
 def of(device: RemoteDevice) -> Capabilities:
     """Return what the driver states; else figures that are stored, or measured now and stored.
 
-    Raises StatusError, also for a statement that makes no sense; PeerDied, DeviceFailed.
+    Raise StatusError, also for a statement that makes no sense; PeerDied, DeviceFailed.
     """
     before, stated = stored(device.address, device.version), device.stated_capabilities()
     return before if before and before.source == "measured" and not stated else _kept(device, stated)
 
 
 def taken(device: RemoteDevice) -> Capabilities:
-    """Return what the driver states, else figures measured now; and store them. Raises what `of` does."""
+    """Return what the driver states, else figures measured now; and store them. Raise what `of` does."""
     return _kept(device, device.stated_capabilities())
 
 
@@ -214,7 +213,7 @@ def _kept(device: RemoteDevice, stated: Capabilities | None) -> Capabilities:
 
 
 def measured(device: RemoteDevice) -> Capabilities:
-    """Measure each workload that the device supports; about a second. Raises PeerDied."""
+    """Measure each workload that the device supports; about a second. Raise PeerDied."""
     figures: dict[str, Performance] = {}
     end = time.monotonic() + _BUDGET
     for left, workload in zip(range(len(WORKLOADS), 0, -1), WORKLOADS, strict=True):
@@ -266,6 +265,8 @@ class _Meter:
         power = None
         if all(sums) and all(counts):
             power = (sums[1] / counts[1]) / (sums[0] / counts[0])
+        from statistics import quantiles
+
         ours, theirs = (quantiles(times, n=4)[0] for times in self.times)
         return Performance(theirs / ours, power)
 
@@ -323,7 +324,7 @@ def _info(name: str) -> DeviceInfo:
 
 
 def known(name: str, kind: type[Device]) -> Capabilities | None:
-    """Return what is known without starting the device. Raises GeneralFailure for a statement that makes no sense."""
+    """Return what is known without starting the device. Raise GeneralFailure for a statement that makes no sense."""
     stated: object = kind.capabilities
     if stated is None or isinstance(stated, property):
         return stored(name, kind.version)

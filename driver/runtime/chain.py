@@ -14,23 +14,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from burst import ErrorStatus, PeerDied, Request, Result, Timeout
-from driver.client.burst import Burst
+from driver.client.executor import BurstParts
 from driver.client.job import Job
-from driver.client.pipeline import Pipeline
-from driver.client.prepared_model import RemotePreparedModel
 from driver.client.session import FAILURES
-from driver.client.statistics import write_timeline
 from driver.client.workspace import shapes_of
 from driver.deadlines import seconds_left
 from driver.options import MOST_DEPTH
-from driver.runtime.fallback import is_retryable, perform_or_instead
+from driver.runtime.fallback import is_retryable, perform_with_fallback
 from driver.runtime.frames import FrameBurst
-from driver.runtime.local import LocalBurst, LocalPrepared
 from driver.runtime.places import ChainFrame, ChainMemory, StepBuffers
+from driver.runtime.plan import free_everywhere
 
 if TYPE_CHECKING:
     from burst import Memory
     from driver.client.completion import Completion
+    from driver.client.executor import Executor
+    from driver.client.surface import AnyBurst
     from driver.nn import Model
     from driver.options import Options
     from driver.runtime.fallback import CpuFallback
@@ -43,75 +42,57 @@ class StepBurst:
     """A step's burst, and what takes its place."""
 
     def __init__(self, prepared: PreparedStep, options: Options) -> None:
-        self.prepared, self._options, self.buffers = prepared, options._replace(policy="block"), StepBuffers()
-        self.burst: Burst | LocalBurst
-        self._pipeline: Pipeline | None = None
-        self._life, model = prepared.model.life, prepared.model.prepared
-        if isinstance(model, RemotePreparedModel):
-            self._open(model)
-        else:
-            assert isinstance(model, LocalPrepared)  # no step is in steps itself
-            self.burst = LocalBurst(model, self._options, self.buffers)
+        """Open it where the step is executed now. Raise StatusError, PeerDied."""
+        self.prepared, self._options = prepared, options._replace(policy="block")
+        self.buffers = StepBuffers()
+        self._life = prepared.model.life
+        self._open(prepared.model.prepared)
 
-    def _open(self, model: RemotePreparedModel) -> None:
-        """Open it on the device. Raises StatusError, PeerDied."""
-        self._life = self.prepared.model.life
-        model.check_quarantine()
-        self._pipeline = Pipeline(model, self._options, self.buffers)
-        self.burst = Burst(self._pipeline)
+    def _open(self, executor: Executor) -> None:
+        self.burst = executor.open_burst(self._options, BurstParts(buffers=self.buffers))
+        self._is_here = executor.remote is None
 
     def go_back(self) -> None:
         """Go back to the device, if the CPU took its place and the device is there again. No frame is in flight."""
-        model = self.prepared.model.prepared
-        if self._pipeline is None and isinstance(model, RemotePreparedModel):
-            old = self.burst
+        model = self.prepared.model
+        if self._is_here and model.remote:
+            old, life = self.burst, model.life
             with suppress(*FAILURES):  # else the CPU goes on
-                self._open(model)
+                self._open(model.prepared)
+                self._life = life
                 old.close()
 
     @property
     def device(self) -> str:
         """The place where the step is executed now."""
-        return "cpu" if isinstance(self.burst, LocalBurst) else self.prepared.device
-
-    def look(self) -> None:
-        """Take the results that have arrived, and call back."""
-        if self._pipeline:
-            self._pipeline.look()
-
-    def timeline(self, name: str, first_lane: int) -> list[dict[str, Any]]:
-        """Return the last requests, for `Chain.trace`."""
-        source = self._pipeline.session if self._pipeline else self.burst
-        assert not isinstance(source, Burst)
-        return source.timeline(name, first_lane)
+        return "cpu" if self._is_here else self.prepared.device
 
     def fell_back(self, error: BaseException, reads: StepInputs, writes: StepOutputs) -> bool:
         """Execute the step on the CPU, from now on if its device has died. False: it failed there, or may not."""
         model = self.prepared.model
-        if model.fallback is None or isinstance(self.burst, LocalBurst):
+        if model.fallback is None or self._is_here:
             return False
         local = model.replacement(error, self._life)
-        assert isinstance(local, LocalPrepared)  # no file is a step
         if isinstance(error, PeerDied):
-            old, self.burst = self.burst, LocalBurst(local, self._options, self.buffers)
+            old = self.burst
+            self._open(local)
             old.close()
-            self._pipeline = None
         request = Request(reads.arguments, writes.arguments, (reads.memory, writes.memory))
         return local.perform(Job(request)).status == ErrorStatus.NONE
 
     def perform(self, job: Job) -> Result:
         """Execute it in the burst, or on the CPU if that fails."""
-        return perform_or_instead(lambda: self.burst.perform(job), self._instead, job)
+        return perform_with_fallback(lambda: self.burst.perform(job), self._fallback_for, job)
 
-    def _instead(self, error: BaseException) -> CpuFallback | None:
-        return None if isinstance(self.burst, LocalBurst) else self.prepared.model.instead(error, self._life)
+    def _fallback_for(self, error: BaseException) -> CpuFallback | None:
+        return None if self._is_here else self.prepared.model.fallback_for(error, self._life)
 
 
 class Chain(FrameBurst[ChainFrame]):
     """A burst for each step: `run` from one thread, `submit` and futures from any. Made by `prepared.burst()`."""
 
     def __init__(self, planned: StepsExecutor, options: Options) -> None:
-        """Use `prepared.burst()`. Raises StatusError, PeerDied, ValueError."""
+        """Use `prepared.burst()`. Raise StatusError, PeerDied, ValueError."""
         shapes = shapes_of(planned.model, options.input_shapes)
         self._planned = planned
         self._steps = [StepBurst(step, options) for step in planned.steps]
@@ -199,7 +180,7 @@ class Chain(FrameBurst[ChainFrame]):
             pending.completion.fail(final)
 
     def _fall_back(self, n: int, frame: ChainFrame, error: BaseException) -> bool:
-        """Execute step `n` on the CPU; or else the whole model, which is True. Raises what no fallback helps."""
+        """Execute step `n` on the CPU; or else the whole model, which is True. Raise what no fallback helps."""
         if self._is_closed or not is_retryable(error):
             raise error
         if self._steps[n].fell_back(error, *frame.steps[n]):
@@ -223,7 +204,7 @@ class Chain(FrameBurst[ChainFrame]):
 
     def _collect(self) -> None:
         for step in self._steps if self._in_flight else ():
-            step.look()
+            step.burst.source.look()
 
     def _advance(self, pending: PendingFrame[ChainFrame], timeout: float | None) -> None:
         with self._lock:  # another thread that holds it may be taking the frame to its next step
@@ -235,7 +216,7 @@ class Chain(FrameBurst[ChainFrame]):
     # ----
 
     @property
-    def steps(self) -> tuple[Burst | LocalBurst, ...]:
+    def steps(self) -> tuple[AnyBurst, ...]:
         """The burst of each step, to look at: their figures and traces."""
         return tuple(step.burst for step in self._steps)
 
@@ -249,21 +230,21 @@ class Chain(FrameBurst[ChainFrame]):
             self._check()
             job.wait.check("executing")
             ways = [step.perform for step in self._steps]
-            return perform_or_instead(lambda: self._planned.perform_by(ways, job), self._whole_instead, job)
+            return perform_with_fallback(lambda: self._planned.perform_by(ways, job), self._fallback_for_whole, job)
 
-    def _whole_instead(self, error: BaseException) -> CpuFallback | None:
+    def _fallback_for_whole(self, error: BaseException) -> CpuFallback | None:
         return self._planned.fallback if is_retryable(error) else None
 
     def free_memory(self, memory: Memory) -> None:
         """Let the devices of all steps unmap a pool of `execute`. Unknown memory is no error."""
-        for step in self._steps:
-            with suppress(PeerDied):  # with its device, the mapping is gone too
-                step.burst.free_memory(memory)
+        free_everywhere(memory, self.steps)
 
-    def trace(self, path: str) -> int:
-        """Write the last requests of all steps, each in lanes of its own, as `Burst.trace` does; return how many."""
-        events = [step.timeline(f"step {n}, {step.device}", n * MOST_DEPTH) for n, step in enumerate(self._steps)]
-        return write_timeline(path, [event for its in events for event in its])
+    def timeline(self, name: str, first_lane: int = 0) -> list[dict[str, Any]]:
+        """Return the last requests of all steps, each in lanes of its own, under names of their own."""
+        del name
+        lanes = ((step, n, first_lane + n * MOST_DEPTH) for n, step in enumerate(self._steps))
+        events = (step.burst.timeline(f"step {n}, {step.device}", lane) for step, n, lane in lanes)
+        return [event for its in events for event in its]
 
     def stats(self) -> dict[str, Any]:
         """Return counts of whole executions, and `Burst.stats` of each step with its device and operations."""

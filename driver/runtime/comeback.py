@@ -18,7 +18,7 @@ from driver.client.session import FAILURES
 from driver.errors import DriverError
 
 if TYPE_CHECKING:
-    from driver.client.prepared_model import RemotePreparedModel
+    from driver.client.remote_executor import RemoteExecutor
 
 FIRST_WAIT, LONGEST_WAIT = 0.1, 30.0  # seconds
 
@@ -38,7 +38,7 @@ class Comeback:
     Safe from any thread; the caller begins it only while it is not going on.
     """
 
-    def __init__(self, owner: Displaced, prepared: RemotePreparedModel) -> None:
+    def __init__(self, owner: Displaced, prepared: RemoteExecutor) -> None:
         self._ended = ended = threading.Event()
         self._owner, self._prepared = weakref.ref(owner, lambda _: ended.set()), prepared
         self._wait, self._came_back = FIRST_WAIT, time.monotonic()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack, suppress
-from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from burst import MissedDeadlinePersistent, MissedDeadlineTransient, PeerDied, StatusError
 from driver.client.device import RemoteDevice, connect
@@ -18,16 +17,20 @@ from driver.errors import DeviceFailed, DeviceNotFound, ImportFailed, NotPlaced
 from driver.importers.files import loaded
 from driver.nn import InvalidModel, validate
 from driver.nn.file_form import file_of
-from driver.options import Preference, PrepareOptions, Priority, check_application
+from driver.options import Preference, PrepareOptions, Priority
 from driver.runtime import capabilities as measures
 from driver.runtime.cache.device import CachedDevice, CompilationCache
 from driver.runtime.cache.folder import default_folder
+from driver.runtime.compile_options import CompileOptions, Fallback, check_connected, check_words, name_of, only
 from driver.runtime.compiled import CompiledModel
+from driver.runtime.control_flow import ControlFlow, Graphs, inner_steps
 from driver.runtime.fallback import CpuFallback, FallbackExecutor, Fallbacks
-from driver.runtime.local import NAME, LocalDevice, LocalPrepared
+from driver.runtime.local import NAME, LocalDevice
 from driver.runtime.measuring import MOST_SECONDS, NO_FIGURES, Figures, FigureStore, Load, can_be_measured, seconds_of
-from driver.runtime.partition import Step, choose, partition
-from driver.runtime.plan import PreparedStep, StepsExecutor
+from driver.runtime.open_steps import OpenSteps, is_single, together
+from driver.runtime.partition import Step, partition
+from driver.runtime.plan import PreparedStep
+from driver.runtime.planning import Candidate, ExecutionPlan, explained_by, operations_plans, subgraphs_of, whole
 from driver.runtime.progress import CompilationClock
 
 if TYPE_CHECKING:
@@ -36,14 +39,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from driver.client.executor import Executor
-    from driver.client.prepared_model import RemotePreparedModel
-    from driver.interface import Capabilities, Source
+    from driver.client.surface import AnyPreparedModel
+    from driver.interface import Source
     from driver.nn import Model
 
 
 _MISSED = MissedDeadlinePersistent, MissedDeadlineTransient
-MOST_STEPS = 4
-"""More steps than these a model is not cut into where a device takes all of it: each hands its results over."""
 _SAME_AS_CPU = "reference"  # in another process, and so never cheaper: used where it is named
 
 
@@ -60,6 +61,7 @@ def compile(  # noqa: A001 (the name that users look for)
     application: str | None = None,
     device: str | RemoteDevice | None = None,
     name: str | None = None,
+    fallback: Fallback = "cpu",
 ) -> CompiledModel:
     """Prepare a model on the best of several devices: each executes it a few times, and the fastest gets it.
 
@@ -83,24 +85,22 @@ def compile(  # noqa: A001 (the name that users look for)
         application: as in `driver.connect`, of the connections that this call makes.
         device: the one to use, as `devices=[device]`: nothing is measured, and no other is started.
         name: by which `burst top`, traces, caches and metrics call it; None: its own, which is its file's.
+        fallback: where a model goes when the device that was chosen fails to prepare it: "cpu", if that is among the
+            devices, or "next", the next best device.
 
-    Raises TypeError for what is no model, InvalidModel, ValueError, DeviceNotFound, NotPlaced, MissedDeadline*, what
+    Raise TypeError for what is no model, InvalidModel, ValueError, DeviceNotFound, NotPlaced, MissedDeadline*, what
     `load` raises, and what a device's `connect` or `prepare` raises where that may not fall back.
     """
     model = loaded(model) if name is None else loaded(model).named(name)
-    _check_words(preference, priority)
-    if cache_token is not None and cache_dir is None:
-        raise ValueError("cache_token needs a cache_dir; give both or neither")
-    if device is not None and (devices is not None or require_device is not None):
-        raise ValueError(f"device={_name(device)!r}: give it alone, without devices and require_device")
-    devices = devices if device is None else [device]
-    _check_application(application, devices or ())
+    check_words(preference, priority, fallback)
+    devices = only(device, devices, require_device)
+    check_connected(application, devices or ())
     names = _candidates(model, devices, require_device)
     may_fall_back = NAME in names and require_device is None
-    asked, folder = tuple(map(_name, names)), default_folder() if cache_dir is True else cache_dir
+    asked, folder = tuple(map(name_of, names)), default_folder() if cache_dir is True else cache_dir
     any_, prepare = devices is None, PrepareOptions(preference, priority)
     options = CompileOptions(model, prepare, asked, require_device, may_fall_back=may_fall_back, takes_any=any_)
-    options = options._replace(cache_dir=folder, cache_token=cache_token, application=application)
+    options = options._replace(cache_dir=folder, cache_token=cache_token, application=application, fallback=fallback)
     clock = CompilationClock(timeout, progress)
     with ExitStack() as stack:
         compilation = _Compilation(options, stack, clock, options.cache(clock))
@@ -134,85 +134,9 @@ def _candidates(
     if isinstance(devices, str) or not devices:
         raise ValueError(f"devices={devices!r}: give a list of at least one name, or None for all")
     found = [absolute(device) if isinstance(device, str) else device for device in devices]
-    if len({_name(d) for d in found}) < len(found):
-        raise ValueError(f"devices={[_name(d) for d in found]}: a device is named twice")
+    if len({name_of(d) for d in found}) < len(found):
+        raise ValueError(f"devices={[name_of(d) for d in found]}: a device is named twice")
     return found
-
-
-def _check_words(preference: Preference, priority: Priority) -> None:
-    """Raise ValueError for a word that is not allowed."""
-    for name, value, allowed in (("preference", preference, Preference), ("priority", priority, Priority)):
-        if value not in get_args(allowed):
-            raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, get_args(allowed)))}")
-
-
-def _check_application(application: str | None, devices: Sequence[str | RemoteDevice]) -> None:
-    """Raise InvalidArgument for what is no name, ValueError where there are connections of another."""
-    if application is None:
-        return
-    check_application(application)
-    if connected := [device.address for device in devices if not isinstance(device, str)]:
-        raise ValueError(
-            f"application={application!r}: device {connected[0]!r} is connected already; give the application to "
-            "driver.connect, or name the device"
-        )
-
-
-def _name(device: str | RemoteDevice | LocalDevice) -> str:
-    return device if isinstance(device, str) else device.address
-
-
-class CompileOptions(NamedTuple):
-    """The terms of a call of `compile`."""
-
-    model: Model
-    prepare: PrepareOptions  #: of each step; its deadline is the clock's
-    names: tuple[str, ...]
-    required: str | None
-    may_fall_back: bool
-    takes_any: bool  #: that is installed, and works
-    cache_dir: str | Path | None = None
-    cache_token: bytes | None = None
-    application: str | None = None
-
-    @property
-    def how(self) -> list[str]:
-        """The terms that change how fast it runs."""
-        return [self.prepare.preference, self.prepare.priority]
-
-    def cache(self, clock: CompilationClock) -> CompilationCache | None:
-        """Return the cache where compilations are kept. Raises ValueError."""
-        if self.cache_dir is None:
-            return None
-        wait = partial(clock.note, "wait for another process that compiles the same")
-        return CompilationCache.of(
-            self.cache_dir, self.cache_token, self.model, self.prepare, wait=wait, patience=clock.left
-        )
-
-
-class _Candidate(NamedTuple):
-    """A device, and what is known about it with respect to one model."""
-
-    device: RemoteDevice | LocalDevice
-    model: Model  #: in the form that suits the device
-    obstacles: list[str | None]  #: why it does not support each operation; None: it does
-    capabilities: Capabilities | None
-
-
-class ExecutionPlan(NamedTuple):
-    """A way to run a model: whole on one device, or in steps on several."""
-
-    name: str
-    model: Model
-    steps: Sequence[Step]
-    devices: Sequence[RemoteDevice | LocalDevice]  #: by number
-    seconds: float  #: estimated from capabilities; of a file 0.0, which means unknown
-
-    @property
-    def where(self) -> list[RemoteDevice | LocalDevice]:
-        """The device of each operation."""
-        found = {n: self.devices[step.device] for step in self.steps for n in step.operations}
-        return [found[n] for n in sorted(found)]
 
 
 class Chosen(NamedTuple):
@@ -220,21 +144,6 @@ class Chosen(NamedTuple):
 
     steps: Sequence[PreparedStep]
     plan: ExecutionPlan | None = None
-
-
-def _whole(candidate: _Candidate, seconds: float) -> ExecutionPlan:
-    steps = partition(candidate.model, [0] * len(candidate.model.main.operations))
-    return ExecutionPlan(candidate.device.address, candidate.model, steps, [candidate.device], seconds=seconds)
-
-
-def _cut(candidates: Sequence[_Candidate], rows: Sequence[Sequence[float]]) -> ExecutionPlan:
-    """Return a plan with each operation where it costs least. Raises NotPlaced."""
-    model, devices = candidates[0].model, [c.device for c in candidates]
-    cpu = next((n for n, device in enumerate(devices) if isinstance(device, LocalDevice)), None)
-    chosen = choose(model, {c.device.address: c.obstacles for c in candidates}, rows, cpu)
-    steps = partition(model, chosen)
-    name = " + ".join(dict.fromkeys(devices[step.device].address for step in steps))
-    return ExecutionPlan(name, model, steps, devices, seconds=sum(rows[n][i] for i, n in enumerate(chosen)))
 
 
 class _Compilation:
@@ -283,14 +192,14 @@ class _Compilation:
         except (*FAILURES, NotPlaced) as error:
             if isinstance(error, _MISSED):
                 raise
-            chosen, figures, candidates = self._instead(error)
+            chosen, figures, candidates = self._chosen_after(error)
         if chosen.plan is not None:
             self._options = self._options._replace(model=chosen.plan.model)
             self._remember(names, candidates, chosen.plan)
         return self._finished(chosen.steps, figures)
 
-    def _planned(self, names: Sequence[str | RemoteDevice]) -> tuple[list[ExecutionPlan], list[_Candidate]]:
-        """Return what could run where, the best guess first. Raises NotPlaced with the reasons."""
+    def _planned(self, names: Sequence[str | RemoteDevice]) -> tuple[list[ExecutionPlan], list[Candidate]]:
+        """Return what could run where, the best guess first. Raise NotPlaced with the reasons."""
         options = self._options
         is_file = options.takes_any and bool(options.model.portable)
         # A file whose runtime is there is not imported for others: that takes longer than all the rest.
@@ -298,12 +207,12 @@ class _Compilation:
         candidates = self._asked(asked)
         return self._plans(candidates), candidates
 
-    def _chosen(self, names: Sequence[str | RemoteDevice]) -> tuple[Chosen, Figures, list[_Candidate]]:
+    def _chosen(self, names: Sequence[str | RemoteDevice]) -> tuple[Chosen, Figures, list[Candidate]]:
         plans, candidates = self._planned(names)
         return *self._fastest(plans), candidates
 
-    def _instead(self, refusal: Exception) -> tuple[Chosen, Figures, list[_Candidate]]:
-        """Place a file that its own runtime does not take: on another one, or as operations. Raises as they do."""
+    def _chosen_after(self, refusal: Exception) -> tuple[Chosen, Figures, list[Candidate]]:
+        """Place a file that its own runtime does not take: on another one, or as operations. Raise as they do."""
         failed = self._at
         for name in _runtimes_for(self._given)[1:] if self._options.takes_any else ():
             try:
@@ -317,10 +226,10 @@ class _Compilation:
         plans, candidates = self._planned_as_operations(failed, refusal)
         return *self._fastest(plans), candidates
 
-    def _planned_as_operations(self, failed: str, refusal: Exception) -> tuple[list[ExecutionPlan], list[_Candidate]]:
+    def _planned_as_operations(self, failed: str, refusal: Exception) -> tuple[list[ExecutionPlan], list[Candidate]]:
         """Plan a file that none of its runtimes takes, as operations.
 
-        Raises `refusal`, of the device `failed`, where the model has no other form.
+        Raise `refusal`, of the device `failed`, where the model has no other form.
         """
         options = self._options
         if not options.takes_any or options.model.portable is None:
@@ -333,8 +242,9 @@ class _Compilation:
         return self._plans(candidates), candidates
 
     def _fastest(self, plans: Sequence[ExecutionPlan]) -> tuple[Chosen, Figures]:
-        """Prepare them, and measure them if that is not known yet. Raises what the last one raised, if all fail."""
-        if len(plans) == 1 or self._chooses_by_power or not can_be_measured(plans[0].model):
+        """Prepare them, and measure them if that is not known yet. Raise what the last one raised, if all fail."""
+        is_blind = any(plan.interprets for plan in plans)  # zeros take one branch, and no round, or rounds for ever
+        if len(plans) == 1 or self._chooses_by_power or is_blind or not can_be_measured(plans[0].model):
             return self._first_that_works(plans), NO_FIGURES
         store = FigureStore(self._options.model, [[plan.name for plan in plans], self._versions, self._options.how])
         known, load = store.read(), Load()
@@ -368,7 +278,7 @@ class _Compilation:
         return found
 
     def _together(self, plan: ExecutionPlan, steps: Sequence[PreparedStep]) -> Executor:
-        return steps[0].model.prepared if len(steps) == 1 else StepsExecutor(plan.model, steps, None)
+        return steps[0].model.prepared if is_single(steps) else together(plan.model, steps, None)
 
     def _first_that_works(self, plans: Sequence[ExecutionPlan]) -> Chosen:
         failure: Exception | None = None
@@ -379,31 +289,64 @@ class _Compilation:
                 self._prepare(plan, steps, 0.8)
             except (*FAILURES, NotPlaced) as error:
                 _close(steps)
-                if isinstance(error, _MISSED) or not self._options.may_fall_back:
+                if isinstance(error, _MISSED) or not self._options.may_try_others:
                     raise
                 failure, failed = failure or error, failed if failure else self._at
+                if self._options.fallback == "cpu" and not file_of(plan.model):  # no other form of a file is known yet
+                    break
                 continue
             if failure:
                 is_cpu = isinstance(plan.devices[0], LocalDevice)
                 self._fallbacks.note("compile" if is_cpu else "dropped", failed, failure)
             return Chosen(steps, plan)
         assert failure is not None
+        if not self._options.may_fall_back:
+            raise failure
         return Chosen([self._on_cpu(failure)])
 
     def _prepare(self, plan: ExecutionPlan, steps: list[PreparedStep], done: float) -> None:
         """Add the plan's prepared steps to `steps`."""
-        for step in plan.steps:
-            part = done + (1 - done) * len(steps) / len(plan.steps) if done else 0.5
-            steps.append(self._prepare_step(plan.devices[step.device], step, len(plan.steps), part))
+        graphs, close = Graphs(), ExitStack()
+        with close:
+            close.callback(graphs.close)
+            for step in plan.steps:
+                part = done + (1 - done) * len(steps) / len(plan.steps) if done else 0.5
+                if step.device == plan.interpreter:
+                    steps.append(self._decided_here(plan, step, graphs, part))
+                else:
+                    steps.append(self._prepare_step(plan.devices[step.device], step, len(plan.steps), part))
+            close.pop_all()
+
+    def _decided_here(self, plan: ExecutionPlan, step: Step, graphs: Graphs, done: float) -> PreparedStep:
+        """Prepare the graphs of an IF or WHILE, each once, and return the step that chooses between them."""
+        for number in subgraphs_of(step.model.main, step.model.main.operations[0]):
+            if number not in graphs.executors:
+                self._prepare_graph(plan.graphs[number], number, graphs, done)
+        return PreparedStep(step, NAME, FallbackExecutor(ControlFlow(step.model, graphs), None))
+
+    def _prepare_graph(self, plan: ExecutionPlan, number: int, graphs: Graphs, done: float) -> None:
+        """Prepare the plan of a referenced subgraph, and add it to `graphs`."""
+        steps: list[PreparedStep] = []
+        try:
+            for step in plan.steps:
+                if step.device == plan.interpreter:
+                    steps.append(self._decided_here(plan, step, graphs, done))
+                else:
+                    steps.append(self._prepare_step(plan.devices[step.device], step, 0, done, graph=number + 1))
+        except BaseException:
+            _close(steps)
+            raise
+        graphs.add(number, steps[0].model if is_single(steps) else OpenSteps(plan.model, steps, None), steps)
 
     def _remember(
-        self, names: Sequence[str | RemoteDevice], candidates: Sequence[_Candidate], plan: ExecutionPlan
+        self, names: Sequence[str | RemoteDevice], candidates: Sequence[Candidate], plan: ExecutionPlan
     ) -> None:
         """Keep which device runs what, for `placed_before`. Others may have been dropped, so that numbers moved."""
-        where = [_name(name) for name in names]
+        where = [name_of(name) for name in names]
         if (
             self._cache is None
             or self._given is not plan.model
+            or plan.interprets
             or any(c.device.address not in where for c in candidates)
         ):
             return
@@ -414,7 +357,7 @@ class _Compilation:
         self._cache.placement(self._options.names, self._options.required).write(chosen, plan.model)
 
     def _finished(self, steps: Sequence[PreparedStep], figures: Figures = NO_FIGURES) -> CompiledModel:
-        used = {step.device for step in steps}
+        used = {each.device for step in steps for each in (step, *inner_steps(step))}
         for device in self._own.values():
             if device.address not in used:
                 device.close()
@@ -433,11 +376,11 @@ class _Compilation:
             capabilities=self._sources,
         )
 
-    def _asked(self, names: Sequence[str | RemoteDevice]) -> list[_Candidate]:
+    def _asked(self, names: Sequence[str | RemoteDevice]) -> list[Candidate]:
         """Return each device, connected, asked for its capabilities if there is a choice, and for its operations."""
         found, unreachable = [], dict[str, Exception]()
         for n, name in enumerate(names):
-            self._clock.begin(f"ask {_name(name)}", 0.5 * n / len(names))
+            self._clock.begin(f"ask {name_of(name)}", 0.5 * n / len(names))
             try:
                 found.append(self._candidate(name, measure=len(names) > 1))
             except (*FAILURES, DeviceNotFound) as error:
@@ -445,33 +388,32 @@ class _Compilation:
                 if is_asked_for or len(names) == 1 or self._options.required:
                     raise
                 if isinstance(error, DeviceFailed) and error.is_of_all:
-                    unreachable[_name(name)] = error
-                elif not (self._options.takes_any and missing(_name(name))):
-                    self._fallbacks.note("dropped", _name(name), error)
+                    unreachable[name_of(name)] = error
+                elif not (self._options.takes_any and missing(name_of(name))):
+                    self._fallbacks.note("dropped", name_of(name), error)
         if unreachable:  # told once: it is one fault
             self._fallbacks.note("dropped", ", ".join(unreachable), next(iter(unreachable.values())))
         if not found:
-            raise NotPlaced(f"none of the devices {[_name(n) for n in names]} can be used: {self._fallbacks.report()}")
+            raise NotPlaced(
+                f"none of the devices {[name_of(n) for n in names]} can be used: {self._fallbacks.report()}"
+            )
         return found
 
-    def _candidate(self, name: str | RemoteDevice, *, measure: bool) -> _Candidate:
+    def _candidate(self, name: str | RemoteDevice, *, measure: bool) -> Candidate:
         device = self._device(name)
         if isinstance(device, RemoteDevice):
             device.check_available()
         try:
             model = self._options.model.form_for(device.extensions)
         except (ImportFailed, InvalidModel) as error:
-            return _Candidate(device, self._options.model, [str(error)], None)
-        obstacles = device.explain(model)
-        if len(obstacles) != len(model.main.operations):
-            obstacles = ["the device gives another number of answers than there are operations"] * len(
-                model.main.operations
-            )
-        if measure and None in obstacles and isinstance(device, RemoteDevice) and not file_of(model):
+            return Candidate(device, self._options.model, [str(error)], None)
+        obstacles = explained_by(device, model)
+        is_of_use = None in obstacles or bool(model.referenced)
+        if measure and is_of_use and isinstance(device, RemoteDevice) and not file_of(model):
             capabilities = measures.of(device)
             self._sources[device.address] = capabilities.source
-            return _Candidate(device, model, obstacles, capabilities)
-        return _Candidate(device, model, obstacles, None)
+            return Candidate(device, model, obstacles, capabilities)
+        return Candidate(device, model, obstacles, None)
 
     def _device(self, name: str | RemoteDevice) -> RemoteDevice | LocalDevice:
         """Return the device of that name; connect to it once."""
@@ -484,37 +426,20 @@ class _Compilation:
             self._stack.callback(self._own[name].close)
         return self._own[name]
 
-    def _plans(self, candidates: Sequence[_Candidate]) -> list[ExecutionPlan]:
+    def _plans(self, candidates: Sequence[Candidate]) -> list[ExecutionPlan]:
         """Plan the whole model on each device that takes it, and cut it where that may be faster; the best guess first.
 
-        Raises NotPlaced with the reasons.
+        Raise NotPlaced with the reasons.
         """
         required = self._options.required
-        plans = [_whole(c, 0.0) for c in candidates if file_of(c.model) and not any(c.obstacles)]
+        plans = [whole(c, 0.0) for c in candidates if file_of(c.model) and not any(c.obstacles)]
         others = [c for c in candidates if not file_of(c.model)] or ([] if plans else [*candidates])
         if others:
-            plans += self._operations_plans(others)
+            plans += operations_plans(others, by_power=self._chooses_by_power)
         kept = [plan for plan in plans if required in {None, plan.name}]
         if not kept:
             self._check_required([device.address for device in plans[-1].where], plans[-1].model)
         return kept
-
-    def _operations_plans(self, candidates: Sequence[_Candidate]) -> list[ExecutionPlan]:
-        """Return the plans for candidates that get the same form."""
-        model = candidates[0].model
-        costs = [measures.Cost(model, c.capabilities, self._chooses_by_power) for c in candidates]
-        rows = [[cost.of(model.main, operation) for operation in model.main.operations] for cost in costs]
-        pairs = zip(candidates, rows, strict=True)
-        plans = [_whole(c, sum(row)) for c, row in pairs if not any(c.obstacles)]
-        try:
-            cut = _cut(candidates, rows)
-        except NotPlaced:
-            if not plans:
-                raise
-        else:
-            if 1 < len(cut.steps) <= MOST_STEPS or not plans:
-                plans.append(cut)
-        return sorted(plans, key=lambda plan: (plan.seconds, not isinstance(plan.devices[0], LocalDevice)))
 
     @property
     def _chooses_by_power(self) -> bool:
@@ -529,37 +454,41 @@ class _Compilation:
         if required and others:
             raise NotPlaced(f"require_device={required!r}, but elsewhere would run operation {', '.join(others)}")
 
-    def _prepare_step(self, device: RemoteDevice | LocalDevice, step: Step, count: int, done: float) -> PreparedStep:
+    def _prepare_step(
+        self, device: RemoteDevice | LocalDevice, step: Step, count: int, done: float, *, graph: int = 0
+    ) -> PreparedStep:
+        """Prepare a step, one of `count`, of the main subgraph, or of the referenced one `graph` - 1."""
         preference, kept = self._options.prepare.preference, None
         self._at = device.address
         self._clock.begin(f"prepare {len(step.operations)} operations on {device.address}", done)
-        prepared: RemotePreparedModel | LocalPrepared
+        prepared: AnyPreparedModel
         if self._cache and isinstance(device, RemoteDevice):
-            kept = CachedDevice(device, self._cache, step, is_whole=count == 1)
+            kept = CachedDevice(device, self._cache, step, is_whole=count == 1, graph=graph)
             prepared = kept.prepare(self._clock.end)
         elif isinstance(device, RemoteDevice):
             priority, end = self._options.prepare.priority, self._clock.end
             prepared = device.prepare(step.model, preference=preference, priority=priority, deadline=end)
         else:
             prepared = device.prepare(step.model, preference=preference, deadline=self._clock.end)
-        if isinstance(prepared, LocalPrepared) or not self._options.may_fall_back:
-            return PreparedStep(step, device.address, FallbackExecutor(prepared, None), kept)
+        executor = prepared.executor
+        if executor.remote is None or not self._options.may_fall_back:
+            return PreparedStep(step, device.address, FallbackExecutor(executor, None), kept)
         kind = "whole" if count == 1 else "step"
         runtimes = [str(name) for name in _runtimes_for(step.model) if name != device.address]
         fallback = CpuFallback(
             step.model, preference, kind, device.address, fallbacks=self._fallbacks, runtimes=runtimes
         )
-        return PreparedStep(step, device.address, FallbackExecutor(prepared, fallback), kept)
+        return PreparedStep(step, device.address, FallbackExecutor(executor, fallback), kept)
 
     def _on_cpu(self, error: Exception) -> PreparedStep:
-        """Prepare the whole model after that error. Raises the error where the CPU cannot, either."""
+        """Prepare the whole model after that error. Raise the error where the CPU cannot, either."""
         model = self._options.model
         if file_of(model) or any(LocalDevice().explain(model)):
             raise error
         self._fallbacks.note("compile", self._at, error)
         prepared = LocalDevice().prepare(model, preference=self._options.prepare.preference)
         whole = Step(0, tuple(range(len(model.main.operations))), model, model.main.inputs, outputs=model.main.outputs)
-        return PreparedStep(whole, NAME, FallbackExecutor(prepared, None))
+        return PreparedStep(whole, NAME, FallbackExecutor(prepared.executor, None))
 
 
 def _close(steps: Sequence[PreparedStep]) -> None:
@@ -580,4 +509,5 @@ def compile_again(options: CompileOptions) -> CompiledModel:
         cache_token=options.cache_token,
         require_device=options.required,
         application=options.application,
+        fallback=options.fallback,
     )

@@ -5,27 +5,25 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from driver.client.surface import AnyBurst, AnyPreparedModel, signature
-from driver.replicas import ServeOptions, Serving
+from driver.client.surface import AnyPreparedModel, signature
 from driver.runtime.allocate import StepRole, allocate
+from driver.runtime.control_flow import inner_steps
 from driver.runtime.fallback import CLOSED, CpuFallback, FallbackExecutor, Fallbacks
 from driver.runtime.local import NAME
+from driver.runtime.open_steps import OpenSteps, is_single, together
 from driver.runtime.plan import PreparedStep, StepsExecutor
 from driver.runtime.shared_buffers import SharedBuffersExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from burst import Memory, Result
-    from driver.client.completion import Completion
     from driver.client.device import RemoteDevice
     from driver.client.device_buffers import Buffer, BufferDesc, BufferRole
     from driver.client.executor import Executor
-    from driver.client.fenced import FencedExecution
-    from driver.client.job import Job
     from driver.interface import Source
     from driver.nn import Model
-    from driver.options import InputShapes, Options, PrepareOptions
+    from driver.options import InputShapes, PrepareOptions
+    from driver.replicas import Serving
     from driver.runtime.measuring import Figures
 
 _numbers = count(1)
@@ -55,6 +53,11 @@ class Placement(list[tuple[str, tuple[int, ...]]]):
         return f"{where}; by capabilities: {known}" if known else where
 
 
+def _place(step: PreparedStep) -> str:
+    """Return where a step is executed now."""
+    return NAME if step.model.is_replaced else step.device
+
+
 class CompiledModel(AnyPreparedModel):
     """A model on one or several devices. Any thread may use it, several at once. Made by `compile`.
 
@@ -78,20 +81,20 @@ class CompiledModel(AnyPreparedModel):
         `recipe`: how to compile it again, for pickle. `capabilities`: as of `Placement`.
         """
         self._figures, self._recipe, self._capabilities = figures, recipe, capabilities
-        self.model = model
-        self.preference, self.priority = options.preference, options.priority
+        self.priority = options.priority
         self._steps, self._devices, self._fallbacks = steps, devices, fallbacks
         self._is_closed = False
         self._number = next(_numbers)
-        if len(steps) == 1:
+        if is_single(steps):
             self._whole = steps[0].model
         else:
             fallback = None
             if may_fall_back:
                 names = " + ".join(dict.fromkeys(step.device for step in steps))
-                fallback = CpuFallback(model, self.preference, "whole", names, fallbacks=fallbacks)
-            self._whole = FallbackExecutor(StepsExecutor(model, steps, fallback), fallback, len(steps))
-        self._executor = SharedBuffersExecutor(self._whole, self._number)
+                fallback = CpuFallback(model, options.preference, "whole", names, fallbacks=fallbacks)
+            executor = together(model, steps, fallback)
+            self._whole = FallbackExecutor(executor, fallback, len(steps) if isinstance(executor, StepsExecutor) else 1)
+        super().__init__(SharedBuffersExecutor(self._whole, self._number), options.preference)
 
     @property
     def prepared(self) -> Executor:
@@ -101,37 +104,23 @@ class CompiledModel(AnyPreparedModel):
     def placement(self) -> Placement:
         """Return what runs where now: (device, indices of operations of the main subgraph) of each step, in order.
 
+        An IF or WHILE whose graphs run apart is there once for "cpu", which decides, and once for each device in them.
+
         Its `figures` are the seconds of one execution of each plan that was compared; its `capabilities` say of each
         device whether its driver has stated them or Burst has measured them.
         """
         if self._whole.is_replaced:
             return Placement([(NAME, tuple(range(len(self.model.main.operations))))], self._figures, self._capabilities)
-        steps = [(NAME if p.model.is_replaced else p.device, p.step.operations) for p in self._steps]
+        steps = []
+        for p in self._steps:
+            steps += [
+                (device, p.step.operations) for device in dict.fromkeys([_place(p), *map(_place, inner_steps(p))])
+            ]
         return Placement(steps, self._figures, self._capabilities)
 
     def __repr__(self) -> str:
         where = " + ".join(dict.fromkeys(device for device, _ in self.placement()))
         return f"<CompiledModel on {where}: {signature(self.model)}>"
-
-    def perform(self, job: Job) -> Result:
-        """Execute the job; it may also name buffers that `allocate` has made."""
-        return self._executor.perform(job)
-
-    def start(self, job: Job) -> Completion:
-        """Execute it in the background."""
-        return self._executor.start(job)
-
-    def launch(self, job: Job) -> FencedExecution:
-        """Execute it when its fences are signalled."""
-        return self._executor.launch(job)
-
-    def open_burst(self, options: Options) -> AnyBurst:
-        """Return the burst of its device; on several devices a chain of bursts."""
-        return self._executor.open_burst(options)
-
-    def free_memory(self, memory: Memory) -> None:
-        """Let all its devices unmap a pool."""
-        self._executor.free_memory(memory)
 
     def serve(
         self,
@@ -163,8 +152,10 @@ class CompiledModel(AnyPreparedModel):
             name: for statistics and errors.
 
         The end of the block drains: it takes no more requests and finishes those that it has; after an exception it
-        ends them. Raises ValueError.
+        ends them. Raise ValueError.
         """
+        from driver.replicas import ServeOptions, Serving  # they import asyncio
+
         options = ServeOptions(
             replicas,
             queue,
@@ -190,7 +181,7 @@ class CompiledModel(AnyPreparedModel):
         return self._number
 
     def step_roles(self, io_index: int, *, is_input: bool) -> list[StepRole]:
-        """Return which steps read and write that input or output. Raises ValueError."""
+        """Return which steps read and write that input or output. Raise ValueError."""
         if self._is_closed:
             raise ValueError(CLOSED)
         operand = (self.model.main.inputs if is_input else self.model.main.outputs)[io_index]
@@ -202,7 +193,7 @@ class CompiledModel(AnyPreparedModel):
 
     def _placed(self) -> list[tuple[Any, Sequence[int], Sequence[int]]]:
         """Return, for each step, its executor now, and its inputs and outputs among the main subgraph's operands."""
-        if isinstance(self.prepared, StepsExecutor):
+        if isinstance(self.prepared, StepsExecutor | OpenSteps):
             return [(each.model.prepared, each.step.inputs, each.step.outputs) for each in self._steps]
         return [(self.prepared, self.model.main.inputs, self.model.main.outputs)]
 
@@ -216,7 +207,7 @@ class CompiledModel(AnyPreparedModel):
         kept (`saved`), or is not (`compiled`), and why; and its `stage`: how often the device has replaced it by
         something better since.
         """
-        compilations = [step.compilation() for step in self._steps]
+        compilations = [each.compilation() for step in self._steps for each in (step, *inner_steps(step))]
         return {"placement": self.placement(), "fallbacks": self._fallbacks.report(), "compilations": compilations}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -226,7 +217,6 @@ class CompiledModel(AnyPreparedModel):
     def close(self) -> None:
         """Free the model on its devices. Bursts end with the connections that `compile` made."""
         self._is_closed = True
-        self._workspaces.clear()
-        self._executor.close()
+        super().close()
         for device in self._devices:
             device.close()

@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from burst import (
     BuffersLost,
@@ -26,15 +26,17 @@ from burst import (
 from burst.errors import status_error
 from driver.client.completion import Completion, follow
 from driver.client.device import connect
-from driver.client.prepared_model import RemotePreparedModel
+from driver.client.executor import PLAIN, BurstParts
 from driver.client.session import FAILURES
 from driver.deadlines import check
+from driver.devices.files import CONVERTED
 from driver.errors import DeviceNotFound, DriverError, NotPlaced
 from driver.nn import InvalidModel
 from driver.nn.file_form import file_of
 from driver.runtime.comeback import Comeback
 from driver.runtime.launched import FencedFallback, launching
-from driver.runtime.local import BACKGROUND, LocalDevice, LocalPrepared
+from driver.runtime.local import LocalDevice
+from driver.runtime.local_executor import BACKGROUND
 from driver.runtime.places import check_shapes
 from driver.runtime.shared_buffers import EvacuatedJob, lost, names_buffers, names_vendor_memory
 
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from driver.client.executor import Executor
     from driver.client.fenced import FencedExecution
     from driver.client.job import Job
-    from driver.client.prepared_model import Home
+    from driver.client.remote_executor import Home, RemoteExecutor
     from driver.client.surface import AnyBurst
     from driver.errors import DeviceFailed
     from driver.nn import Model
@@ -133,7 +135,7 @@ class CpuFallback:
         self.model, self._preference, self._runtimes = model, preference, runtimes
         self._kind, self._device, self._fallbacks = kind, device, fallbacks
         self._lock = threading.Lock()
-        self._prepared: LocalPrepared | RemotePreparedModel | None = None
+        self._prepared: Executor | None = None
         self._connected: RemoteDevice | None = None
 
     def can_take_over(self, error: BaseException) -> bool:
@@ -144,7 +146,7 @@ class CpuFallback:
             error.add_note(f"nothing can take its place: {why}")
             return False
 
-    def take_over(self, error: BaseException) -> LocalPrepared | RemotePreparedModel:
+    def take_over(self, error: BaseException) -> Executor:
         """Return what executes instead, after a failure that is counted here."""
         self._fallbacks.note(self._kind, self._device, error)
         return self.prepared
@@ -158,28 +160,30 @@ class CpuFallback:
         self._fallbacks.note_return(self._device)
 
     @property
-    def prepared(self) -> LocalPrepared | RemotePreparedModel:
+    def prepared(self) -> Executor:
         """The model on the CPU, or a file on another runtime. Raises NotPlaced."""
         with self._lock:
             if self._prepared is None:
                 self._prepared = self._of_file() if file_of(self.model) else self._on_cpu(self.model)
             return self._prepared
 
-    def _on_cpu(self, model: Model) -> LocalPrepared:
-        return LocalDevice().prepare(model, preference=self._preference)
+    def _on_cpu(self, model: Model) -> Executor:
+        return LocalDevice().prepare(model, preference=self._preference).executor
 
-    def _of_file(self) -> LocalPrepared | RemotePreparedModel:
+    def _of_file(self) -> Executor:
         reasons = []
         for name in self._runtimes:
             try:
                 self._connected = connect(name)
-                return self._connected.prepare(self.model, preference=self._preference)
+                return self._connected.prepare(self.model, preference=self._preference).executor
             except (*FAILURES, DeviceNotFound) as error:
                 reasons.append(f"{name}: {error}")
         try:
             other = self.model.form_for(())
             if other is self.model:
-                reasons.append("the model has no other form; load it with form='auto'")
+                file = file_of(self.model)
+                remedy = "; load it with form='auto'" if file and file.kind in CONVERTED else ""
+                reasons.append(f"the model has no other form{remedy}")
             elif _types(other) != _types(self.model):
                 reasons.append("as operations of the HAL it has inputs or outputs of other types")
             else:
@@ -198,14 +202,14 @@ def _types(model: Model) -> list[Any]:
     return [tensor.dtype for tensor in (*model.inputs, *model.outputs)]
 
 
-def perform_or_instead(
+def perform_with_fallback(
     attempt: Callable[[], Result],
-    instead: Callable[[BaseException], CpuFallback | None],
+    fallback_for: Callable[[BaseException], CpuFallback | None],
     job: Job,
 ) -> Result:
-    """Return what `attempt` does; perform the job on the CPU where that may do better, if `instead` says so.
+    """Return what `attempt` does; perform the job on the CPU where that may do better, if `fallback_for` says so.
 
-    Values of a device's buffers come to this process for that, and go back. Raises BuffersLost when it has died.
+    Values of a device's buffers come to this process for that, and go back. Raise BuffersLost when it has died.
     """
     request, result = job.request, None
     failure: StatusError | PeerDied | DeviceFailed
@@ -216,7 +220,7 @@ def perform_or_instead(
         failure = status_error(result.status, result.message)
     except FAILURES as error:
         failure = error
-    cpu = instead(failure)
+    cpu = fallback_for(failure)
     if cpu is None or names_vendor_memory(request):
         if result is None:
             raise failure
@@ -258,12 +262,16 @@ class FallbackExecutor:
         self._moving, self._is_closed = threading.Lock(), False
         self._first, self._steps = first, steps
         self._comeback: Comeback | None = None
-        if fallback is not None and isinstance(first, RemotePreparedModel):
-            self._comeback = Comeback(self, first)
+        if fallback is not None and first.remote is not None:
+            self._comeback = Comeback(self, first.remote)
 
     @property
     def model(self) -> Model:
         return self._first.model
+
+    @property
+    def remote(self) -> RemoteExecutor | None:
+        return self.prepared.remote
 
     @property
     def is_replaced(self) -> bool:
@@ -273,7 +281,7 @@ class FallbackExecutor:
     def perform(self, job: Job) -> Result:
         """Execute the job on the device, or else on the CPU."""
         life = self.life
-        return self._or_instead(lambda: self._checked(self.prepared.perform(job)), job, life)
+        return self._with_fallback(lambda: self._checked(self.prepared.perform(job)), job, life)
 
     def _checked(self, result: Result) -> Result:
         graph = self.prepared.model.main
@@ -291,15 +299,15 @@ class FallbackExecutor:
             if is_final(attempt):
                 whole.settle(execution.result)
             else:
-                BACKGROUND.complete(whole, partial(self._or_instead, attempt, job, life))
+                BACKGROUND.complete(whole, partial(self._with_fallback, attempt, job, life))
 
         follow(whole, self.prepared.start(job), then)
         return whole
 
-    def _or_instead(self, attempt: Callable[[], Result], job: Job, life: int) -> Result:
-        return perform_or_instead(attempt, lambda error: self.instead(error, life), job)
+    def _with_fallback(self, attempt: Callable[[], Result], job: Job, life: int) -> Result:
+        return perform_with_fallback(attempt, lambda error: self.fallback_for(error, life), job)
 
-    def launch_or_instead(self, job: Job) -> FencedExecution:
+    def launch_or_replace(self, job: Job) -> FencedExecution:
         """Launch it; on the CPU if it cannot be launched, and not if it fails later."""
         life = self.life
         try:
@@ -311,52 +319,50 @@ class FallbackExecutor:
         """Launch it on the device; if it fails there, the CPU executes it in this process."""
         life = self.life
         if self.fallback is None or self.is_replaced:
-            return self.launch_or_instead(job)
+            return self.launch_or_replace(job)
         whole = job if job.duration is None else job._replace(duration=job.duration * self._steps)
         with launching(whole) as launch:  # before the device has it: from then on nothing may fail here
-            launched = self.launch_or_instead(job)
+            launched = self.launch_or_replace(job)
             if life != self.life:
                 return launched
 
             def execute(end: int | None) -> Result:
-                def instead(error: BaseException) -> CpuFallback | None:
-                    cpu = self.instead(error, life)
+                def fallback_for(error: BaseException) -> CpuFallback | None:
+                    cpu = self.fallback_for(error, life)
                     if cpu is not None:
                         check("queued", end)
                     return cpu
 
-                return perform_or_instead(launched.result, instead, job.by(end))
+                return perform_with_fallback(launched.result, fallback_for, job.by(end))
 
             return FencedFallback(launched, self.model, launch, execute)
 
-    def open_burst(self, options: Options) -> AnyBurst:
+    def open_burst(self, options: Options, parts: BurstParts = PLAIN) -> AnyBurst:
         """Return a burst on the device, with the CPU behind it, or one on the CPU if the device opens none."""
         if self._is_closed:
             raise ValueError(CLOSED)
-        life, prepared = self.life, self.prepared
+        life = self.life
         try:
-            if self.fallback is None or not isinstance(prepared, RemotePreparedModel):
-                return prepared.open_burst(options)
-            return prepared.open_burst_before(BurstFallback(self, prepared), options)
+            return self.prepared.open_burst(options, parts._replace(fallback=self if self.fallback else None))
         except FAILURES as error:
-            return self.replacement(error, life).open_burst(options)
+            return self.replacement(error, life).open_burst(options, parts)
 
     def free_memory(self, memory: Memory) -> None:
         """Let what executes now unmap a pool."""
         self.prepared.free_memory(memory)
 
-    def replacement(self, error: BaseException, life: int) -> LocalPrepared | RemotePreparedModel:
-        """Return what executes after that failure, as `instead` says; raise it when there is nothing."""
-        cpu = self.instead(error, life)
+    def replacement(self, error: BaseException, life: int) -> Executor:
+        """Return what executes after that failure, as `fallback_for` says; raise it when there is nothing."""
+        cpu = self.fallback_for(error, life)
         if cpu is None:
             raise error
         return cpu.take_over(error)
 
-    def instead(self, error: BaseException, life: int) -> CpuFallback | None:
+    def fallback_for(self, error: BaseException, life: int) -> CpuFallback | None:
         """Return what executes after that failure of a request that was made in that `life`; it takes the place of a
         device that has died.
 
-        None: there is nothing, or it would only fail again. Raises ValueError when the model is closed.
+        None: there is nothing, or it would only fail again. Raise ValueError when the model is closed.
         """
         if self._is_closed:
             raise ValueError(CLOSED) from error
@@ -367,6 +373,34 @@ class FallbackExecutor:
             if has_moved and not isinstance(error, Quarantined):
                 self._comeback.begin()
         return self.fallback
+
+    # ---- for the bursts of its device
+
+    def replacement_at(self, error: BaseException, home: Home) -> Executor:
+        """Return what executes after a failure of the device in the life that was at that home, or raise it."""
+        return self.replacement(error, self._life_at(home))
+
+    def perform_with_fallback(
+        self, attempt: Callable[[], Result], job: Job, home: Callable[[BaseException], Home]
+    ) -> Result:
+        """Return what `attempt` gives, or what the fallback gives if the device has failed.
+
+        home: returns where the burst was when the device failed with that error.
+        """
+        return perform_with_fallback(attempt, lambda error: self.fallback_for(error, self._life_at(home(error))), job)
+
+    def _life_at(self, home: Home) -> int:
+        return self.life if self.home is home else _PAST
+
+    @property
+    def home(self) -> Home | None:
+        """The place where its device has prepared the model now; None while the CPU is in the device's place."""
+        remote = self.prepared.remote
+        return None if remote is None or self.is_replaced else remote.home
+
+    def report(self) -> dict[str, Any]:
+        """Return all fallbacks of the compiled model."""
+        return self.fallback.report() if self.fallback else {}
 
     def come_back(self) -> None:
         """Go back to the device: it is there again, and has prepared the model."""
@@ -391,37 +425,3 @@ class FallbackExecutor:
             self.prepared = prepared
             self.life += 1
             return True
-
-
-class BurstFallback(NamedTuple):
-    """A policy for requests that the device of a compiled model's burst does not answer."""
-
-    model: FallbackExecutor
-    prepared: RemotePreparedModel
-
-    def replacement(self, error: BaseException, home: Home) -> LocalPrepared | RemotePreparedModel:
-        """Return what executes after a failure of the device in the life in which the burst was opened, or raise it."""
-        life = self.model.life
-        return self.model.replacement(error, life if self.home() is home else _PAST)
-
-    def perform_or_instead(
-        self,
-        attempt: Callable[[], Result],
-        job: Job,
-        home: Callable[[BaseException], Home],
-    ) -> Result:
-        """Do what `perform_or_instead` does, for a burst that was at that `home` when its device failed."""
-
-        def instead(error: BaseException) -> CpuFallback | None:
-            is_present = home(error) is self.home()
-            return self.model.instead(error, self.model.life if is_present else _PAST)
-
-        return perform_or_instead(attempt, instead, job)
-
-    def home(self) -> Home | None:
-        """Return where the model is prepared now; None while the CPU is in the device's place."""
-        return None if self.model.is_replaced else self.prepared.home
-
-    def report(self) -> dict[str, Any]:
-        """Return all fallbacks of the compiled model."""
-        return self.model.fallback.report() if self.model.fallback else {}

@@ -43,7 +43,7 @@ class FrameMemory(Protocol[_T]):
         """The arrays of the next frame."""
 
     def frame(self, arrays: tuple[Any, ...]) -> _T:
-        """Return the next frame, with those arrays copied into its inputs. Raises ValueError, ResultsHeld."""
+        """Return the next frame, with those arrays copied into its inputs. Raise ValueError, ResultsHeld."""
 
     def lend(self, frame: _T) -> None:
         """Leave its memory to the frame until `take_back`; `inputs` are the next frame's."""
@@ -95,7 +95,7 @@ class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
 
     @abstractmethod
     def _advance(self, pending: PendingFrame[_T], timeout: float | None) -> None:
-        """Wait, without the lock, for news of a frame that was in flight. Raises Timeout."""
+        """Wait, without the lock, for news of a frame that was in flight. Raise Timeout."""
 
     def _collect(self) -> None:
         """Take on the frames of which there is news. The caller holds the lock."""
@@ -232,7 +232,7 @@ class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
         self._call_back()
 
     def advance(self, until: Callable[[], bool], timeout: float | None, completion: Completion | None = None) -> None:
-        """Wait until that holds, by news of `completion`, or of the oldest frame in flight. Raises Timeout."""
+        """Wait until that holds, by news of `completion`, or of the oldest frame in flight. Raise Timeout."""
         end = None if timeout is None else time.monotonic() + timeout
         while not until():
             with self._lock:
@@ -318,7 +318,7 @@ def hear(loop: _Loop, request: Completion) -> None:
 
 
 def time_left(end: float | None, timeout: float | None) -> float | None:
-    """Return the seconds until `end`; `timeout` is what was asked for. Raises Timeout when there are none."""
+    """Return the seconds until `end`; `timeout` is what was asked for. Raise Timeout when there are none."""
     if end is None:
         return None
     left = end - time.monotonic()

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import (
     ErrorStatus,
-    InvalidArgument,
     MissedDeadlineTransient,
     ResourceExhaustedTransient,
     Result,
@@ -25,7 +24,15 @@ from driver.client.fenced import Ending, ExecutionInfo, FencedExecution, duplica
 from driver.client.session import FAILURES
 from driver.client.workspace import output_views
 from driver.deadlines import earlier, passed, timeout_until
-from driver.protocol.fences import FenceSignal, FenceState, kind_of, look
+from driver.protocol.fences import (
+    FenceSignal,
+    FenceState,
+    check_count,
+    is_pending,
+    kinds_of,
+    look,
+    no_descriptor,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -73,12 +80,12 @@ class FencedThread:
     def __init__(self, execute: Callable[[int | None], Result], launch: Launch) -> None:
         """Start the thread. `execute`: until that deadline, CLOCK_MONOTONIC ns, once all fences are signalled.
 
-        The thread owns the fences' copies. Raises ResourceExhaustedTransient.
+        The thread owns the fences' copies. Raise ResourceExhaustedTransient.
         """
         self._execute, self._fds, self._job = execute, list(launch.fds), launch.job
         self._launched_at, self._fenced_at = launch.launched_at, launch.fenced_at
         self._ending: Ending | None = None
-        self._signal = _new_signal()
+        self._signal = FenceSignal()
         self.fence = self._signal.fence  #: the caller's
         try:
             threading.Thread(target=self._run, name="burst-fenced", daemon=True).start()
@@ -127,14 +134,6 @@ class FencedThread:
         return Timing(took if result.timing.time_on_device is None else result.timing.time_on_device, took)
 
 
-def _new_signal() -> FenceSignal:
-    """Return a new fence. Raises ResourceExhaustedTransient."""
-    try:
-        return FenceSignal()
-    except OSError as error:
-        raise ResourceExhaustedTransient(f"no file descriptors are left for another fence: {error}") from error
-
-
 def _result_of(execute: Callable[[], Result]) -> Result:
     """Return the result of a call, or a result without outputs where the call raises."""
     try:
@@ -153,18 +152,18 @@ def follow_all(
 ) -> FencedExecution:
     """Join the executions of a model's steps, each of which waits for the one before; the fence is the last one's.
 
-    delay: microseconds from before the first was launched until the last was. Raises ResourceExhaustedTransient.
+    delay: microseconds from before the first was launched until the last was. Raise ResourceExhaustedTransient.
     """
     try:
         fence = os.dup(executions[-1].fence)
     except OSError as error:
-        raise ResourceExhaustedTransient(f"no file descriptors are left for another fence: {error}") from error
+        raise no_descriptor(error) from error
     ask = partial(_ending_of_all, executions, steps, delay)
     return FencedExecution(fence, ask, outputs, watch=partial(_watch_all, executions))
 
 
 def _ending_of_all(executions: list[FencedExecution], steps: Sequence[Step], delay: int) -> Ending:
-    """Return the ending of the first execution that has failed, or one for all of them. Raises PeerDied."""
+    """Return the ending of the first execution that has failed, or one for all of them. Raise PeerDied."""
     found = []
     for step, execution in zip(steps, executions, strict=True):
         if not execution.done():  # a later one has missed the deadline first
@@ -173,7 +172,7 @@ def _ending_of_all(executions: list[FencedExecution], steps: Sequence[Step], del
         if ending.info.status:
             return ending._replace(message=f"operations {list(step.operations)}: {ending.message}")
         found.append(ending)
-    fenced, launched = _sum([ending.info.fenced for ending in found]), found[-1].info.launched.time_in_driver
+    fenced, launched = total_of([ending.info.fenced for ending in found]), found[-1].info.launched.time_in_driver
     whole = Timing(fenced.time_on_device, None if launched is None else launched + delay)
     return Ending(ExecutionInfo(ErrorStatus.NONE, whole, fenced), cause=found[-1].cause)
 
@@ -185,20 +184,21 @@ def _watch_all(executions: list[FencedExecution], poll: select.poll) -> None:
 
 
 def failed_here(error: Exception) -> FencedExecution:
-    """Return an execution that could not be launched: its fence is in error. Raises ResourceExhaustedTransient."""
+    """Return an execution that could not be launched: its fence is in error. Raise ResourceExhaustedTransient."""
 
     def execute() -> Result:
         raise error
 
-    result, signal = _result_of(execute), _new_signal()
+    result, signal = _result_of(execute), FenceSignal()
     signal.fail()
     ending = Ending(ExecutionInfo(result.status, NO_TIMING, NO_TIMING), result.message, result.cause)
     return FencedExecution(signal.fence, lambda: ending, tuple)
 
 
-def _sum(timings: list[Timing]) -> Timing:
-    parts = [[t[n] for t in timings] for n in range(2)]
-    return Timing(*(None if None in part else sum(p for p in part if p is not None) for part in parts))
+def total_of(spent: Sequence[Timing]) -> Timing:
+    """Return the times of all steps together; None where one of them was not measured."""
+    columns = zip(*spent, strict=True)
+    return Timing(*(None if None in times else sum(filter(None, times)) for times in columns))
 
 
 def _awaited(fds: Sequence[int], deadline: int | None) -> FenceState:
@@ -222,23 +222,19 @@ def _awaited(fds: Sequence[int], deadline: int | None) -> FenceState:
 
 def check_fences(fds: Sequence[int]) -> None:
     """Raise InvalidArgument for a descriptor that is not a fence, or is in error."""
-    for n, fd in enumerate(fds):
-        if not (kind := kind_of(fd)):
-            raise InvalidArgument(f"wait_for: fence {n} is not a fence: fences are pipes, eventfds and sync files")
-        if look(fd) in {FenceState.ERROR, FenceState.UNKNOWN}:
-            raise InvalidArgument(f"wait_for: fence {n}, {kind}, is already in error")
+    for n, (fd, kind) in enumerate(zip(fds, kinds_of(fds), strict=True)):
+        is_pending(n, fd, kind)
 
 
 def launch_here(model: Model, job: Job, execute: Callable[[int | None], Result]) -> FencedExecution:
     """Run `execute`, until a deadline, CLOCK_MONOTONIC ns, in a thread that waits for the job's fences first.
 
-    Raises InvalidArgument, MissedDeadlinePersistent, ResourceExhaustedTransient.
+    Raise InvalidArgument, MissedDeadlinePersistent, ResourceExhaustedTransient.
     """
     if missed := passed(job.wait.by):
         missed.raise_for_status()
     with duplicates(job.after) as fds:
-        if len(fds) < len(job.after):
-            raise InvalidArgument(f"wait_for: {len(job.after) - len(fds)} of {len(job.after)} fences are null")
+        check_count(fds, len(job.after))
         check_fences(fds)
         thread = FencedThread(execute, Launch(job, fds, time.monotonic_ns()))
     return FencedExecution(thread.fence, thread.ending, partial(_views, model, job.request))
@@ -269,7 +265,7 @@ class FencedFallback(FencedExecution):
         self._is_closed, self._beginning = False, threading.Lock()
 
     def _begin_here(self) -> FencedExecution:
-        """Return what executes here. Raises ResourceExhaustedTransient."""
+        """Return what executes here. Raise ResourceExhaustedTransient."""
         with self._beginning:
             if self._here is None and not self._is_closed:
                 thread = FencedThread(self._execute, self._launch)
@@ -294,7 +290,7 @@ class FencedFallback(FencedExecution):
         return (self._here or self._launched).copied()
 
     def wait(self, timeout: float | None = None) -> FenceState:
-        """Wait for the end of the one, and of the other if that failed. Raises ResourceExhaustedTransient."""
+        """Wait for the end of the one, and of the other if that failed. Raise ResourceExhaustedTransient."""
         end = earlier(timeout, None) if timeout else None
         if self._here is None and (state := self._wait_there(timeout)) != FenceState.ERROR:
             return state

@@ -54,7 +54,7 @@ def can_be_measured(model: Model) -> bool:
 
 
 def seconds_of(executor: Executor, preference: Preference, most: float = MOST_SECONDS) -> float:
-    """Return the seconds of one execution in a burst: the least of several. Raises what a burst raises."""
+    """Return the seconds of one execution in a burst: the least of several. Raise what a burst raises."""
     zeros = [np.zeros([d or 0 for d in t.shape or ()], t.dtype) for t in executor.model.inputs]
     with executor.open_burst(options_of(preference)) as burst:
         burst.run(*zeros)  # the first one is not like the others

@@ -130,7 +130,7 @@ def check(
         signature: the entry of a .tflite file that has several, as for `load`.
         run: False: files are only prepared, and are said to run if a device has taken them.
 
-    Raises ImportFailed for another suffix and for shapes that the file does not have, OSError.
+    Raise ImportFailed for another suffix and for shapes that the file does not have, OSError.
     """
     kind, shapes, tell = kind_of(path), named_sizes(shapes), progress or (lambda _: None)
     tell("reading the file")
@@ -316,7 +316,7 @@ def _filled(tensor: HeaderTensor, batch: int, usual: int, symbols: dict[str, int
 
 
 def _zeros(tensor: HeaderTensor, shape: Shape) -> NDArray[Any]:
-    """Return zeros, or empty texts. Raises ValueError for what is no tensor."""
+    """Return zeros, or empty texts. Raise ValueError for what is no tensor."""
     if tensor.dtype == "packed":
         if tensor.extra["type"] != "tensor(string)":
             raise ValueError(f"{tensor.name} is {tensor.extra['type']}, of which there are no zeros")

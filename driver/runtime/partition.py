@@ -2,7 +2,8 @@
 
 Pure: a model, what each device supports and what each operation costs there come in, steps go out. Which device an
 operation gets is decided for each by itself (`choose`); then the operations are put into an order that obeys their
-dependencies and changes devices as seldom as can be (`partition`). IF and WHILE stay whole, with their subgraphs.
+dependencies and changes devices as seldom as can be (`partition`). IF and WHILE stay whole, with their subgraphs; one
+whose graphs run apart is a step of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from driver.nn import Operand
 
-_CONTROL = ("IF", "WHILE")
+CONTROL = ("IF", "WHILE")
 _BEAM = 64  # orders that are followed up at the same time; two devices need two
 
 
@@ -34,20 +35,24 @@ class Step(NamedTuple):
 
 
 def choose(
-    model: Model, obstacles: Mapping[str, Sequence[str | None]], costs: Sequence[Sequence[float]], cpu: int | None
+    model: Model,
+    obstacles: Mapping[str, Sequence[str | None]],
+    costs: Sequence[Sequence[float]],
+    cpu: int | None,
+    interpreter: int | None = None,
 ) -> list[int]:
     """Return the device of each operation: the cheapest that supports it, at the same cost the earliest, but the CPU
     first.
 
     `obstacles`: by device, why it does not support each operation; None: it does. `costs`: a row per device, a column
     per operation. `cpu`: which device is the CPU in this process, if any; IF and WHILE with operands of unknown size go
-    there. Raises NotPlaced with the reasons.
+    there, or to the `interpreter`, which has their graphs run apart. Raise NotPlaced with the reasons.
     """
     chosen = []
     for index, operation in enumerate(model.main.operations):
         able = [d for d, row in enumerate(obstacles.values()) if row[index] is None]
-        if cpu in able and operation.type in _CONTROL and not _sizes_are_known(model.main, operation):
-            able = [d for d in able if d == cpu]
+        if cpu in able and operation.type in CONTROL and not _sizes_are_known(model.main, operation):
+            able = [d for d in able if d in {cpu, interpreter}]
         if not able:
             reasons = "; ".join(f"{name}: {row[index]}" for name, row in obstacles.items())
             hint = "" if cpu is not None or operation.type not in OPERATIONS else "; add 'cpu' to them"
@@ -61,16 +66,28 @@ def _sizes_are_known(graph: Subgraph, operation: Operation) -> bool:
     return all(operand.is_known for operand in operands if operand.lifetime != OperandLifeTime.NO_VALUE)
 
 
-def partition(model: Model, chosen: Sequence[int]) -> list[Step]:
+def partition(model: Model, chosen: Sequence[int], interpreter: int | None = None) -> list[Step]:
     """Return the steps of a valid model, in executable order; `chosen` has the device of each operation.
 
-    With one device there is one step, and its model is the model itself. Raises NotPlaced when a step would give
-    something of unknown size.
+    With one device there is one step, and its model is the model itself. `interpreter`: the number that is no device:
+    each of its operations, an IF or a WHILE, is a step.
     """
     graph = model.main
-    if len(set(chosen)) == 1:
+    if len(set(chosen)) == 1 and (chosen[0] != interpreter or len(chosen) == 1):
         return [Step(chosen[0], tuple(range(len(chosen))), model, graph.inputs, outputs=graph.outputs)]
-    return [_step(model, device, group, _ends(graph, group)) for device, group in _order(graph, chosen)]
+    groups = _order(graph, chosen)
+    if interpreter is not None:
+        groups = [
+            (device, part)
+            for device, group in groups
+            for part in ([(n,) for n in group] if device == interpreter else [group])
+        ]
+    return [_step(model, device, group, _ends(graph, group)) for device, group in groups]
+
+
+def is_open(steps: Sequence[Step]) -> bool:
+    """Return True if a step gives something whose size only its execution tells."""
+    return not all(step.model.main.operands[i].is_known for step in steps for i in step.model.main.outputs)
 
 
 def _order(graph: Subgraph, chosen: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
@@ -127,12 +144,6 @@ def _ends(graph: Subgraph, group: Sequence[int]) -> tuple[list[int], list[int]]:
 
 def _step(model: Model, device: int, group: tuple[int, ...], ends: tuple[list[int], list[int]]) -> Step:
     graph, (inputs, outputs) = model.main, ends
-    for i in outputs:
-        if not graph.operands[i].is_known:
-            raise NotPlaced(
-                f"operand {i} has the open shape {list(graph.operands[i].dimensions)}, and goes from one device to "
-                "another or out of a model on several; give the model all shapes, or one device that supports all of it"
-            )
     operations = [graph.operations[n] for n in group]
     used = sorted({*chain.from_iterable((*o.inputs, *o.outputs) for o in operations)})
     numbers = {i: n for n, i in enumerate(used)}

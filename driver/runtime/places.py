@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from burst import Memory, OutputShape, RequestArgument
-    from driver.client.workspace import Shapes
+    from driver.client.layout import Shapes
     from driver.nn import Operand
     from driver.runtime.partition import Step
 
@@ -77,7 +77,7 @@ class StepOutputs(OutputSet):
         self.begin()
 
     def arrays(self, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
-        """Return no arrays: the chain has them. Raises GeneralFailure for shapes that contradict the model."""
+        """Return no arrays: the chain has them. Raise GeneralFailure for shapes that contradict the model."""
         if self.shapes is not shapes:
             check_shapes(self._operands, shapes)
             self.shapes = shapes
@@ -184,7 +184,7 @@ class ChainMemory:
         return self._named(self._buffers.inputs.arrays[: len(self._model.main.inputs)])
 
     def frame(self, arrays: tuple[Any, ...]) -> ChainFrame:
-        """Return the next frame, with those arrays copied into its inputs. Raises ValueError, ResultsHeld."""
+        """Return the next frame, with those arrays copied into its inputs. Raise ValueError, ResultsHeld."""
         inputs = self._buffers.inputs
         if arrays:
             self.copied += StepInputs(inputs.memory, (), self.inputs, self._named.names).fill(arrays)

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import (
     DeviceBuffer,
@@ -14,6 +14,7 @@ from burst import (
     HardwareBuffer,
     InvalidArgument,
     Memory,
+    MissedDeadlineTransient,
     OutputShape,
     PeerDied,
     Request,
@@ -22,37 +23,38 @@ from burst import (
     Timing,
 )
 from burst.memory import VendorMemory
+from burst.messages import Cause
 from driver.client.completion import Completion, follow
-from driver.client.prepared_model import RemotePreparedModel
+from driver.client.executor import PLAIN, BurstParts
+from driver.client.layout import layouts_of, nbytes
 from driver.client.session import FAILURES
-from driver.client.workspace import FreeList, InputSet, nbytes, output_views
+from driver.client.workspace import FreeList, output_views
 from driver.deadlines import passed
 from driver.engine.binding import check_arguments
 from driver.engine.named_buffers import check_alone
 from driver.engine.output_checks import check_outputs
 from driver.errors import OutputInsufficientSize
 from driver.runtime.cache.device import CacheOutcome
-from driver.runtime.launched import failed_here, follow_all
+from driver.runtime.launched import failed_here, follow_all, total_of
 from driver.runtime.places import arguments, between, with_temporaries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from burst import RequestArgument
+    from driver.client.executor import Executor
     from driver.client.fenced import FencedExecution, Waitable
     from driver.client.job import Job
+    from driver.client.surface import AnyBurst
     from driver.nn import Model
     from driver.options import Options
     from driver.runtime.cache.device import CachedDevice
     from driver.runtime.chain import Chain
     from driver.runtime.fallback import CpuFallback, FallbackExecutor
     from driver.runtime.partition import Step
-
-
-Way: TypeAlias = "Callable[[Job], Result]"
-"""A step's `perform`."""
+    from driver.runtime.values import Way
 
 
 class PreparedStep(NamedTuple):
@@ -66,14 +68,14 @@ class PreparedStep(NamedTuple):
     def compilation(self) -> dict[str, Any]:
         """Return what `CompiledModel.stats` has of it."""
         outcome, stage = self.cached.outcome if self.cached else CacheOutcome("compiled"), None
-        if isinstance(prepared := self.model.prepared, RemotePreparedModel):
+        if remote := self.model.remote:
             with suppress(PeerDied, StatusError):  # the device is gone
-                stage = prepared.stage
+                stage = remote.stage
         return {"device": self.device, "outcome": outcome.kind, "reason": outcome.reason, "stage": stage}
 
 
 class AsyncSteps(NamedTuple):
-    """An asynchronous execution on its way. It refers to no execution of a step, whose callbacks refer to this."""
+    """An asynchronous execution on its way. It does not refer to the executions of its steps, which refer to it."""
 
     job: Job
     room: Memory  #: for temporaries
@@ -88,17 +90,17 @@ class StepsExecutor:
     `fallback`: what `FallbackExecutor` has for the whole, for the bursts that are made here.
     """
 
+    remote = None
+
     def __init__(self, model: Model, steps: Sequence[PreparedStep], fallback: CpuFallback | None) -> None:
         self.model, self.steps, self.fallback = model, tuple(steps), fallback
         self.temporaries = between(model, [step.step for step in steps])
         self._rooms: FreeList[Memory] = FreeList()
         # The layout alone: each execution has temporaries of its own.
-        graph = with_temporaries(model, self.temporaries).main
-        laid = InputSet(
-            with_temporaries(model, self.temporaries),
-            (*(None for _ in model.main.inputs), *(graph.operands[i].dimensions for i in self.temporaries)),
-        )
-        self._room, self._places = laid.memory.nbytes, laid.arguments[len(model.main.inputs) :]
+        wider = with_temporaries(model, self.temporaries)
+        sizes = (*(None for _ in model.main.inputs), *(wider.main.operands[i].dimensions for i in self.temporaries))
+        laid = layouts_of(wider).of_inputs(wider, sizes)
+        self._room, self._places = laid.nbytes, laid.arguments[len(model.main.inputs) :]
 
     def perform(self, job: Job) -> Result:
         """Execute it step by step; its timing is the sum of the steps'."""
@@ -122,7 +124,7 @@ class StepsExecutor:
         return whole
 
     def _start_next(self, at: AsyncSteps) -> None:
-        """Start the next step. Raises Timeout when no time is left for it."""
+        """Start the next step. Raise Timeout when no time is left for it."""
         step, its = at.waiting.popleft()
         at.job.wait.check("executing")
         follow(at.whole, step.model.start(at.job._replace(request=its)), partial(self._then, at, step))
@@ -131,7 +133,7 @@ class StepsExecutor:
         result = execution.result()
         at.spent.append(result.timing)
         if result.status:
-            at.whole.settle(lambda: _failure_of(step, result))
+            at.whole.settle(lambda: failure_of(step, result, is_first=step is self.steps[0]))
         elif at.waiting:
             self._start_next(at)
         else:
@@ -150,7 +152,7 @@ class StepsExecutor:
         begin, delay = time.monotonic_ns(), 0
         for step, its in zip(self.steps, self._requests(job.request, room), strict=True):
             try:
-                execution = step.model.launch_or_instead(job._replace(request=its, after=fences))
+                execution = step.model.launch_or_replace(job._replace(request=its, after=fences))
             except (*FAILURES, ValueError) as error:
                 if not launched:
                     raise
@@ -175,12 +177,12 @@ class StepsExecutor:
             job.wait.check("executing")
             result = perform(job._replace(request=its))
             if result.status:
-                return _failure_of(step, result)
+                return failure_of(step, result, is_first=step is self.steps[0])
             spent.append(result.timing)
         return self._success_of(job.request, spent)
 
     def _success_of(self, request: Request, spent: Sequence[Timing]) -> Result:
-        return Result(ErrorStatus.NONE, self._views(request), self._shapes(request), _total(spent))
+        return Result(ErrorStatus.NONE, self._views(request), self._shapes(request), total_of(spent))
 
     def _views(self, request: Request) -> tuple[NDArray[Any], ...]:
         return output_views(self.model, request, ())
@@ -216,17 +218,16 @@ class StepsExecutor:
             for o, a in zip(operands, request.outputs, strict=True)
         )
 
-    def open_burst(self, options: Options) -> Chain:
-        """Return a chain of bursts, one for each step."""
+    def open_burst(self, options: Options, parts: BurstParts = PLAIN) -> Chain:
+        """Return a chain of bursts, one for each step: it falls back, and lays requests out, by itself."""
+        del parts
         from driver.runtime.chain import Chain
 
         return Chain(self, options)
 
     def free_memory(self, memory: Memory) -> None:
         """Let the devices of all steps unmap it."""
-        for step in self.steps:
-            with suppress(PeerDied):  # with its device, the mapping is gone too
-                step.model.free_memory(memory)
+        free_everywhere(memory, [step.model for step in self.steps])
 
     def close(self) -> None:
         """Free the steps on their devices; bursts go on until they are closed."""
@@ -235,14 +236,23 @@ class StepsExecutor:
             step.model.close()
 
 
-def _total(spent: Sequence[Timing]) -> Timing:
-    """Return the times of all steps together; None where one of them was not measured."""
-    columns = zip(*spent, strict=True)
-    return Timing(*(None if None in times else sum(filter(None, times)) for times in columns))
+def free_everywhere(memory: Memory, users: Iterable[Executor | AnyBurst]) -> None:
+    """Let the devices of all of them unmap it."""
+    for user in users:
+        with suppress(PeerDied):  # with its device, the mapping is gone too
+            user.free_memory(memory)
 
 
-def _failure_of(step: PreparedStep, result: Result) -> Result:
+def begun(result: Result) -> Result:
+    """Return the result of what had begun in time, when a later part of it was too late to begin: others had it."""
+    if result.status != ErrorStatus.MISSED_DEADLINE_PERSISTENT:
+        return result
+    return MissedDeadlineTransient(cause=Cause("executing", result.cause.late_by)).as_result()
+
+
+def failure_of(step: PreparedStep, result: Result, *, is_first: bool = False) -> Result:
     """Return the result of the whole, when a step has failed."""
+    result = result if is_first else begun(result)
     words = f"operations {list(step.step.operations)}: {result.message}"
     return Result(result.status, message=words, cause=result.cause)
 

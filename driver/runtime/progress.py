@@ -42,7 +42,7 @@ class CompilationClock:
         self._end, self._done = None if timeout is None else time.monotonic() + timeout, 0.0
 
     def begin(self, what: str, done: float) -> None:
-        """Begin the next step. Raises MissedDeadlinePersistent."""
+        """Begin the next step. Raise MissedDeadlinePersistent."""
         if self._end is not None and time.monotonic() >= self._end:
             cause = Cause("before start", time.monotonic() - self._end)
             raise MissedDeadlinePersistent(f"timeout={self._timeout} s passed before this step: {what}", cause=cause)

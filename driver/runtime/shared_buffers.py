@@ -24,10 +24,12 @@ from burst import (
 )
 from burst.memory import VendorMemory
 from driver.client.device_buffers import Buffer, RemoteBuffer, closed
+from driver.client.executor import PLAIN, BurstParts, Forwarding
+from driver.client.job import perform_with_room
 from driver.engine.device_memory import ManagedBuffer, OperandRole
 from driver.engine.named_buffers import NamedBuffers
 from driver.runtime.launched import launch_here
-from driver.runtime.local import BACKGROUND
+from driver.runtime.local_executor import WAITING_JOBS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,7 +55,7 @@ class _SharedMemory:
         self.memory: Memory
 
     def room(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return new memory. Raises ResourceExhaustedPersistent."""
+        """Return new memory. Raise ResourceExhaustedPersistent."""
         self.memory = Memory.create(max(1, nbytes))
         return self.memory.asarray(np.uint8, nbytes)
 
@@ -76,7 +78,7 @@ class SharedBuffer(Buffer):
     is_on_device = False
 
     def __init__(self, kind: BufferKind, dimensions: tuple[int, ...], roles: frozenset[OperandRole]) -> None:
-        """Use `compiled.allocate`. `roles`: by numbers of compiled models. Raises ResourceExhaustedPersistent."""
+        """Use `compiled.allocate`. `roles`: by numbers of compiled models. Raise ResourceExhaustedPersistent."""
         self._managed: ManagedBuffer | None = _ManagedHere(kind, dimensions, roles)
         self.kind, self.token = kind, self._managed.token
 
@@ -121,16 +123,13 @@ class ModelRoles(NamedTuple):
     model: Model
 
 
-class SharedBuffersExecutor:
+class SharedBuffersExecutor(Forwarding):
     """An executor whose jobs may name buffers in shared memory: the one behind it gets memory in their place."""
 
     def __init__(self, behind: Executor, number: int) -> None:
         """Stand before `behind`. `number`: of the model, in the roles of buffers."""
-        self._behind, self._roles = behind, ModelRoles(number, behind.model)
-
-    @property
-    def model(self) -> Model:
-        return self._behind.model
+        super().__init__(behind)
+        self._roles = ModelRoles(number, behind.model)
 
     def perform(self, job: Job) -> Result:
         """Execute the job while the caller waits."""
@@ -139,7 +138,7 @@ class SharedBuffersExecutor:
     def start(self, job: Job) -> Completion:
         """Execute it in the background; a job on shared buffers takes a thread of this process."""
         if names_shared(job.request):
-            return BACKGROUND.submit(partial(self.perform, job))
+            return WAITING_JOBS.submit(partial(self.perform, job))
         return self._behind.start(job)
 
     def launch(self, job: Job) -> FencedExecution:
@@ -148,25 +147,17 @@ class SharedBuffersExecutor:
             return launch_here(self.model, job, lambda end: self.perform(job.by(end)))
         return self._behind.launch(job)
 
-    def open_burst(self, options: Options) -> AnyBurst:
+    def open_burst(self, options: Options, parts: BurstParts = PLAIN) -> AnyBurst:
         """Return a burst behind this, whose `execute` takes such jobs, too."""
-        burst = self._behind.open_burst(options)
+        burst = self._behind.open_burst(options, parts)
         burst.on_memory = partial(on_memory, self._roles)
         return burst
-
-    def free_memory(self, memory: Memory) -> None:
-        """Let the devices unmap a pool."""
-        self._behind.free_memory(memory)
-
-    def close(self) -> None:
-        """Close the executor behind it."""
-        self._behind.close()
 
 
 def on_memory(its: ModelRoles, job: Job, perform: Callable[[Job], Result]) -> Result:
     """Perform a job with memory in the place of its shared buffers, and note what becomes of their values.
 
-    Raises ValueError for a buffer that is closed, and what `perform` raises.
+    Raise ValueError for a buffer that is closed, and what `perform` raises.
     """
     request = job.request
     found = {n: pool.managed for n, pool in enumerate(request.pools) if isinstance(pool, SharedBuffer)}
@@ -191,10 +182,11 @@ def _on_memory(
             found[argument.pool].has_value = False  # also if the request is refused
     named = NamedBuffers(job.request, found, its.number)
     named.begin()
-    result = perform(job._replace(request=named.request))
-    if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and named.grow(result.output_shapes):
-        named = NamedBuffers(job.request, found, its.number)
-        result = perform(job._replace(request=named.request))
+
+    def grown(result: Result) -> Request | None:
+        return NamedBuffers(job.request, found, its.number).request if named.grow(result.output_shapes) else None
+
+    result = perform_with_room(perform, job._replace(request=named.request), grown)
     if result.status == ErrorStatus.NONE:
         operands = [its.model.main.operands[i] for i in its.model.main.outputs]
         named.settle(result.output_shapes or [OutputShape(operand.dimensions) for operand in operands])
@@ -205,7 +197,7 @@ class EvacuatedJob:
     """A job on buffers of a device that failed it: their values are in this process, for the CPU."""
 
     def __init__(self, model: Model, job: Job) -> None:
-        """Copy the values. Raises StatusError where an input has none, BuffersLost when the device has died."""
+        """Copy the values. Raise StatusError where an input has none, BuffersLost when the device has died."""
         self._model = ModelRoles(0, model)
         graph, request = model.main, job.request
         roles = frozenset(
@@ -229,7 +221,7 @@ class EvacuatedJob:
         self._written = written.intersection(self._moved)
 
     def perform_by(self, cpu: Executor) -> Result:
-        """Perform it on the CPU; the outputs are in the device's buffers then. Raises BuffersLost."""
+        """Perform it on the CPU; the outputs are in the device's buffers then. Raise BuffersLost."""
         result = on_memory(self._model, self._job, cpu.perform)
         if result.status == ErrorStatus.NONE:
             try:
@@ -241,8 +233,11 @@ class EvacuatedJob:
 
 
 def names_shared(request: Request) -> bool:
-    """Return True if it names buffers in shared memory. Raises ValueError for one that is closed."""
-    return any(isinstance(pool, SharedBuffer) and bool(pool.managed) for pool in request.pools)
+    """Return True if it names buffers in shared memory. Raise ValueError for one that is closed."""
+    for pool in request.pools:  # noqa: SIM110 (any(…) takes four times as long, and this is in every request)
+        if isinstance(pool, SharedBuffer) and pool.managed:
+            return True
+    return False
 
 
 def names_buffers(request: Request) -> bool:

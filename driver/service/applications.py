@@ -27,7 +27,7 @@ _CONTROLLERS = "", "name=systemd", "cpu", "memory"  # "": version 2
 
 
 def application_of(channel: Channel, declared: Sequence[object]) -> str:
-    """Return the name of the client's application; "" for none but its account. Raises InvalidArgument, Malformed."""
+    """Return the name of the client's application; "" for none but its account. Raise InvalidArgument, Malformed."""
     match declared:
         case ():
             return _control_group(channel)
@@ -61,7 +61,7 @@ def _control_group(channel: Channel) -> str:
 
 
 def _pidfd_of(channel: Channel) -> int:
-    """Return a descriptor of the process that connected. Raises OSError."""
+    """Return a descriptor of the process that connected. Raise OSError."""
     with suppress(OSError):
         (pidfd,) = struct.unpack("i", channel.socket.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))
         return int(pidfd)

@@ -18,6 +18,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from fmq.printable import LAYOUT, printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -58,12 +60,22 @@ class Allowance:
         return words.encode()
 
 
+class PrintableFormatter(logging.Formatter):
+    """A formatter for records that may quote clients: a message is one line, and moves nothing on a terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (its name in logging)
+        return printable(super().formatMessage(record))
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), LAYOUT)
+
+
 class BoundedHandler(logging.Handler):
     """Log records of this process, within an allowance. What was left out is told with the next record."""
 
-    def __init__(self, write: Callable[[bytes], object], source: str) -> None:
+    def __init__(self, write: Callable[[bytes], object], source: str, layout: str = FORMAT) -> None:
         super().__init__()
-        self.setFormatter(logging.Formatter(FORMAT))
+        self.setFormatter(PrintableFormatter(layout))
         self._write, self._allowance = write, Allowance(source)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -127,13 +139,13 @@ class LogPipe:
         """Copy what is there; return True if there was anything."""
         lines = list(self.lines())
         if admitted := [line for line in lines if self.allowance.takes(len(line))]:
-            log.write(b"".join(admitted))
+            log.write(_printable(b"".join(admitted)))
         if not self.is_open:
             log.write(self.allowance.told())
         return bool(lines)
 
     def redirect(self) -> None:
-        """All that this process writes goes through it from now on."""
+        """Have all that this process writes go through it from now on."""
         for fd in (_STDOUT, _STDERR):
             os.dup2(self.writable, fd)
 
@@ -147,18 +159,23 @@ class LogPipe:
         os.close(self.readable)
 
 
+def _printable(raw: bytes) -> bytes:
+    """Clean what libraries write: they quote names in model files."""
+    return printable(raw.decode(errors="replace"), LAYOUT).encode()
+
+
 class EngineLog:
     """The engine's stderr and log records, copied by a thread of the service."""
 
     def __init__(self, log: LogFile) -> None:
-        """Before the engine is forked."""
+        """Make its pipes, before the engine is forked."""
         self._log, self._told_at = log, time.monotonic()
         self._libraries, self._records = (LogPipe(Allowance(f"the engine's {name}")) for name in ("libraries", "log"))
         self._open = {source.readable: source for source in (self._libraries, self._records)}
         self._end, self._thread = os.eventfd(0, os.EFD_CLOEXEC), threading.Thread(target=self._copy, daemon=True)
 
     def redirect(self) -> None:
-        """In the engine: from now on all that it writes goes through the pipes."""
+        """Have all that the engine writes go through the pipes from now on."""
         self._libraries.redirect()
         for unused in (self._libraries.writable, self._end, *self._open):
             os.close(unused)
@@ -166,12 +183,12 @@ class EngineLog:
         logging.getLogger().handlers[:] = [BoundedHandler(lambda line: os.write(records, line), "the engine's log")]
 
     def begin(self) -> None:
-        """In the service, after the fork: starts the thread. Until then, a pipe keeps 64 KiB."""
+        """Start the thread, in the service, after the fork. Until then, a pipe keeps 64 KiB."""
         self._thread.name = "log"
         self._thread.start()
 
     def close_writable(self) -> None:
-        """In the service, after the fork."""
+        """Close the ends that are written to, in the service, after the fork."""
         for source in self._open.values():
             os.close(source.writable)
 

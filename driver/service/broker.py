@@ -33,6 +33,7 @@ from burst.channel import Channel, Message, close_all, pack
 from burst.exhaustion import exhausted
 from driver.engine.limits import limits
 from driver.protocol.census import Census
+from driver.protocol.rpc import refuse_unheard
 from driver.service.bounded_log import Allowance, LogFile, LogPipe
 from driver.service.cell import PAGE, Cell
 from driver.service.client_census import ClientCensus
@@ -43,15 +44,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from driver.client.discovery import Place
+    from driver.service.cell_uids import CellUids
+    from driver.service.closing_process import ClosingProcess
 
 _log = logging.getLogger(__name__)
 _NOW = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 _RETRY = 0.1  # seconds after a failed accept
-_GREETING, _REFUSALS = 1.0, 8  # seconds that a refused client may take to say hello; such clients at once
 _END_TIMEOUT = 5.0  # seconds until a cell that ends is killed
 _WITHIN, _FREELY = 60.0, 3  # so many ends of a cell within so many seconds have no delay
 _DELAY = 1.0  # seconds until a cell that ends often is forked again
-_MOST_BYTES = 64 * 1024
+_HANG_UP = 0  # no event but those that poll always reports
 _COUNTS, _F_SEAL_FUTURE_WRITE = struct.Struct("@QQQ"), 0x10
 _TICK = 0.05  # seconds between two looks at what is due
 
@@ -67,7 +69,7 @@ class CellProcess:
         self.kill_at: float | None = None
 
     def tell(self, body: list[object], *fds: int) -> bool:
-        """Send without waiting; return False if the cell reads nothing. Raises PeerDied if it has ended."""
+        """Send without waiting; return False if the cell reads nothing. Raise PeerDied if it has ended."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
         try:
             self.channel.socket.sendmsg([pack(body)], rights, _NOW)
@@ -101,7 +103,7 @@ class ServedAccount:
     def __init__(self, uid: int) -> None:
         self.cell: CellProcess | None = None
         self.allowance = Allowance(f"the log of uid {uid}")  # of all its cells, however often one begins
-        self.waiting: list[Channel] = []  #: for the next cell, while the last one ends
+        self.waiting: deque[Channel] = deque()  #: clients that its cell has not been given yet
         self.ends: deque[float] = deque(maxlen=_FREELY)
 
     @property
@@ -117,8 +119,20 @@ class ServedAccount:
         return self.cell is None and not (is_often and now - self.ends[-1] < _DELAY)
 
     def note_end(self) -> None:
-        """Its cell has failed."""
+        """Note that its cell has failed."""
         self.ends.append(time.monotonic())
+
+    def take_those_that_left(self) -> list[Channel]:
+        """Return the clients that have left while they waited; they wait no more."""
+        if not self.waiting:
+            return []
+        poll = select.poll()
+        for client in self.waiting:
+            poll.register(client, _HANG_UP)
+        gone = {fd for fd, _ in poll.poll(0)}
+        found = [client for client in self.waiting if client.fileno() in gone]
+        self.waiting = deque(client for client in self.waiting if client.fileno() not in gone)
+        return found
 
 
 class Broker:
@@ -132,25 +146,28 @@ class Broker:
         become: Callable[[Cell, int], NoReturn],
         home_fds: list[int],
         log: LogFile,
+        closing: ClosingProcess,
+        cell_uids: CellUids | None = None,
     ) -> None:
         """`stop`: a descriptor; the device ends when it becomes readable. `become`: in a new process, serves an
         account. `home_fds`: what the cell of the device's own account needs beside. `log`: where all cells write.
+        `cell_uids`: of the cells of other accounts, which `become` takes; None: all have this process's.
         """
         self._listener, self._place, self._stop = listener, place, stop
         self._become, self._home_fds, self._home = become, home_fds, os.getuid()
         self._limits = limits()
         self._accounts, self._census = dict[int, ServedAccount](), ClientCensus(self._limits)
-        self._log = log
+        self._log, self._closing, self._cell_uids = log, closing, cell_uids
         self._counts, self._last = CellCounts(), LastDescriptor()
         self._is_open = False  #: the device has passed its self test
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[], object]] = {}
-        self._refused: dict[Channel, tuple[float, bytes]] = {}  # until when, and what it will be told
         listener.setblocking(False)
 
     def run(self) -> NoReturn:
         """Serve until it is stopped, or until the device fails its self test."""
-        self._watch(self._stop, self._end)
+        self.watch(self._stop, self._end)
+        self.watch(self._closing.fileno(), self._closing.look)
         gc.freeze()
         self._begin(self._home, self._accounts.setdefault(self._home, ServedAccount(self._home)))
         while True:
@@ -165,31 +182,29 @@ class Broker:
     # ---- clients
 
     def _accept(self) -> None:
+        if not self._closing.has_room:
+            self._unwatch(self._listener.fileno())
+            return
         try:
             sock, _ = self._listener.accept()
         except BlockingIOError:
             return
         except OSError as error:  # the client has left, or too many files are open: go on serving others
             _log.error("a client could not be accepted: %s", error)
-            self._turn_away(error)
+            self._last.turn_away(self._listener, error, self._closing.close)
             time.sleep(_RETRY)
             return
         client = Channel(sock)
         uid = client.peer_uid or self._home  # root sees all accounts, as the device's own does
         try:
             self._check_accounts(uid)
+            self._forget_those_that_left()
             self._census.enter(uid)
         except ResourceExhaustedTransient as error:
             self._refuse(client, error)
             return
         self._hand_over(client, uid)
         self._publish()
-
-    def _turn_away(self, error: OSError) -> None:
-        """Tells a client that no descriptor is left for it."""
-        with self._last.given_up(), suppress(OSError):
-            if found := exhausted(error):
-                self._refuse(Channel(self._listener.accept()[0]), found)
 
     def _check_accounts(self, uid: int) -> None:
         """Raise ResourceExhaustedTransient if this account needs a cell, and there are as many as there may be."""
@@ -201,54 +216,41 @@ class Broker:
     def _hand_over(self, client: Channel, uid: int) -> None:
         """Give a client, which the census has counted, to the cell of its account."""
         account = self._accounts.setdefault(uid, ServedAccount(uid))
-        if account.may_begin:
-            try:
-                self._begin(uid, account)
-            except OSError as error:
-                _log.error("the cell of uid %d cannot begin: %s", uid, error)
-                self._census.leave(uid)
-                self._refuse(client, exhausted(error) or GeneralFailure(f"your account's engine cannot begin: {error}"))
-                return
-        cell = account.cell
-        if cell is None or cell.is_ending:
-            account.waiting.append(client)
+        account.waiting.append(client)
+        if not account.may_begin:
+            self._send_waiting(account)
             return
         try:
-            is_sent = cell.tell(["client"], client.fileno())
-        except PeerDied:
-            self._let_go(cell)
-            account.waiting.append(client)
-            return
-        client.close()
-        if is_sent:
-            cell.sent += 1
-        else:
+            self._begin(uid, account)
+        except OSError as error:
+            _log.error("the cell of uid %d cannot begin: %s", uid, error)
+            account.waiting.remove(client)
             self._census.leave(uid)
+            self._refuse(client, exhausted(error) or GeneralFailure(f"your account's engine cannot begin: {error}"))
+
+    def _send_waiting(self, account: ServedAccount) -> None:
+        """Give an account's clients to its cell, as many as that takes now."""
+        cell = account.cell
+        while account.waiting and cell and not cell.is_ending:
+            client = account.waiting[0]
+            try:
+                if not cell.tell(["client"], client.fileno()):
+                    return  # it reads nothing yet, as one that begins
+            except PeerDied:
+                self._let_go(cell)
+                return
+            self._closing.close(account.waiting.popleft().socket, cell.uid)
+            cell.sent += 1
 
     def _refuse(self, client: Channel, error: StatusError) -> None:
-        """Answers its first message, unread, with the error. A socket closed with unread data would lose the answer."""
-        if len(self._refused) >= _REFUSALS:
-            client.close()
-            return
-        self._refused[client] = time.monotonic() + _GREETING, pack([None, int(error.status), str(error)])
-        self._watch(client.fileno(), partial(self._tell_refused, client))
-
-    def _tell_refused(self, client: Channel) -> None:
-        _, answer = self._refused[client]
-        with suppress(OSError):
-            client.socket.recv(_MOST_BYTES, _NOW)  # descriptors that come along are dropped by the kernel
-            client.socket.send(answer, _NOW)
-        self._forget_refused(client)
-
-    def _forget_refused(self, client: Channel) -> None:
-        del self._refused[client]
-        self._unwatch(client.fileno())
-        client.close()
+        """Answer the client's first message, which is not received, with the error, and close the connection."""
+        refuse_unheard(client, error)
+        self._closing.close(client.socket)
 
     # ---- cells
 
     def _begin(self, uid: int, account: ServedAccount) -> None:
-        """Forks the cell of an account, and hands over the clients that wait for it. Raises OSError."""
+        """Fork the cell of an account, and hand over the clients that wait for it. Raise OSError."""
         account.note_end()  # unless all goes well
         log = LogPipe(account.allowance)
         try:
@@ -259,13 +261,11 @@ class Broker:
         finally:
             os.close(log.writable)
         account.ends.pop()
-        self._watch(cell.channel.fileno(), partial(self._read, cell))
-        self._watch(cell.pidfd, partial(self._reap, cell))
-        self._watch(cell.log.readable, partial(self._copy_log, cell))
+        self.watch(cell.channel.fileno(), partial(self._read, cell))
+        self.watch(cell.pidfd, partial(self._reap, cell))
+        self.watch(cell.log.readable, partial(self._copy_log, cell))
         self._publish(+1)
-        waiting, account.waiting = account.waiting, []
-        for client in waiting:
-            self._hand_over(client, uid)
+        self._send_waiting(account)
 
     def _copy_log(self, cell: CellProcess) -> None:
         if cell.log.is_open:  # and was not closed by an event just before
@@ -274,6 +274,8 @@ class Broker:
             self._unwatch(cell.log.readable)
 
     def _forked(self, uid: int, log: LogPipe) -> CellProcess:
+        if self._cell_uids and uid != self._home:
+            self._cell_uids.assign(uid)
         (near, far), broker = Channel.pair(), os.getpid()
         with warnings.catch_warnings(), far:
             warnings.simplefilter("ignore", DeprecationWarning)  # numpy's threads survive forks
@@ -304,7 +306,7 @@ class Broker:
 
     def _read(self, cell: CellProcess) -> None:
         try:
-            message = cell.channel.receive(0)
+            message = cell.channel.receive_nothing_else()
         except Timeout:
             return
         except (PeerDied, Malformed):
@@ -320,7 +322,7 @@ class Broker:
             message.close()
 
     def _handle(self, cell: CellProcess, message: Message) -> None:
-        """Do what a cell asks. A cell that a client has taken over can say anything. Raises Malformed."""
+        """Do what a cell asks. A cell that a client has taken over can say anything. Raise Malformed."""
         match message.body:
             case ["left"] if self._census.count(cell.uid) > len(self._accounts[cell.uid].waiting):
                 self._census.leave(cell.uid)
@@ -333,7 +335,7 @@ class Broker:
             case ["ready"] if cell.uid == self._home:
                 if not self._is_open:
                     self._is_open = True
-                    self._watch(self._listener.fileno(), self._accept)
+                    self.watch(self._listener.fileno(), self._accept)
             case ["cells", int(number), int(first)] if cell.uid == self._home and first >= 0:
                 self._tell_of_cells(cell, number, first)
             case body:
@@ -355,18 +357,18 @@ class Broker:
             close_all(fds)
 
     def _let_go(self, cell: CellProcess) -> None:
-        """Hand this cell no more clients: it has none, or ends by itself."""
+        """Hand this cell no more clients, and close its channel: it has none, or is ending by itself."""
         self._note_end(cell)
         if cell.channel.fileno() >= 0:
             self._unwatch(cell.channel.fileno())
-            cell.channel.close()
+            self._closing.close(cell.channel.socket, cell.uid)
 
     def _note_end(self, cell: CellProcess) -> None:
         cell.is_ending = True
         cell.kill_at = cell.kill_at or time.monotonic() + _END_TIMEOUT
 
     def _reap(self, cell: CellProcess) -> None:
-        """Its process has ended."""
+        """Reap its process, which has ended."""
         pid, status = os.waitpid(cell.pid, os.WNOHANG)
         if not pid:
             return
@@ -387,8 +389,11 @@ class Broker:
 
     def _do_what_is_due(self) -> None:
         now = time.monotonic()
-        for client in [client for client, (until, _) in self._refused.items() if until <= now]:
-            self._forget_refused(client)
+        if self._closing.is_waiting:
+            self._closing.look()
+        if self._is_open and self._closing.has_room and self._listener.fileno() not in self._handlers:
+            self.watch(self._listener.fileno(), self._accept)
+        self._forget_those_that_left()
         for uid, account in list(self._accounts.items()):
             cell = account.cell
             if cell and cell.kill_at is not None and cell.kill_at <= now:
@@ -396,12 +401,20 @@ class Broker:
                 cell.kill_at = float("inf")
             elif (account.waiting or uid == self._home) and account.may_begin:
                 self._begin(uid, account)
+            elif account.waiting:
+                self._send_waiting(account)
             elif account.is_idle and not (account.ends and now - account.ends[-1] < _WITHIN):
                 del self._accounts[uid]
 
+    def _forget_those_that_left(self) -> None:
+        for uid, account in self._accounts.items():
+            for client in account.take_those_that_left():
+                self._closing.close(client.socket)
+                self._census.leave(uid)
+
     def _patience(self) -> float | None:
-        """Milliseconds until something may be due; None: nothing will be."""
-        is_due = self._refused or any(
+        """Return the milliseconds until something may be due; None: nothing will be."""
+        is_due = self._closing.is_waiting or any(
             each.waiting or (each.cell.kill_at if each.cell else uid == self._home)
             for uid, each in self._accounts.items()
         )
@@ -414,7 +427,8 @@ class Broker:
 
     # ---- the loop
 
-    def _watch(self, fd: int, handler: Callable[[], object]) -> None:
+    def watch(self, fd: int, handler: Callable[[], object]) -> None:
+        """Call the handler, which waits for nothing, whenever the descriptor is readable."""
         self._poll.register(fd, select.POLLIN)
         self._handlers[fd] = handler
 
@@ -424,7 +438,7 @@ class Broker:
 
     def _end(self, code: int = 0) -> NoReturn:
         """End the cells, and this process."""
-        with self._place.locked() as is_locked:
+        with self._place.locked_to_leave() as is_locked:
             self._place.leave(self._listener, is_locked=is_locked)
         cells = [account.cell for account in self._accounts.values() if account.cell]
         for cell in cells:

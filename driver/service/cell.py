@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 from burst import GeneralFailure, PeerDied
 from burst.channel import Channel, Message, close_all
 from burst.exhaustion import DescriptorsLost
+from driver.engine import state
 from driver.engine.limits import WEIGHT, weights
 from driver.protocol.rpc import take_fd
 from driver.service.client_source import AcceptedClient
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator
 
 PAGE = 32
@@ -63,10 +65,13 @@ class Cell:
         return None
 
     def _note_lost(self, body: list[Any]) -> None:
-        """No descriptor was left for a connection, which has ended by that."""
+        """Note that no descriptor was left for a connection, which has ended by that."""
         if body == ["client"]:
             self._came += 1
             self.left()
+
+    def turn_away(self, error: OSError, close: Callable[[socket.socket], object]) -> None:
+        """Do nothing: the broker accepts."""
 
     def ready(self) -> None:
         """Tell the broker that the service begins to serve."""
@@ -118,6 +123,7 @@ def settle(uid: int) -> None:
     if nice:
         _weigh_session(nice)
     if uid != os.getuid():
+        state.keep_for(uid)
         with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from driver.engine.limits import Limits
 
 _REMEDY = "close connections"
+_KEPT = 4  # a quarter of the connections is kept for accounts that have few
 
 
 class ClientCensus:
@@ -20,12 +21,24 @@ class ClientCensus:
         self._limits, self._clients, self._lock = limits, Counter[int](), threading.Lock()
 
     def enter(self, uid: int) -> None:
-        """Count a client. Raises ResourceExhaustedTransient if its account, or the device, may have no more."""
+        """Count a client. Raise ResourceExhaustedTransient if its account, or the device, may have no more.
+
+        Accounts that have many leave room: each account that there may be gets a few connections, whatever others hold.
+        """
         with self._lock:
             if self._limits:
-                self._limits.check("device_clients", self._clients.total(), _REMEDY)
-                self._limits.check("uid_clients", self._clients[uid], _REMEDY)
+                self._check(self._limits, uid)
             self._clients[uid] += 1
+
+    def _check(self, limits: Limits, uid: int) -> None:
+        limits.check("uid_clients", self._clients[uid], _REMEDY)
+        kept, remedy = limits.device_clients // _KEPT, _REMEDY
+        few = kept // limits.device_accounts
+        if self._clients[uid] < few or not few:
+            kept = 0
+        else:
+            remedy = f"{kept} are kept for accounts with fewer than {few}; {_REMEDY}"
+        limits.check("device_clients", self._clients.total(), remedy, 1 + kept)
 
     def leave(self, uid: int, clients: int = 1) -> None:
         """Note that so many clients of an account have left."""

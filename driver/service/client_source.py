@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from driver.client.discovery import Place
 
-_GREETING = 0.1  # seconds for the hello of a client that is turned away
 _PATIENCE = 2.0  # seconds to wait for the lock at the end
 
 
@@ -34,7 +33,13 @@ class ClientSource(Protocol):
         """Return a descriptor: readable when `accept` has something to do, negative once no client comes any more."""
 
     def accept(self) -> AcceptedClient | None:
-        """Return the next client, or None after another message. Raises OSError; PeerDied when the service must end."""
+        """Return the next client, or None after another message. Raise OSError; PeerDied when the service must end."""
+
+    def turn_away(self, error: OSError, close: Callable[[socket.socket], object]) -> None:
+        """Tell the next client why `accept` failed, and `close` its socket, if there is one for which nothing is left.
+
+        Waits for nothing.
+        """
 
     def left(self) -> None:
         """Note that a client has left. Safe from any thread."""
@@ -62,11 +67,10 @@ class ListeningSocket:
         return self._listener.fileno()
 
     def accept(self) -> AcceptedClient:
-        try:
-            return AcceptedClient(Channel(self._listener.accept()[0]))
-        except OSError as error:
-            self._last.turn_away(self._listener, error, _GREETING)
-            raise
+        return AcceptedClient(Channel(self._listener.accept()[0]))
+
+    def turn_away(self, error: OSError, close: Callable[[socket.socket], object]) -> None:
+        self._last.turn_away(self._listener, error, close)
 
     def left(self) -> None:
         """Do nothing: the service counts its clients itself."""
@@ -76,7 +80,7 @@ class ListeningSocket:
         if self.fileno() < 0:  # another one has taken over
             finish()
             return True
-        with self._place.locked(0) as alone:
+        with self._place.locked_to_leave(0) as alone:
             if not alone or select.select([self._listener], [], [], 0)[0]:
                 return False
             self._place.leave(self._listener)
@@ -85,7 +89,7 @@ class ListeningSocket:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        with self._place.locked(_PATIENCE) as is_locked:
+        with self._place.locked_to_leave(_PATIENCE) as is_locked:
             self._place.leave(self._listener, is_locked=is_locked)
             yield
 

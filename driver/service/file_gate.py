@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from burst import GeneralFailure
-from driver.deadlines import overdue, seconds_left
 from driver.devices.files import file_digest
 from driver.engine.running_files import OVERDUE
 from driver.errors import signal_name
 from driver.nn.file_form import FILE, file_of, is_file
 from driver.options import LOW
 from driver.service.file_records import FileRecords
-from driver.service.trials import UNPROVOKED, TrialEnded, TrialServer
+from driver.service.trials import UNPROVOKED, PatientTrial, TrialEnded, TrialPlaces, TrialServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,26 +24,26 @@ if TYPE_CHECKING:
     from driver.nn import Model
     from driver.protocol.prepare_arguments import PrepareArguments
 
-_AT_ONCE = 4  # trials of an account
-
 
 class FileGate:
     """Admits model files to the engine of one device. Any thread."""
 
-    def __init__(self, device: Device, name: str, account: int | None = None) -> None:
-        """Forks the trial server if the device runs files: no thread may exist yet. Others: as of `FileRecords`."""
+    def __init__(self, device: Device, name: str, most: int, account: int | None = None) -> None:
+        """Fork the trial server if the device runs files: no thread may exist yet. `most`: bytes that trials may take
+        together. Others: as of `FileRecords`.
+        """
         self.records = FileRecords(device, name, account)
-        self._trials = TrialServer(device) if FILE.name in {known.name for known in device.extensions} else None
-        self._slots: defaultdict[int, threading.Semaphore] = defaultdict(partial(threading.Semaphore, _AT_ONCE))
+        self._trials = TrialServer(device, most) if FILE.name in {known.name for known in device.extensions} else None
+        self._places: defaultdict[int, TrialPlaces] = defaultdict(TrialPlaces)
 
     @contextmanager
     def admitted(
         self, uid: int, model: Model | None, fds: Sequence[int], where: Sequence[Any], arguments: PrepareArguments
     ) -> Iterator[bytes]:
-        """Within, the engine may load that account's model in these descriptors; yields the digest of its file, b"" if
+        """Let the engine load that account's model in these descriptors meanwhile; yield the digest of its file, b"" if
         it is none. `model`: None for one of operations.
 
-        A file that is new here is loaded in a trial before, and runs in it meanwhile. Raises GeneralFailure for a file
+        A file that is new here is loaded in a trial before, and runs in it meanwhile. Raise GeneralFailure for a file
         that is quarantined, or ends its trial, which may be on leaving; MissedDeadlineTransient; and what stands for
         the error of a device that refuses the file.
         """
@@ -60,18 +58,14 @@ class FileGate:
             yield digest
             return
         low, deadline = arguments.priority == LOW, arguments.deadline
-        slots = self._slots[uid]
-        if not slots.acquire(timeout=seconds_left(deadline)):
-            raise overdue("queued", deadline or 0)
+        begin = partial(self._trials.begin, fds, where, arguments.preference, gives_way=low)
         try:
-            with self._trials.begin(fds, where, arguments.preference, gives_way=low) as trial:
-                trial.wait_until_loaded(deadline)
+            with PatientTrial(begin, self._places[uid], deadline) as trial:
+                trial.wait_until_loaded()
                 yield digest
                 trial.wait_until_run()
         except TrialEnded as error:
             raise self._refused(digest, error) from error
-        finally:
-            slots.release()
         self.records.note_passed(digest)
 
     def check(self, digest: bytes) -> None:

@@ -6,12 +6,12 @@ processor changes, as the records of cache files are.
 
 from __future__ import annotations
 
-import os
 import re
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from driver.config import in_home
+from driver.config import device_uid
+from driver.engine import state
 from driver.engine.cache.records import build
 
 if TYPE_CHECKING:
@@ -25,6 +25,26 @@ _PASSED, _REFUSED, _SUSPECT = b"+", b"-", b"?"  # first byte of a value
 _MOST_SUSPICIONS = 2
 
 
+def state_file(
+    device: Device, name: str, account: int | None, *, what: str, most_value: int, most_bytes: int
+) -> BlobStore:
+    """Open one of the device's files, by digests, in the state folder. `what`: its suffix. `account`: of clients."""
+    from driver.engine.cache.blobs import BlobStore  # takes some milliseconds
+
+    is_own = account in {None, device_uid()}
+    stem = re.sub(r"[^A-Za-z0-9_.-]", "_", name) + ("" if is_own else f".{account}")
+    return BlobStore(
+        state.folder() / f"{stem}.{what}",
+        build_id=build(device),
+        max_key_bytes=32,
+        max_value_bytes=most_value,
+        max_total_bytes=most_bytes,
+        select="lru",
+        capacity="fit",
+        delay=_DELAY,
+    )
+
+
 class FileRecords:
     """Files by their `file_digest`. Any thread."""
 
@@ -33,24 +53,12 @@ class FileRecords:
 
         `account`: another one than the device's own has records of its own: no account can quarantine another's files.
         """
-        self._device, self._name = device, name
-        self._account = None if account == os.getuid() else account
+        self._device, self._name, self._account = device, name, account
 
     @cached_property
     def _store(self) -> BlobStore:
-        from driver.engine.cache.blobs import BlobStore  # takes some milliseconds
-
-        stem = re.sub(r"[^A-Za-z0-9_.-]", "_", self._name) + ("" if self._account is None else f".{self._account}")
-        return BlobStore(
-            in_home("~/.local/state/burst") / f"{stem}.files",
-            build_id=build(self._device),
-            max_key_bytes=32,
-            max_value_bytes=4 * _MOST_REASON + 1,
-            max_total_bytes=_MOST_BYTES,
-            select="lru",
-            capacity="fit",
-            delay=_DELAY,
-        )
+        its = self._device, self._name, self._account
+        return state_file(*its, what="files", most_value=4 * _MOST_REASON + 1, most_bytes=_MOST_BYTES)
 
     def has_passed(self, digest: bytes) -> bool:
         """Return True if the file needs no further trial."""
@@ -58,7 +66,7 @@ class FileRecords:
         return found is not None and found[:1] != _REFUSED
 
     def quarantined(self, digest: bytes) -> str | None:
-        """Why the file may not run; None: it may."""
+        """Say why the file may not run; None: it may."""
         found = self._store.get(digest) or b""
         return found[1:].decode(errors="replace") if found[:1] == _REFUSED else None
 
@@ -73,7 +81,7 @@ class FileRecords:
             store.close()
 
     def quarantine(self, digest: bytes, reason: str) -> None:
-        """Refuses the file from now on. Saved at once."""
+        """Refuse the file from now on. Saved at once."""
         self._store.set(digest, _REFUSED + reason[:_MOST_REASON].encode())
         self._store.flush()
 

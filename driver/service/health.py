@@ -1,13 +1,16 @@
 """Watches a served device: its self test, systemd's watchdog, and whether it answers.
 
-Status messages go to systemd as sd_notify(3) says: datagrams to the socket that NOTIFY_SOCKET names. The health check
-uses the device as a client does, over a connection of the service's own.
+Status messages go to systemd as sd_notify(3) says: datagrams to the socket that NOTIFY_SOCKET names, from the main
+process alone. The service of a cell, and that of a driver in a shared library, tell it through a pipe to that process,
+which believes nothing but these messages: else what takes over any process of the unit could have systemd end it. The
+health check uses the device as a client does, over a connection of the service's own.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import select
 import socket
 import threading
 import time
@@ -30,16 +33,42 @@ if TYPE_CHECKING:
 VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 """The variables by which systemd configures this."""
 
+_PIPE, _STATES = "pipe:", {b"READY=1", b"WATCHDOG=1"}
+
 
 def notify(**fields: object) -> None:
-    """For example `notify(READY=1, STATUS="…")`. Does nothing without systemd, and ignores errors."""
+    """Tell systemd: `notify(READY=1, STATUS="…")`. Does nothing without systemd, and ignores errors."""
+    _tell("\n".join(f"{name}={' '.join(str(value).split())}" for name, value in fields.items()).encode())
+
+
+def _tell(raw: bytes) -> None:
     address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address.startswith(("/", "@")):
-        return
-    words = "\n".join(f"{name}={' '.join(str(value).split())}" for name, value in fields.items())
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-        sock.connect("\0" + address[1:] if address.startswith("@") else address)
-        sock.send(words.encode())
+    with suppress(OSError):
+        if address.startswith(_PIPE):
+            os.write(int(address.removeprefix(_PIPE)), raw[: select.PIPE_BUF])
+        elif address.startswith(("/", "@")):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+                sock.connect("\0" + address[1:] if address.startswith("@") else address)
+                sock.send(raw, socket.MSG_DONTWAIT)
+
+
+class NotifyPipe:
+    """A pipe by which a child's status messages reach systemd, through the main process."""
+
+    def __init__(self) -> None:
+        self.readable, self.writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK | os.O_DIRECT)  # a message a read
+
+    def enter(self) -> None:
+        """Have `notify` write to the pipe, in the child."""
+        if "NOTIFY_SOCKET" in os.environ:
+            os.environ["NOTIFY_SOCKET"] = f"{_PIPE}{self.writable}"
+
+    def forward(self) -> None:
+        """Send systemd what one message says of the device's state, and nothing else."""
+        with suppress(BlockingIOError):
+            lines = os.read(self.readable, select.PIPE_BUF).split(b"\n")
+            if said := [line for line in lines if line in _STATES or line.startswith(b"STATUS=")]:
+                _tell(b"\n".join(said))
 
 
 def watchdog_seconds() -> float | None:
@@ -61,12 +90,13 @@ class HealthMonitor:
     """Watches one service, in the service's process."""
 
     def __init__(self, service: Service, address: str, is_quiet: bool = False) -> None:
-        self.service, self._address, self._is_quiet = service, address, is_quiet
+        self.service, self._is_quiet = service, is_quiet
+        self._address, self._socket = address, os.stat(address)
         self.device = RemoteDevice(Connection(service.own_client()), address)
         self._untested = "its self test is not finished"
 
     def trouble(self, within: float = WITHIN) -> str:
-        """Why the device is not healthy; empty if it is."""
+        """Say why the device is not healthy; empty if it is."""
         try:
             self.device.call("turns", timeout=within)
             close_all(self.device.call("cells", _NO_CELL, timeout=within)[1])  # the broker answers, if there is one
@@ -74,7 +104,14 @@ class HealthMonitor:
             return f"it did not answer within {within:g} s"
         except BurstError as error:
             return f"it fails to answer: {error}"
-        return self._untested
+        return self._untested or self._missing()
+
+    def _missing(self) -> str:
+        """Say that no client finds the device's socket any more; empty if clients do."""
+        with suppress(OSError):
+            if os.path.samestat(os.stat(self._address), self._socket):
+                return ""
+        return f"its socket {self._address} is no longer there, so no new client can connect: start the device again"
 
     def begin(self) -> bool:
         """Run the self test, then start the watchdog's thread. False: the test failed, and the engine is ended."""
@@ -109,7 +146,7 @@ class HealthMonitor:
 
 
 def self_test(device: RemoteDevice) -> str:
-    """Add two vectors on both paths; return the finding as text. Raises DeviceFailed, BurstError."""
+    """Add two vectors on both paths; return the finding as text. Raise DeviceFailed, BurstError."""
     builder, x = ModelBuilder(), np.arange(4, dtype=np.float32)
     builder.output(builder.operation("ADD", builder.input("float32", (4,)), x, 0))
     model = builder.build()
@@ -134,5 +171,5 @@ def begin_monitoring(service: Service, address: str, metrics_fd: int, is_quiet: 
     if metrics_fd >= 0:
         from driver.service.metrics_server import expose
 
-        expose(monitor, metrics_fd)
+        expose(monitor, metrics_fd, service.close_socket)
     return monitor.begin()

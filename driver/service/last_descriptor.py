@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from burst.channel import Channel
 from burst.exhaustion import exhausted
-from driver.protocol.rpc import refuse
+from driver.protocol.rpc import refuse_unheard
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class LastDescriptor:
@@ -24,7 +24,7 @@ class LastDescriptor:
 
     @contextmanager
     def given_up(self) -> Iterator[None]:
-        """Within, this process may open one more descriptor."""
+        """Let this process open one more descriptor meanwhile."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -34,10 +34,12 @@ class LastDescriptor:
             with suppress(OSError):  # another thread has taken it; the next time may be luckier
                 self._fd = os.eventfd(0, os.EFD_CLOEXEC)
 
-    def turn_away(self, listener: socket.socket, error: OSError, patience: float) -> None:
-        """Tells the next client of `listener` why it cannot be served, if it says hello within `patience` seconds."""
+    def turn_away(self, listener: socket.socket, error: OSError, close: Callable[[socket.socket], object]) -> None:
+        """Tell the next client of `listener` why it cannot be served, and `close` its socket."""
         if not exhausted(error):
             return
         with self.given_up(), suppress(OSError):
             if select.select([listener], [], [], 0)[0]:
-                refuse(Channel(listener.accept()[0]), error, patience)
+                client = Channel(listener.accept()[0])
+                refuse_unheard(client, error)
+                close(client.socket)

@@ -32,7 +32,7 @@ class LedgerReports(NamedTuple):
 
     @classmethod
     def of(cls, connection: Connection, end: float) -> LedgerReports | None:
-        """Asks until `end`, of time.monotonic(). None: it has ended, or does not answer in time."""
+        """Ask until `end`, of time.monotonic(). None: it has ended, or does not answer in time."""
 
         def call(*arguments: Any) -> tuple[list[Any], list[int]]:
             return connection.call(*arguments, timeout=max(_LEAST, end - time.monotonic()))

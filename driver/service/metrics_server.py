@@ -11,8 +11,10 @@ sandboxed process of the device, which should have neither an event loop nor nin
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import select
 import socket
 import threading
 import time
@@ -20,6 +22,7 @@ from collections import Counter
 from contextlib import suppress
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseServer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,15 +31,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from burst import BurstError
+from burst.channel import refuse_descriptors
 from burst.trace import STAGES
 from driver.client.cells import cells_of
 from driver.client.connection import traces_of
+from driver.client.served_sockets import is_dead
 from driver.engine.totals import SUMMED
 from driver.errors import DeviceFailed
 from driver.options import PRIORITIES
 from driver.service.health import WITHIN
-from driver.service.http_connections import ConnectionLimiter, HttpConnection, account_of
+from driver.service.http_connections import MISADDRESSED, MOST, MOST_OF_ACCOUNT, PATIENCE, account_of, is_misaddressed
 from driver.service.ledger_metrics import LedgerReports, ledger_metrics
+from driver.service.peer_limiter import PeerLimiter, PeerVisit
 from driver.service.process_figures import KINDS, ProcessFigures
 
 if TYPE_CHECKING:
@@ -55,7 +61,7 @@ _SCRAPES = 4  # at once; further ones are told to come again, so that threads ar
 
 
 def listen(address: str) -> socket.socket:
-    """Listen at "HOST:PORT", at ":PORT" for this machine alone, or at the path of a socket. Raises DeviceFailed."""
+    """Listen at "HOST:PORT", at ":PORT" for this machine alone, or at the path of a socket. Raise DeviceFailed."""
     try:
         if "/" in address:
             return _at_path(Path(address))
@@ -73,13 +79,13 @@ def listen(address: str) -> socket.socket:
 def _at_path(path: Path) -> socket.socket:
     """Listen at a path, in place of a socket at which no process listens any more."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    refuse_descriptors(listener)
     try:
         try:
             listener.bind(str(path))
         except OSError:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                if not path.is_socket() or probe.connect_ex(str(path)) == 0:
-                    raise
+            if not path.is_socket() or not is_dead(str(path)):
+                raise
             path.unlink()
             listener.bind(str(path))
         listener.listen(_BACKLOG)
@@ -97,17 +103,24 @@ def where(listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
 
 
-def expose(monitor: HealthMonitor, fd: int) -> None:
-    """Serve a device's metrics in threads of this process until it ends. Owns `fd`, a listening socket."""
-    serve_metrics(MetricsCollector(monitor), monitor.trouble, fd)
+def expose(monitor: HealthMonitor, fd: int, close: Callable[[socket.socket], object]) -> None:
+    """Serve a device's metrics in threads of this process until it ends. Owns `fd`, a listening socket. `close`: has a
+    client's socket closed by nobody who serves others.
+    """
+    serve_metrics(MetricsCollector(monitor), monitor.trouble, fd, close)
 
 
-def serve_metrics(collector: Collector, trouble: Callable[[], str], fd: int) -> None:
+def serve_metrics(
+    collector: Collector,
+    trouble: Callable[[], str],
+    fd: int,
+    close: Callable[[socket.socket], object] = socket.socket.close,
+) -> None:
     """Serve a collector's metrics, as `expose` does. `trouble`: why /healthz is to be 503, empty if it is not."""
     registry = CollectorRegistry()
     registry.register(collector)
     handler = type("Handler", (_Handler,), {"registry": registry, "trouble": staticmethod(trouble)})
-    server = _Server(socket.socket(fileno=fd), handler)
+    server = _Server(socket.socket(fileno=fd), handler, close)
     os.register_at_fork(after_in_child=server.socket.close)
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
 
@@ -117,8 +130,17 @@ class _Handler(MetricsHandler):
     server: _Server
     server_version, sys_version = "Burst", ""
 
+    def setup(self) -> None:
+        super().setup()
+        if self.request.family == socket.AF_UNIX:
+            self.rfile.close()
+            self.rfile = io.BytesIO(_headers_of(self.request))
+
     def do_GET(self) -> None:  # noqa: N802 (http.server looks for that name)
-        self.server.has_asked(self.request)
+        self.server.note_request(self.request)
+        if is_misaddressed(self.headers.get("Host"), self.request):
+            self._answer(403, MISADDRESSED)
+            return
         match self.path.partition("?")[0]:
             case "/metrics":
                 self._scraped()
@@ -147,20 +169,44 @@ class _Handler(MetricsHandler):
 
 
 _END_OF_HEADERS, _MOST_HEADERS = b"\r\n\r\n", 4096
+_ENDS_OF_HEADERS = _END_OF_HEADERS, b"\n\n"
+
+
+def _headers_of(sock: socket.socket) -> bytes:
+    """Return what the client says until the end of the headers; b"" where descriptors come with it.
+
+    Those stay in the socket: whoever takes them away closes them, which may take as long as the client likes.
+    """
+    with select.epoll() as arrivals:
+        arrivals.register(sock, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
+        while True:
+            (_, events), *_ = arrivals.poll()
+            with suppress(BlockingIOError):
+                found, _, flags, _ = sock.recvmsg(_MOST_HEADERS, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                if flags & socket.MSG_CTRUNC:
+                    return b""
+                if any(end in found for end in _ENDS_OF_HEADERS) or len(found) == _MOST_HEADERS:
+                    return sock.recv(len(found))
+            if events & (select.EPOLLRDHUP | select.EPOLLHUP):
+                return b""
 
 
 class _Server(ThreadingHTTPServer):
     """A thread for each connection, as many as its limiter admits, and each until its deadline."""
 
     daemon_threads = True
-    address_family = socket.AF_UNIX  # of the socket that it makes at first: the sandbox refuses others
 
-    def __init__(self, listener: socket.socket, handler: Any) -> None:
-        super().__init__(("", 0), handler, bind_and_activate=False)
-        self.socket.close()
+    def __init__(
+        self,
+        listener: socket.socket,
+        handler: Any,
+        close: Callable[[socket.socket], object] = socket.socket.close,
+    ) -> None:
+        BaseServer.__init__(self, listener.getsockname(), handler)  # TCPServer's makes a socket: the sandbox refuses
+        self._close = close
         self.socket = listener
         self.scrapes = threading.Semaphore(_SCRAPES)
-        self._limiter, self._of = ConnectionLimiter(), dict[Any, HttpConnection]()
+        self._limiter, self._of = PeerLimiter(MOST, MOST_OF_ACCOUNT), dict[Any, PeerVisit]()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         def end() -> None:
@@ -177,6 +223,7 @@ class _Server(ThreadingHTTPServer):
         if connection is None:
             self.shutdown_request(request)
             return
+        connection.wait(PATIENCE)
         self._of[request] = connection
         try:
             super().process_request(request, client_address)
@@ -190,9 +237,12 @@ class _Server(ThreadingHTTPServer):
         finally:
             self._left(request)
 
-    def has_asked(self, request: Any) -> None:
-        """Its request is complete."""
-        self._of[request].has_asked = True
+    def close_request(self, request: Any) -> None:
+        self._close(request)
+
+    def note_request(self, request: Any) -> None:
+        """Note that its request is complete: no newcomer may evict it. Its deadline goes on."""
+        self._of[request].stay()
 
     def _left(self, request: Any) -> None:
         self._limiter.leave(self._of.pop(request))
@@ -202,7 +252,7 @@ class _Server(ThreadingHTTPServer):
         self._limiter.end_overdue()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignores clients that disconnect before their answer."""
+        """Ignore clients that disconnect before their answer."""
 
 
 _BOUNDS = [digit * 10.0**power for power in range(-6, 1) for digit in (1, 2, 5)]  # seconds
@@ -233,7 +283,7 @@ class MetricsCollector(Collector):
         self._cpu = {process: CounterSum(np.zeros(())) for process in ("service", "engine")}
 
     def describe(self) -> list[Metric]:
-        """No metrics: registering this must not call the device."""
+        """Describe no metrics: registering this must not call the device."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -252,7 +302,7 @@ class MetricsCollector(Collector):
             yield from self._of_processes(engines)
 
     def _engines(self) -> list[EngineFigures]:
-        """Those that answer in time. None answers: burst_healthy says so."""
+        """Return the engines that answer in time. None answers: burst_healthy says so."""
         end = time.monotonic() + WITHIN  # for all of them: an account's engine that hangs must not hide the others
         try:
             with cells_of(self._monitor.device.connection, WITHIN) as cells:
@@ -292,7 +342,7 @@ class MetricsCollector(Collector):
         yield preparations
 
     def _by_model(self) -> Metric:
-        """Names come from clients: so many of them and no more, the most used first."""
+        """Return so many names and no more, the most used first: clients choose them."""
         metric = GaugeMetricFamily("burst_model_bursts", "Open bursts by the name of their model.", labels=["model"])
         named = self._models.most_common(_MOST_MODELS)
         for model, count in named:
@@ -343,7 +393,7 @@ def _left(end: float) -> float:
 
 
 def _figures(connection: Connection, end: float) -> EngineFigures | None:
-    """None: it has ended, or does not answer in time."""
+    """Return its figures; None: it has ended, or does not answer in time."""
     try:
         (slots, _, sums, bursts, models, clients, outcomes, *both), _ = connection.call("figures", timeout=_left(end))
     except BurstError:

@@ -13,7 +13,7 @@ from driver.protocol.rpc import PROTOCOL, call
 
 
 def check(address: str, within: float) -> str:
-    """Ask a device, and describe its answer. Raises DeviceNotFound, DeviceFailed, BurstError."""
+    """Ask a device, and describe its answer. Raise DeviceNotFound, DeviceFailed, BurstError."""
     found: SimpleQueue[str | Exception] = SimpleQueue()
     threading.Thread(target=_look, args=(address, within, found), daemon=True).start()
     try:

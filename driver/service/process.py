@@ -19,30 +19,48 @@ import time
 import warnings
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from burst import InvalidArgument, Malformed, PeerDied, ResourceExhaustedTransient, StatusError
-from burst.channel import Channel
+from burst import ErrorStatus, InvalidArgument, Malformed, PeerDied, ResourceExhaustedTransient, StatusError
+from burst.channel import Channel, pack
+from burst.errors import DeviceEnd
 from burst.serving_thread import ServingThread
 from driver.client.discovery import Place, runtime_dir
 from driver.client.launch import BACKLOG
+from driver.config import device_uid
 from driver.devices import device_class
-from driver.engine import sandbox
+from driver.engine import sandbox, state
 from driver.engine.cache.compilations import files_needed
+from driver.engine.call_rules import Reach
 from driver.engine.landlock import Access
+from driver.engine.latency import KEPT
 from driver.engine.ledger import Ledger
-from driver.engine.limits import limits
+from driver.engine.limits import limits, or_raise
 from driver.engine.process import main as run_engine
 from driver.engine.running_files import RunningFiles
 from driver.errors import signal_name
 from driver.nn.file_form import FILE
 from driver.protocol.greeting import Greeting
-from driver.protocol.rpc import PROTOCOL, Reply, beyond_the_sandbox, call, refuse, serve, shutdown_message
+from driver.protocol.rpc import (
+    PROTOCOL,
+    SPEAK_WITHIN,
+    Reply,
+    beyond_the_sandbox,
+    call,
+    end_message,
+    refuse,
+    refuse_unheard,
+    serve,
+)
 from driver.service.bounded_log import BoundedHandler, EngineLog, LogFile
 from driver.service.client_census import ClientCensus
 from driver.service.client_source import ListeningSocket
+from driver.service.closing_process import ClosingProcess
+from driver.service.engine_watch import EngineWatch
 from driver.service.file_gate import FileGate
 from driver.service.fork_server import SCORES
+from driver.service.preparation_times import PreparationTimes
 from driver.service.service_client import ServiceClient
 from driver.service.trials import UNPROVOKED
 from driver.service.validation import NOT_YOURS, ValidationBudget, Validator
@@ -59,7 +77,6 @@ _log = logging.getLogger(__name__)
 LINGER = 2.0  # seconds without a client
 _RETRY = 0.1  # seconds after a failed accept
 _START_TIMEOUT, _END_TIMEOUT = 60.0, 2.0
-_REFUSALS = 8  # answered at once; further connections are only closed
 
 
 class ServiceOptions(NamedTuple):
@@ -76,6 +93,11 @@ class ServiceOptions(NamedTuple):
     def is_shared(self) -> bool:
         """True if several accounts share its engine."""
         return self.any_uid and self.account is None
+
+    @property
+    def serves_others(self) -> bool:
+        """True if its process has sockets of several accounts: of an engine that they share, or of metrics."""
+        return self.any_uid and self.account in {None, device_uid()}
 
 
 class EngineProcess(NamedTuple):
@@ -100,23 +122,32 @@ class Service:
         self._name, self._source, self._options = name, source, options
         self._engine, self._engine_pid, self._running = engine
         self._device = kind()
-        self.files = FileGate(self._device, name, options.account)  # forks: before there are threads
-        self._limits, self._door = limits(is_shared=options.is_shared), threading.Lock()
+        forks = options.serves_others
+        self._closing = ClosingProcess(partial(sandbox.enter, self.needed_calls)) if forks else None
+        self._limits = limits(is_shared=options.is_shared, is_own=not options.any_uid)
+        self._door = threading.Lock()
+        most = self._limits.engine_most(1)
+        self.files = FileGate(self._device, name, most, options.account)  # forks: before there are threads
+        self.times = PreparationTimes(self._device, name, options.account)
         self.ledger = Ledger(self._limits)  #: of what this process holds for clients; the engine has one of its own
-        self.validator = Validator(self._device, self._limits, self._extensions)  # forks, too
+        self.validator = Validator(self._device, self._limits, self.times, self._extensions)  # forks, too
+        whose = self.ledger.account(device_uid() if options.account is None else options.account)
+        self.watch = EngineWatch(engine.pid, self._limits, whose, None if options.is_shared else self._end_engine)
         self._life = LifePage()
         (self._engine_gave_up,), fds = call(self._engine, "ready", fds=[self._life.fd], timeout=_START_TIMEOUT)
         self._engine.watch(fds[0])
         self._census = ClientCensus(self._limits if options.account is None else None)
         self._channels: set[Channel] = set()
         self._outcomes: Counter[str] = Counter()
-        self._refusing = threading.Semaphore(_REFUSALS)
         self._left = os.eventfd(0, os.EFD_CLOEXEC)
 
     def run(self) -> bool:
         """Serve until there was no client for a while, or `stop` becomes readable; return False if the engine has
         ended.
         """
+        self.watch.start()
+        if self._closing:
+            self._closing.keep()
         poll, linger, stop = select.poll(), self._options.linger, self._options.stop
         for fd in (self._source.fileno(), self._engine.fileno(), self._left, *([] if stop is None else [stop])):
             poll.register(fd, select.POLLIN)
@@ -134,7 +165,7 @@ class Service:
                 elif not self._accept():
                     self._end(is_stopped=True)
                     return True
-            if not ready and not self._census.total() and self._source.retire(self.files.close):
+            if not ready and not self._census.total() and self._source.retire(self._save):
                 return True
 
     def _end(self, *, is_stopped: bool) -> None:
@@ -143,21 +174,42 @@ class Service:
                 code = _exit_code(self._engine_pid)
                 self.files.note_end(code, self._running.ends())
                 self._tell_end(code)
-            self.files.close()  # before another service starts
+            self._save()  # before another service starts
         if not is_stopped:
             _log.error("the engine ended")
 
+    def _save(self) -> None:
+        """Save what is known of files and of preparations."""
+        self.files.close()
+        self.times.close()
+
     def _tell_end(self, code: int) -> None:
-        """Tells all clients why the engine has ended, if that is the driver's doing."""
+        """Tell all clients why the engine has ended, if that is the driver's doing."""
         words = self._running.shutdown_reason
         if not words and code < 0 and -code not in UNPROVOKED:
             functions = ", ".join(self._running.functions) or "execute, or a thread of its own"
             words = f"driver {self._device.name!r}: {functions} ended the engine with {signal_name(-code)}"
         if self._device.asked_apart and words:
             _log.error("%s", words)
-            for channel in list(self._channels):
-                with suppress(PeerDied):
-                    channel.send(shutdown_message(words))
+            self._tell(DeviceEnd(words))
+
+    def _end_engine(self, found: int, most: int) -> None:
+        """End the engine, which has taken too much memory, and tell its clients. They come to the next one."""
+        words = (
+            f"the device's engine took {found} bytes of memory, and was ended: {most} are allowed for the clients that "
+            f"it has had (client_bytes of each, and engine_bytes); make smaller requests{or_raise('engine_bytes')}"
+        )
+        _log.error("%s", words)
+        is_alone = self._census.total() == 1
+        status = ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT if is_alone else ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+        self._tell(DeviceEnd(words, status))
+        self.kill()
+
+    def _tell(self, end: DeviceEnd) -> None:
+        """Tell all clients why the engine ends. One that does not read its messages is not told."""
+        for channel in list(self._channels):
+            with suppress(PeerDied, StatusError):
+                channel.send_at_once(pack(end_message(end)))
 
     def _hand_over(self) -> None:
         """Take no more clients: the next client starts a service of the new code. Those that are here stay."""
@@ -173,6 +225,8 @@ class Service:
             return False
         except (OSError, Malformed) as error:  # it has left, or too many files are open: go on serving others
             _log.error("a client could not be accepted: %s", error)
+            if isinstance(error, OSError):
+                self._source.turn_away(error, self.close_socket)
             time.sleep(_RETRY)
             return True
         if found:
@@ -185,13 +239,16 @@ class Service:
         if found.is_watcher:
             self._serve_apart(channel)
         elif not self._options.any_uid and uid != os.getuid():
-            channel.close()
+            self.close_socket(channel.socket)
         elif not self._is_full(channel, uid):
+            channel.accept_descriptors()
+            self.watch.note(self._census.total())
             try:
                 ServingThread(self._serve, channel, uid, name="client").start()
             except RuntimeError as error:  # no thread can be started
                 _log.error("a client could not be served: %s", error)
-                refuse(channel, error, _RETRY)
+                refuse_unheard(channel, error)
+                self.close_socket(channel.socket)
                 self._census.leave(uid)
                 self._source.left()
 
@@ -203,29 +260,17 @@ class Service:
             full = error
         else:
             return False
-        if self._refusing.acquire(blocking=False):
-            try:
-                ServingThread(self._refuse, channel, full, name="refusal").start()
-            except RuntimeError:
-                self._refusing.release()
-                channel.close()
-                self._source.left()
-        else:
-            channel.close()
-            self._source.left()
+        refuse_unheard(channel, full)
+        self.close_socket(channel.socket)
+        self._source.left()
         return True
-
-    def _refuse(self, channel: Channel, error: StatusError) -> None:
-        """Send the error as the answer to `hello`."""
-        try:
-            refuse(channel, error)
-        finally:
-            self._refusing.release()
-            self._source.left()
 
     def _serve(self, channel: Channel, uid: int) -> None:
         try:
             self._channels.add(channel)
+            if not channel.await_message(SPEAK_WITHIN):
+                _log.warning("a connection of uid %d has ended: no call came within %g s", uid, SPEAK_WITHIN)
+                return
             with ServiceClient(channel, self) as client:
                 serve(channel, client.handlers, client.take)
         except ResourceExhaustedTransient as error:
@@ -242,6 +287,18 @@ class Service:
             self._census.leave(uid)
             self._source.left()
             os.eventfd_write(self._left, 1)
+
+    def close_socket(self, sock: socket.socket) -> None:
+        """Close a client's socket, for threads that serve several accounts: what lies in it may take long to close.
+
+        Where too many wait to be closed, wait for room: the caller accepts no more of them meanwhile.
+        """
+        if self._closing:
+            self._closing.close(sock)
+            while not self._closing.has_room:
+                time.sleep(_RETRY)
+        else:
+            sock.close()
 
     @property
     def has_lost_engine(self) -> bool:
@@ -274,7 +331,7 @@ class Service:
 
     def cells(self, uid: int, first: int) -> Reply:
         """Answer with `ClientSource.cells` for the device's own account and root; with none for others."""
-        return Reply(*self._source.cells(first)) if uid in {0, os.getuid()} else Reply([0])
+        return Reply(*self._source.cells(first)) if uid in {0, device_uid()} else Reply([0])
 
     def note(self, outcome: str) -> None:
         """Count the outcome of a preparation."""
@@ -287,7 +344,7 @@ class Service:
             return self._census.total(), self._outcomes.copy()
 
     def kill(self) -> None:
-        """Kills the engine, and so the device, as a crash would. Clients that recover wait for its restart."""
+        """Kill the engine, and so the device, as a crash would. Clients that recover wait for its restart."""
         os.kill(self._engine_pid, signal.SIGKILL)
 
     def describe(self, uid: int) -> Greeting:
@@ -311,8 +368,8 @@ class Service:
         return os.getpid(), self._engine_pid
 
     def _extensions(self, uid: int) -> list[str]:
-        """Those that clients of that account may use: a model file runs only in an engine of its account's own."""
-        own = os.getuid() if self._options.account is None else self._options.account
+        """Return those that clients of that account may use: a model file runs only in an engine of its account."""
+        own = device_uid() if self._options.account is None else self._options.account
         names = [extension.name for extension in self._device.extensions]
         return [name for name in names if name != FILE.name or uid == own or self._options.files_of_others]
 
@@ -320,8 +377,6 @@ class Service:
         """Raise InvalidArgument, GeneralFailure unless that account's client may run the file with this digest.
 
         b"": it is none.
-
-        Raises InvalidArgument, GeneralFailure.
         """
         if file and FILE.name not in self._extensions(uid):
             raise InvalidArgument(NOT_YOURS)
@@ -358,7 +413,7 @@ def start_engine(
             log.redirect()
             near.close()
             source.close()
-            sandbox.enter_files(kind, sandbox.state_folder())
+            sandbox.enter_files(kind, {state.made(): Access.EDIT} | KEPT)
             run_engine(name, kind, far, running, is_shared=is_shared)
         except BaseException:  # noqa: BLE001 (this process must not go on as a second service)
             _log.exception("the engine of device %r failed", name)
@@ -377,14 +432,19 @@ def _exit_code(pid: int) -> int:
 
 
 def isolate() -> None:
-    """Undoes what was inherited from the first client: CPU affinity, resource limits, signal mask, umask."""
+    """Undo what was inherited from the first client: CPU affinity, resource limits, signal mask, umask."""
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    if resource.getrlimit(resource.RLIMIT_CORE)[1]:  # else there is less than that already
-        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # a core handler behind a pipe ignores 0, and takes seconds
+    leave_no_core()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.umask(0o077)
+
+
+def leave_no_core() -> None:
+    """Have the kernel write no core file of this process, whatever the program that started it asked for."""
+    if resource.getrlimit(resource.RLIMIT_CORE)[1]:  # else there is less than that already
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # a core handler behind a pipe ignores 0, and takes seconds
 
 
 def kept_files(place: Place, device: type[Device]) -> dict[Path, Access]:
@@ -393,8 +453,8 @@ def kept_files(place: Place, device: type[Device]) -> dict[Path, Access]:
     Among them is the folder of its socket, which it takes away when it ends.
     """
     forks = device.asked_apart or FILE.name in {extension.name for extension in device.extensions}
-    own = (SCORES if forks else {}) | {place.socket.parent: Access.READ | Access.REMOVE_FILE}
-    return own | dict.fromkeys((place.lock, place.log), Access.READ | Access.WRITE) | sandbox.state_folder()
+    own = (SCORES if forks else {}) | KEPT | {place.socket.parent: Access.READ | Access.REMOVE_FILE}
+    return own | dict.fromkeys((place.lock, place.log), Access.READ | Access.WRITE) | {state.made(): Access.EDIT}
 
 
 def run(name: str, source: ClientSource, place: Place, options: ServiceOptions) -> NoReturn:
@@ -409,7 +469,9 @@ def run(name: str, source: ClientSource, place: Place, options: ServiceOptions) 
         service = Service(name, kind, source, options, engine=engine)
         gc.enable()
         engine_log.begin()
-        sandbox.enter(service.needed_calls)
+        connects = options.account is None  # to its own socket, before it takes the name away, or to systemd
+        reach = Reach(os.getpid(), signals=[engine.pid], connects=connects, watches=True)
+        sandbox.enter(service.needed_calls, reach)
         if options.on_start:
             options.on_start(service)
     except BaseException as error:  # noqa: BLE001 (no client may wait for a service that failed)

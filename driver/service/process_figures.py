@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 KINDS = ("anon", "file", "shmem")
+
+
+def private_bytes(pid: int) -> int:
+    """Return the private memory of a process, without what is swapped out; 0 for one that has ended."""
+    with suppress(OSError), open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
+        _, resident, shared, *_ = map(int, file.read(200).split())
+        return (resident - shared) * _PAGE
+    return 0
 
 
 class ProcessFigures(NamedTuple):
@@ -19,7 +29,7 @@ class ProcessFigures(NamedTuple):
 
     @classmethod
     def of(cls, pid: int) -> Self | None:
-        """None: it has just ended, or this kernel lacks a file."""
+        """Read the figures of a process; None: it has just ended, or this kernel lacks a file."""
         try:
             ticks = os.sysconf("SC_CLK_TCK")
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
@@ -30,7 +40,7 @@ class ProcessFigures(NamedTuple):
 
 
 def _pss(pid: int) -> list[int]:
-    """Bytes by kind: anon (private), file (mapped files), shmem (shared pools and queues)."""
+    """Return the bytes by kind: anon (private), file (mapped files), shmem (shared pools and queues)."""
     lines: Any = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     found = {words[0]: int(words[1]) * 1024 for words in lines}
     return [found[f"Pss_{kind.capitalize()}:"] for kind in KINDS]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import grp
 import logging
 import os
+import select
 import signal
 import socket
 import stat
@@ -29,15 +30,18 @@ from driver.client.served_sockets import owner_of
 from driver.config import home, listed_home
 from driver.devices import device_class, usable_class
 from driver.devices.library.description import absolute
-from driver.engine import sandbox
+from driver.engine import sandbox, state
+from driver.engine.landlock import Access
 from driver.errors import DeviceFailed
 from driver.service.bounded_log import BoundedHandler, LogFile
 from driver.service.broker import Broker
 from driver.service.cell import settle
+from driver.service.cell_uids import CAPABILITIES, CellUids, uids_in
 from driver.service.client_source import ListeningSocket
+from driver.service.closing_process import ClosingProcess
 from driver.service.fork_server import SCORES, end_with_parent
-from driver.service.health import VARIABLES, begin_monitoring
-from driver.service.process import ServiceOptions, kept_files, run
+from driver.service.health import VARIABLES, NotifyPipe, begin_monitoring
+from driver.service.process import ServiceOptions, kept_files, leave_no_core, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,6 +57,13 @@ CELL_LINGER = 5.0
 """Seconds that the cell of an account stays without clients."""
 
 _MOST_ENDS, _WITHIN = 10, 60.0  # of a service that is started again; seconds
+_CAPABILITIES = "CAP_SETUID CAP_SETGID CAP_KILL"
+_FOR_UIDS = {
+    "CapabilityBoundingSet=": f"CapabilityBoundingSet={_CAPABILITIES}\nAmbientCapabilities={_CAPABILITIES}",
+    "StateDirectoryMode=0700": "# Cells go through it to their homes.\nStateDirectoryMode=0711",
+}
+"""What the unit has in place of these lines where cells have uids of their own."""
+
 _RUN = "from driver.service.serve import main; main()  # burst serve"
 """Its comment is what `ps` and `pgrep -f "burst serve"` find; the device's name follows it."""
 
@@ -63,9 +74,10 @@ def serve(
     group: str | None = None,
     metrics: str | None = None,
     files_of_others: bool = False,
+    uids: str | None = None,
     tell: Callable[[Path, str | None], object] | None = None,
 ) -> NoReturn:
-    """Becomes the service of a device, until SIGTERM or SIGINT.
+    """Become the service of a device, until SIGTERM or SIGINT.
 
     Args:
         name: of the device, or the path of a shared library that is its driver.
@@ -73,42 +85,55 @@ def serve(
         group: its members may connect, too; a name or a number.
         metrics: address of metrics and health, as `metrics_server.listen` takes it. Needs the extra `metrics`.
         files_of_others: takes model files from all accounts, where these share an engine.
+        uids: "FIRST-LAST", uids and gids for the cells of other accounts, where each account has an engine of its own;
+            None: all have this process's.
         tell: called with the socket and the address of the metrics when clients may connect; None prints both.
 
-    Raises DeviceNotFound, DeviceFailed.
+    Raise DeviceNotFound, DeviceFailed.
     """
     name = absolute(name)
     usable_class(name)  # raises DeviceNotFound
     gid = None if group is None else _gid(group)
     os.umask(0o077)
+    if uids:
+        CellUids.prepare(uids)
     place = discovery.Place(_checked(folder.absolute(), gid), discovery.short_name(name), "use a shorter --dir")
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until the service can take them
     exposed = None if metrics is None else _exposed(metrics, gid)
     listener = _listener(name, place, gid)
     (tell or partial(_tell, name))(place.socket, exposed[1] if exposed else None)
     fds = listener.fileno(), exposed[0].fileno() if exposed else -1
-    _become(name, place, fds, gid is not None, files_of_others, tell is not None)
+    _become(name, place, fds, uids or "", gid is not None, files_of_others, tell is not None)
 
 
-def unit(user: str, group: str, command: str) -> str:
-    """Return the template unit for systemd: `systemctl start burst@DEVICE`. `command`: the path of `burst`."""
+def unit(user: str, group: str, command: str, uids: str | None = None) -> str:
+    """Return the template unit for systemd: `systemctl start burst@DEVICE`.
+
+    `command`: the path of `burst`. `uids`: as of `serve`. Raise DeviceFailed.
+    """
     text = resources.files("driver.service").joinpath("burst@.service").read_text()
+    if uids:
+        uids_in(uids)
+        for line, ours in (*_FOR_UIDS.items(), ("--group @group@", f"--group @group@ --uids {uids}")):
+            text = text.replace(line, ours)
     for name, value in {"user": user, "group": group, "burst": command}.items():
         text = text.replace(f"@{name}@", value)
     return text
 
 
 def main() -> None:
-    """Entry point of that process. Arguments: device name; sockets of service and metrics; whether it serves every
-    account that may open its socket; whether it takes model files from all of them; whether it prints nothing.
+    """Entry point of that process. Arguments: device name; sockets of service and metrics; the uids of cells, or "";
+    whether it serves every account that may open its socket; whether it takes model files from all of them; whether it
+    prints nothing.
     """
     name, (fd, metrics_fd) = sys.argv[1], map(int, sys.argv[2:4])
-    is_open, files_of_others, is_quiet = (word == "True" for word in sys.argv[4:7])
+    uids, (is_open, files_of_others, is_quiet) = sys.argv[4], (word == "True" for word in sys.argv[5:8])
     stop = _readable_at_end()
     place = discovery.Place(Path(os.environ["BURST_RUNTIME_DIR"]), discovery.short_name(name))
     monitored = partial(begin_monitoring, address=str(place.socket), metrics_fd=metrics_fd, is_quiet=is_quiet)
     if is_open and not _has_one_engine(name):
-        broke(name, socket.socket(fileno=fd), place, stop, metrics_fd=metrics_fd, monitored=monitored)
+        of_cells, listener = CellUids(uids_in(uids), home()) if uids else None, socket.socket(fileno=fd)
+        broke(name, listener, place, stop, metrics_fd=metrics_fd, monitored=monitored, cell_uids=of_cells)
     if device_class(name).asked_apart:
         stay(name, place, fd)
     options = ServiceOptions(None, is_open, stop, on_start=monitored, files_of_others=files_of_others)
@@ -140,17 +165,29 @@ def broke(
     stop: int,
     metrics_fd: int,
     monitored: Callable[[Service], bool],
+    cell_uids: CellUids | None,
 ) -> NoReturn:
-    """Becomes the broker of a device that has an engine for each account."""
+    """Become the broker of a device that has an engine for each account."""
     log = LogFile(place.log)
     logging.basicConfig(level=logging.INFO, handlers=[BoundedHandler(log.write, "the broker's log")])
+    leave_no_core()
     kind = device_class(name)
-    sandbox.enter_files(kind, kept_files(place, kind) | SCORES)  # see `settle`; cells give up more
+    of_cells = {state.made_for_all(): Access.EDIT} | SCORES  # see `settle`; cells give up more
+    if cell_uids:
+        of_cells[cell_uids.homes] = Access.EDIT
+    kept = sandbox.OF_CELLS | (CAPABILITIES if cell_uids else 0)
+    sandbox.enter_files(kind, kept_files(place, kind) | of_cells, kept)
     needs = kind.needs if kind.asked_apart else kind().needs  # what it has loaded, all cells share
+
+    notices = NotifyPipe()
 
     def become(cell: Cell, uid: int) -> NoReturn:
         settle(uid)
         is_home, stop = uid == os.getuid(), _readable_at_end()
+        if cell_uids and not is_home:
+            cell_uids.become(uid)
+        if is_home:
+            notices.enter()
 
         def begin(service: Service) -> None:
             if monitored(service):
@@ -161,20 +198,31 @@ def broke(
             os.environ["WATCHDOG_PID"] = str(os.getpid())
         run(name, cell, place, ServiceOptions(linger, any_uid=True, stop=stop, on_start=on_start, account=uid))
 
+    def confine() -> None:
+        sandbox.keep_capabilities(sandbox.OF_CELLS)
+        sandbox.enter(needs.system_calls)
+
+    closing = ClosingProcess(confine)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
-    broker = Broker(listener, place, stop, become, home_fds=[metrics_fd] if metrics_fd >= 0 else [], log=log)
-    sandbox.enter(needs.system_calls)
+    home_fds = [notices.writable, *([metrics_fd] if metrics_fd >= 0 else [])]
+    broker = Broker(listener, place, stop, become, home_fds=home_fds, log=log, closing=closing, cell_uids=cell_uids)
+    broker.watch(notices.readable, notices.forward)
+    is_filtered = sandbox.enter(needs.system_calls, beside=cell_uids.rules if cell_uids else None)
+    if cell_uids and not is_filtered:
+        with place.locked_to_leave() as is_locked:
+            place.leave(listener, is_locked=is_locked)
+        raise DeviceFailed("--uids: the broker could become any account, as nothing filters its calls: leave it away")
     broker.run()
 
 
 def stay(name: str, place: discovery.Place, fd: int) -> None:
-    """Return in a child process, which is to serve.
+    """Fork the process that is to serve, in which alone this returns, and another each time that it has ended.
 
-    This process starts another when that has ended, and ends when it was stopped, or with 1 after too many ends. `fd`:
-    the listening socket.
+    The parent ends when it is stopped, or with 1 after too many ends. `fd`: the listening socket.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
     ends: deque[float] = deque(maxlen=_MOST_ENDS)
+    notices = NotifyPipe()
     while True:
         parent, child = os.getpid(), os.fork()
         if not child:
@@ -183,20 +231,32 @@ def stay(name: str, place: discovery.Place, fd: int) -> None:
                 os._exit(1)
             if os.environ.get("WATCHDOG_PID") == str(parent):
                 os.environ["WATCHDOG_PID"] = str(os.getpid())
+            notices.enter()
             return
+        _forward_until_end(notices, child)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         now = time.monotonic()
         is_often = len(ends) == _MOST_ENDS and now - ends[0] < _WITHIN
         if not code or is_often:
-            with place.locked():
-                place.leave(socket.socket(fileno=fd))
+            with place.locked_to_leave() as is_locked:
+                place.leave(socket.socket(fileno=fd), is_locked=is_locked)
             os._exit(bool(code))
         ends.append(now)
         print(f"{name}: its service has ended; another one is started", file=sys.stderr, flush=True)
 
 
+def _forward_until_end(notices: NotifyPipe, child: int) -> None:
+    """Forward the messages of a child until it has ended."""
+    pidfd = os.pidfd_open(child)
+    try:
+        while pidfd not in select.select([pidfd, notices.readable], [], [])[0]:
+            notices.forward()
+    finally:
+        os.close(pidfd)
+
+
 def _exposed(address: str, gid: int | None) -> tuple[socket.socket, str]:
-    """Return a socket for metrics and health, and its address. Raises DeviceFailed."""
+    """Return a socket for metrics and health, and its address. Raise DeviceFailed."""
     try:
         from driver.service import metrics_server
     except ModuleNotFoundError as error:
@@ -276,7 +336,7 @@ def _give(path: Path, gid: int, mode: int) -> None:
 
 
 def _listener(name: str, place: discovery.Place, gid: int | None) -> socket.socket:
-    """Return a listening socket. Raises DeviceFailed if another process listens there."""
+    """Return a listening socket. Raise DeviceFailed if another process listens there."""
     with place.locked() as is_ours:
         if found := discovery.find(place):
             found.close()
@@ -295,10 +355,10 @@ def _listener(name: str, place: discovery.Place, gid: int | None) -> socket.sock
     return listener
 
 
-def _become(name: str, place: discovery.Place, fds: Sequence[int], *flags: bool) -> NoReturn:
+def _become(name: str, place: discovery.Place, fds: Sequence[int], uids: str, *flags: bool) -> NoReturn:
     """Replace this process. Keep the sockets, stdout, stderr and systemd's variables of what it was given.
 
-    `flags`: as of `main`.
+    `uids`, `flags`: as of `main`.
     """
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     first = 3
@@ -310,7 +370,7 @@ def _become(name: str, place: discovery.Place, fds: Sequence[int], *flags: bool)
     os.chdir("/")
     said = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     environment = discovery.environment(place.socket.parent) | {"HOME": str(listed_home() or home())} | said
-    words = [sys.executable, "-P", "-c", _RUN, name, *map(str, (*fds, *flags))]
+    words = [sys.executable, "-P", "-c", _RUN, name, *map(str, (*fds, uids, *flags))]
     os.execve(sys.executable, words, environment)  # noqa: S606
 
 

@@ -11,11 +11,13 @@ import numpy as np
 
 from burst import InvalidArgument, Malformed, PeerDied, ResourceExhaustedTransient, StatusError
 from burst.channel import close_all
+from driver.config import device_uid
 from driver.engine.ledger import price
 from driver.protocol.model_codec import handles_in
-from driver.protocol.prepare_arguments import PrepareArguments
+from driver.protocol.prepare_arguments import WIRE_LENGTH, PrepareArguments
 from driver.protocol.rpc import PROTOCOL, Reply, call
 from driver.service.applications import application_of
+from driver.service.preparation_times import key_of
 from driver.service.process_figures import ProcessFigures
 from fmq import LifePage
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
     from burst.channel import Channel, Message
     from driver.engine.ledger import Claim
-    from driver.nn import Model
     from driver.service.process import Service
     from driver.service.validation import Explained
 
@@ -80,7 +81,7 @@ class ServiceClient:
     def hello(self, _: Message, version: int, *declared: object) -> Reply:
         """Describe the device. `declared`: the name of the client's application, or nothing.
 
-        Raises InvalidArgument for another version of the protocol, or a name that cannot be one;
+        Raise InvalidArgument for another version of the protocol, or a name that cannot be one;
         ResourceExhaustedTransient while the account has as many applications as it may have.
         """
         if version != PROTOCOL:
@@ -128,9 +129,9 @@ class ServiceClient:
         fds = message.take_fds()
         try:
             explained = self._explained([os.dup(fd) for fd in fds[:count]], where, arguments.deadline)
-            _check_supported(explained)
+            explained.check()
             explained.reasons.clear()
-            values = self._load(explained.file, fds, where, arguments)
+            values = self._load(explained, fds, where, arguments)
         finally:
             close_all(fds)
         if arguments.cache_counts:
@@ -147,13 +148,16 @@ class ServiceClient:
                 call(self._engine, "spend", "validating_seconds", self._validated)
                 self._validated = 0.0
 
-    def _load(self, model: Model | None, fds: list[int], where: Any, arguments: PrepareArguments) -> list[Any]:
-        """Prepare in the engine; return its answer. `model`: one that is a file. Raises StatusError, PeerDied."""
+    def _load(self, explained: Explained, fds: list[int], where: Any, arguments: PrepareArguments) -> list[Any]:
+        """Prepare in the engine; return its answer to the client. Raise StatusError, PeerDied."""
         values: list[Any] = []
-        own = fds[: 1 + len(handles_in(where))]
+        own, uid = fds[: 1 + len(handles_in(where))], self._channel.peer_uid
+        key = key_of(uid, arguments, explained.structure)
+        times, known = self._service.times, self._service.times.known(key)
         try:
-            with self._service.files.admitted(self._channel.peer_uid, model, own, where, arguments=arguments) as file:
-                values, _ = call(self._engine, "load", file, where, *arguments.to_wire(), fds=fds)
+            with self._service.files.admitted(uid, explained.file, own, where, arguments=arguments) as file:
+                values, _ = call(self._engine, "load", file, [key, known], where, *arguments.to_wire(), fds=fds)
+                times.note(key, known, found=values.pop(1))
         except StatusError:
             if values:  # the file ended its trial in the run that followed
                 call(self._engine, "free", values[0])
@@ -174,26 +178,31 @@ class ServiceClient:
 
     def restore(self, message: Message, *arguments: Any) -> Reply:
         """Make the model in the cache files ready in the engine, unless it is a file in quarantine."""
-        (number, file), _ = call(self._engine, "restore", *arguments, fds=message.fds)
+        times, plain = self._service.times, arguments[:WIRE_LENGTH]
+        asked = PrepareArguments.from_wire(*plain, restores=True)
+        key = key_of(self._channel.peer_uid, asked, b"restored" + (asked.cache_token or b""))
+        known = times.known(key)
+        (number, found, file, *terms), _ = call(self._engine, "restore", [key, known], *arguments, fds=message.fds)
+        times.note(key, known, found=found)
         try:
             self._service.check_file(file, self._channel.peer_uid)
         except StatusError:
             call(self._engine, "free", number)
             raise
-        return Reply([number])
+        return Reply([number, *terms])
 
     def figures(self, message: Message) -> Reply:
         """Answer with the engine's figures, then connected clients, outcomes of preparations, and figures of both
         processes.
 
-        Raises InvalidArgument.
+        Raise InvalidArgument.
         """
         values, _ = call(self._engine, "figures", fds=message.fds)
         clients, outcomes = self._service.counts()
         return Reply([*values, clients, outcomes, *map(ProcessFigures.of, self._service.pids)])
 
     def cells(self, _: Message, first: int) -> Reply:
-        """How many services there are with an engine for one account, a page of them, and a connection to each.
+        """Return how many services there are with an engine for one account, a page of them, and a connection to each.
 
         None where one engine has all accounts, or where the client is neither of the device's own account nor root.
         """
@@ -207,7 +216,8 @@ class ServiceClient:
         uid = self._channel.peer_uid
         if process == "engine":
             return self.forward("ledger", message, start)
-        return Reply(self._service.ledger.report(None if uid in {0, os.getuid()} else uid).page(start))
+        self._service.watch.measure()
+        return Reply(self._service.ledger.report(None if uid in {0, device_uid()} else uid).page(start))
 
     def forward(self, method: str, message: Message, *arguments: Any) -> Reply:
         """Pass a call on to the engine."""
@@ -217,12 +227,3 @@ class ServiceClient:
 
 def _as_bits(reasons: Sequence[str | None]) -> list[object]:
     return [len(reasons), np.packbits([reason is None for reason in reasons]).tobytes()]
-
-
-def _check_supported(explained: Explained) -> None:
-    """Raise InvalidArgument with the first reason, if there is one."""
-    refused = [(n, reason) for n, reason in enumerate(explained.reasons) if reason is not None]
-    if refused:
-        (first, reason), more = refused[0], len(refused) - 1
-        others = f"; nor {'is one other' if more == 1 else f'are {more} others'}" if more else ""
-        raise InvalidArgument(f"operation {first} ({explained.refused}) is not supported: {reason}{others}")

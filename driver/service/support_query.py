@@ -36,16 +36,17 @@ _MOST_NAME = 64  # bytes of the name of a function
 _PLACES = mmap.PAGESIZE // _MOST_NAME
 _MOST_IDLE = 4  # processes
 _MOST_BYTES = 64 << 20  # of an answer
+_OF_RESOURCES = {ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT}
 
 
 class SupportQuery:
     """A place to ask one device what it supports. Safe from any thread."""
 
-    def __init__(self, device: Device, seconds: float) -> None:
-        """Forks, as `ForkServer` does. `seconds`: that an answer may take."""
+    def __init__(self, device: Device, seconds: float, most: int) -> None:
+        """Fork, as `ForkServer` does, which takes `most`. `seconds`: that an answer may take."""
         self._name, self._seconds = device.name, seconds
         self._during = mmap.mmap(-1, mmap.PAGESIZE)
-        self._server = ForkServer(device, partial(_answer_all, device, self._during))
+        self._server = ForkServer(device, partial(_answer_all, device, self._during), most)
         self._changing = threading.Lock()
         self._places, self._idle = list(range(_PLACES)), dict[int, QueryProcess]()
 
@@ -56,7 +57,7 @@ class SupportQuery:
 
         `fds`, `where`: the model, which has `count` operations.
 
-        Raises StatusError: also when the process ends, or is ended because it takes too long.
+        Raise StatusError: also when the process ends, or is ended because it takes too long.
         """
         process = self._taken(uid)
         try:
@@ -65,7 +66,7 @@ class SupportQuery:
             self._put_back(uid, process)
 
     def _taken(self, uid: int) -> QueryProcess:
-        """Return a process that nothing else asks. Raises GeneralFailure."""
+        """Return a process that nothing else asks. Raise GeneralFailure."""
         with self._changing:
             if found := self._idle.pop(uid, None):
                 return found
@@ -102,10 +103,9 @@ class QueryProcess:
     def explain(self, fds: Sequence[int], where: Any, extensions: Sequence[str], count: int) -> list[str | None]:
         """Return the reasons, as `SupportQuery.explain` does."""
         try:
-            if self._channel is None:
-                self._channel = self._server.begin()
-            self._channel.send([where, list(extensions), self.place], fds)
-            message = self._channel.receive(self._seconds)
+            channel = self._living()
+            channel.send([where, list(extensions), self.place], fds)
+            message = channel.receive(self._seconds)
         except Timeout:
             self.close()
             raise GeneralFailure(
@@ -119,9 +119,22 @@ class QueryProcess:
         finally:
             message.close()
 
+    def _living(self) -> Channel:
+        """Return the channel of the process, or of a new one if it was ended while nobody asked it: it said so.
+
+        Raise PeerDied.
+        """
+        if self._channel is not None and self._channel.await_message(0):
+            self.close()
+        if self._channel is None:
+            self._channel = self._server.begin()
+        return self._channel
+
     def _reasons(self, message: Message, count: int) -> list[str | None]:
         match message.body:
             case ["refused", int(status), str(text), *_] if 0 < status <= max(ErrorStatus):
+                if status in _OF_RESOURCES:
+                    self.close()  # it is ended for the memory that it took
                 raise status_error(ErrorStatus(status), text)
             case ["ended", int(code), str(words)]:
                 self._tell_end(code, words)
@@ -200,7 +213,7 @@ def _end_without(reason: str) -> NoReturn:
 
 def _answer(device: Device, channel: Channel, where: Any, extensions: list[str], fds: list[int]) -> None:
     model = decode(sealed(fds, where), where[:2])
-    answer = msgpack.packb(explained(model, extensions, device.explain))
+    answer = msgpack.packb(explained(model, extensions, device.explain, device.hal_version))
     memory = os.memfd_create("answer", os.MFD_CLOEXEC)
     try:
         os.write(memory, answer)

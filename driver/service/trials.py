@@ -13,13 +13,13 @@ import os
 import resource
 import signal
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burst import ErrorStatus, GeneralFailure, Malformed, PeerDied, Timeout
+from burst import ErrorStatus, GeneralFailure, Malformed, PeerDied, ResourceExhaustedTransient, Timeout
 from burst.errors import status_error
 from burst.run_queue import give_way
 from driver.deadlines import overdue, passed, seconds_left
@@ -31,7 +31,7 @@ from driver.service.fork_server import ForkServer
 from fmq.closing import Closing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from driver.interface import Device, PreparedModel
     from driver.nn import Model, Operand
     from driver.options import Preference
+
+    Fill = Callable[[list[int], np.dtype[Any]], NDArray[Any]]
 
 LOAD_SECONDS = 60
 """Of processor time that a file may take to load; another such time for each gigabyte."""
@@ -51,6 +53,7 @@ UNPROVOKED = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SI
 
 _PATIENCE = 600.0  # seconds that a file may take to load, whatever it waits for
 _SPARE = 10.0  # seconds beyond RUN_SECONDS for a busy machine
+_TOGETHER = 4  # trials of an account
 _MOST_BYTES = 1 << 30  # of arguments of the first run
 
 
@@ -79,7 +82,7 @@ class Trial(Closing):
     def wait_until_loaded(self, deadline: int | None = None) -> None:
         """Wait until the file is loaded. `deadline`: CLOCK_MONOTONIC ns.
 
-        Raises TrialEnded; the StatusError that stands for what the device raised; MissedDeadlineTransient.
+        Raise TrialEnded; the StatusError that stands for what the device raised; MissedDeadlineTransient.
         """
         left = seconds_left(deadline)
         try:
@@ -88,14 +91,11 @@ class Trial(Closing):
             if passed(deadline):
                 raise overdue("preparing", deadline or 0) from None
             raise GeneralFailure(f"the model file was not loaded within {_PATIENCE:g} s, in a trial") from None
-        match message:
-            case ["refused", int(status), str(text), *_]:
-                raise status_error(ErrorStatus(status), text)
-            case ["ended", int(code), str(words)]:
-                raise TrialEnded("loading it", code, words)
+        if message[0] == "ended":
+            raise TrialEnded("loading it", *message[1:])
 
     def wait_until_run(self) -> None:
-        """Wait until the first run has ended, or has taken long. Raises TrialEnded."""
+        """Wait until the first run has ended, or has taken long. Raise TrialEnded, ResourceExhausted*."""
         try:
             message = self._receive(RUN_SECONDS + _SPARE)
         except Timeout:
@@ -109,25 +109,86 @@ class Trial(Closing):
         except (PeerDied, Malformed) as error:
             raise GeneralFailure("the device can try no more model files: start it again") from error
         message.close()
+        match message.body:
+            case ["refused", int(status), str(text), *_]:
+                raise status_error(ErrorStatus(status), text)
         return message.body
 
     def send(self, body: list[Any], fds: Sequence[int]) -> None:
-        """Says what to try. Raises PeerDied."""
+        """Say what to try. Raise PeerDied."""
         self._channel.send(body, fds)
 
     def close(self) -> None:
         self._channel.close()
 
 
+class TrialPlaces:
+    """Places for the trials of one account: for several together, or for one that is alone. Any thread."""
+
+    def __init__(self) -> None:
+        self._next_alone, self._places = threading.Semaphore(), threading.Semaphore(_TOGETHER)
+
+    @contextmanager
+    def held(self, deadline: int | None, *, alone: bool) -> Iterator[None]:
+        """Hold a place meanwhile, or all of them. Raise MissedDeadlineTransient."""
+        needed = [self._next_alone, *[self._places] * _TOGETHER] if alone else [self._places]
+        with ExitStack() as held:
+            for place in needed:
+                if not place.acquire(timeout=seconds_left(deadline)):
+                    raise overdue("queued", deadline or 0)
+                held.callback(place.release)
+            yield
+
+
+class PatientTrial(Closing):
+    """A trial that takes place once more, alone, if it is ended for the memory that several took together.
+
+    So what a file needs decides whether it passes, and not what others load at the same time.
+    """
+
+    def __init__(self, begin: Callable[[], Trial], places: TrialPlaces, deadline: int | None) -> None:
+        """Begin nothing yet. `deadline`: CLOCK_MONOTONIC ns."""
+        self._begin, self._places, self._deadline = begin, places, deadline
+        self._held, self._is_alone = ExitStack(), False
+
+    def wait_until_loaded(self) -> None:
+        """Wait for a place, and for the trial, as `Trial.wait_until_loaded` does."""
+        try:
+            self._load()
+        except ResourceExhaustedTransient:
+            self._is_alone = True
+            self._load()
+
+    def wait_until_run(self) -> None:
+        """Wait, as `Trial.wait_until_run` does; also raise what `wait_until_loaded` raises."""
+        try:
+            self._trial.wait_until_run()
+        except ResourceExhaustedTransient:
+            if self._is_alone:
+                raise
+            self._is_alone = True
+            self._load()
+            self._trial.wait_until_run()
+
+    def _load(self) -> None:
+        self._held.close()
+        self._held.enter_context(self._places.held(self._deadline, alone=self._is_alone))
+        self._trial = self._held.enter_context(self._begin())
+        self._trial.wait_until_loaded(self._deadline)
+
+    def close(self) -> None:
+        self._held.close()
+
+
 class TrialServer:
     """Begins trials. Any thread."""
 
-    def __init__(self, device: Device) -> None:
-        """Forks the server, as `ForkServer` does."""
-        self._server = ForkServer(device, partial(_try, device))
+    def __init__(self, device: Device, most: int) -> None:
+        """Fork the server, as `ForkServer` does."""
+        self._server = ForkServer(device, partial(_try, device), most)
 
     def begin(self, fds: Sequence[int], where: Sequence[Any], preference: Preference, *, gives_way: bool) -> Trial:
-        """Load the model in these descriptors, which stay the caller's, and run it. Raises GeneralFailure."""
+        """Load the model in these descriptors, which stay the caller's, and run it. Raise GeneralFailure."""
         try:
             trial = Trial(self._server.begin())
         except PeerDied as error:
@@ -175,23 +236,23 @@ def _pass(channel: Channel) -> None:
     os._exit(0)
 
 
-def run_once(prepared: PreparedModel, model: Model) -> None:
-    """Run a model on zeros; sizes that it leaves open are 1. Raises what the device raises."""
+def run_once(prepared: PreparedModel, model: Model, fill: Fill = np.zeros, loop_timeout: float = RUN_SECONDS) -> None:
+    """Run a model on zeros, or what `fill` makes; sizes that it leaves open are 1. Raise what the device raises."""
     graph = model.main
-    inputs = [_zeros(graph.operands[i]) for i in graph.inputs]
+    inputs = [_filled(graph.operands[i], fill) for i in graph.inputs]
     outputs = [np.empty(0, np.uint8) for _ in graph.outputs]
-    bound = prepared.bind(inputs, outputs, BindOptions(RUN_SECONDS))
+    bound = prepared.bind(inputs, outputs, BindOptions(loop_timeout))
     if any(not is_sufficient for _, is_sufficient in bound.shapes):
         pairs = zip(bound.shapes, (graph.operands[i] for i in graph.outputs), strict=True)
         sizes = [math.prod(shape) * operand.type.element_size for (shape, _), operand in pairs]
         if sum(sizes) > _MOST_BYTES:
             return
-        bound = prepared.bind(inputs, [np.empty(size, np.uint8) for size in sizes], BindOptions(RUN_SECONDS))
+        bound = prepared.bind(inputs, [np.empty(size, np.uint8) for size in sizes], BindOptions(loop_timeout))
     bound.run()
 
 
-def _zeros(operand: Operand) -> NDArray[Any]:
+def _filled(operand: Operand, fill: Fill) -> NDArray[Any]:
     shape = [size or 1 for size in operand.dimensions]
     if math.prod(shape) * operand.type.element_size > _MOST_BYTES:
         raise MemoryError
-    return np.zeros(shape, operand.type.dtype)
+    return fill(shape, operand.type.dtype)

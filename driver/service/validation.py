@@ -10,28 +10,34 @@ import gc
 import os
 import time
 from concurrent.futures import wait
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from burst import ResourceExhaustedPersistent
+from burst import GeneralFailure, InvalidArgument, ResourceExhaustedPersistent
 from burst.channel import close_all
 from burst.memory import KINDS
 from burst.run_queue import give_way
-from driver.deadlines import check, overdue, passed, seconds_left
+from driver.deadlines import begin_work, check, due, overdue, passed, seconds_left
 from driver.engine.account_threads import AccountThreads
 from driver.engine.limits import or_raise
+from driver.engine.preparations import PreparationEstimates, PreparationTime
 from driver.nn.file_form import FILE, is_file
 from driver.nn.known import explained
 from driver.protocol.model_codec import decode_valid, operations_on, sealed
+from driver.service.preparation_times import key_of, structure_of
 from driver.service.support_query import SupportQuery
+from fmq import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from burst import StatusError
     from driver.engine.limits import Limits
     from driver.interface import Device
     from driver.nn import Model
     from driver.protocol.model_memory import SealedModel
+    from driver.service.preparation_times import PreparationTimes
 
 NOT_YOURS = (
     "this device serves several accounts, and runs model files for its own account alone: a file that crashes its "
@@ -45,14 +51,35 @@ class Explained(NamedTuple):
     """The findings about a valid model. The model itself, which may be large, is not kept while it is prepared."""
 
     reasons: list[str | None]  #: of each operation why the device does not support it
-    refused: str  #: the type of the first one that it does not support; "": there is none
+    first: int | None  #: that it does not support: of those on memory that it cannot decode, if there are any
+    type: str  #: of that operation
+    is_undecodable: bool  #: whether that is for such memory
     file: Model | None  #: the model, if it is a file, and so has one operation
+    structure: bytes  #: `structure_of` the model
 
     @classmethod
-    def of(cls, model: Model, reasons: list[str | None]) -> Self:
-        """Return what these reasons say of the model."""
-        types = (operation.type for operation, why in zip(model.main.operations, reasons, strict=False) if why)
-        return cls(reasons, next(types, ""), model if is_file(model) else None)
+    def of(cls, model: Model, reasons: list[str | None], structure: bytes, undecodable: Iterable[int] = ()) -> Self:
+        """Return what these reasons say of the model. `undecodable`: operations on memory that cannot be decoded."""
+        first = min(undecodable, default=None)
+        is_undecodable = first is not None
+        if first is None:
+            first = next((n for n, why in enumerate(reasons) if why is not None), None)
+        kind = "" if first is None or first >= len(model.main.operations) else model.main.operations[first].type
+        file = model if is_file(model) else None
+        return cls(reasons, first, kind, is_undecodable=is_undecodable, file=file, structure=structure)
+
+    def check(self) -> None:
+        """Raise GeneralFailure if the device cannot decode the memory of a constant, as the HAL recommends;
+        InvalidArgument if it does not support an operation for another reason.
+        """
+        if self.first is None:
+            return
+        kind, more = (
+            GeneralFailure if self.is_undecodable else InvalidArgument,
+            sum(why is not None for why in self.reasons) - 1,
+        )
+        others = f"; nor {'is one other' if more == 1 else f'are {more} others'}" if more else ""
+        raise kind(f"operation {self.first} ({self.type}) is not supported: {self.reasons[self.first]}{others}")
 
 
 class ValidationBudget:
@@ -62,17 +89,27 @@ class ValidationBudget:
         self.seconds = 0.0  #: used so far
         self.deadline = deadline  #: CLOCK_MONOTONIC nanoseconds; None: none
         self._most, self._begin = limits.validate_seconds, 0.0
+        self._made, self._waited = clock.now(), 0
 
     def begin(self) -> None:
         """Begin the validation, in this thread."""
-        self._begin = time.thread_time()
+        self._begin, self._waited = time.thread_time(), clock.now() - self._made
+
+    def begin_work(self) -> None:
+        """Note in this thread when the validation was asked for, and how long it has waited for others since."""
+        begin_work(self._made, self._waited)
 
     def end(self) -> None:
         """End the validation."""
         self.seconds = time.thread_time() - self._begin
 
+    def overdue(self) -> StatusError:
+        """Return the error of a validation that has begun and is not done by its deadline; any thread."""
+        self.begin_work()
+        return overdue("preparing", self.deadline or 0)
+
     def __call__(self) -> None:
-        """Raise ResourceExhaustedPersistent once the time is used up, and MissedDeadlineTransient."""
+        """Raise ResourceExhaustedPersistent once the time is used up, and MissedDeadline*."""
         self.end()
         if self.deadline is not None:
             check("preparing", self.deadline)
@@ -86,16 +123,19 @@ class ValidationBudget:
 class Validator:
     """Validates for one device. Any thread."""
 
-    def __init__(self, device: Device, limits: Limits, extensions: Callable[[int], Sequence[str]]) -> None:
-        """Forks if the device is asked apart: no thread may exist yet. `extensions`: that an account may use."""
+    def __init__(
+        self, device: Device, limits: Limits, times: PreparationTimes, extensions: Callable[[int], Sequence[str]]
+    ) -> None:
+        """Fork if the device is asked apart: no thread may exist yet. `extensions`: that an account may use."""
         self._device, self._limits, self._extensions = device, limits, extensions
-        self._query = SupportQuery(device, limits.driver_seconds) if device.asked_apart else None
+        self._times, self._estimates = times, PreparationEstimates()
+        self._query = SupportQuery(device, limits.driver_seconds, limits.engine_most(1)) if device.asked_apart else None
         self._threads = AccountThreads("validation", _THREADS, give_way)
 
     def explained(self, uid: int, fds: list[int], where: object, budget: ValidationBudget) -> Explained:
         """Validate a model of that account's. Owns `fds`.
 
-        Raises InvalidModel; MissedDeadline* if it is not done by the deadline; ResourceExhausted*.
+        Raise InvalidModel; MissedDeadline* if it is not done by the deadline; ResourceExhausted*.
         """
         deadline = budget.deadline
         try:
@@ -113,10 +153,10 @@ class Validator:
         was_queued = future.cancel()
         if was_queued:
             close_all(fds)
-        raise overdue("queued" if was_queued else "preparing", deadline or 0)
+        raise overdue("queued", deadline or 0) if was_queued else budget.overdue()
 
     def _explained_and_gone(self, uid: int, fds: list[int], where: object, budget: ValidationBudget) -> Explained:
-        """Nothing of a large model is kept: a device may leave it in a reference cycle when it explains it."""
+        """Explain, and keep nothing of a large model: a device may leave it in a reference cycle."""
         sizes = list[int]()
         try:
             return self._explained(uid, fds, where, budget, sizes=sizes)
@@ -135,25 +175,43 @@ class Validator:
             memory = sealed(fds, where)
             sizes.append(memory.nbytes)
             self._limits.check_size("client_bytes", sum(memory.occupied.values()), "prepare a smaller model")
-            model, extensions = decode_valid(memory, where, budget), self._extensions(uid)
-            if is_file(model) and FILE.name not in extensions:
-                return Explained.of(model, [NOT_YOURS])
-            if self._query:
-                reasons = self._query.explain(uid, own, where, extensions, count=len(model.main.operations))
-            else:
-                reasons = explained(model, extensions, self._device.explain)
-            return Explained.of(model, self._with_memory(model, memory, reasons))
+            structure = structure_of(memory, where)
+            with due(budget.deadline), self._known(uid, structure, budget):
+                model, extensions = decode_valid(memory, where, budget), self._extensions(uid)
+                if is_file(model) and FILE.name not in extensions:
+                    return Explained.of(model, [NOT_YOURS], structure)
+                if self._query:
+                    reasons = self._query.explain(uid, own, where, extensions, count=len(model.main.operations))
+                else:
+                    reasons = explained(model, extensions, self._device.explain, self._device.hal_version)
+                refused = self._undecodable(model, memory) if len(reasons) == len(model.main.operations) else {}
+                reasons = [refused.get(n, reason) for n, reason in enumerate(reasons)]
+                return Explained.of(model, reasons, structure, refused)
         finally:
             budget.end()
             close_all(own)
 
-    def _with_memory(self, model: Model, memory: SealedModel, reasons: list[str | None]) -> list[str | None]:
-        """Return the reasons, and that of operations on constants in memory that the device cannot read."""
+    @contextmanager
+    def _known(self, uid: int, structure: bytes, budget: ValidationBudget) -> Iterator[None]:
+        """Measure a validation. Raise MissedDeadline* if it has never been done in the time that is left."""
+        budget.begin_work()
+        key = key_of(uid, None, structure)
+        known = 0 if budget.deadline is None else self._times.known(key)
+        takes = PreparationTime(key, known)
+        with self._estimates.preparing(takes):
+            yield
+        self._times.note(key, known, takes.found)
+
+    def _undecodable(self, model: Model, memory: SealedModel) -> dict[int, str]:
+        """Return, for each operation on a constant in memory of a kind that the device cannot decode, the reason."""
         device = self._device
         kinds = KINDS.keys() if device.memory_kinds is None else device.memory_kinds
-        unreadable = {part.kind for part in memory.parts if part.kind} - kinds
-        if not unreadable or len(reasons) != len(model.main.operations):
-            return reasons
-        refused = operations_on(model, lambda value: memory.kind_at(value.ctypes.data) in unreadable)
-        why = f"it reads a constant in memory of a kind that the device cannot read; {', '.join(kinds)} it can"
-        return [reason or (why if is_refused else None) for reason, is_refused in zip(reasons, refused, strict=True)]
+        undecodable = {part.kind for part in memory.parts if part.kind} - kinds
+        if not undecodable:
+            return {}
+        refused = operations_on(model, lambda value: memory.kind_at(value.ctypes.data) in undecodable)
+        why = (
+            f"it reads a constant in memory of kind {' or '.join(sorted(undecodable))}, which the device cannot "
+            f"decode: copy it to memory of kind {' or '.join(sorted(kinds))}, or give it as an array"
+        )
+        return dict.fromkeys((n for n, is_refused in enumerate(refused) if is_refused), why)

@@ -61,11 +61,12 @@ class Bench:
         run: Execute | None = None,
     ) -> Answer:
         """Execute a case. sizes: bytes for each output. run: how to execute; the plain path by default."""
-        request = self._request(prepared, case, sizes)
+        request = self.request(prepared, case, sizes)
         run = run or (lambda request: prepared.execute(request, timeout=patience))
         return answer(run, request)
 
-    def _request(self, prepared: RemotePreparedModel, case: Case, sizes: Sequence[int]) -> Request:
+    def request(self, prepared: RemotePreparedModel, case: Case, sizes: Sequence[int]) -> Request:
+        """Return a request with the case's inputs, and junk in its outputs."""
         lengths = [0 if feed is None else feed.nbytes for feed in case.feeds] + [*sizes]
         *offsets, end = _offsets(lengths)
         if end > self._memory.nbytes:
@@ -120,7 +121,7 @@ def _input(operand: Operand, feed: Array | None, place: ArgumentPlace, pools: li
 
 
 def _offsets(lengths: Sequence[int]) -> list[int]:
-    """Offset of each argument, and the end of the last gap."""
+    """Return the offset of each argument, and the end of the last gap."""
     places = [_GAP]
     for length in lengths:
         places.append(places[-1] + -(-length // _ALIGN) * _ALIGN + _GAP)
@@ -128,7 +129,7 @@ def _offsets(lengths: Sequence[int]) -> list[int]:
 
 
 def output_sizes(case: Case) -> list[int]:
-    """Bytes for each output: what it needs, at least one; a generous size where the case does not say."""
+    """Return bytes for each output: what it needs, at least one; a generous size where the case does not say."""
     sizes = []
     for operand, expected in zip(case.outputs, case.expected, strict=True):
         if expected is not None and expected.size:

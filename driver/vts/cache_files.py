@@ -49,7 +49,7 @@ class CacheFileSet(Closing):
         return number < self.counts.model
 
     def read(self) -> list[bytes]:
-        """Content of each file."""
+        """Return the content of each file."""
         return [os.pread(fd, os.fstat(fd).st_size, 0) for fd in self.fds]
 
     def write(self, contents: Sequence[bytes]) -> None:
@@ -165,7 +165,7 @@ TOKENS = {"empty": 0, "byte_less": TOKEN_BYTES - 1, "byte_more": TOKEN_BYTES + 1
 
 
 def truncations(contents: Sequence[bytes]) -> Iterator[Change]:
-    """Each file cut to several lengths, from 0 to one byte less."""
+    """Yield each file cut to several lengths, from 0 to one byte less."""
     for number, content in enumerate(contents):
         size = len(content)
         for length in sorted({0, 1, 7, size // 2, size - 4096, size - 1} & set(range(size))):
@@ -173,7 +173,7 @@ def truncations(contents: Sequence[bytes]) -> Iterator[Change]:
 
 
 def extensions(contents: Sequence[bytes]) -> Iterator[Change]:
-    """Each file with extra bytes at its end."""
+    """Yield each file with extra bytes at its end."""
     for number, content in enumerate(contents):
         for more in (b"\0", b"\xff", bytes(4096), content):
             if more:
@@ -181,7 +181,7 @@ def extensions(contents: Sequence[bytes]) -> Iterator[Change]:
 
 
 def flips(contents: Sequence[bytes], most: int) -> Iterator[Change]:
-    """Each file with one bit flipped, at positions from its beginning to its end."""
+    """Yield each file with one bit flipped, at positions from its beginning to its end."""
     for number, content in enumerate(contents):
         bits = 8 * len(content)
         for bit in np.unique(np.linspace(0, bits - 1, min(most, bits)).astype(int)):
@@ -226,7 +226,7 @@ _DAMAGE: tuple[Damage, ...] = (_flip_some, _cut, _insert, _remove, _overwrite, _
 
 
 def corrupted(contents: Sequence[bytes], seed: int) -> Change:
-    """One file with random damage, by seed; perhaps none."""
+    """Return one file with random damage, by seed; perhaps none."""
     random = np.random.default_rng(seed)
     number = int(random.choice([n for n, content in enumerate(contents) if content]))
     damage = _DAMAGE[random.integers(len(_DAMAGE))]
@@ -275,7 +275,7 @@ def new_files(target: Target) -> Iterator[CacheFileSet]:
 
 @contextmanager
 def kept_model(name: str, target: Target) -> Iterator[KeptModel]:
-    """One of the kit's models, stored in files of its own and freed on the device."""
+    """Yield one of the kit's models, stored in files of its own and freed on the device."""
     with new_files(target) as files:
         yield keep(name, files, target)
 

@@ -85,13 +85,15 @@ def tests(corruptions: int) -> Iterator[Test]:
         yield Test(f"caching/corrupted/{name}", partial(damaged, name, partial(_at_random, most=corruptions // 2)))
     yield Test("caching/swapped", swapped)
     yield Test("caching/mixed", mixed)
-    yield Test("caching/changed_meanwhile/code", partial(changed_meanwhile, True, some))
-    yield Test("caching/changed_meanwhile/data", partial(changed_meanwhile, False, some))
+    for kind, is_code in (("code", True), ("data", False)):
+        yield Test(f"caching/changed_meanwhile/{kind}", partial(changed_meanwhile, is_code, some))
+    for kind, is_code in (("code", True), ("data", False)):
+        yield Test(f"caching/changed_while_saved/{kind}", partial(changed_while_saved, is_code, 4 * some))
     yield Test("caching/locked", locked)
 
 
 def number_of_files(target: Target) -> None:
-    """At most 32 of each kind, and the same for every client."""
+    """The device asks for at most 32 files of each kind, and for the same number from every client."""
     found = target.device.number_of_cache_files_needed()
     check(
         all(0 <= count <= _MOST_FILES for count in found),
@@ -118,7 +120,7 @@ def save_and_restore(name: str, target: Target) -> None:
 
 
 def offset(target: Target) -> None:
-    """Descriptors whose file offset is not 0, for saving and for restoring."""
+    """Descriptors whose file offset is not 0 serve for saving and for restoring."""
     with new_files(target) as files:
         files.fill_with_junk()
         entry = keep(FLOAT, files, target)
@@ -137,7 +139,7 @@ def _check_prepares(case: Case, cache: Cache, target: Target, what: str) -> None
 
 
 def other_counts(way: str, target: Target) -> None:
-    """Too many files, too few, or of the other kind: nothing is stored or restored."""
+    """With too many files, too few, or files of the other kind nothing is stored or restored."""
     with kept_model(FLOAT, target) as entry:
         cache = with_counts(way, entry.files)
         if cache is None:
@@ -148,7 +150,7 @@ def other_counts(way: str, target: Target) -> None:
 
 
 def other_descriptor(kind: str, target: Target) -> None:
-    """One descriptor that cannot be read and written: nothing is stored or restored."""
+    """With one descriptor that cannot be read and written nothing is stored or restored."""
     with kept_model(FLOAT, target) as entry:
         contents = entry.files.read()
         for number in range(len(contents)):
@@ -162,7 +164,7 @@ def other_descriptor(kind: str, target: Target) -> None:
 
 
 def wrong_token(kind: str, target: Target) -> None:
-    """A token whose length is not 32: nothing is stored or restored."""
+    """With a token whose length is not 32 nothing is stored or restored."""
     with kept_model(FLOAT, target) as entry:
         cache = entry.files.cache(token=os.urandom(TOKENS[kind]))
         what = f"a token of {TOKENS[kind]} bytes"
@@ -171,7 +173,7 @@ def wrong_token(kind: str, target: Target) -> None:
 
 
 def unknown_token(target: Target) -> None:
-    """The files under an unknown token, and under one that differs in one bit."""
+    """The files are refused under an unknown token, and under one that differs in one bit."""
     with kept_model(FLOAT, target) as entry:
         token = entry.files.token
         for other in (os.urandom(len(token)), bytes(len(token)), token[:-1] + bytes([token[-1] ^ 1])):
@@ -180,7 +182,7 @@ def unknown_token(target: Target) -> None:
 
 
 def token_of_other_entry(target: Target) -> None:
-    """The files of one compilation under the token of another."""
+    """The files of one compilation are refused under the token of another."""
     with kept_model(FLOAT, target) as one, kept_model(QUANTISED, target) as other:
         check_refused(one, one.files.cache(token=other.files.token), target, "the token of another compilation")
         check_refused(other, other.files.cache(token=one.files.token), target, "the token of another compilation")
@@ -189,7 +191,7 @@ def token_of_other_entry(target: Target) -> None:
 
 
 def never_written(target: Target) -> None:
-    """Empty files, and files that the device did not write, under an unknown token."""
+    """Empty files, and files that the device did not write, are refused under an unknown token."""
     with kept_model(FLOAT, target) as entry, CacheFileSet(entry.files.counts) as files:
         check_refused(entry, files.cache(), target, "empty files")
         files.write(entry.files.read())
@@ -233,7 +235,7 @@ def _check_changed(entry: KeptModel, target: Target, what: str, *, is_code: bool
 
 
 def swapped(target: Target) -> None:
-    """Two files of a compilation, exchanged."""
+    """Two files of a compilation are refused when they are exchanged."""
     with kept_model(FLOAT, target) as entry:
         contents = entry.files.read()
         pairs = [(i, j) for j in range(len(contents)) for i in range(j) if contents[i] != contents[j]]
@@ -249,7 +251,7 @@ def swapped(target: Target) -> None:
 
 
 def mixed(target: Target) -> None:
-    """One file of another compilation, and all of them."""
+    """A compilation with one file of another is refused, and so is one with all of them."""
     with kept_model(FLOAT, target) as one, kept_model(QUANTISED, target) as other:
         contents, others = one.files.read(), other.files.read()
         for number, content in enumerate(others):
@@ -276,21 +278,43 @@ def changed_meanwhile(is_code: bool, rounds: int, target: Target) -> None:
     not crash.
     """
     with kept_model(FLOAT, target) as entry, kept_model(QUANTISED, target) as other:
-        numbers = [n for n in range(len(entry.files.fds)) if entry.files.is_code(n) == is_code]
-        if not numbers:
-            skip(f"this device has no {'model' if is_code else 'data'} files")
-        with _FileDamager(entry.files, other.files, numbers) as damager:
-            for tried in count():
-                if tried >= rounds and damager.acts >= rounds * _ACTS:
-                    break
-                check(damager.is_alive, "the kit cannot change its own files")
-                with damager.cache() as cache:
-                    _check_right_or_none(entry, cache, target, is_code=is_code)
+        for _, cache in _changing(entry.files, other.files, rounds, is_code=is_code):
+            _check_right_or_none(entry, cache, target, "with files that change meanwhile", is_code=is_code)
         entry.check_restored(target, "undamaged again")
 
 
-def _check_right_or_none(entry: KeptModel, cache: Cache, target: Target, *, is_code: bool) -> None:
-    what = "with files that change meanwhile"
+def changed_while_saved(is_code: bool, rounds: int, target: Target) -> None:
+    """While the device stores a model, a thread overwrites and truncates the files.
+
+    Whatever they hold then, the device restores the model that it was given, or none.
+    """
+    what = "of files that changed while it stored them"
+    with kept_model(FLOAT, target) as entry, kept_model(QUANTISED, target) as other:
+        for damager, cache in _changing(entry.files, other.files, rounds, is_code=is_code, in_place=True):
+            with prepared(entry.case, target, cache):
+                pass
+            with damager.still:
+                _check_right_or_none(entry, cache, target, what, is_code=is_code)
+        keep(FLOAT, entry.files, target).check_restored(target, "stored undisturbed")
+
+
+def _changing(
+    files: CacheFileSet, others: CacheFileSet, rounds: int, *, is_code: bool, in_place: bool = False
+) -> Iterator[tuple[_FileDamager, Cache]]:
+    """Yield files again and again, while a thread changes those of one kind. in_place: and does not replace them."""
+    numbers = [n for n in range(len(files.fds)) if files.is_code(n) == is_code]
+    if not numbers:
+        skip(f"this device has no {'model' if is_code else 'data'} files")
+    with _FileDamager(files, others, numbers, in_place=in_place) as damager:
+        for tried in count():
+            if tried >= rounds and damager.acts >= rounds * _ACTS:
+                break
+            check(damager.is_alive, "the kit cannot change its own files")
+            with damager.cache() as cache:
+                yield damager, cache
+
+
+def _check_right_or_none(entry: KeptModel, cache: Cache, target: Target, what: str, *, is_code: bool) -> None:
     try:
         with target.restored(entry.case.model, cache) as model:
             found = target.bench.execute(model, entry.case, output_sizes(entry.case), target.patience)
@@ -307,10 +331,14 @@ def _check_right_or_none(entry: KeptModel, cache: Cache, target: Target, *, is_c
 
 
 class _FileDamager:
-    """Copies of the files in a folder, and a thread that damages some of them and repairs them again."""
+    """Copies of the files in a folder, and a thread that damages some of them and repairs them again.
 
-    def __init__(self, files: CacheFileSet, others: CacheFileSet, numbers: Sequence[int]) -> None:
-        self._files, self._numbers, self._stop = files, numbers, threading.Event()
+    It does nothing while another thread holds `still`.
+    """
+
+    def __init__(self, files: CacheFileSet, others: CacheFileSet, numbers: Sequence[int], *, in_place: bool) -> None:
+        self._files, self._numbers, self._stop, self.still = files, numbers, threading.Event(), threading.Lock()
+        self._replaces = not in_place
         self.acts = 0  #: count of damages and repairs
         self._contents, self._others = files.read(), others.read()
         self._thread = threading.Thread(target=self._work, name="vts-damage", daemon=True)
@@ -346,10 +374,14 @@ class _FileDamager:
             yield self._files.cache(fds)
 
     def _work(self) -> None:
-        ways, random = [self._write, self._cut] * _IN_PLACE + [self._replace], np.random.default_rng(0)
+        random = np.random.default_rng(0)
+        ways: list[Callable[[int, bytes], None]] = [*[self._write] * 2 * _IN_PLACE, self._cut]
+        if self._replaces:
+            ways = [*[self._write, self._cut] * _IN_PLACE, self._replace]
         for number, damage in cycle([(n, way) for n in self._numbers for way in ways]):
             for act in (damage, partial(self._mend, in_place=damage != self._replace)):
-                act(number, self._contents[number])
+                with self.still:
+                    act(number, self._contents[number])
                 self.acts += 1
                 if self._stop.wait(_REST * random.random()):
                     return

@@ -108,7 +108,7 @@ def _shifted(
 
 
 def read_cases(path: Path) -> Iterator[Case]:
-    """Yield the cases of a file of JSON lines, gzipped if its name ends so. Raises BadCase."""
+    """Yield the cases of a file of JSON lines, gzipped if its name ends so. Raise BadCase."""
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
             for number, line in enumerate(file, 1):

@@ -7,7 +7,22 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from driver.vts import burst, caching, device, extension, fenced, files, graphs, memory, model, operations, qos, request
+from driver.vts import (
+    burst,
+    caching,
+    device,
+    extension,
+    fenced,
+    files,
+    graphs,
+    memory,
+    model,
+    operations,
+    paths,
+    qos,
+    request,
+    result_queue,
+)
 from driver.vts.samples import generated
 
 if TYPE_CHECKING:
@@ -41,17 +56,20 @@ ALL = Scope(samples=_EVERYTHING, cases=_EVERYTHING, in_bursts=_EVERYTHING, mixed
 
 
 def catalogue(cases: Iterable[Case] = (), scope: Scope = USUAL) -> Iterator[Test]:
-    """Every test, with the given cases and the kit's own. Names are unique."""
+    """Yield every test, with the given cases and the kit's own. Names are unique."""
     names: Counter[str] = Counter()
+    chosen = list(_some(chain(cases, generated()), scope.cases))
     for test in chain(
         device.tests(),
         extension.tests(),
         files.tests(),
         model.tests(scope.samples),
         request.tests(scope.samples),
-        operations.tests(_some(chain(cases, generated()), scope.cases), scope.in_bursts),
+        operations.tests(chosen, scope.in_bursts),
+        paths.tests(chosen),
         graphs.tests(scope.mixed, scope.alone),
         burst.tests(),
+        result_queue.tests(),
         memory.tests(),
         caching.tests(scope.corruptions),
         qos.tests(),
@@ -62,7 +80,7 @@ def catalogue(cases: Iterable[Case] = (), scope: Scope = USUAL) -> Iterator[Test
 
 
 def _some(cases: Iterable[Case], most: int) -> Iterator[Case]:
-    """At most so many cases of each operation."""
+    """Yield at most so many cases of each operation."""
     seen: Counter[str] = Counter()
     for case in cases:
         seen[case.operations[0]] += 1

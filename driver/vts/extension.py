@@ -43,7 +43,7 @@ def names(target: Target) -> None:
 
 
 def _mixed(first: str, second: str) -> Model:
-    """x -> first -> second -> y, on two floats."""
+    """Return the model x -> first -> second -> y, on two floats."""
     sizes = "TENSOR_FLOAT32", (2,)
     operands = [
         *(Operand(*sizes, lifetime=life) for life in ("SUBGRAPH_INPUT", "TEMPORARY_VARIABLE", "SUBGRAPH_OUTPUT")),
@@ -80,7 +80,7 @@ def typed() -> Model:
 
 
 def oem() -> Model:
-    """OEM_OPERATION on a tensor of bytes, with an OEM scalar of 5 bytes."""
+    """Return a model of OEM_OPERATION on a tensor of bytes, with an OEM scalar of 5 bytes."""
     operands = [
         Operand("TENSOR_OEM_BYTE", (4,), lifetime="SUBGRAPH_INPUT"),
         Operand("OEM", (), lifetime="CONSTANT_COPY", value=np.arange(5, dtype=np.uint8)),
@@ -111,7 +111,7 @@ def _is_refused(model: Model, target: Target) -> None:
 
 
 def _with_first(**fields: object) -> Model:
-    """`typed` with another first operand, bypassing nothing: the record allows it, the rules do not."""
+    """Return `typed` with another first operand, bypassing nothing: the record allows it, the rules do not."""
     graph = typed().main
     given = {"type": _PAIR, "dimensions": (2,), "lifetime": "SUBGRAPH_INPUT"} | fields
     return Model(Subgraph([Operand(**given), *graph.operands[1:]], graph.operations, graph.inputs, graph.outputs))  # type: ignore[arg-type]

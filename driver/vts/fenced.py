@@ -117,7 +117,7 @@ def chain(target: Target) -> None:
 
 
 def _follower(first: Request, n: int) -> Request:
-    """x + y, where x is the previous result; two places are used in turn."""
+    """Return the request for x + y, where x is the previous result; two places are used in turn."""
     (x, y), (out,) = first.inputs, first.outputs
     read, written = (out.offset, x.offset) if n % 2 else (x.offset, out.offset)
     return first._replace(inputs=(x._replace(offset=read), y), outputs=(out._replace(offset=written),))

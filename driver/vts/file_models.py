@@ -75,7 +75,7 @@ class Network:
         return [known[port.name] for port in self.outputs]
 
     def model(self, kind: str, data: bytes = b"", external: Mapping[str, Array] = MappingProxyType({})) -> Model:
-        """In file form. `data`: of another file than its own; `external`: the files beside it."""
+        """Return it in file form. `data`: of another file than its own; `external`: the files beside it."""
         file = ModelFile(kind, np.frombuffer(data or WRITERS[kind](self), np.uint8), external)
         inputs, outputs = ([_operand(port) for port in side] for side in (self.inputs, self.outputs))
         return model_of_file(file, inputs, outputs)
@@ -85,7 +85,7 @@ class Network:
         return Case(f"{kind} file", self.model(kind), tuple(feeds), tuple(a.reshape(-1) for a in self.run(feeds)))
 
     def tensors(self) -> list[NetworkPort]:
-        """All tensors; each one before what is computed of it."""
+        """Return all tensors; each one before what is computed of it."""
         known = {port.name: port for port in (*self.inputs, *self.outputs)}
         for step in self.steps:
             known.setdefault(step.output, known[step.inputs[0]]._replace(name=step.output))

@@ -1,7 +1,7 @@
 """extension/file: what every device does that knows the extension "burst.file": it runs model files as they are.
 
-The files are small and made in code (`driver.vts.file_models`). Each row is there for each kind of file; a device that
-does not run a kind says so, and skips the others of that kind.
+The files are small and made in code (`driver.vts.file_models`): .onnx and .tflite, for what frameworks export takes
+those frameworks. Each row is there for both kinds; a device that does not run a kind says so, and skips its others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from burst import ErrorStatus, Memory, StatusError
 from driver.nn import Model, Operand, Operation, Subgraph
-from driver.nn.file_form import KINDS, NAME
+from driver.nn.file_form import NAME
 from driver.vts.bench import ArgumentPlace, answer, output_sizes, request
 from driver.vts.cases import Case
 from driver.vts.file_models import Network, NetworkPort, NetworkStep, onnx_file
@@ -58,8 +58,8 @@ def tests() -> Iterator[Test]:
         "deadline": deadline,
         "client_gone": client_gone,
     }
-    for kind in KINDS:
-        for dtype in _TYPES[kind]:
+    for kind, dtypes in _TYPES.items():
+        for dtype in dtypes:
             yield Test(f"extension/file/{kind}/{dtype}", partial(typed, kind, dtype))
         for name, row in rows.items():
             yield Test(f"extension/file/{kind}/{name}", partial(row, kind))
@@ -74,14 +74,14 @@ def _negation(dtype: str, shape: tuple[int | None, ...]) -> Network:
 
 
 def _difference(first: str = "a", second: str = "b") -> Network:
-    """Two outputs: a - b and b - a."""
+    """Return a network of two outputs: a - b and b - a."""
     inputs, outputs = ([NetworkPort(name, "float32", (3,)) for name in side] for side in ((first, second), ("y", "z")))
     steps = NetworkStep("SUB", (first, second), "y"), NetworkStep("SUB", (second, first), "z")
     return Network(tuple(inputs), tuple(outputs), steps)
 
 
 def _long() -> Network:
-    """Seconds of work that is no loop: one product of matrices after the other."""
+    """Return a network that takes seconds without a loop: one product of matrices after the other."""
     names_ = ["x", *(f"t{n}" for n in range(_PRODUCTS - 1)), "y"]
     steps = tuple(NetworkStep("PRODUCT", (before, "x"), after) for before, after in pairwise(names_))
     x, y = (NetworkPort(name, "float32", (_SIDE, _SIDE)) for name in "xy")
@@ -94,7 +94,7 @@ def _numbers(dtype: str, shape: tuple[int, ...], seed: int = 0) -> Array:
 
 
 def _require(kind: str, target: Target) -> None:
-    """Skips the test where the device does not run files of this kind."""
+    """Skip the test where the device does not run files of this kind."""
     if NAME not in target.device.extensions:
         skip(f"the device does not know the extension {NAME}")
     if target.device.explain(_negation("float32", (5,)).model(kind)) != [None]:

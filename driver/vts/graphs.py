@@ -93,7 +93,7 @@ def graphs(operations: Collection[str] | None = None, *, largest: int = 8) -> An
         raise ValueError(f"operations={operations!r}: none of them has a maker")
 
     def step(draw: Callable[[Any], Any], sketch: Sketch, number: int) -> bool:
-        """One more operation, or none: a separate strategy, so that hypothesis can remove it as a whole."""
+        """Draw one more operation, or none: a separate strategy, so that hypothesis can remove it as a whole."""
         sketch.draw = draw
         goes_on = sketch.integer(0, 4) > 0 or number == 0
         if goes_on:

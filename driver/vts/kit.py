@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from burst import PeerDied, StatusError, Timeout
 from driver.errors import DeviceFailed
+from driver.vts.families import family_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -49,6 +50,11 @@ class Test:
     def category(self) -> str:
         """The first part of its name."""
         return self.name.split("/", 1)[0]
+
+    @property
+    def family(self) -> str:
+        """The test of Android's suite that it stands for; "" for a test of this kit's own."""
+        return family_of(self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,13 +39,13 @@ def _unary(level: str, exact: bool, s: Sketch, name: str) -> None:
 
 
 def _positive(s: Sketch, name: str) -> None:
-    """Functions that are defined, and numerically stable, only above 0."""
+    """Add a function that is defined, and numerically stable, only above 0."""
     kind = s.choice(types_of(name))
     s.add(name, s.fresh(kind, s.shape(s.choice(RANKS)), low=0.25, high=2.0), level="relaxed")
 
 
 def _broadcastable(s: Sketch, x: Value, *, exact: bool = False) -> Value:
-    """Another operand of the type of `x` that broadcasts with it: trailing dimensions, equal or 1."""
+    """Return another operand of the type of `x` that broadcasts with it: trailing dimensions, equal or 1."""
     shape = _shape(x)
 
     def drawn() -> Dimensions:
@@ -397,7 +397,7 @@ def _weights(
 
 
 def _kernel(s: Sketch, h: int, w: int) -> tuple[tuple[int, int], list[int], tuple[int, int]]:
-    """Extent of a filter that fits into the image, its dilations (width first), and its extent when dilated."""
+    """Return a fitting filter's extent, its dilations (width first), and its extent when dilated."""
     kh, kw = s.integer(1, min(3, h)), s.integer(1, min(3, w))
     dh = s.integer(1, min(2, (h - 1) // (kh - 1))) if kh > 1 else 1
     dw = s.integer(1, min(2, (w - 1) // (kw - 1))) if kw > 1 else 1

@@ -251,7 +251,7 @@ def _pool_each(make: Callable[[int], Memory], count: int) -> list[ArgumentPlace]
 
 
 def _last_bytes(count: int) -> list[ArgumentPlace]:
-    """Arguments without gaps at the end of a pool: a write beyond an output damages the next argument."""
+    """Return arguments without gaps at the end of a pool: a write beyond an output damages the next argument."""
     return [ArgumentPlace(Memory.create(3 * _ROOM), 2 * _ROOM + 64 * n) for n in range(count)]
 
 

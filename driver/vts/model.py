@@ -13,6 +13,7 @@ from driver.errors import InvalidModel
 from driver.vts.kit import Failed, Test, check, skip
 from driver.vts.mutations import model_mutations
 from driver.vts.operations import prepared
+from driver.vts.qos import endless
 from driver.vts.samples import SAMPLES, sample
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def tests(samples: int) -> Iterator[Test]:
     """samples: how many of the kit's models are mutated, each in every way."""
     for name in SAMPLES:
         yield Test(f"model/{name}/valid", partial(accept, name))
+    for name, make in (("data", circular_data), ("subgraphs", circular_subgraphs)):
+        yield Test(f"model/cycle/{name}", partial(refuse, make))
     for name in SAMPLES[:samples]:
         for mutation in model_mutations(sample(name).model):
             kind, number, *detail = mutation.name.split("/")
@@ -38,12 +41,26 @@ def tests(samples: int) -> Iterator[Test]:
 
 
 def with_type(name: str, number: int, code: int) -> Model:
-    """One of the kit's models with an operand of an invalid type, bypassing the checks of the record."""
+    """Return one of the kit's models with an operand of an invalid type, bypassing the checks of the record."""
     model = sample(name).model
     operands = list(model.main.operands)
     operands[number] = copy(operands[number])
     object.__setattr__(operands[number], "type", code)
     return replace(model, main=replace(model.main, operands=tuple(operands)))
+
+
+def circular_data() -> Model:
+    """Return a model of two operations, each of which reads what the other one writes."""
+    model = sample("chain").model
+    first, second, *rest = model.main.operations
+    circular = replace(first, inputs=(second.outputs[0], *first.inputs[1:]))
+    return replace(model, main=replace(model.main, operations=(circular, second, *rest)))
+
+
+def circular_subgraphs() -> Model:
+    """Return a WHILE whose body is the subgraph in which it stands."""
+    model = endless().model
+    return replace(model, referenced=(model.referenced[0], model.main))
 
 
 def accept(name: str, target: Target) -> None:

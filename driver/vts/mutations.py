@@ -45,7 +45,7 @@ Change = tuple[str, Callable[[], Subgraph]]
 
 
 def model_mutations(model: Model) -> Iterator[Mutation]:
-    """All mutations of VTS's ValidateModel that apply to the valid `model`, subgraph by subgraph."""
+    """Yield all mutations of VTS's ValidateModel that apply to the valid `model`, subgraph by subgraph."""
     for number, graph in enumerate((model.main, *model.referenced)):
         prefix = f"subgraph-{number - 1}/" if number else ""
         counted = tuple(replace(o, number_of_consumers=None) for o in graph.operands)
@@ -55,7 +55,7 @@ def model_mutations(model: Model) -> Iterator[Mutation]:
 
 
 def request_mutations(request: Request) -> Iterator[tuple[str, Request]]:
-    """All mutations of VTS's ValidateRequest: the request without each of its inputs, and without each output."""
+    """Yield all mutations of VTS's ValidateRequest: the request without each of its inputs, and without each output."""
     for n in range(len(request.inputs)):
         yield f"remove-input/{n}", request._replace(inputs=_without(request.inputs, n))
     for n in range(len(request.outputs)):
@@ -77,12 +77,12 @@ def _with(items: Sequence[_Item], n: int, item: _Item) -> tuple[_Item, ...]:
 
 
 def _operand(graph: Subgraph, index: int, **changes: Any) -> Subgraph:
-    """`graph` with one operand changed."""
+    """Return `graph` with one operand changed."""
     return replace(graph, operands=_with(graph.operands, index, replace(graph.operands[index], **changes)))
 
 
 def _operation(graph: Subgraph, index: int, **changes: Any) -> Subgraph:
-    """`graph` with one operation changed."""
+    """Return `graph` with one operation changed."""
     return replace(graph, operations=_with(graph.operations, index, replace(graph.operations[index], **changes)))
 
 

@@ -109,6 +109,13 @@ def check_bare(answer: Answer) -> None:
     check(answer.timing == (None, None), f"{answer.status.name} came with a timing")
 
 
+def check_timing(answer: Answer, *, is_measured: bool, way: str) -> None:
+    """Check that times came only if they were asked for, and that the device's is within the driver's."""
+    known = [time for time in answer.timing if time is not None]
+    check(is_measured or not known, f"{way}, no timing was requested, and {answer.timing} came")
+    check(known == sorted(known), f"{way}, {known[:1]} us on the device are more than {known[1:]} us in the driver")
+
+
 def check_answer(case: Case, answer: Answer) -> None:
     """Check status, shapes and values."""
     check(not answer.status, f"the device returned {answer.status.name}: {answer.message}")
@@ -185,9 +192,9 @@ _BYTES = {
 
 
 def limits(case: Case, kind: OperandType) -> tuple[float, float]:
-    """Tolerance for an output of this type: |found - expected| <= absolute + relative * |expected|.
+    """Return the tolerance for an output of this type: |found - expected| <= absolute + relative * |expected|.
 
-    Raises ValueError for a type that has no criterion.
+    Raise ValueError for a type that has no criterion.
     """
     if kind not in _LIMITS:
         raise ValueError(f"there is no tolerance for outputs of type {kind.name}")

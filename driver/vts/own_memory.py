@@ -100,7 +100,7 @@ def _values(model: RemotePreparedModel, seed: int) -> Any:
 
 
 def _executed(execute: Callable[[Request], Any], x: Any, y: Any, pools: tuple[Buffer | None, Buffer | None]) -> Any:
-    """x + y, with x and the sum in buffers or in plain memory; returns the sum if that is there."""
+    """Compute x + y, with x and the sum in buffers or in plain memory; return the sum if that is there."""
     room = 64 + x.nbytes
     memory = Memory.create(3 * room)
     memory.asarray(x.dtype, x.shape, 0)[...] = x
@@ -178,7 +178,7 @@ def _allocated_by(device: RemoteDevice, model: RemotePreparedModel) -> Buffer:
 
 
 def _kinds(target: Target) -> frozenset[str]:
-    """Those that the device's class names. Skips the test where there is none, or only a running device."""
+    """Return the kinds that the device's class names. Skip the test where there is none, or only a running device."""
     try:
         found = device_class(target.name).own_memory_kinds
     except DriverError as error:
@@ -229,7 +229,8 @@ def hostile(open_one: Callable[[], int], target: Target) -> None:
 
 
 def unknown(target: Target) -> None:
-    """A kind that no driver knows gets INVALID_ARGUMENT, on both paths, and on the plain path the kinds that there are.
+    """A kind that the driver cannot decode gets GENERAL_FAILURE, on both paths, and on the plain path the kinds that
+    there are.
 
     A driver that serves its bursts itself answers with the status alone.
     """
@@ -237,7 +238,7 @@ def unknown(target: Target) -> None:
         for way in (model.execute, burst.execute):
             bad = Memory.from_handle(fd, 4096, "burst.vts.unknown")
             found = refusal(partial(way, timeout=target.patience), asked._replace(pools=(bad, *asked.pools[1:])))
-            check(found.status == _INVALID, f"an unknown kind of memory gets {found.status.name}")
+            check(found.status == _GENERAL, f"an unknown kind of memory gets {found.status.name}")
             is_named = way == burst.execute or "ashmem" in found.message
             check(is_named, f"the error does not name the kinds that are known: {found.message!r:.120}")
 

@@ -5,22 +5,20 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from burst import Controller, ErrorStatus, InvalidArgument, Memory, NotSent, Result, StatusError
-from burst.backing import fill_holes
-from burst.channel import Channel
 from driver.nn import Model, ModelBuilder, Operand, Operation, Subgraph
 from driver.options import PREFERENCES, PRIORITIES
-from driver.protocol.lane_codec import decode_outcome, encode_request, in_turn, with_loop_timeout
+from driver.protocol.lane_codec import with_loop_timeout
 from driver.vts.bench import ArgumentPlace, answer, refusal, request
 from driver.vts.burst import MISSED
 from driver.vts.cases import Case
 from driver.vts.kit import Failed, Test, check, skip
 from driver.vts.operations import check_bare, prepared
+from driver.vts.raw_lane import RawLane
 from driver.vts.request import valid
 from driver.vts.samples import sample
 from fmq import clock
@@ -38,11 +36,11 @@ _LONG = 3600.0
 _LOOP_TIMEOUT = 1e-3
 # Below and above the values of the HAL, and of another type.
 WRONG_PREFERENCES = {"low_power-1": -1, "sustained_speed+1": len(PREFERENCES), "no_word": "speed"}
-_PREFERENCE = "fast_single_answer"
+PREFERENCE = "fast_single_answer"
 _SHORT = 5_000_000  # ns
 _MANY, _NEAR, _GRACE = 200, 300_000_000, 2.0  # operations; ns until a deadline; seconds after it
 _LOOP, _ROOM = 1.0, 64  # seconds that a loop may take; bytes for an argument
-_DEADLINES: dict[str, Callable[[], int]] = {
+DEADLINES: dict[str, Callable[[], int]] = {
     "now": clock.now,
     "short": lambda: clock.now() + _SHORT,
     "unlimited": lambda: FOREVER,
@@ -61,7 +59,7 @@ def tests() -> Iterator[Test]:
         yield Test(f"qos/preference/{name}", partial(refused, f"preference {wrong!r}", (wrong,)))
     for way in ("plain", "burst"):
         yield Test(f"qos/timing/{way}", partial(timing, way))
-    for name in _DEADLINES:
+    for name in DEADLINES:
         yield Test(f"qos/deadline/prepare/{name}", partial(preparation, name))
         for way in ("plain", "burst"):
             yield Test(f"qos/deadline/{way}/{name}", partial(execution, way, name))
@@ -69,10 +67,10 @@ def tests() -> Iterator[Test]:
     for way in ("plain", "burst"):
         yield Test(f"qos/deadline/{way}/in_the_middle", partial(in_the_middle, way))
     for number, priority in enumerate(PRIORITIES):
-        options = (_PREFERENCE, None, number)
+        options = (PREFERENCE, None, number)
         yield Test(f"qos/priority/{priority}", partial(preferring, f"at priority {number}", options))
     for name, number in WRONG_PRIORITIES.items():
-        options = (_PREFERENCE, None, number)
+        options = (PREFERENCE, None, number)
         yield Test(f"qos/priority/{name}", partial(refused, f"priority {number}", options))
 
 
@@ -137,7 +135,7 @@ def endless_loop(target: Target) -> None:
 
 
 def endless() -> Case:
-    """WHILE x == x: x grows."""
+    """Return the model WHILE x == x: x grows."""
 
     def operand(lifetime: str, kind: str = "TENSOR_INT32", value: object = None) -> Operand:
         scalar = kind in {"INT32", "SUBGRAPH"}
@@ -180,7 +178,7 @@ def preparation(name: str, target: Target) -> None:
     if not all(target.supported(sample("add").model)):
         skip("ADD: not supported by the device")
     try:
-        with target.prepared(sample("add").model, None, _PREFERENCE, _DEADLINES[name]()) as model:
+        with target.prepared(sample("add").model, None, PREFERENCE, DEADLINES[name]()) as model:
             _check_answer(model, target)
     except StatusError as error:
         _check_status(error.status, name)
@@ -191,7 +189,7 @@ def execution(way: str, name: str, target: Target) -> None:
     ask = _plain if way == "plain" else _burst
     with prepared(sample("add"), target) as model:
         for _ in range(2):
-            _check_status(ask(model, valid("add"), _DEADLINES[name](), target.patience), name)
+            _check_status(ask(model, valid("add"), DEADLINES[name](), target.patience), name)
         _check_answer(model, target)
 
 
@@ -202,7 +200,7 @@ def long_preparation(target: Target) -> None:
         skip("ADD: not supported by the device")
     end, status = clock.now() + _NEAR, ErrorStatus.NONE
     try:
-        with target.prepared(model, None, _PREFERENCE, end):
+        with target.prepared(model, None, PREFERENCE, end):
             pass
     except StatusError as error:
         status = error.status
@@ -249,9 +247,6 @@ def _check_answer(model: RemotePreparedModel, target: Target) -> None:
     check(not status, f"afterwards a request without a deadline gets {status.name}")
 
 
-_slots = count(2**32)  # beyond those of the client's own lane, whose memory this is, too
-
-
 def _plain(model: RemotePreparedModel, request: Request, deadline: int, patience: float) -> ErrorStatus:
     with plain_path(model, request) as execute:
         return execute(deadline, patience).status
@@ -262,22 +257,10 @@ def plain_path(model: RemotePreparedModel, request: Request) -> Iterator[Callabl
     """Open a connection for one request; returns a function of deadline and patience.
 
     The function returns the device's own answer, however late; a caller of `execute` stops waiting at the deadline.
-    Raises PeerDied, Timeout.
+    Raise PeerDied, Timeout.
     """
-    _, (fd, life_fd) = model.device.call("lane")
-    with Channel.from_fd(fd) as channel:
-        channel.watch(life_fd)
-        slots = [next(_slots) for _ in request.pools]
-        for slot, pool in zip(slots, request.pools, strict=True):
-            fill_holes(pool.fd)
-            channel.send(["memory", slot, pool.to_wire()], [pool.fd])
-        packed = encode_request(model.home.number, request, slots, measure=False)
-
-        def execute(deadline: int | None, patience: float) -> Result:
-            channel.send_raw(in_turn(1, deadline, packed))
-            return Result(*decode_outcome(channel.receive(patience).raw[10:]))
-
-        yield execute
+    with RawLane(model, request) as lane:
+        yield lane.in_turn
 
 
 def _burst(model: RemotePreparedModel, request: Request, deadline: int, patience: float) -> ErrorStatus:

@@ -9,7 +9,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Self, get_args
 from xml.etree import ElementTree as ET
 
+from driver.vts.families import family_of
 from driver.vts.kit import Kind
+from fmq.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +53,7 @@ class Report:
         return [outcome for outcome in self.outcomes if outcome.outcome == kind]
 
     def as_json(self) -> dict[str, Any]:
-        """For `json.dumps`."""
+        """Return it for `json.dumps`."""
         return {
             "device": self.device,
             "version": self.version,
@@ -61,6 +63,7 @@ class Report:
                 {
                     "name": o.name,
                     "category": o.category,
+                    "family": family_of(o.name),
                     "outcome": o.outcome,
                     "message": o.message,
                     "seconds": round(o.seconds, 6),
@@ -70,8 +73,8 @@ class Report:
         }
 
     def as_junit(self) -> bytes:
-        """JUnit XML: a suite for each category."""
-        root = ET.Element("testsuites", {"name": _printable(f"{self.device} {self.version}"), **_totals(self.outcomes)})
+        """Return it as JUnit XML: a suite for each category."""
+        root = ET.Element("testsuites", {"name": printable(f"{self.device} {self.version}"), **_totals(self.outcomes)})
         for category in self.categories:
             outcomes = [o for o in self.outcomes if o.category == category]
             suite = ET.SubElement(root, "testsuite", {"name": category, **_totals(outcomes)})
@@ -80,7 +83,7 @@ class Report:
                 case = ET.SubElement(suite, "testcase", classname=category, name=name, time=f"{o.seconds:.6f}")
                 if o.outcome != "passed":
                     kind = "failure" if o.outcome == "failed" else "skipped"
-                    ET.SubElement(case, kind, message=_printable(o.message))
+                    ET.SubElement(case, kind, message=printable(o.message))
         ET.indent(root)
         return bytes(ET.tostring(root, encoding="utf-8", xml_declaration=True))
 
@@ -99,11 +102,6 @@ def _totals(outcomes: list[TestOutcome]) -> dict[str, str]:
         "skipped": str(counts["skipped"]),
         "time": f"{seconds:.6f}",
     }
-
-
-def _printable(text: str) -> str:
-    """Replace control characters, which XML cannot express and a device's message may have."""
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 # ---- known failures: tests that a device fails in certain versions, and why ------------------------------------------
@@ -152,7 +150,7 @@ class KnownFailures:
 
     @classmethod
     def read(cls, path: Path, device: str, version: str) -> Self:
-        """Read the entries for a device and version from a TOML file. Raises BadKnownFailures."""
+        """Read the entries for a device and version from a TOML file. Raise BadKnownFailures."""
         try:
             content = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -175,7 +173,7 @@ class KnownFailures:
         return outcome
 
     def stale(self) -> list[str]:
-        """Messages about outdated entries: all of their tests that ran have passed."""
+        """Return messages about outdated entries: all of their tests that ran have passed."""
         return [
             f"{', '.join(entry.tests)} ({entry.reason}) no longer fails: remove the entry"
             for entry, failed, passed in zip(self._entries, self._failed, self._passed, strict=True)

@@ -32,7 +32,7 @@ def _add() -> Model:
 
 
 def _chain() -> Model:
-    """Three operations, a temporary that two of them read, and two outputs."""
+    """Return a model of three operations, a temporary that two of them read, and two outputs."""
     m = ModelBuilder()
     x = m.input("float32", (1, 4))
     y = m.operation("ADD", x, np.ones((1, 4), np.float32), 0)
@@ -87,12 +87,12 @@ SAMPLES = tuple(_MODELS)
 
 @cache
 def sample(name: str, seed: int = 0) -> Case:
-    """One of the samples, with random inputs and the reference's outputs."""
+    """Return one of the samples, with random inputs and the reference's outputs."""
     return case_of(name, _MODELS[name](), seed)
 
 
 def case_of(name: str, model: Model, seed: int = 0) -> Case:
-    """Return a model with random inputs and the reference's outputs. Raises ExecutionFailed, ValueError."""
+    """Return a model with random inputs and the reference's outputs. Raise ExecutionFailed, ValueError."""
     random = np.random.default_rng(seed)
     operands = [model.main.operands[i] for i in model.main.inputs]
     feeds = tuple(values(random, o.type.dtype, o.dimensions) for o in operands)
@@ -103,7 +103,7 @@ def case_of(name: str, model: Model, seed: int = 0) -> Case:
 
 
 def values(random: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    """Small numbers that every operation accepts: floats between 0.1 and 2, and integers from 1 to 5, never 0."""
+    """Return small numbers that every operation accepts: floats between 0.1 and 2, integers from 1 to 5."""
     if dtype.kind == "f":
         return random.uniform(0.1, 2, shape).astype(dtype)
     if dtype == np.uint8:
@@ -206,7 +206,7 @@ _DRAWS = {"RANDOM_MULTINOMIAL"}  # its result is not unique
 
 @cache
 def generated() -> tuple[Case, ...]:
-    """For each operation of the reference and each type, cases in the first forms that it accepts."""
+    """Return, for each operation of the reference and each type, cases in the first forms that it accepts."""
     names = sorted(OPERATIONS.keys() - _DRAWS)
     return tuple(case for name in names for dtype in _TYPES for case in _cases(name, dtype))
 

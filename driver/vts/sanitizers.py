@@ -32,7 +32,7 @@ _OPTIONS = {
 
 
 def read_without_runtimes() -> None:
-    """Has the fields of a library's table be read although no sanitizer's runtime was loaded first."""
+    """Have the fields of a library's table read although no sanitizer's runtime was loaded first."""
     os.environ["ASAN_OPTIONS"] = "verify_asan_link_order=0"
 
 
@@ -40,7 +40,7 @@ class Sanitizers:
     """The reports of sanitizers during one run of the kit. Leaving it removes them."""
 
     def __init__(self, library: str) -> None:
-        """Find the sanitizers of a device. Raises DeviceFailed for one that is no library, or was built without
+        """Find the sanitizers of a device. Raise DeviceFailed for one that is no library, or was built without
         them.
         """
         runtimes = _runtimes(library)
@@ -86,7 +86,7 @@ def _runtimes(library: str) -> list[str]:
 
 
 def _path_of(runtime: str) -> str:
-    """Where a compiler keeps it; its name, for the loader to find, if none does."""
+    """Return where a compiler keeps it; its name, for the loader to find, if none does."""
     for compiler in filter(shutil.which, _COMPILERS):
         command = [compiler, f"-print-file-name={runtime}"]
         said = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -22,13 +22,13 @@ _Item = TypeVar("_Item")
 
 
 def types_of(operation: str) -> list[OperandType]:
-    """Types that the parameter T of an operation may have, among those drawn here."""
+    """Return the types that the parameter T of an operation may have, among those drawn here."""
     known = {t for signature in OPERATIONS[operation].signatures for t in signature.versions()}
     return [t for t in _DRAWN_TYPES if t in known]
 
 
 def data(kind: OperandType, shape: Dimensions, seed: int, low: float = -1.0, high: float = 1.0) -> Array:
-    """Values whose sums and products stay within every type for several operations."""
+    """Return values whose sums and products stay within every type for several operations."""
     rng = np.random.default_rng(seed)
     if kind.is_quantised or kind == OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL:
         info = np.iinfo(kind.dtype)
@@ -68,7 +68,7 @@ class Sketch:
         return self.integer(0, 1) == 1
 
     def choice(self, items: Sequence[_Item]) -> _Item:
-        """One of `items`; the first is the simplest."""
+        """Return one of `items`; the first is the simplest."""
         return items[self.integer(0, len(items) - 1)]
 
     def axis(self, rank: int) -> int:
@@ -104,11 +104,11 @@ class Sketch:
         return self.fresh(kind, shape() if shape else self.shape(self.choice(ranks)))
 
     def shape(self, rank: int) -> Dimensions:
-        """Dimensions of a new tensor."""
+        """Return the dimensions of a new tensor."""
         return tuple(self.integer(1, LONGEST) for _ in range(rank))
 
     def image(self) -> Dimensions:
-        """Dimensions of a new tensor for operations on images, in either layout."""
+        """Return the dimensions of a new tensor for operations on images, in either layout."""
         return (self.integer(1, 2), *(self.integer(1, 5) for _ in range(3)))
 
     def fresh(
@@ -135,7 +135,7 @@ class Sketch:
         return {"scale": self.choice(SCALES), "zero_point": self.choice(((first + last + 1) // 2, first, last - 3))}
 
     def result(self, operation: str, kind: OperandType, above: float = 0.0) -> dict[str, Any]:
-        """Quantisation to request for a result of this type, where it is free. above: lower limit of the scale."""
+        """Return the quantisation to request for a result of this type, if it is free. above: least scale."""
         if OPERATIONS[operation].quantisation is not declared or kind not in ZERO_POINTS:
             return {}
         asked = self.quantisation(kind)

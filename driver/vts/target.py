@@ -12,7 +12,8 @@ import numpy as np
 
 from burst import BurstError, PeerDied, Timeout
 from driver.client.device import connect
-from driver.client.prepared_model import Home, RemotePreparedModel
+from driver.client.prepared_model import RemotePreparedModel
+from driver.client.remote_executor import Home, RemoteExecutor
 from driver.errors import DeviceFailed, DriverError
 from driver.protocol.model_codec import encode
 from driver.vts.bench import Bench
@@ -74,7 +75,7 @@ class Target:
         return self._sanitizers.reports() if self._sanitizers else ""
 
     def supported(self, model: Model) -> list[bool]:
-        """Return the device's answer for each operation. Raises InvalidArgument when it refuses the model."""
+        """Return the device's answer for each operation. Raise InvalidArgument when it refuses the model."""
         count, bits = self._ask("supported", model)
         return [bool(bit) for bit in np.unpackbits(np.frombuffer(bits, np.uint8), count=count)]
 
@@ -82,7 +83,7 @@ class Target:
     def prepared(self, model: Model, cache: Cache | None = None, *more: object) -> Iterator[RemotePreparedModel]:
         """Prepare a model, in cache files if given, and free it afterwards. more: further arguments of `prepare`.
 
-        Raises StatusError.
+        Raise StatusError.
         """
         said = self._ask("prepare", model, cache, *more)
         with self._freed(model, Home(self.device.connection, *said)) as prepared:
@@ -90,16 +91,15 @@ class Target:
 
     @contextmanager
     def restored(self, model: Model, cache: Cache) -> Iterator[RemotePreparedModel]:
-        """Restore a model from cache files, and free it afterwards. Raises StatusError."""
+        """Restore a model from cache files, and free it afterwards. Raise StatusError."""
         device, (terms, fds) = self.device, _call_arguments(cache)
-        (number,), _ = device.call("restore", *terms, fds=fds, timeout=self.patience)
+        (number, *_), _ = device.call("restore", *terms, fds=fds, timeout=self.patience)
         with self._freed(model, Home(device.connection, number)) as prepared:
             yield prepared
 
     @contextmanager
     def _freed(self, model: Model, home: Home) -> Iterator[RemotePreparedModel]:
-        prepared = RemotePreparedModel(self.device, model, home.number)
-        prepared.home = home
+        prepared = RemotePreparedModel(RemoteExecutor(self.device, model, home))
         try:
             yield prepared
         except (PeerDied, Timeout):

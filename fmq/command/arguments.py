@@ -35,7 +35,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _why(error: Exception, name: object) -> str:
-    """One line that names the queue, what is wrong with it, and what to do."""
+    """Return one line that names the queue, what is wrong with it, and what to do."""
     text = getattr(error, "strerror", None) or str(error)
     if not isinstance(name, str):
         return str(error)

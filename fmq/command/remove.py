@@ -67,7 +67,7 @@ def _check(name: str, must_be_stale: bool) -> QueueInfo:
 
 
 def _unlink_unused(name: str) -> None:
-    """Unlinks while we hold both roles' locks, so that no process can begin to use the queue; checks the name again."""
+    """Unlink while we hold both roles' locks, so that no process can begin to use the queue; checks the name again."""
     region = Region.open(name)
     locks = LockFile(region)
     try:

@@ -53,7 +53,7 @@ def meant(name: str) -> str:
 
 
 def plain(info: QueueInfo) -> dict[str, Any]:
-    """For JSON: the dtype as `numpy.lib.format.descr_to_dtype` takes it, in words; the mode in octal."""
+    """Return it for JSON: the dtype as `numpy.lib.format.descr_to_dtype` takes it, in words; the mode in octal."""
     kept = {field.name: getattr(info, field.name) for field in dataclasses.fields(info)}
     return kept | {
         "dtype": None if info.dtype is None else dtype_text(info.dtype),
@@ -118,7 +118,7 @@ _LIVES = {
 
 
 def human(nbytes: float) -> str:
-    """Bytes as people say them."""
+    """Return bytes as people say them."""
     if nbytes == 1:
         return "1 byte"
     for unit in ("bytes", "KiB", "MiB", "GiB"):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import driver
-from driver.nn import Interpreter, validate
+from driver.nn import validate
 
 pytestmark = pytest.mark.integration
 
@@ -20,29 +20,7 @@ BENCH = Path(__file__).parents[2] / "bench"
 needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each side needs a CPU of its own")
 
 
-@pytest.fixture
-def models(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCH))
-    import models
-
-    return models
-
-
-@pytest.fixture
-def litert(models):
-    pytest.importorskip("ai_edge_litert")
-    import litert
-
-    return litert
-
-
-def execute(model, feed):
-    bound = Interpreter(model).bind([feed])
-    bound.run()
-    return np.array(bound.results[0].data)
-
-
-def test_every_convolution_has_a_scale_per_channel(models):
+def test_every_convolution_has_a_scale_per_channel(models, execute):
     """28 convolutions of bytes with a sign find what the floats they were made of find."""
     model = models.mobilenet("per-channel")
     validate(model)
@@ -51,8 +29,8 @@ def test_every_convolution_has_a_scale_per_channel(models):
     filters = [o for o in operands if o.lifetime.is_constant and len(o.dimensions) == 4]
     assert Counter(len(o.channel_quant[0]) == o.dimensions[o.channel_quant[1]] for o in filters) == {True: 28}
     image = models.feeds_of(model)[0]
-    exact = execute(models.mobilenet("float32"), image.astype(np.float32) / 128)
-    assert execute(model, image)[0].argmax() in np.argsort(exact[0])[::-1][:5]
+    exact = execute(models.mobilenet("float32"), [image.astype(np.float32) / 128])
+    assert execute(model, [image])[0].argmax() in np.argsort(exact[0])[::-1][:5]
 
 
 def test_a_thin_mobilenet_is_a_fraction_of_it(models):
@@ -63,14 +41,14 @@ def test_a_thin_mobilenet_is_a_fraction_of_it(models):
     assert round(weights / 1e6, 2) == 0.47
 
 
-def test_the_file_that_is_written_is_the_same_model(models, litert, tmp_path):
+def test_the_file_that_is_written_is_the_same_model(models, litert, tmp_path, execute):
     """Read back by the importer and by LiteRT itself, a scale per channel included, it computes the same."""
     model = models.mobilenet("per-channel", 0.25, 128)
     feed = models.feeds_of(model)[0]
     path = tmp_path / "net.tflite"
     path.write_bytes(litert.written(model))
-    mine = execute(model, feed).astype(int)
-    np.testing.assert_array_equal(execute(driver.load(path, form="operations"), feed), mine)
+    mine = execute(model, [feed]).astype(int)
+    np.testing.assert_array_equal(execute(driver.load(path, form="operations"), [feed]), mine)
     invoke, answer = litert.runnable(model, [feed])
     invoke()
     np.testing.assert_allclose(answer().reshape(mine.shape), mine, atol=1)
@@ -142,26 +120,28 @@ def test_constants_are_told_by_device_operation_and_pool(tmp_path, litert):
         for pool in ("frozen", "written")
         for operation in ("EMBEDDING_LOOKUP", "FULLY_CONNECTED")
     ]
-    assert [row["name"] for row in found["subjects"]] == names
-    for row in found["subjects"]:
+    *rows, absent = found["subjects"]
+    assert [row["name"] for row in rows] == names
+    for row in rows:
         for block in row["rounds"]:
-            assert block.keys() == {"supported", "prepare", "both", "SHA-256", "copy"}
-            assert min(block.values()) > 0
+            assert block.keys() == {"supported", "prepare", "both", "SHA-256", "copy", "of_hashing"}
+            assert min(block[key] for key in ("supported", "prepare", "both", "SHA-256", "copy")) > 0
     assert len(found["budgets"]) == 4
-    assert found["missing"] == ["absent"]
+    assert (absent["name"], absent["error"]) == ("absent", "not installed")
     assert all(text.count(name) >= 2 for name in names)
 
 
 def test_a_cold_start_is_told_stage_by_stage(tmp_path, litert):
     """The stages are there for a device that has to be started and for one that runs; connecting tells them apart."""
     found, text = run("cold_start.py", tmp_path, "--only", "quant8", "--devices", "litert", "absent", "--pairs", "1")
-    rows = {row["name"]: row["stages_ms"] for row in found["subjects"]}
+    *rows, absent = found["subjects"]
+    rows = {row["name"]: row["rounds"][0] for row in rows}
     assert rows.keys() == {"quant8, litert, started", "quant8, litert, running"}
     stages = ["python", "import", "load", "connect", "prepare", "burst", "first run", "second run"]
     for row in rows.values():
-        assert [*row] == stages
+        assert [*row] == [*stages, "to_result"]
         assert min(row.values()) > 0
-    assert found["missing"] == ["absent"]
+    assert (absent["name"], absent["error"]) == ("absent", "not installed")
     assert text.count("not installed") == 2
 
 

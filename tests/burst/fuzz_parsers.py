@@ -32,7 +32,17 @@ from mutator import MessageMutator, PacketMutator
 from wire_packets import DIRECTIONS, GOLDEN, SHAPED, U32, U64, outcome_of
 
 import fmq
-from burst import GeneralFailure, InvalidArgument, Malformed, Memory, channel, memory, server, wire
+from burst import (
+    GeneralFailure,
+    InvalidArgument,
+    Malformed,
+    Memory,
+    ResourceExhaustedTransient,
+    channel,
+    memory,
+    server,
+    wire,
+)
 from burst.channel import MAX_BYTES, Message
 
 MIB = 2**20
@@ -122,7 +132,7 @@ class Memories:
         message = Message(data, [os.dup(self._memory.fd) for _ in range(1 + len(data) % 3 % 2)])
         try:
             found = server._memories(message, expected, Memory.from_wire)
-        except (Malformed, GeneralFailure, InvalidArgument):
+        except (Malformed, GeneralFailure, InvalidArgument, ResourceExhaustedTransient):
             return False
         finally:
             message.close()

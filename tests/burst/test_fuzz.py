@@ -82,6 +82,7 @@ def finds(bug, *options, patience=30.0):
     return out
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("bug", sorted(set(BUGS) - SLOW))
 def test_mutants_find_a_bug(bug):
     """Without one check of the decoders they find an input, and print it, within seconds."""

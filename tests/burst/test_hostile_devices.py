@@ -142,7 +142,7 @@ def random_answer(rng, wire, number):
     return bytes(raw[: len(raw) - DATUM * rng.randrange(2) * (rng.random() < 0.2)]) or bytes(DATUM)
 
 
-@pytest.mark.parametrize("attempts", [300, pytest.param(stress.times(30_000), marks=pytest.mark.stress)])
+@pytest.mark.parametrize("attempts", [150, pytest.param(stress.times(30_000), marks=pytest.mark.stress)])
 def test_random_answers(closing, clients, increment, memory, wire, attempts):
     """Whatever comes in the place of results, a caller gets a result or an error, in time, and a burst that was told
     nonsense is not used again.

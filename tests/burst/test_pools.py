@@ -114,6 +114,14 @@ class TestTravel:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
 
+    def test_a_kind_of_another_driver(self, file):
+        """It may be described well: GENERAL_FAILURE, as the HAL recommends for handles that a driver cannot decode."""
+        fd = os.dup(file.fileno())
+        with pytest.raises(GeneralFailure, match=r"'com\.example\.heap': this device knows ashmem, mmap_fd"):
+            Memory.from_wire(["com.example.heap", 4096, [1]], fd)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+
     @pytest.mark.parametrize("plain", HOSTILE, ids=str)
     def test_hostile_metadata(self, plain, file):
         """Whatever is said about three pages, it is a GENERAL_FAILURE if it is not so, and the descriptor is closed."""

@@ -23,7 +23,7 @@ from burst import (
     errors,
 )
 from burst.datum import DATUM
-from burst.server import MAX_PLANS
+from burst.plan_cache import MAX_PLANS
 from burst.wire import VERSIONS
 from fmq.end import DEFAULT_SPIN
 
@@ -73,8 +73,7 @@ def test_the_kernel_knows_listeners_by_name(host, increment, burst):
 
 
 @all_ways
-@pytest.mark.parametrize("kind", ["memfd", "posix"])
-@pytest.mark.parametrize("spin", [0.0, DEFAULT_SPIN])
+@pytest.mark.parametrize(("kind", "spin"), [("memfd", DEFAULT_SPIN), ("posix", 0.0)])
 def test_a_burst_executes(device, burst, memory, kind, spin):
     """Each of a thousand requests gets its own result, whichever way the server was made, whatever the queues are made
     of, whether both sides poll or sleep at once; memory is asked for once.
@@ -148,6 +147,25 @@ def test_more_requests_than_are_remembered(host, burst, memory, increment):
             assert client.run(pool, n).output_shapes == (OutputShape((n,)),)
     assert MAX_PLANS + 19 < len(bound) <= 2 * (MAX_PLANS + 19)
     assert len(client.asked) == 1
+
+
+def test_the_request_that_came_longest_ago_goes_first(host, burst, memory, increment):
+    """One request too many has one bound again, and not one that is in use."""
+    bound = []
+
+    class Noting(increment):
+        def __init__(self, request):
+            super().__init__(request)
+            bound.append(len(self.source))
+
+    client, pool = burst(host(Noting)), memory()
+    for n in (*range(1, MAX_PLANS + 1), 1, MAX_PLANS + 1):
+        client.run(pool, n)
+    assert bound == list(range(1, MAX_PLANS + 2))
+    client.run(pool, 1)
+    assert bound[MAX_PLANS + 1 :] == []
+    client.run(pool, 2)
+    assert bound[MAX_PLANS + 1 :] == [2]
 
 
 def test_a_request_that_could_not_be_bound_is_bound_again(host, burst, memory, increment):

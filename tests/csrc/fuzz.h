@@ -146,7 +146,8 @@ int futex_wait_all(futex_entry *entries, unsigned n, uint64_t deadline) {
 void futex_wake(_Atomic uint32_t *word, int count, uint32_t mask) { (void)count, (void)mask, step_before(word); }
 void futex_wake_private(_Atomic uint32_t *word) { step_before(word); }
 
-int thread_start(void *(*body)(void *), void *argument) {
+int thread_start(void *(*body)(void *), void *argument, const char *name) {
+    (void)name;
     if (!bridge_body) bridge_body = body, bridge_argument = argument;
     return 0;
 }

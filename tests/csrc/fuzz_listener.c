@@ -162,7 +162,9 @@ uint32_t futex_cpu(void) { return 1; }
 uint64_t futex_now(void) { return step_before(NULL), fake_now += LOOK_NS; }
 void futex_wake(_Atomic uint32_t *word, int count, uint32_t mask) { (void)count, (void)mask, step_before(word); }
 void futex_wake_private(_Atomic uint32_t *word) { step_before(word); }
-int thread_start(void *(*body)(void *), void *argument) { return (void)body, (void)argument, 0; }
+int thread_start(void *(*body)(void *), void *argument, const char *name) {
+    return (void)body, (void)argument, (void)name, 0;
+}
 
 static int sleep_here(uint64_t deadline) {
     fake_now += SLEEP_NS;

@@ -41,7 +41,8 @@ def build(csrc, folder, name, *sources, define="NOTHING"):
     subprocess.run([*command, *sources, "-o", target, "-pthread"], check=True, timeout=120)
 
 
-@pytest.mark.parametrize("define", ["KNOWN_NUMPY", pytest.param("FMQ_UNKNOWN_NUMPY", marks=pytest.mark.integration)])
+@pytest.mark.integration
+@pytest.mark.parametrize("define", ["KNOWN_NUMPY", "FMQ_UNKNOWN_NUMPY"])
 def test_the_queue_works_without_the_bursts(csrc, tmp_path, define):
     """fmq and csrc/fmq alone, beside burst_engine, which fmq asks whether it is itself: both extension modules build,
     load with every symbol bound, and move elements; also with a numpy whose arrays are not laid out as C knows them.

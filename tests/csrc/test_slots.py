@@ -3,6 +3,7 @@
 import pytest
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_slots(build, sanitizer):
     """Slot 2^31 - 1 is the last one; a descriptor that its owner closed, or that stands for another file by now, is not

@@ -189,7 +189,7 @@ def connect(shared, monkeypatch):
     with contextlib.ExitStack() as stack:
 
         def connect(name="reference"):
-            return stack.enter_context(driver.connect(name if name.islower() else odd(name)))
+            return stack.enter_context(driver.connect(name if name.islower() or ":" in name else odd(name)))
 
         yield connect
 

@@ -1,5 +1,9 @@
-"""What tests look at inside of a client: each private name stands here once."""
+"""What tests look at inside of a client, and ask of a device: each private name stands here once."""
 
+import os
+from contextlib import contextmanager
+
+from burst.channel import Channel
 from driver.engine.client import EngineClient
 
 
@@ -45,9 +49,24 @@ def taken_queue(client, wire, message):
 
 def model_number_of(prepared):
     """What the device calls a prepared model."""
-    return prepared._number
+    return prepared.home.number
 
 
 def programs_of(prepared):
     """What a fast device has lowered a model to, by the shapes of its inputs."""
     return prepared._programs
+
+
+@contextmanager
+def lane_of(device):
+    """A socket of the client's lane, for requests of a client of its own making."""
+    _, (fd, life) = device.call("lane")
+    os.close(life)
+    with Channel.from_fd(fd) as channel:
+        yield channel
+
+
+def open_bursts(device):
+    """How many there are on the device, of all clients."""
+    (_, _, _, bursts, *_), _ = device.call("figures")
+    return bursts

@@ -8,6 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from driver.client.launch import kept
+
+CPU = "resource.setrlimit(resource.RLIMIT_CPU, (60, 60))"
+NICE = "os.nice(5)"
+NICE_WORDS = f"nice {min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)}"  # such a client's
+DEVICE_NICE = kept().get("nice", 0)  # that of a device which this process starts
+
 LIMITED_CLIENT = """
 import ctypes, os, resource, signal, sys
 {}

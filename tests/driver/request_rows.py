@@ -50,6 +50,12 @@ class Row(NamedTuple):
     others: frozenset[tuple[str, str]] = frozenset()  #: status and phase of other answers that are right, too
 
 
+UNKNOWN = (
+    "memory of kind 'com.example.heap': this device knows ashmem, mmap_fd, hardware_buffer_blob, hardware_buffer; copy "
+    "the values to Memory.create"
+)
+
+
 # ---- models. Each has a MUL, which one of the two devices of a divided model does not know.
 
 
@@ -204,10 +210,21 @@ def pools():
         request = usual()
         return request._replace(pools=(*request.pools, Memory.create(64)))
 
+    def with_foreign(request, n):
+        fd = os.memfd_create("heap")
+        os.ftruncate(fd, mmap.PAGESIZE)
+        pools = list(request.pools)
+        pools[n] = Memory.from_handle(fd, mmap.PAGESIZE, "com.example.heap", fields=(1,))
+        os.close(fd)
+        return tuple(pools)
+
     kind = "pools"
     yield Row(kind, "a pool for each argument", lambda _: apart(X, X, output=16), ok(X + X), total)
     yield Row(kind, "one pool, at any offset", with_offsets, ok(X + 1))
     yield Row(kind, "a pool that no argument uses", with_spare, ok(X + 1))
+    for side in ("input", "output"):
+        make, answer = changed(pools=partial(with_foreign, n=side == "output")), Answer("GENERAL_FAILURE", text=UNKNOWN)
+        yield Row(kind, f"an {side} in memory of a kind that the device does not know", make, answer)
     for n in (72, 299):
         parts = [np.array([k], np.float32) for k in range(n)]
         make = lambda _, parts=parts: apart(*parts, output=4 * len(parts))  # noqa: E731
@@ -275,6 +292,8 @@ def shapes():
     def unsaid(dimensions):
         return invalid(f"output 0: dimensions {list(dimensions)} are not fully known; a fenced request must give them")
 
+    large = np.zeros((100_000, 4), np.float32)
+    yield Row(kind, "an output that is larger than its first guess", None, ok(large + 1), model, (large,))
     few = invalid("output 0: 16 bytes are too few for TENSOR_FLOAT32 [2, 4]")
     yield Row(kind, "an open input with its dimensions", opened((2, 4)), ok(x + 1), model, (x,), fenced=unsaid((0, 4)))
     yield Row(kind, "the same, with the output's", opened((2, 4), (2, 4)), ok(x + 1), model)
@@ -294,6 +313,8 @@ def shapes():
     good = ok(six.reshape(3, 2))
     yield Row(kind, "an output of unknown rank", reshaped(()), good, reshaping, given, fenced=unsaid(()))
     yield Row(kind, "the same, with its dimensions", reshaped((3, 2)), good, reshaping)
+    short = changed(lambda _: place(*given, outputs=[8]))
+    yield Row(kind, "the same, in too little memory", short, too_small(3, 2), reshaping, fenced=unsaid(()))
     wrong = Answer("GENERAL_FAILURE", text="output 0: the request gives dimensions [2, 3], but its shape is [3, 2]")
     yield Row(kind, "the same, with others", reshaped((2, 3)), wrong, reshaping)
 
@@ -315,12 +336,15 @@ def malformed():
     limit = "10000 pools in one request; at most 1024 are allowed: put several arguments into one pool"
     place_of_none = "input 0 is omitted, so it has no pool, offset, length or dimensions: leave them out"
     no_such_pool = "output 0: there is no pool 7; the request has 2"
+    other_rank = "output 0: dimensions [4] differ in rank from the model's [1, 4]"
     contradiction = "output 0: dimensions [2, 2] contradict the model's [1, 4]"
     no_pool = "pool 0 is 1; a pool is a burst.Memory, or a buffer that a device allocated"
     wrong_places = [
         ("an input in a pool that is not there", {"pool": 2}, "there is no pool 2; the request has 2"),
         ("a negative pool", {"pool": -1}, "there is no pool -1; the request has 2"),
         ("an input beyond its pool", {"offset": 4096}, "16 bytes at 4096 exceed the pool's 64"),
+        ("an input far beyond its pool", {"offset": 2**32 - 1}, f"16 bytes at {2**32 - 1} exceed the pool's 64"),
+        ("an input longer than its pool", {"length": 65}, "65 bytes at 0 exceed the pool's 64"),
         ("an offset of 2^40", {"offset": 1 << 40}, f"offset {1 << 40} is not from 0 to 4294967295 bytes"),
         ("a negative length", {"length": -4}, "length -4 is not from 0 to 4294967295 bytes"),
         ("an input that is too short", {"length": 12}, "12 bytes are too few for TENSOR_FLOAT32 [1, 4]"),
@@ -332,6 +356,7 @@ def malformed():
         ("an output in a pool that is not there", changed(output={"pool": 7}), no_such_pool),
         ("an output beyond its pool", changed(output={"offset": 64}), "output 0: 16 bytes at 64 exceed the pool's 64"),
         ("other dimensions of an output", changed(output={"dimensions": (2, 2)}), contradiction),
+        ("another rank of an output", changed(output={"dimensions": (4,)}), other_rank),
         ("an omitted output", changed(outputs=lambda _: nothing), "output 0: only inputs may be omitted"),
         ("an output in a read-only pool", read_only, "output 0: pool 1 is read-only; put outputs into a writable pool"),
         ("no inputs", changed(inputs=lambda _: ()), "0 inputs; the model has 1"),
@@ -410,13 +435,17 @@ def times():
     past = hopeless(", late by N ms")
     yield row("a deadline that is far", good, deadline=late(3600))
     yield row("a deadline at the end of time", good, deadline=lambda: float("inf"))
+    yield row("a deadline later than clocks reach", good, deadline=lambda: 1e300)
     yield row("a deadline that has passed", past, deadline=late(-1))
     yield row("a deadline before time began", wrong("deadline=-1.0", "a time.monotonic()"), deadline=lambda: -1.0)
+    yield row("a deadline in words", wrong("deadline='soon'", "a time.monotonic()"), deadline=lambda: "soon")
     yield row("a deadline that is no number", wrong("deadline=nan", "a time.monotonic()"), deadline=lambda: nan)
     yield row("a timeout that is long", good, timeout=lambda: 3600.0)
     yield row("an endless timeout", good, timeout=lambda: float("inf"))
     words = "timeout=0: no result can come in that time, and nothing was sent"
     yield row("a timeout of 0", Answer("Timeout", phase="before start", text=words), timeout=lambda: 0)
+    yield row("a timeout longer than clocks reach", good, timeout=lambda: 1e300)
+    yield row("a timeout in words", wrong("timeout='soon'", "seconds"), timeout=lambda: "soon")
     yield row("a negative timeout", wrong("timeout=-1.0", "seconds"), timeout=lambda: -1.0)
     yield row("a timeout that is no number", wrong("timeout=nan", "seconds"), timeout=lambda: nan)
     work = np.zeros((64, 512), np.float32)
@@ -437,6 +466,8 @@ def times():
     in_time = lambda _: place(n, three, outputs=[4])  # noqa: E731
     yield Row(kind, "a WHILE in time", in_time, ok(three), counting, (n, three))
     yield Row(kind, "a WHILE in time, limited", in_time, ok(three), counting, options={"loop_timeout": lambda: 2.0})
+    endless = {"loop_timeout": lambda: float("inf")}
+    yield Row(kind, "an endless loop timeout", in_time, ok(three), counting, options=endless)
     negative = wrong("loop_timeout=-1.0", "seconds")
     yield Row(kind, "a negative loop timeout", usual, negative, options={"loop_timeout": lambda: -1.0})
 

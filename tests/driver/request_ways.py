@@ -15,6 +15,8 @@ import driver
 from burst import BurstError, Controller, ErrorStatus, StatusError
 from burst.errors import Result
 from driver import BufferDesc
+from driver.client.executor import BurstParts
+from driver.options import options_of
 from driver.runtime.compiled import CompiledModel
 
 _NUMBERS = re.compile(r"(late by|by) [\d.e+-]+ (ms|s)\b")
@@ -94,15 +96,12 @@ def _run_async(burst, arrays, **options):
 def _in_version_1(model, _):
     """A burst as with a device that speaks only the first version of the wire."""
 
-    def first(options, home):
-        return Controller(model.configure_burst(options.spin, home), options.memory, options.spin, versions=(1,))
+    def first(configure, options):
+        return Controller(configure, options.memory, options.spin, versions=(1,))
 
-    model.new_controller = first
-    try:
-        with model.burst(input_shapes=_input_shapes(model, None)) as burst:
-            yield burst.execute
-    finally:
-        del model.new_controller
+    options = options_of(model.preference, input_shapes=_input_shapes(model, None))
+    with model.executor.open_burst(options, BurstParts(open_controller=first)) as burst:
+        yield burst.execute
 
 
 ALL = frozenset({"measure", "timeout", "deadline", "loop_timeout"})
@@ -242,7 +241,6 @@ def fill(site, rows, ways=WAYS):
         built = (model or request_rows.add(1, 4))()
         if not site.supports(built):
             continue
-        its = [row for row in rows if (row.model, row.priority) == (model, priority) and site.can(row)]
         with site.model(built, priority) as prepared:
             for way in (way for way in ways if way.name not in site.without):
                 its = [

@@ -28,10 +28,11 @@ from burst.wire import (
 )
 from driver.client import discovery
 from driver.engine.lane import MOST_KEPT
-from driver.engine.lane_reader import MOST_FENCES, LaneReader
+from driver.engine.lane_reader import LaneReader
 from driver.engine.limits import Limits
 from driver.nn.types import OperandLifeTime, OperandType
-from driver.protocol import lane_codec, model_codec, rpc
+from driver.protocol import lane_codec, model_codec, rpc, stream_terms
+from driver.protocol.fences import MOST_FENCES
 from driver.service import process
 from driver.service.service_client import ServiceClient
 from fmq._core import ffi, lib
@@ -224,6 +225,9 @@ FIGURES = [
     f"one each, at most {MAX_FDS}",
     f"when {Limits.client_launched} executions are pending or {Limits.client_fences} fences of others are watched",
     f"With {Limits.client_async} asynchronous executions pending",
+    f"from 1 to 2^{stream_terms.MOST_STEPS.bit_length() - 1}; `room`",
+    f"there is memory, from 1 to {stream_terms.MOST_ROOM}",
+    f"at most {stream_terms.MOST_ELEMENTS} in memory, are one of at most {stream_terms.MOST_VALUES} integers",
     f"One execution waits for {MOST_FENCES} fences at most",
     f"keeps {MOST_KEPT} answers",
     f"`{lane_codec.IN_TURN[1:].hex()}` and eight more",

@@ -15,11 +15,12 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "driver")]
 
 import attacks_on_memory  # noqa: E402 (their folder was just added)
+import attacks_on_sockets  # noqa: E402
 import attacks_on_time  # noqa: E402
 from enemy import ATTACKS, REFUSED, Attack  # noqa: E402
 
 __all__ = ["ATTACKS", "Attack"]
-MODULES = attacks_on_memory, attacks_on_time
+MODULES = attacks_on_memory, attacks_on_sockets, attacks_on_time
 _MOST_TOLD = 20
 
 

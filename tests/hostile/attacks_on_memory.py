@@ -440,6 +440,33 @@ def huge_pages(address: str) -> Iterator[object]:
             yield
 
 
+def filled(*, inside: bool) -> driver.Model:
+    """The sum of as many ones as an input says; `inside`: which a branch makes."""
+    m, branch = driver.ModelBuilder(), driver.ModelBuilder()
+    size, condition = m.input("int32", (1,)), m.input("bool8", (1,))
+    branch.output(branch.operation("FILL", branch.input("int32", (1,)), 1.0))
+    ones = (
+        m.operation("IF", condition, branch.build(), branch.build(), size) if inside else m.operation("FILL", size, 1.0)
+    )
+    m.output(m.operation("REDUCE_SUM", ones, np.array([0], np.int32), False))
+    return m.build()
+
+
+@attack("new")
+def sizes_by_values(address: str) -> Iterator[object]:
+    """Requests of a few bytes whose values ask for temporaries of 4 GiB, of 1 GiB, and of all that it may have.
+
+    In four threads at once, in the main graph and in branches.
+    """
+    while True:
+        with suppress(*REFUSED), driver.connect(address) as device:
+            ready = [device.prepare(filled(inside=inside)) for inside in (False, True)]
+            for size in (2**30, 2**28, 2**26, 2**25):
+                x = np.array([size], np.int32), np.ones(1, bool)
+                together(*(partial(prepared.run, *x, timeout=8.0) for prepared in 2 * ready))
+                yield
+
+
 @attack("H4")
 def long_operations(address: str) -> Iterator[object]:
     """Convolutions of 2 * 10^11 products in four bursts at once, given up and begun again."""

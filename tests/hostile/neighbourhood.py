@@ -33,9 +33,8 @@ class Talker:
     """A process that answers each line with a line."""
 
     def __init__(self, words: list[str], **options: Any) -> None:
-        self.process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", start_new_session=True, **options
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}  # `select` sees no buffer of ours
+        self.process = subprocess.Popen(words, cwd="/", start_new_session=True, **pipes, **options)
 
     @property
     def pid(self) -> int:

@@ -5,6 +5,8 @@ python tenant.py ADDRESS
 bursts SECONDS    runs ADD back to back: runs, p50 and p99 in seconds
 prepares COUNT    prepares so many new models of 200 operations: seconds of each
 look              does everything that a client does, once: seconds of each step, or its error
+begin             runs ADD all the time from now on, in a thread, and looks at each answer
+end               no longer: how many runs, and what was wrong with them
 busy SECONDS      runs and prepares as fast as it can, and says nothing until then
 identity          pids of service and engine, and how many bursts of this account the device knows
 """
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 WITHIN = 15.0  # seconds after which a step counts as stuck
 _constants, _pause = count(1), threading.Event()
 X = np.ones(4, np.float32)
+_MOST_FAULTS = 10
 
 
 class Tenant:
@@ -65,6 +68,30 @@ class Tenant:
             times.append(time.monotonic() - begin)
         p50, p99 = np.quantile(times, [0.5, 0.99])
         return {"runs": len(times), "p50": float(p50), "p99": float(p99), "max": max(times)}
+
+    def begin(self) -> str:
+        """From now on."""
+        self._ends, self._seen = threading.Event(), {"runs": 0, "faults": []}
+        self._thread = threading.Thread(target=self._run_all_the_time)
+        self._thread.start()
+        return "begun"
+
+    def end(self) -> dict[str, Any]:
+        """Until here."""
+        self._ends.set()
+        self._thread.join()
+        return self._seen
+
+    def _run_all_the_time(self) -> None:
+        with self._prepared.burst() as burst:
+            while not self._ends.is_set() and len(self._seen["faults"]) < _MOST_FAULTS:
+                self._seen["runs"] += 1
+                x = X * (self._seen["runs"] % 1000)
+                try:
+                    if (found := burst.run(x, timeout=WITHIN).outputs[0]).tolist() != (x + 1).tolist():
+                        self._seen["faults"].append(f"{x} + 1 is {found}")
+                except Exception as error:  # noqa: BLE001 (it is the result)
+                    self._seen["faults"].append(f"{type(error).__name__}: {str(error)[:300]}")
 
     def prepares(self, times: float) -> list[float]:
         """One after another; no device has seen these models before."""

@@ -8,7 +8,7 @@ from attacks import ATTACKS
 from attacks_on_memory import sealed_chain
 from neighbourhood import neighbourhood
 from silent_file import NoSilentFile
-from trial import trial
+from trial import HEAD, ROW, trial
 
 from driver.protocol.model_codec import decode_valid, sealed
 
@@ -63,26 +63,31 @@ def test_models_that_take_long_are_valid():
 
 
 DEVICES = {"engines": "reference", "one engine": "burst_test_devices.single:Accelerator"}
+KINDS = {device: kind for kind, device in DEVICES.items()}
 CASES = [
-    pytest.param(device, name, id=f"{kind}-{name}", marks=() if (kind, name) in OFTEN else pytest.mark.stress)
+    pytest.param(
+        device, name, id=f"{kind}-{name}", marks=pytest.mark.attacks if (kind, name) in OFTEN else pytest.mark.stress
+    )
     for kind, device in DEVICES.items()
     for name in ATTACKS
 ]
 
 
 @pytest.mark.parametrize(("device", "name"), CASES)
-def test_a_neighbour_notices_nothing(served, device, name, tally):
+def test_a_neighbour_notices_nothing(served, device, name, tally, table_row):
     """While the attack goes on, a tenant connects, prepares and executes in every way; the processes are the same
     afterwards, and what the attacker held is free again: where each account has an engine, and where all have one.
     """
-    hood = served.whole(device)
+    hood, engine = served.whole(device), KINDS[device]
     with hood.tenant() as tenant:
         try:
             outcome = trial(hood, tenant, name)
         except NoSilentFile as error:
+            table_row(HEAD, ROW.format(engine, name, "-", "-", f"not tried: {error}"))
             pytest.skip(str(error))
     print(outcome)
     tally("attacks")
+    table_row(HEAD, outcome.row(engine))
     if outcome.faults:
         told = "\n".join((str(outcome), *outcome.said, hood.log_end()))
         served.drop()

@@ -20,6 +20,10 @@ SLACK = {"descriptors": 60, "mappings": 2500, "threads": 40, "resident": 400 << 
 MOST_RESIDENT = 1 << 30  #: bytes more while the attack goes on: what one account may hold, and an engine of its own
 
 
+ROW = "{:10} {:32} {:>9} {:>9}  {}"
+HEAD = ROW.format("engine", "attack", "p99 us", "prepare s", "outcome")
+
+
 @dataclass
 class Outcome:
     """What was seen."""
@@ -37,6 +41,12 @@ class Outcome:
         p99 = f"p99 {self.bursts['p99'] * 1e6:.0f} us" if "p99" in self.bursts else f"bursts {self.bursts}"
         longest = f"prepare {max(self.prepares):.2f} s" if self.prepares else "no prepare"
         return f"{self.name}: {p99}, {longest}; at most {self.most}; {'; '.join(self.faults) or 'nothing noticed'}"
+
+    def row(self, engine: str) -> str:
+        """A line under HEAD: what the tenant felt of it."""
+        p99 = f"{self.bursts['p99'] * 1e6:.0f}" if "p99" in self.bursts else "-"
+        longest = f"{max(self.prepares):.2f}" if self.prepares else "-"
+        return ROW.format(engine, self.name, p99, longest, "; ".join(self.faults)[:200] or "held")
 
 
 def trial(hood: Neighbourhood, tenant: Talker, name: str, looks: int = 2) -> Outcome:

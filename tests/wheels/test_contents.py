@@ -34,6 +34,7 @@ def test_a_wheel_states_its_processor_and_its_glibc(wheels, processor):
 
 def test_a_wheel_that_needs_a_later_glibc_is_refused(wheels, tmp_path):
     """The same files under a name that promises glibc 2.12: the check that ends each build says what they need."""
+    needed = r"needs manylinux_2_(17|2[0-8])_x86_64"
     (wheel,) = wheels.glob("*x86_64.whl")
     program = (
         "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import wheels; wheels.GLIBC = (2, 12);"
@@ -42,7 +43,7 @@ def test_a_wheel_that_needs_a_later_glibc_is_refused(wheels, tmp_path):
     command = [sys.executable, "-c", program, ROOT / "csrc", wheel]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
-    assert re.search(r"needs manylinux_2_17_x86_64", done.stderr)
+    assert re.search(needed, done.stderr)
 
 
 def test_two_builds_are_the_same_bytes(wheels, make_wheels, tmp_path):

@@ -61,7 +61,7 @@ class EndlessKeypad:
         return self._at == BLOCK
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Give nothing back."""
 
 
 class AudioShow:
@@ -70,7 +70,7 @@ class AudioShow:
     kind = "audio"
 
     def __init__(self, wav: Path | None, microphone: str | None, seed: int, device: str, out: Path) -> None:
-        """`out`: the folder for recordings. Raises ValueError for a sound that cannot be opened."""
+        """`out`: the folder for recordings. Raise ValueError for a sound that cannot be opened."""
         self._wav, self._microphone, self._seed, self._out = wav, microphone, seed, out
         self._late = 0
         self.settings = common(device)
@@ -133,7 +133,7 @@ class AudioShow:
         return open_source(self._wav, self._microphone, self._seed, 0)
 
     def rest(self) -> None:
-        """Nothing is open beside what plays."""
+        """Rest: nothing is open beside what plays."""
 
 
 class Hearing:
@@ -164,7 +164,7 @@ class Hearing:
 
 
 def spectrum(sound: np.ndarray) -> bytes:
-    """How loud two blocks are, from low to high pitches, a byte for each."""
+    """Return how loud two blocks are, from low to high pitches, a byte for each."""
     power = np.abs(np.fft.rfft(sound * np.hanning(len(sound)))) ** 2 / (len(sound) * RATE)
     low, high = (hertz * len(sound) // RATE for hertz in BAND)
     decibels = 10 * np.log10(power[low:high] + 1e-12)

@@ -57,11 +57,11 @@ class Board:
         return len(self._viewers)
 
     def join(self, viewer: Viewer) -> None:
-        """One page more."""
+        """Count one page more."""
         self._viewers.add(viewer)
 
     def leave(self, viewer: Viewer) -> None:
-        """One page less."""
+        """Count one page less."""
         self._viewers.discard(viewer)
 
 

@@ -45,7 +45,7 @@ class CameraShow:
     kind = "camera"
 
     def __init__(self, source: str, seed: int, fps: float, device: str, out: Path) -> None:
-        """`out`: the folder for recordings. Raises ValueError for a source that cannot be opened."""
+        """`out`: the folder for recordings. Raise ValueError for a source that cannot be opened."""
         self._spec, self._seed, self._out, self._dropped = source, seed, out, 0
         self._source: FrameSource | None = None
         self._opened: tuple[str, float] | None = None

@@ -37,7 +37,7 @@ class Rivals:
             self._processes.append(subprocess.Popen(command, stdin=subprocess.PIPE))
 
     def _end(self, count: int) -> None:
-        """Until there are no more than that."""
+        """End some until there are no more than that."""
         while len(self._processes) > count:
             process = self._processes.pop()
             process.kill()

@@ -25,7 +25,8 @@ from driver.demos.web.board import Board, Viewer
 from driver.demos.web.settings import Values
 from driver.demos.web.stream import ShowThread
 from driver.gateways.http_server import BoundedServer, serve_http
-from driver.service.http_connections import PATIENCE, ConnectionLimiter
+from driver.service.http_connections import MOST, PATIENCE
+from driver.service.peer_limiter import PeerLimiter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -69,7 +70,7 @@ class Server:
             lambda update: from_thread(board.post, update),
             lambda **facts: from_thread(board.say, **facts),
         )
-        self._http = BoundedServer(self._answer, ConnectionLimiter(most_of_account=2 * MOST_VIEWERS), PATIENCE)
+        self._http = BoundedServer(self._answer, PeerLimiter(MOST, 2 * MOST_VIEWERS), PATIENCE)
         serving = asyncio.create_task(serve_http(self._http, self._socket, loop.create_future()))
         try:
             self._stream.start()
@@ -166,7 +167,7 @@ class Server:
                 await page.send_json({"type": "refused", "text": str(error)})
 
     def _obey(self, text: str, viewer: Viewer) -> None:
-        """One message. Raises ValueError in words."""
+        """Obey one message. Raise ValueError in words."""
         try:
             said = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -209,7 +210,7 @@ FILES = {file.name: file.read_bytes() for file in (files("driver.demos.web") / "
 
 
 def serve(show: Show, port: int, opens: bool, print_it: Callable[[str], None]) -> None:
-    """Serve the page on that port; 0 takes a free one. Raises ValueError if the port is taken."""
+    """Serve the page on that port; 0 takes a free one. Raise ValueError if the port is taken."""
     try:
         server = Server(show, port)
     except OSError as error:

@@ -94,11 +94,11 @@ class Values:
         self._now = beginning + begins_anew, values | wanted  # one assignment: the stream's thread may read meanwhile
 
     def held(self) -> Held:
-        """For a stream that begins now."""
+        """Hold it for a stream that begins now."""
         return Held(self, *self._now)
 
     def plain(self) -> dict[str, Any]:
-        """All of them."""
+        """Return all of them."""
         return dict(self._now[1])
 
 

@@ -56,7 +56,7 @@ class Stage:
         self.news.wait(seconds)
 
     def placed(self, prepared: driver.RemotePreparedModel) -> None:
-        """Where the network runs now."""
+        """Return where the network runs now."""
         device = prepared.device
         self._engine = device.engine_pid
         self._say(
@@ -71,11 +71,11 @@ class Stage:
         )
 
     def reads_from(self, name: str) -> None:
-        """Where frames come from, if another way than at first."""
+        """Return where frames come from, if another way than at first."""
         self._say(notice=f"Frames come from {name}.")
 
     def noticed(self, prepared: driver.RemotePreparedModel, seconds: float) -> None:
-        """After each execution, which took so long: it may have seen the device die and come back."""
+        """Notice, after each execution, which took so long: it may have seen the device die and come back."""
         if prepared.device.engine_pid != self._engine:
             died = self._engine
             self.placed(prepared)
@@ -91,7 +91,8 @@ class Stage:
         self._say(recording=str(path) if path else None)
 
     def point(self, calls: dict[str, TimedCall]) -> dict[str, Any]:
-        """One execution on each path: when, and in milliseconds how long it took and how much of it the device.
+        """Return the point of one execution on each path: when, and in milliseconds how long it took and how much of it
+        the device.
 
         `costs` is the burst's `ProcessCost` so far.
         """
@@ -106,7 +107,7 @@ class Stage:
         return {"t": round(time.monotonic() - self._begin, 4), "calls": paths, **known}
 
     def rate(self) -> float:
-        """How many updates there were in the last second, this one included."""
+        """Return how many updates there were in the last second, this one included."""
         now = time.monotonic()
         self._times.append(now)
         while now - self._times[0] > SECOND:
@@ -143,7 +144,7 @@ class ShowThread(threading.Thread):
             self._say(status="stopped")
 
     def _round(self) -> None:
-        """Until the show has to begin anew."""
+        """Play until the show has to begin anew."""
         try:
             self._take_up()
             if self._values["pause"]:

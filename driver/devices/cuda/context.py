@@ -50,7 +50,7 @@ class Owned:
         return self._free.alive
 
     def close(self) -> None:
-        """Frees it. Nothing on the GPU may use it any more. A second call does nothing."""
+        """Free it. Nothing on the GPU may use it any more. A second call does nothing."""
         self._free()
 
     def __enter__(self) -> Self:
@@ -76,7 +76,7 @@ class PinnedMemory(Owned):
         self.address, self.nbytes = address, nbytes
 
     def view(self) -> memoryview:
-        """Its bytes, valid while it is open."""
+        """Return its bytes, valid while it is open."""
         return memoryview(ffi.buffer(ffi.cast("char *", self.address), self.nbytes))
 
 
@@ -96,13 +96,13 @@ class SharedAllocation(Owned):
         self._context, self._handle, self.nbytes = context, handle, nbytes
 
     def export(self) -> int:
-        """Return a new descriptor, which the caller closes. Raises CudaFailed."""
+        """Return a new descriptor, which the caller closes. Raise CudaFailed."""
         fd = ffi.new("int *")
         self._context.call("cuMemExportToShareableHandle", fd, self._handle, _POSIX_FD, 0)
         return int(fd[0])
 
     def map(self) -> DeviceMemory:
-        """Return the memory, at an address of this process's GPU. It outlives this object. Raises CudaFailed."""
+        """Return the memory, at an address of this process's GPU. It outlives this object. Raise CudaFailed."""
         context, nbytes = self._context, self.nbytes
         address = ffi.new("CUdeviceptr *")
         context.call("cuMemAddressReserve", address, nbytes, 0, 0, 0)
@@ -135,15 +135,15 @@ class CudaEvent(Owned):
         self._context, self.handle = context, handle
 
     def is_done(self) -> bool:
-        """Return True if the GPU has come to it. Raises CudaFailed."""
+        """Return True if the GPU has come to it. Raise CudaFailed."""
         return self._context.asked("cuEventQuery", self.handle)
 
     def synchronize(self) -> None:
-        """Wait for it, without the GIL. Raises CudaFailed."""
+        """Wait for it, without the GIL. Raise CudaFailed."""
         self._context.call("cuEventSynchronize", self.handle)
 
     def seconds_since(self, earlier: CudaEvent) -> float:
-        """Return the seconds between two events made with `is_timed`. Raises CudaFailed."""
+        """Return the seconds between two events made with `is_timed`. Raise CudaFailed."""
         found = ffi.new("float *")
         self._context.call("cuEventElapsedTime", found, earlier.handle, self.handle)
         return float(found[0]) / 1e3
@@ -169,52 +169,54 @@ class CudaStream(Owned):
         return int(ffi.cast("uintptr_t", self.handle))
 
     def copy_in(self, target: int, source: int, nbytes: int) -> None:
-        """From the CPU's memory to the GPU's. Only pinned memory is copied without this thread. Raises CudaFailed."""
+        """Copy from the CPU's memory to the GPU's. Only pinned memory is copied without this thread. Raise
+        CudaFailed.
+        """
         self.context.call("cuMemcpyHtoDAsync_v2", target, ffi.cast("void *", source), nbytes, self.handle)
 
     def copy_out(self, target: int, source: int, nbytes: int) -> None:
-        """From the GPU's memory to the CPU's. As `copy_in`."""
+        """Copy from the GPU's memory to the CPU's. As `copy_in`."""
         self.context.call("cuMemcpyDtoHAsync_v2", ffi.cast("void *", target), source, nbytes, self.handle)
 
     def copy_across(self, target: int, source: int, nbytes: int) -> None:
-        """Within the GPU's memory. Raises CudaFailed."""
+        """Copy within the GPU's memory. Raise CudaFailed."""
         self.context.call("cuMemcpyDtoDAsync_v2", target, source, nbytes, self.handle)
 
     def fill(self, target: int, value: int, nbytes: int) -> None:
-        """Set bytes of the GPU's memory. Raises CudaFailed."""
+        """Set bytes of the GPU's memory. Raise CudaFailed."""
         self.context.call("cuMemsetD8Async", target, value, nbytes, self.handle)
 
     def host_function(self, function: int, argument: int) -> None:
-        """Has a thread of CUDA's call `void function(void *argument)` when the work before it is done.
+        """Have a thread of CUDA's call `void function(void *argument)` when the work before it is done.
 
         The function must not call CUDA, and not wait for Python. CUDA does not call it when the context is lost.
-        Raises CudaFailed.
+        Raise CudaFailed.
         """
         cast = ffi.cast
         self.context.call("cuLaunchHostFunc", self.handle, cast("CUhostFn *", function), cast("void *", argument))
 
     def launch(self, kernel: CudaKernel, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any]) -> None:
-        """Run a kernel. `arguments`: cffi pointers to the values, of the types that it takes. Raises CudaFailed."""
+        """Run a kernel. `arguments`: cffi pointers to the values, of the types that it takes. Raise CudaFailed."""
         pointers = ffi.new("void *[]", [ffi.cast("void *", argument) for argument in arguments])
         sizes = (*grid, 1, 1)[:3] + (*block, 1, 1)[:3]
         self.context.call("cuLaunchKernel", kernel.handle, *sizes, 0, self.handle, pointers, ffi.NULL)
 
     def record(self, event: CudaEvent | None = None) -> CudaEvent:
-        """Record an event that comes after the work so far, and return it; None: a new one. Raises CudaFailed."""
+        """Record an event that comes after the work so far, and return it; None: a new one. Raise CudaFailed."""
         found = self.context.event() if event is None else event
         self.context.call("cuEventRecord", found.handle, self.handle)
         return found
 
     def wait(self, event: CudaEvent) -> None:
-        """Make the work that follows wait for the event, which may be another stream's. Raises CudaFailed."""
+        """Make the work that follows wait for the event, which may be another stream's. Raise CudaFailed."""
         self.context.call("cuStreamWaitEvent", self.handle, event.handle, 0)
 
     def is_done(self) -> bool:
-        """Return True if all work is done. Raises CudaFailed: this is how a lost context is noticed."""
+        """Return True if all work is done. Raise CudaFailed: this is how a lost context is noticed."""
         return self.context.asked("cuStreamQuery", self.handle)
 
     def synchronize(self) -> None:
-        """Wait for all work, without the GIL. Raises CudaFailed."""
+        """Wait for all work, without the GIL. Raise CudaFailed."""
         self.context.call("cuStreamSynchronize", self.handle)
 
 
@@ -238,7 +240,7 @@ class CudaContext:
     """
 
     def __init__(self, library: CudaLibrary, ordinal: int) -> None:
-        """Make the context of GPU number `ordinal`. Raises CudaFailed, CudaMissing."""
+        """Make the context of GPU number `ordinal`. Raise CudaFailed, CudaMissing."""
         self._library, self.ordinal, self._thread = library, ordinal, _ThreadState()
         self.on_lost: Callable[[str], object] = lambda _: None  #: called, with the reason, by whatever finds it lost
         self._forks, self._unfreed = len(_FORKS), deque[tuple[str, tuple[Any, ...], int]](maxlen=_MOST_UNTOLD)
@@ -254,7 +256,7 @@ class CudaContext:
         self.location = {"type": _ON_DEVICE, "id": self.device}
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function of the library, with this context current in this thread. Raises CudaFailed."""
+        """Call a function of the library, with this context current in this thread. Raise CudaFailed."""
         if self._unfreed:
             self._tell_unfreed()
         if code := self._called(name, arguments):
@@ -351,7 +353,7 @@ class CudaContext:
         return int(found[0])
 
     def memory_info(self) -> tuple[int, int]:
-        """Free and total bytes of the GPU. Raises CudaFailed."""
+        """Free and total bytes of the GPU. Raise CudaFailed."""
         free, total = ffi.new("size_t *"), ffi.new("size_t *")
         self.call("cuMemGetInfo_v2", free, total)
         return int(free[0]), int(total[0])
@@ -359,23 +361,23 @@ class CudaContext:
     # -- memory
 
     def allocate(self, nbytes: int) -> DeviceMemory:
-        """Memory of the GPU. Raises CudaOutOfMemory, CudaFailed."""
+        """Memory of the GPU. Raise CudaOutOfMemory, CudaFailed."""
         address = ffi.new("CUdeviceptr *")
         self.call("cuMemAlloc_v2", address, nbytes)
         at = int(address[0])
         return DeviceMemory(self, at, nbytes, self.call_quietly, "cuMemFree_v2", at)
 
     def pinned(self, nbytes: int) -> PinnedMemory:
-        """Pinned memory of the CPU. Raises CudaOutOfMemory, CudaFailed."""
+        """Pinned memory of the CPU. Raise CudaOutOfMemory, CudaFailed."""
         address = ffi.new("void **")
         self.call("cuMemHostAlloc", address, nbytes, _PORTABLE)
         at = int(ffi.cast("uintptr_t", address[0]))
         return PinnedMemory(at, nbytes, self.call_quietly, "cuMemFreeHost", address[0])
 
     def register(self, address: int, nbytes: int, *, is_read_only: bool = False) -> Registration:
-        """Pins memory that this process has mapped. Close the result before it is unmapped.
+        """Pin memory that this process has mapped. Close the result before it is unmapped.
 
-        `is_read_only`: the mapping is. Raises CudaOutOfMemory, CudaFailed.
+        `is_read_only`: the mapping is. Raise CudaOutOfMemory, CudaFailed.
         """
         flags = _PORTABLE | (_READ_ONLY if is_read_only else 0)
         pointer = ffi.cast("void *", address)
@@ -383,17 +385,17 @@ class CudaContext:
         return Registration(address, nbytes, self.call_quietly, "cuMemHostUnregister", pointer)
 
     def copy_in(self, target: int, source: int, nbytes: int) -> None:
-        """From the CPU's memory to the GPU's; waits for it. Raises CudaFailed."""
+        """Copy from the CPU's memory to the GPU's; waits for it. Raise CudaFailed."""
         self.call("cuMemcpyHtoD_v2", target, ffi.cast("void *", source), nbytes)
 
     def copy_out(self, target: int, source: int, nbytes: int) -> None:
-        """From the GPU's memory to the CPU's; waits for it. Raises CudaFailed."""
+        """Copy from the GPU's memory to the CPU's; waits for it. Raise CudaFailed."""
         self.call("cuMemcpyDtoH_v2", ffi.cast("void *", target), source, nbytes)
 
     # -- memory between processes
 
     def shareable(self, nbytes: int) -> SharedAllocation:
-        """Return new memory that can be exported, of that size or up to a granule more. Raises CudaOutOfMemory,
+        """Return new memory that can be exported, of that size or up to a granule more. Raise CudaOutOfMemory,
         CudaFailed.
         """
         granule = self.granule
@@ -405,7 +407,7 @@ class CudaContext:
     def imported(self, fd: int, nbytes: int) -> SharedAllocation:
         """Return what another process has exported: `nbytes` as its object has them. The descriptor stays the caller's.
 
-        Raises CudaFailed.
+        Raise CudaFailed.
         """
         handle = ffi.new("CUmemHandle *")
         self.call("cuMemImportFromShareableHandle", handle, ffi.cast("void *", fd), _POSIX_FD)
@@ -425,13 +427,13 @@ class CudaContext:
     # -- work
 
     def stream(self, priority: int = 0) -> CudaStream:
-        """Return a new stream; lower numbers are more urgent, and CUDA clamps them. Raises CudaFailed."""
+        """Return a new stream; lower numbers are more urgent, and CUDA clamps them. Raise CudaFailed."""
         made = ffi.new("CUstream *")
         self.call("cuStreamCreateWithPriority", made, _NON_BLOCKING, priority)
         return CudaStream(self, made[0])
 
     def event(self, *, is_timed: bool = False) -> CudaEvent:
-        """Return a new one, which counts as done until a stream records it. Raises CudaFailed.
+        """Return a new one, which counts as done until a stream records it. Raise CudaFailed.
 
         `is_timed`: it has a time, and threads that wait for it poll.
         """
@@ -450,7 +452,7 @@ class CudaContext:
         return CudaKernel(module, found[0])
 
     def synchronize(self) -> None:
-        """Wait for everything. Raises CudaFailed: this is how a lost context is noticed."""
+        """Wait for everything. Raise CudaFailed: this is how a lost context is noticed."""
         self.call("cuCtxSynchronize")
 
 
@@ -462,5 +464,5 @@ def _worded(name: str, arguments: tuple[Any, ...]) -> str:
 
 @cache
 def cuda_context(ordinal: int = 0) -> CudaContext:
-    """Return the one of this process for that GPU. Raises CudaMissing, CudaFailed."""
+    """Return the one of this process for that GPU. Raise CudaMissing, CudaFailed."""
     return CudaContext(cuda_library(), ordinal)

@@ -49,7 +49,7 @@ class GpuBuffer(DriverBuffer):
         return self._memory.context.ordinal
 
     def await_on(self, stream: CudaStream) -> None:
-        """Make what follows on the stream wait for all that uses the buffer so far on others. Raises CudaFailed."""
+        """Make what follows on the stream wait for all that uses the buffer so far on others. Raise CudaFailed."""
         if self._last and self._last[0] is not stream:
             stream.wait(self._last[1])
 
@@ -58,7 +58,7 @@ class GpuBuffer(DriverBuffer):
         self._last = stream, end
 
     def settle(self) -> None:
-        """Wait for all that uses it so far. Raises CudaFailed."""
+        """Wait for all that uses it so far. Raise CudaFailed."""
         if self._last:
             self._last[1].synchronize()
 
@@ -72,7 +72,7 @@ class GpuBuffer(DriverBuffer):
         self._memory.context.copy_out(target.ctypes.data, self.address, target.nbytes)
 
     def copy_across(self, source: DriverBuffer) -> bool:
-        """On the GPU."""
+        """Copy it on the GPU."""
         if not isinstance(source, GpuBuffer):
             return False
         self.settle()
@@ -93,7 +93,7 @@ class GpuMemory:
         self._context, self._fields = context, uuid_fields(context.uuid)
 
     def allocate(self, request: BufferRequest) -> GpuBuffer:
-        """Return a buffer of zeros, so that no client reads what another one has left. Raises StatusError."""
+        """Return a buffer of zeros, so that no client reads what another one has left. Raise StatusError."""
         context, nbytes = self._context, max(1, request.nbytes)
         try:
             memory = context.allocate(nbytes)
@@ -109,9 +109,13 @@ class GpuMemory:
         return GpuBuffer(memory, nbytes)
 
     def map_memory(self, handle: MemoryHandle) -> GpuBuffer:
-        """Memory that a client has exported. Raises ValueError for a wrong handle, StatusError."""
+        """Memory that a client has exported. Raise ValueError for a wrong description, GeneralFailure for memory that
+        this GPU cannot map, StatusError.
+        """
+        if len(handle.fields) != len(self._fields):
+            raise ValueError(f"fields={handle.fields}: the {len(self._fields)} numbers of the GPU's UUID")
         if handle.fields != self._fields:
-            raise ValueError(
+            raise GeneralFailure(
                 f"fields={handle.fields}: the memory is of another GPU; this device runs on {self._said()}"
             )
         granule = self._context.granule
@@ -125,7 +129,7 @@ class GpuMemory:
         except CudaFailed as error:
             if error.is_lost:
                 self._refuse(error, handle.nbytes)
-            raise ValueError(f"CUDA does not map it: {error}") from error
+            raise GeneralFailure(f"CUDA does not map it: {error}") from error
 
     def _said(self) -> str:
         return f"{self._context.name}, {self._context.uuid}"

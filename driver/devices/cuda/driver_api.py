@@ -161,7 +161,7 @@ def configuration() -> Path:
 
 
 def library_path() -> str:
-    """Where the library lies, as the options say, else its name for the loader. Raises ValueError."""
+    """Return where the library lies, as the options say, else its name for the loader. Raise ValueError."""
     found = configured(configuration()).get("library", LIBRARY)
     if type(found) is not str or not found:
         raise ValueError(f"{configuration()}: library = {found!r} must be the path of {LIBRARY}")
@@ -184,7 +184,7 @@ class CudaLibrary:
     """The loaded library. Any thread may call it."""
 
     def __init__(self, path: str) -> None:
-        """Load CUDA's library. Raises CudaMissing."""
+        """Load CUDA's library. Raise CudaMissing."""
         try:
             self.lib = cast("Any", ffi.dlopen(path))
         except OSError as error:
@@ -231,12 +231,12 @@ class CudaLibrary:
 
 @cache
 def cuda_library() -> CudaLibrary:
-    """Return the one of this process. Raises CudaMissing, ValueError for a wrong option."""
+    """Return the one of this process. Raise CudaMissing, ValueError for a wrong option."""
     return CudaLibrary(library_path())
 
 
 def missing_cuda() -> str | None:
-    """Why there is no CUDA on this machine, in words; None: there is. It loads the library."""
+    """Return why there is no CUDA on this machine, in words; None: there is. It loads the library."""
     try:
         found = cuda_library()
     except (CudaMissing, ValueError) as error:

@@ -34,7 +34,7 @@ class GpuPool(VendorMemory):
     """
 
     def __init__(self, context: CudaContext, shared: SharedAllocation) -> None:
-        """Map memory of the GPU, and describe it. Raises CudaFailed."""
+        """Map memory of the GPU, and describe it. Raise CudaFailed."""
         self._context, self._mapped = context, shared.map()
         super().__init__(shared.export(), CUDA_FD, shared.nbytes, uuid_fields(context.uuid))
 
@@ -43,7 +43,7 @@ class GpuPool(VendorMemory):
         """Return new memory of zeros on GPU number `device`: of that size, or more, as CUDA rounds it up (to 2 MB
         mostly).
 
-        Raises CudaMissing without a GPU, CudaFailed, ResourceExhaustedPersistent for more memory than the GPU has left.
+        Raise CudaMissing without a GPU, CudaFailed, ResourceExhaustedPersistent for more memory than the GPU has left.
         """
         if nbytes < 1:
             raise ValueError(f"nbytes={nbytes}: a pool has at least one byte")
@@ -80,7 +80,7 @@ class GpuPool(VendorMemory):
     def copy_from(self, source: Any, offset: int = 0) -> None:
         """Copy an array, or a tensor on this GPU (by DLPack), to byte `offset`, and wait until it is there.
 
-        Raises ValueError for what does not fit or lies on another device, CudaFailed.
+        Raise ValueError for what does not fit or lies on another device, CudaFailed.
         """
         if hasattr(source, "__dlpack_device__") and int(source.__dlpack_device__()[0]) == CUDA:
             with self._context.stream() as stream, borrowed(source, self._place, stream.address) as found:
@@ -94,7 +94,7 @@ class GpuPool(VendorMemory):
             self._context.copy_in(self.address + offset, array.ctypes.data, array.nbytes)
 
     def copy_to(self, target: NDArray[Any], offset: int = 0) -> None:
-        """Copy the bytes from `offset` on to a whole contiguous array. Raises ValueError, CudaFailed."""
+        """Copy the bytes from `offset` on to a whole contiguous array. Raise ValueError, CudaFailed."""
         if not (target.flags.c_contiguous and target.flags.writeable):
             raise ValueError("target: an array that can be written, without gaps")
         self._check(target.nbytes, offset)
@@ -110,7 +110,7 @@ class GpuPool(VendorMemory):
             raise ValueError(f"{nbytes} bytes at offset {offset} do not fit into the pool's {self.nbytes}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For `multiprocessing`, between one's own processes: the other one maps the same memory."""
+        """Return the state for `multiprocessing`, between one's own processes: the other one maps the same memory."""
         from multiprocessing import reduction
 
         return _unpickled, (reduction.DupFd(self.fd), self.nbytes, self._context.ordinal)

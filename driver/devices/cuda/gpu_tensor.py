@@ -103,7 +103,7 @@ class GpuTensor:
 
 
 def lent_tensors() -> int:
-    """How many tensors of this process others have, or could still take out of a capsule."""
+    """Return how many tensors of this process others have, or could still take out of a capsule."""
     return len(_lent)
 
 
@@ -166,7 +166,7 @@ class BorrowedTensor(NamedTuple):
 def borrowed(source: Any, device: tuple[int, int], stream: int) -> Iterator[BorrowedTensor]:
     """Yield a tensor of another library on that device. Its library lets `stream` wait for the work that makes it.
 
-    Raises ValueError for what lies elsewhere, or has gaps.
+    Raise ValueError for what lies elsewhere, or has gaps.
     """
     if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
         raise ValueError(f"source: a {type(source).__name__} has no __dlpack__; give an array or a tensor")

@@ -58,7 +58,7 @@ class CudaGpu:
         self._thread = ServingThread(self._watch, name="cuda-watch")
 
     def lane(self, priority: int = 0) -> CudaLane:
-        """Return a new lane. Raises CudaFailed."""
+        """Return a new lane. Raise CudaFailed."""
         lane = CudaLane(self, priority)
         with self._starting:
             self._lanes.add(lane)
@@ -82,7 +82,7 @@ class CudaGpu:
                 _log.warning("a look at the GPU's streams failed: %s", error)
 
     def _look(self) -> None:
-        """Look at all lanes, until they are idle and have told their times. Raises CudaFailed. Lanes live no longer for
+        """Look at all lanes, until they are idle and have told their times. Raise CudaFailed. Lanes live no longer for
         it.
         """
         with self._starting:
@@ -99,7 +99,7 @@ class GpuArgument:
     """
 
     def __init__(self, gpu: CudaGpu, given: NDArray[Any] | BufferArgument, nbytes: int, *, is_input: bool) -> None:
-        """Take memory of a request. Raises CudaFailed."""
+        """Take memory of a request. Raise CudaFailed."""
         self._gpu, self.nbytes = gpu, nbytes
         self.memory: DeviceMemory | None = None
         self._block: PinnedMemory | None = None
@@ -132,7 +132,7 @@ class GpuArgument:
         return self.memory is not None and self.nbytes > 0
 
     def copy_in(self, stream: CudaStream) -> None:
-        """Copy it to the GPU, if it is copied. Raises CudaFailed."""
+        """Copy it to the GPU, if it is copied. Raise CudaFailed."""
         if not self.is_copied:
             return
         if self._staged is not None:
@@ -140,7 +140,7 @@ class GpuArgument:
         stream.copy_in(self.address, self.host, self.nbytes)
 
     def copy_out(self, stream: CudaStream) -> None:
-        """To the client's memory, or to the block. Raises CudaFailed."""
+        """Copy to the client's memory, or to the block. Raise CudaFailed."""
         if self.is_copied:
             stream.copy_out(self.host, self.address, self.nbytes)
 
@@ -151,11 +151,11 @@ class GpuArgument:
         return self.lies_at < other.lies_at + other.nbytes and other.lies_at < self.lies_at + self.nbytes
 
     def last_copy(self) -> tuple[int, int, int] | None:
-        """From the block to the client's memory: to, from, bytes. None: there is no block."""
+        """Return the last copy, from the block to the client's memory: to, from, bytes. None: there is no block."""
         return (self._bytes.ctypes.data, self.host, self.nbytes) if self._block else None
 
     def close(self) -> None:
-        """Frees its memory. Nothing runs on it any more."""
+        """Free its memory. Nothing runs on it any more."""
         if self.memory is not None:
             self.memory.close()
             self._claim = None
@@ -173,7 +173,7 @@ class GpuExecution(BoundExecution):
         inputs: Sequence[tuple[NDArray[Any] | BufferArgument, int]],
         outputs: Sequence[tuple[NDArray[Any] | BufferArgument, int]],
     ) -> None:
-        """Take inputs and outputs with the bytes that they have. Raises CudaFailed."""
+        """Take inputs and outputs with the bytes that they have. Raise CudaFailed."""
         self._lane, self._is_cancelled = lane, False
         arguments = list[GpuArgument]()
         weakref.finalize(self, _close, arguments).atexit = False  # first: there may be no memory for the last of them
@@ -193,11 +193,11 @@ class GpuExecution(BoundExecution):
         self._completion = burst_ffi.new("burst_completion *", (burst_ffi.NULL, self._copies, len(copies)))
 
     def work(self, stream: CudaStream) -> None:
-        """Add the computation to the stream. Raises CudaFailed, ExecutionFailed."""
+        """Add the computation to the stream. Raise CudaFailed, ExecutionFailed."""
         raise NotImplementedError
 
     def run(self) -> None:
-        """Execute, and wait. Raises CudaFailed, and what `work` raises."""
+        """Execute, and wait. Raise CudaFailed, and what `work` raises."""
         self._check_begin()
         self._lane.add(self).synchronize()
         for copy in self._copies:
@@ -211,7 +211,7 @@ class GpuExecution(BoundExecution):
             raise OutputInsufficientSize(tuple(self.shapes))
 
     def launch(self, run: int) -> None:
-        """Execute, and let the stream answer. Raises what `run` does."""
+        """Execute, and let the stream answer. Raise what `run` does."""
         self._check_begin()
         function, argument = COMPLETED, run
         if len(self._copies):
@@ -220,7 +220,7 @@ class GpuExecution(BoundExecution):
         self._lane.add(self, (function, argument), self._timed(run))
 
     def _timed(self, run: int) -> WorkTimes | None:
-        """Return the timer of the run that begins; None: its times are not wanted. Raises CudaFailed."""
+        """Return the timer of the run that begins; None: its times are not wanted. Raise CudaFailed."""
         gpu = self._lane.gpu
         note = work_note(run) if gpu.clock.is_wanted else None
         if note is None:
@@ -246,7 +246,7 @@ class CudaLane:
     """Three streams: in, compute, out. Any thread."""
 
     def __init__(self, gpu: CudaGpu, priority: int = 0) -> None:
-        """Make the streams. Raises CudaFailed."""
+        """Make the streams. Raise CudaFailed."""
         self.gpu = gpu
         self.lock = threading.Lock()  #: held while work is added to the streams
         self.incoming, self.compute, self.outgoing = (gpu.context.stream(priority) for _ in range(3))
@@ -258,7 +258,7 @@ class CudaLane:
     ) -> CudaEvent:
         """Add an execution; `then`: a host function and its argument, called when its outputs are written.
 
-        `times`: what notes when the GPU works on it. Returns the event of its end. Raises CudaFailed, ExecutionFailed;
+        `times`: what notes when the GPU works on it. Returns the event of its end. Raise CudaFailed, ExecutionFailed;
         then nothing of it goes on.
         """
         copied, computed, done = execution.events
@@ -309,7 +309,7 @@ class CudaLane:
             self._executions.add(execution)
 
     def _await(self, source: GpuExecution, execution: GpuExecution) -> None:
-        """Wait until what `source` writes is there, before `execution` copies it in. Raises CudaFailed."""
+        """Wait until what `source` writes is there, before `execution` copies it in. Raise CudaFailed."""
         done = source.events[-1]
         if source.copied_bytes or execution.copied_bytes:  # some of it by the CPU, also after that event
             self.outgoing.synchronize()
@@ -317,7 +317,7 @@ class CudaLane:
             self.incoming.wait(done)
 
     def tell_times(self) -> bool:
-        """Note the times of runs that have ended. False: there are others. Raises CudaFailed."""
+        """Note the times of runs that have ended. False: there are others. Raise CudaFailed."""
         if not self.lock.acquire(blocking=False):  # its holder may wait for the GPU
             return not self._untold
         try:
@@ -333,12 +333,14 @@ class CudaLane:
                 stream.synchronize()
 
     def is_idle(self) -> bool:
-        """Return True if all work is done. Raises CudaFailed when the context is lost."""
+        """Return True if all work is done. Raise CudaFailed when the context is lost."""
         return all(stream.is_done() for stream in (self.incoming, self.compute, self.outgoing))
 
 
 def _begun(times: WorkTimes | None) -> WorkTimes | None:
-    """For the run that begins; None: they are not wanted, or cannot be had, which is no reason to fail a request."""
+    """Return the events for the run that begins; None: they are not wanted, or cannot be had, which is no reason to
+    fail a request.
+    """
     try:
         if times:
             times.begin()

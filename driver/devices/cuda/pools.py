@@ -45,7 +45,7 @@ class PinnedPools:
     def pin(self, array: NDArray[Any]) -> bool:
         """Return True if the memory of this array is pinned, now or since an earlier call.
 
-        Raises CudaFailed when the context is lost.
+        Raise CudaFailed when the context is lost.
         """
         root = root_of(array)
         with self._lock:
@@ -78,7 +78,7 @@ class Staging:
         self.nbytes = 0  #: of all blocks
 
     def take(self, nbytes: int) -> PinnedMemory:
-        """Return a block with at least so many bytes. Raises CudaOutOfMemory, CudaFailed."""
+        """Return a block with at least so many bytes. Raise CudaOutOfMemory, CudaFailed."""
         size = max(_SMALLEST, 1 << (nbytes - 1).bit_length())
         with self._lock:
             if blocks := self._free.get(size):
@@ -97,7 +97,7 @@ class Staging:
         self._free.setdefault(block.nbytes, []).append(block)  # without the lock, as what goes away calls this
 
     def _trim(self) -> None:
-        """Frees blocks that are not used."""
+        """Free blocks that are not used."""
         for size, blocks in list(self._free.items()):
             while blocks:
                 blocks.pop().close()

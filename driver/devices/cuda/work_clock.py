@@ -30,7 +30,7 @@ class Reference(NamedTuple):
     at: int
 
     def time_of(self, event: CudaEvent) -> int:
-        """When the GPU passed an event, later than the reference; ns of CLOCK_MONOTONIC. Raises CudaFailed."""
+        """Return when the GPU passed an event, later than the reference; ns of CLOCK_MONOTONIC. Raise CudaFailed."""
         return self.at + max(0, int(1e9 * event.seconds_since(self.event)))
 
 
@@ -52,7 +52,7 @@ class WorkClock:
         return self._until > 0 and time.monotonic() < self._until
 
     def reference(self) -> Reference:
-        """One that is not older than some seconds. Raises CudaFailed."""
+        """Return one that is not older than some seconds. Raise CudaFailed."""
         with self._lock:
             found = self._reference
             if found is None or time.monotonic_ns() - found.at > RENEW:
@@ -78,7 +78,7 @@ class WorkTimes:
     """When the GPU copied in, computed and copied out, in the last run of one execution. Under the lock of its lane."""
 
     def __init__(self, clock: WorkClock, context: CudaContext) -> None:
-        """Make the events. Raises CudaFailed."""
+        """Make the events. Raise CudaFailed."""
         self._clock = clock
         self.request: WorkNote | None = None  #: whose run begins next
         self._events = {part: (context.event(is_timed=True), context.event(is_timed=True)) for part in PARTS}
@@ -87,7 +87,7 @@ class WorkTimes:
         self._is_added = False
 
     def begin(self) -> None:
-        """Begin a run of `request`. The one before it is over, and is noted if it was not yet. Raises CudaFailed."""
+        """Begin a run of `request`. The one before it is over, and is noted if it was not yet. Raise CudaFailed."""
         self.tell()
         assert self.request
         self._run, self._is_added = (self.request, self._clock.reference()), False
@@ -95,7 +95,7 @@ class WorkTimes:
 
     @contextmanager
     def around(self, part: str, stream: CudaStream) -> Iterator[None]:
-        """Time what is added to the stream within, as that part of the run. Raises CudaFailed."""
+        """Time what is added to the stream within, as that part of the run. Raise CudaFailed."""
         begin, end = self._events[part]
         stream.record(begin)
         yield
@@ -103,17 +103,17 @@ class WorkTimes:
         self._parts.append(part)
 
     def added(self) -> None:
-        """All of the run was added."""
+        """Note that all of the run was added."""
         self._is_added = True
 
     def is_told(self) -> bool:
-        """Return True if there is nothing to tell any more, now that what has ended was noted. Raises CudaFailed."""
+        """Return True if there is nothing to tell any more, now that what has ended was noted. Raise CudaFailed."""
         if self._run and self._is_added and all(self._events[part][1].is_done() for part in self._parts):
             self.tell()
         return self._run is None
 
     def tell(self) -> None:
-        """Note the run, which has ended. Raises CudaFailed."""
+        """Note the run, which has ended. Raise CudaFailed."""
         run, self._run = self._run, None
         if run and self._is_added:
             note, reference = run

@@ -247,6 +247,11 @@ typedef struct {
     int32_t priority; /* of its executions; the driver's own bursts take no turns with other executions */
     void *context;
     void (*ended)(void *context); /* call it once, from any thread, when the burst is over */
+    /* Has Burst serve this burst, by `bind` and `execute` of `prepared`: the burst's own, or another one of this driver's
+     * with the same inputs and outputs, which then lives as long as the burst. Call it in `configure_burst`, and return
+     * what it returns; there is no session then, the descriptors stay Burst's, and `ended` is not called. If `prepared`
+     * does not fit: BURST_INVALID_ARGUMENT, and the reason in `why`. */
+    burst_status (*serve)(void *context, burst_prepared *prepared, burst_why *why);
 } burst_offer;
 
 /* What the driver needs that a sandbox would take away: files beyond its own folder, for one. Arrays end with NULL. */
@@ -315,8 +320,8 @@ typedef struct {
     /* The value's address, if the CPU can use it in the HAL's layout as it lies there; NULL: a native layout. Called once,
      * when the buffer is made; the address holds until `free_buffer`. */
     void *(*host_memory)(burst_buffer *buffer);
-    /* Maps memory of a kind of the driver's own. BURST_INVALID_ARGUMENT for a handle that is wrong. Any thread, several at
-     * once. */
+    /* Maps memory of a kind of the driver's own. BURST_INVALID_ARGUMENT for a handle that describes no such memory,
+     * BURST_GENERAL_FAILURE for memory that the device cannot use. Any thread, several at once. */
     burst_status (*map_memory)(burst_device *device, const burst_handle *handle, burst_buffer **buffer, burst_why *why);
 
     /* Keeps what `prepare` needs to be quicker next time. BURST_NONE without a call of `put`: not worth it. Any

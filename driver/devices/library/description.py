@@ -53,7 +53,7 @@ def describe(path: str) -> LibraryDescription:
 
 
 def build_of(path: str) -> tuple[int, ...]:
-    """Return what tells this build of a library from others at the same path. Raises DeviceNotFound."""
+    """Return what tells this build of a library from others at the same path. Raise DeviceNotFound."""
     try:
         found = Path(path).stat()
     except OSError as error:
@@ -91,7 +91,7 @@ def _from_plain(plain: dict[str, Any]) -> LibraryDescription:
 
 
 def _end(during: str, code: int | None, words: bytes) -> str:
-    """Why the program ended without an answer."""
+    """Return why the program ended without an answer."""
     text = " ".join(words.decode(errors="replace").split())[-_MOST_WORDS:]
     said = f'; its last words: "{text}"' if text else ""
     if code is None:

@@ -19,7 +19,7 @@ from driver.devices.library.description import LibraryDescription, build_of, des
 from driver.devices.library.driver_buffers import allocated, mapped
 from driver.devices.library.execution import LibraryExecution
 from driver.devices.library.flat_model import FlatModel
-from driver.devices.library.loaded import Callback, LoadedDriver, printable
+from driver.devices.library.loaded import Callback, LoadedDriver
 from driver.devices.library.own_burst import configured
 from driver.devices.library.table import ffi
 from driver.errors import DeviceNotFound
@@ -37,6 +37,7 @@ from driver.interface import (
 )
 from driver.nn import Extension, OperandType
 from fmq.clock import FOREVER
+from fmq.printable import printable_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,7 +105,7 @@ class LibraryDevice(Device):
                 raise GeneralFailure(
                     f"driver {driver.name!r}: supported refused operation {index} of {count}; they count from 0"
                 )
-            text = printable(ffi.string(reason, _MOST_REASON)) if reason != ffi.NULL else ""
+            text = printable_line(ffi.string(reason, _MOST_REASON)) if reason != ffi.NULL else ""
             reasons[index] = text or f"the device {self.name} does not support it"
 
         callback = Callback("void(void *, uint32_t, const char *)", refuse)
@@ -198,6 +199,7 @@ class LibraryModel(PreparedModel):
 
     def __init__(self, driver: LoadedDriver, model: Model, flat: FlatModel, prepared: Any, *, shared: bool) -> None:
         self.driver, self.model, self.prepared, self._flat = driver, model, prepared, flat
+        driver.models[int(ffi.cast("uintptr_t", prepared))] = self
         self.serves_all = shared
         self.burst_versions = [v for v in VERSIONS if v <= (driver.table.burst_version or max(VERSIONS))]
         if driver.has("improve"):
@@ -271,7 +273,7 @@ def _prepared_of(model: PreparedModel) -> Any:
 
 
 def library_class(path: str) -> type[LibraryDevice]:
-    """Return the device class of the library at this absolute path. Raises DeviceNotFound."""
+    """Return the device class of the library at this absolute path. Raise DeviceNotFound."""
     return _class_of(path, describe(path))
 
 

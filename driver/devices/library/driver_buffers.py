@@ -54,7 +54,7 @@ class LibraryBuffer(DriverBuffer):
 def allocated(
     driver: LoadedDriver, request: BufferRequest, prefixes: dict[str, int], prepared_of: Callable[[PreparedModel], Any]
 ) -> LibraryBuffer | None:
-    """Return a buffer for that request; None: the driver has no room for it. Raises StatusError.
+    """Return a buffer for that request; None: the driver has no room for it. Raise StatusError.
 
     `prepared_of`: the driver's object that a prepared model is.
     """
@@ -82,7 +82,7 @@ def allocated(
 
 
 def mapped(driver: LoadedDriver, handle: MemoryHandle) -> LibraryBuffer:
-    """Return the memory of that handle. Raises StatusError."""
+    """Return the memory of that handle. Raise StatusError."""
     kind = ffi.new("char[]", handle.kind.encode())
     fields = ffi.new("int64_t[]", [*handle.fields, 0])
     flat = ffi.new("burst_handle *", {"size": ffi.sizeof("burst_handle")})

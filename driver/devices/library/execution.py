@@ -83,7 +83,7 @@ class LibraryExecution(BoundExecution):
         return binding, sides, kept
 
     def run(self) -> None:
-        """Execute once, without the GIL. Raises OutputInsufficientSize, ExecutionFailed, StatusError."""
+        """Execute once, without the GIL. Raise OutputInsufficientSize, ExecutionFailed, StatusError."""
         if not self._is_fit:
             raise OutputInsufficientSize(tuple(self.shapes))
         if status := lib.burst_timed_run(self._timed):
@@ -94,7 +94,7 @@ class LibraryExecution(BoundExecution):
                 raise OutputInsufficientSize(tuple(self.shapes))
 
     def failure(self, status: ErrorStatus) -> Exception:
-        """Why the last run failed. The driver knows more than the status."""
+        """Return why the last run failed. The driver knows more than the status."""
         said = lib.burst_timed_status(self._timed)
         if said == lib.BURST_TIMED_CANCELLED:
             return ExecutionFailed(0, "the model", "it was cancelled")
@@ -132,7 +132,7 @@ class LibraryExecution(BoundExecution):
         return shapes
 
     def _shapes(self) -> tuple[tuple[tuple[int, ...], bool], ...] | None:
-        """Return the shapes of all outputs; None while not all are known. Raises GeneralFailure for one that
+        """Return the shapes of all outputs; None while not all are known. Raise GeneralFailure for one that
         cannot be.
         """
         found, shape = [], ffi.new("burst_shape *")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from burst import ErrorStatus, GeneralFailure, StatusError
 from burst._core import ffi as burst_ffi
@@ -13,11 +14,13 @@ from burst.errors import status_error
 from driver.devices.library.table import LibraryFault, ffi, load
 from fmq._core import ffi as fmq_ffi
 from fmq._core import lib as fmq_lib
+from fmq.printable import printable_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from driver.devices.library.device import LibraryModel
     from driver.interface import State
 
 _log = logging.getLogger(__name__)
@@ -34,13 +37,15 @@ class Why:
         self.pointer = ffi.new("burst_why *", (ffi.sizeof("burst_why"), _ROOM, self._text))
 
     def __str__(self) -> str:
-        """Return what the driver has written, without what cannot be printed."""
-        return printable(ffi.string(self._text, _ROOM))
+        """Return what the driver has written, as one line that is safe to print."""
+        return printable_line(ffi.string(self._text, _ROOM))
 
 
-def printable(raw: bytes) -> str:
-    """Return a driver's text as people can read it."""
-    return " ".join("".join(c if c.isprintable() else " " for c in raw.decode(errors="replace")).split())
+def write_why(why: Any, text: str) -> None:
+    """Write a text for people into the driver's `burst_why`, as much as there is room for."""
+    if why and why.text and why.room:
+        raw = text.encode()[: why.room - 1] + b"\0"
+        ffi.memmove(why.text, raw, len(raw))
 
 
 def address(of: Any, pointer: Any) -> Any:
@@ -62,9 +67,10 @@ class LoadedDriver:
         `report`: what the driver calls when its device takes work, or takes none any more. `watched`: within it one of
         its functions runs.
 
-        Raises StatusError.
+        Raise StatusError.
         """
         self.watched, self._report = watched, report
+        self.models = WeakValueDictionary[int, "LibraryModel"]()  #: that the driver has not released, by address
         self.name = path.rpartition("/")[2]
         try:
             with watched("burst_device_get"):
@@ -90,21 +96,21 @@ class LoadedDriver:
         return host
 
     def _on_report(self, _: Any, state: int, reason: Any) -> None:
-        text = printable(ffi.string(reason, _ROOM)) if reason != ffi.NULL else ""
+        text = printable_line(ffi.string(reason, _ROOM)) if reason != ffi.NULL else ""
         if state in _STATES:
             self._report(_STATES[state], text)
         else:
             _log.error("driver %s reported the state %d, which is none: %s", self.name, state, text)
 
     def _on_log(self, _: Any, text: Any) -> None:
-        _log.info("driver %s: %s", self.name, printable(ffi.string(text, _ROOM)) if text != ffi.NULL else "")
+        _log.info("driver %s: %s", self.name, printable_line(ffi.string(text, _ROOM)) if text != ffi.NULL else "")
 
     def has(self, function: str) -> bool:
         """Return True if the driver has that optional function."""
         return bool(getattr(self.table, function) != ffi.NULL)
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Call a function that returns a status, with a `why` at the end. Raises StatusError."""
+        """Call a function that returns a status, with a `why` at the end. Raise StatusError."""
         why = Why()
         with self.watched(function):
             status = getattr(self.table, function)(*arguments, why.pointer)
@@ -112,7 +118,7 @@ class LoadedDriver:
             raise self.failure(function, status, str(why))
 
     def made(self, function: str, kind: str, *arguments: Any) -> Any:
-        """Call a function that makes something. `kind`: "burst_device *". Raises StatusError."""
+        """Call a function that makes something. `kind`: "burst_device *". Raise StatusError."""
         place = ffi.new(f"{kind}*")
         self.call(function, *arguments, place)
         if place[0] == ffi.NULL:

@@ -65,7 +65,7 @@ def load(path: str, note: Callable[[str], object] = lambda _: None) -> tuple[Any
 
     The table is our own copy: what the driver does not know is NULL or 0 in it.
 
-    Raises LibraryFault.
+    Raise LibraryFault.
     """
     note("loading it")
     try:
@@ -136,7 +136,7 @@ def _check_numbers(table: Any) -> None:
 
 
 def text(what: str, pointer: Any, most: int) -> str:
-    """Return a text of the driver's. Raises LibraryFault."""
+    """Return a text of the driver's. Raise LibraryFault."""
     if pointer == ffi.NULL:
         raise LibraryFault(f"{what} is NULL: give a text")
     raw = ffi.string(pointer, most + 1)
@@ -150,7 +150,7 @@ def text(what: str, pointer: Any, most: int) -> str:
 
 
 def texts(what: str, pointer: Any, most: int = _LONGEST_NAME) -> list[str]:
-    """Texts up to NULL. Raises LibraryFault."""
+    """Return the texts up to NULL. Raise LibraryFault."""
     found: list[str] = []
     while pointer != ffi.NULL and pointer[len(found)] != ffi.NULL:
         if len(found) == _MOST_NAMES:
@@ -160,7 +160,7 @@ def texts(what: str, pointer: Any, most: int = _LONGEST_NAME) -> list[str]:
 
 
 def described(table: Any) -> dict[str, Any]:
-    """Return a table as plain data. Raises LibraryFault."""
+    """Return a table as plain data. Raise LibraryFault."""
     needs = {name: texts(f"needs->{name}", pointer, _LONGEST_PATH) for name, pointer in _needs(table).items()}
     extensions = texts("extensions", table.extensions)
     for name in extensions:

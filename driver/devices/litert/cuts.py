@@ -66,7 +66,7 @@ def cuts(costs: Sequence[int], crossing: Sequence[int], alone: Collection[int]) 
 
 
 def _within(begin: int, end: int, done: Sequence[int], crossing: Sequence[int]) -> list[int]:
-    """Cuts between operations `begin` and `end`. `done`: the cost of all operations before each."""
+    """Return the cuts between operations `begin` and `end`. `done`: the cost of all operations before each."""
     found = []
     while done[end] - done[begin] > _MOST * SEGMENT:
         least, most = done[begin] + _LEAST * SEGMENT, done[begin] + _MOST * SEGMENT
@@ -81,7 +81,7 @@ def _within(begin: int, end: int, done: Sequence[int], crossing: Sequence[int]) 
 
 
 def crossing(graph: Subgraph, calls: Sequence[Call]) -> list[int]:
-    """Bytes of the temporaries that exist before each operation and are read from then on."""
+    """Return the bytes of the temporaries that exist before each operation and are read from then on."""
     change = [0] * (len(calls) + 1)
     last = {i: n for n, operation in enumerate(graph.operations) for i in operation.inputs}
     for n, (operation, call) in enumerate(zip(graph.operations, calls, strict=True)):

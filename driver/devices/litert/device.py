@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from driver.config import configured, in_home
+from driver.devices.litert import interpreted
 from driver.devices.litert.execution import LiteRtExecution
 from driver.devices.litert.file_model import LiteRtFileModel, findings
 from driver.devices.litert.flatbuffer import FlatbufferWriter
@@ -26,6 +27,7 @@ from driver.devices.litert.weights import aligned
 from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.lowering.model import LoweredModel, LoweringDevice
 from driver.interface import CacheFiles, Needs
+from driver.nn import InvalidModel
 from driver.nn.file_form import FILE
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ def configuration() -> Path:
 
 
 def _configured() -> dict[str, Any]:
-    """Return the options in the configuration file. Raises ValueError."""
+    """Return the options in the configuration file. Raise ValueError."""
     found = configured(configuration())
     if unknown := found.keys() - {"threads"}:
         raise ValueError(f"{configuration()}: unknown option {', '.join(sorted(unknown))}; the only option is threads")
@@ -74,13 +76,14 @@ class LiteRtDevice(LoweringDevice[LiteRtProgram]):
     type = "CPU"
     extensions = (FILE,)
     file_kind = "tflite"
+    file_settings = (interpreted.SETTING,)
     needs = Needs(read_paths=("~/.config/burst/litert.toml", "/sys/devices/system/cpu", "/proc/cpuinfo"))
     cache_files = CacheFiles(2, 0)  #: the description of a program, and its flatbuffer
 
     def __init__(self, threads: int | None = None) -> None:
         """`threads`: of each execution; None: as configured, else one for small models and several for large ones.
 
-        Raises LibraryMissing, LibraryFailed; ValueError for invalid options.
+        Raise LibraryMissing, LibraryFailed; ValueError for invalid options.
         """
         options = _configured()
         self._threads = options.get("threads") if threads is None else threads
@@ -92,7 +95,9 @@ class LiteRtDevice(LoweringDevice[LiteRtProgram]):
         return missing()
 
     def obstacles(self, model: Model) -> list[str | None]:
-        """None for what TFLite computes exactly, with these types, layouts and constant parameters."""
+        """Return for each operation why it cannot be computed; None for what TFLite computes exactly, with these types,
+        layouts and constant parameters.
+        """
         return obstacles(model)
 
     def file_model(
@@ -107,7 +112,13 @@ class LiteRtDevice(LoweringDevice[LiteRtProgram]):
         del pace, root
         found, knows_shapes = findings(saved) if saved else (None, None)
         source = TfliteOutline(file.data, found)
-        return LiteRtFileModel(model, source, threads, self._packing, knows_shapes=knows_shapes)
+        asked = file.settings.get(interpreted.SETTING)
+        if obstacle := self.file_obstacle(model, file):
+            raise InvalidModel(obstacle)
+        return LiteRtFileModel(model, source, threads, self._packing, knows_shapes=knows_shapes, interpreter=asked)
+
+    def file_obstacle(self, model: Model, file: ModelFile) -> str | None:
+        return interpreted.obstacle(file.settings.get(interpreted.SETTING, {}))
 
     def lowered(
         self,
@@ -122,7 +133,8 @@ class LiteRtDevice(LoweringDevice[LiteRtProgram]):
         return LiteRtProgram(*restored(saved, root), threads, self._packing.compiled)
 
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
-        """How many threads an execution of `work` products gets. A client that does not wait needs a processor, too.
+        """Return how many threads an execution of `work` products gets. A client that does not wait needs a processor,
+        too.
 
         Executions of a prepared model take turns here, so "sustained_speed" gets as many as the others.
         """
@@ -145,7 +157,7 @@ class LiteRtModel(LoweredModel[LiteRtProgram]):
         packing: Packing,
         program: LiteRtProgram | None = None,
     ) -> None:
-        """Compile the model. Raises LibraryFailed."""
+        """Compile the model. Raise LibraryFailed."""
         self._threads, self._packing = threads, packing
         self.copied_weights = 0  #: bytes that were copied when it was compiled last; all others stayed where they were
         super().__init__(model, pace, program)
@@ -170,7 +182,7 @@ class LiteRtModel(LoweredModel[LiteRtProgram]):
 def _self_test() -> None:
     """Run one operation, from a flatbuffer to its result: a library with another ABI than expected fails here, once.
 
-    Raises LibraryMissing, LibraryFailed.
+    Raise LibraryMissing, LibraryFailed.
     """
     writer = FlatbufferWriter()
     graph = writer.section()

@@ -12,7 +12,7 @@ from driver.deadlines import overdue
 from driver.devices.litert.library import TensorBuffers, library, status_text
 from driver.devices.litert.library import ffi as library_ffi
 from driver.devices.litert.weights import aligned
-from driver.devices.lowering.model import ALIGNMENT
+from driver.devices.lowering.alignment import ALIGNMENT
 from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
 from driver.interface import BoundExecution
 
@@ -77,7 +77,7 @@ class LiteRtExecution(BoundExecution):
         self.native = address(ffi.addressof(lib, "burst_foreign_run")), address(self._context)
 
     def run(self) -> None:
-        """Execute once, without the GIL. Raises OutputInsufficientSize, LoopTimeout, MissedDeadlineTransient,
+        """Execute once, without the GIL. Raise OutputInsufficientSize, LoopTimeout, MissedDeadlineTransient,
         ExecutionFailed.
         """
         if self._context is None:
@@ -86,7 +86,7 @@ class LiteRtExecution(BoundExecution):
             raise self.failure(ErrorStatus.GENERAL_FAILURE)
 
     def failure(self, status: ErrorStatus) -> LoopTimeout | ExecutionFailed | StatusError:
-        """Why the last run of `native` failed. The context knows more than the status."""
+        """Return why the last run of `native` failed. The context knows more than the status."""
         del status
         if self._context.ended == lib.BURST_QUEUED:
             return overdue("queued", lib.burst_due())

@@ -1,7 +1,7 @@
 """Models that are .tflite files: LiteRT runs them as they are, on clients' memory.
 
 A file is compiled for each set of input shapes. LiteRT's compiled models run on clients' memory, and can be stopped.
-What they do not take, its interpreter runs (interpreted.py).
+What they do not take, its interpreter runs (interpreted.py), and a file for which a program asks for that.
 
 The state of a file with variables belongs to the prepared model, whose executions take turns.
 """
@@ -30,7 +30,7 @@ from driver.nn import InvalidModel
 from driver.nn.file_form import tensor_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -59,7 +59,7 @@ class LiteRtFilePort(NamedTuple):
         return self.stored.itemsize
 
     def bound(self, shape: Shape) -> LiteRtPort:
-        """With the shape that it has in a run."""
+        """Return it with the shape that it has in a run."""
         nbytes = self.size * math.prod(shape)
         return LiteRtPort(self.number, self.type, shape, nbytes, copied=self.type.lower() in CHOOSING)
 
@@ -75,17 +75,20 @@ class LiteRtFileModel(PreparedModel):
         packing: Packing,
         *,
         knows_shapes: bool | None = None,
+        interpreter: Mapping[str, Any] | None = None,
     ) -> None:
-        """`knows_shapes`: whether all shapes are known before a run, as `saved` has kept it. Raises InvalidModel,
-        LibraryFailed.
+        """`knows_shapes`: whether all shapes are known before a run, as `saved` has kept it. `interpreter`: options of
+        the one that is to run it. Raise InvalidModel, LibraryFailed.
         """
+        self._interpreter = interpreter
         self._file, self._threads, self._packing = file, threads(file.findings.work), packing
         self._knows_shapes, graph = knows_shapes, model.main
         operands = [graph.operands[i] for i in graph.inputs]
-        self.inputs = _ports("input", file.inputs, operands)
+        self.inputs = _ports("input", file.inputs, operands, is_resized=interpreter is not None)
         self.outputs = _ports("output", file.outputs, [graph.operands[i] for i in graph.outputs])
         self._programs: dict[tuple[Shape, ...], FileProgram | InterpretedProgram] = {}
         self._is_open = not all(operand.is_known for operand in operands)
+        self.serves_all = interpreter is not None and not file.findings.has_state
         self.is_static = file.findings.is_plain and not self._keeps_interpreter
         if self._is_open:
             self._verify()
@@ -119,6 +122,8 @@ class LiteRtFileModel(PreparedModel):
         return program
 
     def _made(self, shapes: tuple[Shape, ...]) -> FileProgram | InterpretedProgram:
+        if self._interpreter is not None:
+            return InterpretedProgram(self._file, shapes, self._threads, self._interpreter)
         if not self._keeps_interpreter and self._is_known(shapes):
             compiled = partial(self._packing.compiled_as, CompiledFile, threads=self._threads)
             with suppress(LibraryFailed):  # the interpreter may take it all the same, and else it says why not
@@ -126,7 +131,7 @@ class LiteRtFileModel(PreparedModel):
         return InterpretedProgram(self._file, shapes, self._threads)
 
     def _verify(self) -> None:
-        """Lets LiteRT verify all tables of the file. Raises LibraryFailed."""
+        """Let LiteRT verify all tables of the file. Raise LibraryFailed."""
         shapes = tuple(tensor.shape for tensor in self._file.inputs)
         try:
             CompiledFile.verify(self._file.image(shapes))
@@ -182,7 +187,7 @@ class FileProgram:
         shapes: Sequence[Shape],
         compiled: Callable[[FileImage], CompiledFile],
     ) -> None:
-        """Compile the file for these shapes. Raises LibraryFailed."""
+        """Compile the file for these shapes. Raise LibraryFailed."""
         self.compiled = compiled(file.image(shapes))
         self.shapes = self.compiled.shapes(len(outputs))
         self.inputs = [port.bound(shape) for port, shape in zip(inputs, shapes, strict=True)]
@@ -226,14 +231,23 @@ class LiteRtFileExecution(LiteRtExecution):
         return self._compiled.told() or status_text(status)
 
 
-def _ports(what: str, found: Sequence[DeclaredTensor], operands: Sequence[Operand]) -> list[LiteRtFilePort]:
-    """Return the inputs or outputs of the file, which have to be those of the model. Raises InvalidModel."""
+def _ports(
+    what: str, found: Sequence[DeclaredTensor], operands: Sequence[Operand], *, is_resized: bool = False
+) -> list[LiteRtFilePort]:
+    """Return the inputs or outputs of the file, which have to be those of the model. `is_resized`: whatever their
+    sizes. Raise InvalidModel.
+    """
     if len(found) != len(operands):
         raise InvalidModel(f"the model has {len(operands)} {what}s, and its .tflite file has {len(found)}")
-    return [_port(f"{what} {n} ({t.name[:64]})", n, t, o) for n, (t, o) in enumerate(zip(found, operands, strict=True))]
+    is_free = is_resized or what == "output"
+    return [
+        _port(f"{what} {n} ({t.name[:64]})", (n, t), o, is_free=is_free)
+        for n, (t, o) in enumerate(zip(found, operands, strict=True))
+    ]
 
 
-def _port(where: str, number: int, tensor: DeclaredTensor, operand: Operand) -> LiteRtFilePort:
+def _port(where: str, place: tuple[int, DeclaredTensor], operand: Operand, *, is_free: bool) -> LiteRtFilePort:
+    number, tensor = place
     if tensor.code not in TYPES:
         carried = ", ".join(sorted(map(str.lower, TYPES.values())))
         raise InvalidModel(f"{where}: elements of type {tensor.code} are not carried; {carried} are")
@@ -244,8 +258,7 @@ def _port(where: str, number: int, tensor: DeclaredTensor, operand: Operand) -> 
     declared, own = operand.dimensions, tensor.signature
     if len(declared) > MOST_DIMENSIONS or len(own) > MOST_DIMENSIONS:
         raise InvalidModel(f"{where}: {max(len(declared), len(own))} dimensions; LiteRT has at most {MOST_DIMENSIONS}")
-    is_open = where.startswith("output") or not declared or not own
-    if not is_open and (
+    if not (is_free or not declared or not own) and (
         len(own) != len(declared) or any(s > 0 and d not in {0, s} for s, d in zip(own, declared, strict=True))
     ):
         raise InvalidModel(f"{where}: the model says {list(declared)}, but the file has {list(own)}")

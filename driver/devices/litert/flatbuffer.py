@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..lowering.model import ALIGNMENT, offset_in
+from ..lowering.alignment import ALIGNMENT, offset_in
 from .weights import Image, shared_root
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Section:
         self._operations: list[Any] = []
 
     def tensor(self, type_: str, dimensions: Sequence[int], quantisation: Quantisation | None = None) -> int:
-        """Return a tensor that an operation writes or the subgraph is given. Raises ValueError when it is too large."""
+        """Return a tensor that an operation writes or the subgraph is given. Raise ValueError when it is too large."""
         if math.prod(dimensions) > MOST_ELEMENTS:
             raise ValueError(f"a tensor of {list(dimensions)} has more than {MOST_ELEMENTS} elements")
         s = schema()
@@ -129,7 +129,7 @@ class Section:
         self._operations.append(operation)
 
     def weights(self) -> Iterator[set[int]]:
-        """For each operation, the buffers of its constants that have more than one dimension."""
+        """Return for each operation the buffers of its constants that have more than one dimension."""
         for operation in self._operations:
             tensors = [self._tensors[i] for i in operation.inputs.tolist() if i >= 0]
             yield {tensor.buffer for tensor in tensors if tensor.buffer and len(tensor.shape) > 1}
@@ -176,7 +176,7 @@ class FlatbufferWriter:
             return self._placed(head, None, pace)
 
     def _placed(self, head: NDArray[np.uint8], root: NDArray[np.uint8] | None, pace: Callable[[], object]) -> Image:
-        """With the constants that lie in `root` where they are, and copies of the others. Raises OSError."""
+        """Return it with the constants that lie in `root` where they are, and copies of the others. Raise OSError."""
         there = [offset_in(root, array) for array in self._shared.constants]
         copied = [
             0 if offset is not None else array.nbytes
@@ -226,7 +226,7 @@ class FlatbufferWriter:
 
 
 def _places(sizes: Sequence[int], start: int) -> tuple[list[int], int]:
-    """Where each constant begins behind `start` bytes, and where the last one ends."""
+    """Return where each constant begins behind `start` bytes, and where the last one ends."""
     places = []
     for size in sizes:
         start += -start % ALIGNMENT
@@ -244,7 +244,7 @@ def _signature(number: int, section: Section) -> Any:
 
 
 def _map(letter: str, tensors: Sequence[int]) -> list[Any]:
-    """Names that sort in the order of the tensors."""
+    """Return the names that sort in the order of the tensors."""
     return [schema().TensorMapT(name=f"{letter}{n:05}", tensorIndex=tensor) for n, tensor in enumerate(tensors)]
 
 

@@ -57,7 +57,7 @@ class NewTable:
 
     @property
     def begin(self) -> int:
-        """Where the table begins, behind what is about it."""
+        """The place where the table begins, behind what is about it."""
         return self._vtable
 
     def children(self) -> Iterator[Any]:
@@ -116,7 +116,7 @@ class NewNumbers:
         self.begin, self.nbytes = 0, self._words.nbytes
 
     def children(self) -> Iterator[NewTable]:
-        """None."""
+        """Return None: it has none."""
         return iter(())
 
     def write(self, front: NDArray[np.uint8], at: int, places: Mapping[int, int], behind: int) -> None:

@@ -1,10 +1,16 @@
-"""Files that LiteRT's compiled models do not take, or of which only a run knows the shapes of outputs: the interpreter
-of LiteRT's package for Python runs them. It copies inputs and outputs, and cannot be stopped.
+"""Files that LiteRT's compiled models do not take, or of which only a run knows the shapes of outputs, and files for
+which a program asks for it: the interpreter of LiteRT's package for Python runs them. It copies inputs and outputs, and
+cannot be stopped.
+
+A program that asks for an interpreter gets the one that it has itself: `asked` reads the package, the number of threads
+and the other options that it makes it with.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import tempfile
 import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -18,13 +24,30 @@ from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.interface import BoundExecution
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from driver.devices.litert.tflite_file import TfliteOutline
 
     Shape = tuple[int, ...]
+
+SETTING = "interpreter"
+"""The setting of a file by which it is run by an interpreter: an object with any of the options below."""
+PACKAGE, RESOLVER, THREADS = "package", "resolver", "num_threads"
+PACKAGES = ("ai_edge_litert.interpreter", "tflite_runtime.interpreter", "tensorflow.lite.python.interpreter")
+"""The modules that have an interpreter."""
+RESOLVERS = ("AUTO", "BUILTIN", "BUILTIN_REF", "BUILTIN_WITHOUT_DEFAULT_DELEGATES")
+SWITCHES = (
+    "experimental_disable_delegate_clustering",
+    "experimental_default_delegate_latest_features",
+    "experimental_compress_quantization_zero_points",
+    "experimental_disable_delegate_node_fusion",
+)
+"""Options of an interpreter that are True or False, and have an effect on what it computes."""
+MOST_THREADS_ASKED = 256
+_ERRORS = (RuntimeError, ValueError, IndexError, OverflowError)
+"""The exceptions of C++ that LiteRT lets out, as Python has them."""
 
 
 class InterpretedProgram:
@@ -33,17 +56,22 @@ class InterpretedProgram:
     is_static: whether the shapes of its outputs are known before it runs.
     """
 
-    def __init__(self, file: TfliteOutline, shapes: tuple[Shape, ...], threads: int) -> None:
-        """Make interpreters for inputs of these shapes. Raises LibraryFailed."""
+    def __init__(
+        self, file: TfliteOutline, shapes: tuple[Shape, ...], threads: int, options: Mapping[str, Any] | None = None
+    ) -> None:
+        """Make an interpreter for inputs of these shapes. `options`: those that a program asks for, as SETTING has
+        them. Raise LibraryFailed.
+        """
         self._inputs = [tensor.place for tensor in file.inputs]
         self._flags = [TYPES.get(tensor.code) == "BOOL" for tensor in file.inputs]
         self._outputs = [tensor.place for tensor in file.outputs]
         self._turn, self.is_static = threading.Lock(), file.findings.is_plain
         self._shapes: Sequence[Shape] | None = None
         try:
-            self._interpreter = _interpreter(model_content=file.data.tobytes(), num_threads=threads)
+            asked = {THREADS: threads} if options is None else options
+            self._interpreter = _interpreter(file.content, asked)
             self._resize(shapes)
-        except (RuntimeError, ValueError) as error:
+        except _ERRORS as error:
             raise LibraryFailed(f"LiteRT rejected the file: {in_words(error)}") from None
 
     def told(self) -> list[tuple[Shape, int]]:
@@ -59,7 +87,9 @@ class InterpretedProgram:
         self._shapes = shapes
 
     def run(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """One run, after those before it: copies of its outputs. Raises ExecutionFailed, MissedDeadlineTransient."""
+        """Run once, after those before it, and return copies of its outputs. Raise ExecutionFailed,
+        MissedDeadlineTransient.
+        """
         with self._turn:
             check("queued")
             try:
@@ -70,7 +100,7 @@ class InterpretedProgram:
                     self._interpreter.set_tensor(index, array.view(np.uint8) != 0 if is_flag else array)
                 self._interpreter.invoke()
                 return [self._output(n) for n in range(len(self._outputs))]
-            except (RuntimeError, ValueError) as error:
+            except _ERRORS as error:
                 raise ExecutionFailed(0, "the file", in_words(error)) from None
 
     def _output(self, number: int) -> NDArray[Any]:
@@ -115,10 +145,42 @@ class InterpretedExecution(BoundExecution):
             memory[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
     def cancel(self) -> None:
-        """All later runs end before they begin."""
+        """Have all later runs end before they begin."""
         self._is_cancelled = True
 
 
-def _interpreter(**options: Any) -> Any:
+def obstacle(options: Any) -> str | None:
+    """Return why no interpreter has these options, in the words of a file's setting; None: one may."""
+    if not isinstance(options, dict):
+        return f"its setting {SETTING!r} is {options!r:.100}, and no object"
+    if unknown := options.keys() - {PACKAGE, RESOLVER, THREADS, *SWITCHES}:
+        return f"its interpreter has the unknown option {min(unknown)!r:.100}"
+    threads, switches = options.get(THREADS, 1), [options.get(name, False) for name in SWITCHES]
+    if type(threads) is not int or not 1 <= threads <= MOST_THREADS_ASKED:
+        return f"its interpreter has {THREADS} = {threads!r:.100}: from 1 to {MOST_THREADS_ASKED}"
+    if options.get(PACKAGE, PACKAGES[0]) not in PACKAGES:
+        return f"its interpreter is of {options[PACKAGE]!r:.100}: choose from {', '.join(PACKAGES)}"
+    if options.get(RESOLVER, RESOLVERS[0]) not in RESOLVERS:
+        return f"its interpreter has the resolver {options[RESOLVER]!r:.100}: choose from {', '.join(RESOLVERS)}"
+    return None if all(isinstance(each, bool) for each in switches) else "an option of its interpreter is no boolean"
+
+
+def _imported(package: str) -> Any:
+    """Import an interpreter's package.
+
+    TensorFlow's import asks for a folder to write to, and for Keras's settings: an engine may do neither.
+    """
+    tempfile.tempdir = tempfile.tempdir or "/tmp"
+    os.environ.setdefault("KERAS_HOME", os.devnull)
+    return import_module(package)
+
+
+def _interpreter(content: bytes, options: Mapping[str, Any]) -> Any:
     # Imported only for such files: it takes longer than to load most of them.
-    return import_module("ai_edge_litert.interpreter").Interpreter(**options)
+    package = _imported(options.get(PACKAGE, PACKAGES[0]))
+    more: dict[str, Any] = {name: value for name, value in options.items() if name in {THREADS, *SWITCHES}}
+    if THREADS in more:  # more than processors compute nothing sooner, and use up the threads of the device's account
+        more[THREADS] = min(more[THREADS], os.cpu_count() or 1)
+    if RESOLVER in options:
+        more["experimental_op_resolver_type"] = package.OpResolverType[options[RESOLVER]]
+    return package.Interpreter(model_content=content, **more)

@@ -115,7 +115,7 @@ def missing() -> str | None:
 
 @cache
 def library() -> Any:
-    """LiteRT, as cffi shows it. Raises LibraryMissing."""
+    """LiteRT, as cffi shows it. Raise LibraryMissing."""
     _, folder = _folder()
     if folder is None:
         raise LibraryMissing(f"{missing()}; {_REMEDY}")
@@ -153,14 +153,16 @@ def _check(status: int, what: str) -> None:
 
 
 def _new(function: Any, *arguments: Any) -> Any:
-    """Return what `function` makes. Raises LibraryFailed."""
+    """Return what `function` makes. Raise LibraryFailed."""
     handle = ffi.new("void **")
     _check(function(*arguments, handle), str(ffi.typeof(function)))
     return handle[0]
 
 
 def _options(threads: int, packed: PackedMemory | None, *, half: bool) -> Any:
-    """Options for a compiled model. XNNPACK is on unless they say otherwise. `half`: it computes float32 as float16."""
+    """Return the options for a compiled model. XNNPACK is on unless they say otherwise. `half`: it computes float32 as
+    float16.
+    """
     api = library()
     options = _new(api.LiteRtCreateOptions)
     _check(api.LiteRtSetOptionsHardwareAccelerators(options, _CPU), "accelerators")
@@ -187,7 +189,7 @@ class Compiled:
         """`image`: a flatbuffer and its constants. `packed`: memory for its packed weights: LiteRT uses
         those that it finds there, unchecked, or writes them if it is empty; None: the library's own memory.
 
-        Raises LibraryFailed.
+        Raise LibraryFailed.
         """
         self._api, self.image, self.packed = library(), image, packed  # the library goes on reading these
         self._model = self.handle = ffi.NULL
@@ -209,7 +211,7 @@ class Compiled:
     def ask(self, function: int, data: int) -> None:
         """Set the cancellation function, a _Bool (*)(void *data) that the library calls before each node.
 
-        Both are addresses, and live as long as this object. Raises LibraryFailed.
+        Both are addresses, and live as long as this object. Raise LibraryFailed.
         """
         asked = ffi.cast("_Bool (*)(void *)", function)
         status = self._api.LiteRtSetCompiledModelCancellationFunction(self.handle, ffi.cast("void *", data), asked)
@@ -243,7 +245,7 @@ class CompiledFile(Compiled):
 
     @classmethod
     def verify(cls, image: FileImage) -> None:
-        """Lets LiteRT look at all tables of the file, without compiling it. Raises LibraryFailed."""
+        """Let LiteRT look at all tables of the file, without compiling it. Raise LibraryFailed."""
         found = cls.__new__(cls)
         found._api, found.image = library(), image
         found._model = found.handle = ffi.NULL
@@ -280,7 +282,7 @@ class TensorBuffers:
     """The library's tensor buffers on existing memory; `handles`: an array of pointers to them."""
 
     def __init__(self, arrays: Sequence[tuple[str, tuple[int, ...], NDArray[np.uint8]]]) -> None:
-        """`arrays`: TFLite type, dimensions and memory of each tensor. Raises LibraryFailed."""
+        """`arrays`: TFLite type, dimensions and memory of each tensor. Raise LibraryFailed."""
         api = library()
         self._api, self._arrays, self._count = api, arrays, 0
         self.handles = ffi.new("void *[]", max(1, len(arrays)))

@@ -43,7 +43,7 @@ class PackedMemory:
     fd = -1
 
     def __init__(self) -> None:
-        """Make the memory. Raises OSError."""
+        """Make the memory. Raise OSError."""
         self.fd = os.memfd_create("burst-packed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
     def __del__(self) -> None:
@@ -61,7 +61,7 @@ class PackedMemory:
         return os.fstat(self.fd).st_size
 
     def freeze(self) -> None:
-        """Seals it: from now on no descriptor can change it. Raises OSError."""
+        """Seal it: from now on no descriptor can change it. Raise OSError."""
         try:
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SIZE_SEALS | fcntl.F_SEAL_WRITE)
         except OSError:  # Linux < 6.7 takes XNNPACK's read-only mapping for a writable one
@@ -76,7 +76,7 @@ class Packing:
         self._lock = threading.Lock()
 
     def compiled(self, image: Image, threads: int) -> Compiled:
-        """Return the model, ready to run. Raises LibraryFailed."""
+        """Return the model, ready to run. Raise LibraryFailed."""
         return self.compiled_as(Compiled, image, threads)
 
     def compiled_as(self, kind: Callable[..., C], image: Image, threads: int) -> C:

@@ -44,7 +44,9 @@ in an execution.
 
 
 def obstacles(model: Model) -> list[str | None]:
-    """For each operation of the main subgraph, whether it can be lowered; for every size of dimensions left open."""
+    """Return for each operation of the main subgraph, whether it can be lowered; for every size of dimensions left
+    open.
+    """
     return placing.obstacles(model, partial(_draft, Lowering(model, LOWERINGS, is_draft=True)))
 
 
@@ -96,7 +98,7 @@ class LiteRtDescription(NamedTuple):
 
     @classmethod
     def of(cls, plain: Sequence[Any]) -> LiteRtDescription:
-        """From what msgpack read."""
+        """Return the program from what msgpack read."""
         found = cls(*plain)
         return found._replace(
             inputs=[LiteRtPort(*port) for port in found.inputs],
@@ -109,7 +111,7 @@ class LiteRtDescription(NamedTuple):
 def lowered(
     model: Model, operations: Sequence[Prepared], tensors: Tensors, pace: Callable[[], object]
 ) -> tuple[LiteRtDescription, Image]:
-    """Return a model for LiteRT. `tensors`: constants and inputs, None for omitted ones. Raises ExecutionFailed."""
+    """Return a model for LiteRT. `tensors`: constants and inputs, None for omitted ones. Raise ExecutionFailed."""
     lowering = Lowering(model, LOWERINGS)
     graphs = _lowered(lowering, operations, tensors, pace)
     inputs, outputs, places = _ports(graphs)
@@ -180,7 +182,7 @@ class LiteRtProgram:
         threads: Callable[[int], int],
         compiled: Callable[[Image, int], Compiled],
     ) -> None:
-        """Compile the segments. Raises LibraryFailed."""
+        """Compile the segments. Raise LibraryFailed."""
         self.description, self.image = description, image
         self.shapes, self.segments = description.shapes, description.segments
         self.inputs, self.outputs = description.inputs, description.outputs
@@ -201,7 +203,7 @@ class LiteRtProgram:
         self.compiled.ask(_address(ffi.addressof(lib, "burst_foreign_ends")), _address(self.turn))
 
     def saved(self, root: NDArray[np.uint8]) -> Saved | None:
-        """For `restored`; None where LiteRT reads weights outside `root`."""
+        """Return what `restored` takes; None where LiteRT reads weights outside `root`."""
         image = self.image
         if image.root not in {0, root.nbytes} or (image.root and root.ctypes.data % mmap.PAGESIZE):
             return None

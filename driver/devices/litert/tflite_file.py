@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import struct
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from driver.devices.litert.builtin import (
 )
 from driver.devices.litert.front import Front, NewNumbers, NewTable, NewTables, Number
 from driver.devices.litert.weights import Image, shared_root
-from driver.devices.lowering.model import ALIGNMENT
+from driver.devices.lowering.alignment import ALIGNMENT
 from driver.formats.flatbuffer import ColumnBytes, FlatColumns, root_column
 from driver.formats.tflite_schema import DTYPES, FIELDS, IDENTIFIER, TYPE_NAMES, VERSION
 from driver.nn import InvalidModel
@@ -48,10 +49,11 @@ _INT32, _UINT8 = 2, 3
 _SHAPE_OPTIONS = 55  # among the kinds of options
 UNKNOWN = (1, 1)
 """What a shape's own shape never is."""
-_MODEL = {**FIELDS["Model"], "external_buffers": 9}
+MODEL = {**FIELDS["Model"], "external_buffers": 9}
 _CODE, _SUBGRAPH, _BUFFER = FIELDS["OperatorCode"], FIELDS["SubGraph"], FIELDS["Buffer"]
-_TENSOR = {**FIELDS["Tensor"], "external_buffer": 10}
-_OPERATOR = {**FIELDS["Operator"], "large_options": 9}
+TENSOR = {**FIELDS["Tensor"], "external_buffer": 10}
+OPERATOR = {**FIELDS["Operator"], "large_options": 9}
+"""Places of fields that only the runtime reads, too."""
 _NONE = np.zeros(0, np.int64)
 
 
@@ -82,10 +84,10 @@ class TfliteOutline:
     def __init__(self, data: NDArray[np.uint8], findings: Findings | None = None) -> None:
         """Read the file. `findings`: of the same file, if they are known.
 
-        Raises InvalidModel for a file that is damaged, or that has weights elsewhere.
+        Raise InvalidModel for a file that is damaged, or that has weights elsewhere.
         """
         self.data = data
-        self._model = model = _model(data)
+        self._model = model = model_table(data)
         self._codes = model.tables("operator_codes", _CODE)
         self._subgraphs = model.tables("subgraphs", _SUBGRAPH)
         self._buffers = model.tables("buffers", _BUFFER)
@@ -95,11 +97,16 @@ class TfliteOutline:
         self.inputs, self.outputs = ([*self._main.declared(side)] for side in ("inputs", "outputs"))
         self.findings = findings or self._studied()
 
+    @cached_property
+    def content(self) -> bytes:
+        """The bytes of the file, copied once for all interpreters of it."""
+        return self.data.tobytes()
+
     def _studied(self) -> Findings:
         others = (_Graph(self._subgraphs.pick([n])) for n in range(1, len(self._subgraphs)))
         graphs = [self._main, *others]
         self._check(graphs)
-        sizes, codes = self._constant_sizes(), _kinds(self._codes)
+        sizes, codes = self._constant_sizes(), kinds_of(self._codes)
         pairs = [(graph, codes[graph.codes]) for graph in graphs]
         kinds = np.concatenate([found for _, found in pairs])
         read, present = np.concatenate([graph.weights(sizes) for graph in graphs]), {*kinds.tolist()}
@@ -124,7 +131,7 @@ class TfliteOutline:
                 raise InvalidModel("the .tflite file has an operator whose options lie outside of its tables")
 
     def _constant_sizes(self) -> Places:
-        """Bytes of each buffer; 0 of one that tensors have which are not constants."""
+        """Return the bytes of each buffer; 0 of one that tensors have which are not constants."""
         is_behind = self._buffers.numbers("offset", 8) > 1
         return np.where(is_behind, self._buffers.numbers("size", 8), self._buffers.counts("data"))
 
@@ -142,11 +149,11 @@ class TfliteOutline:
         """
         fields: dict[int, Field] = {
             0: Number("I", VERSION),
-            _MODEL["operator_codes"]: NewTables(self._codes.places, more=[_SHAPE_CODE] if is_asked else []),
-            _MODEL["subgraphs"]: NewTables(self._subgraphs.places, {0: self._main_graph(shapes, is_asked=is_asked)}),
-            _MODEL["buffers"]: NewTables(self._buffers.places, self._moved_buffers()),
+            MODEL["operator_codes"]: NewTables(self._codes.places, more=[_SHAPE_CODE] if is_asked else []),
+            MODEL["subgraphs"]: NewTables(self._subgraphs.places, {0: self._main_graph(shapes, is_asked=is_asked)}),
+            MODEL["buffers"]: moved(self._buffers),
             # It may have an entry for each operator.
-            _MODEL["metadata"]: 0 if is_asked else int(self._model.targets("metadata")[0]),
+            MODEL["metadata"]: 0 if is_asked else int(self._model.targets("metadata")[0]),
         }
         front = Front([NewTable(fields), self._outline()])
         return FileImage(front, self.data, shareable=self.findings.is_shareable and not is_asked)
@@ -158,57 +165,61 @@ class TfliteOutline:
         names = ("inputs", "outputs", "operators", "name")
         fields: dict[int, Field] = {_SUBGRAPH[name]: int(self._main.table.targets(name)[0]) for name in names}
         tensors, operators = self._main.tensors.places, self._main.operators.places
-        fields[_SUBGRAPH["tensors"]] = NewTables(tensors, resized, [_tensor(UNKNOWN, _INT32)] if is_asked else [])
+        fields[_SUBGRAPH["tensors"]] = NewTables(tensors, resized, [new_tensor(UNKNOWN, _INT32)] if is_asked else [])
         if is_asked:
             shape: dict[int, Field] = {
-                _OPERATOR["opcode_index"]: Number("I", len(self._codes)),
-                _OPERATOR["inputs"]: NewNumbers([self.outputs[0].place]),
-                _OPERATOR["outputs"]: NewNumbers([tensors.size]),
-                _OPERATOR["builtin_options_type"]: Number("B", _SHAPE_OPTIONS),
-                _OPERATOR["builtin_options"]: NewTable({0: Number("b", _INT32)}),
+                OPERATOR["opcode_index"]: Number("I", len(self._codes)),
+                OPERATOR["inputs"]: NewNumbers([self.outputs[0].place]),
+                OPERATOR["outputs"]: NewNumbers([tensors.size]),
+                OPERATOR["builtin_options_type"]: Number("B", _SHAPE_OPTIONS),
+                OPERATOR["builtin_options"]: NewTable({0: Number("b", _INT32)}),
             }
             fields[_SUBGRAPH["operators"]] = NewTables(operators, more=[NewTable(shape)])
             fields[_SUBGRAPH["outputs"]] = NewNumbers([tensors.size])
         return NewTable(fields)
 
-    def _moved_buffers(self) -> dict[int, NewTable]:
-        """Buffers behind the tables, which say how far they lie from the beginning of the file."""
-        offsets, sizes = self._buffers.numbers("offset", 8), self._buffers.numbers("size", 8)
-        return {
-            n: NewTable(
-                {
-                    _BUFFER["offset"]: Number("Q", int(offsets[n]), is_place=True),
-                    _BUFFER["size"]: Number("Q", int(sizes[n])),
-                }
-            )
-            for n in np.flatnonzero(offsets > 1).tolist()
-        }
-
     def _outline(self) -> NewTable:
         """Return a model with as many inputs and outputs, and nothing in between."""
         count, all_ = len(self.inputs), len(self.inputs) + len(self.outputs)
         graph: dict[int, Field] = {
-            _SUBGRAPH["tensors"]: NewTables(_NONE, more=[_tensor([1]) for _ in range(all_)]),
+            _SUBGRAPH["tensors"]: NewTables(_NONE, more=[new_tensor([1]) for _ in range(all_)]),
             _SUBGRAPH["inputs"]: NewNumbers(range(count)),
             _SUBGRAPH["outputs"]: NewNumbers(range(count, all_)),
             _SUBGRAPH["operators"]: NewTables(_NONE),
         }
         fields: dict[int, Field] = {
             0: Number("I", VERSION),
-            _MODEL["operator_codes"]: NewTables(_NONE),
-            _MODEL["subgraphs"]: NewTables(_NONE, more=[NewTable(graph)]),
-            _MODEL["buffers"]: NewTables(_NONE, more=[NewTable({})]),
+            MODEL["operator_codes"]: NewTables(_NONE),
+            MODEL["subgraphs"]: NewTables(_NONE, more=[NewTable(graph)]),
+            MODEL["buffers"]: NewTables(_NONE, more=[NewTable({})]),
         }
         return NewTable(fields)
 
 
-def _model(data: NDArray[np.uint8]) -> FlatColumns:
+def moved(buffers: FlatColumns) -> NewTables:
+    """Return the buffers of a file with a front. Those behind its tables say how far they lie from its beginning."""
+    offsets, sizes = buffers.numbers("offset", 8), buffers.numbers("size", 8)
+    instead = {
+        n: NewTable(
+            {
+                _BUFFER["offset"]: Number("Q", int(offsets[n]), is_place=True),
+                _BUFFER["size"]: Number("Q", int(sizes[n])),
+            }
+        )
+        for n in np.flatnonzero(offsets > 1).tolist()
+    }
+    return NewTables(buffers.places, instead)
+
+
+def model_table(data: NDArray[np.uint8]) -> FlatColumns:
+    """Return the table that the file is. Raise InvalidModel."""
     if data[4:8].tobytes() != IDENTIFIER:
         raise InvalidModel("it is no .tflite file: bytes 4 to 7 are not TFL3")
-    return root_column(ColumnBytes(data.data, "the .tflite file is "), _MODEL)
+    return root_column(ColumnBytes(data.data, "the .tflite file is "), MODEL)
 
 
-def _kinds(codes: FlatColumns) -> Places:
+def kinds_of(codes: FlatColumns) -> Places:
+    """Return the number of the builtin operator that each code stands for."""
     return np.maximum(codes.numbers("builtin_code", 4), codes.numbers("deprecated_builtin_code", 1))
 
 
@@ -217,8 +228,8 @@ class _Graph:
 
     def __init__(self, table: FlatColumns) -> None:
         self.table = table
-        self.tensors = table.tables("tensors", _TENSOR)
-        self.operators = table.tables("operators", _OPERATOR)
+        self.tensors = table.tables("tensors", TENSOR)
+        self.operators = table.tables("operators", OPERATOR)
         self.codes = self.operators.numbers("opcode_index", 4)
         self._given, self._made = self.operators.lists("inputs"), self.operators.lists("outputs")
         self._shapes = self.tensors.lists("shape")
@@ -249,13 +260,13 @@ class _Graph:
         """Return a tensor with another shape."""
         tensor = self.tensors.pick([index])
         old: dict[int, Field] = {
-            _TENSOR[name]: int(tensor.targets(name)[0]) for name in ("name", "quantization", "sparsity")
+            TENSOR[name]: int(tensor.targets(name)[0]) for name in ("name", "quantization", "sparsity")
         }
         numbers: dict[int, Field] = {
-            _TENSOR["buffer"]: Number("I", int(tensor.numbers("buffer", 4)[0])),
-            _TENSOR["is_variable"]: Number("B", int(tensor.numbers("is_variable", 1)[0])),
+            TENSOR["buffer"]: Number("I", int(tensor.numbers("buffer", 4)[0])),
+            TENSOR["is_variable"]: Number("B", int(tensor.numbers("is_variable", 1)[0])),
         }
-        return _tensor(shape, int(tensor.numbers("type", 1)[0]), {**old, **numbers})
+        return new_tensor(shape, int(tensor.numbers("type", 1)[0]), {**old, **numbers})
 
     @property
     def has_variables(self) -> bool:
@@ -278,7 +289,7 @@ class _Graph:
         return bool(known and is_constant[by_rest | by_first].all())
 
     def _buffer_sizes(self, sizes: Places) -> Places:
-        """For each input of an operator the bytes of its contents; 0: it is no constant."""
+        """Return for each input of an operator the bytes of its contents; 0: it is no constant."""
         buffers = self._buffers()
         if buffers.size and buffers.max() >= sizes.size:
             raise InvalidModel("the .tflite file is damaged: a tensor has a buffer that is not there")
@@ -286,7 +297,7 @@ class _Graph:
         return found
 
     def _buffers(self) -> Places:
-        """For each input of an operator the number of its buffer; 0 for one that is omitted."""
+        """Return for each input of an operator the number of its buffer; 0 for one that is omitted."""
         buffers = np.append(self.tensors.numbers("buffer", 4), 0)  # the last for tensor -1
         found: Places = buffers[self._given.values]
         return found
@@ -336,7 +347,7 @@ class FileImage(Image):
         return begin
 
     def show(self, *, outline: bool) -> None:
-        """Which of its two models LiteRT finds in it from now on."""
+        """Choose which of its two models LiteRT finds in it from now on."""
         struct.pack_into("<I", self.bytes.data, 0, self._roots[outline])
 
 
@@ -344,11 +355,12 @@ def _among(kinds: Places, these: frozenset[Builtin]) -> NDArray[np.bool_]:
     return np.isin(kinds, [*these])
 
 
-def _tensor(shape: Sequence[int], code: int = _UINT8, more: Mapping[int, Field] | None = None) -> NewTable:
+def new_tensor(shape: Sequence[int], code: int = _UINT8, more: Mapping[int, Field] | None = None) -> NewTable:
+    """Return a tensor of these sizes, of a type by its number in the schema."""
     fields: dict[int, Field] = {
-        _TENSOR["shape"]: NewNumbers(shape),
-        _TENSOR["type"]: Number("b", code),
-        _TENSOR["has_rank"]: Number("B", 1),
+        TENSOR["shape"]: NewNumbers(shape),
+        TENSOR["type"]: Number("b", code),
+        TENSOR["has_rank"]: Number("B", 1),
     }
     return NewTable({**fields, **(more or {})})
 

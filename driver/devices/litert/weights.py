@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from cffi import FFI
 
-from driver.devices.lowering.model import ALIGNMENT
+from driver.devices.lowering.alignment import ALIGNMENT
 from driver.protocol.model_memory import map_again, same_bytes
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Image:
         return self.bytes.ctypes.data
 
     def buffer(self) -> Any:
-        """All of it."""
+        """Return all of it."""
         return _ffi.buffer(_ffi.cast("char *", self.address), self.nbytes)
 
     def equals(self, other: Image) -> bool:
@@ -108,7 +108,7 @@ class Image:
 
 
 def _mapped_twice(front: int, root: NDArray[np.uint8], skew: int) -> Any:
-    """`front` zeroed bytes, and behind them the shared pages of `root`. Raises OSError."""
+    """`front` zeroed bytes, and behind them the shared pages of `root`. Raise OSError."""
     total = front + skew + root.nbytes
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     base = _libc.mmap(_ffi.NULL, total, mmap.PROT_READ | mmap.PROT_WRITE, private, -1, 0)

@@ -42,13 +42,20 @@ def in_words(message: object) -> str:
 
     What is left out is in the log.
     """
-    full = str(message)
+    full = text_of(message)
     text = " ".join(_PLACES.sub(" ", full).replace("Node number", "; Node number").replace(" ; ", "; ").split())
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
     if text != full:
         _log.info("in the library's words: %s", full)
     return text
+
+
+def text_of(message: object) -> str:
+    """Return a library's message as text, also where it quotes bytes of a model that are no UTF-8."""
+    if isinstance(message, UnicodeDecodeError):  # which is raised in place of the error that has the message
+        return message.object.decode(errors="replace")
+    return str(message)
 
 
 class UnsupportedError(Exception):

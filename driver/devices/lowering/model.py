@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
-
-import numpy as np
 
 from driver.devices.files import NOT_ALONE, file_obstacle
 from driver.devices.lowering.placing import constants, prepared
@@ -20,6 +18,7 @@ from driver.nn.known import explained
 from driver.nn.operation import Tensor
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from driver.devices.lowering.placing import Tensors
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
 Shapes = Sequence[tuple[int, ...] | None]
 P = TypeVar("P", bound="CompiledProgram")
 
-ALIGNMENT = 64
-"""Of memory that libraries use in place."""
-
 _MAX_PROGRAMS = 16
 """The most sets of input shapes for which a model stays compiled."""
 
@@ -45,15 +41,16 @@ class LoweringDevice(Device, Generic[P]):
     """
 
     file_kind: str = ""  #: of the files that the library runs
+    file_settings: Collection[str] = ()  #: names of the settings that a file may ask for
 
     @abstractmethod
     def obstacles(self, model: Model) -> list[str | None]:
-        """For each operation of a model without extensions why it cannot be lowered; None: it can."""
+        """Return for each operation of a model without extensions why it cannot be lowered; None: it can."""
 
     def file_obstacle(self, model: Model, file: ModelFile) -> str | None:
-        """Why a file of its kind cannot be run, as far as that is known without the library; None: it can.
+        """Return why a file of its kind cannot be run, as far as that is known without the library; None: it can.
 
-        Raises InvalidModel.
+        Raise InvalidModel.
         """
         return None
 
@@ -66,7 +63,7 @@ class LoweringDevice(Device, Generic[P]):
         saved: Saved | None = None,
         root: NDArray[np.uint8] | None = None,
     ) -> PreparedModel:
-        """Return a model that is a file of its kind; `saved`, `root`: as in `restore`. Raises InvalidModel,
+        """Return a model that is a file of its kind; `saved`, `root`: as in `restore`. Raise InvalidModel,
         LibraryFailed.
         """
         raise NotImplementedError
@@ -75,7 +72,7 @@ class LoweringDevice(Device, Generic[P]):
         if not self.file_kind:
             return explained(model, (), self.obstacles)
         if is_file(model):
-            return [file_obstacle(model, {self.file_kind}, partial(self.file_obstacle, model))]
+            return [file_obstacle(model, {self.file_kind}, partial(self.file_obstacle, model), self.file_settings)]
         pairs = zip(model.main.operations, explained(model, (), self.obstacles), strict=True)
         return [NOT_ALONE if operation.type in FILE_OPERATIONS else reason for operation, reason in pairs]
 
@@ -84,17 +81,17 @@ class LoweringDevice(Device, Generic[P]):
 
     @abstractmethod
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
-        """How many an execution of `work` products should have. Clients need processors, too."""
+        """Return how many an execution of `work` products should have. Clients need processors, too."""
 
     @abstractmethod
     def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> P:
-        """Return a program that was lowered before. Raises LibraryFailed."""
+        """Return a program that was lowered before. Raise LibraryFailed."""
 
     @abstractmethod
     def lowered(
         self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], program: P | None = None
     ) -> LoweredModel[P]:
-        """Return a model, with its program if there is one. Raises LibraryFailed."""
+        """Return a model, with its program if there is one. Raise LibraryFailed."""
 
     def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Prepare a model. One whose inputs leave dimensions open is compiled whenever it is bound to new shapes."""
@@ -130,24 +127,6 @@ def check_input(number: int, operand: Operand, array: NDArray[Any] | None) -> No
         raise ValueError(f"input {number}: strides {array.strides}; it must be C-contiguous")
 
 
-def offset_in(root: NDArray[np.uint8] | None, array: NDArray[Any], alignment: int = ALIGNMENT) -> int | None:
-    """Return the offset of the array in `root`, if it lies there contiguous and aligned; else None."""
-    if root is None or not array.flags.c_contiguous or array.ctypes.data % alignment:
-        return None
-    offset = array.ctypes.data - root.ctypes.data
-    return offset if array.nbytes and 0 <= offset <= root.nbytes - array.nbytes else None
-
-
-def aligned(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the bytes where libraries can use them: themselves if possible, else a copy."""
-    if array.ctypes.data % ALIGNMENT == 0:
-        return array
-    block = np.empty(array.nbytes + ALIGNMENT, np.uint8)
-    found = block[-block.ctypes.data % ALIGNMENT :][: array.nbytes]
-    found[:] = array
-    return found
-
-
 class CompiledProgram(Protocol):
     """A model compiled for inputs of given shapes."""
 
@@ -161,7 +140,7 @@ class LoweredModel(PreparedModel, Generic[P]):
     """Compiled at once if the model tells all input shapes, else when it is bound to a new set of them."""
 
     def __init__(self, model: Model, pace: Callable[[], object], program: P | None = None) -> None:
-        """`program`: a restored one, for the shapes that the model tells. Raises what `compiled` raises."""
+        """`program`: a restored one, for the shapes that the model tells. Raise what `compiled` raises."""
         self.model, self._pace = model, pace
         self._programs: dict[tuple[tuple[int, ...] | None, ...], P] = {}
         operands = [model.main.operands[i] for i in model.main.inputs]
@@ -189,19 +168,19 @@ class LoweredModel(PreparedModel, Generic[P]):
 
     @abstractmethod
     def compiled(self, tensors: Tensors, pace: Callable[[], object]) -> P:
-        """Return a program for these constants and inputs, None for omitted ones. Raises ExecutionFailed,
+        """Return a program for these constants and inputs, None for omitted ones. Raise ExecutionFailed,
         LibraryFailed.
         """
 
     def program_for(self, inputs: Sequence[NDArray[Any] | None], pace: Callable[[], object]) -> P:
-        """Return the program for inputs of these shapes. Raises ValueError, and as `compiled`."""
+        """Return the program for inputs of these shapes. Raise ValueError, and as `compiled`."""
         graph = self.model.main
         for number, (index, array) in enumerate(zip(graph.inputs, inputs, strict=True)):
             check_input(number, graph.operands[index], array)
         return self._program([None if a is None else a.shape for a in inputs], pace)
 
     def saved(self, root: NDArray[np.uint8]) -> Saved | None:
-        """Only of a model that tells all shapes."""
+        """Return what `restored` takes: only of a model that tells all shapes."""
         program = self.only_program
         return program.saved(root) if program else None
 

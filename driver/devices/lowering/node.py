@@ -46,7 +46,7 @@ class LoweringGraph(ABC):
         """Return the library's tensor that holds an output in the form its client sees, and its type."""
 
     def tensor(self, index: int) -> Tensor:
-        """Operand `index`. Raises UnsupportedError."""
+        """Operand `index`. Raise UnsupportedError."""
         tensor = self.tensors[index]
         require(tensor is not None, "an operand is omitted")
         assert tensor is not None
@@ -90,7 +90,7 @@ N = TypeVar("N", bound="LoweringNode[Any]")
 def draft(
     graph: LoweringGraph, node: Callable[[], N], operation: Operation, table: Mapping[str, Callable[[N], None]]
 ) -> None:
-    """Lowers one operation in a graph of its own, to find out whether it can be. Raises UnsupportedError."""
+    """Lower one operation in a graph of its own, to find out whether it can be. Raise UnsupportedError."""
     require(operation.type in table, "the library has no such operation")
     for i in operation.inputs:
         if (tensor := graph.tensors.get(i)) is not None and not tensor.fixed and tensor.type != OperandType.SUBGRAPH:

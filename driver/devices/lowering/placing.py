@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from driver.devices.lowering.errors import UnsupportedError, require
-from driver.nn import OPERATIONS, OperandLifeTime, Subgraph
+from driver.nn import OperandLifeTime, Subgraph
 from driver.nn.calls import match_signature
 from driver.nn.operation import Call, Tensor
 from driver.nn.plan import REFUSALS, Prepared
@@ -30,6 +30,8 @@ def at_once() -> None:
 
 def prepared(graph: Subgraph, pace: Callable[[], object] = at_once) -> list[Prepared]:
     """Return the operations of a valid graph, with what is known before there are shapes."""
+    from driver.nn import OPERATIONS  # not where a file is only read
+
     result = []
     for index, operation in enumerate(graph.operations):
         kind = OPERATIONS[operation.type]
@@ -54,7 +56,7 @@ def constants(graph: Subgraph, pace: Callable[[], object] = at_once) -> Tensors:
 
 
 def place(operation: Prepared, graph: Subgraph, tensors: Tensors) -> Call:
-    """Return the operation with the shapes of its operands; its outputs are added to `tensors`. Raises one of REFUSALS,
+    """Return the operation with the shapes of its operands; its outputs are added to `tensors`. Raise one of REFUSALS,
     UnsupportedError.
 
     IF and WHILE get the shapes that the model declares; their lowering has to check them.
@@ -82,7 +84,9 @@ Place = Callable[[Prepared, Subgraph, Tensors], Call]
 
 
 def obstacles(model: Model, draft: Draft, place: Place = place) -> list[str | None]:
-    """For each operation of the main subgraph why it cannot be lowered, for every size of dimensions left open."""
+    """Return for each operation of the main subgraph why it cannot be lowered, for every size of dimensions left
+    open.
+    """
     dimensions = [d for i in model.main.inputs for d in model.main.operands[i].dimensions]
     probes = _PROBES if 0 in dimensions else _PROBES[:1]
     rows = [_obstacles(model.main, draft, place, probe) for probe in probes]

@@ -50,7 +50,7 @@ class Arithmetic(ABC, Generic[T]):
 
     @abstractmethod
     def zeros(self, shape: Shape) -> T:
-        """Zeros."""
+        """Return zeros."""
 
     @abstractmethod
     def add(self, a: T, b: T, shape: Shape) -> T:
@@ -78,11 +78,11 @@ class Arithmetic(ABC, Generic[T]):
 
     @abstractmethod
     def clipped(self, a: T, limit: float, shape: Shape) -> T:
-        """Between -limit and limit; a limit of 0 is none."""
+        """Clip between -limit and limit; a limit of 0 is none."""
 
     @abstractmethod
     def normalised(self, a: T, shape: Shape) -> T:
-        """Each row less its mean, divided by its standard deviation."""
+        """Return each row less its mean, divided by its standard deviation."""
 
     @abstractmethod
     def run(
@@ -133,7 +133,7 @@ def _rnn_pass(sums: Arithmetic[T], way: RnnDirection, code: int) -> tuple[list[T
 
 
 def rnn(sums: Arithmetic[T]) -> None:
-    """One step."""
+    """Do one step."""
     (state,), _ = _rnn_pass(sums, RNN_SINGLE, sums.node.call.integer(5))
     sums.give(state, 0)
     sums.give(state, 1)
@@ -251,7 +251,7 @@ SIGMOID = 6
 
 
 def lstm(sums: Arithmetic[T]) -> None:
-    """One step; the scratch output is of no use, and zero."""
+    """Do one step; the scratch output is of no use, and zero."""
     (last, cell), _ = LstmCell(sums, LstmDirection(LSTM_PLACES, time_axis(True)), 20).run()
     for n, result in enumerate((sums.zeros(sums.node.output().shape), last, cell, last)):
         sums.give(result, n)

@@ -17,6 +17,7 @@ from driver.devices.onnxruntime.file_model import OnnxFileModel, optimised
 from driver.devices.onnxruntime.library import Session, library, missing, version
 from driver.devices.onnxruntime.onnx_file import taken_apart
 from driver.devices.onnxruntime.program import OrtPort, OrtProgram, lowered, obstacles, restored_program
+from driver.devices.onnxruntime.state import StateBuffer
 from driver.devices.onnxruntime.writer import OrtWriter, model
 from driver.devices.stoppable import StoppableRuns
 from driver.errors import ExecutionFailed, OutputInsufficientSize
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from driver.devices.lowering.placing import Tensors
     from driver.devices.onnxruntime.providers import ExecutionProvider
-    from driver.interface import BindOptions, Preparation, Saved
+    from driver.interface import BindOptions, BufferRequest, GrowingBuffer, Preparation, Saved
     from driver.nn import Model
     from driver.nn.file_form import ModelFile
     from driver.options import Preference
@@ -58,7 +59,7 @@ def configuration() -> Path:
 
 
 def options() -> OrtOptions:
-    """Read the configuration file. Raises ValueError."""
+    """Read the configuration file. Raise ValueError."""
     found = configured(configuration())
     threads, staged = found.get("threads"), found.get("staged", False)
     if threads is not None and (type(threads) is not int or threads < 1):
@@ -88,7 +89,9 @@ class OrtDevice(LoweringDevice[OrtProgram]):
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int: ...
 
     def obstacles(self, model: Model) -> list[str | None]:
-        """None for what ONNX Runtime computes as the HAL says, with these types, layouts and constant parameters."""
+        """Return for each operation why it cannot be computed; None for what ONNX Runtime computes as the HAL says,
+        with these types, layouts and constant parameters.
+        """
         return obstacles(model)
 
     def file_model(
@@ -104,6 +107,16 @@ class OrtDevice(LoweringDevice[OrtProgram]):
             return OnnxFileModel(model, optimised(saved, root), threads, self.provider, is_optimised=True)
         found = taken_apart(file.data, file.external, pace)
         return OnnxFileModel(model, found, threads, self.provider, external=file.external)
+
+    def allocate_growing(self, request: BufferRequest) -> GrowingBuffer | None:
+        """Return a buffer for tensors of ONNX Runtime's own; None: for models in another form, or on a GPU."""
+        ports = []
+        for use in request.roles:
+            if not isinstance(use.prepared, OnnxFileModel) or self.provider or use.prepared.has_packed:
+                return None
+            side = use.prepared.inputs if use.is_input else use.prepared.outputs
+            ports.append(side[use.io_index])
+        return StateBuffer(ports[0]) if len({port.type for port in ports}) == 1 else None
 
     def lowered(
         self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], program: OrtProgram | None = None
@@ -127,7 +140,7 @@ class OnnxRuntimeDevice(OrtDevice):
 
         `staged`: a model is first prepared quickly, and made faster while it serves; None: as configured, else False.
 
-        Raises LibraryMissing, LibraryFailed; ValueError for invalid options.
+        Raise LibraryMissing, LibraryFailed; ValueError for invalid options.
         """
         found = options()
         self._threads = found.threads if threads is None else threads
@@ -149,7 +162,7 @@ class OnnxRuntimeDevice(OrtDevice):
         return OrtProgram(partial(restored_program, saved, root), threads, None, is_quick=self._staged)
 
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
-        """How many threads an execution of `work` products gets. Clients need processors, too.
+        """Return how many threads an execution of `work` products gets. Clients need processors, too.
 
         One for "sustained_speed": executions of a prepared model run in parallel here.
         """
@@ -177,7 +190,7 @@ class OnnxRuntimeModel(LoweredModel[OrtProgram]):
         provider: ExecutionProvider | None = None,
         program: OrtProgram | None = None,
     ) -> None:
-        """Compile the model. Raises LibraryFailed."""
+        """Compile the model. Raise LibraryFailed."""
         self._threads, self._provider = threads, provider
         super().__init__(model, pace, program)
 
@@ -204,7 +217,7 @@ class OnnxRuntimeModel(LoweredModel[OrtProgram]):
 def _on_cuda(
     program: OrtProgram, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]]
 ) -> BoundExecution | None:
-    """In the GPU's memory, if the session has a lane there and the outputs fit."""
+    """Bind it in the GPU's memory, if the session has a lane there and the outputs fit."""
     if not program.session.lane or any(p.nbytes > outputs[p.number].nbytes for p in program.outputs):
         return None
     from driver.devices.onnxruntime.on_cuda import cuda_execution  # takes a while
@@ -264,7 +277,7 @@ class OnnxRuntimeExecution(BoundExecution):
         self.copied_bytes = sum(memory.nbytes for memory, _ in (*self._before, *self._after))
 
     def run(self) -> None:
-        """Execute once, without the GIL. Raises OutputInsufficientSize, ExecutionFailed, LoopTimeout,
+        """Execute once, without the GIL. Raise OutputInsufficientSize, ExecutionFailed, LoopTimeout,
         MissedDeadlineTransient.
         """
         if self._binding is None:
@@ -303,7 +316,7 @@ def self_test() -> None:
     """Add up products of the largest bytes: the sums are too small where 16-bit intermediates saturate. This detects,
     once, an unexpected library, or a processor on which it computes wrong results.
 
-    Raises LibraryMissing, LibraryFailed.
+    Raise LibraryMissing, LibraryFailed.
     """
     for dtype in (np.uint8, np.int8):
         fault, found = _extreme_products(np.iinfo(dtype))

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from burst._core import ffi
 from driver.deadlines import check
 from driver.devices.files import CHOOSING, checked_input, source_of
 from driver.devices.lowering.errors import LibraryFailed, in_words
@@ -24,6 +23,7 @@ from driver.devices.onnxruntime.library import Session, library, session_options
 from driver.devices.onnxruntime.onnx_file import SplitOnnxFile, taken_apart
 from driver.devices.onnxruntime.program import restored, saved
 from driver.devices.onnxruntime.providers import INDEX_OPERATORS
+from driver.devices.onnxruntime.state import StateExecution, in_state, tensor_bytes
 from driver.devices.stoppable import StoppableRuns
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.formats.onnx_schema import DTYPES, TYPES
@@ -94,9 +94,10 @@ class OnnxFileModel(PreparedModel):
     ) -> None:
         """`external`: as of `taken_apart`. `is_optimised`: the file comes from `optimised`.
 
-        Raises InvalidModel, LibraryFailed.
+        Raise InvalidModel, LibraryFailed.
         """
         self._model, self._threads, self.provider, self.loops = model, threads(file.work), provider, file.loops
+        self._settings = file.settings
         lane = None if provider is None or self.loops else provider.lane()
         options, in_place = self._options(external), frozenset[str]()
         if is_optimised:
@@ -148,11 +149,13 @@ class OnnxFileModel(PreparedModel):
 
             return PackedExecution(self, inputs, outputs, options.loop_timeout)
         given = [self._given(*each) for each in zip(range(len(self.inputs)), self.inputs, inputs, strict=True)]
+        if any(in_state(each) for each in (*inputs, *outputs)):
+            return StateExecution(self, given, outputs, options.loop_timeout)
         rooms = places_of(outputs)
         return self._on_cuda(given, rooms) or OnnxFileExecution(self, given, rooms, options.loop_timeout)
 
     def _on_cuda(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> BoundExecution | None:
-        """In the GPU's memory, for outputs that always have the same shapes and fit; None: not there."""
+        """Bind it in the GPU's memory, for outputs that always have the same shapes and fit; None: not there."""
         if not self.session.lane or not self.is_static or self._unbound:
             return None
         shapes = [tuple(int(d or 0) for d in port.shape) for port in self.outputs]
@@ -171,12 +174,14 @@ class OnnxFileModel(PreparedModel):
         targets = [(p.name, p.type, shape, _room(room, p.nbytes(shape))) for p, shape, room in rows]
         return cuda_execution(self.session, sources, targets)
 
-    def _given(self, number: int, port: OnnxFilePort, given: Any) -> NDArray[Any] | GpuPlace | None:
-        """Return an input as a session can read it; None: it is left out. Raises ValueError."""
+    def _given(self, number: int, port: OnnxFilePort, given: Any) -> Any:
+        """Return an input as a session can read it; None: it is left out. Raise ValueError."""
         where = f"input {number} ({port.name})"
         if given is None and number >= self.required:
             return None
         if isinstance(given, BufferArgument):
+            if in_state(given):
+                return given
             return checked_gpu_input(where, given, port.size, chooses=port.chooses)
         return checked_input(where, "an .onnx file", given, port.stored)
 
@@ -228,7 +233,7 @@ class OnnxFileModel(PreparedModel):
     def saved(self, root: NDArray[np.uint8]) -> Saved | None:
         """Return the optimised graph, and its weights."""
         given = file_of(self._model)
-        if self.provider is not None or given is None:
+        if self.provider is not None or given is None or self._settings is not None:
             return None
         file = taken_apart(given.data, given.external)
         options, fd = self._options(given.external), os.memfd_create("graph")
@@ -247,6 +252,8 @@ class OnnxFileModel(PreparedModel):
     def _options(self, external: Mapping[str, NDArray[np.uint8]]) -> Any:
         """ONNX Runtime's own, so that it computes what it computes for any other program."""
         options = session_options(self._threads)
+        if self._settings is not None:
+            self._settings.add_to(options, library())
         if external:
             names, contents = list(external), list(external.values())
             options.add_external_initializers_from_files_in_memory(names, contents, [c.nbytes for c in contents])
@@ -268,16 +275,17 @@ def optimised(saved: Saved, root: NDArray[np.uint8]) -> SplitOnnxFile:
 
 
 def _ports(what: str, found: Sequence[Any], operands: Sequence[Operand]) -> list[OnnxFilePort]:
-    """Return the inputs or outputs of the file, which have to be those of the model. Raises InvalidModel."""
+    """Return the inputs or outputs of the file, which have to be those of the model. Raise InvalidModel."""
     if len(found) != len(operands):
         raise InvalidModel(f"the model has {len(operands)} {what}s, and its .onnx file has {len(found)}")
     ports = []
     for number, (argument, operand) in enumerate(zip(found, operands, strict=True)):
-        where, kind = f"{what} {number} ({argument.name})", argument.type
+        name, kind, shape = _said_of(f"{what} {number}", argument)
+        where = f"{what} {number} ({name})"
         word = kind.removeprefix("tensor(").removesuffix(")")
         type_ = word.upper()
         if operand.type == PACKED and type_ not in TYPES:
-            ports.append(OnnxFilePort(argument.name, PACKED.name, (), kind, stored=PACKED.dtype))
+            ports.append(OnnxFilePort(name, PACKED.name, (), kind, stored=PACKED.dtype))
             continue
         if type_ not in TYPES or kind != f"tensor({word})":
             raise InvalidModel(f"{where}: the model says {operand.type.name}, but the file has {kind}")
@@ -285,15 +293,23 @@ def _ports(what: str, found: Sequence[Any], operands: Sequence[Operand]) -> list
         stored = tensor_type(dtype, None).dtype
         if operand.type.dtype != stored or operand.type == PACKED:
             raise InvalidModel(f"{where}: the model says {operand.type.name}, but the file has {kind}")
-        shape, declared = tuple(argument.shape), operand.dimensions
+        declared = operand.dimensions
         is_open = not shape or not declared or what == "output"
         if not is_open and (
             len(shape) != len(declared)
             or any(type(own) is int and size not in {0, own} for own, size in zip(shape, declared, strict=True))
         ):
             raise InvalidModel(f"{where}: the model says {list(declared)}, but the file has {list(shape)}")
-        ports.append(OnnxFilePort(argument.name, type_, shape, dtype, stored=stored))
+        ports.append(OnnxFilePort(name, type_, shape, dtype, stored=stored))
     return ports
+
+
+def _said_of(where: str, argument: Any) -> tuple[str, str, tuple[int | str | None, ...]]:
+    """Return the name, type and shape of an input or output. Raise InvalidModel."""
+    try:
+        return argument.name, argument.type, tuple(argument.shape)
+    except UnicodeDecodeError:
+        raise InvalidModel(f"{where}: its name, or that of one of its sizes, is no UTF-8 in the .onnx file") from None
 
 
 def _declared(shape: Sequence[int | str | None], sizes: dict[str, int]) -> Shape | None:
@@ -371,7 +387,7 @@ class OnnxFileExecution(BoundExecution):
         return self._is_apart and is_aligned and not port.chooses and port.nbytes(shape) <= memory.nbytes
 
     def run(self) -> None:
-        """Execute once, without the GIL. Raises OutputInsufficientSize, ExecutionFailed, LoopTimeout,
+        """Execute once, without the GIL. Raise OutputInsufficientSize, ExecutionFailed, LoopTimeout,
         MissedDeadlineTransient.
         """
         if self._is_static and not all(is_sufficient for _, is_sufficient in self.shapes):
@@ -409,7 +425,7 @@ class OnnxFileExecution(BoundExecution):
         return [found[place] for place in self._owner.places]
 
     def _copy_strays(self) -> None:
-        """Has outputs copied that the run has not written to their memory, for whatever reason."""
+        """Have outputs copied that the run has not written to their memory, for whatever reason."""
         found, places = self._binding.results(), self._owner.places
         strays = [n for n, place in self._bound if place.nbytes and found[places[n]].data_ptr() != address_of(place)]
         if strays:
@@ -428,13 +444,13 @@ class OnnxFileExecution(BoundExecution):
                 nbytes = port.nbytes(shape)
                 is_sufficient = nbytes <= memory.nbytes
                 if nbytes and is_sufficient:
-                    _store(memory, _contents(values[n], nbytes))
+                    _store(memory, tensor_bytes(values[n], nbytes))
             assert shape is not None
             shapes.append((shape, is_sufficient))
         self._settle(tuple(shapes))
 
     def _settle(self, shapes: tuple[tuple[Shape, bool], ...]) -> None:
-        """Judges the shapes that a run has made, and binds what it can to its memory for the next."""
+        """Judge the shapes that a run has made, and bind what it can to its memory for the next."""
         owner, found = self._owner, tuple(shape for shape, _ in shapes)
         is_new = found != tuple(shape for shape, _ in self.shapes)
         self.shapes = shapes
@@ -465,8 +481,3 @@ def _store(memory: NDArray[np.uint8] | GpuPlace, contents: NDArray[np.uint8]) ->
         memory.write(contents)
     else:
         np.copyto(memory[: contents.nbytes], contents)
-
-
-def _contents(value: Any, nbytes: int) -> NDArray[np.uint8]:
-    """Return the bytes of a tensor of ONNX Runtime's. It lives as long as the value."""
-    return np.frombuffer(ffi.buffer(ffi.cast("char *", value.data_ptr()), nbytes), np.uint8)

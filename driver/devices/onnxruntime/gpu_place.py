@@ -34,12 +34,12 @@ class GpuPlace:
         return GpuPlace(self.argument, nbytes)
 
     def write(self, values: NDArray[np.uint8]) -> None:
-        """Copy values of the CPU to its beginning. Raises LibraryFailed."""
+        """Copy values of the CPU to its beginning. Raise LibraryFailed."""
         self.buffer.copy_from(values, self.argument.offset)
 
 
 def address_of(place: Room) -> int:
-    """Where its first byte lies, on the CPU or on the GPU."""
+    """Return where its first byte lies, on the CPU or on the GPU."""
     return place.address if isinstance(place, GpuPlace) else place.ctypes.data
 
 
@@ -56,7 +56,7 @@ def checked_gpu_input(where: str, argument: BufferArgument, size: int, *, choose
     """Return the input, if it can be read there. `size`: of an element; `chooses`: its values are indices, sizes,
     conditions.
 
-    Raises ValueError.
+    Raise ValueError.
     """
     if chooses:
         raise ValueError(

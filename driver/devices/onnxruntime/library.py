@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
-from driver.devices.lowering.errors import LibraryFailed, LibraryMissing, in_words
+from driver.devices.lowering.errors import LibraryFailed, LibraryMissing, in_words, text_of
 from driver.devices.onnxruntime.gpu_place import GpuPlace, address_of
 from driver.devices.stoppable import Attempt
 from driver.formats.onnx_schema import TYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
     from contextlib import AbstractContextManager
 
     import numpy as np
@@ -49,7 +50,7 @@ def missing() -> str | None:
 
 @cache
 def library() -> Any:
-    """ONNX Runtime's module. Raises LibraryMissing."""
+    """ONNX Runtime's module. Raise LibraryMissing."""
     if lacks := missing():
         raise LibraryMissing(f"{lacks}; {_REMEDY}")
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read when the library is loaded
@@ -60,7 +61,7 @@ def library() -> Any:
 
 
 def session_options(threads: int) -> Any:
-    """Options that all sessions have."""
+    """Return the options that all sessions have."""
     options = library().SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = _FATAL, threads
     options.inter_op_num_threads = 1
@@ -70,7 +71,7 @@ def session_options(threads: int) -> Any:
 
 
 def exact_options(threads: int, *, is_quick: bool = False) -> Any:
-    """Options for models that have to be computed as the HAL says.
+    """Return the options for models that have to be computed as the HAL says.
 
     `is_quick`: the session is made in a third of the time, but is slower to run: weights keep their layout.
     """
@@ -90,7 +91,7 @@ class SessionLane(Protocol):
         """Held during runs."""
 
     def provider_options(self) -> dict[str, str]:
-        """For the provider."""
+        """Return the options for the provider."""
 
 
 class Session:
@@ -115,14 +116,12 @@ class Session:
         leave alone: all if none runs, and those that are inputs of the model as well. The session copies the others,
         whose memory may go once it is made.
 
-        Raises LibraryFailed.
+        Raise LibraryFailed.
         """
         ort = library()
         if options is None:
             options = exact_options(threads)
         values = [ort.OrtValue.ortvalue_from_numpy(array) for _, array in weights]
-        if weights:
-            options.add_external_initializers([name for name, _ in weights], values)
         self._read = [(*weight, value) for weight, value in zip(weights, values, strict=True) if weight[0] in in_place]
         for name, _, value in self._read:
             options.add_initializer(name, value)
@@ -130,10 +129,13 @@ class Session:
             provider.add_to(options, lane.provider_options() if lane else {})
         own = ["CPUExecutionProvider"] if provider is None else None
         try:
-            self.session = ort.InferenceSession(model, options, providers=own)
+            if weights:
+                options.add_external_initializers([name for name, _ in weights], values)
+            # Its fallback would print to standard output, and load a model that was refused a second time.
+            self.session = ort.InferenceSession(model, options, providers=own, enable_fallback=0)
         except Exception as error:  # its errors share no other class
             if provider is not None:
-                provider.examine(str(error))
+                provider.examine(text_of(error))
             raise LibraryFailed(f"ONNX Runtime rejected the model: {in_words(error)}") from error
 
         self._is_copied, self.lane = provider is not None, lane
@@ -155,14 +157,17 @@ class Session:
         """The model's outputs: `name`, `type`, `shape`."""
         return list(self.session.get_outputs())
 
-    def binding(self, inputs: Sequence[Place], outputs: Sequence[Place | str]) -> Binding:
-        """Binds inputs and outputs to memory. An output that is only a name gets memory of ONNX Runtime's own."""
+    def binding(self, inputs: Sequence[Place | Rebinder], outputs: Sequence[Place | str]) -> Binding:
+        """Bind inputs and outputs to memory. An output that is only a name gets memory of ONNX Runtime's own."""
         lock = self.lane.lock if self.lane else None  # its runs share the lane's stream
         return Binding(self.session, inputs, outputs, is_copied=self._is_copied, lock=lock)
 
 
 Place = tuple[str, str, tuple[int, ...], "NDArray[np.uint8] | GpuPlace"]
 """Name, ONNX type, dimensions and memory of an input or output."""
+
+Rebinder = Callable[[Any], Callable[[], object]]
+"""An input whose memory changes: gets ONNX Runtime's own binding, and returns what binds the input before each run."""
 
 
 class Binding:
@@ -171,7 +176,7 @@ class Binding:
     def __init__(
         self,
         session: Any,
-        inputs: Sequence[Place],
+        inputs: Sequence[Place | Rebinder],
         outputs: Sequence[Place | str],
         *,
         is_copied: bool = False,
@@ -184,12 +189,17 @@ class Binding:
         binding = session.io_binding()
         self._kept = session, binding, inputs, outputs
         self._before: list[Callable[[], object]] = []
+        # What the two classes wrap: they take microseconds to look into devices and options.
+        self._session, self._binding = session._sess, binding._iobinding
+        here = library().OrtDevice.make("cpu", 0)._get_c_device()
         for places, bind in ((inputs, binding.bind_input), (outputs, binding.bind_output)):
             for place in places:
                 if isinstance(place, str):
                     # A run would put its results into those of the last one.
-                    self._before.append(partial(bind, place, "cpu"))
+                    self._before.append(partial(self._binding.bind_output, place, here))
                     self._before[-1]()  # outputs keep the order in which they were bound first
+                elif callable(place):
+                    self._before.append(place(self._binding))
                 else:
                     name, type_, shape, memory = place
                     is_there = isinstance(memory, GpuPlace)
@@ -201,8 +211,6 @@ class Binding:
                         self._before.append(bound)
                     else:
                         bound()
-        # What the two classes wrap: their `run_with_iobinding` takes 40 us to look into the options.
-        self._session, self._binding = session._sess, binding._iobinding
 
     def run(self, options: Any = None) -> str | None:
         """Execute once, without the GIL. Returns the error message, or None; `options`: a RunOptions."""
@@ -212,7 +220,7 @@ class Binding:
                     bind()
                 self._session.run_with_iobinding(self._binding, options)
         except Exception as error:  # noqa: BLE001 - its errors share no other class
-            return str(error)
+            return text_of(error)
         return None
 
     def attempt(self) -> Attempt:

@@ -50,7 +50,7 @@ class OrtLanes:
         return self._gpu is not None
 
     def lane(self) -> OrtLane:
-        """Return a lane for one session. Raises CudaMissing, CudaFailed."""
+        """Return a lane for one session. Raise CudaMissing, CudaFailed."""
         if self._gpu is None:
             self._gpu = CudaGpu(cuda_context(self._ordinal), self._give_up)
         return OrtLane(self._gpu.lane(), has_graphs=self._has_graphs)
@@ -68,7 +68,7 @@ class OrtLane:
         return self.lane.lock
 
     def provider_options(self) -> dict[str, str]:
-        """For the provider, when the session is made."""
+        """Return the options for the provider, when the session is made."""
         found = {"user_compute_stream": str(self.lane.compute.address), "has_user_compute_stream": "1"}
         return found | ({"enable_cuda_graph": "1"} if self._has_graphs else {})
 
@@ -88,7 +88,7 @@ class OrtCudaExecution(GpuExecution):
     """A run of a session on its memory in the GPU's, for inputs and outputs whose shapes are known."""
 
     def __init__(self, session: Any, on: OrtLane, inputs: Sequence[Place], outputs: Sequence[Place]) -> None:
-        """`session`: ONNX Runtime's own. Raises CudaFailed."""
+        """`session`: ONNX Runtime's own. Raise CudaFailed."""
         super().__init__(
             on.lane,
             [(_given(memory), memory.nbytes) for *_, memory in inputs],
@@ -120,6 +120,6 @@ def _given(memory: NDArray[np.uint8] | GpuPlace) -> NDArray[np.uint8] | BufferAr
 
 
 def cuda_execution(session: Session, inputs: Sequence[Place], outputs: Sequence[Place]) -> OrtCudaExecution:
-    """Return an execution of a session that has a lane, in the GPU's memory, between these. Raises CudaFailed."""
+    """Return an execution of a session that has a lane, in the GPU's memory, between these. Raise CudaFailed."""
     assert isinstance(session.lane, OrtLane)
     return OrtCudaExecution(session.session, session.lane, inputs, outputs)

@@ -14,8 +14,11 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from driver.devices.lowering.model import aligned
+import numpy as np
+
+from driver.devices.lowering.alignment import aligned
 from driver.devices.lowering.placing import at_once
+from driver.devices.onnxruntime.session_settings import KEY, SessionSettings, settings_of
 from driver.devices.onnxruntime.writer import SMALL, lying_elsewhere
 from driver.formats.onnx_schema import FIELDS, PARTS, check_depth, element_dtype, tensors
 from driver.formats.protobuf import ProtoBytes, ProtoMessage, ProtoWriter
@@ -24,7 +27,6 @@ from driver.nn import InvalidModel
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from driver.formats.protobuf import Field
@@ -51,6 +53,7 @@ class SplitOnnxFile(NamedTuple):
     work: int  #: multiply-adds of a run, roughly: one for each weight, or 100 where there are convolutions
     loops: int
     sources: Mapping[str, NDArray[np.uint8]] = MappingProxyType({})  #: the weights where they lie in the file
+    settings: SessionSettings | None = None  #: of its session, where the file tells them
 
 
 def taken_apart(
@@ -60,9 +63,16 @@ def taken_apart(
 ) -> SplitOnnxFile:
     """Take a file apart. `external`: the files beside it, by the names by which it calls them.
 
-    Raises InvalidModel for one that is damaged, or that names another file.
+    Raise InvalidModel for one that is damaged, or that names another file.
     """
     return _FileSplitter(data, external, pace).file()
+
+
+def without_weights(data: NDArray[np.uint8], external: Mapping[str, NDArray[np.uint8]]) -> SplitOnnxFile:
+    """Take a file apart that is only to be looked at: its weights are zeros, in memory that nothing has touched."""
+    splitter = _FileSplitter(data, external, at_once)
+    splitter.has_weights = False
+    return splitter.file()
 
 
 def check_places(data: NDArray[np.uint8], external: Mapping[str, NDArray[np.uint8]]) -> None:
@@ -72,6 +82,8 @@ def check_places(data: NDArray[np.uint8], external: Mapping[str, NDArray[np.uint
 
 
 class _FileSplitter:
+    has_weights = True
+
     def __init__(
         self, data: NDArray[np.uint8], external: Mapping[str, NDArray[np.uint8]], pace: Callable[[], object]
     ) -> None:
@@ -89,6 +101,8 @@ class _FileSplitter:
         graphs = [field for field in fields if field.number == _MODEL["graph"]]
         if len(graphs) != 1:
             raise InvalidModel(f"the .onnx file has {len(graphs)} graphs instead of one")
+        told = [self._message(f) for f in fields if f.number == _MODEL["metadata_props"]]
+        settings = [entry.text(_ENTRY["value"]) for entry in told if entry.text(_ENTRY["key"]) == KEY]
         self._loops = sum(_loops(self._view[f.start : f.end]) for f in fields if f.number == _MODEL["functions"])
         graph = graphs[0]
         found = ProtoWriter().encoded(self._keep(0, graph.tag))
@@ -97,7 +111,8 @@ class _FileSplitter:
             self.check_places()
         weights = sum(array.nbytes for _, array in self._weights) + self._others
         work = weights // _WEIGHT * (_POSITIONS if self._has_windows else 1)
-        return SplitOnnxFile(found.joined(), self._weights, work, self._loops, sources=self._sources)
+        split = SplitOnnxFile(found.joined(), self._weights, work, self._loops, sources=self._sources)
+        return split._replace(settings=settings_of(settings[-1])) if settings else split
 
     def _keep(self, start: int, end: int) -> bytes:
         chunk = bytes(self._view[start:end])
@@ -149,7 +164,7 @@ class _FileSplitter:
     def _with_contents(self, kind: str, start: int, end: int, depth: int) -> ProtoWriter:
         """Return the message with the contents of tensors that lie in other files.
 
-        Of tensors in nodes, ONNX Runtime looks for the files themselves while it infers shapes. Raises InvalidModel.
+        Of tensors in nodes, ONNX Runtime looks for the files themselves while it infers shapes. Raise InvalidModel.
         """
         check_depth(self._wire, depth)
         if kind == "TensorProto" and _is_elsewhere(tensor := ProtoMessage(self._wire, start, end)):
@@ -175,11 +190,13 @@ class _FileSplitter:
             return None
         if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != found.nbytes:
             return None
+        if not self.has_weights:
+            return np.zeros(shape, dtype)
         self._sources[name] = found
         return aligned(found).view(dtype).reshape(shape)
 
     def _elsewhere(self, place: Mapping[str, str]) -> NDArray[np.uint8]:
-        """Return what lies in one of the files beside it. Raises InvalidModel."""
+        """Return what lies in one of the files beside it. Raise InvalidModel."""
         name = place.get(_KEY, "")
         if name not in self._external:
             raise InvalidModel(f"the .onnx file has weights in the file {name!r:.200}, which was not sent along")
@@ -214,7 +231,7 @@ def _described(tensor: ProtoMessage) -> ProtoWriter:
 
 
 def _place(tensor: ProtoMessage) -> dict[str, str]:
-    """Where a tensor lies in another file."""
+    """Return where a tensor lies in another file."""
     entries = tensor.messages(_TENSOR["external_data"])
     return {entry.text(_ENTRY["key"]): entry.text(_ENTRY["value"]) for entry in entries}
 

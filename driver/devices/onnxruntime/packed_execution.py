@@ -79,7 +79,7 @@ class PackedExecution(BoundExecution):
         return lambda: typed
 
     def run(self) -> None:
-        """Execute once. Raises OutputInsufficientSize, ExecutionFailed, LoopTimeout, MissedDeadlineTransient."""
+        """Execute once. Raise OutputInsufficientSize, ExecutionFailed, LoopTimeout, MissedDeadlineTransient."""
         for fill in self._before:
             fill()
         pairs = zip(self._owner.inputs, self._sources, strict=True)

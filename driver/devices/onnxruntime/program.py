@@ -11,8 +11,8 @@ import msgpack
 import numpy as np
 
 from driver.devices.lowering import placing
+from driver.devices.lowering.alignment import ALIGNMENT, aligned, offset_in
 from driver.devices.lowering.errors import require
-from driver.devices.lowering.model import ALIGNMENT, aligned, offset_in
 from driver.devices.lowering.node import draft, naming
 from driver.devices.onnxruntime.library import Session, exact_options
 from driver.devices.onnxruntime.lower import LOWERINGS, OrtGraph, OrtNode
@@ -39,7 +39,7 @@ Trial = Callable[[bytes, "Weights"], str | None]
 
 
 def obstacles(model: Model, trial: Trial | None = None) -> list[str | None]:
-    """For each operation of the main subgraph why it cannot be lowered; for every size of dimensions left open.
+    """Return for each operation of the main subgraph why it cannot be lowered; for every size of dimensions left open.
 
     `trial`: is asked about each operation that can be.
     """
@@ -138,7 +138,7 @@ class OrtProgram:
         is_quick: bool = False,
     ) -> None:
         """`lower`: as `lowered`. The session has the weights that it reads; they are lowered again when needed.
-        `is_quick`: as `exact_options` has it. Raises LibraryFailed.
+        `is_quick`: as `exact_options` has it. Raise LibraryFailed.
         """
         self._lower, self._threads, self.provider = lower, threads, provider
         description, weights = lower()
@@ -155,11 +155,11 @@ class OrtProgram:
             provider.check(self.session.on_cpu)
 
     def improved(self) -> OrtProgram:
-        """Return the program, made thoroughly and faster to run. Raises LibraryFailed."""
+        """Return the program, made thoroughly and faster to run. Raise LibraryFailed."""
         return OrtProgram(self._lower, self._threads, self.provider)
 
     def saved(self, root: NDArray[np.uint8]) -> Saved:
-        """For `restored`."""
+        """Return what `restored` takes."""
         return saved(*self._lower(), root)
 
 

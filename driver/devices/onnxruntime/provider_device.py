@@ -63,7 +63,7 @@ class OrtProviderDevice(OrtDevice):
     def __init__(self, **options: Value) -> None:
         """`options`: those of the provider in the table; what is not given is as configured.
 
-        Takes no GPU: a service has an instance, too. Raises LibraryMissing; ValueError for invalid options.
+        Takes no GPU: a service has an instance, too. Raise LibraryMissing; ValueError for invalid options.
         """
         self.provider: ExecutionProvider = ExecutionProvider(self.kind, self.kind.chosen(options))
         self.provider.give_up = self._lose
@@ -94,11 +94,13 @@ class OrtProviderDevice(OrtDevice):
         return lacks[1] if lacks else None
 
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
-        """One, which waits for the provider."""
+        """Return one, which waits for the provider."""
         return 1
 
     def obstacles(self, model: Model) -> list[str | None]:
-        """None for what ONNX Runtime computes as the HAL says, and the provider has kernels for."""
+        """Return for each operation why it cannot be computed; None for what ONNX Runtime computes as the HAL says, and
+        the provider has kernels for.
+        """
         self._check_available()
         found = obstacles(model, self._trial)
         return [why or self._inexact(model, op) for why, op in zip(found, model.main.operations, strict=True)]
@@ -108,7 +110,7 @@ class OrtProviderDevice(OrtDevice):
             raise DeviceUnavailable(f"device {self.name!r} is {self.status}")
 
     def _inexact(self, model: Model, operation: Operation) -> str | None:
-        """Why the provider computes it worse than the HAL allows, or its hardware not at all."""
+        """Return why the provider computes it worse than the HAL allows, or its hardware not at all."""
         if lacks := self._lacking(model, (*operation.inputs, *operation.outputs)):
             return lacks
         bound = self.kind.inexact.get(operation.type)
@@ -121,7 +123,7 @@ class OrtProviderDevice(OrtDevice):
         return self._lacking(model, (*model.main.inputs, *model.main.outputs))
 
     def _lacking(self, model: Model, operands: Iterable[int]) -> str | None:
-        """Why it cannot compute with the types of these operands; None: it can."""
+        """Return why it cannot compute with the types of these operands; None: it can."""
         lacks = self.kind.lacks | ({"float16"} if self._look.lacks_half else frozenset())
         found = sorted(lacks & {model.main.operands[i].type.dtype.name for i in operands})
         return f"what the device runs on has no {found[0]}: {self._look.words}" if found else None
@@ -201,7 +203,7 @@ _looks: dict[tuple[str, str], _Look] = {}
 
 
 def _looked(provider: ExecutionProvider) -> _Look:
-    """Once for a process: later, the hardware may be in use by it."""
+    """Look once for a process: later, the hardware may be in use by it."""
     key = provider.kind.device, repr(provider)
     if key not in _looks:
         _looks[key] = _look_apart(provider)
@@ -254,7 +256,7 @@ def _look(provider: ExecutionProvider) -> _Look:
 
 
 def _self_test(provider: ExecutionProvider) -> None:
-    """Multiplies matrices of small whole numbers. Raises LibraryMissing, LibraryFailed."""
+    """Multiply matrices of small whole numbers. Raise LibraryMissing, LibraryFailed."""
     size, writer = 32, OrtWriter()
     source, shape = writer.names.new(), (size, size)
     numbers = (np.arange(size * size, dtype=np.float32) % 13).reshape(shape)
@@ -279,7 +281,7 @@ _Tensor = tuple[str, str, "NDArray[Any]"]
 
 
 def _run(provider: ExecutionProvider, writer: OrtWriter, source: _Tensor, target: _Tensor) -> NDArray[Any]:
-    """Return the target, after a run of the graph. Raises LibraryMissing, LibraryFailed."""
+    """Return the target, after a run of the graph. Raise LibraryMissing, LibraryFailed."""
     ends = [(name, type_, array.shape, array.reshape(-1).view(np.uint8)) for name, type_, array in (source, target)]
     graph = writer.graph([ends[0][:3]], [ends[1][:2]])
     session = Session(model(graph), writer.weights, 1, provider)

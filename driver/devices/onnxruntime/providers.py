@@ -276,7 +276,7 @@ class ExecutionProvider:
         os.environ.update(self.environment())
 
     def devices(self) -> list[Any]:
-        """ONNX Runtime's devices of this provider. Loads its library. Raises LibraryMissing, LibraryFailed."""
+        """ONNX Runtime's devices of this provider. Loads its library. Raise LibraryMissing, LibraryFailed."""
         self.set_environment()
         name = _registered(self.kind.device)
         return [device for device in library().get_ep_devices() if device.ep_name == name]
@@ -289,7 +289,7 @@ class ExecutionProvider:
     def lane(self) -> OrtLane | None:
         """Return what a session gets to run in the GPU's memory; None: the provider does not run there.
 
-        Raises CudaMissing, CudaFailed.
+        Raise CudaMissing, CudaFailed.
         """
         if self.kind.device != "onnxruntime-cuda":
             return None
@@ -309,7 +309,7 @@ class ExecutionProvider:
             self.give_up(words)
 
     def add_to(self, options: Any, more: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Lets a session with these options use it; `more`: of the provider. Raises LibraryMissing, LibraryFailed."""
+        """Let a session with these options use it; `more`: of the provider. Raise LibraryMissing, LibraryFailed."""
         devices, number = self.devices(), self.ordinal
         if number >= len(devices):
             raise LibraryFailed(f"{self.kind.title} has {len(devices)} devices here: device = {number} is none of them")
@@ -336,7 +336,7 @@ class ExecutionProvider:
     def examine(self, fault: str) -> None:
         """Look at an error of ONNX Runtime's.
 
-        Raises DeviceUnavailable if this process can use the GPU no more, ResourceExhaustedTransient if another request
+        Raise DeviceUnavailable if this process can use the GPU no more, ResourceExhaustedTransient if another request
         may fit into its memory.
         """
         if re.search(self.kind.lost, fault):
@@ -357,7 +357,7 @@ class ExecutionProvider:
 
 @cache
 def _registered(device: str) -> str:
-    """ONNX Runtime's name of a provider, whose library it has loaded. Raises LibraryMissing, LibraryFailed."""
+    """ONNX Runtime's name of a provider, whose library it has loaded. Raise LibraryMissing, LibraryFailed."""
     kind, ort = PROVIDERS[device], library()
     ort.set_default_logger_severity(ERRORS)
     before = {found.ep_name for found in ort.get_ep_devices()}
@@ -372,7 +372,7 @@ def _registered(device: str) -> str:
 
 
 def _library_of(kind: OrtProvider) -> Path:
-    """Return the path of the provider's library. Raises LibraryMissing."""
+    """Return the path of the provider's library. Raise LibraryMissing."""
     package = kind.package
     for file in (package.files or ()) if package else ():
         if file.match(kind.file):

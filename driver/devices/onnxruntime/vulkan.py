@@ -41,7 +41,7 @@ class Adapter(NamedTuple):
 
 
 def adapters() -> list[Adapter]:
-    """All adapters. Raises OSError if there is no loader of Vulkan, or no driver that works."""
+    """Return all adapters. Raise OSError if there is no loader of Vulkan, or no driver that works."""
     ffi: Any = FFI()
     ffi.cdef(_DECLARATIONS)
     library: Any = ffi.dlopen(LOADER)

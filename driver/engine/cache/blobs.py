@@ -183,10 +183,10 @@ class BlobFile:
 def opened(path: Path, build_id: str, most: int, damaged: int | None) -> BlobFile:
     """Open the file; make it if it is missing, and rebuild it if it is damaged, as that of inode `damaged` is.
 
-    Raises OSError, DamagedBlobFile.
+    Raise OSError, DamagedBlobFile.
     """
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
-    with _locked(path.parent):
+    with locked(path.parent):
         if damaged is not None and _inode(path) == damaged:
             _remove(path)
         try:
@@ -197,8 +197,8 @@ def opened(path: Path, build_id: str, most: int, damaged: int | None) -> BlobFil
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold a lock on the folder, which only this account may write to. Raises OSError."""
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a lock on the folder, which only this account may write to. Raise OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
@@ -313,7 +313,7 @@ class BlobStore:
     ) -> None:
         """Open no file yet. `build_id`: of the writing program; others find no entries. `delay`: seconds to a save.
 
-        Raises ValueError for limits that are not positive and for unknown policies.
+        Raise ValueError for limits that are not positive and for unknown policies.
         """
         _check_limits(
             max_key_bytes=max_key_bytes, max_value_bytes=max_value_bytes, max_total_bytes=max_total_bytes, delay=delay
@@ -470,14 +470,14 @@ class BlobStore:
     # ---- the file
 
     def _refresh(self) -> None:
-        """Open the file if necessary, and read it if it has changed. Raises OSError, DamagedBlobFile."""
+        """Open the file if necessary, and read it if it has changed. Raise OSError, DamagedBlobFile."""
         file = self._opened()
         if file.has_changed():
             with file.transaction("DEFERRED"):
                 self._merge(file.rows())
 
     def _save(self) -> None:
-        """Save the entries that are unsaved. Raises OSError, DamagedBlobFile."""
+        """Save the entries that are unsaved. Raise OSError, DamagedBlobFile."""
         file = self._opened()
         with file.transaction("IMMEDIATE"):
             if file.has_changed():

@@ -35,6 +35,7 @@ from weakref import WeakValueDictionary
 
 from burst import GeneralFailure, InvalidArgument, Malformed
 from burst.backing import is_at_hand
+from driver.config import device_uid
 from driver.engine.cache.memory import ModelMemory, PrivateMemory
 from driver.interface import CacheFiles, Saved
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from driver.engine.cache.records import CacheRecord, CacheRecords
     from driver.interface import Device
     from driver.protocol.model_memory import ModelBytes
+    from driver.protocol.prepare_arguments import SavedTerms
 
 _log = logging.getLogger(__name__)
 _TOKEN_BYTES, _MOST_FILES = 32, 32
@@ -99,7 +101,7 @@ class VerifiedCache:
         self._newest: WeakValueDictionary[CacheOwner, CacheWriter] = WeakValueDictionary()
 
     def check(self, counts: Sequence[int], token: object, fds: Sequence[int]) -> CacheFiles:
-        """Check counts, token and descriptors of a client. Raises Malformed, InvalidArgument."""
+        """Check counts, token and descriptors of a client. Raise Malformed, InvalidArgument."""
         match list(counts):
             case [int(model), int(data)] if model + data == len(fds):
                 given = CacheFiles(model, data)
@@ -118,7 +120,7 @@ class VerifiedCache:
     def restored(
         self, owner: CacheOwner, counts: CacheFiles, fds: Sequence[int], sent: SentModel | None = None
     ) -> RestoredCompilation:
-        """Read and verify these files. `sent`: the model, where the client has it. Raises GeneralFailure."""
+        """Read and verify these files. `sent`: the model, where the client has it. Raise GeneralFailure."""
         try:
             records = self._opened(owner.uid)
             with _locked(fds, fcntl.LOCK_SH):
@@ -163,19 +165,27 @@ class VerifiedCache:
         saved = Saved(own[: counts.model], own[counts.model :])
         return RestoredCompilation(model, record.where, saved, record.digest, file=record.file)
 
-    def saving(self, owner: CacheOwner, fds: Sequence[int]) -> CacheWriter:
-        """Return a writer for these files, for now and later. The caller keeps the descriptors. Raises OSError,
-        Declined.
+    def terms(self, owner: CacheOwner) -> SavedTerms | None:
+        """Return how the model was prepared that is kept for this owner; None: none is known."""
+        try:
+            record = self._opened(owner.uid).get(*owner)
+        except (OSError, ValueError):
+            return None
+        return record and record.terms
+
+    def saving(self, owner: CacheOwner, fds: Sequence[int], terms: SavedTerms | None = None) -> CacheWriter:
+        """Return a writer for these files, for now and later. The caller keeps the descriptors. `terms`: how the model
+        is prepared. Raise OSError, Declined.
 
         Another account's files must answer by themselves: threads that improve models of all clients write them.
         """
-        if owner.uid != os.getuid() and not all(is_at_hand(fd) for fd in fds):
+        if owner.uid != device_uid() and not all(is_at_hand(fd) for fd in fds):
             raise Declined("a device of another account caches in memory and on local disks: give a cache_dir there")
         _check_access(fds)
-        return CacheWriter(self._opened(owner.uid), owner, fds, self._newest)
+        return CacheWriter(self._opened(owner.uid), owner, fds, self._newest, terms=terms)
 
     def _opened(self, uid: int) -> CacheRecords:
-        """Return the records of an account's files, opened on first use. Raises OSError."""
+        """Return the records of an account's files, opened on first use. Raise OSError."""
         with self._lock:
             if uid not in self._records:
                 from driver.engine.cache.records import CacheRecords
@@ -193,8 +203,10 @@ class CacheWriter:
         owner: CacheOwner,
         fds: Sequence[int],
         newest: MutableMapping[CacheOwner, CacheWriter],
+        terms: SavedTerms | None = None,
     ) -> None:
-        """Take the files. `newest`: the latest writer of each owner."""
+        """Take the files. `newest`: the latest writer of each owner. `terms`: how the model is prepared."""
+        self._terms = terms
         self._records, self._owner, self._newest = records, owner, newest
         self._record: CacheRecord | None = None  # of what this writer has written
         self._lock = threading.Lock()
@@ -209,7 +221,7 @@ class CacheWriter:
     def save(self, model: memoryview, where: tuple[int, int], saved: Saved, file: bytes = b"") -> bytes:
         """Write model and saved contents; return their digest. `file`: the digest of the file that the model is.
 
-        Raises Declined, OSError.
+        Raise Declined, OSError.
         """
         own: list[Any] = [*saved.model, *saved.data]
         contents = [*(memoryview(part).cast("B") for part in own), model]
@@ -223,11 +235,12 @@ class CacheWriter:
             lengths = tuple(offset + size for offset, size in zip(offsets, sizes, strict=True))
             digest_of_model = self._records.digest_of_model(model)
             digest = self._records.digest(*self._owner, where, contents[:-1], digest_of_model)
-            self._put(_record(where, offsets, sizes, lengths, digest=digest, file=file))
+            record = _record(where, offsets, sizes, lengths, digest=digest, file=file)
+            self._put(record._replace(terms=self._terms) if self._terms else record)
             return digest
 
     def _begun(self) -> tuple[int, ...]:
-        """Return offsets for new contents: behind earlier ones, or 0 in emptied files. Raises OSError, Declined."""
+        """Return offsets for new contents: behind earlier ones, or 0 in emptied files. Raise OSError, Declined."""
         if self._record is None:
             self._newest[self._owner] = self
             for fd in self._fds:
@@ -278,7 +291,7 @@ def _check_lengths(record: CacheRecord, fds: Sequence[int]) -> None:
 
 @contextmanager
 def _locked(fds: Sequence[int], operation: int) -> Iterator[None]:
-    """Hold locks on all files. Raises Declined if another process holds one for too long."""
+    """Hold locks on all files. Raise Declined if another process holds one for too long."""
     end = time.monotonic() + _PATIENCE
     with ExitStack() as stack:
         for fd in fds:

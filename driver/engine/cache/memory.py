@@ -21,7 +21,7 @@ class PrivateMemory:
     """A block of consecutive arrays of given sizes, each at the start of a page, to be filled once."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """Make memory for parts of these sizes. Raises OSError, ValueError if there is not enough memory."""
+        """Make memory for parts of these sizes. Raise OSError, ValueError if there is not enough memory."""
         starts, end = [], 0
         for size in sizes:
             starts.append(end)
@@ -35,7 +35,7 @@ class PrivateMemory:
         ]
 
     def fill(self, sources: Iterable[tuple[int, int]]) -> None:
-        """Read each array from (descriptor, offset). Raises OSError if a file is too short."""
+        """Read each array from (descriptor, offset). Raise OSError if a file is too short."""
         for array, (fd, offset) in zip(self.arrays, sources, strict=True):
             done = 0
             while done < array.nbytes:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import os
 import re
-from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 from blake3 import blake3
 
-from driver.config import in_home
+from driver.config import device_uid
+from driver.engine import state
 from driver.engine.cache.blobs import BlobStore
 from driver.engine.cache.processor import processor
+from driver.protocol.prepare_arguments import SavedTerms
+from fmq.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,6 +43,7 @@ class CacheRecord(NamedTuple):
     digest: bytes  #: of the contents
     grows: bool  #: contents are being appended, or were when the device died
     file: bytes  #: the digest of the file that the model is; b"" for others
+    terms: SavedTerms = SavedTerms()
 
 
 class CacheRecords:
@@ -49,13 +52,13 @@ class CacheRecords:
     def __init__(self, device: Device, name: str, uid: int) -> None:
         """Open the file. `uid`: of the clients. Each has its own: none can crowd out another account's records.
 
-        Raises OSError if the files cannot be made or read.
+        Raise OSError if the files cannot be made or read.
         """
-        folder = in_home("~/.local/state/burst")
+        folder = state.folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._build = build(device)
         self._key = _key(folder / "key")
-        stem = re.sub(r"[^A-Za-z0-9_.-]", "_", name) + ("" if uid == os.getuid() else f".{uid}")
+        stem = re.sub(r"[^A-Za-z0-9_.-]", "_", name) + ("" if uid == device_uid() else f".{uid}")
         self._path = folder / f"{stem}.records"
         self._store = BlobStore(
             self._path,
@@ -71,13 +74,14 @@ class CacheRecords:
         """Return the record for this user's token, or None."""
         found = self._store.get(_name(uid, token))
         try:
-            where, offsets, sizes, lengths, digest, grows, file = msgpack.unpackb(found or b"\0", use_list=False)
-            return CacheRecord(where, offsets, sizes, lengths, digest=digest, grows=grows, file=file)
+            where, offsets, sizes, lengths, digest, grows, file, *said = msgpack.unpackb(found or b"\0", use_list=False)
+            terms = SavedTerms(*said[0]) if said else SavedTerms()
+            return CacheRecord(where, offsets, sizes, lengths, digest=digest, grows=grows, file=file, terms=terms)
         except _WRONG:
             return None
 
     def put(self, uid: int, token: bytes, record: CacheRecord) -> None:
-        """Store a record durably: it outlives a kill of this process. Raises OSError."""
+        """Store a record durably: it outlives a kill of this process. Raise OSError."""
         self._store.set(_name(uid, token), msgpack.packb(list(record)))
         if not self._store.flush():
             raise OSError(f"{self._path}: cannot be written; see the log")
@@ -102,7 +106,7 @@ class CacheRecords:
 
 def build(device: Device) -> str:
     """Name everything that must be unchanged for a compilation to be usable."""
-    return "\n".join((device.name, device.version, version("burst-engine"), processor()))
+    return f"{device.name}\n{device.version}\n{__version__}\n{processor()}"
 
 
 def _name(uid: int, token: bytes) -> bytes:
@@ -110,7 +114,7 @@ def _name(uid: int, token: bytes) -> bytes:
 
 
 def _key(path: Path) -> bytes:
-    """Return the account's key, made on first use. Raises OSError."""
+    """Return the account's key, made on first use. Raise OSError."""
     new = path.with_name(f"key.{os.getpid()}")
     if not path.exists():
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:

@@ -30,7 +30,7 @@ class DetectionDecoder:
     ) -> None:
         """`types`: those that may be chosen. `option`: what the user writes before one of them.
 
-        Raises ValueError for a type that does not exist.
+        Raise ValueError for a type that does not exist.
         """
         if model_type not in (AUTO, *types):
             raise ValueError(f"{option}{model_type}: there are {', '.join(types)}")
@@ -39,7 +39,7 @@ class DetectionDecoder:
         self._in_pixels = kind_of(path) == "onnx"  # Ultralytics' .tflite files give parts of the frame
 
     def approve(self, outputs: Sequence[NDArray[Any]], width: int, height: int) -> None:
-        """Check the outputs for a frame of that size. Raises ValueError if they are not of the type."""
+        """Check the outputs for a frame of that size. Raise ValueError if they are not of the type."""
         size, values = FrameSize(width, height, self._in_pixels), self._values(outputs)
         alike = [name for name, its in self._types.items() if its.inputs == self._inputs and its.fits(values, size)]
         if self.model_type in alike:
@@ -53,7 +53,7 @@ class DetectionDecoder:
         raise ValueError(f"its outputs are {_forms(outputs)}, and those of {forms}; {remedy}")
 
     def __call__(self, outputs: Sequence[NDArray[Any]], width: int, height: int, threshold: float) -> FoundBoxes:
-        """Return the boxes in a frame of that size, some maybe below `threshold`. Raises ValueError for odd outputs."""
+        """Return the boxes in a frame of that size, some maybe below `threshold`. Raise ValueError for odd outputs."""
         size, values = FrameSize(width, height, self._in_pixels), self._values(outputs)
         its = self._types[self.model_type]
         if not its.fits(values, size):

@@ -24,10 +24,10 @@ class FoundBoxes(NamedTuple):
     is_final: bool = False
 
     def best(self, most: int, threshold: float, *, by_class: bool = True) -> FoundBoxes:
-        """At most so many, the surest first, none below `threshold`, their corners inside the frame.
+        """Return at most so many, the surest first, none below `threshold`, their corners inside the frame.
 
         Of boxes that overlap only the surest is left; with `by_class`, a box of another class stays beside it.
-        Raises ValueError where the model's output is no number: it is worth nothing then.
+        Raise ValueError where the model's output is no number: it is worth nothing then.
         """
         sure = np.flatnonzero(~(self.scores < threshold))  # so that what is no number stays
         corners, scores, classes = self.corners[sure], self.scores[sure], self.classes[sure]

@@ -77,7 +77,7 @@ def _is_ssd(outputs: Outputs, _: FrameSize) -> bool:
 
 
 def _of_tensorflow(outputs: Outputs) -> Outputs:
-    """Boxes, classes, scores, count: the order of TensorFlow 1. That of 2 is scores, boxes, count, classes."""
+    """Return boxes, classes, scores, count: the order of TensorFlow 1. That of 2 is scores, boxes, count, classes."""
     return outputs if outputs[0].ndim == 3 else [outputs[n] for n in (1, 3, 0, 2)]
 
 

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import math
 import mmap
-import socket
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,14 +30,19 @@ from driver.gateways.frigate.exchange import (
 from driver.gateways.frigate.frame_detector import WrongFrame
 from driver.gateways.frigate.peer_name import peer_name
 from driver.gateways.frigate.zmtp import BrokenConnection, ZmtpConnection
+from driver.service.http_connections import account_of
+from driver.service.peer_limiter import PeerLimiter
 
 if TYPE_CHECKING:
+    import socket
+
     from numpy.typing import NDArray
 
     from driver.gateways.frigate.counts import DetectorCounts
     from driver.gateways.frigate.exchange import FrameCall
     from driver.gateways.frigate.frame_detector import FrameDetector
     from driver.replicas import ModelServer
+    from driver.service.peer_limiter import PeerVisit
 
 _PATIENCE = 8.0  # seconds: after ten, Frigate believes that its detector is stuck
 _MOST_ENVELOPE, _LONGEST_LABEL = 2, 255
@@ -58,8 +62,9 @@ _OUTCOMES: dict[type, str] = {WrongMessage: "wrong_message", WrongFrame: "wrong_
 
 
 class DoorBounds(NamedTuple):
-    """connections: at a time. Seconds: complete, for a message that has begun, a greeting, and for taking an answer;
-    idle, after which a connection may have to make room for a new one.
+    """connections: of one account or machine at a time, and half as many again of all. Seconds: complete, for a message
+    that has begun, a greeting, and for taking an answer; idle, after which a connection may have to make room for a new
+    one, in a sixth of that for one of a machine that has fewer.
     """
 
     connections: int = 64
@@ -79,11 +84,12 @@ class DetectorDoor:
     ) -> None:
         self.detector, self.server, self.counts, self.bounds = detector, server, counts, bounds
         self._connections: dict[asyncio.Task[None], DetectorConnection] = {}
+        self._limiter = PeerLimiter.of_one(bounds.connections)
         self._told, self._lines = "", Counter[str]()
         self._spare: list[NDArray[np.uint8]] = []
 
     async def serve(self, listener: socket.socket) -> None:
-        """Until it is cancelled; then finishes what it has begun. `listener` does not block."""
+        """Serve until it is cancelled; then finish what it has begun. `listener` does not block."""
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -93,7 +99,7 @@ class DetectorDoor:
                     self.tell("all", f"a connection is not accepted: {error}")
                     await asyncio.sleep(0.1)
                     continue
-                await self._admit(peer)
+                self._admit(peer)
         finally:
             await self._end()
 
@@ -109,30 +115,26 @@ class DetectorDoor:
         if memory.nbytes and len(self._spare) < _SPARE:
             self._spare.append(memory)
 
-    async def _admit(self, peer: socket.socket) -> None:
+    def _admit(self, peer: socket.socket) -> None:
         name = self.counts.known(peer_name(peer))
-        if len(self._connections) >= self.bounds.connections and not await self._made_room():
+        visit = self._limiter.enter(account_of(peer), peer.close)
+        if visit is None:
             self.counts.refused += 1
             self.tell(name, f"{self.bounds.connections} connections are open, and all of them are in use")
             peer.close()
             return
-        connection = DetectorConnection(self, peer, name)
+        visit.wait(math.inf, yields_in=self.bounds.complete)
+        connection = DetectorConnection(self, peer, name, visit)
         task = asyncio.create_task(connection.run())
+        visit.end, visit.asks = task.cancel, connection.zmtp.has_begun
         self._connections[task] = connection
         task.add_done_callback(self._forget)
         self.counts.connected = len(self._connections)
 
-    async def _made_room(self) -> bool:
-        """End the connection that has been silent for longest: a detector that is still there connects again."""
-        task, its = min(self._connections.items(), key=lambda each: each[1].silent_since)
-        if time.monotonic() - its.silent_since < self.bounds.idle or its.has_begun():
-            return False
-        task.cancel()
-        await asyncio.wait([task])
-        return True
-
     def _forget(self, task: asyncio.Task[None]) -> None:
-        self._connections.pop(task, None)
+        connection = self._connections.pop(task)
+        connection.close()
+        self._limiter.leave(connection.visit)
         self.counts.connected = len(self._connections)
 
     async def _end(self) -> None:
@@ -146,7 +148,7 @@ class DetectorDoor:
             await asyncio.wait(tasks, timeout=_PATIENCE)
 
     def tell(self, name: str, words: str) -> None:
-        """Once, however often it happens in a row; /metrics counts all."""
+        """Log a refusal once, however often it happens in a row; /metrics counts all."""
         if words == self._told or self._lines[name] > _MOST_LINES:
             return
         self._told = words
@@ -158,50 +160,43 @@ class DetectorDoor:
 class DetectorConnection:
     """One detector's connection, from its greeting to its end."""
 
-    def __init__(self, door: DetectorDoor, peer: socket.socket, name: str) -> None:
+    def __init__(self, door: DetectorDoor, peer: socket.socket, name: str, visit: PeerVisit) -> None:
         peer.setblocking(False)
         self._door, self._socket, self._name = door, peer, name
-        self._zmtp = ZmtpConnection(peer)
+        self.zmtp = ZmtpConnection(peer)
         self._frame = _NONE
         self._stranger = ""  # why this detector gets no boxes of this model
-        self.silent_since = math.inf  #: monotonic seconds; while a message is read or answered: never
+        self.visit = visit
+        self.is_silent = False  #: it is between two messages
         self.is_last = False  #: ends after the message that is being answered
 
-    @property
-    def is_silent(self) -> bool:
-        """True if it is between two messages."""
-        return self.silent_since != math.inf
-
-    def has_begun(self) -> bool:
-        """Return True if bytes of a message have come that were not read yet."""
-        try:
-            return bool(self._socket.recv(1, socket.MSG_PEEK))
-        except OSError:  # there are none
-            return False
-
     async def run(self) -> None:
-        """Until the detector leaves, or does what no detector does."""
-        complete = self._door.bounds.complete
+        """Answer frames until the detector leaves, or does what no detector does."""
+        complete, idle = self._door.bounds.complete, self._door.bounds.idle
         try:
             async with asyncio.timeout(complete):
-                await self._zmtp.greet()
+                await self.zmtp.greet()
             while not self.is_last:
-                self.silent_since = time.monotonic()
-                size = await self._zmtp.begin_message(complete)
-                begin, self.silent_since = time.monotonic(), math.inf
+                self.is_silent = True
+                self.visit.wait(math.inf, yields_in=idle, to_others_in=idle / 6)
+                size = await self.zmtp.begin_message(complete)
+                begin, self.is_silent = time.monotonic(), False
+                self.visit.work()
                 async with asyncio.timeout(complete):
                     envelope, said = await self._message(size)
                 answer = await self._answer(said, begin)
                 if envelope:
                     async with asyncio.timeout(complete):
-                        await self._zmtp.send([*envelope, *answer])
+                        await self.zmtp.send([*envelope, *answer])
         except BrokenConnection as error:
             if error.is_wrong:
                 self._door.tell(self._name, str(error))
         except TimeoutError:
             self._door.tell(self._name, "it stopped in the middle of a message, or does not read its answer")
-        finally:
-            self._socket.close()
+
+    def close(self) -> None:
+        """Close its socket."""
+        self._socket.close()
 
     # ---- a message
 
@@ -219,28 +214,28 @@ class DetectorConnection:
                 await self._take_frame(said)
         except (WrongMessage, WrongFrame, WrongModel) as error:
             said = error
-        await self._zmtp.skip_message()
+        await self.zmtp.skip_message()
         return envelope, said
 
     async def _envelope(self, size: int) -> list[bytes]:
-        """Return the parts up to the empty one, which an answer has to begin with. Raises WrongMessage."""
+        """Return the parts up to the empty one, which an answer has to begin with. Raise WrongMessage."""
         envelope = list[bytes]()
         while True:
-            if size > _LONGEST_LABEL or len(envelope) == _MOST_ENVELOPE or not self._zmtp.has_more:
+            if size > _LONGEST_LABEL or len(envelope) == _MOST_ENVELOPE or not self.zmtp.has_more:
                 raise WrongMessage("the message does not come from a REQ socket")
-            envelope.append(await self._zmtp.read())
+            envelope.append(await self.zmtp.read())
             if not size:
                 return envelope
-            size = await self._zmtp.begin_part()
+            size = await self.zmtp.begin_part()
 
     async def _header(self) -> FrameCall | ModelQuestion:
-        size = await self._zmtp.begin_part()
+        size = await self.zmtp.begin_part()
         if size > LONGEST_HEADER:
             raise WrongMessage(f"a header of {size} bytes; {LONGEST_HEADER} at most")
-        return read_header(await self._zmtp.read())
+        return read_header(await self.zmtp.read())
 
     async def _take_frame(self, call: FrameCall) -> None:
-        """Read the frame into the buffer. Raises WrongMessage, WrongFrame and WrongModel."""
+        """Read the frame into the buffer. Raise WrongMessage, WrongFrame and WrongModel."""
         detector = self._door.detector
         if self._stranger:
             raise WrongModel(self._stranger)
@@ -253,13 +248,13 @@ class DetectorConnection:
         nbytes = math.prod(call.shape) * detector.dtype.itemsize
         if nbytes > _LARGEST_FRAME:
             raise WrongFrame(f"a frame of shape {list(call.shape)}: {_LARGEST_FRAME >> 20} MiB at most")
-        if not self._zmtp.has_more:
+        if not self.zmtp.has_more:
             raise WrongMessage("a frame's header without its bytes")
-        if (came := await self._zmtp.begin_part()) != nbytes:
+        if (came := await self.zmtp.begin_part()) != nbytes:
             raise WrongMessage(f"a frame of {came} bytes; {call.dtype} {list(call.shape)} has {nbytes}")
         self._frame = self._door.lend(nbytes)
-        await self._zmtp.read_into(self._frame.data)
-        if self._zmtp.has_more:
+        await self.zmtp.read_into(self._frame.data)
+        if self.zmtp.has_more:
             raise WrongMessage("a message of more parts than a frame's header and its bytes")
 
     # ---- its answer

@@ -47,7 +47,7 @@ class ModelQuestion(NamedTuple):
 
 
 def read_header(header: bytes) -> FrameCall | ModelQuestion:
-    """Decode the header of a message. Raises WrongMessage."""
+    """Decode the header of a message. Raise WrongMessage."""
     try:
         said = json.loads(header)
     except (ValueError, RecursionError):
@@ -85,7 +85,9 @@ def refusal(reason: str) -> list[bytes]:
 
 
 def model_answer(question: ModelQuestion, trouble: str) -> list[bytes]:
-    """To a question for the model. It is loaded, or this server would not listen; files are not taken."""
+    """Return the answer to a question for the model. It is loaded, or this server would not listen; files are not
+    taken.
+    """
     if question.has_file:
         said: dict[str, Any] = {"model_saved": False, "model_loaded": False, "model_name": question.name}
     else:

@@ -32,7 +32,7 @@ class FrameDetector:
     """A model file of a type that Frigate knows. It runs nothing: `inputs` go to the model, `rows` take its outputs."""
 
     def __init__(self, path: str | Path, model_type: str) -> None:
-        """Load the file. Raises what `driver.load` raises, and DeviceFailed."""
+        """Load the file. Raise what `driver.load` raises, and DeviceFailed."""
         self.path, self.model_type = Path(path), model_type
         if model_type not in TYPES_OF_FRIGATE:
             raise DeviceFailed(f"model type {model_type!r}: there are {', '.join(TYPES_OF_FRIGATE)}")
@@ -45,7 +45,7 @@ class FrameDetector:
         self._shape, self.dtype = tensor.shape, np.dtype(tensor.dtype)
 
     def _frame_input(self) -> tuple[int, bool]:
-        """Return which input takes the frame, and whether its colours are the last dimension. Raises DeviceFailed."""
+        """Return which input takes the frame, and whether its colours are the last dimension. Raise DeviceFailed."""
         shapes, inputs = [tensor.shape for tensor in self.model.inputs], TYPES[self.model_type].inputs
         for place, shape in enumerate(shapes):
             if len(shapes) == inputs and shape and len(shape) == 4 and shape[0] in (1, None):
@@ -106,7 +106,7 @@ class FrameDetector:
         return {place: np.array([self.size(shape)], np.dtype(self.model.inputs[place].dtype))}
 
     def inputs(self, frame: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-        """All inputs of the model, for a frame that was checked."""
+        """Return all inputs of the model, for a frame that was checked."""
         every = {self._place: frame, **self.other_inputs(frame.shape)}
         return tuple(every[place] for place in sorted(every))
 
@@ -115,7 +115,7 @@ class FrameDetector:
     def rows(self, outputs: Sequence[NDArray[Any]], shape: Sequence[int]) -> NDArray[np.float32]:
         """Return what it found in a frame of this shape: (20, 6) of class, score, y1, x1, y2, x2, the surest first.
 
-        Raises ValueError where the outputs are not of the type.
+        Raise ValueError where the outputs are not of the type.
         """
         boxes = self._decoder(outputs, *self.size(shape), THRESHOLD).best(ROWS, THRESHOLD, by_class=False)
         count, found = boxes.scores.size, np.zeros((ROWS, 6), np.float32)
@@ -128,7 +128,7 @@ class FrameDetector:
         return self.inputs(np.zeros(self.frame_shape, self.dtype))
 
     def approve(self, outputs: Sequence[NDArray[Any]]) -> None:
-        """Check the outputs for the empty frame. Raises DeviceFailed for a model that is not of the type."""
+        """Check the outputs for the empty frame. Raise DeviceFailed for a model that is not of the type."""
         try:
             self._decoder.approve(outputs, *self.size(self.frame_shape))
         except ValueError as error:

@@ -20,7 +20,7 @@ _WHY = "Frigate's detector cannot connect, and takes that for frames in which no
 
 
 def frigate(folder: Path = FOLDER) -> Iterator[Finding]:
-    """Nothing is found where neither the extra nor a socket is there: then this machine has no Frigate."""
+    """Return nothing where neither the extra nor a socket is there: then this machine has no Frigate."""
     path = folder / _NAME
     has_socket, has_extra = os.path.lexists(path), find_spec("cv2") is not None
     if has_socket:

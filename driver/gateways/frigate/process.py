@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def frigate_address(text: str) -> DoorAddress:
-    """Parse an address in ZeroMQ's words: * for all. Raises DeviceFailed."""
+    """Parse an address in ZeroMQ's words: * for all. Raise DeviceFailed."""
     said, (scheme, _, rest) = f"--frigate {text}", text.partition("://")
     if scheme == "ipc":
         return DoorAddress.of_path(said, rest, os.getuid())
@@ -50,7 +50,7 @@ class DetectorServer:
         metrics: str | None = None,
         bounds: DoorBounds = DoorBounds(),  # noqa: B008 (it is immutable)
     ) -> None:
-        """Read the model, and bind the addresses. Raises what `driver.load` raises, and DeviceFailed."""
+        """Read the model, and bind the addresses. Raise what `driver.load` raises, and DeviceFailed."""
         self._device, self._bounds = device, bounds
         self._detector, self.counts = FrameDetector(model, model_type), DetectorCounts(model.name)
         with ExitStack() as stack:

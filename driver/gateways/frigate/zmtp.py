@@ -11,11 +11,11 @@ read into memory that is there already, or skipped. What one connection keeps is
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Sequence
 
 _MORE, _LONG, _COMMAND = 1, 2, 4
@@ -75,7 +75,7 @@ class ZmtpConnection:
     # ---- the beginning
 
     async def greet(self) -> None:
-        """Exchange greetings. Raises BrokenConnection for a peer that is no client of this protocol."""
+        """Exchange greetings. Raise BrokenConnection for a peer that is no client of this protocol."""
         await self._send(_GREETING)
         greeting = await self._exactly(64)
         if greeting[0] != 0xFF or not greeting[9] & 1 or greeting[10] < 3:
@@ -104,12 +104,20 @@ class ZmtpConnection:
         head has `complete` seconds.
         """
         size = None
+        await asyncio.sleep(0)  # others have their turn after each message, however many a read has
         while size is None:
             if self._begin == self._end:
                 self._begin, self._end = 0, await self._fill(self._buffer)
             async with asyncio.timeout(complete):
                 size = await self._part()
         return size
+
+    def has_begun(self) -> bool:
+        """Return True if a message is there of which nothing was read yet: no command, as PING is."""
+        try:
+            return self._begin == self._end and not self._socket.recv(1, socket.MSG_PEEK)[0] & _COMMAND
+        except (OSError, IndexError):  # nothing is there, or it has ended
+            return False
 
     async def begin_part(self) -> int:
         """Return the length of the message's next part."""
@@ -133,6 +141,7 @@ class ZmtpConnection:
         if size > _LONGEST_COMMAND:
             _refuse(f"a command of {size} bytes")
         command = await self._exactly(size)
+        await asyncio.sleep(0)  # a read can have 2,700 of them
         if command.startswith(b"\x04PING"):
             await self._send(_framed(_COMMAND, b"\x04PONG" + command[7:23]))  # behind the name, a time to live
         elif command.startswith(b"\x05ERROR"):
@@ -165,7 +174,7 @@ class ZmtpConnection:
             await self.begin_part()
 
     async def send(self, parts: Sequence[bytes]) -> None:
-        """Send a message. Raises BrokenConnection."""
+        """Send a message. Raise BrokenConnection."""
         last = len(parts) - 1
         await self._send(b"".join(_framed(_MORE if n < last else 0, part) for n, part in enumerate(parts)))
 
@@ -187,7 +196,7 @@ def _framed(flags: int, body: bytes) -> bytes:
 
 
 def _kind_of_socket(ready: bytes) -> bytes:
-    """Return the kind of socket that a READY command names. Raises BrokenConnection."""
+    """Return the kind of socket that a READY command names. Raise BrokenConnection."""
     if not ready.startswith(b"\x05READY"):
         _refuse("it is not ready")
     at = 6

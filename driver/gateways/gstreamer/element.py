@@ -43,7 +43,7 @@ def _number(blurb: str, default: float, least: float, most: float) -> Any:
     )
 
 
-def _counter(nick: str) -> Any:
+def _counter_property(nick: str) -> Any:
     return GObject.Property(type=GObject.TYPE_UINT64, nick=nick, flags=GObject.ParamFlags.READABLE)
 
 
@@ -87,17 +87,17 @@ class BurstInfer(GstBase.BaseTransform):
         self._done = self._copies = self._dropped = self._failed_last = 0
         self.set_in_place(True)
 
-    @_counter("Frames")
+    @_counter_property("Frames")
     def frames(self) -> int:
         """Frames that had an answer."""
         return self._done
 
-    @_counter("Copies")
+    @_counter_property("Copies")
     def copies(self) -> int:
         """Frames that were copied for the device: they lay elsewhere, or the model does not take bytes."""
         return self._copies
 
-    @_counter("Dropped")
+    @_counter_property("Dropped")
     def dropped(self) -> int:
         """Frames that were dropped without an answer, each with a warning on the bus."""
         return self._dropped
@@ -135,13 +135,13 @@ class BurstInfer(GstBase.BaseTransform):
     # ---- what comes in
 
     def do_transform_caps(self, _direction: Gst.PadDirection, caps: Gst.Caps, wanted: Gst.Caps | None) -> Gst.Caps:
-        """Both sides are the same, and what the model takes."""
+        """Return the caps, which both sides have: what the model takes."""
         own = _ANY if self._frames is None else self._frames.layout.caps
         found = caps.intersect(Gst.Caps.from_string(own))
         return found if wanted is None else wanted.intersect(found)
 
     def do_set_caps(self, caps: Gst.Caps, _out: Gst.Caps) -> bool:
-        """Frames have another form from now on."""
+        """Take frames of another form from now on."""
         info = GstVideo.VideoInfo.new_from_caps(caps)
         if info is None or self._frames is None:
             return False
@@ -155,7 +155,7 @@ class BurstInfer(GstBase.BaseTransform):
         return True
 
     def do_propose_allocation(self, _decided: Gst.Query | None, query: Gst.Query) -> bool:
-        """Offers memory that the device maps, where the model can use it as it is."""
+        """Offer memory that the device maps, where the model can use it as it is."""
         if self._frames is not None and self._frames.layout.takes_bytes:
             self._pool = offer(query)
         return True

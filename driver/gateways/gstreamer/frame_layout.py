@@ -77,7 +77,7 @@ def _from(flat: NDArray[np.uint8], offset: int, nbytes: int) -> NDArray[np.uint8
 
 
 def layout_of(model: Model) -> FrameLayout:
-    """Return the layout of the model's frames. Raises ValueError for a model that does not take one picture."""
+    """Return the layout of the model's frames. Raise ValueError for a model that does not take one picture."""
     inputs = model.inputs
     if len(inputs) != 1 or inputs[0].shape is None or len(inputs[0].shape) != 4:
         found = "; ".join(map(str, inputs))

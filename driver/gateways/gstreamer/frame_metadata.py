@@ -24,7 +24,7 @@ except (ImportError, ValueError):  # GStreamer before 1.24, or the library is no
 
 
 def attach(buffer: Gst.Buffer, found: FoundBoxes, labels: Sequence[str], width: int, height: int) -> None:
-    """Regions of interest, in pixels, and the same as object detections of GstAnalytics where this is installed.
+    """Attach regions of interest, in pixels, and the same as object detections of GstAnalytics where this is installed.
 
     The regions' ids count from 0: by them, `buffer_get_video_region_of_interest_meta_id` finds each, in Python too.
     """

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from burst import ErrorStatus, Memory, Request, RequestArgument
+from burst import Memory, Request, RequestArgument
 from burst.memory import Usage
+from driver.client.job import Job, perform_with_room
 from driver.client.workspace import OutputSet
 from driver.devices.files import RUNTIMES
 from driver.errors import DeviceNotFound
@@ -57,7 +58,7 @@ class FrameModel:
     """One element's model, from start to stop. One thread at a time."""
 
     def __init__(self, options: FrameOptions) -> None:
-        """Load and compile the model. Raises ValueError, OSError, and what `driver.load` and `driver.compile` raise."""
+        """Load and compile the model. Raise ValueError, OSError, and what `driver.load` and `driver.compile` raise."""
         if not options.model:
             raise ValueError("model is not set; give the path of an .onnx or .tflite file")
         for name, path in (("model", options.model), ("labels", options.labels)):
@@ -82,7 +83,7 @@ class FrameModel:
         self._life = ExitStack()
 
     def configure(self, width: int, height: int, strides: Sequence[int], offsets: Sequence[int]) -> None:
-        """Frames have this form from now on. Runs the model once. Raises ValueError, and what an execution raises."""
+        """Take frames of this form from now on. Runs the model once. Raise ValueError, and what an execution raises."""
         self._end_burst()
         layout, self.width, self.height = self.layout, width, height
         for side, wanted, got in (("width", layout.width, width), ("height", layout.height, height)):
@@ -110,24 +111,26 @@ class FrameModel:
     def detect_in_place(self, fd: int, offset: int, nbytes: int) -> FoundBoxes:
         """Find objects in a frame in shared memory or a DMA-BUF. `nbytes`: from its beginning to the frame's end.
 
-        Raises what an execution raises, and OSError or ValueError for memory that cannot be mapped.
+        Raise what an execution raises, and OSError or ValueError for memory that cannot be mapped.
         """
-        assert self._outputs is not None
+        assert self.burst is not None
+        outputs = self._outputs
+        assert outputs is not None
+
+        def grown(result: Result) -> Request | None:
+            if (sizes := outputs.needed(result.output_shapes)) is None:
+                return None
+            self._lay_out(sizes)
+            return self._request(fd, offset, nbytes)
+
         try:
-            result = self._executed(self._request(fd, offset, nbytes))
-            is_small = result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
-            if is_small and (sizes := self._outputs.needed(result.output_shapes)):
-                self._lay_out(sizes)
-                result = self._executed(self._request(fd, offset, nbytes))
+            job = Job.of(self._request(fd, offset, nbytes), timeout=self._options.timeout)
+            result = perform_with_room(self.burst.perform, job, grown)
             result.raise_for_status()
         except BaseException:  # a device that is late may still write there, into the next frame's answer
-            self._lay_out(self._outputs.sizes)
+            self._lay_out(outputs.sizes)
             raise
         return self._found(result)
-
-    def _executed(self, request: Request) -> Result:
-        assert self.burst is not None
-        return self.burst.execute(request, timeout=self._options.timeout)
 
     def _request(self, fd: int, offset: int, nbytes: int) -> Request:
         about = os.fstat(fd)
@@ -147,7 +150,7 @@ class FrameModel:
         return request
 
     def detect_in_copy(self, data: Any) -> FoundBoxes:
-        """Find objects in a copy of a frame that lies elsewhere. Raises what an execution raises, and ValueError."""
+        """Find objects in a copy of a frame that lies elsewhere. Raise what an execution raises, and ValueError."""
         assert self.burst is not None
         frame = self.layout.view(data, self.width, self.height, self._strides, self._offsets)
         self._fill(self.burst.inputs[0], frame)  # type: ignore[arg-type]  # it is not omitted

@@ -39,7 +39,7 @@ class FrameAllocator(Gst.Allocator):
 
 
 def offer(query: Gst.Query) -> Gst.BufferPool | None:
-    """Answers an allocation query with a pool of such memory; None: its caps say no size."""
+    """Answer an allocation query with a pool of such memory; None: its caps say no size."""
     caps, _wants_pool = query.parse_allocation()
     info = None if caps is None else GstVideo.VideoInfo.new_from_caps(caps)
     if info is None:

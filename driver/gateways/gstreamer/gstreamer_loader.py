@@ -25,7 +25,9 @@ _VENV = "make the environment of GStreamer's Python: /usr/bin/python3 -m venv --
 
 
 def element() -> Iterator[Finding]:
-    """Nothing where GStreamer is not installed. Warnings only where GST_PLUGIN_PATH says that the element is wanted."""
+    """Return nothing where GStreamer is not installed. Warnings only where GST_PLUGIN_PATH says that the element is
+    wanted.
+    """
     inspect = shutil.which("gst-inspect-1.0")
     if inspect is None:
         return

@@ -19,7 +19,7 @@ _MOST = 1 << 17  # strings in an answer: each costs this process more than the v
 
 
 def classified(answered: AnsweredTensor, count: int, labels: Sequence[str], *, is_batched: bool) -> AnsweredTensor:
-    """Return the `count` largest values of each row, or of the whole output, the largest first. Raises Refusal."""
+    """Return the `count` largest values of each row, or of the whole output, the largest first. Raise Refusal."""
     array = answered.array
     if array is None or answered.kind.is_bits or answered.kind is STRINGS:
         raise invalid(f"output {answered.name!r}: {answered.kind.name} in a message is no output to classify")

@@ -63,7 +63,7 @@ _OF_DTYPES = {each.dtype: each for each in DATATYPES.values() if not each.is_bit
 
 
 def datatype_of(operand: Operand) -> Datatype:
-    """Return the protocol's name for what an input or output of a model holds. Raises Refusal."""
+    """Return the protocol's name for what an input or output of a model holds. Raise Refusal."""
     if "BFLOAT16" in operand.type.name:
         return DATATYPES["BF16"]
     if operand.type == PACKED:
@@ -81,7 +81,7 @@ def datatype_of(operand: Operand) -> Datatype:
 
 
 def values_as(kind: Datatype, values: Sequence[Any], what: str) -> NDArray[Any]:
-    """Return an array of the values that stand in a message, checked. Raises Refusal."""
+    """Return an array of the values that stand in a message, checked. Raise Refusal."""
     if kind.is_bits or not kind.contents:
         raise invalid(f"{what}: {kind.name} travels as raw bytes, and not as values; send it in binary form")
     try:

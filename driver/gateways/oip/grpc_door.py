@@ -8,9 +8,11 @@ latency.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,24 +23,41 @@ from driver.gateways.oip import messages
 from driver.gateways.oip.datatypes import DATATYPES
 from driver.gateways.oip.inference import GivenTensor, InferCall, region_slice, time_and_priority, wanted_tensor
 from driver.gateways.oip.refusal import invalid, refusal_of
+from driver.gateways.oip.request_memory import (
+    OF_ONE,
+    SMALL,
+    MemoryClaim,
+    RequestMemory,
+    UnclaimedMemory,
+    message_bytes,
+)
+from driver.service.peer_limiter import PeerLimiter, of_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from driver.gateways.oip.inference import AnsweredTensor, InferAnswer
     from driver.gateways.oip.service import InferenceService
+    from driver.service.peer_limiter import PeerVisit
 
 _LOG = logging.getLogger("burst.oip")
 _FINAL = "triton_enable_empty_final_response"
 _SMALL, _MOST_KNOWN = 4096, 64
+_YIELDS = 0.1  # of the patience has a message until another call of its machine may take its place
+_EVICTED = "other calls need this one's place or memory, because its request was not there: send it again"
+_LOOK = 0.25  # seconds between two looks at what calls wait for, and at this process's memory
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class DoorLimits(NamedTuple):
-    """The limits on what clients of one address may use up.
+    """The limits on what one client's machine, or one account, may use up at an address. All together: half as much
+    again.
 
     message: bytes of a request or an answer. requests: at once. connections: at once. streams: of those requests, how
-    many may be streams. patience: seconds that a client may leave an answer unread.
+    many may be streams. patience: seconds until a request that has begun is complete, and for an answer to be read.
+    slowest: to these is added the time of so many bytes a second. idle: seconds that a stream may have no request, and
+    a connection no call. incomplete: bytes, of all together, of messages over gRPC that have not come whole, and of
+    answers that are not read.
     """
 
     message: int = 64 << 20
@@ -46,6 +65,13 @@ class DoorLimits(NamedTuple):
     connections: int = 256
     streams: int = 16
     patience: float = 30.0
+    slowest: int = 1 << 20
+    idle: float = 300.0
+    incomplete: int = OF_ONE
+
+    def time_of(self, nbytes: int) -> float:
+        """Return the seconds that so many bytes of a request or an answer may take."""
+        return self.patience + nbytes / self.slowest
 
 
 class KnownCall(NamedTuple):
@@ -60,7 +86,7 @@ class GrpcFront:
 
     def __init__(self, service: InferenceService) -> None:
         its = service
-        self._service = its
+        self._service, self.memory = its, RequestMemory()
         self._known: dict[bytes, KnownCall] = {}
         self._methods: dict[str, Callable[[Any], Any]] = {
             "ServerLive": lambda _: its.server_live(),
@@ -85,12 +111,24 @@ class GrpcFront:
         self._decoders = {each.name: messages.message(each.request).FromString for each in messages.METHODS}
         self._answers = {each.name: messages.message(each.response) for each in messages.METHODS}
 
-    def answer(self, method: str, packet: bytes, left: float | None = None) -> bytes:
-        """Return the answer to a request, both encoded. `left`: seconds that the client waits. Raises Refusal."""
-        if method == "ModelInfer":
-            return _encoded(_answer_message(self._service.infer(self._call(packet, left))))
-        request = self._decoded(method, packet)
-        return _encoded(self._answers[method](**self._methods[method](request)))
+    def answer(self, method: str, packet: bytes, left: float | None = None, *, account: Hashable = None) -> bytes:
+        """Return the answer to a request, both encoded. `left`: seconds that the client waits. `account`: whose memory
+        it takes. Raise Refusal.
+        """
+        is_infer = method == "ModelInfer"
+        with self._claim(packet, account, is_infer=is_infer):
+            if is_infer:
+                return _encoded(_answer_message(self._service.infer(self._call(packet, left))))
+            request = self._decoded(method, packet)
+            return _encoded(self._answers[method](**self._methods[method](request)))
+
+    @contextmanager
+    def _claim(self, packet: bytes, account: Hashable, *, is_infer: bool = True) -> Iterator[None]:
+        """Hold the memory that a request can take while it is answered. Raise Refusal."""
+        with MemoryClaim(self.memory, account) as claim:
+            if len(packet) > SMALL:
+                claim.wait_for(message_bytes(packet, is_infer=is_infer))
+            yield
 
     def _call(self, packet: bytes, left: float | None) -> InferCall:
         """Decode once what a client that keeps its tensors in shared memory sends each time."""
@@ -106,15 +144,16 @@ class GrpcFront:
             self._known[packet] = KnownCall(call, _plain(request.parameters))
         return call
 
-    def stream_answer(self, packet: bytes, left: float | None = None) -> bytes:
+    def stream_answer(self, packet: bytes, left: float | None = None, *, account: Hashable = None) -> bytes:
         """Return the answer to a request of ModelStreamInfer: a refusal is an answer, too."""
         request = None
         try:
-            request = self._decoded("ModelStreamInfer", packet)
-            found = self.infer(request, left)
-            if request.parameters[_FINAL].bool_param:
-                found.parameters["triton_final_response"].bool_param = True
-            return _encoded(messages.ModelStreamInferResponse(infer_response=found))
+            with self._claim(packet, account):
+                request = self._decoded("ModelStreamInfer", packet)
+                found = self.infer(request, left)
+                if request.parameters[_FINAL].bool_param:
+                    found.parameters["triton_final_response"].bool_param = True
+                return _encoded(messages.ModelStreamInferResponse(infer_response=found))
         except Exception as error:  # noqa: BLE001 (the stream goes on)
             told = messages.ModelStreamInferResponse(error_message=refusal_of(error, _note).text)
             if request is not None:
@@ -122,7 +161,7 @@ class GrpcFront:
             return _encoded(told)
 
     def infer(self, request: Any, left: float | None) -> Any:
-        """Return the answer to a ModelInferRequest. Raises Refusal and what the service raises."""
+        """Return the answer to a ModelInferRequest. Raise Refusal and what the service raises."""
         return _answer_message(self._service.infer(_call_of(request, left)))
 
     def _decoded(self, method: str, packet: bytes) -> Any:
@@ -148,7 +187,7 @@ def _call_of(request: Any, left: float | None) -> InferCall:
 
 
 def _given(inputs: Iterable[Any], raw: Sequence[bytes]) -> list[GivenTensor]:
-    """Raw contents belong to the inputs that are not in shared memory, in their order. Raises Refusal."""
+    """Raw contents belong to the inputs that are not in shared memory, in their order. Raise Refusal."""
     found, taken = [], 0
     for each in inputs:
         what = f"input {each.name!r:.80}"
@@ -172,7 +211,7 @@ def _given(inputs: Iterable[Any], raw: Sequence[bytes]) -> list[GivenTensor]:
 
 
 def _values(tensor: Any, what: str) -> Sequence[Any]:
-    """Return the one list of values that a tensor has. Raises Refusal."""
+    """Return the one list of values that a tensor has. Raise Refusal."""
     kind = _contents_of(tensor.datatype)
     fields = [field.name for field, _ in tensor.contents.ListFields()]
     if kind and (len(fields) > 1 or (fields and fields[0] != kind)):
@@ -224,6 +263,32 @@ def _note(error: Exception) -> None:
     _LOG.error("a request failed", exc_info=error)
 
 
+class CallTerms(NamedTuple):
+    """How long a call may have no request, after how long it yields its place to another one of its machine, and what
+    its client is told where there is none for it, and where its time is over.
+    """
+
+    seconds: float
+    yields_in: float
+    refused: str
+    overdue: str
+
+    @classmethod
+    def of_unary(cls, limits: DoorLimits) -> CallTerms:
+        """Return those of a call with one request, of which the library tells nothing before it is whole."""
+        seconds = limits.time_of(limits.message)
+        told = f"the request did not come whole within {seconds:g} s: send large tensors in shared memory"
+        refused = f"{limits.requests} requests run; send this one later"
+        return cls(seconds, _YIELDS * limits.patience, refused, told)
+
+    @classmethod
+    def of_stream(cls, limits: DoorLimits) -> CallTerms:
+        """Return those of a call with any number of requests."""
+        told = f"no request came for {limits.idle:g} s, or an answer was not read for {limits.patience:g} s: "
+        refused = f"{limits.streams} streams are open; end one, or use ModelInfer"
+        return cls(limits.idle, limits.patience, refused, told + "open a stream again for the next request")
+
+
 class Credentials(NamedTuple):
     """Paths of PEM files for TLS."""
 
@@ -237,15 +302,15 @@ class GrpcDoor:
     def __init__(
         self, service: InferenceService, address: str, limits: DoorLimits, credentials: Credentials | None = None
     ) -> None:
-        """Listen at "HOST:PORT" or "unix:PATH"; `port` says which. Raises OSError where it cannot."""
+        """Listen at "HOST:PORT" or "unix:PATH"; `port` says which. Raise OSError where it cannot."""
         self._front, self._limits = GrpcFront(service), limits
-        self._open: dict[Any, float] = {}  # RPCs, and since when their answer waits to be read
-        self._streams = threading.BoundedSemaphore(limits.streams)
-        # A thread for each request, and one for those that are one too many.
-        threads = ThreadPoolExecutor(limits.requests + 1, thread_name_prefix="burst-oip")
-        self._server = grpc.server(
-            threads, options=_options(limits), maximum_concurrent_rpcs=limits.requests, compression=None
-        )
+        self._unary_terms, self._stream_terms = CallTerms.of_unary(limits), CallTerms.of_stream(limits)
+        self._unread: dict[Any, float] = {}  # RPCs, and until when their answer is to be read
+        self._calls, self._streams = PeerLimiter.of_one(limits.requests), PeerLimiter.of_one(limits.streams)
+        # A thread for each request, and as many for those that are refused or evicted.
+        most = 2 * of_all(limits.requests)
+        threads = ThreadPoolExecutor(most, thread_name_prefix="burst-oip")
+        self._server = grpc.server(threads, options=_options(limits), maximum_concurrent_rpcs=most, compression=None)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(messages.SERVICE, self._handlers()),)
         )
@@ -257,59 +322,92 @@ class GrpcDoor:
                 self.port = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
         except RuntimeError as error:
             raise OSError(f"cannot listen at {address}: {error}") from error
+        self._unclaimed = UnclaimedMemory(self._front.memory, limits.incomplete)
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._end_unread, name="burst-oip-unread", daemon=True)
+        self._thread = threading.Thread(target=self._end_overdue, name="burst-oip-overdue", daemon=True)
 
     def _handlers(self) -> dict[str, Any]:
         found = {}
         for method in messages.METHODS:
             if any(method.streams):
                 found[method.name] = grpc.stream_stream_rpc_method_handler(self._stream)
-            else:
-                found[method.name] = grpc.unary_unary_rpc_method_handler(partial(self._unary, method.name))
+            else:  # with an iterator of requests, for a handler that is given its request waits for it without an end
+                found[method.name] = grpc.stream_unary_rpc_method_handler(partial(self._unary, method.name))
         return found
 
     def begin(self) -> None:
-        """Clients are served from now on."""
+        """Serve clients from now on."""
         self._server.start()
         self._thread.start()
 
-    def _unary(self, method: str, packet: bytes, context: Any) -> bytes:
-        try:
-            answer = self._front.answer(method, packet, context.time_remaining())
-        except Exception as error:  # noqa: BLE001 (told to the client)
-            refusal = refusal_of(error, _note)
-            context.abort(_CODES[refusal.code.value[0]], refusal.text)
-            raise AssertionError from None  # abort has raised
-        if context.add_callback(partial(self._open.pop, context, None)):
-            self._open[context] = time.monotonic()
+    def _unary(self, method: str, packets: Iterator[bytes], context: Any) -> bytes:
+        with self._entered(self._calls, context, self._unary_terms) as visit:
+            packet = next(packets, b"")  # of a call that ends without a message, as if it were an empty one
+            visit.work()
+            try:
+                answer = self._front.answer(method, packet, context.time_remaining(), account=visit.account)
+            except Exception as error:  # noqa: BLE001 (told to the client)
+                refusal = refusal_of(error, _note)
+                context.abort(_CODES[refusal.code.value[0]], refusal.text)
+                raise AssertionError from None  # abort has raised
+        if context.add_callback(partial(self._unread.pop, context, None)):
+            self._unread[context] = time.monotonic() + self._limits.time_of(len(answer))
         return answer
 
     def _stream(self, packets: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        if not self._streams.acquire(blocking=False):
-            context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{self._limits.streams} streams are open; end one, or use ModelInfer",
-            )
-        context.add_callback(partial(self._open.pop, context, None))
-        try:
+        limits, terms = self._limits, self._stream_terms
+        with self._entered(self._calls, context, terms) as call, self._entered(self._streams, context, terms) as stream:
             for packet in packets:
-                answer = self._front.stream_answer(packet, context.time_remaining())
-                self._open[context] = time.monotonic()
+                call.work()
+                stream.work()
+                answer = self._front.stream_answer(packet, context.time_remaining(), account=call.account)
+                stream.wait(limits.time_of(len(answer)), yields_in=math.inf)  # for the client to read it
                 yield answer
-                self._open.pop(context, None)
-        finally:
-            self._streams.release()
+                call.wait(terms.seconds, yields_in=terms.yields_in)
+                stream.wait(terms.seconds, yields_in=terms.yields_in)
 
-    def _end_unread(self) -> None:
-        """Cancel RPCs whose client leaves an answer unread: they would keep memory and a thread."""
-        patience = self._limits.patience
-        while not self._end.wait(min(patience, 5.0) / 2):
-            before = time.monotonic() - patience
-            for context, since in list(self._open.items()):
-                if since < before:
-                    self._open.pop(context, None)
-                    context.cancel()
+    @contextmanager
+    def _entered(self, limiter: PeerLimiter, context: Any, terms: CallTerms) -> Iterator[PeerVisit]:
+        """Count a call that waits for its message. It is refused if there is no place for it."""
+        machine = context.peer().rpartition(":")[0]
+        visit = limiter.enter(machine, context.cancel)
+        if visit is None:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, terms.refused)
+            raise AssertionError  # abort has raised
+
+        def end() -> None:
+            if visit.is_evicted:
+                _end(context, grpc.StatusCode.RESOURCE_EXHAUSTED, _EVICTED)
+            else:
+                _end(context, grpc.StatusCode.DEADLINE_EXCEEDED, terms.overdue)
+
+        visit.end = end
+        visit.wait(terms.seconds, yields_in=terms.yields_in)
+        try:
+            yield visit
+        finally:
+            limiter.leave(visit)
+            visit.end = _nothing  # no cycle: gRPC counts a call until Python has collected it
+
+    def _end_overdue(self) -> None:
+        """Cancel RPCs whose client sends no message, or leaves an answer unread: they would keep memory and a
+        thread. Where they keep too much memory together, cancel some before.
+        """
+        while not self._end.wait(_LOOK):
+            if self._calls.is_empty:
+                self._unclaimed.note_idle()
+            elif excess := self._unclaimed.excess:
+                evicted = self._calls.evict(1 + excess // self._limits.message)
+                _LOG.warning("%d calls have ended: those that waited took %d bytes too many", evicted, excess)
+            ended = self._calls.end_overdue() + self._streams.end_overdue()
+            now = time.monotonic()
+            for context, until in list(self._unread.items()):
+                if until < now:
+                    self._unread.pop(context, None)
+                    _end(context, grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not read in time")
+                    ended += 1
+            if ended:
+                _LOG.warning("%d calls have ended: no message came, or no answer was read, in time", ended)
 
     def close(self, grace: float) -> None:
         """Take no more requests, and give those that run so many seconds."""
@@ -319,12 +417,27 @@ class GrpcDoor:
             self._thread.join()
 
 
+def _nothing() -> None:
+    pass
+
+
+def _end(context: Any, code: grpc.StatusCode, text: str) -> None:
+    """End a call in a thread that is not its own, and tell its client why. The library has no public name for that: one
+    that has it no more ends the call without a word.
+    """
+    try:
+        context._rpc_event.call.cancel(code.value[0], text)
+    except (AttributeError, TypeError):
+        context.cancel()
+
+
 def _options(limits: DoorLimits) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", limits.message),
         ("grpc.max_send_message_length", limits.message),
         ("grpc.max_metadata_size", 16 << 10),
-        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.max_allowed_incoming_connections", of_all(limits.connections)),
+        ("grpc.max_connection_idle_ms", int(limits.idle * 1000)),
         ("grpc.max_concurrent_streams", limits.requests),
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.keepalive_time_ms", 30_000),

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from driver.gateways.oip.inference import GivenTensor, InferCall, region_slice, time_and_priority, wanted_tensor
 from driver.gateways.oip.refusal import Refusal, RefusalCode, invalid, not_found, refusal_of
+from driver.gateways.oip.request_memory import SMALL, MemoryClaim, RequestMemory, json_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ _REGION = r"/v2/systemsharedmemory(?:/region/([^/]+))?"
 _CUDA = r"/v2/cudasharedmemory(?:/region/([^/]+))?"
 _BROWSERS = "origin", "sec-fetch-site"
 _MOST_JSON = 64 << 20
+_PACKED = 1032  # times its size can a body become by unpacking
 
 
 class HttpAnswer(NamedTuple):
@@ -36,7 +38,7 @@ class HttpAnswer(NamedTuple):
 
     @classmethod
     def of(cls, said: object, status: int = 200) -> HttpAnswer:
-        """In JSON."""
+        """Return it in JSON."""
         return cls(status, [("content-type", "application/json")], [json.dumps(said).encode()])
 
 
@@ -46,6 +48,7 @@ class HttpFront:
     def __init__(self, service: InferenceService, most_bytes: int) -> None:
         """`most_bytes`: of a body, also of one that came compressed."""
         self._service, self._most = service, most_bytes
+        self.memory = RequestMemory()
         its = service
         self._routes: list[tuple[str, re.Pattern[str], Callable[..., Any]]] = [
             ("GET", re.compile(r"/v2/?"), lambda _: its.server_metadata()),
@@ -68,25 +71,37 @@ class HttpFront:
         ]
         self._infer_path = re.compile(_MODEL + "/infer")
 
-    def answer(self, method: str, path: str, fields: Mapping[str, str], body: bytes) -> HttpAnswer:
-        """`path`: as it came, quoted. `fields`: of the header, their names in small letters."""
+    def answer(
+        self, method: str, path: str, fields: Mapping[str, str], body: bytes, *, claim: MemoryClaim | None = None
+    ) -> HttpAnswer:
+        """`path`: as it came, quoted. `fields`: of the header, their names in small letters. `claim`: the memory of the
+        body, to which what it becomes is added.
+        """
         if any(name in fields for name in _BROWSERS):
             return HttpAnswer.of({"error": "this address is not for browsers"}, 403)
         try:
-            body = self._unpacked(fields.get("content-encoding", ""), body)
-            if method == "POST" and (match := self._infer_path.fullmatch(path)):
-                return self._infer((unquote(match[1]), unquote(match[2] or "")), fields, body)
-            return self._routed(method, path, body)
+            with claim or MemoryClaim(self.memory) as memory:
+                body = self._unpacked(fields.get("content-encoding", ""), body, memory)
+                head, tail = _parts(fields.get(_LENGTH), body)
+                if len(head) > SMALL:
+                    memory.wait_for(json_bytes(head))
+                if method == "POST" and (match := self._infer_path.fullmatch(path)):
+                    which = unquote(match[1]), unquote(match[2] or "")
+                    if fields.get(_LENGTH) == "0":
+                        return self._infer_raw(which, tail)
+                    return self._infer(which, head, tail)
+                return self._routed(method, path, head)
         except Exception as error:  # noqa: BLE001 (told to the client)
             refusal = refusal_of(error, _note)
             return HttpAnswer.of({"error": refusal.text}, refusal.code.http)
 
-    def _unpacked(self, encoding: str, body: bytes) -> bytes:
-        """Decompress a body. Raises Refusal for one that is larger than a body may be."""
+    def _unpacked(self, encoding: str, body: bytes, claim: MemoryClaim) -> bytes:
+        """Decompress a body. Raise Refusal for one that is larger than a body may be."""
         if encoding in ("", "identity"):
             return body
         if encoding not in ("gzip", "deflate"):
             raise Refusal(RefusalCode.UNIMPLEMENTED, f"content-encoding {encoding!r:.40}: gzip, deflate or none")
+        claim.wait_for(min(self._most, _PACKED * len(body)))
         unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)  # either header
         try:
             found = unpacker.decompress(body, self._most)
@@ -129,16 +144,17 @@ class HttpFront:
 
     # ---- inference
 
-    def _infer(self, which: tuple[str, str], fields: Mapping[str, str], body: bytes) -> HttpAnswer:
-        if fields.get(_LENGTH) == "0":
-            given = [self._service.raw_input(*which, memoryview(body))]
-            deadline, priority = time_and_priority({}, None)
-            return _encoded(
-                self._service.infer(
-                    InferCall(*which, id="", given=given, wanted=None, deadline=deadline, priority=priority)
-                )
+    def _infer_raw(self, which: tuple[str, str], data: memoryview) -> HttpAnswer:
+        given = [self._service.raw_input(*which, data)]
+        deadline, priority = time_and_priority({}, None)
+        return _encoded(
+            self._service.infer(
+                InferCall(*which, id="", given=given, wanted=None, deadline=deadline, priority=priority)
             )
-        said, tail = _parts(fields.get(_LENGTH), body)
+        )
+
+    def _infer(self, which: tuple[str, str], head: bytes, tail: memoryview) -> HttpAnswer:
+        said = _json(head)
         parameters = _dict(said, "parameters")
         deadline, priority = time_and_priority(parameters, None)
         given = _given(_list(said, "inputs"), tail)
@@ -159,18 +175,18 @@ def _words(match: re.Match[str]) -> list[str]:
     return [unquote(word or "") for word in match.groups()]
 
 
-def _parts(length: str | None, body: bytes) -> tuple[dict[str, Any], memoryview]:
-    """Return the JSON at the beginning, and the binary tensors after it. Raises Refusal."""
+def _parts(length: str | None, body: bytes) -> tuple[bytes, memoryview]:
+    """Return the JSON at the beginning, and the binary tensors after it. Raise Refusal."""
     if length is None:
-        return _json(body), memoryview(b"")
+        return body, memoryview(b"")
     if not length.isascii() or not length.isdecimal() or len(length) > 12 or int(length) > len(body):
         raise invalid(f"{_LENGTH}: {length!r:.20} is not the length of JSON in a body of {len(body)} bytes")
     view = memoryview(body)
-    return _json(bytes(view[: int(length)])), view[int(length) :]
+    return bytes(view[: int(length)]), view[int(length) :]
 
 
 def _json(body: bytes) -> dict[str, Any]:
-    """Return an object of JSON; an empty one for an empty body. Raises Refusal."""
+    """Return an object of JSON; an empty one for an empty body. Raise Refusal."""
     if not body:
         return {}
     if len(body) > _MOST_JSON:

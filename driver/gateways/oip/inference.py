@@ -78,12 +78,12 @@ class AnsweredTensor(NamedTuple):
     is_binary: bool
 
     def packed(self) -> bytes:
-        """Its values as they travel."""
+        """Return its values as they travel."""
         assert self.array is not None
         return packed_texts(self.array) if self.kind is STRINGS else self.array.tobytes()
 
     def values(self) -> list[Any]:
-        """Its values for JSON."""
+        """Return its values for JSON."""
         assert self.array is not None
         found: list[Any] = self.array.reshape(-1).tolist()
         return [text.decode() for text in found] if self.kind is STRINGS else found
@@ -99,7 +99,7 @@ class InferAnswer(NamedTuple):
 
 
 def region_slice(parameters: Mapping[str, Any], what: str) -> RegionSlice | None:
-    """Return where these parameters of a tensor say that it lies; None: in the message. Raises Refusal."""
+    """Return where these parameters of a tensor say that it lies; None: in the message. Raise Refusal."""
     name = parameters.get(_REGION)
     if name is None:
         if _OFFSET in parameters or _SIZE in parameters:
@@ -112,7 +112,7 @@ def region_slice(parameters: Mapping[str, Any], what: str) -> RegionSlice | None
 
 
 def wanted_tensor(name: str, parameters: Mapping[str, Any], *, is_binary: bool) -> WantedTensor:
-    """Return the output that these parameters ask for. Raises Refusal."""
+    """Return the output that these parameters ask for. Raise Refusal."""
     if not parameters:
         return WantedTensor(name, None, is_binary)
     what = f"output {name!r:.80}"
@@ -127,7 +127,7 @@ def wanted_tensor(name: str, parameters: Mapping[str, Any], *, is_binary: bool) 
 def time_and_priority(parameters: Mapping[str, Any], left: float | None) -> tuple[float | None, str]:
     """Return the deadline and the priority of a request's parameters. `left`: seconds that its transport gives it.
 
-    Raises Refusal.
+    Raise Refusal.
     """
     _check_sequence(parameters)
     timeout = parameters.get("timeout", 0)
@@ -141,7 +141,7 @@ def time_and_priority(parameters: Mapping[str, Any], left: float | None) -> tupl
 
 
 def _check_sequence(parameters: Mapping[str, Any]) -> None:
-    """Check a request's place in a sequence, which changes nothing: models keep no state. Raises Refusal."""
+    """Check a request's place in a sequence, which changes nothing: models keep no state. Raise Refusal."""
     number = parameters.get("sequence_id", 0)
     if not isinstance(number, str) and not (_is_whole(number) and number < 2**64):
         raise invalid(f"sequence_id={number!r:.40}: an integer from 0 on, or a string")
@@ -176,7 +176,7 @@ class TensorPort:
         return math.prod(shape) * self.dtype.itemsize
 
     def raw_shape(self, nbytes: int, *, is_batched: bool) -> tuple[int, ...]:
-        """Return the one shape that a tensor of so many bytes has, of one row where there are rows. Raises Refusal."""
+        """Return the one shape that a tensor of so many bytes has, of one row where there are rows. Raise Refusal."""
         if self.sizes is None or self.kind is STRINGS:
             raise invalid(
                 f"input {self.name!r}: its bytes do not say its shape, so a raw request needs JSON that has it"
@@ -192,7 +192,7 @@ class TensorPort:
 
     @property
     def known_bytes(self) -> int | None:
-        """If the model tells its shape."""
+        """The bytes, if the model tells its shape."""
         return self.nbytes(self.sizes or ()) if self.is_known else None
 
     def check(self, given: GivenTensor) -> None:
@@ -252,7 +252,7 @@ class ModelPorts:
         self._output_names = {port.name for port in self.outputs}
 
     def ordered(self, given: Sequence[GivenTensor], most_rows: int) -> list[GivenTensor]:
-        """In the model's order, checked. Raises Refusal."""
+        """Return them in the model's order, checked. Raise Refusal."""
         known = spellings(port.name for port in self.inputs)
         by_name = {known.get(each.name, each.name): each for each in given}
         if len(by_name) != len(given):
@@ -271,7 +271,7 @@ class ModelPorts:
         return found
 
     def wanted(self, wanted: Sequence[WantedTensor] | None) -> dict[str, WantedTensor]:
-        """By name. Raises Refusal."""
+        """Return what is wanted by name. Raise Refusal."""
         if wanted is None:
             return {port.name: WantedTensor(port.name) for port in self.outputs}
         known = spellings(port.name for port in self.outputs)

@@ -11,8 +11,8 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from burst import BurstError, DeviceUnavailable, ErrorStatus, Memory, Request, RequestArgument
-from driver.client.job import Job
+from burst import BurstError, DeviceUnavailable, Memory, Request, RequestArgument
+from driver.client.job import Job, perform_with_room
 from driver.client.tasks import TaskTimes
 from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes
 from driver.deadlines import seconds_left
@@ -77,12 +77,11 @@ class PlacedWorkspace(Workspace):
         outputs = tuple(placed or its for placed, its in zip(self._wanted, own.outputs, strict=True))
         self.request = Request(inputs, outputs, (*own.pools, *self._regions))
 
-    def grow_for(self, result: Result) -> bool:
+    def grown_for(self, result: Result) -> Request | None:
         """Do as a workspace does. Raise Refusal for an output that does not fit in its place."""
-        if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
-            pairs = zip(self._ports.outputs, result.output_shapes, strict=True)
-            self._check_room([port.nbytes(shape.dimensions) for port, shape in pairs])
-        return super().grow_for(result)
+        pairs = zip(self._ports.outputs, result.output_shapes, strict=True)
+        self._check_room([port.nbytes(shape.dimensions) for port, shape in pairs])
+        return super().grown_for(result)
 
     def _check_room(self, needed: Sequence[int | None]) -> None:
         for port, placed, nbytes in zip(self._ports.outputs, self._wanted, needed, strict=True):
@@ -107,11 +106,15 @@ class Lane:
         try:
             workspace = self._workspace(call)
             workspace.inputs.fill(call.values)
-            result = self.burst.perform(Job.of(workspace.request, deadline=call.deadline))
             outputs = workspace.outputs.memory
-            if workspace.grow_for(result):
-                self._free(outputs)
-                result = self.burst.perform(Job.of(workspace.request, deadline=call.deadline))
+
+            def grown(result: Result) -> Request | None:
+                if request := workspace.grown_for(result):
+                    self._free(outputs)
+                return request
+
+            job = Job.of(workspace.request, deadline=call.deadline)
+            result = perform_with_room(self.burst.perform, job, grown)
             result.raise_for_status()
         except BaseException:
             self.drop_memory()  # the device may still write to it
@@ -203,7 +206,7 @@ class Lanes:
 
     def execute(self, call: InPlaceCall) -> tuple[Result, list[Any]]:
         """Wait for a lane until the deadline, and execute there. The arrays are copies of the outputs that are not in
-        shared memory, None for the others. Raises QueueFull, and as `Lane.execute`.
+        shared memory, None for the others. Raise QueueFull, and as `Lane.execute`.
         """
         lane = self._taken(call.deadline)
         begin, took = clock.now(), 0
@@ -264,8 +267,9 @@ class Lanes:
             lane.close()
 
     def _pass_on(self, lane: Lane | None) -> bool:
-        """To the next request. None: it opens a lane instead of one that could not be opened. False: `lane` is to be
-        closed. Under the lock.
+        """Pass a lane on to the next request, under the lock; return False if it is to be closed instead.
+
+        lane: None if it could not be opened: the next request opens one.
         """
         if waiting := self._queue.take(self._estimate, at_once=True).requests:
             waiting[0].done.set_result(lane)
@@ -289,7 +293,7 @@ class Lanes:
         return [lane.burst.stats() for lane in lanes]
 
     def close(self) -> None:
-        """Finishes the requests that run and wait. There are no others from now on."""
+        """Finish the requests that run and wait. There are no others from now on."""
         with self._changed:
             self._is_closed = True
             lanes, self._free = self._free, []

@@ -39,11 +39,23 @@ _MOST_INSTANCES = 16
 _TYPES = enum_names("DataType")
 
 
+def text_of(path: Path, where: str) -> str:
+    """Return the text of a small file; read no more of a larger one. Raise Refusal, which begins with `where`."""
+    with path.open("rb") as file:
+        raw = file.read(MOST_BYTES + 1)
+    if len(raw) > MOST_BYTES:
+        raise invalid(f"{where}: it has more than {MOST_BYTES} bytes")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise invalid(f"{where}: it is not UTF-8") from None
+
+
 class FolderConfig:
     """The configuration of a model: a config.pbtxt, or the defaults."""
 
     def __init__(self, text: str = "") -> None:
-        """Read the configuration. Raises Refusal for what is no configuration, or cannot be kept to."""
+        """Read the configuration. Raise Refusal for what is no configuration, or cannot be kept to."""
         self.message = _parsed(text)
         its = self.message
         self.max_batch_size: int = its.max_batch_size
@@ -85,17 +97,14 @@ class FolderConfig:
                 return set(sorted(found)[-max(1, policy.latest.num_versions) :])
 
     def labels(self, folder: Path) -> dict[str, list[str]]:
-        """Return the names of classes of each output that has a file of them in the model's folder. Raises Refusal."""
+        """Return the names of classes of each output that has a file of them in the model's folder. Raise Refusal."""
         found = {}
         for each in self.message.output:
             if name := each.label_filename:
                 where = f"{CONFIG_FILE}: output {each.name!r:.80}: label_filename {name!r:.80}"
                 if PurePosixPath(name).name != name or not (folder / name).is_file():
                     raise invalid(f"{where}: there is no such file in the model's folder")
-                try:
-                    found[each.name] = (folder / name).read_bytes()[:MOST_BYTES].decode().splitlines()
-                except UnicodeDecodeError:
-                    raise invalid(f"{where}: it is not UTF-8") from None
+                found[each.name] = text_of(folder / name, where).splitlines()
         return found
 
     def check(self, model: Model) -> None:
@@ -130,7 +139,9 @@ class FolderConfig:
 
 
 def _parsed(text: str) -> Any:
-    """Fields that are unknown inside of others are passed over; at the top they are an error. Raises Refusal."""
+    """Parse it: fields that are unknown inside of others are passed over; at the top they are an error. Raise
+    Refusal.
+    """
     try:
         known: Any = text_format.Parse(text, ModelConfig(), allow_unknown_field=True)
     except (text_format.ParseError, ValueError, RecursionError) as error:

@@ -20,13 +20,13 @@ class OipAddress(NamedTuple):
     is_http: bool
 
     def with_port(self, port: int) -> str:
-        """For people and clients, with the port that the kernel chose."""
+        """Return the address for people and clients, with the port that the kernel chose."""
         scheme = ("http+" if self.door.path else "http://") if self.is_http else ""
         return scheme + self.door._replace(port=port or self.door.port).place
 
 
 def oip_address(text: str) -> OipAddress:
-    """Parse an address. Raises DeviceFailed."""
+    """Parse an address. Raise DeviceFailed."""
     said, rest = f"--oip {text}", text.removeprefix("grpc://")
     is_http = rest.startswith("http")
     if rest.startswith(("unix:", "http+unix:")):

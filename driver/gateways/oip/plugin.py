@@ -56,7 +56,7 @@ class OipGateway(Gateway):
     async def serve(self, call: GatewayCall) -> AsyncIterator[OpenGateway]:
         """Serve the models until the end."""
         from driver.gateways.oip.grpc_door import Credentials
-        from driver.gateways.oip.process import InferenceServer, OipOptions
+        from driver.gateways.oip.process import OipOptions, opened
 
         given = call.options
         if not given["oip"] or given["models"] is None:
@@ -65,6 +65,7 @@ class OipGateway(Gateway):
             raise DeviceFailed("--oip has no --metrics: give it to the burst serve of the device")
         credentials = Credentials(*given["tls"]) if given["tls"] else None
         options = OipOptions(given["shared_memory"], given["model_control"], credentials)
-        async with InferenceServer(call.device, given["models"], given["oip"], options) as server:
-            line = f"models of {given['models']} at {', '.join(server.addresses)}"
-            yield OpenGateway(line, {"oip": server.addresses})
+        server, addresses = opened(call.device, given["models"], given["oip"], options)
+        async with server:
+            line = f"models of {given['models']} at {', '.join(addresses)}"
+            yield OpenGateway(line, {"oip": addresses})

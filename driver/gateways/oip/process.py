@@ -7,16 +7,22 @@ device, nor to the device's other clients.
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from driver.errors import DeviceFailed
+from driver.gateways.account_process import BIND_LOW_PORTS, AccountProcess, GatewayAccount, GatewayKeeper
 from driver.gateways.oip.grpc_door import Credentials, DoorLimits, GrpcDoor
 from driver.gateways.oip.oip_address import OipAddress, oip_address
 from driver.gateways.oip.regions import RegionLimits, RegionTable
 from driver.gateways.oip.repository import ModelRepository
+from driver.gateways.oip.request_memory import MemoryReturn
+from driver.gateways.oip.resting_repository import RestingRepository
 from driver.gateways.oip.served_model import ServedModel
 from driver.gateways.oip.service import InferenceService
+from driver.importers.files import READERS, runs_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +30,11 @@ if TYPE_CHECKING:
 
     from driver.gateways.door_address import DoorAddress
     from driver.gateways.oip.http_door import HttpDoor
+    from driver.gateways.oip.model_config import FolderConfig
+
+_FIRST_FREE_PORT = 1024
+_REST = 60
+"""Looks at the folder without a request, which take a second each."""
 
 _GRACE = 10.0  # seconds for requests that run at the end
 
@@ -31,7 +42,9 @@ _GRACE = 10.0  # seconds for requests that run at the end
 class OipOptions(NamedTuple):
     """The options of `burst serve --oip`.
 
-    shared_memory, model_control: at TCP addresses, too. credentials: for all TCP addresses.
+    shared_memory, model_control: at TCP addresses, too. credentials: for all TCP addresses. rest: looks at the folder
+    without a request after which models are given back, until the next request; None: they are there from the
+    beginning on.
     """
 
     shared_memory: bool = False
@@ -39,19 +52,18 @@ class OipOptions(NamedTuple):
     credentials: Credentials | None = None
     limits: DoorLimits = DoorLimits()
     regions: RegionLimits = RegionLimits()
+    rest: int | None = None
 
 
 class InferenceServer:
     """A folder's models on a device, at some addresses. `begin` serves; `close` ends it; so does `async with`."""
 
     def __init__(self, device: str, folder: Path, addresses: Sequence[str], options: OipOptions = OipOptions()) -> None:  # noqa: B008 (it is immutable)
-        """Binds all addresses. Raises DeviceFailed."""
+        """Bind all addresses. Raise DeviceFailed."""
         if not folder.is_dir():
             raise DeviceFailed(f"--models {folder}: there is no such folder; give one with .onnx and .tflite files")
-        self._options, self._tables = options, dict[int, RegionTable]()
-        self.repository = ModelRepository(
-            folder, lambda name, version, path, config: ServedModel(name, version, path, config, device=device)
-        )
+        self._options, self._tables, self._memory = options, dict[int, RegionTable](), MemoryReturn()
+        self.repository = _repository(device, folder, options.rest)
         self._doors: list[GrpcDoor | HttpDoor] = []
         self.addresses: list[str] = []  #: as clients use them
         with ExitStack() as stack:
@@ -87,10 +99,13 @@ class InferenceServer:
         """Serve from now on; models become ready one after the other."""
         for door in self._doors:
             door.begin()
-        self.repository.begin()
+        if self._options.rest is None:
+            self.repository.begin()
+        self._memory.begin()
 
     def close(self) -> None:
-        """Finishes what runs."""
+        """Finish what runs."""
+        self._memory.close()
         for door in self._doors:
             door.close(_GRACE)
         self.repository.close()
@@ -106,6 +121,53 @@ class InferenceServer:
         self.close()
 
 
+def opened(
+    device: str, folder: Path, addresses: Sequence[str], options: OipOptions
+) -> tuple[InferenceServer | GatewayKeeper, list[str]]:
+    """Return what serves while it is entered, and the addresses as clients use them. Raise DeviceFailed.
+
+    Where root serves sockets of other accounts, that is a process for each account.
+    """
+    doors = [oip_address(text).door for text in addresses]
+    uids = [door.uid if door.path else os.getuid() for door in doors]
+    if os.getuid() or not any(uids):
+        server = InferenceServer(device, folder, addresses, options)
+        return server, server.addresses
+    _load_all()
+    folder, options = folder.absolute(), options._replace(rest=_REST)
+    texts = {uid: [text for text, its in zip(addresses, uids, strict=True) if its == uid] for uid in uids}
+    is_low = any(0 < door.port < _FIRST_FREE_PORT for door in doors)
+    processes = [
+        AccountProcess(
+            GatewayAccount.of(uid, device, [folder]),
+            device,
+            partial(InferenceServer, device, folder, texts[uid], options),
+            BIND_LOW_PORTS * is_low,
+        )
+        for uid in texts
+    ]
+    keeper = GatewayKeeper(processes, {door.path: door.remove for door in doors if door.path})
+    found = {uid: iter(its) for uid, its in zip(texts, keeper.addresses, strict=True)}
+    return keeper, [next(found[uid]) for uid in uids]
+
+
+def _load_all() -> None:
+    """Load what servers would load later: they share it, and an account may be unable to read this installation."""
+    readers = [f"driver.importers.{kind}.{part}" for kind in READERS.values() for part in ("header", "reader")]
+    for name in ("driver.gateways.oip.http_door", "numpy.ma", *readers):
+        with suppress(ImportError):  # the server says what is missing
+            import_module(name)
+    for kind in READERS.values():
+        runs_files(kind)  # remembers it
+
+
+def _repository(device: str, folder: Path, rest: int | None) -> ModelRepository:
+    def load(name: str, version: str, path: Path, config: FolderConfig) -> ServedModel:
+        return ServedModel(name, version, path, config, device=device)
+
+    return ModelRepository(folder, load) if rest is None else RestingRepository(folder, load, rest)
+
+
 def _grpc_door(
     service: InferenceService, address: DoorAddress, limits: DoorLimits, credentials: Credentials | None
 ) -> GrpcDoor:
@@ -115,6 +177,7 @@ def _grpc_door(
             address.prepare_path()
         door = GrpcDoor(service, address.place, limits, credentials)
         if address.path:
+            address.refuse_descriptors()
             address.give_path()
     except OSError as error:
         raise DeviceFailed(f"{address.said}: {error}") from error
@@ -134,4 +197,4 @@ def _http_door(
         raise DeviceFailed(f"{address.said}: {error}") from error
 
 
-__all__ = ["InferenceServer", "OipOptions"]
+__all__ = ["InferenceServer", "OipOptions", "opened"]

@@ -77,12 +77,13 @@ class RegionTable:
     def __init__(self, uid: int, limits: RegionLimits = RegionLimits()) -> None:  # noqa: B008 (it is immutable)
         """`uid`: who has to own the files."""
         self._uid, self._limits, self._lock = uid, limits, threading.Lock()
+        self._is_of_others = uid != os.getuid()
         self._regions: dict[str, SharedRegion] = {}
         self._nbytes = 0  # also of regions that have ended, while requests run on them
         self._count = 0
 
     def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
-        """Register a region. Raises Refusal."""
+        """Register a region. Raise Refusal."""
         if not name or len(name) > _LONGEST:
             raise invalid(f"a shared memory region needs a name of 1 to {_LONGEST} characters")
         self.expire()
@@ -116,14 +117,14 @@ class RegionTable:
             self._count -= 1
 
     def _adopted(self, name: str, key: str, offset: int, nbytes: int) -> SharedRegion:
-        """Map a region. Raises OSError, ValueError and what mapping raises."""
+        """Map a region. Raise OSError, ValueError and what mapping raises."""
         fd = _opened(key)
         try:
             found = os.fstat(fd)
             is_own = found.st_uid == self._uid and stat.S_ISREG(found.st_mode) and backing_of(fd) is Backing.MEMORY
             if not is_own or offset < 0 or offset + nbytes > found.st_size:
                 raise ValueError
-            if self._uid != os.getuid() and has_holes(fd):  # the process that touches them pays
+            if self._is_of_others and has_holes(fd):  # the process that touches them pays
                 raise ValueError
             begin = offset % mmap.PAGESIZE
             memory = Memory.from_fd(fd, begin + nbytes, offset=offset - begin)
@@ -132,8 +133,8 @@ class RegionTable:
         return SharedRegion(name, key, offset, nbytes, memory=memory, begin=begin, used=time.monotonic())
 
     def unregister(self, name: str) -> None:
-        """All of them without a name. A region that requests run on goes on until they end. Unknown names are no error:
-        Triton's server says so, and clients rely on it.
+        """Unregister one region, or all of them without a name. A region that requests run on goes on until they end.
+        Unknown names are no error: Triton's server says so, and clients rely on it.
         """
         with self._lock:
             names = [name] if name else list(self._regions)
@@ -152,7 +153,7 @@ class RegionTable:
             self._end(region)
 
     def status(self, name: str) -> list[SharedRegion]:
-        """Return the region of that name, or all. Raises Refusal."""
+        """Return the region of that name, or all. Raise Refusal."""
         self.expire()
         with self._lock:
             if name and name not in self._regions:
@@ -160,7 +161,7 @@ class RegionTable:
             return [self._regions[name]] if name else list(self._regions.values())
 
     def take(self, slices: Sequence[RegionSlice]) -> RegionUse:
-        """Return the regions in which these lie, for one request. Raises Refusal for what is not inside its region."""
+        """Return the regions in which these lie, for one request. Raise Refusal for what is not inside its region."""
         with self._lock:
             found: dict[str, SharedRegion] = {}
             for each in slices:
@@ -236,7 +237,7 @@ NO_REGIONS = RegionUse(None, {})
 
 
 def _opened(key: str) -> int:
-    """Open a file in /dev/shm, whose owner names it as `shm_open` does. Raises OSError, ValueError."""
+    """Open a file in /dev/shm, whose owner names it as `shm_open` does. Raise OSError, ValueError."""
     word = key.removeprefix("/")
     if not word or len(word) > _LONGEST or "/" in word or "\0" in word or word in (".", ".."):
         raise ValueError

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from driver.gateways.oip.model_config import CONFIG_FILE, MOST_BYTES, FolderConfig
+from driver.gateways.oip.model_config import CONFIG_FILE, FolderConfig, text_of
 from driver.gateways.oip.refusal import Refusal, RefusalCode, invalid, not_found, refusal_of
 from driver.gateways.oip.served_model import ServedModel
 from driver.importers.files import READERS
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("burst.oip")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@-]{0,127}")
-_PERIOD = 1.0  # seconds between looks
+_PERIOD = 1.0
 _MOST_VERSION = 2**31
 Load = Callable[[str, str, "Path", FolderConfig], ServedModel]
 Stamp = tuple[tuple[int, int, int, int], ...]
@@ -56,9 +56,9 @@ class ModelState:
 class ModelRepository:
     """The models of a folder, by name and version. Any thread."""
 
-    def __init__(self, folder: Path, load: Load) -> None:
-        """`load`: makes a version ready; it may take long, and raise."""
-        self._folder, self._load = folder, load
+    def __init__(self, folder: Path, load: Load, period: float = _PERIOD) -> None:
+        """`load`: makes a version ready; it may take long, and raise. `period`: seconds between two looks."""
+        self._folder, self._load, self._period = folder, load, period
         self._lock = threading.Lock()  #: of what is below; held for moments
         self._loading = threading.Lock()  #: held while models are loaded
         self._states: dict[tuple[str, int], ModelState] = {}
@@ -66,7 +66,12 @@ class ModelRepository:
         self._seen: dict[tuple[str, int], Stamp] = {}
         self.has_begun = False  #: what was in the folder at the beginning is loaded, or could not be
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="burst-oip-models", daemon=True)
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """True if requests are answered."""
+        return self.has_begun
 
     # ---- finding
 
@@ -75,10 +80,15 @@ class ModelRepository:
         self._seen = {(each.name, each.version): each.stamp for each in self._found()}
         self.look()
         self.has_begun = True
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, args=(self._end,), name="burst-oip-models", daemon=True)
         self._thread.start()
 
-    def _watch(self) -> None:
-        while not self._end.wait(_PERIOD):
+    def wake(self) -> None:
+        """Load models that were given back, before a client asks for them. These never are."""
+
+    def _watch(self, end: threading.Event) -> None:
+        while not end.wait(self._period):
             try:
                 self.look()
             except Exception:  # noqa: BLE001 (it is looked at again)
@@ -120,13 +130,13 @@ class ModelRepository:
         if not numbers:
             return []
         try:
-            text = beside.read_bytes()[:MOST_BYTES].decode() if has_config else ""
+            text = text_of(beside, CONFIG_FILE) if has_config else ""
             config = FolderConfig(text)
             if config.message.name not in ("", folder.name):
                 raise invalid(
                     f"{CONFIG_FILE}: its name is {config.message.name!r:.80}, and its folder's {folder.name!r}"
                 )
-        except (Refusal, UnicodeDecodeError) as error:
+        except Refusal as error:
             latest = max(numbers)
             return [FoundModel(folder.name, latest, numbers[latest], "", stamp=_stamp(beside), reason=str(error))]
         found = []
@@ -177,7 +187,8 @@ class ModelRepository:
     # ---- what clients ask
 
     def get(self, name: str, version: str = "") -> ServedModel:
-        """Return that version of a model, or its latest. Raises Refusal."""
+        """Return that version of a model, or its latest. Raise Refusal."""
+        self.wake()
         with self._lock:
             served = {v: state.served for (n, v), state in self._states.items() if n == name and state.served}
             if served:
@@ -195,17 +206,20 @@ class ModelRepository:
         raise not_found(f"there is no model {name!r:.128}; the repository index has those that there are")
 
     def versions(self, name: str) -> list[str]:
-        """Those that are ready."""
+        """Return those that are ready."""
+        self.wake()
         with self._lock:
             return [str(v) for (n, v), state in sorted(self._states.items()) if n == name and state.served]
 
     def all(self) -> list[ServedModel]:
-        """Every version that is ready."""
+        """Return every version that is ready."""
+        self.wake()
         with self._lock:
             return [state.served for _, state in sorted(self._states.items()) if state.served]
 
     def index(self, *, ready: bool) -> list[dict[str, Any]]:
-        """Every version, its state, and why it is not ready."""
+        """Return every version, its state, and why it is not ready."""
+        self.wake()
         with self._lock:
             states = dict(self._states)
         rows = []
@@ -220,7 +234,8 @@ class ModelRepository:
         return [row for row in rows if row["state"] == "READY"] if ready else rows
 
     def load(self, name: str) -> None:
-        """Load the versions of a model that are not ready, or have changed. Raises Refusal."""
+        """Load the versions of a model that are not ready, or have changed. Raise Refusal."""
+        self.wake()
         with self._loading:
             found = [each for each in self._found() if each.name == name]
             if not found:
@@ -235,7 +250,8 @@ class ModelRepository:
                 raise invalid(f"model {name!r} cannot be loaded: {reasons[-1]}")
 
     def unload(self, name: str) -> None:
-        """Unload a model, whose running requests are finished. Raises Refusal."""
+        """Unload a model, whose running requests are finished. Raise Refusal."""
+        self.wake()
         with self._loading:
             keys = [key for key in self._states if key[0] == name]
             if not keys:
@@ -247,7 +263,7 @@ class ModelRepository:
     def close(self) -> None:
         """Stop watching, and end all models."""
         self._end.set()
-        if self._thread.is_alive():
+        if self._thread:
             self._thread.join()
         with self._loading:
             for key in list(self._states):

@@ -63,7 +63,7 @@ class PriorityLane:
         return stack.enter_context(serving)
 
     def close(self) -> None:
-        """Finishes the requests that it has."""
+        """Finish the requests that it has."""
         self._stack.close()
 
 
@@ -71,7 +71,7 @@ class ServedModel:
     """A version of a model that is ready. Any thread."""
 
     def __init__(self, name: str, version: str, path: Path, config: FolderConfig, device: str) -> None:
-        """Load the file. Raises what `driver.load` and `driver.compile` raise, and Refusal."""
+        """Load the file. Raise what `driver.load` and `driver.compile` raise, and Refusal."""
         self.name, self.version, self.config, self._device = name, version, config, device
         self.kind = path.suffix.lower().removeprefix(".")
         self._model = load(path, optional=False).named(name)
@@ -99,7 +99,7 @@ class ServedModel:
             return self._engines[priority]
 
     def infer(self, call: InferCall, table: RegionTable | None) -> InferAnswer:
-        """Answer a request. Raises Refusal, ModelGone, and what `Lanes.execute` and `ModelServer.run` raise."""
+        """Answer a request. Raise Refusal, ModelGone, and what `Lanes.execute` and `ModelServer.run` raise."""
         begin, rows = time.monotonic_ns(), 1
         try:
             given = self.ports.ordered(call.given, self.config.max_batch_size)
@@ -134,7 +134,7 @@ class ServedModel:
     def _answer(
         self, call: InferCall, wanted: Sequence[WantedTensor | None], arrays: Sequence[Any], shapes: Sequence[Any]
     ) -> InferAnswer:
-        """In the order in which the client asked for its outputs."""
+        """Answer in the order in which the client asked for its outputs."""
         found = {}
         for port, asked, array, shape in zip(self.ports.outputs, wanted, arrays, shapes, strict=True):
             if asked:
@@ -175,7 +175,7 @@ class ServedModel:
             return [stats for engine in self._engines.values() for stats in engine.lanes.stats()]
 
     def close(self) -> None:
-        """Finishes the requests that it has, and frees it."""
+        """Finish the requests that it has, and free it."""
         with self._lock:
             self._is_closed = True
             engines, self._engines = list(self._engines.values()), {}

@@ -44,7 +44,7 @@ class InferenceService:
         return {"live": True}
 
     def server_ready(self) -> dict[str, Any]:
-        return {"ready": self.repository.has_begun}
+        return {"ready": self.repository.is_ready}
 
     def model_ready(self, name: str, version: str = "") -> dict[str, Any]:
         try:

@@ -20,7 +20,7 @@ _LENGTH = 4  # bytes
 
 
 def given_texts(given: GivenTensor, what: str) -> NDArray[Any]:
-    """Return the texts of an input, as an array of str. Raises Refusal."""
+    """Return the texts of an input, as an array of str. Raise Refusal."""
     if given.place:
         raise invalid(f"{what}: BYTES come in the message, and not in shared memory")
     found = _elements(given.raw, what) if given.raw is not None else _flat(given.values)
@@ -55,7 +55,7 @@ def _elements(raw: Any, what: str) -> list[bytes]:
 
 
 def _flat(values: Sequence[Any] | None) -> list[Any]:
-    """Values of JSON may be nested as the shape is."""
+    """Flatten values: those of JSON may be nested as the shape is."""
     found: list[Any] = []
     for value in values or ():
         found += _flat(value) if isinstance(value, list) else [value]

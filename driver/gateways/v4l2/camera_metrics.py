@@ -26,11 +26,11 @@ class CameraCollector(Collector):
         self._cameras = cameras
 
     def describe(self) -> list[Metric]:
-        """No metrics: no camera need be open when this is registered."""
+        """Describe no metrics: no camera need be open when this is registered."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All of them, by the path of the camera."""
+        """Return all of them, by the path of the camera."""
         label = ["camera"]
         frames = CounterMetricFamily(
             "burst_camera_frames",

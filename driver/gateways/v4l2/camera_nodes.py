@@ -22,7 +22,7 @@ _NO_CAMERAS = "codec", "-isp", "pispbe", "rpivid", "hantro", "vpu"  # those of p
 
 
 def nodes() -> Iterator[Finding]:
-    """Each /dev/video*: opens none, as some cameras light up then."""
+    """Return each /dev/video*: opens none, as some cameras light up then."""
     there = cameras(FOLDER)
     if not there:
         yield Finding("cameras", "ok", "no /dev/video*; in a container, pass it in: docker run --device /dev/video0")

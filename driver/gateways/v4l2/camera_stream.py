@@ -84,12 +84,12 @@ class Camera(ProcessBound):
         newest: bool = False,
         ioctl: Ioctl = fcntl.ioctl,
     ) -> None:
-        """Has the camera make its buffers, and exports each once.
+        """Have the camera make its buffers, and export each once.
 
         `format`: "nv12", "yuyv", "rgb", "yuv420" or "gray"; or several, of which the first is taken that the camera
         has at that size and rate. `width`, `height`: None: as the camera is set. `fps`: None: its own rate. `newest`:
         frames that wait are given back unseen when a newer one is there. `ioctl`: calls the kernel; tests pass another.
-        Raises CameraFailed, and ValueError for an argument that no camera takes.
+        Raise CameraFailed, and ValueError for an argument that no camera takes.
         """
         from driver.gateways.v4l2.frame_copies import FrameCopies, are_copied
         from driver.gateways.v4l2.video_device import VideoDevice  # here: `import driver` need not wait for its records
@@ -153,7 +153,7 @@ class Camera(ProcessBound):
     def next_frame(self, timeout: float | None = 5.0) -> CameraFrame:
         """Return the next frame, or with `newest` the newest; release it when its result is there.
 
-        Raises Timeout, CameraLost when the camera is unplugged, and CameraFailed, also when all buffers are held.
+        Raise Timeout, CameraLost when the camera is unplugged, and CameraFailed, also when all buffers are held.
         """
         self._start()
         end = None if timeout is None else time.monotonic() + timeout
@@ -170,7 +170,7 @@ class Camera(ProcessBound):
         return frame
 
     def __iter__(self) -> Iterator[CameraFrame]:
-        """Frame after frame; each is released when the next one is asked for. Raises as `next_frame`."""
+        """Frame after frame; each is released when the next one is asked for. Raise as `next_frame`."""
         while True:
             with self.next_frame() as frame:
                 yield frame

@@ -34,7 +34,7 @@ class FrameCopies:
     """Images in memory of their own, one for each of a camera's buffers."""
 
     def __init__(self, device: VideoDevice, pixels: str, layout: CameraFormat, count: int) -> None:
-        """Map the camera's buffers. Raises CameraFailed, also without the library that decodes."""
+        """Map the camera's buffers. Raise CameraFailed, also without the library that decodes."""
         self._layout = layout
         self._jpeg = _decoder(device.path, pixels, layout.fourcc) if layout.fourcc in COMPRESSED else None
         self._colours = _COLOURS.get(pixels, "")
@@ -60,7 +60,9 @@ class FrameCopies:
                     piece.end(writes=False)
 
     def _decoded(self, image: HardwareBuffer, data: Any) -> bool:
-        """Frames of which a part was lost on the way have no end; small faults within are drawn as they are."""
+        """Return it decoded. Frames of which a part was lost on the way have no end; small faults within are drawn as
+        they are.
+        """
         assert self._jpeg
         text = data.tobytes()  # a tenth of a picture, and no camera can change it while it is read
         if text.rfind(_END) <= text.find(_SCAN):
@@ -76,7 +78,7 @@ class FrameCopies:
         return True
 
     def _joined(self, image: HardwareBuffer, parts: Sequence[Any]) -> bool:
-        """Each part is a plane, whose rows may have gaps."""
+        """Return it joined: each part is a plane, whose rows may have gaps."""
         for n, (part, piece) in enumerate(zip(parts, self._layout.pieces, strict=True)):
             plane = image.plane(n)
             rows, columns, channels = plane.shape

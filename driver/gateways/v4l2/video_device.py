@@ -59,7 +59,7 @@ class FilledBuffer(NamedTuple):
 
 
 def cameras(folder: Path = Path("/dev")) -> list[str]:
-    """Paths of the video devices of this machine."""
+    """Return the paths of the video devices of this machine."""
     return sorted((str(path) for path in folder.glob("video[0-9]*")), key=lambda path: (len(path), path))
 
 
@@ -77,7 +77,7 @@ class VideoDevice:
     """A camera, open. `ioctl`: calls the kernel, with the descriptor, the request and a record."""
 
     def __init__(self, path: str, ioctl: Ioctl) -> None:
-        """Open the camera. Raises CameraFailed for what is no camera that streams."""
+        """Open the camera. Raise CameraFailed for what is no camera that streams."""
         self.path, self._ioctl = path, ioctl
         self.fd = _opened(path)
         try:
@@ -94,9 +94,9 @@ class VideoDevice:
         return [v4l2.letters(record.pixelformat) for record in records]
 
     def sizes(self, fourcc: str) -> str:
-        """Sizes of a format, in words; empty where the camera does not list them."""
+        """Return the sizes of a format, in words; empty where the camera does not list them."""
         number, found = v4l2.fourcc(fourcc), []
-        for record in self._listed(v4l2.ENUM_FRAMESIZES, lambda n: v4l2.FrameSize(index=n, pixel_format=number)):
+        for record in self._listed(v4l2.ENUM_FRAMESIZES, lambda n: v4l2.OfferedFrameSize(index=n, pixel_format=number)):
             at = record.numbers
             if record.type != v4l2.DISCRETE:
                 return f"{at[0]}x{at[3]} to {at[1]}x{at[4]}"
@@ -104,7 +104,7 @@ class VideoDevice:
         return ", ".join(f"{width}x{height}" for width, height in sorted(set(found)))
 
     def rates(self, layout: CameraFormat) -> str:
-        """Frames a second, in words; empty where the camera does not list them."""
+        """Return the frames a second, in words; empty where the camera does not list them."""
         how = {"pixel_format": v4l2.fourcc(layout.fourcc), "width": layout.width, "height": layout.height}
         found = set()
         for record in self._listed(v4l2.ENUM_FRAMEINTERVALS, lambda n: v4l2.FrameInterval(index=n, **how)):
@@ -115,7 +115,7 @@ class VideoDevice:
         return ", ".join(f"{rate:.4g}" for rate in sorted(found))
 
     def configure(self, fourcc: str, width: int | None, height: int | None) -> CameraFormat:
-        """Asks for frames of this kind; None: the size that the camera has now. What it will deliver."""
+        """Ask for frames of this kind; return what it will deliver. None: the size that the camera has now."""
         record = v4l2.VideoFormat(type=self._type)
         self._call(v4l2.G_FMT, record, "asking for its format")
         pix = record.fmt.pix_mp if self._type == v4l2.CAPTURE_PLANES else record.fmt.pix
@@ -140,9 +140,9 @@ class VideoDevice:
         return CameraFormat(found, pix.width, pix.height, parts)
 
     def set_rate(self, fps: float, layout: CameraFormat) -> None:
-        """Asks for so many frames a second; a camera that cannot be asked goes on at its own rate.
+        """Ask for so many frames a second; a camera that cannot be asked goes on at its own rate.
 
-        Raises CameraFailed where it chooses another rate.
+        Raise CameraFailed where it chooses another rate.
         """
         record = v4l2.StreamParameters(type=self._type, numerator=1000, denominator=round(1000 * fps))
         try:
@@ -160,7 +160,7 @@ class VideoDevice:
             )
 
     def reserve(self, count: int) -> int:
-        """Has the camera make buffers; how many it has made."""
+        """Have the camera make buffers; return how many it has made."""
         record = v4l2.BuffersWanted(count=count, type=self._type, memory=v4l2.MMAP)
         self._call(v4l2.REQBUFS, record, f"making {count} buffers")
         return int(record.count)

@@ -159,7 +159,7 @@ class _Fraction(ctypes.Structure):
     _fields_ = (("numerator", u32), ("denominator", u32))
 
 
-class FrameSize(ctypes.Structure):
+class OfferedFrameSize(ctypes.Structure):
     """struct v4l2_frmsizeenum. `numbers`: width, height; or of either the least, the most and the step."""
 
     _fields_ = (
@@ -197,7 +197,7 @@ DQBUF = _number(_READ | _WRITE, 17, VideoBuffer)
 STREAMON = _number(_WRITE, 18, ctypes.c_int)
 STREAMOFF = _number(_WRITE, 19, ctypes.c_int)
 S_PARM = _number(_READ | _WRITE, 22, StreamParameters)
-ENUM_FRAMESIZES = _number(_READ | _WRITE, 74, FrameSize)
+ENUM_FRAMESIZES = _number(_READ | _WRITE, 74, OfferedFrameSize)
 ENUM_FRAMEINTERVALS = _number(_READ | _WRITE, 75, FrameInterval)
 
 

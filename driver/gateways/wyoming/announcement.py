@@ -27,7 +27,7 @@ class Announcement:
         self._address = address
 
     async def __aenter__(self) -> Self:
-        """Announce the server. Raises DeviceFailed."""
+        """Announce the server. Raise DeviceFailed."""
         try:
             here = self._here()
             self._zeroconf = AsyncZeroconf(interfaces=[here])

@@ -37,7 +37,7 @@ class MessageReader:
     async def read(self) -> Event | None:
         """Return the next message; None at the end of the connection.
 
-        Raises RefusedMessage, and OSError or EOFError for a satellite that has vanished.
+        Raise RefusedMessage, and OSError or EOFError for a satellite that has vanished.
         """
         line = await self._line()
         if not line:

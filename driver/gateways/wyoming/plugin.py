@@ -62,7 +62,7 @@ class WyomingGateway(Gateway):
                 show_default=True,
                 help="Time after a detection in which the word is not detected again.",
             ),
-            click.Option(["--satellites"], type=int, default=64, show_default=True, help="Most connections at a time."),
+            click.Option(["--satellites"], type=int, default=64, show_default=True, help="Connections of a machine."),
             click.Option(["--zeroconf"], is_flag=True, help="Announce the server to Home Assistant by multicast DNS."),
         )
 

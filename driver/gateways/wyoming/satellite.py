@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 RATE = 16000
+YIELDS_AFTER = 30.0  #: seconds without a message, after which a newcomer may take a satellite's place
 _MOST_LOGGED = 100  # errors of one satellite
 _RATES = 4000, 192000
 MOST_SECONDS = 30
@@ -95,7 +98,12 @@ class SatelliteHandler(AsyncEventHandler):
         self.name = figures.enter(str(peer[0]) if peer else "unix", models.words)
         self._wanted = tuple(models.words)
         self._format: tuple[int, int, int] | None = None
+        self._heard = -math.inf  # monotonic seconds
         self._begin()
+
+    def was_heard(self) -> bool:
+        """Return True if it has sent a message lately: it is no idle one."""
+        return time.monotonic() < self._heard + YIELDS_AFTER
 
     def _begin(self) -> None:
         """Begin a new stream."""
@@ -108,6 +116,7 @@ class SatelliteHandler(AsyncEventHandler):
         """Read messages until the connection ends, or is ended because of one of them."""
         try:
             while (event := await self._messages.read()) is not None:
+                self._heard = time.monotonic()
                 await self.handle_event(event)
         except RefusedMessage as error:
             await self._end(str(error), "bad-message")
@@ -142,12 +151,12 @@ class SatelliteHandler(AsyncEventHandler):
             await self.write_event(Error(text[:500], code).event())
 
     async def write_event(self, event: Event) -> None:
-        """Send a message. Raises TimeoutError, an OSError, when the satellite does not take it."""
+        """Send a message. Raise TimeoutError, an OSError, when the satellite does not take it."""
         async with asyncio.timeout(message_reader.COMPLETE_WITHIN):
             await super().write_event(event)
 
     async def handle_event(self, event: Event) -> bool:
-        """Answer a message. Raises RefusedMessage, and BurstError when the device fails for good."""
+        """Answer a message. Raise RefusedMessage, and BurstError when the device fails for good."""
         if AudioChunk.is_type(event.type):
             await self._listen(AudioChunk.from_event(event))
         elif AudioStart.is_type(event.type):
@@ -165,7 +174,7 @@ class SatelliteHandler(AsyncEventHandler):
         return True  # messages of other kinds are for other services
 
     def _want(self, names: Iterable[str] | None) -> None:
-        """Those that it names; all if it names none."""
+        """Return those that it names; all if it names none."""
         known = {_plain(key): name for name, word in self._models.words.items() for key in (word.phrase, name)}
         asked = list(names or self._models.words)
         if not all(isinstance(name, str) for name in asked):
@@ -244,7 +253,7 @@ def service_info(models: WakeModels) -> Info:
 
 
 async def refuse(writer: asyncio.StreamWriter, text: str) -> None:
-    """Tells a client why its connection ends at once, without waiting for it."""
+    """Tell a client why its connection ends at once, without waiting for it."""
     event = Error(text, "too-many").event()
     data = json.dumps(event.data).encode()
     writer.write(json.dumps({"type": event.type, "data_length": len(data)}).encode() + b"\n" + data)

@@ -48,7 +48,7 @@ def wake_words() -> Iterator[Finding]:
 
 
 def _listeners() -> set[str]:
-    """Addresses at which a process listens at the port."""
+    """Return the addresses at which a process listens at the port."""
     found = set()
     for name in ("tcp", "tcp6"):
         for line in text_of(ROOT / "proc/net" / name).splitlines()[1:]:

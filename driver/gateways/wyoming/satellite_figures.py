@@ -47,7 +47,7 @@ class SatelliteFigures:
             self._wanted[satellite] = tuple(words)
 
     def leave(self, satellite: str) -> None:
-        """Its connection has ended, and its name is free."""
+        """Note that its connection has ended, and its name is free."""
         with self._lock:
             del self._wanted[satellite]
 
@@ -67,13 +67,13 @@ class SatelliteFigures:
             return dict(self._wanted)
 
     def counts(self) -> dict[str, dict[str, float]]:
-        """By satellite, then by what was counted."""
+        """Return the counts by satellite, then by what was counted."""
         with self._lock:
             return {satellite: dict(counts) for satellite, counts in self._of.items()}
 
 
 def metrics_collector(figures: SatelliteFigures, models: Callable[[], list[dict[str, Any]]]) -> Any:
-    """For a registry of prometheus_client. `models`: statistics of the models' servers."""
+    """Return a collector for a registry of prometheus_client. `models`: statistics of the models' servers."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
     from prometheus_client.registry import Collector
 
@@ -109,7 +109,7 @@ def metrics_collector(figures: SatelliteFigures, models: Callable[[], list[dict[
             yield from _of_models(models(), CounterMetricFamily)
 
         def describe(self) -> list[Any]:
-            """No metrics: registering this must not ask the models."""
+            """Describe no metrics: registering this must not ask the models."""
             return []
 
     return WakeCollector()

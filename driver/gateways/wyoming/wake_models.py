@@ -73,7 +73,7 @@ class WakeFiles(NamedTuple):
 def read_models(words: Sequence[Path], features: Path | None = None) -> WakeFiles:
     """Read the files. A folder among them: all wake words in it, as long as it has one kind of file.
 
-    `features`: folder of the two others; by default that of the first word. Raises DeviceFailed.
+    `features`: folder of the two others; by default that of the first word. Raise DeviceFailed.
     """
     paths = [path for each in words for path in _files(each)]
     if len(kinds := {path.suffix for path in paths}) > 1:
@@ -138,7 +138,7 @@ def _read(path: Path, option: str) -> Model:
 
 
 def _check(path: Path, option: str, model: Model, takes: Sequence[int | None], gives: Sequence[int | None]) -> None:
-    """Sizes that the file leaves open are right; the first execution checks what they are."""
+    """Raise DeviceFailed unless the shapes fit. Sizes that the file leaves open do; the first execution checks them."""
     for kind, tensors, expected in (("input", model.inputs, takes), ("output", model.outputs, gives)):
         if len(tensors) != 1 or tensors[0].dtype != np.float32 or not _fits(tensors[0].shape, expected):
             wanted = ", ".join("?" if size is None else str(size) for size in expected)
@@ -187,8 +187,8 @@ class WakeModels:
         self._servers[name] = await stack.enter_async_context(serving)
 
     async def _features_of_noise(self) -> Floats:
-        """Before a satellite has spoken, its past is noise, as in openWakeWord; here each time the same. Raises
-        DeviceFailed if the two models give what openWakeWord's do not.
+        """Return features of noise: before a satellite has spoken, its past is noise, as in openWakeWord; here each
+        time the same. Raise DeviceFailed if the two models give what openWakeWord's do not.
         """
         noise = np.random.RandomState(0).randint(-1000, 1000, _NOISE).astype(np.float32)
         frames = await self.frames(noise)
@@ -200,16 +200,16 @@ class WakeModels:
         return np.concatenate([await self.embedding(window) for window in windows])
 
     async def frames(self, samples: Floats) -> Floats:
-        """Return the mel spectrum of some sound, [frames, 32], scaled as the embedding takes it. Raises BurstError."""
+        """Return the mel spectrum of some sound, [frames, 32], scaled as the embedding takes it. Raise BurstError."""
         found = await self._run("melspectrogram", samples[None])
         return found.reshape(-1, BINS) / np.float32(10) + np.float32(2)
 
     async def embedding(self, frames: Floats) -> Floats:
-        """[1, 96] of 76 frames. Raises BurstError."""
+        """[1, 96] of 76 frames. Raise BurstError."""
         return (await self._run("embedding", frames[None, :, :, None])).reshape(1, FEATURES)
 
     async def activations(self, features: Floats, wanted: Iterable[str]) -> dict[str, float]:
-        """Return how sure each wanted word is, from the latest embeddings. Raises BurstError."""
+        """Return how sure each wanted word is, from the latest embeddings. Raise BurstError."""
         names = list(wanted)
         windows = [features[-self.words[name].window :][None] for name in names]
         found = await asyncio.gather(*map(self._run, names, windows))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 from contextlib import AsyncExitStack, suppress
@@ -15,9 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from driver.errors import DeviceFailed
 from driver.gateways.door_address import DoorAddress
 from driver.gateways.metrics_page import MetricsPage
-from driver.gateways.wyoming.satellite import SatelliteHandler, TriggerOptions, refuse
+from driver.gateways.wyoming.satellite import YIELDS_AFTER, SatelliteHandler, TriggerOptions, refuse
 from driver.gateways.wyoming.satellite_figures import SatelliteFigures, metrics_collector
 from driver.gateways.wyoming.wake_models import WakeModels, read_models
+from driver.service.http_connections import account_of
+from driver.service.peer_limiter import PeerLimiter, of_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +40,7 @@ class WakeOptions(NamedTuple):
     zeroconf: bool = False
 
     def checked(self) -> WakeOptions:
-        """Return the options. Raises DeviceFailed naming what is wrong."""
+        """Return the options. Raise DeviceFailed naming what is wrong."""
         trigger = self.trigger
         if not 0 <= trigger.threshold <= 1:
             raise DeviceFailed(f"--threshold {trigger.threshold}: a number from 0 to 1")
@@ -51,7 +54,7 @@ class WakeOptions(NamedTuple):
 
 
 def wyoming_address(text: str) -> DoorAddress:
-    """Parse an address. Raises DeviceFailed."""
+    """Parse an address. Raise DeviceFailed."""
     said = f"--wyoming {text}"
     if text.startswith("unix://"):
         return DoorAddress.of_path(said, text.removeprefix("unix://"), os.getuid())
@@ -67,14 +70,15 @@ class WakeServer:
     """Wake words at one address, in one event loop: `async with` it."""
 
     def __init__(self, device: str, words: Sequence[Path], address: str, options: WakeOptions = WakeOptions()) -> None:  # noqa: B008 (it is immutable)
-        """Read and check the models, and bind the address. Raises DeviceFailed."""
+        """Read and check the models, and bind the address. Raise DeviceFailed."""
         self._options = options.checked()
         self.figures = SatelliteFigures()
         wanted = wyoming_address(address)
         if options.zeroconf and not wanted.is_open:
             raise DeviceFailed(f"{wanted.said}: --zeroconf tells other machines; give tcp://0.0.0.0:10400")
         files = read_models(words, options.features)
-        self.models = WakeModels(files, device, self._options.satellites)
+        self._limiter = PeerLimiter.of_one(self._options.satellites)
+        self.models = WakeModels(files, device, of_all(self._options.satellites))
         self._listener = wanted.listen()
         self.address = wanted if wanted.path else wanted._replace(port=self._listener.getsockname()[1])
         self.metrics = MetricsPage(options.metrics)
@@ -111,22 +115,26 @@ class WakeServer:
         await self._stack.aclose()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.figures.connected >= self._options.satellites:
+        task = asyncio.current_task()
+        assert task is not None
+        visit = self._limiter.enter(account_of(writer.get_extra_info("socket")), task.cancel)
+        if visit is None:
             self.figures.refused += 1
             await refuse(
                 writer, f"{self._options.satellites} satellites are connected, which is all that --satellites allows"
             )
             return
+        visit.wait(math.inf, yields_in=YIELDS_AFTER)
         self._keep_alive(writer)
         handler = SatelliteHandler(reader, writer, self.models, self._options.trigger, figures=self.figures)
-        task = asyncio.current_task()
-        assert task is not None
+        visit.asks = handler.was_heard
         self._tasks.add(task)
         try:
-            with suppress(asyncio.CancelledError):  # by _hang_up, and asyncio's callback would log it
+            with suppress(asyncio.CancelledError):  # by _hang_up or a newcomer, and asyncio's callback would log it
                 await handler.run()
         finally:
             self._tasks.discard(task)
+            self._limiter.leave(visit)
 
     @staticmethod
     def _keep_alive(writer: asyncio.StreamWriter) -> None:

@@ -45,7 +45,7 @@ class WakeStream:
         return self._steps * STEP
 
     async def feed(self, samples: NDArray[np.int16], wanted: Collection[str]) -> AsyncIterator[dict[str, float]]:
-        """Yield the activations of each step that these samples complete. Raises what `ModelServer.run` raises."""
+        """Yield the activations of each step that these samples complete. Raise what `ModelServer.run` raises."""
         self._waiting = np.concatenate((self._waiting, samples))
         while self._waiting.size >= STEP:
             found = await self._step(self._waiting[:STEP], wanted)

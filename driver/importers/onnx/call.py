@@ -116,7 +116,7 @@ class OnnxCall:
         return [int(v) for v in values.reshape(-1)]
 
     def attribute_or_input(self, name: str, position: int) -> list[int] | None:
-        """Integers that are an attribute in older opsets and an input in newer ones; None when absent."""
+        """Return the integers that are an attribute in older opsets and an input in newer ones; None when absent."""
         if self.given(position):
             found = self.integers(position)
             if UNKNOWN in found or DERIVED in found:
@@ -129,7 +129,7 @@ class OnnxCall:
         return axis_of(self.node.integer("axis", default), rank)
 
     def inputs_in_one_layout(self) -> tuple[list[Value], bool]:
-        """All inputs in one layout, that of most of them; and whether that layout is channels-last."""
+        """Return all inputs in one layout, that of most of them; and whether that layout is channels-last."""
         entries = [self.entry(i) for i in range(len(self))]
         computed = [e for e in entries if e.array is None and (e.source is None or e.source.array is None)]
         rank = max((len(e.shape) for e in entries), default=0)
@@ -141,7 +141,7 @@ class OnnxCall:
         return [self.graph.plain(e) for e in entries], False
 
     def _with_fewer_dimensions(self, entries: Sequence[ValueEntry]) -> list[Value]:
-        """Values of more than four dimensions, for an operation on their elements."""
+        """Return the values of more than four dimensions, for an operation on their elements."""
         fewer = fewer_dimensions(self.graph, [e.shape for e in entries])
         return [
             self.graph.reshape(self.graph.plain_squeezed(e), sizes) for e, sizes in zip(entries, fewer, strict=True)
@@ -256,8 +256,8 @@ def broadcast(*shapes: Shape) -> Shape:
 
 
 def fewer_dimensions(graph: OnnxGraph, shapes: Sequence[Shape]) -> list[list[int]]:
-    """Shapes that broadcast, in four dimensions at most: neighbours are joined where each value has both of them in
-    full, or is repeated along both.
+    """Return the shapes that broadcast, in four dimensions at most: neighbours are joined where each value has both of
+    them in full, or is repeated along both.
     """
     whole = broadcast(*shapes)
     if 0 in whole:
@@ -344,14 +344,14 @@ def _real(call: OnnxCall, position: int) -> Array:
 
 
 def _row(array: Array, units: int) -> Array:
-    """One bias per unit."""
+    """Return one bias per unit."""
     if array.size not in (1, units):
         raise ImportFailed(f"a bias of dimensions {list(array.shape)} does not fit {units} units")
     return np.ascontiguousarray(np.broadcast_to(array.reshape(-1), (units,)))
 
 
 def pair(values: Sequence[int] | None, rank: int, default: int, what: str) -> tuple[int, int]:
-    """Values for height and width, from an attribute with one value per dimension of an image or signal."""
+    """Return the values for height and width, from an attribute with one value per dimension of an image or signal."""
     values = [default] * (rank - 2) if not values else list(values)
     if rank not in (3, 4) or len(values) != rank - 2 or any(not 0 <= v < 2**31 for v in values):
         raise ImportFailed(f"{what} {values[:8]} for an input of rank {rank}; an image takes 2 values, a signal 1")

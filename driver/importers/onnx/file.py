@@ -184,7 +184,7 @@ class OnnxFile:
             raise ImportFailed(f"more than {_MOST_NODES} operators")
 
     def tensor(self, message: ProtoMessage) -> OnnxTensor:
-        """One constant; its values are a view of the file where they are stored raw."""
+        """Return one constant; its values are a view of the file where they are stored raw."""
         name = message.text(_TENSOR["name"])
         kind = _type(message.integer(_TENSOR["data_type"]), f"tensor {name[:_NAME]!r}")
         shape = tuple(int(d) for d in message.integers(_TENSOR["dims"]))
@@ -261,7 +261,7 @@ def declared_sizes(tensor: ProtoMessage, where: str) -> InputSizes:
 
 
 def external_range(tensor: ProtoMessage) -> ExternalRange:
-    """Where the values of a tensor lie that is outside of the model."""
+    """Return where the values of a tensor lie that is outside of the model."""
     entries = {entry.text(_ENTRY["key"]): entry for entry in tensor.messages(_TENSOR["external_data"])}
     words = {key: entry.text(_ENTRY["value"]) for key, entry in entries.items()}
     name = tensor.text(_TENSOR["name"])

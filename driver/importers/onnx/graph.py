@@ -371,12 +371,12 @@ class OnnxGraph:
         return self.cast(high), self.cast(low)
 
     def _whole(self, high: Value, low: Value) -> Value:
-        """Integers of two halves."""
+        """Join integers of two halves."""
         high, low = (self.cast(self.operation("CAST", half, dtype="int32")) for half in (high, low))
         return self.cast(self.operation("ADD", self.operation("MUL", high, _HALF, 0), low, 0))
 
     def numbers(self, value: Value, dtype: Any = np.float32) -> Value:
-        """Booleans as 1 and 0."""
+        """Return booleans as 1 and 0."""
         dims = value.operand.dimensions
         if not dims or 0 in dims:
             raise self.unsized(f"booleans of dimensions {list(dims)} become numbers only when all sizes are known")
@@ -452,7 +452,7 @@ class OnnxGraph:
 
 
 def _inserted(source: Sequence[int], target: Sequence[int]) -> list[int]:
-    """Positions of new dimensions of size 1 in `target`; empty when it differs otherwise.
+    """Return the positions of new dimensions of size 1 in `target`; empty when it differs otherwise.
 
     For integers: the HAL has EXPAND_DIMS for them, but no RESHAPE.
     """

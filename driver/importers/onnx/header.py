@@ -44,7 +44,7 @@ weights among the inputs lists all of them.
 
 
 def read_header(data: memoryview) -> Header:
-    """Read the header. Raises ImportFailed for a damaged one."""
+    """Read the header. Raise ImportFailed for a damaged one."""
     wire = ProtoBytes(data)
     model = ProtoMessage(wire)
     graph = model.message(_M["graph"])
@@ -118,7 +118,7 @@ def _element(number: int) -> str:
 
 
 def _refusal(kind: ProtoMessage | None, number: int) -> tuple[str, str]:
-    """Why a type is not carried, and the remedy. number: of the element type; 0 where there is none."""
+    """Return why a type is not carried, and the remedy. number: of the element type; 0 where there is none."""
     found = [text for field, text in _KINDS.items() if kind is not None and kind.has(_TYPE[field])]
     if found:
         return f"is {found[0]}, and the file form carries none", _REMEDY

@@ -184,7 +184,7 @@ def instance_norm(call: OnnxCall) -> None:
 
 
 def group_norm(call: OnnxCall) -> None:
-    """Normalises each group as a row of its own; then scales and shifts each channel."""
+    """Normalise each group as a row of its own; then scale and shift each channel."""
     shape, groups = call.shape(0, 4), call.node.integer("num_groups")
     channels, pixels = shape[1], math.prod(shape[2:])
     if groups < 1 or not pixels or not channels or channels % groups:
@@ -200,7 +200,7 @@ def group_norm(call: OnnxCall) -> None:
 
 
 def layer_norm(call: OnnxCall) -> None:
-    """Normalises over the last dimensions; then scales and shifts each element."""
+    """Normalise over the last dimensions; then scale and shift each element."""
     shape = call.shape(0)
     axes = list(range(call.axis(-1, len(shape)), len(shape)))
     value, mean, factor = _normalised(call, call.value(0), axes)

@@ -46,7 +46,7 @@ def read(data: memoryview, external: Mapping[str, Array] | None = None, shapes: 
 def convert(
     data: memoryview, external: Mapping[str, Array] | None, shapes: Shapes | None
 ) -> tuple[Model | None, list[Obstacle]]:
-    """Return the model, or None and all obstacles. Raises `ImportFailed` when the file cannot be read at all."""
+    """Return the model, or None and all obstacles. Raise `ImportFailed` when the file cannot be read at all."""
     with np.errstate(all="ignore"):  # numbers in a damaged file may be infinite or NaN
         file = OnnxFile(data, external or {})
         if file.opset < _EARLIEST:

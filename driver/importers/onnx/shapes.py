@@ -35,8 +35,8 @@ def give_shaped(call: OnnxCall, value: Value, shape: Shape, at: int = 0) -> None
 
 
 def stored(call: OnnxCall, shape: Shape) -> Shape:
-    """Dimensions of the operand for a value of `shape` in ONNX: without those of size 1, and the first ones joined,
-    where there are more than four.
+    """Return the dimensions of the operand for a value of `shape` in ONNX: without those of size 1, and the first ones
+    joined, where there are more than four.
     """
     if len(shape) <= MOST_DIMENSIONS:
         return shape or (1,)
@@ -263,7 +263,7 @@ def slice_(call: OnnxCall) -> None:
 
 
 def _slice_many(call: OnnxCall, axes: list[int], starts: list[int], ends: list[int], steps: list[int]) -> None:
-    """Slices more than four dimensions one after the other: a GATHER with the others joined before and behind it."""
+    """Slice more than four dimensions one after the other: a GATHER with the others joined before and behind it."""
     shape, value = list(call.known(0)), call.graph.plain_squeezed(call.entry(0))
     for axis, start, end, stride in zip((axis_of(a, len(shape)) for a in axes), starts, ends, steps, strict=True):
         first, stop, step = _range(call, shape[axis], start, end, step=stride)

@@ -116,7 +116,7 @@ def conv(call: OnnxCall) -> None:
 
 
 def _as_images(call: OnnxCall, position: int, rank: int) -> Array:
-    """Weights of rank 4; those of signals get height 1."""
+    """Return weights of rank 4; those of signals get height 1."""
     array = call.weights(position).array
     assert array is not None
     if array.ndim != rank or rank not in (3, 4) or 0 in array.shape:
@@ -155,7 +155,7 @@ def _spread(call: OnnxCall, array: Array, groups: int) -> Array:
 
 
 def _transposed_pads(call: OnnxCall, window: Window) -> tuple[Pair, Pair]:
-    """Pixels cut off at each side; negative where the file adds pixels."""
+    """Return the pixels cut off at each side; negative where the file adds pixels."""
     rank = len(call.shape(0))
     more = pair(call.node.integers("output_padding"), rank, 0, "output_padding")
     wanted, automatic = call.node.integers("output_shape"), call.node.text("auto_pad", "NOTSET")

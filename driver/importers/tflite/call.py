@@ -81,7 +81,7 @@ class TfliteCall:
         return self.graph.floats(self.number(position)) if is_float else self.input(position)
 
     def optional_weights(self, position: int) -> Ref | None:
-        """Weights that may be omitted."""
+        """Return weights that may be omitted."""
         return self.weights(position) if self.given(position) else None
 
     def output(self, position: int = 0, then: str | None = None) -> Ref:
@@ -212,7 +212,7 @@ class TfliteCall:
             self.emit(kind, source, *arguments, to=[to])
 
     def numbers(self, source: Ref) -> Ref:
-        """Booleans as 1 and 0, in float32."""
+        """Return booleans as 1 and 0, in float32."""
         dims = self.graph.operand(source).dimensions
         if not dims or 0 in dims:
             raise self.graph.unsized(
@@ -235,7 +235,7 @@ class TfliteCall:
         return floats
 
     def join_halves(self, high: Ref, low: Ref, target: Ref) -> None:
-        """Integers of two halves."""
+        """Join integers of two halves."""
         whole, above, rest = (self.graph.like(target) for _ in range(3))
         self.emit("CAST", high, to=[whole])
         self.emit("MUL", whole, _HALF, 0, to=[above])

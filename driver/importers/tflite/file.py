@@ -203,7 +203,7 @@ class TfliteFile:
         return TfliteSubgraph(self, self._subgraphs[number])
 
     def names(self, number: int) -> tuple[dict[int, str], dict[int, str]]:
-        """Names of inputs and outputs in the first signature of a subgraph, by tensor."""
+        """Return the names of inputs and outputs in the first signature of a subgraph, by tensor."""
         for signature in self._signatures:
             if signature.SubgraphIndex() == number:
                 inputs, outputs = (
@@ -214,7 +214,7 @@ class TfliteFile:
         return {}, {}
 
     def operator(self, index: int, table: Any) -> Operator:
-        """One operator of a subgraph."""
+        """Return one operator of a subgraph."""
         self._operators += 1
         if self._operators > _MOST_OPERATORS:
             raise ImportFailed(f"more than {_MOST_OPERATORS} operators")
@@ -324,7 +324,7 @@ _VECTORS = {1: tflite.Int32Vector, 2: tflite.Uint16Vector, 3: tflite.Uint8Vector
 
 
 def _level(dimension: int, table: Any) -> Level:
-    """One level of a sparse constant; format 0 is dense."""
+    """Return one level of a sparse constant; format 0 is dense."""
     if table.Format() == 0:
         return Level(dimension, table.DenseSize())
     lists = []

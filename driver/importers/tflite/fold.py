@@ -71,7 +71,7 @@ def _floor_div(x: Array, y: Array) -> Array:
 
 
 def _div(x: Array, y: Array) -> Array:
-    """Towards zero, as TFLite's own kernel."""
+    """Divide towards zero, as TFLite's own kernel."""
     return np.asarray(np.sign(x) * np.sign(y) * _floor_div(np.abs(x), np.abs(y)))
 
 

@@ -231,7 +231,7 @@ class TfliteGraph:
         return self._floats[tensor]
 
     def state(self, tensor: int) -> tuple[Ref, Ref]:
-        """Operands of a variable: its value before an operator, and its value after."""
+        """Return the operands of a variable: its value before an operator, and its value after."""
         info = self.source.tensor(tensor)
         if not info.is_variable:
             now = self.read(tensor)
@@ -266,7 +266,7 @@ class TfliteGraph:
         return replace(operand, lifetime=_L.CONSTANT_COPY, value=values)
 
     def _extra(self, tensor: int, name: str | None) -> dict[str, Any]:
-        """Names of an input or output: that of the signature if there is one, and that of the tensor."""
+        """Return the names of an input or output: that of the signature if there is one, and that of the tensor."""
         own = self.source.tensor(tensor).name
         return {"name": own} if name is None else {"name": name, "tensor": own}
 

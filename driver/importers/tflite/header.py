@@ -32,7 +32,7 @@ _REMEDY = "export the model with a function around it that has only tensors of t
 
 
 def read_header(data: memoryview) -> Header:
-    """Read the header. Raises ImportFailed for a damaged one."""
+    """Read the header. Raise ImportFailed for a damaged one."""
     if bytes(data[4:8]) != IDENTIFIER:
         raise ImportFailed("not a .tflite file: bytes 4 to 7 are not TFL3")
     wire = FileBytes(data)
@@ -60,13 +60,13 @@ def read_header(data: memoryview) -> Header:
 
 
 def _signatures(model: FlatTable) -> list[tuple[str, int]]:
-    """Names and subgraphs of all signatures, in the file's order."""
+    """Return the names and subgraphs of all signatures, in the file's order."""
     key, number = _SIGNATURE["signature_key"], _SIGNATURE["subgraph_index"]
     return [(each.text(key), each.number(number, U32)) for each in model.tables(_MODEL["signature_defs"])]
 
 
 def as_first(data: memoryview, name: str) -> list[tuple[int, bytes]]:
-    """Return what to write where, to make that signature the first one, and of the first subgraph. Raises ImportFailed.
+    """Return what to write where, to make that signature the first one, and of the first subgraph. Raise ImportFailed.
 
     It changes places with the first one. Its subgraph takes the first place of the subgraphs, beside its own: branches
     and loops go on finding theirs by their numbers.
@@ -90,7 +90,7 @@ def as_first(data: memoryview, name: str) -> list[tuple[int, bytes]]:
 
 
 def _signature(model: FlatTable, word: str) -> dict[int, str]:
-    """Names in the first signature of the first subgraph, by tensor."""
+    """Return the names in the first signature of the first subgraph, by tensor."""
     for signature in model.tables(_MODEL["signature_defs"]):
         if signature.number(_SIGNATURE["subgraph_index"], U32) == 0:
             entries = signature.tables(_SIGNATURE[word])

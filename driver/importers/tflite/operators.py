@@ -168,7 +168,7 @@ class Factor:
             call.emit("TRANSPOSE", before, np.array((0, 2, 1)), to=[self.whole])
 
     def joined(self) -> Ref:
-        """All matrices stacked vertically."""
+        """Return all matrices stacked vertically."""
         shape = self.count * self.rows, self.size
         dimensions = self.call.graph.operand(self.whole).dimensions
         return self.whole if dimensions == shape else self.call.reshape(self.whole, shape)
@@ -184,7 +184,7 @@ class Factor:
 
 
 def batch_matmul(call: TfliteCall) -> None:
-    """One FULLY_CONNECTED when the second side is one matrix; else one for each pair, and a CONCATENATION."""
+    """Add one FULLY_CONNECTED when the second side is one matrix; else one for each pair, and a CONCATENATION."""
     shape = call.result_shape()
     pairs = _pairs(_matrix_shape(call, 0)[:-2], _matrix_shape(call, 1)[:-2])
     left = Factor(call, 0, turned=call.options.AdjX())

@@ -41,7 +41,7 @@ def read(data: memoryview, shapes: Shapes | None = None) -> Model:
 
 
 def convert(data: memoryview, shapes: Shapes | None) -> tuple[Model | None, list[Obstacle]]:
-    """Return the model, or None and all obstacles. Raises `ImportFailed` when the file cannot be read at all."""
+    """Return the model, or None and all obstacles. Raise `ImportFailed` when the file cannot be read at all."""
     file, found = TfliteFile(data), list[Obstacle]()
     numbers, places = [0], {0: -1}
 

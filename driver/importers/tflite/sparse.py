@@ -28,7 +28,7 @@ class Level:
 def dense(levels: Sequence[Level], blocks: Sequence[int], values: Array, shape: tuple[int, ...]) -> Array:
     """Return the array of `shape` that has `values` at the places of the levels, and zeros elsewhere.
 
-    blocks: the dimension of the tensor that each dimension of a block divides. Raises `ImportFailed` when damaged.
+    blocks: the dimension of the tensor that each dimension of a block divides. Raise `ImportFailed` when damaged.
     """
     rank, most = len(shape), math.prod(shape) + values.size
     order = [level.dimension for level in levels]

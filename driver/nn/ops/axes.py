@@ -83,7 +83,7 @@ def _arg_shape(call: Call) -> tuple[Dimensions]:
 
 
 def _arg(method: str, call: Call) -> None:
-    """Positions of extremes along the axis: the first of equal ones; NaN is more extreme than any number."""
+    """Return the positions of extremes along the axis: the first of equal ones; NaN is more extreme than any number."""
     source, out = call.array(0), call.outputs[0].data
     axis = one_axis(call.integer(1), source.ndim)
     found = call.scratch(source.shape[:axis] + source.shape[axis + 1 :], np.intp)
@@ -164,7 +164,7 @@ def _log_softmax(call: Call) -> None:
 
 
 def _rank_gate(axis: int, inputs: Sequence[Operand], _outputs: Sequence[Operand]) -> int:
-    """Before HAL 1.2 the axis was the last of 4."""
+    """Return the HAL version: before 1.2 the axis was the last of 4."""
     return 0 if len(inputs[0].dimensions) == 4 and len(inputs) <= axis else 2
 
 

@@ -137,7 +137,7 @@ def _keypoints_shape(call: Call) -> Sequence[Dimensions]:
 
 
 def _mirrored(centres: Array, size: int) -> Array:
-    """Each centre with its neighbours on one axis, mirrored at the borders: [..., 3]."""
+    """Return each centre with its neighbours on one axis, mirrored at the borders: [..., 3]."""
     around = np.abs(centres[..., None] + np.arange(-1, 2))
     return np.asarray(size - 1 - np.abs(size - 1 - around))
 
@@ -174,7 +174,7 @@ def _find(look: Look, maps: Array, heat: Tensor, boxes: Tensor, outputs: Sequenc
 
 
 def _refined(maps: Array, peaks: Array, heat: Tensor, corners: Array) -> tuple[Array, Array]:
-    """Scores and keypoints, from where each heatmap is highest and the corners of its box."""
+    """Return the scores and keypoints, from where each heatmap is highest and the corners of its box."""
     expect_ordered(corners)
     count, keypoints, size, _ = maps.shape
     rows, columns = np.divmod(peaks, size)

@@ -69,7 +69,7 @@ class _Loop:
         return bool(found.reshape(-1)[0])
 
     def step(self) -> None:
-        """One iteration."""
+        """Do one iteration."""
         results = _named("body", self._run, self._body, self._target())
         if len(self._places) == 1:
             self._places.append(results)
@@ -78,7 +78,7 @@ class _Loop:
         self._turn = 1 - self._turn
 
     def _target(self) -> list[Array] | None:
-        """Where the body writes to: its own memory at first, then the place that was read before."""
+        """Return where the body writes to: its own memory at first, then the place that was read before."""
         if not self._is_static or len(self._places) == 1:
             return None
         return [value.reshape(-1).view(np.uint8) for value in self._places[1 - self._turn] if value is not None]
@@ -93,7 +93,7 @@ class _Loop:
 
 
 def _look_in_time(look: Look, end: float, timeout: float) -> None:
-    """Look, as the operations of a loop do. Raises LoopTimeout when the loop has taken too long."""
+    """Look, as the operations of a loop do. Raise LoopTimeout when the loop has taken too long."""
     look()
     if time.monotonic() > end:
         raise LoopTimeout(f"a WHILE took longer than its loop timeout of {timeout} s")

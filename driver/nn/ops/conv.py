@@ -116,7 +116,7 @@ Gather = Callable[[slice, slice], Array]
 
 
 def _pointwise(call: Call, g: ConvGeometry, weights: Array) -> Gather:
-    """Every pixel by itself: nothing is copied but to widen it."""
+    """Gather every pixel by itself: nothing is copied but to widen it."""
     image = input_image(call, g.nchw)
 
     def gather(n: slice, rows: slice) -> Array:
@@ -190,7 +190,7 @@ def _depthwise(call: Call) -> None:
 
 
 def _merged(source: Array, *others: Array) -> tuple[Array, ...]:
-    """All with their last two axes, pixels and channels, as one long axis, where that takes no copy of `source`."""
+    """Merge the last two axes, pixels and channels, of all, where that takes no copy of `source`."""
     if source.strides[-2] != source.shape[-1] * source.strides[-1]:
         return source, *others
     return tuple(array.reshape(*array.shape[:-2], 1, -1) for array in (source, *others))
@@ -209,7 +209,7 @@ def _repeated(call: Call, taps: Array, width: int) -> Array:
 
 
 def _axis(size: int, filter_: int, stride: int, *, pads: Sequence[int]) -> Axis:
-    """With explicit paddings; the one after the image may be negative, so that a stride can reach every extent."""
+    """Return an axis with explicit paddings; that behind it may be negative, so that a stride reaches every extent."""
     head, tail = pads
     if stride < 1 or filter_ < 1 or size < 1:
         raise ValueError(f"stride {stride}, filter {filter_} and input extent {size} have to be above 0")
@@ -222,7 +222,7 @@ def _axis(size: int, filter_: int, stride: int, *, pads: Sequence[int]) -> Axis:
 
 
 def _axis_to(extent: int, size: int, filter_: int, stride: int, *, scheme: int) -> Axis:
-    """With the output extent and a padding scheme."""
+    """Return an axis with the output extent and a padding scheme."""
     if scheme not in (SAME, VALID):
         raise ValueError(f"padding scheme {scheme} does not exist; use 1 (SAME) or 2 (VALID)")
     if extent < 1:

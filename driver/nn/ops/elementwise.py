@@ -17,7 +17,7 @@ Scaled = Operand | Tensor
 
 
 def broadcast(a: Dimensions, b: Dimensions) -> Dimensions:
-    """Dimensions of an element-wise result: trailing dimensions are equal or one of them is 1."""
+    """Return the dimensions of an element-wise result: trailing dimensions are equal or one of them is 1."""
     rank = max(len(a), len(b))
     pairs = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True)
     result = []
@@ -75,7 +75,7 @@ def _binary(function: Callable[..., Any], integer: Callable[..., Any], call: Cal
 
 
 def _product_fault(a: Scaled, b: Scaled, product: Scaled) -> str | None:
-    """Why a quantised product cannot be stored: its steps may not be finer than those that the factors make."""
+    """Say why a quantised product cannot be stored: its steps may not be finer than those of the factors."""
     with np.errstate(over="ignore"):
         if np.float32(product.scale) > np.float32(a.scale) * np.float32(b.scale):
             return None
@@ -104,7 +104,7 @@ def _arithmetic(
 
 
 def same_shape(call: Call) -> tuple[Dimensions]:
-    """One output with the dimensions of input 0."""
+    """Return one output with the dimensions of input 0."""
     return (call.shape(0),)
 
 

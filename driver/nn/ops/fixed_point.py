@@ -125,7 +125,7 @@ def _inverse(a: Array) -> Array:
 
 
 def _every_int16() -> Array:
-    """All values of 16 bits, each where an array finds it when it is the index."""
+    """Return all values of 16 bits, each where an array finds it when it is the index."""
     return np.arange(1 << 16).astype(np.int16).astype(np.int64)
 
 

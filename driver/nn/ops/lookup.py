@@ -87,7 +87,7 @@ def _find(call: Call) -> None:
 
 
 def _hits(_source: Tensor, _result: Tensor) -> tuple[float, int]:
-    """Hits are 0 and 1 as they are."""
+    """Return the hits as they are, 0 and 1."""
     return 1.0, 0
 
 
@@ -113,7 +113,7 @@ def _best_shape(call: Call) -> tuple[Dimensions, Dimensions]:
 
 
 def _sortable(values: Array) -> Array:
-    """Integers in the order of `values`: floats by their bits, with those below 0 turned around."""
+    """Return the integers in the order of `values`: floats by their bits, with those below 0 turned around."""
     if values.dtype.kind != "f":
         return values
     bits = np.add(values, 0.0, dtype=np.float32).view(np.int32)  # -0.0 becomes 0.0
@@ -134,8 +134,8 @@ def _take_best(look: Look, source: Array, values: Array, indices: Array) -> None
 
 
 def _largest(rows: Array, start: int, stop: int, among: Array, k: int) -> Array:
-    """Keys of the `k` largest of each row, in any order: of some columns, and of `among` those before. A key is the
-    value, and below that the column.
+    """Return the keys of the `k` largest of each row, in any order: of some columns, and of `among` those before. A key
+    is the value, and below that the column.
     """
     keys = np.empty((len(rows), stop - start), np.int64)
     np.copyto(keys, _sortable(rows[:, start:stop]))
@@ -172,7 +172,7 @@ def _drawn_shape(call: Call) -> tuple[Dimensions]:
 
 
 def _cumulated(look: Look, logits: Array) -> Array:
-    """For every row the sums of unnormalised probabilities up to each class; logits that are not finite count as 0."""
+    """Return for every row the sums of unnormalised probabilities up to each class; infinities and NaN count as 0."""
     sums: Array = np.empty(logits.shape)
     for (rows,) in pieces(sums.shape[:1], max(1, SORTED // logits.shape[1])):
         look()

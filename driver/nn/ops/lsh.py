@@ -154,7 +154,7 @@ def _projected_shape(call: Call) -> tuple[Dimensions]:
 
 
 def _scores(look: Look, seeds: Array, rows: Array, length: int, weights: Array) -> Array:
-    """For every seed the weighted sum of the fingerprints, read as signed numbers."""
+    """Return for every seed the weighted sum of the fingerprints, read as signed numbers."""
     scores = np.zeros(len(seeds))
     for first in range(0, len(rows), STRIP):
         strip = rows[first : first + STRIP]

@@ -152,7 +152,7 @@ class _FloatCell:
             last = result
 
     def _renew_state(self) -> None:
-        """From the gates to the new cell state; the output gate waits for that when it has a peephole."""
+        """Make the new cell state from the gates; the output gate waits for that when it has a peephole."""
         gates, cell = self.gates, self.state
         last = len(gates) - (self.peephole is not None)
         if self.peephole is not None:
@@ -168,7 +168,7 @@ class _FloatCell:
         _clip(cell, self.settings.cell_clip)
 
     def _emit(self, result: Array) -> None:
-        """From the new cell state and the output gate to what the cell gives, in `result`."""
+        """Make what the cell gives from its new state and the output gate, in `result`."""
         gates = self.gates
         if self.peephole is not None:
             gates[-1] += self.peephole[-1] * self.state

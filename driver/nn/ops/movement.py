@@ -65,7 +65,7 @@ def _concatenation(call: Call) -> None:
 
 
 def _concatenation_gate(inputs: Sequence[Operand], outputs: Sequence[Operand]) -> int:
-    """Before HAL 1.2 concatenation did not requantise."""
+    """Return the HAL version: before 1.2 concatenation did not requantise."""
     out = outputs[0]
     return 2 if any((o.scale, o.zero_point) != (out.scale, out.zero_point) for o in inputs[:-1]) else 0
 

@@ -76,8 +76,8 @@ def _gate_value(
     rows: slice,
     cell: Array,
 ) -> Array:
-    """One gate of some sequences, from products of (values, weights, multiplier), peephole (weights, multiplier), norm
-    and activation.
+    """Compute one gate of some sequences, from products of (values, weights, multiplier), peephole (weights,
+    multiplier), norm and activation.
     """
     look()
     total = np.zeros_like(cell)
@@ -92,7 +92,7 @@ def _gate_value(
 def _projected(
     look: Look, matrix: Array, bias: Array | int, multiplier: Multiplier, zero_point: int, limit: int, hidden: Array
 ) -> Array:
-    """From the hidden state to the output: `zero_point` of the output and its largest size."""
+    """Project the hidden state to the output: `zero_point` of the output and its largest size."""
     total = _product(look, hidden.astype(matrix.dtype), matrix) + bias
     return _limited(saturate(scaled(total, multiplier) + zero_point, INT8), limit)
 
@@ -214,7 +214,9 @@ def _build(call: Call) -> None:
 
 
 def _square_shape(call: Call) -> Sequence[Dimensions]:
-    """Shapes of QUANTIZED_16BIT_LSTM: outputs are the states, inputs 13 and 14; all parameters are prescribed."""
+    """Return the shapes of QUANTIZED_16BIT_LSTM: outputs are the states, inputs 13 and 14; all parameters are
+    prescribed.
+    """
     (batch, width), (units, _) = matrix_size(call, 0), matrix_size(call, 1)
     sized(call, dict.fromkeys(range(1, 5), (units, width)) | dict.fromkeys(range(5, 9), (units, units)))
     sized(call, dict.fromkeys(range(9, 13), (units,)) | {13: (batch, units), 14: (batch, units)})

@@ -70,7 +70,7 @@ def clamp(call: Call, array: Array, bounds: Bounds) -> None:
 
 
 def accumulator(call: Call, view: Array, dtype: DTypeLike = np.float32) -> Array:
-    """Where a kernel may gather the result for `view`: the view itself when it is the right kind of array."""
+    """Return where a kernel may gather the result for `view`: the view itself when it is the right kind of array."""
     if view.dtype == dtype and view.flags.c_contiguous and view.flags.aligned:
         return view
     return call.scratch(view.shape, dtype)
@@ -139,5 +139,5 @@ def look_up(call: Call, source: Tensor, entries: Array, view: Array) -> None:
 
 
 def requantise_table(source: Tensor, target: Tensor) -> Array:
-    """Entries that turn bytes of `source` into the type and parameters of `target`."""
+    """Return the entries that turn bytes of `source` into the type and parameters of `target`."""
     return quantise(table(source), target).astype(target.type.dtype)

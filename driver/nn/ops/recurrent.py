@@ -78,12 +78,14 @@ def time_axis(time_major: bool) -> int:
 
 
 def batch_size(call: Call, axis: int) -> int:
-    """How many sequences input 0 holds when `axis` is that of time; a matrix holds one step of each."""
+    """Return how many sequences input 0 holds when `axis` is that of time; a matrix holds one step of each."""
     return call.shape(0)[-5 - axis]
 
 
 def with_states(inputs: str, outputs: Iterable[tuple[str, str]]) -> tuple[Signature, ...]:
-    """Signatures of an operation on sequences: pairs of outputs without and, since HAL 1.3, with the final states."""
+    """Return the signatures of an operation on sequences: pairs of outputs without and, since HAL 1.3, with the final
+    states.
+    """
     return tuple(
         Signature(types, inputs, slots, ranks=(3,))
         for pair in outputs
@@ -92,7 +94,7 @@ def with_states(inputs: str, outputs: Iterable[tuple[str, str]]) -> tuple[Signat
 
 
 def linked(call: Call, aux: int, weights: tuple[int, int]) -> tuple[bool, int]:
-    """How the auxiliary input of a bidirectional operation is used, by what is given of it and its two weights.
+    """Say how the auxiliary input of a bidirectional operation is used, by what is given of it and its two weights.
 
     Returns whether both directions add its product with their auxiliary weights, and the input that the backward
     direction reads.
@@ -110,7 +112,7 @@ def linked(call: Call, aux: int, weights: tuple[int, int]) -> tuple[bool, int]:
 
 
 def both_outputs(call: Call, is_merged: bool, forward: int, backward: int) -> tuple[Dimensions, ...]:
-    """Dimensions of the sequences that a bidirectional operation gives: one with both results in it, or two."""
+    """Return the dimensions of the sequences of a bidirectional operation: one with both results in it, or two."""
     if is_merged != len(call.outputs) % 2:
         raise ValueError(f"merge is {is_merged}, which does not go with {len(call.outputs)} outputs")
     head = call.shape(0)[:2]
@@ -118,7 +120,7 @@ def both_outputs(call: Call, is_merged: bool, forward: int, backward: int) -> tu
 
 
 def halves(call: Call, is_merged: bool, forward: int) -> tuple[Array, Array]:
-    """Where the two directions write their sequences, the forward one `forward` wide."""
+    """Return where the two directions write their sequences, the forward one `forward` wide."""
     first = call.outputs[0].data
     return (first[..., :forward], first[..., forward:]) if is_merged else (first, call.outputs[1].data)
 
@@ -139,7 +141,7 @@ def flat(array: Array) -> Array:
 
 
 def weights(call: Call, index: int) -> Array:
-    """Weights [outputs, inputs] transposed, as float32; laid out anew only where that is done once."""
+    """Return the weights [outputs, inputs] transposed, as float32; laid out anew only where that is done once."""
     return call.pack(index, weight_matrix) if call.tensor(index).fixed else load(call, index).T
 
 
@@ -153,7 +155,7 @@ def add_products(call: Call, pairs: Sequence[tuple[Array, Array]], result: Array
 
 
 def stacked(call: Call, indices: Iterable[int]) -> Array:
-    """Vectors one above the other, as float32 [vectors, 1, elements]."""
+    """Return the vectors one above the other, as float32 [vectors, 1, elements]."""
     vectors = [call.tensor(i) for i in indices]
     stack = np.empty((len(vectors), 1, *vectors[0].shape), np.float32)  # and no scratch: constants stay in it
     for row, vector in zip(stack, vectors, strict=True):
@@ -235,7 +237,7 @@ class CellForm:
 def examine(call: Call, places: Places, batch: int, width: int, aux_width: int | None = None) -> CellForm:
     """Return the form of a cell that reads `width` elements, and `aux_width` of an auxiliary input, in every step.
 
-    Raises `ValueError` when parts are missing, do not belong together or have other dimensions than they should.
+    Raise `ValueError` when parts are missing, do not belong together or have other dimensions than they should.
     """
     cells, _ = matrix_size(call, places.weights(FORGET))
     if cells > MOST_CELLS:

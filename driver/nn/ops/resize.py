@@ -43,7 +43,7 @@ def _shape(call: Call) -> tuple[Dimensions]:
 
 
 def _size_gate(inputs: Sequence[Operand], _outputs: Sequence[Operand]) -> int:
-    """Before HAL 1.2 sizes were no factors."""
+    """Return the HAL version: before 1.2 sizes were no factors."""
     return 0 if inputs[1].type == OperandType.INT32 else 2
 
 
@@ -53,7 +53,7 @@ def _scale(size: int, out: int, align: bool) -> np.float32:
 
 
 def neighbours(size: int, out: int, align: bool, half_pixel: bool) -> tuple[Array, Array, Array]:
-    """For every output position the two source positions it lies between, and the weight of the second."""
+    """Return, for every output position, the two source positions around it and the weight of the second."""
     centre = np.float32(0.5 if half_pixel else 0.0)
     position = (np.arange(out, dtype=np.float32) + centre) * _scale(size, out, align) - centre
     low = np.maximum(np.floor(position), 0).astype(np.intp)
@@ -93,7 +93,7 @@ def _interpolate(call: Call, source: Array, axis: int, neighbours: tuple[Array, 
 
 
 def nearest_indices(size: int, out: int, align: bool, half_pixel: bool) -> Array:
-    """For every output position the source position that it copies."""
+    """Return for every output position the source position that it copies."""
     centre = np.float32(0.5 if half_pixel else 0.0)
     position = (np.arange(out, dtype=np.float32) + centre) * _scale(size, out, align)
     nearest = np.floor(position + np.float32(0.5) if align else position)
@@ -111,7 +111,7 @@ def _nearest(call: Call) -> None:
 
 
 def _signatures(types: str, layout: str, tails: tuple[tuple[int, str], ...]) -> tuple[Signature, ...]:
-    """With the output extents, and with factors."""
+    """Return signatures with the output extents, and with factors."""
     return tuple(Signature(types, f"T {sizes} {layout}", tails=tails, ranks=(4,)) for sizes in ("2*INT32", "2*S"))
 
 

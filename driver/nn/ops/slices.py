@@ -17,7 +17,7 @@ from .window import image_shape, input_image, output_image, stored_shape
 
 
 def padding_gate(inputs: Sequence[Operand], _outputs: Sequence[Operand]) -> int:
-    """Before HAL 1.2 quantised data could only be padded when its zero was stored as 0."""
+    """Return the HAL version: before 1.2 quantised data could only be padded when its zero was stored as 0."""
     return 2 if inputs[0].zero_point else 0
 
 

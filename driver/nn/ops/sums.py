@@ -36,7 +36,7 @@ def strips(batch: int, rows: int, row_bytes: int) -> Iterator[tuple[slice, slice
 
 
 def widen(tensor: Tensor, axes: tuple[int, ...], look: Look = look_nowhere) -> Array:
-    """Weights as floats without their zero point, in a type that sums their products over `axes` exactly.
+    """Return the weights as floats without their zero point, in a type that sums their products over `axes` exactly.
 
     8-bit data leaves 16 bits of float32 for the weights of one sum; weights that may change count as the largest.
     """
@@ -98,7 +98,7 @@ def channel_check(channel: int, inputs: Sequence[Operand], _outputs: Sequence[Op
 
 
 def requantisation_gate(inputs: Sequence[Operand], outputs: Sequence[Operand]) -> int:
-    """Before HAL 1.2 a quantised output had to be coarser than the products it sums."""
+    """Return the HAL version: before 1.2 a quantised output had to be coarser than the products it sums."""
     source, weights, out = inputs[0], inputs[1], outputs[0]
     return 2 if out.type.is_quantised and out.scale <= source.scale * weights.scale else 0
 
@@ -118,7 +118,7 @@ class Finish:
 
     @classmethod
     def of(cls, call: Call, activation: int) -> "Finish":
-        """For a call whose inputs 0, 1 and 2 are data, weights and bias."""
+        """Make one for a call whose inputs 0, 1 and 2 are data, weights and bias."""
         out = call.outputs[0]
         return cls(out, call.pack(2, bias_vector), output_factor(call), activation_bounds(activation, out))
 

@@ -64,7 +64,7 @@ def suppress(look: Look, boxes: Array, scores: Array, limit: int, weaken: Weaken
     """Take the box with the best score, weaken those that overlap it, and so on until none is left.
 
     boxes: [n, 4]. scores: [n]. limit: how many to take at most; negative: all. Returns the indices taken, in this
-    order, and their scores then. Raises ValueError for more than MOST_BOXES.
+    order, and their scores then. Raise ValueError for more than MOST_BOXES.
     """
     if len(scores) > MOST_BOXES:
         raise ValueError(f"{len(scores)} boxes to choose from are more than {MOST_BOXES}")
@@ -199,7 +199,7 @@ def _detection_shape(call: Call) -> Sequence[Dimensions]:
 
 
 def _decode(deltas: Array, anchors: Array, scales: Array) -> Array:
-    """Boxes (y1, x1, y2, x2) from `deltas` [n, 4] and `anchors` [n, 4], both as (y, x, height, width)."""
+    """Return the boxes (y1, x1, y2, x2) from `deltas` [n, 4] and `anchors` [n, 4], both as (y, x, height, width)."""
     parts = deltas / scales
     centre = anchors[:, :2] + anchors[:, 2:] * parts[:, :2]
     half = anchors[:, 2:] * np.exp(parts[:, 2:]) / 2
@@ -313,7 +313,7 @@ def _anchors(anchors: Array, height: int, width: int, strides: Array) -> Array:
 
 
 def _propose(call: Call, scores: Array, deltas: Array, size: Array, anchors: Array) -> tuple[Array, Array]:
-    """Scores and boxes of one image of `size` [1, 2], best first."""
+    """Return the scores and boxes of one image of `size` [1, 2], best first."""
     before, after, threshold, smallest = call.integer(6), call.integer(7), call.real(8), call.real(9)
     call.look()
     flat = scores.reshape(-1)

@@ -59,7 +59,7 @@ def _cast_check(inputs: Sequence[Operand], outputs: Sequence[Operand]) -> str | 
 
 
 def _cast(call: Call) -> None:
-    """Integers saturate, and then lose their fraction; NaN becomes the smallest of them."""
+    """Cast: integers saturate, and then lose their fraction; NaN becomes the smallest of them."""
     source, out = call.tensor(0), call.outputs[0]
     if out.data.dtype.kind == "f" or np.can_cast(source.data.dtype, out.data.dtype):
         call.step(np.copyto, out.data, source.data, casting="unsafe")
@@ -83,7 +83,7 @@ BELOW_HALF = np.nextafter(np.float32(0.5), np.float32(0))
 
 
 def _quantize(call: Call) -> None:
-    """All in float32, as the definition has it; NaN becomes the smallest raw value."""
+    """Quantise in float32, as the definition has it; NaN becomes the smallest raw value."""
     out, info = call.outputs[0], np.iinfo(call.outputs[0].data.dtype)
     steps, half = call.scratch(out.shape), call.scratch(out.shape)
     call.step(np.divide, load(call, 0), np.float32(out.scale), steps)

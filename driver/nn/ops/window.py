@@ -52,7 +52,7 @@ class Axis:
         return self.filter == self.stride == 1 and self.head == self.tail == 0
 
     def taps(self) -> Iterator[tuple[int, slice, slice]]:
-        """For each filter tap that meets the image: the tap, the outputs and the inputs that it connects."""
+        """Yield, for each filter tap that meets the image, the tap, the outputs and the inputs that it connects."""
         # A filter may be far larger than the image: only taps that can meet it are looked at.
         nearest = max(0, -((self.out - 1) * self.stride - self.head) // self.dilation)
         farthest = min(self.filter - 1, (self.size - 1 + self.head) // self.dilation)
@@ -66,7 +66,7 @@ class Axis:
                 yield tap, slice(first, last + 1), slice(start, stop, self.stride)
 
     def counts(self) -> Array:
-        """How many taps fall on the image for every output."""
+        """Return how many taps fall on the image for every output."""
         counts = np.zeros(self.out, np.float32)
         for _, outputs, _ in self.taps():
             counts[outputs] += 1
@@ -114,7 +114,7 @@ def transposed(size: int, filter_: int, stride: int, out: int, *, head: int) -> 
 
 
 def image_shape(shape: Dimensions, nchw: bool) -> Dimensions:
-    """Dimensions of an image tensor as [batch, height, width, channels]."""
+    """Return the dimensions of an image tensor as [batch, height, width, channels]."""
     if len(shape) != 4:
         raise ValueError(f"dimensions {list(shape)} have to be of rank 4")
     return (shape[0], shape[2], shape[3], shape[1]) if nchw else shape

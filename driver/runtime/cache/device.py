@@ -12,8 +12,6 @@ import logging
 import os
 from collections import Counter
 from contextlib import ExitStack, suppress
-from functools import cache
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgpack
@@ -27,6 +25,8 @@ from driver.runtime.cache.folder import Folder
 from driver.runtime.cache.manifest import About, Counts
 from driver.runtime.cache.verify import PLACEMENT
 from driver.runtime.capabilities import digest as capabilities_digest
+from fmq.printable import printable
+from fmq.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
     from burst import Trace
     from driver.client.device import RemoteDevice
-    from driver.client.prepared_model import Home, RemotePreparedModel
+    from driver.client.prepared_model import RemotePreparedModel
+    from driver.client.remote_executor import Home
     from driver.nn import Model
     from driver.options import PrepareOptions
     from driver.runtime.cache.entry import Draft, Entry
@@ -55,12 +56,7 @@ now.
 
 def token_of(application: bytes, structure: bytes, *terms: object) -> bytes:
     """Return a token. `application`: its token. `terms`: msgpack knows how to write them."""
-    return hashlib.sha256(application + structure + msgpack.packb([*terms, _release(), processor()])).digest()
-
-
-@cache
-def _release() -> str:
-    return version("burst-engine")
+    return hashlib.sha256(application + structure + msgpack.packb([*terms, __version__, processor()])).digest()
 
 
 def part_token(
@@ -106,7 +102,7 @@ class CompilationCache(NamedTuple):
         wait: Callable[[], object],
         patience: Callable[[], float | None],
     ) -> CompilationCache:
-        """Return a cache. `token`: the application's, or None for the model's SHA-256. Raises ValueError, OSError."""
+        """Return a cache. `token`: the application's, or None for the model's SHA-256. Raise ValueError, OSError."""
         if token is not None and (not isinstance(token, bytes) or len(token) != TOKEN_BYTES):
             raise ValueError(f"cache_token={token!r:.80}: give {TOKEN_BYTES} bytes, or None for the model's SHA-256")
         try:
@@ -159,9 +155,12 @@ class CachedPlacement:
 class CachedDevice:
     """A device, for one step of a model. `outcome`: of the last preparation."""
 
-    def __init__(self, device: RemoteDevice, cache: CompilationCache, step: Step, *, is_whole: bool) -> None:
+    def __init__(
+        self, device: RemoteDevice, cache: CompilationCache, step: Step, *, is_whole: bool, graph: int = 0
+    ) -> None:
+        """`graph`: 0 for the main subgraph, n for the referenced one n - 1."""
         self._device, self._cache, self._model = device, cache, step.model
-        operations = None if is_whole else [(0, n) for n in step.operations]  # of the main subgraph
+        operations = None if is_whole else [(graph, n) for n in step.operations]
         which = (device.name, device.version)
         token = token_of(cache.application, cache.structure, "part", operations, which, cache.how)
         self._token, self._entry = token, cache.folder.entry(token)
@@ -176,9 +175,10 @@ class CachedDevice:
         def prepare_again(trace: Trace) -> Home:
             return self._home(options._replace(trace=trace))
 
-        prepared = self._device.unprepared(self._model, options, prepare_again)
-        prepared.home = self._home(options._replace(deadline=deadline))
-        return prepared
+        def at_first() -> Home:
+            return self._home(options._replace(deadline=deadline))
+
+        return self._device.prepared(self._model, options, at_first, prepare_again)
 
     def _home(self, options: PrepareOptions) -> Home:
         counts = Counts(*self._device.number_of_cache_files_needed())
@@ -256,7 +256,7 @@ class CachedDevice:
 def describe(model: Model) -> str:
     """Describe a model for a list: "mobilenet.onnx", "31 operations: 14 CONV_2D, 13 DEPTHWISE_CONV_2D, …"."""
     if model.name:
-        return "".join(filter(str.isprintable, model.name))[:_MOST_NAME]
+        return printable(model.name)[:_MOST_NAME]
     counts = Counter(operation.type for operation in model.main.operations)
     names = [f"{count} {name}" for name, count in counts.most_common(_MOST_NAMES)]
     more = ["…"] if len(counts) > _MOST_NAMES else []

@@ -14,7 +14,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import stat
 import time
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ _LOOK_AGAIN = 0.05  # seconds; a wait that sleeps in the kernel could miss a Ctr
 
 @contextlib.contextmanager
 def _locked(path: str, on_wait: Callable[[], object], timeout: float | None) -> Iterator[None]:
-    """Wait for it, after one call of on_wait. timeout: seconds; None waits for ever. Raises TimeoutError, OSError."""
+    """Wait for it, after one call of on_wait. timeout: seconds; None waits for ever. Raise TimeoutError, OSError."""
     deadline = None if timeout is None else time.monotonic() + timeout
     lock = _try_lock(path)
     if lock is None:
@@ -53,7 +52,7 @@ def _locked(path: str, on_wait: Callable[[], object], timeout: float | None) -> 
 
 @contextlib.contextmanager
 def _taken(path: str) -> Iterator[bool]:
-    """Yield True if the lock is ours; does not wait. Raises OSError."""
+    """Yield True if the lock is ours; does not wait. Raise OSError."""
     lock = _try_lock(path)
     with _releasing(lock) if lock else contextlib.nullcontext():
         yield lock is not None
@@ -61,14 +60,22 @@ def _taken(path: str) -> Iterator[bool]:
 
 def _private(path: str, flags: int) -> int:
     """Return an opener for `open`: what it makes is ours alone, and no link is followed."""
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 
 
 def _try_lock(path: str) -> BinaryIO | None:
-    """Return a file that holds the lock; None when another one does."""
+    """Return a file that holds the lock; None when another one does. What is no file there is removed."""
     while True:
         with contextlib.ExitStack() as stack:
-            lock = stack.enter_context(open(path, "ab", opener=_private))
+            try:
+                lock = stack.enter_context(open(path, "ab", opener=_private))
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                lock = None
+            if not lock or not _is_regular(lock.fileno()):  # a FIFO or a socket, at which others would wait
+                os.unlink(path)
+                continue
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.path.samestat(os.fstat(lock.fileno()), os.lstat(path)):
@@ -140,7 +147,7 @@ class Draft:
         self._entry, self._manifest = entry, manifest
 
     def commit(self) -> bool:
-        """Make these files the entry, and make room for them. Raises OSError.
+        """Make these files the entry, and make room for them. Raise OSError.
 
         False: they alone are more than the folder may hold. Nothing has changed then, and they are not kept.
         """
@@ -160,7 +167,7 @@ class Entry:
 
     @contextlib.contextmanager
     def opened(self, counts: Counts) -> Iterator[Files | None]:
-        """Yield the files as they are now; None when there are none, or not as many. Raises nothing itself."""
+        """Yield the files as they are now; None when there are none, or not as many. Raise nothing itself."""
 
         def find(manifest: Manifest) -> Files | None:
             return self._open(manifest, os.O_RDWR, stack) if manifest.counts == counts else None
@@ -173,7 +180,7 @@ class Entry:
         """Lock the entry for one thread of one process, once; the lock goes with a process that is killed.
 
         on_wait: called once, before waiting for the process that has the lock. timeout: seconds; None waits for ever.
-        Raises TimeoutError; another OSError when the folder is gone, not writable, not ours alone any more, or full.
+        Raise TimeoutError; another OSError when the folder is gone, not writable, not ours alone any more, or full.
         """
         self.home.check()
         with _locked(self._path(".lock"), on_wait, timeout):
@@ -187,12 +194,12 @@ class Entry:
     def draft(self, counts: Counts, about: About) -> Iterator[Draft]:
         """Yield new and empty files, inside `locked`. At the end they are gone, or the old ones if they were committed.
 
-        Raises OSError, as does its `commit`, when the folder is gone, not writable, or full: go on without the cache.
+        Raise OSError, as does its `commit`, when the folder is gone, not writable, or full: go on without the cache.
         """
         if not self._locked:
             raise RuntimeError("this entry is not locked: call draft() inside `with entry.locked(...)`")
         self._sweep()
-        manifest = Manifest(secrets.token_hex(8), counts, about)
+        manifest = Manifest(os.urandom(8).hex(), counts, about)
         try:
             with contextlib.ExitStack() as stack:
                 yield Draft(self, manifest, self._open(manifest, os.O_RDWR | os.O_CREAT | os.O_EXCL, stack))
@@ -215,7 +222,7 @@ class Entry:
         self.home.make_room()
 
     def note_hit(self) -> None:
-        """Count one more use, just now. Raises nothing."""
+        """Count one more use, just now. Raise nothing."""
         with contextlib.suppress(OSError):
             fd = os.open(self._path(".hits"), os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | _SAFE)
             try:
@@ -225,11 +232,11 @@ class Entry:
                 os.close(fd)
 
     def listed(self) -> Compilation | None:
-        """Return what is known of it; None when there is none. Raises nothing."""
+        """Return what is known of it; None when there is none. Raise nothing."""
         return self._steady(self._describe)
 
     def remove(self) -> bool:
-        """Remove it. Raises OSError.
+        """Remove it. Raise OSError.
 
         Returns False if a process has it locked, so that it is being made anew, and stays.
         """
@@ -239,7 +246,7 @@ class Entry:
         return ours
 
     def tidy(self) -> None:
-        """Remove what no manifest names, unless a process has the entry locked. Raises OSError."""
+        """Remove what no manifest names, unless a process has the entry locked. Raise OSError."""
         with _taken(self._path(".lock")) as ours:
             if ours and self._manifest():
                 self._sweep()
@@ -252,7 +259,7 @@ class Entry:
     def _manifest(self) -> Manifest | None:
         """Return the manifest; None if there is none.
 
-        Raises OSError when it cannot be read now: a caller that took that for none would sweep the entry away.
+        Raise OSError when it cannot be read now: a caller that took that for none would sweep the entry away.
         """
         try:
             fd = os.open(self._path(".json"), os.O_RDONLY | os.O_NONBLOCK | _SAFE)

@@ -43,7 +43,7 @@ class Folder:
     def __init__(self, path: str | os.PathLike[str], most: int | None = None) -> None:
         """Make it with mode 0700 if it is not there. most: bytes of all entries; None: as configured, or 2 GiB.
 
-        Raises ValueError when another account could write into it. One that cannot be made is empty, and is told of by
+        Raise ValueError when another account could write into it. One that cannot be made is empty, and is told of by
         `locked` of its entries.
         """
         if most is not None and most < 0:
@@ -67,11 +67,11 @@ class Folder:
             raise PermissionError(fault)
 
     def entry(self, token: bytes) -> Entry:
-        """Return the entry of this token, which may not exist yet. Raises ValueError."""
+        """Return the entry of this token, which may not exist yet. Raise ValueError."""
         return Entry(self, token)
 
     def entries(self) -> list[Compilation]:
-        """Return all there are now. Raises nothing: a folder that is gone has none."""
+        """Return all there are now. Raise nothing: a folder that is gone has none."""
         try:
             found = [self.entry(token).listed() for token in self._tokens()]
         except OSError:
@@ -79,14 +79,14 @@ class Folder:
         return [compilation for compilation in found if compilation]
 
     def remove(self, token: bytes) -> bool:
-        """Remove an entry. Raises OSError.
+        """Remove an entry. Raise OSError.
 
         Returns False if a process has it locked, so that it is being made anew, and stays.
         """
         return self.entry(token).remove()
 
     def clear(self) -> Pruned:
-        """Remove everything. Raises OSError."""
+        """Remove everything. Raise OSError."""
         pruned = self._remove_if(lambda _, _total: True)
         self._tidy()
         return pruned
@@ -94,7 +94,7 @@ class Folder:
     def prune(self, most: int | None = None, older_than: float | None = None) -> Pruned:
         """Remove what crashes left, entries not used for `older_than` seconds, and more until all have `most` bytes.
 
-        most: None is the folder's own. Raises OSError.
+        most: None is the folder's own. Raise OSError.
         """
         limit = self.most if most is None else most
         oldest = float("-inf") if older_than is None else time.time() - older_than
@@ -104,7 +104,7 @@ class Folder:
     def make_room(self) -> None:
         """Remove others until no more than `most` is left, after a commit, whose entry is locked and so stays.
 
-        Raises nothing: where others are locked, or cannot be removed, more than `most` is left until the next commit.
+        Raise nothing: where others are locked, or cannot be removed, more than `most` is left until the next commit.
         """
         with contextlib.suppress(OSError):
             self._remove_if(lambda _, total: total > self.most)
@@ -129,11 +129,11 @@ class Folder:
             self.entry(token).tidy()
 
     def _tokens(self) -> set[bytes]:
-        """Return the tokens of the files that lie here. Others' files are never touched. Raises OSError."""
+        """Return the tokens of the files that lie here. Others' files are never touched. Raise OSError."""
         return {name[0] for name in map(parsed_name, os.listdir(self.path)) if name}
 
     def _fault(self) -> str | None:
-        """Return why the folder is not ours alone; None: it is. Raises OSError when there is nothing."""
+        """Return why the folder is not ours alone; None: it is. Raise OSError when there is nothing."""
         status = os.stat(self.path)
         if not stat.S_ISDIR(status.st_mode):
             return f"{self.path} is not a folder; remove it or choose another"
@@ -145,7 +145,7 @@ class Folder:
 
 
 def _configured() -> int:
-    """Return `most_mb` of a file of the user's. Raises ValueError."""
+    """Return `most_mb` of a file of the user's. Raise ValueError."""
     path = in_home("~/.config/burst/cache.toml")
     found = configured(path)
     for name, value in found.items():

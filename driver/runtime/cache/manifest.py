@@ -21,6 +21,8 @@ import re
 import time
 from dataclasses import dataclass, field
 
+from fmq.printable import printable
+
 TOKEN_BYTES = 32
 MOST_FILES = 32  # of each kind, as in the HAL
 MOST_MANIFEST_BYTES = 1 << 16
@@ -33,7 +35,7 @@ _NAME = re.compile(
 
 
 def stem_of(token: bytes) -> str:
-    """Return two letters for each byte: the low half's, then the high half's. Raises ValueError."""
+    """Return two letters for each byte: the low half's, then the high half's. Raise ValueError."""
     if len(token) != TOKEN_BYTES:
         raise ValueError(f"token={token!r}: {len(token)} bytes; a token has {TOKEN_BYTES}")
     return "".join(chr(ord("A") + half) for byte in token for half in (byte & 15, byte >> 4))
@@ -115,4 +117,4 @@ def _text(text: str) -> str:
     """Return one line of at most so much: a device's words may hold anything."""
     if not isinstance(text, str):
         raise TypeError(f"{text!r}: the manifest needs text here")
-    return "".join(c if c.isprintable() else " " for c in text[:_MOST_TEXT])
+    return printable(text[:_MOST_TEXT])

@@ -16,7 +16,7 @@ import numpy as np
 from burst_test_devices.broken import WrongResults
 from driver.devices.reference import ReferenceDevice
 from driver.engine.cache import compilations
-from driver.engine.cache.compilations import VerifiedCache
+from driver.engine.cache.compilations import CacheWriter, VerifiedCache
 from driver.engine.cache.records import CacheRecord, CacheRecords
 from driver.interface import CacheFiles, PreparedModel, Saved
 
@@ -95,6 +95,30 @@ class Rereading(Keeping):
 
 
 _WINDOW = 0.05  # seconds between reading once and reading again
+
+
+class Rehashing(Keeping):
+    """Takes for what it wrote whatever the files hold a moment later."""
+
+    def __init__(self) -> None:
+        save = CacheWriter.save
+
+        def trusting(
+            self: CacheWriter, model: memoryview, where: tuple[int, int], saved: Saved, file: bytes = b""
+        ) -> bytes:
+            written = save(self, model, where, saved, file)
+            record = self._record
+            assert record
+            end, found = time.monotonic() + _WINDOW, written
+            while found == written and time.monotonic() < end:
+                places = zip(self._fds, record.sizes, record.offsets, strict=True)
+                *own, last = (memoryview(os.pread(fd, size, at)) for fd, size, at in places)
+                if [part.nbytes for part in (*own, last)] == list(record.sizes):
+                    found = self._records.digest(*self._owner, where, own, self._records.digest_of_model(last))
+            self._put(record._replace(digest=found))
+            return found
+
+        _replace(CacheWriter, save=trusting)
 
 
 class Tokenless(Keeping):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from driver.nn.file_form import ModelFile
 
 LAST_WORDS = b"terminate called after throwing an instance of 'std::bad_alloc'\n"
-_STDERR = 2
+_STDOUT, _STDERR = 1, 2
 
 
 class Filer(Device):
@@ -106,9 +107,36 @@ def obey(order: str | None) -> None:
         case "abort":
             os.write(_STDERR, LAST_WORDS)
             os.abort()
+        case "murmur":
+            os.write(_STDOUT, LAST_WORDS)
+            os.abort()
+        case "flood":
+            for _ in range(128):
+                os.write(_STDERR, b"again\n" * 10_000)
+            os.write(_STDERR, b"of all that, %d bytes are kept\n" % os.fstat(_STDERR).st_size)
+            os.abort()
         case "exit":
             os._exit(3)
         case "refuse":
             raise InvalidModel("the file has no head")
+        case _:
+            hold(order)
+
+
+def hold(order: str | None) -> None:
+    """Takes what the order says: memory, threads or time."""
+    match order:
+        case "threads":
+            for _ in range(16):
+                threading.Thread(target=threading.Event().wait, daemon=True).start()
+        case "take":
+            taken = np.ones(1 << 30, np.uint8)
+            time.sleep(30)
+            del taken
+        case "part":
+            part = np.ones(1 << 26, np.uint8)
+            while not Path("~/enough").expanduser().exists():
+                time.sleep(0.01)
+            del part
         case "sleep":
             time.sleep(30)

@@ -243,9 +243,17 @@ class FirmwareBurst(ExecutionBurst):
             found = Answer(ErrorStatus.GENERAL_FAILURE)
         times = self.times(found, time.monotonic_ns() - taken, measure)
         raw = write_result(found.status, found.shapes, times, number, self._version)
-        if len(raw) > self._writer.capacity * DATUM:
-            raw = write_result(ErrorStatus.GENERAL_FAILURE, (), (_NONE_GIVEN,) * 2, number, self._version)
-        self._writer.write(np.frombuffer(raw, DATUM_DTYPE), _PATIENCE)
+        room = self._writer.capacity * DATUM
+        raw = raw if len(raw) <= room else self.fitting(raw, room, number)
+        self._writer.write(np.frombuffer(self.written(raw), DATUM_DTYPE), _PATIENCE)
+
+    def written(self, raw: bytes) -> bytes:
+        """The bytes of a result, as they go into the queue."""
+        return raw
+
+    def fitting(self, raw: bytes, room: int, number: int) -> bytes:
+        """The answer to a request whose result is too long for the queue."""
+        return write_result(ErrorStatus.GENERAL_FAILURE, (), (_NONE_GIVEN,) * 2, number, self._version)
 
     def executed(self, asked: Asked) -> Answer:
         """Executes once, if there is time for it."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burst import GeneralFailure
+from burst_test_devices.calls_on_others import failures_on_itself, of_addresses, of_others, on_a_process
 from driver.devices.reference import ReferenceDevice
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ def attempts(said: dict[str, Any]) -> dict[str, Callable[[], object]]:
         "make a file in the home folder": lambda: secret.with_name("new").touch(),
         "remove a file of the account": secret.unlink,
         "rename it": lambda: secret.rename(secret.with_name("renamed")),
+        "let others read it": lambda: secret.chmod(secret.stat().st_mode),
+        "give it away": lambda: os.chown(secret, -1, -1),
+        "change its time": lambda: os.utime(secret, (1, 1)),
+        "lock others out of the configuration": lambda: os.fchmod(os.open(ORDERS.expanduser().parent, os.O_RDONLY), 0),
         "make a file in /tmp": lambda: Path(f"/tmp/burst-intruder-{os.getpid()}").touch(),
         "change the device's own code": lambda: Path(__file__).open("a"),
         "change what the device is configured by": lambda: ORDERS.expanduser().open("a"),
@@ -44,19 +49,28 @@ def attempts(said: dict[str, Any]) -> dict[str, Callable[[], object]]:
         "signal the client": lambda: os.kill(client, 0),
         "signal the process that started it": lambda: os.kill(os.getppid(), 0),
         **{f"signal process {pid}": partial(os.kill, pid, 0) for pid in said.get("others", ())},
+        **{
+            f"open the records in {folder}": partial(os.open, folder, os.O_RDONLY) for folder in said.get("records", ())
+        },
         "read the client's memory": lambda: Path(f"/proc/{client}/mem").open("rb"),
         "read the client's environment": lambda: Path(f"/proc/{client}/environ").read_bytes(),
         "open what the client has open": lambda: Path(f"/proc/{client}/fd/0").open("rb"),
         "connect to an abstract socket": lambda: _connect("\0" + said["abstract"], socket.AF_UNIX),
         "connect by TCP": lambda: _connect(("127.0.0.1", said["port"]), socket.AF_INET),
         "start a program": lambda: os.execv("/bin/true", ["true"]),
+        **of_others(client),
+        **{f"{what} of {pid}": call for pid in said.get("others", ()) for what, call in on_a_process(pid).items()},
     }
 
 
-def succeeded() -> str:
-    """The names of all attempts that the kernel did not refuse."""
-    found = []
-    for name, attempt in attempts(json.loads(ORDERS.expanduser().read_text())).items():
+def succeeded(*, computes: bool) -> str:
+    """The names of all attempts that the kernel did not refuse, and of what it refuses a process to do to itself.
+
+    `computes`: in a process that has all its connections.
+    """
+    tried = attempts(json.loads(ORDERS.expanduser().read_text())) | (of_addresses() if computes else {})
+    found = failures_on_itself()
+    for name, attempt in tried.items():
         try:
             attempt()
         except PermissionError:
@@ -74,13 +88,16 @@ class Intruder(ReferenceDevice):
     """
 
     def explain(self, model: Model) -> list[str | None]:
-        return [None if operation.type == "ADD" else succeeded() for operation in model.main.operations]
+        return [
+            None if operation.type == "ADD" else succeeded(computes=self.asked_apart)
+            for operation in model.main.operations
+        ]
 
     def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Does so until it is told what to attack."""
         if not ORDERS.expanduser().exists():
             return super().prepare(model, preparation)
-        raise GeneralFailure(succeeded())
+        raise GeneralFailure(succeeded(computes=True))
 
 
 class IntruderApart(Intruder):

@@ -12,11 +12,12 @@ from burst_test_devices import runtime_folder
 from burst_test_devices.odd import Slow
 from driver.deadlines import deadline
 from driver.devices.reference import ReferenceDevice
-from driver.interface import BoundExecution, PreparedModel
+from driver.interface import BoundExecution, PreparedModel, Saved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from driver.interface import BindOptions, Preparation
@@ -44,6 +45,14 @@ class Listening(ReferenceDevice):
 
     def rest(self) -> None:
         note("rest")
+
+
+class KeepingModels(Listening):
+    """Its models are kept in cache files."""
+
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
+        """As the reference device does."""
+        return KeptModel(ReferenceDevice.prepare(self, model, preparation))
 
 
 class Improving(Listening):
@@ -94,6 +103,13 @@ class ListeningModel(PreparedModel):
 
     def burst_ended(self) -> None:
         note("burst_ended", plan=self.plan)
+
+
+class KeptModel(ListeningModel):
+    """One that can be kept."""
+
+    def saved(self, root: NDArray[np.uint8]) -> Saved:
+        return Saved()
 
 
 class QuickModel(ListeningModel):

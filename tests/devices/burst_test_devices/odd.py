@@ -19,6 +19,7 @@ from burst_test_devices import runtime_folder
 from driver.devices.reference import ReferenceDevice
 from driver.errors import ExecutionFailed
 from driver.interface import BoundExecution, CacheFiles, PreparedModel, Saved
+from driver.nn.validate import required_version
 from fmq._core import lib
 
 if TYPE_CHECKING:
@@ -78,6 +79,36 @@ class Picky(ReferenceDevice):
         return [operation.type != "MUL" for operation in model.main.operations]
 
 
+class Straight(ReferenceDevice):
+    """Knows neither control flow nor MUL."""
+
+    def supported_operations(self, model: Model) -> list[bool]:
+        """True for everything else."""
+        return [operation.type not in {"IF", "WHILE", "MUL"} for operation in model.main.operations]
+
+
+class Old(ReferenceDevice):
+    """Speaks HAL 1.0, and fails over whatever is newer."""
+
+    hal_version = "1.0"
+
+    def supported_operations(self, model: Model) -> list[bool]:
+        """True for all."""
+        _check_old(model)
+        return super().supported_operations(model)
+
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
+        """Prepares everything."""
+        _check_old(model)
+        return super().prepare(model, preparation)
+
+
+def _check_old(model: Model) -> None:
+    newer = [operand.type.name for operand in model.main.operands if operand.type.since]
+    if required_version(model) or newer:
+        raise RuntimeError(f"a driver of HAL 1.0 was given HAL 1.{required_version(model)}, {newer}")
+
+
 class Copying(ReferenceDevice):
     """Takes constants in no pool of a client but those of the kind "mmap_fd"."""
 
@@ -96,6 +127,14 @@ class Refusing(ReferenceDevice):
 
 class Failing(ReferenceDevice):
     """Fails an execution whose first input begins below 0."""
+
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
+        """Prepares everything."""
+        return _Before(super().prepare(model, preparation), _fail)
+
+
+class StraightFailing(Straight):
+    """Fails, too, where a first input begins below 0."""
 
     def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Prepares everything."""

@@ -100,6 +100,34 @@ def _with_executor(offer: BurstOffer) -> ExecutionBurst:
     return ExecutionBurstServer.create_with_executor(offer, Keeping(offer))
 
 
+class ThisModel(OwnModel):
+    """Bursts run the prepared model itself, as in a sample driver's `ExecutionBurstServer::create(..., this)`."""
+
+    def __init__(self, prepared: PreparedModel) -> None:
+        super().__init__(prepared, lambda _: None)
+
+    def configure_execution_burst(self, offer: BurstOffer) -> ExecutionBurst | None:
+        """Serve it."""
+        return ExecutionBurstServer.create(offer, self)
+
+
+class FromThis(ReferenceDevice):
+    """Bursts run the prepared model that they were opened on."""
+
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
+        """As the other device."""
+        return ThisModel(super().prepare(model, preparation))
+
+
+class FromInner(ReferenceDevice):
+    """Bursts run another prepared model than the other paths do."""
+
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
+        """As the other device."""
+        inner = super().prepare(model, preparation)
+        return OwnModel(inner, lambda offer: ExecutionBurstServer.create(offer, inner))
+
+
 class FirmwareInside(ReferenceDevice):
     """Bursts are served by a firmware in a thread of the engine."""
 

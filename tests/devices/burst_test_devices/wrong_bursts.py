@@ -8,18 +8,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from burst import ExecutionBurst, ResourceExhaustedTransient
+from burst import ErrorStatus, ExecutionBurst, ExecutionBurstServer, ResourceExhaustedTransient
+from burst.datum import DATUM, FmqResultDatum
 from burst.wire import Token
-from burst_test_devices.firmware import Answer, FirmwareBurst
+from burst_test_devices.firmware import Answer, FirmwareBurst, write_result
 from burst_test_devices.own_bursts import OwnModel
 from driver.devices.reference import ReferenceDevice
 from driver.engine import open_burst
+from driver.interface import Preparation
+from driver.nn import ModelBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from burst import BurstOffer, Memory
-    from driver.interface import Preparation, PreparedModel
+    from driver.interface import PreparedModel
     from driver.nn import Model
 
 
@@ -62,6 +65,22 @@ class Nonsensical(WrongBursts):
 
     def configured(self, offer: BurstOffer) -> Any:
         return "a burst"
+
+
+class FromNumber(WrongBursts):
+    """Serves with what is no prepared model."""
+
+    def configured(self, offer: BurstOffer) -> Any:
+        return ExecutionBurstServer.create(offer, 5)
+
+
+class FromOther(WrongBursts):
+    """Serves with a prepared model that has another input."""
+
+    def configured(self, offer: BurstOffer) -> Any:
+        builder = ModelBuilder()
+        builder.output(builder.operation("FLOOR", builder.input("float16", (4,))))
+        return ExecutionBurstServer.create(offer, ReferenceDevice().prepare(builder.build(), Preparation()))
 
 
 class Hasty(WrongBursts):
@@ -181,3 +200,43 @@ class Tireless(WrongBursts):
 
     def configured(self, offer: BurstOffer) -> Any:
         return _Tireless.of(offer)
+
+
+class _Cheerful(FirmwareBurst):
+    def fitting(self, raw: bytes, room: int, number: int) -> bytes:
+        return write_result(ErrorStatus.NONE, (), (2**64 - 1,) * 2, number, self._version)
+
+
+class Cheerful(WrongBursts):
+    """Its bursts leave shapes out where the queue is too short for a result, and say that all is well."""
+
+    def configured(self, offer: BurstOffer) -> Any:
+        return _Cheerful.of(offer)
+
+
+class _Halving(FirmwareBurst):
+    def fitting(self, raw: bytes, room: int, number: int) -> bytes:
+        return raw[:room]
+
+
+class Halving(WrongBursts):
+    """Its bursts write as much of a result as there is room for."""
+
+    def configured(self, offer: BurstOffer) -> Any:
+        return _Halving.of(offer)
+
+
+class _Leaking(FirmwareBurst):
+    def written(self, raw: bytes) -> bytes:
+        elements = bytearray(raw)
+        for at in range(0, len(raw), DATUM):
+            if raw[at] == FmqResultDatum.OPERAND_INFORMATION.number:
+                elements[at + 9] = 0xA5
+        return bytes(elements)
+
+
+class Leaking(WrongBursts):
+    """Its bursts write what was in their memory where results have no meaning."""
+
+    def configured(self, offer: BurstOffer) -> Any:
+        return _Leaking.of(offer)

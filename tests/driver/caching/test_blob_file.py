@@ -165,6 +165,7 @@ def test_damaged_under_a_living_store(opened, path):
         assert found(opened(), b"one", b"other", b"k") == [b"v"] * 3
 
 
+@pytest.mark.integration
 def test_every_truncation(quick, monkeypatch):
     """A file that was cut off anywhere: no exception, the value that was set or none, and what is set then is kept."""
     pragmas = ("page_size=512", *blobs._PRAGMAS[1:])  # fewer places
@@ -301,6 +302,7 @@ store.close()
 """
 
 
+@pytest.mark.integration
 def test_read_only_folder(quick, kit):
     """So it is in a folder that may not be written to (by a user for whom that is so, which root is not)."""
     user = os.geteuid() or 65534
@@ -444,6 +446,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kills", [5, pytest.param(stress.times(300), marks=pytest.mark.stress)])
 def test_killed_while_writing(quick, kit, kills):
     """After each of so many kills at random moments, the last 10 saves, of 10 entries each, are there, whole."""

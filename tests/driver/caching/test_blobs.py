@@ -342,6 +342,7 @@ assert all(store.get(b"parent %d" % n) == b"v" * n + b"p" for n in range(150))
 """
 
 
+@pytest.mark.integration
 def test_two_processes(opened, path, kit):
     """Two processes that save 150 times each at once both see all, and so does who comes later."""
     store = opened()
@@ -379,6 +380,7 @@ store.close()
 """
 
 
+@pytest.mark.integration
 def test_forked_child(opened, path, kit):
     """A forked child has an empty store in memory, and does nothing to its parent's."""
     with kit.python(FORK, path) as parent:

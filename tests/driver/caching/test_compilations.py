@@ -17,6 +17,7 @@ import pytest
 import stress
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kills import kill
 from waiting import last
 
 import driver
@@ -54,12 +55,6 @@ def kept(device, model):
     with CacheFileSet(device.number_of_cache_files_needed()) as files:
         assert keep(device, model, files) == ""
         yield files
-
-
-def kill(device):
-    for pid in (device.service_pid, device.engine_pid):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -109,14 +104,14 @@ class TestUnit:
         for each in (device, self.opened()):
             assert self.restored(each, files) == b"code" * 5000
 
-    @pytest.mark.parametrize("what", ["version", "processor", "device"])
+    @pytest.mark.parametrize("what", ["__version__", "processor", "device"])
     def test_forgotten_with_another_build(self, files, monkeypatch, what):
         """Of this library, of the processor or of the device's driver; and not remembered when the old one is back,
         once the other has kept something."""
         self.save(self.opened(), files)
         with monkeypatch.context() as changed:
             if what != "device":
-                changed.setattr(records, what, lambda *_: "another")
+                changed.setattr(records, what, "another" if what == "__version__" else lambda: "another")
             other = self.opened("2" if what == "device" else "1")
             self.check_refused(other, files, "no record of writing them")
             with CacheFileSet(files.counts) as others:
@@ -304,7 +299,7 @@ def test_ten_thousand_corruptions(device, kit, tally):
 def test_records_survive_the_device(place, kit):
     """Killed or retired, its next life restores what it has kept."""
     with kit.living("reference") as device, kept(device, kit.add_model()) as files:
-        kill(device)
+        kill(device, "both")
         with kit.living("reference") as second:
             assert second.engine_pid != device.engine_pid
             check_restores(second, kit.add_model(), files)
@@ -356,7 +351,7 @@ def test_no_room_for_a_record(place, kit):
     with driver.connect() as device, kept(device, kit.add_model()) as before:
         with no_file_larger_than(2**11, device), CacheFileSet(before.counts) as files:
             assert "reference.records: cannot be written" in keep(device, kit.add_model(), files)
-        kill(device)
+        kill(device, "both")
         with kit.living("reference") as successor, kept(successor, kit.add_model()) as files:
             check_restores(successor, kit.add_model(), before)
             check_restores(successor, kit.add_model(), files)
@@ -400,6 +395,7 @@ def test_one_copy_for_all_clients(place, kit):
         kit.until(lambda: anonymous_megabytes(device.engine_pid) - before < MEGABYTES * 0.2)
 
 
+@pytest.mark.integration
 def test_restoring_while_bursts_run(device, kit):
     """Results of another client's burst are right and in order, however often models are restored beside it."""
     ends, failures = threading.Event(), []
@@ -474,7 +470,7 @@ def kill_a_device(kit, source):
     thread = threading.Thread(target=work)
     thread.start()
     last(source.random() * 0.03)
-    kill(device)
+    kill(device, "both")
     thread.join(kit.patience)
     assert not thread.is_alive()
     device.close()

@@ -156,7 +156,7 @@ def test_entries_tell_what_they_are(folder):
         os.write(draft.files.model[0], bytes(1000))
         draft.commit()
     (found,) = folder.entries()
-    assert (found.token, found.model, found.device) == (TOKEN.hex(), "a [2J b ", "d")
+    assert (found.token, found.model, found.device) == (TOKEN.hex(), "a\u241b[2J\u240ab\ufffd", "d")
     assert (set(found.version), len(found.version)) == ({"v"}, 300)
     assert (found.nbytes, found.made, found.hits) == (1000, 17.0, 0)
     nested(before, found.used, time.time())
@@ -284,6 +284,18 @@ def test_leftovers_go_and_what_is_not_ours_stays(folder):
     assert mark_of(folder.entry(TOKEN)) == "first"
     assert len(folder.clear().removed) == 1
     assert names() == strange
+
+
+def test_no_fifo_stops_prune(folder):
+    """A FIFO in the place of a lock is removed, and waited at by nobody, with a reader and without."""
+    for token, has_reader in ((TOKEN, False), (OTHER, True)):
+        path = folder.path / (manifests.stem_of(token) + ".lock")
+        os.mkfifo(path)
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if has_reader else -1
+        assert folder.prune() == ([], 0)
+        assert not path.exists()
+        if has_reader:
+            os.close(reader)
 
 
 # ---- the folder ----------------------------------------------------------------------------------------------------
@@ -492,6 +504,7 @@ def test_garbage_is_no_entry(damaged, raw):
     assert damaged(raw) is None
 
 
+@pytest.mark.integration
 def test_fuzzed_manifests_are_whole_or_nothing(damaged):
     """Cut, overwritten and patched together at random; what is accepted names this generation's files."""
     raw = json.dumps(GOOD).encode()

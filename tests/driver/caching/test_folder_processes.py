@@ -124,6 +124,7 @@ def test_a_second_process_waits_for_the_first(folder, fork):
     assert child.ended() == 0
 
 
+@pytest.mark.integration
 def test_of_many_processes_one_compiles(folder, fork):
     """All of them have the result in the end."""
 
@@ -256,6 +257,7 @@ def test_what_is_listed_while_others_write_is_whole(folder, fork):
         assert folder.prune() == ([], 0)
 
 
+@pytest.mark.integration
 def test_a_full_folder_stays_whole(tmp_path, fork):
     """Four processes write sixteen entries each into a folder that holds five, and read what they find."""
     folder = Folder(tmp_path, 5000)
@@ -350,6 +352,7 @@ def test_killed_at_five_hundred_random_moments(folder, fork):
     assert kill_writers(folder, fork, 500, 1) > 50
 
 
+@pytest.mark.integration
 def test_killed_while_removing(folder, fork):
     """At each step the entry is there as a whole, or not at all, and can be made again."""
 

@@ -1,9 +1,7 @@
 """A quick plan serves until a better one is made: the switch loses nothing, and the better one is what is kept."""
 
-import contextlib
 import os
 import random
-import signal
 import threading
 from collections import deque
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import stress
+from kills import kill
 from waiting import last
 
 import driver
@@ -304,12 +303,6 @@ def test_an_improvement_that_fails(staged, kit, files):
         kit.until(lambda: staged.restored(device, kit.add_model(), files) == {"quick"})
 
 
-def kill(device):
-    for pid in (device.service_pid, device.engine_pid):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
 def large_model():
     """x + 1, of a megabyte, so that keeping it takes a moment."""
     builder = driver.ModelBuilder()
@@ -329,7 +322,7 @@ def _one_kill(staged, kit, files, source):
     staged.wait_until_held()
     staged.release()
     last(source.random() * 0.02)
-    kill(device)
+    kill(device, "both")
     device.close()
     staged.told("restored")
     with kit.living(staged.name) as successor:

@@ -28,6 +28,7 @@ def test_compares_the_ways(command):
             assert (way["ratio"] is None) == (way["name"] == WAYS[0])
 
 
+@pytest.mark.integration
 def test_draws(command, tmp_path):
     """--plot writes the picture, and the table says the same."""
     picture = tmp_path / "bench.svg"
@@ -48,6 +49,7 @@ def test_leaves_the_machine_as_it_was(command, shared):
     assert os.sched_getaffinity(0) == usable
 
 
+@pytest.mark.integration
 def test_a_file_beside_its_own_runtime(command, files):
     """The original file in ONNX Runtime, and both of its forms through a burst, on the device that is named."""
     found = command("bench", files.first, "--seconds", "0.1", "--device", "onnxruntime", "--json").json()
@@ -58,6 +60,7 @@ def test_a_file_beside_its_own_runtime(command, files):
         assert all(way["ratio"]["value"] > 0 for way in one["us"][1:])
 
 
+@pytest.mark.integration
 def test_one_form_with_its_sizes(command, counter):
     """--form measures one; --shape and --input reach the file before it is loaded, and its own runtime, too."""
     words = ("bench", counter, "--seconds", "0.1", "--device", "onnxruntime", "--form", "file")
@@ -103,6 +106,7 @@ def test_a_wrong_call_is_told(command, words, told):
     assert told in command("bench", *words, ends=2).err
 
 
+@pytest.mark.integration
 def test_lists_the_scripts_of_a_clone(command):
     """Every program of bench/ with its question; modules that they share are none."""
     found = {script["name"]: script["question"] for script in command("bench", "--list", "--json").json()}

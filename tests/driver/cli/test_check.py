@@ -39,6 +39,7 @@ def chain(*kinds):
     return onnx_file({"x": (FLOAT, [2, 3])}, {"y": (FLOAT, None)}, nodes)
 
 
+@pytest.mark.integration
 def test_a_model_that_runs(command, files):
     """In both forms where its runtime is there, and on the CPU of this process."""
     found = command("check", files.first, "--json").json()
@@ -49,6 +50,7 @@ def test_a_model_that_runs(command, files):
     assert "runs as it is on onnxruntime" in command("check", files.first).out
 
 
+@pytest.mark.integration
 def test_all_obstacles_of_the_operations(command, written):
     """Every operator that is in the way is listed, not only the first; the file runs as it is."""
     path = written(chain("Asin", "Abs", "Acos", "Atanh"))
@@ -88,6 +90,7 @@ def test_what_the_runtime_itself_refuses(command, written):
     assert "NoSuchOperator" in told["reason"]
 
 
+@pytest.mark.integration
 def test_shapes_make_a_form_work(command, written):
     """An open size that keeps the file from becoming operations; the remedy is the option that helps."""
     proto = onnx.load_from_string(onnx_file({"x": (FLOAT, ["n", "m"])}, {"y": (FLOAT, None)}, []))
@@ -155,6 +158,7 @@ def reshaped(shape, to):
     return proto.SerializeToString()
 
 
+@pytest.mark.integration
 def test_a_file_that_loads_and_does_not_run(command, written):
     """Is not said to run: the run on zeros is told, with its sizes and what failed; no size is made up. With --no-run,
     nothing runs.

@@ -39,9 +39,9 @@ def test_the_table_says_what_the_docstring_says(name):
 
 @EACH
 def test_every_command_speaks_json(found):
-    """All but `completion`, which prints a program for a shell."""
+    """All but `completion`, which prints a program for a shell, and `exec`, which becomes one: its report is JSON."""
     options = {option for parameter in found.params for option in parameter.opts}
-    assert "--json" in options or found.name == "completion"
+    assert "--json" in options or found.name in {"completion", "exec"}
 
 
 @EACH
@@ -67,6 +67,7 @@ def test_the_page_has_everything():
     assert [option for option in options if option.startswith("-") and option not in page] == []
 
 
+@pytest.mark.integration
 def test_help_imports_no_sub_command():
     """`burst --help` and the completion of a name stay quick, however much the sub-commands need."""
     for environment in ({}, {"COMP_WORDS": "burst d", "COMP_CWORD": "1", "_BURST_COMPLETE": "bash_complete"}):
@@ -132,8 +133,10 @@ def test_knows_the_shell(command, monkeypatch):
         ("burst run x.onnx --device ", {"litert", "onnxruntime", "reference", "cpu"}),
         ("burst vts ref", {"reference"}),
         ("burst serve li", {"litert"}),
-        ("burst vts reference --filter q", {"qos/"}),
-        ("burst vts reference --filter qos/preference/l", {"qos/preference/low_power"}),
+        pytest.param("burst vts reference --filter q", {"qos/"}, marks=pytest.mark.integration),
+        pytest.param(
+            "burst vts reference --filter qos/preference/l", {"qos/preference/low_power"}, marks=pytest.mark.integration
+        ),
         ("burst bench queue_t", {"queue_throughput"}),
         ("burst run x.onnx --pri", {"--priority"}),
     ],
@@ -154,6 +157,7 @@ def test_the_shell_completes(line, found, monkeypatch, capsys):
     assert all(name.startswith(words[-1]) for name in told if name)
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(not os.path.exists("/bin/bash"), reason="needs bash")
 def test_the_program_for_bash_is_one():
     """bash takes what is printed for it."""

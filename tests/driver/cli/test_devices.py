@@ -18,11 +18,12 @@ def entries(monkeypatch):
 
     def install(**places):
         found = EntryPoints(EntryPoint(name, place, module.GROUP) for name, place in places.items())
-        monkeypatch.setattr(module, "entry_points", lambda group: found)
+        monkeypatch.setattr(module, "entries", lambda: found)
 
     return install
 
 
+@pytest.mark.integration
 def test_lists_without_starting(command, shared):
     """Name, version, type, feature level, cache files; the devices that run, and those that do not."""
     before = shared.pids()
@@ -47,6 +48,16 @@ def test_a_device_that_cannot_be_loaded_says_why(command, entries):
     assert "No module named 'no_such_module'" in found["broken"]["reason"]
     assert found["reference"]["type"] == "CPU"
     assert "broken: name='broken' is not installed: No module named 'no_such_module'" in command("devices").out
+
+
+def test_an_older_driver_says_so(command, entries):
+    """Its feature level is that of the HAL that it speaks, with Android's numbers, and a line of its own says it."""
+    entries(old="burst_test_devices.odd:Old", reference="driver.devices.reference:ReferenceDevice")
+    found = {device["name"]: device["feature_level"] for device in command("devices", "--json").json()}
+    assert found == {"old": 27, "reference": 30}
+    shown = command("devices").out
+    assert "All other installed devices accept models of the HAL 1.0 to 1.3 (feature level 30)." in shown
+    assert "old: models of the HAL up to 1.0 (feature level 27)" in shown
 
 
 def test_measures(command, entries, monkeypatch):

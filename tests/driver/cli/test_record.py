@@ -69,6 +69,7 @@ def test_a_program_recorded_and_played(recorded):
             assert 0 < times["p50"] <= times["p99"] <= times["max"]
 
 
+@pytest.mark.integration
 def test_words_for_people(recorded):
     """Without --json there is a table, and how it went."""
     done = call("replay", recorded, "--compare")
@@ -77,6 +78,7 @@ def test_words_for_people(recorded):
         assert words in done.output
 
 
+@pytest.mark.integration
 def test_killed_while_recording(tmp_path):
     """After kill -9 what was written until then can be played; the exit status is the command's."""
     path = tmp_path / "killed.burst"
@@ -117,6 +119,7 @@ def test_called_wrongly(recorded, tmp_path):
     assert "not a recording" in done.stderr
 
 
+@pytest.mark.integration
 def test_a_bad_environment(tmp_path):
     """A variable that cannot be is told by the program that it was set for."""
     environment = os.environ | {"BURST_RECORD": str(tmp_path / "x"), "BURST_RECORD_MB": "many"}
@@ -134,7 +137,7 @@ def made(tmp_path, kit):
         with driver.connect("reference") as device, device.prepare(kit.add_model()) as prepared:
             if address:
                 device.address = address
-            number = tape.stream(prepared, "burst", depth, 0.0)
+            number = tape.stream(prepared.remote, "burst", depth, 0.0)
             for begin, x, y in requests:
                 shape = (1, 4), 16
                 tape.run([number, begin, 1000, None, 0, [shape], [shape]], [x.tobytes(), y.tobytes()])

@@ -65,6 +65,7 @@ def test_outputs_are_written(command, files, tmp_path, way):
         assert np.allclose(found["y"], expected(files.first, array)[0], atol=1e-5)
 
 
+@pytest.mark.integration
 def test_texts_and_maps(command, tmp_path):
     """A text is a word or a line of a file; a sequence of maps is shown, and written as JSON."""
     pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
@@ -169,6 +170,7 @@ def test_a_crash_ends_with_1(command, files, kit):
     assert "device logs are in " in found.err
 
 
+@pytest.mark.integration
 def test_it_is_a_program(files, shared):
     """The command in a process of its own prints JSON and nothing else, whatever the libraries say."""
     done = subprocess.run(

@@ -47,6 +47,7 @@ def shown(sample, sort="rate", width=80, height=None):
 # ---- figures
 
 
+@pytest.mark.integration
 def test_figures_agree_with_what_the_client_measured(place, client):
     """Rate, median and 99th percentile of a client in another process, and where its time went."""
     peer = client(SLOW)
@@ -204,6 +205,7 @@ def test_nobody_is_started(place, devices, words):
     assert place.pids() == place.files() == []
 
 
+@pytest.mark.integration
 def test_a_device_that_does_not_answer_is_told(place, client, monkeypatch):
     """Who listens and says nothing is given up after a while, and named; the others are shown."""
     monkeypatch.setattr("driver.monitor.device._PATIENCE", 0.1)
@@ -326,6 +328,7 @@ def test_any_column_sorts(place, kit):
         assert len([line for line in shown(sample, sort) if " ADD " in line]) == 3
 
 
+@pytest.mark.integration
 def test_json_lines(place, client):
     """An object per look, a line each, with all that is known."""
     peer = client()

@@ -176,6 +176,7 @@ def test_bursts_of_running_clients(place, client, tmp_path):
         assert all(b - a == 1 for a, b in itertools.pairwise(ids))
 
 
+@pytest.mark.integration
 def test_one_of_them(place, client, tmp_path):
     """By its number, or by its client's pid, one burst is followed and no other."""
     peers = [client(), client()]

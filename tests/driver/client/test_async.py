@@ -119,17 +119,6 @@ class TestAwait:
             assert burst.stats()["runs"]["burst"] == 6
             assert burst.stats()["in_flight"] == 0
 
-    def test_timeout(self, slow):
-        """asyncio's own timeout is a cancellation."""
-
-        async def main():
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(burst.run_async(frame(0.3, 1)), 0.01)
-            assert number_of(await burst.run_async(frame(0, 2))) == 2
-
-        with slow.burst() as burst:
-            asyncio.run(main())
-
     def test_a_task_that_gives_up_lets_the_newest_go_first(self, slow):
         """By then the oldest have no time left for the device. Once no task waits, turns go in order again."""
 

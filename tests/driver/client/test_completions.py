@@ -18,6 +18,7 @@ from frames import frame, held, number_of
 import driver
 from burst import MissedDeadlineTransient, Result
 from driver.client.completion import Completion
+from driver.deadlines import LAST_WORD
 from driver.devices import device_class
 from driver.runtime.local import LocalDevice
 from fmq import clock
@@ -141,9 +142,9 @@ def test_a_callback_that_ends_its_thread_ends_no_other(submit, kit):
 
 
 def test_a_result_that_is_asked_for_after_its_deadline():
-    """Is a missed deadline, also for a caller that does not wait."""
+    """Is a missed deadline once the device has had its last word, also for a caller that does not wait."""
     with pytest.raises(MissedDeadlineTransient):
-        Completion(deadline=clock.now() - 1).result(0)
+        Completion(deadline=clock.now() - LAST_WORD - 1).result(0)
 
 
 def test_it_can_be_awaited(submit, kit):
@@ -305,6 +306,7 @@ def test_threads_wait_in_all_ways_at_once(fast, kit):
     assert set(right) == set(ways)
 
 
+@pytest.mark.integration
 def test_a_process_without_callbacks_has_no_thread_for_them(fast):
     """Submitting, waiting and looking start none: what a run costs stays as it was."""
     program = (

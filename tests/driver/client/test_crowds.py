@@ -105,6 +105,7 @@ def test_a_crowd_gets_one_device(place):
 MOMENTS = "before", 0.0, 0.01, 0.03
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "moment", [*MOMENTS, *(pytest.param(n / 400 + 1e-3, marks=pytest.mark.stress) for n in range(40))], ids=str
 )

@@ -4,6 +4,7 @@ import gc
 import itertools
 import random
 import threading
+from collections import deque
 
 import numpy as np
 import pytest
@@ -243,6 +244,21 @@ class TestHeld:
             with pytest.raises(ResultsHeld, match="requests 1, 2, 3, 5"):
                 burst.run()
             assert [number_of(r) for r in [*held, keep]] == [0, 1, 2, *range(4, len(held) + 1), 52]
+
+    @pytest.mark.parametrize("held", [0, 1, 3])
+    def test_a_rotation_sends_as_many_requests_as_it_has_pairs(self, fast, held):
+        """Whatever is held of earlier results: with 16 in flight the device is sent 20 different requests, not 300."""
+        with fast.burst(depth=16) as burst:
+            waiting, kept, pairs = deque(), deque(maxlen=held), set()
+            for n in range(600):
+                if len(waiting) == 16:
+                    inputs, future = waiting.popleft()
+                    result = future.result()
+                    kept.append(result)
+                    pairs.add((inputs, result.outputs[0].ctypes.data))
+                burst.inputs[0][:] = frame(0, n)
+                waiting.append((burst.inputs[0].ctypes.data, burst.submit()))
+            assert len(pairs) <= 16 + held + 3
 
     def test_exhaustion_of_what_waits(self, slow):
         """The newest frame, of policy latest, that finds no memory has the error, and not who waits for another."""

@@ -135,19 +135,6 @@ class TestFuture:
             thread.join(kit.patience)
         assert numbers[:150] == list(range(150))
 
-    def test_concurrent_waiters(self, slow, kit):
-        """Many threads may wait for the same future."""
-        found = []
-        with slow.burst(depth=2) as burst:
-            future = burst.submit(frame(0.02, 5))
-            threads = [threading.Thread(target=lambda: found.append(future.result())) for _ in range(6)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(kit.patience)
-        assert len(found) == 6
-        assert all(f is found[0] for f in found)
-
     def test_close(self, slow, kit):
         """Who waits for a result when the burst is closed is told, and so is who asks later."""
         burst = slow.burst(depth=3, policy="latest")

@@ -1,15 +1,23 @@
 """Sockets of a lane, in the client: which are kept, and what goes on them besides requests."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from frames import HELD
 
-from burst import PeerDied, Timeout
+from burst import ErrorStatus, PeerDied, Timeout
 from burst.channel import Channel
+from burst.dropped import DropList
+from burst.executor import Outcome
+from burst.slots import SlotTable
+from driver.client.answer_thread import AnswerThread
 from driver.client.job import Job
 from driver.client.lane_socket import LaneSocket
 from driver.client.socket_lane import SocketLane
 from driver.deadlines import Wait
+from driver.protocol.lane_codec import encode_outcome
 
 ROW = 16  # bytes
 MANY = 20_000
@@ -116,3 +124,59 @@ class TestOpening:
             getattr(lane, way)(1, Job(request, Wait.of(kit.patience, None)), None, None)
         (waited,) = connection.waits
         assert 0 < waited <= kit.patience
+
+    def test_another_caller_that_waits_for_one(self, kit):
+        """Asynchronous executions share a socket: one that comes while another thread opens it waits no longer."""
+        opens, may_end = threading.Event(), threading.Event()
+
+        class SlowDevice(NoDevice):
+            def to_engine(self, timeout=None):
+                opens.set()
+                may_end.wait(kit.patience)
+                raise PeerDied("the device is gone")
+
+        connection = SlowDevice()
+        lane = SocketLane(connection)
+        request, _ = kit.request([np.zeros((1, 4), np.float32)], ROW)
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(lane.begin, 1, Job(request, Wait.of(None, None)), None, None)
+            assert opens.wait(kit.patience)
+            with pytest.raises(Timeout, match="no socket"):
+                lane.begin(1, Job(request, Wait.of(0.01, None)), None, None)
+            assert not first.done()
+            may_end.set()
+            with pytest.raises(PeerDied):
+                first.result(kit.patience)
+
+
+class TestCallbacks:
+    """The thread of asynchronous executions calls the program back."""
+
+    def tell(self, slots):
+        """Tell nobody of freed memory."""
+
+    def test_they_come_after_all_answers_that_are_there(self, kit):
+        """A callback that takes its time holds up no execution that has been answered."""
+        near, far = Channel.pair()
+        with far:
+            answers = AnswerThread(LaneSocket(near, SlotTable(DropList(self.tell))), lambda: None)
+            request, _ = kit.request([np.zeros((1, 4), np.float32)], ROW)
+            job = Job(request, Wait.of(None, None))
+            first, second, third = (answers.launch(n, (1, job, object()), lambda result: result) for n in range(3))
+            begun, may_end, seen = threading.Event(), threading.Event(), []
+
+            def hold(_):
+                begun.set()
+                may_end.wait(kit.patience)
+
+            first.add_done_callback(hold)
+            second.add_done_callback(lambda _: seen.append(third.done()))
+            third.add_done_callback(lambda _: seen.append(True))
+            success = encode_outcome(Outcome(ErrorStatus.NONE))
+            far.send_raw(b"\x92\x00" + success)
+            assert begun.wait(kit.patience)
+            far.send_raw(b"\x92\x01" + success)
+            far.send_raw(b"\x92\x02" + success)
+            may_end.set()
+            kit.until(lambda: len(seen) == 2)
+        assert seen == [True, True]

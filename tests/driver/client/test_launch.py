@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from limited_clients import limited, limits_of
+from limited_clients import CPU, DEVICE_NICE, NICE, NICE_WORDS, limited, limits_of
 
 import driver
 from driver.client.launch import kept
@@ -68,9 +68,7 @@ def no_manager(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
-CPU = "resource.setrlimit(resource.RLIMIT_CPU, (60, 60))"
 SPACE = "resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))"
-NICE = "os.nice(5)"
 IDLE = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
 
 
@@ -78,7 +76,7 @@ IDLE = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
     ("how", "word"),
     [
         (CPU, "RLIMIT_CPU 60"),
-        *(pytest.param(*case, marks=pytest.mark.integration) for case in ((NICE, "nice 5"), (IDLE, "SCHED_IDLE"))),
+        *(pytest.param(*case, marks=pytest.mark.integration) for case in ((NICE, NICE_WORDS), (IDLE, "SCHED_IDLE"))),
     ],
 )
 def test_a_client_with_limits_starts_no_device_for_others(place, kit, how, word):
@@ -89,7 +87,7 @@ def test_a_client_with_limits_starts_no_device_for_others(place, kit, how, word)
             assert {device.service_pid, device.engine_pid}.isdisjoint(pids)
             for pid in (device.service_pid, device.engine_pid):
                 assert limits_of(pid)["Max cpu time"] == ("unlimited", "unlimited")
-                assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0)
+                assert os.getpriority(os.PRIO_PROCESS, pid) == DEVICE_NICE
                 assert os.sched_getscheduler(pid) == os.SCHED_OTHER
         _, said = client.communicate(b".")
         assert "device 'reference' is started for this program and those with the same limits alone" in said.decode()
@@ -97,6 +95,7 @@ def test_a_client_with_limits_starts_no_device_for_others(place, kit, how, word)
     assert client.returncode == 0
 
 
+@pytest.mark.integration
 def test_a_client_with_limits_uses_the_device_of_all(place, kit):
     """A client with limits uses a device that runs already."""
     with driver.connect() as device, limited(CPU + "\n" + NICE) as client:
@@ -119,6 +118,7 @@ def test_clients_with_the_same_limits(place, kit):
         two.stdin.write(b".")
 
 
+@pytest.mark.integration
 def test_doctor_tells_what_a_device_has_inherited(place, kit):
     """`burst doctor` names the limits that a running device keeps, and whose control group it is in."""
     with limited(NICE) as client:
@@ -129,7 +129,7 @@ def test_doctor_tells_what_a_device_has_inherited(place, kit):
     found = {finding.subject.partition(",")[0]: finding for finding in findings if "process" in finding.subject}
     apart = next(name for name in found if name.startswith("reference.limited-"))
     assert (found["reference"].state, found[apart].state) == ("ok", "note")
-    assert "has inherited nice 5" in found[apart].found
+    assert f"has inherited {NICE_WORDS}" in found[apart].found
     assert [finding.state for finding in findings if finding.subject.endswith("control group")] == ["ok", "ok"]
 
 

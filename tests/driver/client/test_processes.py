@@ -107,7 +107,13 @@ with driver.connect(odd("Slow")) as device, device.prepare(add_model()) as prepa
 """
 
 
-@pytest.mark.parametrize(("depth", "policy"), [(1, "block"), (4, "block"), (1, "latest"), (2, "reject")])
+@pytest.mark.parametrize(
+    ("depth", "policy"),
+    [
+        (4, "block"),
+        *(pytest.param(*case, marks=pytest.mark.integration) for case in ((1, "block"), (1, "latest"), (2, "reject"))),
+    ],
+)
 def test_fork(connect, kit, depth, policy):
     """In a forked child every call of a burst and its futures says so at once; the parent's does not notice."""
     connect("Slow")
@@ -131,7 +137,10 @@ loop.close()""",
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    "ending",
+    [name if name in ("in flight", "held") else pytest.param(name, marks=pytest.mark.integration) for name in ENDINGS],
+)
 def test_end_of_the_interpreter(connect, kit, ending):
     """An interpreter that ends with open bursts ends in silence, in development mode with every warning shown."""
     connect("Slow")

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from inside import controller_of, model_number_of
+from kills import SIDES, kill
 
 import driver
 from burst import BuffersLost, DeviceBuffer, Memory, PeerDied, Quarantined, Request, RequestArgument
@@ -18,7 +19,6 @@ from driver.client import recovery
 from driver.client.recovery import Crash, digest_of, quarantine
 from fmq import Closed
 
-SIDES = {"engine": ["engine_pid"], "service": ["service_pid"], "both": ["service_pid", "engine_pid"]}
 NAN, ONCE, SUICIDE = np.nan, np.inf, -np.inf  # what the fragile device does over an input that begins so
 
 
@@ -29,13 +29,6 @@ def frame(first):
 
 def is_right(result, first):
     return np.array_equal(result.outputs[0], frame(first) + 1)
-
-
-def kill(device, side="engine"):
-    """Kills these processes of a device; what they are now, for `has_ended`."""
-    for name in SIDES[side]:
-        with contextlib.suppress(ProcessLookupError):  # the other one may have followed already
-            os.kill(getattr(device, name), signal.SIGKILL)
 
 
 @pytest.fixture(autouse=True)
@@ -493,7 +486,7 @@ class TestQuarantine:
         kit.until(lambda: device_counts(burst).running == 2)
         crash = Crash(signal.SIGBUS, "request 9", None)
         with pytest.raises(Quarantined, match="SIGBUS"):
-            quarantine.note(prepared.key, prepared.model, crash, again=True)
+            quarantine.note(prepared.remote.key, prepared.model, crash, again=True)
         with pytest.raises(Quarantined, match="SIGBUS"):
             waiting.result()
         assert device_counts(burst).running == 2

@@ -110,7 +110,7 @@ def spent_on_long(burst):
     return found[3:]
 
 
-@pytest.mark.integration
+@pytest.mark.stress
 def test_long_answers_are_polled_for(slow, apart):
     """The client wakes shortly before an answer is due that takes 20 ms, and polls; with spin=0 it does not.
 
@@ -221,13 +221,13 @@ def test_idle(place, kit, spin, watched):
         others = {t for t in os.listdir("/proc/self/task") if int(t) != os.getpid()}
 
         def state():
-            ours = sum(switches(os.getpid(), t) for t in others)
-            return [switches(engine), switches(service), ours], cpu(burst)
+            found = {(pid, t): switches(pid, t) for pid in (engine, service) for t in os.listdir(f"/proc/{pid}/task")}
+            return found | {(0, t): switches(os.getpid(), t) for t in others}, cpu(burst)
 
         counts, seconds = state()
         select.select([never], [], [], 0.4)
         after, seconds_after = state()
         for fd in pipe:
             os.close(fd)
-        assert [b - a for a, b in zip(counts, after, strict=True)] == [0, 0, 0]
+        assert {t: after[t] - counts[t] for t in after if after[t] != counts.get(t)} == {}  # a thread may have ended
         assert (seconds_after == seconds).all()

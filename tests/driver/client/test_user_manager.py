@@ -11,13 +11,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from limited_clients import limited, limits_of
+from limited_clients import CPU, DEVICE_NICE, NICE, NICE_WORDS, limited, limits_of
 
 import driver
 from driver.client import user_manager
 from driver.doctor import machine
 
-CPU, NICE = "resource.setrlimit(resource.RLIMIT_CPU, (60, 60))", "os.nice(5)"
 MANAGER = Path("/usr/lib/systemd/systemd")
 ASKING = """#!{python} -P
 import json, os, socket, sys
@@ -84,6 +83,7 @@ def serve(listener, manager):
             sock.sendall(json.dumps([done.returncode, "it ended"]).encode())
 
 
+@pytest.mark.integration
 def test_the_manager_starts_the_device_of_all(manager, kit):
     """A client with limits has the manager start the device: it keeps none of them, and others use it, too."""
     with limited(CPU + "\n" + NICE) as client:
@@ -91,7 +91,7 @@ def test_the_manager_starts_the_device_of_all(manager, kit):
         assert manager.asked[0][:4] == ["--user", "--quiet", "--collect", "--service-type=forking"]
         for pid in pids:
             assert limits_of(pid)["Max cpu time"] == ("unlimited", "unlimited")
-            assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0)
+            assert os.getpriority(os.PRIO_PROCESS, pid) == DEVICE_NICE
             assert b"XDG_RUNTIME_DIR" not in Path(f"/proc/{pid}/environ").read_bytes()
             assert os.readlink(f"/proc/{pid}/cwd") == "/"
         with driver.connect() as device, limited(NICE) as other:
@@ -111,7 +111,7 @@ def test_a_manager_that_cannot(manager, kit):
         assert client.stdout.readline()
         _, said = client.communicate(b".")
     assert b"for this program and those with the same limits alone" in said
-    assert b"nice 5" in said
+    assert NICE_WORDS.encode() in said
     assert b"cannot start it: the manager is tired" in said
 
 
@@ -175,6 +175,7 @@ def real(session, kit):
             group.rmdir()
 
 
+@pytest.mark.integration
 def test_a_real_manager(real, kit):
     """systemd's own manager starts the device, in a group of its own, and ends nothing when the client ends."""
     with limited(CPU) as client:

@@ -15,6 +15,8 @@ from driver.cli.command import burst
 from driver.demos.camera_sources import Clock
 from driver.demos.drawing import Film
 
+pytestmark = pytest.mark.integration
+
 CAMERA = [sys.executable, "-m", "driver.cli", "demo", "camera"]
 
 
@@ -35,7 +37,6 @@ def private(folder):
     return {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.integration
 def test_demo_runs_and_leaves_its_results(tmp_path):
     """A short run ends well, tabulates both paths, finds the objects, and leaves a video and two pictures, private."""
     (tmp_path / "frame.png").touch(0o644)  # of a run before this one
@@ -60,7 +61,6 @@ def test_demo_runs_and_leaves_its_results(tmp_path):
     assert private(tmp_path) == {"camera.mp4", "latency.png", "frame.png"}
 
 
-@pytest.mark.integration
 def test_the_summary_comes_as_json_and_alone(tmp_path):
     """With --json, standard output is one object; what it says of files, frames and calls is so."""
     done = invoke("--frames", 5, "--fps", 0, "--no-video", "--json", "--out", tmp_path)
@@ -75,7 +75,6 @@ def test_the_summary_comes_as_json_and_alone(tmp_path):
     assert "frames" in done.stderr  # the bar
 
 
-@pytest.mark.integration
 def test_a_run_that_is_stopped_reports_on_what_it_saw(monkeypatch, tmp_path):
     """Ctrl-C before the fourth frame ends it well, with a summary of three and a film of three."""
     ticks = iter((0, 0, 0))

@@ -29,6 +29,8 @@ from driver.demos.scene import Scene
 from driver.demos.web.camera import CameraShow
 from driver.demos.web.server import Server
 
+pytestmark = pytest.mark.integration
+
 FOURCC = {"nv12": "NV12", "yuyv": "YUYV", "rgb": "MJPG"}
 
 
@@ -106,7 +108,6 @@ def test_the_demo_runs_on_the_cameras_buffers(filming, tmp_path, formats, how):
         assert sum(1 for _ in opened.decode(video=0)) == 8
 
 
-@pytest.mark.integration
 def test_a_camera_that_is_unplugged_ends_the_demo(film, tmp_path):
     """What was seen before is reported, and the message names the camera."""
     fill, seen = film.camera.fill, []
@@ -284,7 +285,6 @@ class TestPage:
         assert film.camera.waiting == 0  # the stream was stopped, which gives all buffers back to the program
         assert not film.camera.streaming
 
-    @pytest.mark.integration
     def test_a_camera_that_is_unplugged_and_plugged_in(self, home, film, tmp_path):
         """The page says that it is gone, and goes on when it is back."""
 

@@ -8,6 +8,8 @@ from driver.demos.detector import CELL, FRAME, GRID, OUTPUTS, WEIGHTS, build_mod
 from driver.demos.scene import NAMES, Scene
 from driver.nn import Interpreter
 
+pytestmark = pytest.mark.integration
+
 UNSEEN_SCENE = 3_000_000  # far from the seeds that train_detector.py trains and checks on
 
 

@@ -9,6 +9,8 @@ from driver.demos.camera_sources import Clock, open_source
 from driver.demos.detector import build_model
 from driver.demos.web.camera import watch_several
 
+pytestmark = pytest.mark.integration
+
 FRAMES = 12
 
 

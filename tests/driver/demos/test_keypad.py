@@ -31,6 +31,8 @@ from driver.demos.keypad import (
 )
 from driver.demos.listener import CELLS, CLASSES, STATES, WEIGHTS, Goertzel, build_model
 
+pytestmark = pytest.mark.integration
+
 GUIDE = Path(__file__).parents[3] / "docs" / "audio.md"
 UNSEEN_SOUND = 3_000_000  # far from the seeds that train_audio.py trains and checks on
 

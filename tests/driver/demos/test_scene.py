@@ -6,6 +6,8 @@ import pytest
 from driver.demos.boxes import Agreement, Box, overlap
 from driver.demos.scene import CEILING, FLOOR, NAMES, NOISE_LIMIT, OUTLINES, Scene, Thing
 
+pytestmark = pytest.mark.integration
+
 
 def put(scene, *things):
     """These are what moves in it, and nothing else."""

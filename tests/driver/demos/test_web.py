@@ -27,6 +27,8 @@ from driver.demos.web.camera import CameraShow
 from driver.demos.web.server import MOST_VIEWERS, Server, leading_to
 from driver.demos.web.settings import Setting, Values, common
 
+pytestmark = pytest.mark.integration
+
 
 class Tap:
     """A show of as many updates as somebody has poured."""
@@ -329,7 +331,6 @@ async def _unanswered(page):
 class TestDeaths:
     """Of the device, while the page is open."""
 
-    @pytest.mark.integration
     @pytest.mark.parametrize("kind", ["camera", "audio"])
     def test_the_page_says_so_and_the_stream_goes_on(self, place, tmp_path, kind):
         """`kill -9` of the engine: the state counts a death in words, and updates come from another engine process."""
@@ -351,7 +352,6 @@ class TestDeaths:
         serving(check, shows(kind, tmp_path))
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("kind", ["camera", "audio"])
 def test_recordings_are_private_and_whole(shared, monkeypatch, tmp_path, kind):
     """Switched on, then off: a folder and a file that nobody else may read, which can be played; its path is told."""
@@ -417,7 +417,6 @@ class TestCommand:
             assert "http://127.0.0.1:1/secret/" in file.read_text()
         assert not file.exists()
 
-    @pytest.mark.integration
     def test_without_its_library_it_says_what_to_install(self, tmp_path):
         """Without aiohttp, one line on standard error names the extra, and the exit status is 2."""
         (tmp_path / "aiohttp.py").write_text("raise ModuleNotFoundError(name='aiohttp')")
@@ -457,7 +456,6 @@ def rivals_of(pid):
 
 def test_clients_that_send_a_byte_now_and_then(monkeypatch):
     """Connections that never complete a request keep no page out, and are cut off at their deadline."""
-    monkeypatch.setattr("driver.service.http_connections.PATIENCE", 1.0)
     monkeypatch.setattr("driver.demos.web.server.PATIENCE", 1.0)
 
     async def test(server, session, show):

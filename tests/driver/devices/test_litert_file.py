@@ -1,12 +1,16 @@
 """Files that the litert device runs as they are."""
 
 import contextlib
+import os
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tflite
+from lite_nets import convolution, counter, memory, selection, spread
 from tflite_writer import DTYPES, Writer
 
 import driver
@@ -20,13 +24,14 @@ from driver.nn.file_form import ModelFile, model_of_file
 
 pytest.importorskip("ai_edge_litert", reason="needs the extra 'litert'")
 
-from ai_edge_litert.interpreter import Interpreter
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-from driver.devices.litert import LiteRtDevice
+from driver.devices.litert import LiteRtDevice, interpreted
 from driver.devices.litert.tflite_file import TfliteOutline
 from driver.devices.litert.weights import aligned
 from driver.interface import BindOptions, Preparation
 
+FOLDER = Path(__file__).parents[1] / "importers/vendor"
 TYPES = {**DTYPES, "float64": "FLOAT64", "uint16": "UINT16", "uint32": "UINT32"}
 
 
@@ -39,11 +44,17 @@ def now():
     """No burst wants to run."""
 
 
-def file_model(data, shapes=None):
+def file_model(data, shapes=None, settings=None):
     """The model in file form of a .tflite file, without `driver.load`."""
     header = read_header(memoryview(data)).with_shapes(shapes)
     sides = [[tensor.operand() for tensor in side] for side in (header.inputs, header.outputs)]
-    return model_of_file(ModelFile("tflite", np.frombuffer(data, np.uint8)), *sides)
+    return model_of_file(ModelFile("tflite", np.frombuffer(data, np.uint8), {}, settings or {}), *sides)
+
+
+def with_operand(model, place, **changes):
+    operands = [*model.main.operands]
+    operands[place] = replace(operands[place], **changes)
+    return replace(model, main=replace(model.main, operands=operands))
 
 
 def placed(array):
@@ -81,56 +92,6 @@ class Own:
         self._interpreter.invoke()
         found = [self._interpreter.get_tensor(told["index"]) for told in self._interpreter.get_output_details()]
         return [(array.shape, array.tobytes()) for array in found]
-
-
-def spread(seed, *shape):
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def network(w, shape=(1, 8, 8, 4), **more):
-    """A convolution, and what comes after it."""
-    x = w.input(shape, **more)
-    y = w.operator(
-        "CONV_2D", [x, w.random((8, 3, 3, 4)), w.random((8,))], (*shape[:3], 8), Padding=0, StrideW=1, StrideH=1
-    )
-    return w.operator("SOFTMAX", [y], (*shape[:3], 8), Beta=1.0)
-
-
-def convolution(**more):
-    w = Writer()
-    return w.file([network(w, **more)])
-
-
-def memory(cells=3):
-    """Keeps what it has seen: an SVDF with a state."""
-    w = Writer()
-    state = w.variable((1, 2 * cells))
-    weights = [w.random((cells, 4)), w.random((cells, 2)), -1]
-    return w.file([w.operator("SVDF", [w.input((1, 4)), *weights, state], (1, cells), Rank=1)])
-
-
-def counter(start=10):
-    """Adds its input to a variable that CALL_ONCE has set, and gives the sum."""
-    w = Writer()
-    setup = w.graph()
-    for graph in (setup, w):
-        graph.handle = graph.operator("VAR_HANDLE", [], (), "int32", SharedName="sum")
-        graph.tensors[graph.handle]["Type"] = tflite.TensorType.RESOURCE
-    setup.operator("ASSIGN_VARIABLE", [setup.handle, setup.constant(np.full((1,), start, np.float32))], [])
-    setup.outputs = []
-    w.operators.insert(0, ("CALL_ONCE", [], [], {"InitSubgraphIndex": 1}))
-    x = w.input((1,))
-    total = w.operator("ADD", [x, w.operator("READ_VARIABLE", [w.handle], (1,))], (1,))
-    w.operator("ASSIGN_VARIABLE", [w.handle, total], [])
-    return w.file([total])
-
-
-def selection():
-    """The places of what is positive: how many, only the run knows."""
-    w = Writer()
-    is_positive = w.operator("GREATER", [w.input((4,)), w.constant(np.zeros(4, np.float32))], (4,), "bool")
-    places = w.operator("WHERE", [is_positive], (0, 1), "int64")
-    return w.file([w.operator("CAST", [places], (0, 1), "int32"), places])
 
 
 def counting(step):
@@ -385,6 +346,16 @@ def test_what_the_runtime_says(litert):
         litert.prepare(file_model(w.file([wrong])), Preparation())
 
 
+def test_what_the_runtime_does_not_expect(litert):
+    """An operator without a result, over which its delegate ends in an exception of C++: the file is refused."""
+    data = bytearray((FOLDER / "transformer_dynamic.tflite").read_bytes())
+    graph = tflite.Model.GetRootAs(data).Subgraphs(0)
+    made = [graph.Operators(n).OutputsAsNumpy() for n in range(graph.OperatorsLength())]
+    next(outputs for outputs in made if outputs[0] == 102)[:] = -1
+    with pytest.raises(LibraryFailed, match="LiteRT rejected the file: _Map_base::at"):
+        litert.prepare(file_model(bytes(data)), Preparation())
+
+
 def test_what_the_runtime_says_of_a_run(litert):
     """So is a run that fails."""
     w = Writer()
@@ -393,6 +364,62 @@ def test_what_the_runtime_says_of_a_run(litert):
     for _ in range(2):
         with pytest.raises(ExecutionFailed, match=r"the file.*gather index out of bounds"):
             computed(prepared, w.feeds)
+
+
+@pytest.mark.parametrize("resolver", ["AUTO", "BUILTIN_REF", "BUILTIN_WITHOUT_DEFAULT_DELEGATES"])
+def test_the_interpreter_that_a_program_asks_for(litert, resolver):
+    """With its resolver and threads it computes the program's own bits, also for sizes that the file has not."""
+    options = {"resolver": resolver, "num_threads": 2, "package": "ai_edge_litert.interpreter"}
+    own = Interpreter(
+        model_content=convolution(), num_threads=2, experimental_op_resolver_type=OpResolverType[resolver]
+    )
+    for shape in [(1, 8, 8, 4), (2, 6, 8, 4)]:
+        model = file_model(convolution(), settings={"interpreter": options})
+        model = with_operand(model, *model.main.inputs, dimensions=shape)
+        prepared = litert.prepare(model, Preparation())
+        assert litert.explain(model) == [None]
+        assert prepared.serves_all
+        own.resize_tensor_input(own.get_input_details()[0]["index"], shape)
+        own.allocate_tensors()
+        own.set_tensor(own.get_input_details()[0]["index"], spread(7, *shape))
+        own.invoke()
+        expected = own.get_tensor(own.get_output_details()[0]["index"])
+        assert computed(prepared, [spread(7, *shape)])[0] == [(expected.shape, expected.tobytes())]
+
+
+def test_an_interpreter_has_no_more_threads_than_processors(litert):
+    """However many a client asks for: threads are few for all accounts together."""
+    before, many = len(os.listdir("/proc/self/task")), {"num_threads": interpreted.MOST_THREADS_ASKED}
+    prepared = litert.prepare(file_model(convolution(), settings={"interpreter": many}), Preparation())
+    assert len(os.listdir("/proc/self/task")) < before + os.cpu_count()
+    del prepared
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"colour": 1}, "the setting 'colour', which this device does not have"),
+        ({"interpreter": 3}, "is 3, and no object"),
+        ({"interpreter": {"colour": 1}}, "the unknown option 'colour'"),
+        ({"interpreter": {"num_threads": 0}}, "num_threads = 0: from 1 to 256"),
+        ({"interpreter": {"package": "os"}}, "is of 'os': choose from ai_edge_litert.interpreter"),
+        ({"interpreter": {"resolver": "BEST"}}, "the resolver 'BEST': choose from AUTO"),
+        ({"interpreter": {"experimental_disable_delegate_clustering": 1}}, "no boolean"),
+    ],
+)
+def test_settings_that_nothing_has(litert, settings, words):
+    """They are refused, by their names."""
+    model = file_model(convolution(), settings=settings)
+    assert words in litert.explain(model)[0]
+
+
+def test_settings_that_are_none(litert):
+    """Bytes in the place of settings that are no JSON, or no object of it."""
+    for told in (b"{", b"[]", b"[" * 10000, b" " * 70000):
+        model = file_model(convolution(), settings={"interpreter": {}})
+        place = model.main.operations[0].inputs[2]
+        model = with_operand(model, place, value=np.frombuffer(told, np.uint8), dimensions=(len(told),))
+        assert "its settings" in litert.explain(model)[0]
 
 
 def test_a_model_that_is_not_its_file(litert):

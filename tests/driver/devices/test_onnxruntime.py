@@ -333,6 +333,7 @@ def test_two_threads(kit):
     np.testing.assert_allclose(*results, atol=1e-6)
 
 
+@pytest.mark.integration
 def test_nothing_is_reported_to_anybody(tmp_path):
     """ONNX Runtime collects no telemetry in a device: it leaves no file that it would send."""
     code = "from driver.devices.onnxruntime.library import library; library()"

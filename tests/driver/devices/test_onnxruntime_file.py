@@ -357,6 +357,39 @@ def test_no_path_within_is_opened(onnxruntime, monkeypatch, tmp_path, wrap):
         onnxruntime.prepare(model_of_file(ModelFile("onnx", np.frombuffer(data, np.uint8)), [], []), Preparation())
 
 
+def test_two_weights_of_one_name(onnxruntime):
+    """A file with two large ones is refused in ONNX Runtime's words; that is no failure of the device."""
+    array = np.zeros((64, 64), np.float32)
+    nodes, ends = [node("MatMul", ["x", "w"], ["y"])], ("float32", [1, 64])
+    model = onnx.load_from_string(written(nodes, [("x", *ends)], [("y", *ends)], {"w": array}))
+    model.graph.initializer.append(model.graph.initializer[0])
+    sides = file_model(written(nodes, [("x", *ends)], [("y", *ends)], {"w": array})).main.operands[1:]
+    data = np.frombuffer(model.SerializeToString(), np.uint8)
+    with pytest.raises(LibraryFailed, match=r"rejected the model: .*name has already been added: w"):
+        onnxruntime.prepare(model_of_file(ModelFile("onnx", data), sides[:1], sides[1:]), Preparation())
+
+
+def test_a_name_that_is_no_text(onnxruntime, capfd):
+    """A refusal that quotes it says so all the same, and nothing is printed."""
+    data = one("Neg", ["float32"], [4], out=[4])
+    assert data.count(b"\x03Neg") == 1
+    sides = file_model(data).main.operands[1:]
+    raw = np.frombuffer(data.replace(b"\x03Neg", b"\x03N\xfcg"), np.uint8)
+    with pytest.raises(LibraryFailed, match=r"rejected the model: .*N\ufffdg"):
+        onnxruntime.prepare(model_of_file(ModelFile("onnx", raw), sides[:1], sides[1:]), Preparation())
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("what", "whose"), [(b"y0", "output 0"), (b"size", "input 0")])
+def test_a_port_that_is_no_text(onnxruntime, what, whose):
+    """Its name, or that of one of its sizes: it is said which input or output."""
+    data = one("Neg", ["float32"], ["size"], out=["size"])
+    sides = file_model(data).main.operands[1:]
+    raw = np.frombuffer(data.replace(what, b"\xb6" * len(what)), np.uint8)
+    with pytest.raises(InvalidModel, match=f"^{whose}: its name, or that of one of its sizes, is no UTF-8"):
+        onnxruntime.prepare(model_of_file(ModelFile("onnx", raw), sides[:1], sides[1:]), Preparation())
+
+
 def test_what_is_no_file_for_it(onnxruntime):
     """A .tflite file needs another device; a file among other operations is refused."""
     data = one("Neg", ["float32"], [4], out=[4])

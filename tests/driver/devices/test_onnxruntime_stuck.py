@@ -6,7 +6,7 @@ from onnx import TensorProto, helper
 from onnx_files import file_model, value, written
 
 import driver
-from burst import MissedDeadlineTransient, Timeout
+from burst import MissedDeadlinePersistent, MissedDeadlineTransient, Timeout
 
 pytestmark = pytest.mark.integration
 
@@ -59,7 +59,7 @@ def test_a_run_without_end(process, name):
     ):
         engine = process(device.engine_pid)
         assert (burst.run(X).outputs[0] == -1).all()
-        with pytest.raises((MissedDeadlineTransient, Timeout)):
+        with pytest.raises((MissedDeadlinePersistent, MissedDeadlineTransient, Timeout)):
             prepared.run(*feeds, timeout=0.5)
         assert engine.has_ended(5.0 if ends_engine else 2.5) == ends_engine
         for n in range(3):

@@ -171,6 +171,33 @@ def test_no_path_of_a_file_is_opened(openvino, place, tmp_path, monkeypatch):
             prepared(openvino, file_model(elsewhere(place), {place: np.zeros(1024, np.uint8)}))
 
 
+def hidden(data):
+    """The file, whose only weight says where it lies in fields with numbers that are the schema's but for bit 29."""
+    model = onnx.load_from_string(data)
+    weight = model.graph.initializer.pop()
+    places = [entry.SerializeToString() for entry in weight.external_data]
+    bare = onnx.TensorProto(name=weight.name, data_type=weight.data_type, dims=weight.dims).SerializeToString()
+    bare += b"\xf0\x80\x80\x80\x10\x01" + b"".join(field(b"\xea\x80\x80\x80\x10", place) for place in places)
+    graph = model.graph.SerializeToString() + field(b"\x2a", bare)
+    model.ClearField("graph")
+    return model.SerializeToString() + field(b"\x3a", graph)
+
+
+def field(tag, data):
+    """A field of a protocol buffer."""
+    return tag + bytes([len(data) & 127 | 128, len(data) >> 7]) + data
+
+
+def test_fields_whose_numbers_wrap_hide_no_place(openvino):
+    """OpenVINO drops what such a number has beyond 32 bits: it would read its own process's memory at an address."""
+    secret = np.arange(256, dtype=np.float32)
+    data = elsewhere("*/_ORT_MEM_ADDR_/*", offset=secret.ctypes.data, length=secret.nbytes)
+    sides = file_model(data).main.operands[1:]
+    model = model_of_file(ModelFile("onnx", np.frombuffer(hidden(data), np.uint8)), sides[:1], sides[1:])
+    with pytest.raises(InvalidModel, match=r"damaged: the field at \d+ has a number of more than 29 bits"):
+        prepared(openvino, model)
+
+
 @pytest.mark.parametrize("more", [{"offset": 2**63}, {"length": 2**40}, {"offset": 8, "length": 1024}])
 def test_a_place_beyond_the_end_of_a_file(openvino, more):
     """It is refused before OpenVINO reads it."""

@@ -17,7 +17,7 @@ import refused_calls
 from driver import doctor
 from driver.devices import missing, names
 from driver.devices.litert import LiteRtDevice
-from driver.doctor import examination, installation, machine
+from driver.doctor import examination, installation, latency_hint, machine
 from driver.finding import examined
 
 MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
@@ -42,6 +42,7 @@ def found(check):
 def root(monkeypatch, tmp_path):
     """A file system of its own for what the kernel says; writes a file there."""
     monkeypatch.setattr(machine, "ROOT", tmp_path)
+    monkeypatch.setattr(latency_hint, "ROOT", tmp_path)
 
     def write(path, text):
         file = tmp_path / path
@@ -106,6 +107,7 @@ class TestCommand:
             "correct that line, or remove the file",
         ]
 
+    @pytest.mark.integration
     def test_start(self, place):
         """With --start, each installed device whose libraries are there is started and named with its processes."""
         findings = json.loads(burst("--json", "--start").stdout)
@@ -114,6 +116,7 @@ class TestCommand:
         assert all(entry["state"] == "ok" for entry in starts.values())
         assert "reference.sock" in place.files()
 
+    @pytest.mark.integration
     @pytest.mark.skipif(platform.machine() not in MEMFD_CREATE, reason="whose numbers of system calls are not known")
     def test_filter(self, place):
         """In a sandbox that refuses memfd_create and futex_waitv, the one is a warning and the other a note."""
@@ -135,6 +138,7 @@ class TestCommand:
 class TestOddSystems:
     """Nothing that cannot be read is more than unknown."""
 
+    @pytest.mark.integration
     def test_nothing_to_read(self, root, monkeypatch):
         """On a machine without /proc, /sys and /dev/shm every check of it still ends, with "unknown"."""
         monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release="plan9"))
@@ -190,6 +194,48 @@ class TestOddSystems:
         """Where client and device share one, nobody polls: a note."""
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
         assert found(machine.processors)["CPUs"].state == "note"
+
+    @pytest.mark.parametrize(
+        ("has_file", "latencies", "state", "words"),
+        [
+            (True, "0 1 133", "ok", "keeps processors out of the deeper of them: the deepest idle state takes 133 us"),
+            (True, "0 1", "ok", "may be opened; no effect: the deepest idle state takes 1 us"),
+            (True, "", "ok", "which states there are is unknown"),
+            (False, "0 1 133", "note", "refused with ENOENT"),
+            (False, "0 1", "ok", "it would change nothing"),
+        ],
+    )
+    def test_idle_states_of_open_bursts(self, root, has_file, latencies, state, words):
+        """Bursts keep processors from deep idle states: if there are any, and the file may be opened."""
+        for n, latency in enumerate(latencies.split()):
+            root(f"sys/devices/system/cpu/cpu0/cpuidle/state{n}/latency", latency)
+        if has_file:
+            root("dev/cpu_dma_latency", "")
+        finding = found(latency_hint.hint)["open bursts, idle states"]
+        assert (finding.state, bool(finding.remedy)) == (state, state == "note")
+        assert words in finding.found
+
+    @pytest.mark.parametrize(
+        ("governor", "words"),
+        [
+            ("schedutil", "schedutil goes by that"),
+            ("powersave", "chosen by the governor"),
+            (None, "no effect on clocks"),
+        ],
+    )
+    def test_clock_of_open_bursts(self, root, monkeypatch, governor, words):
+        """Where the kernel has clamps, the governor decides; where it has none, that is a note."""
+        monkeypatch.setattr(latency_hint, "set_least", lambda value: None)
+        if governor:
+            root("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", governor)
+        finding = found(latency_hint.hint)["open bursts, clock"]
+        assert (finding.state, words in finding.found) == ("ok", True)
+
+        def refuse(value):
+            raise OSError(errno.EOPNOTSUPP, "no")
+
+        monkeypatch.setattr(latency_hint, "set_least", refuse)
+        assert found(latency_hint.hint)["open bursts, clock"].state == "note"
 
     def test_refused_calls(self, monkeypatch):
         """A call that is refused is told by the error's name."""

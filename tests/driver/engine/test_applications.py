@@ -183,6 +183,7 @@ def group():
     pytest.skip("this account may not make a control group")
 
 
+@pytest.mark.integration
 def test_a_process_of_another_control_group_is_another_application(group, place):
     """While all connections of one process that declares nothing are one application."""
     code = """

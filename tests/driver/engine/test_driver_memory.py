@@ -185,7 +185,7 @@ class TestEnds:
         buffers_of(prepared, 1)
         kit.until(lambda: numbers(place, "close") == [1])
 
-    @pytest.mark.parametrize("clients", [3, pytest.param(stress.times(60), marks=pytest.mark.stress)])
+    @pytest.mark.parametrize("clients", [1, pytest.param(stress.times(60), marks=pytest.mark.stress)])
     def test_killed(self, prepared, place, kit, clients):
         """When the client is killed while it holds buffers, with executions bound to them in a burst."""
         program = f"""

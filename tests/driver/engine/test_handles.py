@@ -11,6 +11,7 @@ from sent_models import sent
 
 import driver
 from burst import (
+    GeneralFailure,
     InvalidArgument,
     Memory,
     Request,
@@ -341,7 +342,7 @@ class TestKinds:
         """Asked what it supports, and asked to prepare; constants that are copied are no handles."""
         device, pool = connect("Copying"), Memory.frozen(weights())
         assert device.supported_operations(product(pool)) == [False]
-        with pytest.raises(InvalidArgument, match=r"FULLY_CONNECTED.*not supported"):
+        with pytest.raises(GeneralFailure, match=r"FULLY_CONNECTED.*not supported"):
             device.prepare(product(pool))
         assert device.supported_operations(product(pool, by_reference=False)) == [True]
         fd = os.dup(pool.fd)

@@ -76,6 +76,7 @@ def test_other_endings(bursts, kit, end):
     kit.until(lambda: bursts().count("burst_ended") == 2)
 
 
+@pytest.mark.integration
 def test_a_client_that_is_killed(bursts, heard, kit):
     """kill -9 in the middle of a burst: the driver hears of the end while the device serves others."""
     with driver.connect(LISTENING) as device:

@@ -1,14 +1,18 @@
 """The lane of one client, without a process of its own: sockets whose client does not read, and memory by slot."""
 
 import contextlib
+import weakref
 
 import pytest
 from waiting import PATIENCE
 
-from burst import GeneralFailure, InvalidArgument, PeerDied, ResourceExhaustedTransient
+from burst import GeneralFailure, InvalidArgument, Malformed, Memory, PeerDied, ResourceExhaustedTransient
 from burst.channel import Channel, Message
+from burst.plan_cache import MAX_PLANS
 from burst.run_queue import Application, Flow, RunQueue, Share
+from driver.engine import lane_memory
 from driver.engine.lane import ClientLane, LaneOwner
+from driver.engine.lane_memory import LaneMemory
 from driver.engine.lane_reader import LaneReader
 from driver.engine.ledger import Claim
 from driver.engine.limits import Limits
@@ -64,6 +68,30 @@ def opened(lane):
         yield opened
 
 
+class EmptyPlan:
+    """Uses no memory, and runs nothing."""
+
+    slots = frozenset()
+
+    def cancel(self):
+        pass
+
+
+def test_plans_that_go_are_freed_without_the_lock(lane, monkeypatch):
+    """What a plan holds may take long to free, or bind anew."""
+    seen = []
+
+    def bound(key):
+        plan = EmptyPlan()
+        weakref.finalize(plan, lambda: seen.append(lane._lock.locked()))
+        return plan
+
+    monkeypatch.setattr(lane._executor, "plan", bound)
+    for number in range(MAX_PLANS + 1):
+        lane.plan(str(number).encode())
+    assert seen == [False]
+
+
 class TestUnread:
     """A client launches executions, and does not read how they ended."""
 
@@ -92,3 +120,101 @@ class TestUnread:
         with pytest.raises(PeerDied, match="does not read the answers"):
             launch_many(busy)
         assert end.receive(0).body[0] == 0
+
+
+class Room:
+    """A client's account: how many things it may still have."""
+
+    def __init__(self, left):
+        self.left = left
+
+    def take(self, remedy, **_):
+        if not self.left:
+            raise ResourceExhaustedTransient(f"no bytes are left; {remedy}")
+        self.left -= 1
+        return Claim(self._give_back)
+
+    def _give_back(self):
+        self.left += 1
+
+
+class TestMemory:
+    """A slot that several sockets register and free."""
+
+    @pytest.fixture
+    def descriptors(self, monkeypatch):
+        """Numbers of descriptors that a client hands over, and those that were closed: each once, in the end."""
+        given, closed = [], []
+        monkeypatch.setattr(lane_memory, "close_all", closed.extend)
+        yield given, closed
+        assert sorted(closed) == given
+
+    @pytest.fixture
+    def room(self):
+        return Room(100)
+
+    @pytest.fixture
+    def table(self, room, descriptors):
+        """What a client has registered, with room for a hundred slots. It hands over memory, or what is none."""
+
+        def mapped(plain, fd):
+            descriptors[1].append(fd)
+            if plain:
+                raise Malformed("no memory is said like this")
+            return Memory.create(8)
+
+        return LaneMemory(mapped, room.take)
+
+    @pytest.fixture
+    def register(self, table, descriptors):
+        """Register a slot, for one more socket."""
+        given, _ = descriptors
+
+        def register(slot, plain=()):
+            given.append(len(given))
+            return table.register(slot, list(plain), given[-1])
+
+        return register
+
+    def test_one_is_freed_while_another_one_registers_it(self, table, register, monkeypatch):
+        """The second socket has found that the memory is there, and does not map it again: it stays for that one."""
+        register(5)
+        close, gone = lane_memory.close_all, []
+
+        def other_frees_meanwhile(fds):
+            close(fds)
+            gone.append(table.release([5]))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(lane_memory, "close_all", other_frees_meanwhile)
+            register(5)
+        assert gone == [[]]
+        assert table.resolve([5])
+        assert table.release([5]) == [5]
+        with pytest.raises(InvalidArgument, match="no memory is registered as 5"):
+            table.resolve([5])
+
+    def test_registrations_cost_their_client(self, table, register, room):
+        """One that registers without end is refused, and told so by the requests that name such a slot."""
+        assert all(register(slot) for slot in range(90))
+        assert all(register(slot) for slot in range(10))  # on another socket
+        assert not any(register(slot) for slot in range(100, 300))
+        assert not table.note_failure(300, ResourceExhaustedTransient("its descriptor is lost"))
+        with pytest.raises(ResourceExhaustedTransient, match=r"^no bytes are left; free memory"):
+            table.resolve([300])
+        with pytest.raises(ResourceExhaustedTransient):  # the first of two hundred
+            table.resolve([100])
+        assert table.release([20]) == [20]
+        assert register(300)
+        assert table.resolve([300])
+        table.clear()
+        assert room.left == 100
+
+    def test_what_ends_the_socket_is_paid_back(self, table, register, room):
+        """So is what is freed."""
+        with pytest.raises(Malformed, match="no memory is said like this"):
+            register(5, plain=["odd"])
+        assert room.left == 100
+        register(5)
+        assert table.release([5]) == [5]
+        assert room.left == 100

@@ -1,5 +1,6 @@
 """What a client, an account and all together may have on a device: refused by name, and given back by who is gone."""
 
+import asyncio
 import contextlib
 import os
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from waiting import PATIENCE
+from worded_files import FILER, file_model
 
 import driver
 from burst import (
@@ -22,7 +24,7 @@ from burst import (
 )
 from burst.channel import Channel, close_all
 from driver.doctor import running
-from driver.engine.limits import Limits, ProcessLimits, limits
+from driver.engine.limits import OWN_THREADS, Limits, ProcessLimits, limits
 
 X = np.zeros((1, 4), np.float32)
 
@@ -50,6 +52,25 @@ bursts = [prepared.burst() for _ in range(4)]
 print("engine", device.engine_pid, flush=True)
 sys.stdin.read()
 """
+
+
+def filled_model(inside):
+    """The sum of as many ones as an input says; `inside`: which a branch makes."""
+    m, branch = driver.ModelBuilder(), driver.ModelBuilder()
+    size, condition = m.input("int32", (1,)), m.input("bool8", (1,))
+    if inside:
+        branch.output(branch.operation("FILL", branch.input("int32", (1,)), 1.0))
+        ones = m.operation("IF", condition, branch.build(), branch.build(), size)
+    else:
+        ones = m.operation("FILL", size, 1.0)
+    m.output(m.operation("REDUCE_SUM", ones, np.array([0], np.int32), False))
+    return m.build()
+
+
+def most_resident(pid):
+    """The most memory that it has had."""
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
 
 
 def fill(kept, make):
@@ -102,6 +123,25 @@ class TestClient:
                 prepared.run(X)
             with prepared.burst() as burst:
                 assert burst.run(X).outputs[0].tolist() == [[1, 1, 1, 1]]
+
+    @pytest.mark.parametrize("way", ["burst", "run", "run_async"])
+    @pytest.mark.parametrize("inside", [False, True])
+    def test_sizes_by_values(self, configure, kit, way, inside):
+        """What an input's value asks for is counted before it is taken: temporaries, and results of a branch. The next
+        request, of another value, succeeds.
+        """
+        configure(client_bytes=2**24)
+        with driver.connect() as device, device.prepare(filled_model(inside)) as prepared, prepared.burst() as burst:
+            run = {
+                "burst": burst.run,
+                "run": prepared.run,
+                "run_async": lambda *x: asyncio.run(prepared.run_async(*x)),
+            }[way]
+            before = most_resident(device.engine_pid)
+            with pytest.raises(ResourceExhaustedPersistent, match=r"an execution or a buffer needs 1073741824 bytes"):
+                run(np.array([2**28], np.int32), np.ones(1, bool))
+            assert most_resident(device.engine_pid) < before + 2**26
+            run(np.array([2**10], np.int32), np.ones(1, bool))
 
     def test_queues(self, kit):
         """A burst whose queues are longer than they may be never fits; a shorter one does."""
@@ -198,6 +238,17 @@ class TestAccount:
                 driver.connect(application="b")
             assert bursts[0].run(X).outputs[0].tolist() == [[1, 1, 1, 1]]
 
+    @pytest.mark.integration
+    def test_threads_that_a_runtime_starts(self, configure):
+        """What it starts for each model is in no ledger: a model too many is refused, and those that are there run."""
+        configure(account_threads=16)
+        with driver.connect(FILER) as device, contextlib.ExitStack() as stack:
+            prepared, files = [], [file_model(f"load:threads {n}") for n in range(2 + (16 + OWN_THREADS) // 16)]
+            with pytest.raises(ResourceExhaustedTransient, match=r"runtime has started .* raise account_threads in"):
+                prepared.extend(stack.enter_context(device.prepare(each)) for each in files)
+            assert len(prepared) > 2
+            assert prepared[-1].run(X[0])[0].tolist() == [1, 1, 1, 1]
+
     def test_buffers(self, configure, kit):
         """Objects of a few bytes are limited by what the engine keeps for each."""
         configure(account_bytes=200_000)
@@ -214,13 +265,33 @@ class TestAccount:
 
     def test_plans(self, configure, kit):
         """Requests that stay bound make room for others: no request is refused for their number."""
-        configure(account_bytes=400_000)
+        configure(account_bytes=500_000)
         with driver.connect() as device, device.prepare(kit.add_model()) as prepared, prepared.burst(depth=8) as burst:
             for pool in [Memory.create(64) for _ in range(100)]:
                 request = Request((RequestArgument(length=16),), (RequestArgument(offset=16, length=16),), (pool,))
                 assert prepared.execute(request).status == 0
                 assert pool.asarray(np.float32, 4, 16).tolist() == [1, 1, 1, 1]
             assert [burst.run(X).outputs[0].tolist() for _ in range(20)] == [[[1, 1, 1, 1]]] * 20
+
+    @pytest.mark.parametrize("way", ["execute", "execute_async", "execute_fenced"])
+    def test_memory_of_requests(self, configure, kit, way):
+        """A request whose memory is refused succeeds once there is room: its memory is sent again."""
+        configure(account_bytes=2**20, client_bytes=2**20)
+        with driver.connect() as device, device.prepare(kit.add_model()) as prepared:
+
+            def status(request):
+                try:
+                    result = getattr(prepared, way)(request)
+                except ResourceExhaustedTransient as error:
+                    return error.status
+                return (result if way == "execute" else result.result(PATIENCE)).status
+
+            requests = [kit.request([X], 16)[0] for _ in range(1000)]
+            refused = [request for request in requests if status(request)]
+            assert len(requests) > len(refused) > 100
+            for memory in {pool for request in requests if request not in refused for pool in request.pools}:
+                device.free_memory(memory)
+            assert [status(request) for request in refused[:100]] == [ErrorStatus.NONE] * 100
 
     def test_fences(self, configure, kit):
         """Fences are counted, as descriptors, while an execution waits for them."""
@@ -322,3 +393,14 @@ def test_no_setting_lifts_what_the_process_has():
     figures = Limits(1, 1, account_descriptors=10**6, account_threads=10**5, process=process).figures()
     for figure, most in (("descriptors", 1000), ("threads", 100)):
         assert (figures[figure].account, figures[figure].device) == (most, most)
+
+
+def test_two_accounts_leave_tasks_to_others(monkeypatch, tmp_path):
+    """The processes of all accounts count in one number of tasks, as systemd's 4,915: what two of them may have in
+    their services and engines is three quarters of it.
+    """
+    (tmp_path / "pids.max").write_text("4915")
+    monkeypatch.setattr("driver.engine.limits.control_groups", lambda _: [tmp_path])
+    most = limits().figures()["threads"].account
+    assert most > 512
+    assert 2 * 2 * most <= 4915 * 3 // 4

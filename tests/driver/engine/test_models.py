@@ -9,12 +9,12 @@ import threading
 import msgpack
 import numpy as np
 import pytest
-from inside import model_number_of
 from sent_models import arrived, sent
 
 import driver
 from burst import Request
 from driver import Operand, Operation, Subgraph
+from driver.client.remote_executor import RemoteExecutor
 from driver.devices.reference import ReferenceModel
 from driver.engine.cache.compilations import Declined
 from driver.engine.models import SharedModel
@@ -381,7 +381,9 @@ def test_numbers_belong_to_a_connection(connect, kit):
     with connect().prepare(kit.add_model()) as mine:
         other = connect()
         request, _ = kit.request([X], 16)
-        thief = driver.RemotePreparedModel(other, mine.model, model_number_of(mine))
+        thief = driver.RemotePreparedModel(
+            RemoteExecutor(other, mine.model, mine.home._replace(connection=other.connection))
+        )
         assert thief.execute(request).status == driver.InvalidArgument.status
         with pytest.raises(driver.InvalidArgument):
             thief.burst()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from inside import open_bursts
 
 from burst import (
     ErrorStatus,
@@ -22,7 +23,7 @@ from burst import (
 )
 
 X = np.ones((1, 4), np.float32)
-OWN = ["OwnExecutor", "FirmwareInside", "Firmware", "OldFirmware"]
+OWN = ["OwnExecutor", "FromThis", "FromInner", "FirmwareInside", "Firmware", "OldFirmware"]
 SLOW = ["SlowExecutor", "SlowFirmware"]
 
 
@@ -38,12 +39,6 @@ def own(home, kit):
     yield connect
     for device in opened:
         device.close()
-
-
-def open_bursts(device):
-    """How many there are on the device, of all clients."""
-    (_, _, _, bursts, *_), _ = device.call("figures")
-    return bursts
 
 
 def firmwares(place, device):
@@ -117,7 +112,7 @@ def test_times_and_deadlines(own, kit, name):
             assert burst.execute(request, deadline=time.monotonic() + 100).status is ErrorStatus.NONE
 
 
-@pytest.mark.parametrize("name", ["OwnExecutor", "FirmwareInside", "Firmware"])
+@pytest.mark.parametrize("name", ["OwnExecutor", "FromThis", "FromInner", "FirmwareInside", "Firmware"])
 def test_many_requests_in_flight(own, kit, name):
     """Results come in the order of the requests; wire version 1 has one in flight at a time."""
     with own(name).prepare(kit.add_model()) as model, model.burst(depth=4) as burst:
@@ -252,6 +247,8 @@ WRONG = {
     "Raising": (GeneralFailure, "'wrong' failed to configure a burst: RuntimeError: no channel of the accelerator"),
     "Refusing": (ResourceExhaustedTransient, "'wrong' cannot serve this burst: all 4 channels are taken"),
     "Nonsensical": (GeneralFailure, "'wrong' configure_execution_burst returned 'a burst'; return an ExecutionBurst"),
+    "FromNumber": (GeneralFailure, "ValueError: prepared=5: it has no method bind; give a driver.PreparedModel, or"),
+    "FromOther": (GeneralFailure, "inputs .'TENSOR_FLOAT16'. .*; give a prepared model with the same inputs"),
     "Hasty": (GeneralFailure, "'wrong' said that this burst had ended before it began"),
     "Stillborn": (GeneralFailure, "'wrong' failed to start a burst: RuntimeError: the accelerator does not start"),
 }

@@ -21,7 +21,7 @@ from burst_test_devices.heap import HEADER, KIND, MAGIC
 from small_models import sum_model
 
 import driver
-from burst import ErrorStatus, GeneralFailure, InvalidArgument, Memory, Request, RequestArgument
+from burst import ErrorStatus, GeneralFailure, Memory, Request, RequestArgument
 from burst.memory import frozen_memory
 from driver import BufferDesc, BufferRole
 from driver.recording import record
@@ -195,7 +195,7 @@ class TestEnds:
         prepared.device.free_memory(pool)
         kit.until(lambda: not is_mapped())
 
-    @pytest.mark.parametrize("clients", [2, pytest.param(stress.times(60), marks=pytest.mark.stress)])
+    @pytest.mark.parametrize("clients", [1, pytest.param(stress.times(60), marks=pytest.mark.stress)])
     def test_killed(self, prepared, place, kit, clients):
         """When the client is killed while executions are bound to it on both paths. No descriptor is left."""
         program = f"""
@@ -304,11 +304,11 @@ class TestHostile:
             other = Memory.from_handle(fd, 64, "com.example.other", (START,))
         for execute in (prepared.execute, burst.execute):
             result = execute(Request(*LINEAR, (other,)))
-            assert result.status == INVALID
+            assert result.status == ErrorStatus.GENERAL_FAILURE
             assert "com.example.other" in result.message
             assert "ashmem, mmap_fd, hardware_buffer_blob, hardware_buffer, com.example.heap" in result.message
         with device.prepare(sum_model()) as reference:
-            assert reference.execute(Request(*LINEAR, (pool_of(),))).status == INVALID
+            assert reference.execute(Request(*LINEAR, (pool_of(),))).status == ErrorStatus.GENERAL_FAILURE
 
     @pytest.mark.parametrize("what", ["map raises", "map returns nonsense"])
     @pytest.mark.parametrize("prepared", [TROUBLED], indirect=True)
@@ -366,8 +366,8 @@ class TestConstants:
         model = m.build()
         frozen_memory(pool.asarray()).kind = KIND
         assert device.supported_operations(model) == [True, False]
-        assert "ashmem, mmap_fd, hardware_buffer_blob, hardware_buffer it can" in device.explain(model)[1]
-        with pytest.raises(InvalidArgument, match="constant in memory of a kind"):
+        assert "hardware_buffer or hardware_buffer_blob or mmap_fd, or give it as an array" in device.explain(model)[1]
+        with pytest.raises(GeneralFailure, match=r"memory of kind com\.example\.heap, which the device cannot"):
             device.prepare(model)
 
 
@@ -414,8 +414,8 @@ class TestClient:
         """A compiled model on the CPU refuses it, and says why."""
         with driver.compile(sum_model(), devices=["cpu"]) as compiled:
             result = compiled.execute(Request(*LINEAR, (pool_of(),)))
-            assert result.status == INVALID
-            assert "com.example.heap: only its driver can use it" in result.message
+            assert result.status == ErrorStatus.GENERAL_FAILURE
+            assert "'com.example.heap': this device knows ashmem" in result.message
 
     def test_a_recording_goes_on(self, connect_dsp, tmp_path):
         """A request whose inputs lie in it is counted as left out; the request itself is executed."""

@@ -250,7 +250,7 @@ class TestImages:
         m.output(m.operation("MUL", m.operation("ELU", x, 0.5), np.full(4, 2, np.float32), 0))
         (image, whole), (result, _) = (self.frame("rgba_float32", gaps=gaps) for gaps in (True, False))
         monkeypatch.setattr("driver.runtime.compilation.can_be_measured", lambda _: False)
-        monkeypatch.setattr("driver.runtime.compilation.MOST_STEPS", 99)
+        monkeypatch.setattr("driver.runtime.planning.MOST_STEPS", 99)
         litert = connect("litert")  # its speed is known, so that a busy machine does not measure it
         capabilities.store(
             "litert", litert.version, Capabilities({"TENSOR_FLOAT32": Performance(0.5)}, source="measured")

@@ -107,6 +107,65 @@ print(subprocess.run(["/bin/echo", "started"], capture_output=True).stdout, call
         assert inside(code, "execve") == f"{b'started' + bytes([10])!r} {errno.EPERM}\n"
 
 
+def test_a_process_acts_on_itself_alone():
+    """Of the calls that name a process, those pass that name the caller; and its children, where it may signal them."""
+    code = """
+from burst_test_devices.calls_on_others import failures_on_itself, on_a_process
+from driver.engine.call_rules import Reach
+child = os.fork() or __import__("signal").pause()
+def tried(pid):
+    refused = set()
+    for name, call in on_a_process(pid).items():
+        try:
+            call()
+        except PermissionError:
+            refused.add(name)
+    return refused
+assert sandbox.enter((), Reach(os.getpid(), signals=[child]))
+everything = {*on_a_process(0)}
+signals = {name for name in everything if "kill" in name or "signal" in name}
+print(failures_on_itself(), tried(child) == everything - signals, tried(os.getppid()) == everything)
+os.kill(child, 9)
+"""
+    assert inside(code) == "[] True True\n"
+
+
+@pytest.mark.integration
+def test_what_starts_programs_may_end_them():
+    """A device that needs `execve`, or names `kill`, signals processes; it still changes no others' limits."""
+    code = """
+import resource
+from driver.engine.call_rules import Reach
+print(sandbox.enter(sys.argv[1:], Reach(os.getpid())), os.kill(os.getppid(), 0))
+try:
+    resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE)
+except PermissionError:
+    print("refused")
+"""
+    for need in ("execve", "kill"):
+        assert inside(code, need) == "True None\nrefused\n"
+
+
+def test_a_device_with_sockets_gets_those_of_programs():
+    """What needs `socket` gets Unix and Internet sockets, and none that configure the machine; and no namespace."""
+    code = """
+from burst_test_devices.calls_on_others import of_addresses, of_others
+from driver.engine.call_rules import Reach
+sandbox.enter(sys.argv[1:], Reach(os.getpid()))
+for family in (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6):
+    socket.socket(family).close()
+attempts = {name: call for name, call in of_others(os.getppid()).items() if name.endswith((" socket", " namespace"))}
+for name, call in attempts.items():
+    try:
+        call()
+        print(name)
+    except PermissionError:
+        pass
+print(len(attempts) > 11)
+"""
+    assert inside(code, "socket", "clone") == "True\n"
+
+
 @pytest.mark.parametrize("name", ["reference", "litert"])
 def test_devices_say_what_is_active(place, name):
     """Both processes of a device are confined; `device.stats()` and `burst doctor` say so."""

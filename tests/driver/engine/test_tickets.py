@@ -411,9 +411,9 @@ def test_a_queue_is_idle_while_no_ticket_has_a_slot_or_waits():
     flow = Flow(Application(Share(queue, 1), ""), MEDIUM)
     first, second = Ticket(flow), Ticket(flow)
     assert queue.is_idle
-    first.enter(FOREVER, None)
+    assert enter(first.handle) == 0
     assert not queue.is_idle
-    waiter = threading.Thread(target=second.enter, args=(FOREVER, None))
+    waiter = threading.Thread(target=enter, args=(second.handle,))
     waiter.start()
     first.leave()
     waiter.join()

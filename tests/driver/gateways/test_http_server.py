@@ -14,7 +14,7 @@ from certificates import write_certificate
 from waiting import PATIENCE
 
 from driver.gateways.http_server import BoundedServer, serve_http
-from driver.service.http_connections import ConnectionLimiter
+from driver.service.peer_limiter import PeerLimiter
 
 MOST = 6  # connections
 FOREVER, SOON = 1e6, 0.2  # seconds that a silent connection may stay
@@ -41,7 +41,7 @@ def contexts(request, tmp_path_factory):
 async def serving(tls, patience):
     """The address of a server with few places."""
     listener, end = socket.create_server(("127.0.0.1", 0)), asyncio.get_running_loop().create_future()
-    server = BoundedServer(answered, ConnectionLimiter(MOST, MOST), patience)
+    server = BoundedServer(answered, PeerLimiter(MOST, MOST), patience)
     task = asyncio.create_task(serve_http(server, listener, end, tls))
     try:
         yield listener.getsockname()

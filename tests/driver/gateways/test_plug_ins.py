@@ -95,6 +95,7 @@ def test_it_is_served_from_start_to_stop(started):
         assert process.wait(30) == 0
 
 
+@pytest.mark.integration
 def test_the_help_has_all_of_them(started):
     """Options and example of what is installed, ours and others', and why some cannot be used."""
     with started("--help") as process:
@@ -109,6 +110,7 @@ def test_the_help_has_all_of_them(started):
     assert "wrong (burst-odd 1.5) TypeError: burst_odd:wrong is not a subclass of driver.gateway.Gateway" in broken
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [

@@ -23,6 +23,8 @@ from header_files import apart_onnx, labelled_onnx
 from onnx_cases import CASES
 
 import driver
+from driver.formats.onnx_schema import FIELDS, tensors
+from driver.formats.protobuf import ProtoBytes, ProtoMessage
 from driver.importers.onnx import reader as importer
 from driver.importers.onnx.fold import FOLDS
 from driver.importers.onnx.table import TABLE
@@ -44,29 +46,49 @@ WORDS = [
     "bidirectional",
     "x" * 200,
 ]
+PATHS = ["weights/all.bin", "weights", "../weights/all.bin", "/etc/passwd", "*/_ORT_MEM_ADDR_/*", "", ".", "x" * 300]
 KINDS = [*sorted(TABLE | FOLDS), "Shape", "Size", "Constant", "QuantizeLinear", "DequantizeLinear", "If", "NonZero"]
 MOST_SECONDS = 2.0
 """Of computing, for one small file."""
 ROOM = 1 << 30
 """Bytes of address space beyond what the imports took."""
+FEW_BYTES = 32
+"""Of a weight, which are changed like everything else."""
 FOLDER = Path(__file__).parent / "onnx_models"
+
+
+def places(data):
+    """Where the bytes of a file lie that are no large weights: what is changed in those changes little."""
+    field, kept, end = FIELDS["TensorProto"]["raw_data"], [], 0
+    found = tensors(ProtoMessage(ProtoBytes(memoryview(data))), "ModelProto")
+    for start, stop in sorted(span for tensor in found for span in tensor.spans(field)):
+        kept += range(end, min(start + FEW_BYTES, stop))
+        end = stop
+    return [*kept, *range(end, len(data) + 1)]
 
 
 class Mutator:
     """Edits of the files of all cases; now and then of a real one."""
 
     def __init__(self, seed):
-        self._random = random.Random(seed)
+        self._random, self._places = random.Random(seed), None
         self._files = [case.data for case in CASES.values()] + [labelled_onnx(), apart_onnx()] * 20
         self._real = [(FOLDER / f"{name}.onnx").read_bytes() for name in ("gru", "lstm", "mobilenet_int8")]
         self._bytes = [self._flip, self._byte, self._varint, self._cut, self._drop, self._splice, self._repeat]
         self._fields = [self._kind, self._rename, self._attribute, self._dims, self._type, self._remove, self._twice]
-        self._fields += [self._raw, self._opset, self._shape]
+        self._fields += [self._raw, self._opset, self._shape, self._elsewhere]
 
     def __call__(self):
         """A mutant: one to four edits of one file."""
         pick = self._random
-        data = pick.choice(self._real) if pick.random() < 0.005 else pick.choice(self._files)
+        return self.edited(pick.choice(self._real) if pick.random() < 0.005 else pick.choice(self._files), pick)
+
+    def edited(self, data, pick, where=None):
+        """One to four edits of that file, as the random numbers of `pick` have it. `where`: its `places`; None: all.
+
+        Raise what protocol buffers raise for edits that they refuse.
+        """
+        self._random, self._places = pick, where
         times = pick.choice((1, 1, 1, 2, 3, 4))
         if pick.random() < 0.5:
             mutant = bytearray(data)
@@ -81,15 +103,17 @@ class Mutator:
     # ---- bytes
 
     def _at(self, data):
-        return self._random.randrange(len(data) + 1)
+        if self._places is None:
+            return self._random.randrange(len(data) + 1)
+        return min(self._random.choice(self._places), len(data))
 
     def _flip(self, data):
         if data:
-            data[self._random.randrange(len(data))] ^= 1 << self._random.randrange(8)
+            data[min(self._at(data), len(data) - 1)] ^= 1 << self._random.randrange(8)
 
     def _byte(self, data):
         if data:
-            data[self._random.randrange(len(data))] = self._random.randrange(256)
+            data[min(self._at(data), len(data) - 1)] = self._random.randrange(256)
 
     def _varint(self, data):
         at = self._at(data)
@@ -187,6 +211,16 @@ class Mutator:
             at = pick.randrange(max(len(data) // size, 1)) * size
             data[at : at + size] = (pick.choice(EDGES) % 2**64).to_bytes(8, "little")[:size]
             tensor.raw_data = bytes(data)
+
+    def _elsewhere(self, graph, _):
+        pick = self._random
+        if tensor := self._tensor(graph):
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            if pick.random() < 0.5:
+                tensor.ClearField("raw_data")
+            for key, values in {"location": PATHS, "offset": EDGES, "length": EDGES}.items():
+                if pick.random() < 0.7:
+                    tensor.external_data.add(key=key, value=str(pick.choice(values)))
 
     def _remove(self, graph, _):
         lists = [part for part in (graph.node, graph.input, graph.output, graph.initializer) if part]

@@ -22,6 +22,8 @@ from tflite_cases import CASES
 from tflite_writer import Writer
 
 import driver
+from driver.formats.flatbuffer import ColumnBytes, root_column
+from driver.formats.tflite_schema import FIELDS
 from driver.importers.tflite import reader as tflite
 from driver.importers.tflite.file import TfliteFile
 
@@ -31,6 +33,8 @@ MOST_SECONDS = 2.0
 SHARE_OF_CONVERTED = 0.2
 """Of mutants; their files are ten times as long as the written ones."""
 MOST_CONVERTED, FEW_BYTES = 60_000, 64
+MOST_CODES, MOST_OPTIONS = 212, 130
+"""Beyond the schema's."""
 ROOM = 1 << 30
 """Bytes of address space beyond what the imports took."""
 
@@ -53,12 +57,41 @@ def converted():
 def places(data):
     """Where the words of a file lie that are no weights: what is changed in those changes nothing here."""
     file = TfliteFile(memoryview(data))
-    weights = [file.data(number) for number in range(len(file._buffers))]
+    buffers = root_column(ColumnBytes(memoryview(data)), FIELDS["Model"]).counts("buffers")
+    weights = [file.data(number) for number in range(buffers[0])]
     inside = np.ones(len(data) // 4, bool)
     for array, offset in weights:
         if array is not None and array.nbytes > FEW_BYTES:
             inside[offset // 4 + FEW_BYTES // 8 : (offset + array.nbytes - FEW_BYTES // 2) // 4] = False
     return (np.flatnonzero(inside) * 4).tolist()
+
+
+def numbers(data):
+    """Where the numbers of a file lie whose meaning is known: (places, bytes of each, what else each may be)."""
+    model = root_column(ColumnBytes(memoryview(data)), FIELDS["Model"])
+    codes = model.tables("operator_codes", FIELDS["OperatorCode"])
+    graphs = model.tables("subgraphs", FIELDS["SubGraph"])
+    tensors, operators = graphs.tables("tensors", FIELDS["Tensor"]), graphs.tables("operators", FIELDS["Operator"])
+    found = [
+        (codes.field("builtin_code"), 4, range(MOST_CODES)),
+        (codes.field("deprecated_builtin_code"), 1, range(128)),
+        (codes.field("version"), 4, range(12)),
+        (operators.field("opcode_index"), 4, range(len(codes) + 1)),
+        (operators.field("builtin_options_type"), 1, range(MOST_OPTIONS)),
+        (tensors.field("type"), 1, range(24)),
+        (tensors.field("buffer"), 4, range(len(tensors) + 2)),
+        (tensors.field("is_variable"), 1, range(2)),
+        (_elements(tensors, "shape"), 4, EDGES),
+        (_elements(operators, "inputs"), 4, range(-2, len(tensors) + 1)),
+        (_elements(operators, "outputs"), 4, range(-1, len(tensors) + 1)),
+    ]
+    return [(kept.tolist(), size, values) for where, size, values in found if (kept := where[where > 0]).size]
+
+
+def _elements(tables, name):
+    """Where the elements of the vectors of 32 bits in that field lie."""
+    pairs = zip(tables.targets(name), tables.counts(name), strict=True)
+    return np.concatenate([place + 4 + 4 * np.arange(count) for place, count in pairs] or [np.zeros(0, np.int64)])
 
 
 class Mutator:
@@ -68,17 +101,30 @@ class Mutator:
         """large: files of which a smaller share of the mutants is made."""
         self._random, self._all = random.Random(seed), [[(f, places(f)) for f in kind] for kind in (files, large)]
         self._files = self._all[0]
+        self._numbers = []
         self._edits = [self._flip, self._byte, self._edge, self._nudge, self._copy, self._half, self._cut, self._splice]
 
     def __call__(self):
         """A mutant: one to four edits of one file."""
         is_large = self._all[1] and self._random.random() < SHARE_OF_CONVERTED
         self._files = self._all[bool(is_large)]
-        file, self._places = self._random.choice(self._files)
+        return self.edited(*self._random.choice(self._files), self._random)
+
+    def edited(self, file, where, pick, known=()):
+        """One to four edits of that file, as the random numbers of `pick` have it. `where`: its `places`. `known`: its
+        `numbers`, of which half of the edits are, if there are any.
+        """
+        self._random, self._places, self._numbers = pick, where, known
         data = bytearray(file)
-        for _ in range(self._random.choice((1, 1, 1, 2, 3, 4))):
-            self._random.choice(self._edits)(data)
+        for _ in range(pick.choice((1, 1, 1, 2, 3, 4))):
+            edit = self._number if known and pick.random() < 0.5 else pick.choice(self._edits)
+            edit(data)
         return bytes(data)
+
+    def _number(self, data):
+        where, size, values = self._random.choice(self._numbers)
+        at, value = self._random.choice(where), self._random.choice(values)
+        data[at : at + size] = (value % 2 ** (8 * size)).to_bytes(size, "little")
 
     def _word(self, data):
         """Where a 32-bit word begins; what was cut off is looked for no further."""

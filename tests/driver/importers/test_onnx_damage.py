@@ -1,9 +1,6 @@
 """Files that are damaged, or made to do harm: refused, at once and in little memory."""
 
 import random
-import re
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -11,6 +8,7 @@ import fuzz_onnx
 import numpy as np
 import pytest
 import stress
+from fuzzer_runs import finds_nothing
 from onnx import TensorProto, helper
 from onnx_cases import CASES
 
@@ -33,19 +31,9 @@ def refuse(data, reason=None, room=1 << 20):
     assert peak < room + 16 * len(data)
 
 
-def finds_nothing(folder, inputs, seed, patience):
-    """(mutants, accepted) of a run of the fuzzer in a process of its own."""
-    command = [sys.executable, "-W", "error", PROGRAM, "--inputs", str(inputs), "--seed", str(seed), "--folder", folder]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=patience, check=False)
-    assert done.returncode == 0, done.stderr
-    print(done.stdout)
-    count, accepted = map(int, re.match(r"(\d+) mutants, (\d+) accepted", done.stdout).groups())
-    return count, accepted
-
-
 def test_mutants_find_nothing(tmp_path):
     """Two thousand: refused with ImportFailed or valid, none slow; some of both."""
-    count, accepted = finds_nothing(tmp_path, 2000, seed=1, patience=90)
+    count, accepted = finds_nothing(PROGRAM, tmp_path, 2000, seed=1, patience=90)
     assert count == 2000
     assert 20 < accepted < 1000
 
@@ -54,7 +42,7 @@ def test_mutants_find_nothing(tmp_path):
 def test_a_million_mutants_find_nothing(tmp_path, tally):
     """The same with a million, or as many as the budget allows, from another seed each time."""
     seed, times = random.randrange(1, 2**31), stress.times(1_000_000)
-    count, accepted = finds_nothing(tmp_path, times, seed, patience=3600)
+    count, accepted = finds_nothing(PROGRAM, tmp_path, times, seed, patience=3600)
     tally("mutants of .onnx", count)
     assert count == times
     assert accepted > stress.times(1000)
@@ -92,6 +80,7 @@ def field(number, data):
 OPSET = field(8, b"\x10\x11")
 
 
+@pytest.mark.integration
 def test_millions_of_empty_operators():
     """Two bytes each; as objects they would take a hundred times as much."""
     data = OPSET + field(7, field(1, b"") * 2_000_000)
@@ -159,6 +148,7 @@ def test_weights_without_elements():
     refuse(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
 
 
+@pytest.mark.integration
 def test_operators_that_become_many_operations(monkeypatch):
     """A GRU is taken apart into its steps, and the operations of a model are counted: a thousand here, not 32,768."""
     monkeypatch.setattr(onnx_graph, "_MOST_OPERATIONS", 1000)

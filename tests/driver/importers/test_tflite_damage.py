@@ -1,10 +1,7 @@
 """Files that are damaged, or made to do harm: refused, at once and in little memory."""
 
 import random
-import re
 import struct
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import fuzz_tflite
 import numpy as np
 import pytest
 import stress
+from fuzzer_runs import finds_nothing
 from tflite_cases import CASES
 from tflite_writer import Writer
 
@@ -33,20 +31,10 @@ def refuse(data, reason=None, room=1 << 20):
     assert peak < room + 16 * len(data)
 
 
-def finds_nothing(folder, inputs, seed, patience):
-    """(mutants, accepted) of a run of the fuzzer in a process of its own."""
-    command = [sys.executable, "-W", "error", PROGRAM, "--inputs", str(inputs), "--seed", str(seed), "--folder", folder]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=patience, check=False)
-    assert done.returncode == 0, done.stderr
-    print(done.stdout)
-    count, accepted = map(int, re.match(r"(\d+) mutants, (\d+) accepted", done.stdout).groups())
-    return count, accepted
-
-
 @pytest.mark.integration
 def test_mutants_find_nothing(tmp_path):
     """Two thousand: refused with ImportFailed or valid, none slow; some of both."""
-    count, accepted = finds_nothing(tmp_path, 2000, seed=1, patience=60)
+    count, accepted = finds_nothing(PROGRAM, tmp_path, 2000, seed=1, patience=60)
     assert count == 2000
     assert 20 < accepted < 1000
 
@@ -64,7 +52,7 @@ def test_too_few_inputs(name, count):
 def test_a_million_mutants_find_nothing(tmp_path, tally):
     """The same with a million, or as many as the budget allows, from another seed each time."""
     seed, times = random.randrange(1, 2**31), stress.times(1_000_000)
-    count, accepted = finds_nothing(tmp_path, times, seed, patience=1800)
+    count, accepted = finds_nothing(PROGRAM, tmp_path, times, seed, patience=1800)
     tally("mutants of .tflite", count)
     assert count == times
     assert accepted > stress.times(1000)

@@ -53,8 +53,8 @@ def test_top_shows_what_the_device_occupies(place, kit, nvml):
     assert first["memory_of"]["1"] == 99
     assert (second["memory_used"], second["utilisation"], second["memory_of"]) == (1_500_000_000, None, {})
     assert "GPU memory 346 MB" in lines[0]
-    assert "GPU 0  Fake GPU 0, memory 1500 MB of 8000 MB, utilisation 37 %" in lines
-    assert "GPU 1  Fake GPU 1, memory 1500 MB of 8000 MB, utilisation - %" in lines
+    assert "GPU 0  Fake GPU 0\u241b, memory 1500 MB of 8000 MB, utilisation 37 %" in lines
+    assert "GPU 1  Fake GPU 1\u241b, memory 1500 MB of 8000 MB, utilisation - %" in lines
 
 
 @pytest.mark.integration
@@ -66,6 +66,7 @@ def test_a_device_without_a_gpu_says_nothing_of_one(place, kit, nvml):
     assert len(sample["gpus"]) == 2
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "state",
     ["no driver", *(pytest.param(state, marks=pytest.mark.integration) for state in ("no library", "no module"))],

@@ -174,6 +174,7 @@ def test_a_wrong_zero_point_is_found_and_shrunk(monkeypatch):
     assert "1 of 1 elements are wrong" in said
 
 
+@pytest.mark.integration
 def test_a_wrong_fusion_is_found_and_shrunk():
     """A device that errs only where one operation follows another shows it on just these two."""
 
@@ -208,6 +209,7 @@ def test_wrong_rounding_is_found_by_its_bias(monkeypatch):
     assert "bias" in said
 
 
+@pytest.mark.integration
 @examples(25)
 def test_a_graph_without_an_operation_computes_the_same(graph):
     """Taking an operation out, and feeding what it gave, changes no result of the others."""

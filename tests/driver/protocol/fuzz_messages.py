@@ -35,7 +35,7 @@ from burst.wire import Token
 from driver.engine import lane, lane_reader
 from driver.engine.ledger import Claim
 from driver.engine.limits import Limits
-from driver.protocol import lane_codec, rpc
+from driver.protocol import lane_codec, rpc, stream_terms
 
 ANSWERS = set(ErrorStatus) - {ErrorStatus.GENERAL_FAILURE}
 
@@ -191,7 +191,35 @@ class Plain:
         return lane_codec.fields_of(outcome)
 
 
-fuzz_parsers.TARGETS |= {"calls": Calls, "plain": Plain}
+class Streams:
+    """What opens a stream of results: what is read is what would be written again."""
+
+    name = "streams"
+    modules = (channel, stream_terms)
+
+    def __init__(self, seed):
+        requests = (b"\x90" * 20, b"\x91" * 20, b"\x92" * 30)
+        stops = None, stream_terms.Stop(0), stream_terms.Stop(2, (-1, 2, 2**40))
+        terms = stream_terms.StreamTerms(number=7, end=2**63, most=100, room=4, stop=None, requests=requests)
+        self.seeds = [terms._replace(stop=stop).pack() for stop in stops]
+        self.mutate = MessageMutator(seed)
+
+    def close(self):
+        """There is nothing to close."""
+
+    def check(self, data):
+        """Whether it opens a stream. Only what begins like one comes here."""
+        if data[:2] != stream_terms.STREAM:
+            return False
+        try:
+            terms = stream_terms.unpack_terms(data)
+        except Malformed:
+            return False
+        assert terms.pack() == data
+        return True
+
+
+fuzz_parsers.TARGETS |= {"calls": Calls, "plain": Plain, "streams": Streams}
 
 if __name__ == "__main__":
     logging.disable()

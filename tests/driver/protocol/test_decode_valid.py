@@ -2,6 +2,7 @@
 
 import fcntl
 import itertools
+import mmap
 import os
 import random
 import zlib
@@ -217,12 +218,24 @@ class TestHoles:
         for fd in fds:
             os.close(fd)
 
-    def test_constants_in_a_pool_with_holes_are_copied(self):
-        """A client's own pool that was not written whole does not travel as a handle: the model is as good."""
-        pool = driver.Memory.frozen_by(2**20, lambda room: room[:4].fill(0))
-        builder = driver.ModelBuilder()
-        x = builder.input("float32", (2**18,))
-        builder.output(builder.operation("ADD", x, builder.constant(pool.asarray(np.float32), by_reference=True), 0))
-        fds, where = sent(builder.build())
-        assert len(fds) == 1
-        assert decode_valid(sealed(fds, where), where).main.operations[0].type == "ADD"
+    @pytest.mark.parametrize("written", [5, 2])
+    def test_a_client_makes_the_pages_that_its_constants_lack(self, written):
+        """A pool that lacks pages gets those of its constants, and the others if half of it is there: then it travels
+        as a handle, now and later. Else the constants are copied, now and later.
+        """
+        fd = os.memfd_create("sparse", os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, 8 * 4096)
+        os.pwrite(fd, bytes(written * 4096), 0)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, ALL)
+        readable = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+        pool = driver.Memory.from_fd(readable, 8 * 4096, mmap.PROT_READ)
+        for offset in (0, 7 * 4096, 0):
+            builder = driver.ModelBuilder()
+            x = builder.input("float32", (4,))
+            constant = builder.constant(pool.asarray(np.float32, 4, offset), by_reference=True)
+            builder.output(builder.operation("ADD", x, constant, 0))
+            fds, where = sent(builder.build())
+            assert len(fds) == (2 if written == 5 else 1)
+            assert decode_valid(sealed(fds, where), where).main.operations[0].type == "ADD"
+        assert os.fstat(fd).st_blocks * 512 == 4096 * (8 if written == 5 else 3)
+        os.close(fd), os.close(readable)

@@ -16,7 +16,7 @@ from burst import ErrorStatus
 from driver.protocol.lane_codec import in_turn
 
 PROGRAM = Path(fuzz_messages.__file__)
-TARGETS = ("calls", "plain")
+TARGETS = ("calls", "plain", "streams")
 DEEP = b"\x91" * 1015 + b"\xc0"
 
 

@@ -10,6 +10,7 @@ import pytest
 from slow_to_close import SlowToClose
 from waiting import PATIENCE
 
+from burst import ErrorStatus, PeerDied, ResourceExhaustedTransient
 from burst.channel import Channel, ChannelLoop
 from driver.protocol import rpc
 
@@ -104,3 +105,25 @@ def test_a_descriptor_that_takes_long_to_close_holds_no_other_channel(kit):
         assert ended.wait(20)
         pairs[1][1].send(["z"])
         kit.until(lambda: ["z"] in heard)
+
+
+@pytest.mark.parametrize("is_sent_before", [True, False])
+def test_a_refusal_is_read_from_a_connection_that_has_ended(is_sent_before):
+    """A client that comes late, or that has said what nobody read, is told why it was refused."""
+    client, service = Channel.pair()
+    with client:
+        if is_sent_before:
+            client.send([7, "nobody reads this"])
+        service.send([None, int(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT), "the limit is reached"])
+        service.close()
+        with pytest.raises(ResourceExhaustedTransient, match="the limit is reached"):
+            rpc.call(client, "hello")
+
+
+def test_a_connection_that_has_ended_without_a_word():
+    """That is an end, and no endless search for words."""
+    client, service = Channel.pair()
+    client.send([7, "nobody reads this"])
+    service.close()
+    with client, pytest.raises(PeerDied):
+        client.receive()

@@ -12,7 +12,9 @@ from inside import controller_of
 
 import driver
 from burst import Controller, DeviceBuffer, Request, RequestArgument
+from driver.client import prepared_model
 from driver.client.device_buffers import BufferDesc, BufferRole
+from driver.client.executor import Forwarding
 from driver.recording import Recording, Tape, record, recorder
 from driver.recording.tape import UNANSWERED
 
@@ -41,6 +43,24 @@ def runs(path):
     with Recording(path) as recording:
         assert recording.trouble == ""
         return [recording.run(number) for number in range(len(recording))], dict(recording.streams), recording.left_out
+
+
+class Counting(Forwarding):
+    """Counts what it hands on."""
+
+    count = 0
+
+    def perform(self, job):
+        Counting.count += 1
+        return self._behind.perform(job)
+
+
+def test_another_executor_in_front(device, path, kit, monkeypatch):
+    """Hooks nest: one that is put in front of the recorder leaves the recorder where it is."""
+    monkeypatch.setattr(prepared_model, "in_front", [*prepared_model.in_front, Counting])
+    with record(path), device.prepare(kit.add_model()) as prepared:
+        prepared.run(X)
+    assert (Counting.count, len(runs(path)[0])) == (1, 1)
 
 
 def test_all_ways_to_ask(device, path, kit):
@@ -185,7 +205,7 @@ def test_bounded(device, path, tmp_path, kit):
     tape = Tape(tmp_path / "slow", 10**9, most_waiting=4000)
     stuck = threading.Event()
     tape._write_some, write = stuck.wait, tape._write_some
-    number = tape.stream(prepared, "plain", 1, None)
+    number = tape.stream(prepared.remote, "plain", 1, None)
     for _ in range(10):
         tape.run([number, 1, 1, None, 0, [], []], [])
     tape._write_some = write
@@ -216,7 +236,7 @@ def test_who_is_not_recorded_pays_nothing(device, path, kit, monkeypatch):
     with record(path):
         pass
     with device.prepare(kit.add_model()) as prepared, prepared.burst() as burst:
-        assert type(prepared) is driver.RemotePreparedModel
+        assert prepared.executor is prepared.remote
         assert type(controller_of(burst)) is Controller
 
 

@@ -62,7 +62,7 @@ def estimated(request, monkeypatch):
     """Nothing is measured: estimates from capabilities decide, and a model may be cut into any number of steps."""
     if not getattr(request.module, "MEASURES", False):
         monkeypatch.setattr("driver.runtime.compilation.can_be_measured", lambda _: False)
-        monkeypatch.setattr("driver.runtime.compilation.MOST_STEPS", 99)
+        monkeypatch.setattr("driver.runtime.planning.MOST_STEPS", 99)
 
 
 @pytest.fixture

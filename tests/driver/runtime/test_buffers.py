@@ -12,6 +12,7 @@ import driver
 from burst import BuffersLost, ErrorStatus, Memory, Request, RequestArgument
 from driver import BufferDesc, BufferRole, InvalidArgument
 from driver.devices import device_class
+from driver.options import options_of
 from driver.runtime import capabilities
 
 X = np.arange(1, 5, dtype=np.float32)
@@ -237,7 +238,7 @@ def test_of_another_model(compiled):
         assert result.status == ErrorStatus.INVALID_ARGUMENT
         assert "not allocated for that role" in result.message
         with (
-            compiled.prepared.burst() as burst,
+            compiled.prepared.open_burst(options_of("fast_single_answer")) as burst,
             compiled.burst() as its_burst,
             compiled.prepared.device.prepare(sum_model()) as prepared,
         ):

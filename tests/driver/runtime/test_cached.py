@@ -117,7 +117,9 @@ def test_what_is_another_compilation_is_not_restored(compiled, monkeypatch, chan
     model = change.pop("model", adder())
     for name, value in change.items():
         if name in {"processor", "release"}:
-            monkeypatch.setattr(cached, name if name == "processor" else "_release", lambda value=value: value)
+            monkeypatch.setattr(
+                cached, *(("__version__", value) if name == "release" else (name, lambda value=value: value))
+            )
     if version := change.pop("version", None):
         monkeypatch.setattr(RemoteDevice, "version", version)
     options = {name: value for name, value in change.items() if name not in {"processor", "release"}}

@@ -7,6 +7,7 @@ from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
+from same_arrays import equal
 
 import driver
 from burst import ErrorStatus, PeerDied
@@ -14,11 +15,6 @@ from driver.devices import device_class
 from driver.runtime import comeback
 
 X = np.arange(1, 5, dtype=np.float32)
-
-
-def equal(found, expected):
-    for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
 
 
 def counts(compiled):
@@ -53,12 +49,31 @@ def test_a_device_that_refuses_or_dies_in_preparation_is_replaced(settled, runti
 
 @pytest.mark.parametrize("name", ["Refusing", "Crashing"])
 def test_without_the_cpu_in_the_list_a_failure_is_raised(settled, runtime_kit, kit, name):
-    """As the device put it; and with require_device, too."""
+    """As the device put it; and with require_device, too, or when there is no next device."""
     model = kit.add_model(relaxed=True) if name == "Crashing" else runtime_kit.mixed_model()
     error = PeerDied if name == "Crashing" else driver.GeneralFailure
     for options in ({"devices": [settled(name)]}, {"require_device": settled(name)}):
-        with pytest.raises(error):
-            driver.compile(model, **options)
+        for fallback in ("cpu", "next"):
+            with pytest.raises(error):
+                driver.compile(model, fallback=fallback, **options)
+
+
+def test_a_failed_preparation_goes_to_the_cpu_or_to_the_next_device(settled, runtime_kit):
+    """By default the whole model is the CPU's, as the HAL's documents say; fallback="next" asks the next best first."""
+    devices = [settled("Refusing", 0.1), settled("reference", 0.5), "cpu"]
+    cases = (
+        ({}, "cpu", "compile"),
+        ({"fallback": "cpu"}, "cpu", "compile"),
+        ({"fallback": "next"}, devices[1], "dropped"),
+    )
+    cases = (*((devices, *case) for case in cases), (devices[:2], {"fallback": "next"}, devices[1], "dropped"))
+    for among, options, place, kind in cases:
+        with driver.compile(runtime_kit.mixed_model(), among, **options) as compiled:
+            assert compiled.placement() == [(place, (0, 1, 2))]
+            assert counts(compiled) == {kind: 1}
+            equal(compiled.run(X), runtime_kit.mixed(X))
+    with pytest.raises(ValueError, match="fallback='nowhere'"):
+        driver.compile(runtime_kit.mixed_model(), devices, fallback="nowhere")
 
 
 def test_a_device_that_does_not_start_is_left_out(settled, runtime_kit, kit):

@@ -24,6 +24,14 @@ def test_on_a_device(connect, name):
     check(site)
 
 
+@pytest.mark.parametrize("name", ["FromThis", "FromInner"])
+def test_in_bursts_that_run_a_prepared_model(connect, name):
+    """A burst that a driver makes of a prepared model of its own says the same as the engine's."""
+    device, other = (connect(f"burst_test_devices.own_bursts:{name}") for _ in range(2))
+    site = Site(name, lambda model, priority: device.prepare(model, priority=priority), [device], other)
+    check(site)
+
+
 _ONLY_PREPARED = ("burst.execute, wire version 1",)
 
 

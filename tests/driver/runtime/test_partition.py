@@ -7,7 +7,7 @@ import pytest
 
 import driver
 from driver.nn import Interpreter, validate
-from driver.runtime.partition import choose, partition
+from driver.runtime.partition import choose, is_open, partition
 
 DEVICES = 3
 
@@ -109,10 +109,27 @@ def test_operands_keep_their_order(runtime_kit):
     assert (middle.outputs, last.outputs) == ((b,), (c,))
 
 
-def test_what_is_open_cannot_go_between_steps(runtime_kit):
-    """A step that would give something of unknown size is refused, by operand."""
-    with pytest.raises(driver.NotPlaced, match="open shape"):
-        partition(runtime_kit.if_model(size=0), [0, 1, 0])
+def test_what_is_open_may_go_between_steps(runtime_kit):
+    """Steps that give something of unknown size are known as such."""
+    for size in (4, 0):
+        steps = partition(runtime_kit.if_model(size), [0, 1, 0])
+        assert [step.operations for step in steps] == [(0,), (1,), (2,)]
+        assert is_open(steps) == (size == 0)
+
+
+def test_control_flow_that_is_interpreted_is_a_step_of_its_own():
+    """Two loops that could run one after the other on a device are two steps where their graphs run apart."""
+    builder = driver.ModelBuilder()
+    condition, x = builder.input("bool8", (1,)), builder.input("float32", (4,))
+    branch = driver.ModelBuilder()
+    branch.output(branch.operation("ABS", branch.input("float32", (4,))))
+    inner = branch.build()
+    for _ in range(2):
+        x = builder.operation("IF", condition, inner, inner, x)
+    builder.output(x)
+    model = builder.build()
+    assert [step.operations for step in partition(model, [0, 0])] == [(0, 1)]
+    assert [step.operations for step in partition(model, [0, 0], interpreter=0)] == [(0,), (1,)]
 
 
 def test_operations_go_where_they_cost_least(runtime_kit):

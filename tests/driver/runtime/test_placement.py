@@ -9,6 +9,7 @@ import driver
 from driver.client import discovery
 from driver.nn.file_form import ModelFile, model_of_file
 from driver.runtime import compilation, measuring, progress
+from driver.runtime.plan import StepsExecutor
 
 MEASURES = True
 X = np.arange(4, dtype=np.float32)
@@ -20,7 +21,8 @@ def timed(monkeypatch):
     measured, seconds = [], {}
 
     def of_plan(prepared, *_):
-        where = getattr(getattr(prepared, "device", None), "address", "cut")
+        where = "cut" if isinstance(prepared, StepsExecutor) else "cpu"
+        where = prepared.remote.device.address if prepared.remote else where
         measured.append(where)
         return seconds[where]
 

@@ -44,7 +44,7 @@ def installed(monkeypatch):
     """Only this device is installed."""
     module = import_module("driver.devices")
     found = EntryPoints([EntryPoint("stating", STATING, module.GROUP)])
-    monkeypatch.setattr(module, "entry_points", lambda group: found)
+    monkeypatch.setattr(module, "entries", lambda: found)
 
 
 def device_of(compiled):

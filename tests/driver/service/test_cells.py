@@ -8,8 +8,11 @@ import socket
 from collections import Counter
 from pathlib import Path
 
+import msgpack
+import older_kernel
 import pytest
 from served_devices import CONNECT, FRIEND, GROUP, OTHER, SERVER, Client, foreign
+from slow_to_close import LINGERS
 from waiting import PATIENCE
 from worded_files import FILER
 
@@ -119,16 +122,122 @@ def test_the_broker_takes_nothing_but_the_socket(members, broker, kit):
     last connection, it has no more descriptors than before."""
     before = descriptors(broker[1].pid)
     send = f"""
-import socket
+import contextlib, socket
 socks = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(50)]
 for n, sock in enumerate(socks):
     sock.connect({broker[0]!r})
-    socket.send_fds(sock, [os.urandom(n)], [0] * 64)
+    with contextlib.suppress(PermissionError):
+        socket.send_fds(sock, [os.urandom(n)], [0] * 64)
 """
     assert members[1].do(send) is None
     assert members[0].do("out = prepared.run(X)[0].tolist()") == [[2.0] * 4]
     kit.until(lambda: descriptors(broker[1].pid) <= before)
     assert members[1].do("[sock.close() for sock in socks]", "out = prepared.run(X)[0].tolist()") == [[2.0] * 4]
+
+
+HERD = """
+import msgpack, socket
+herd = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range({number})]
+for sock in herd:
+    sock.connect(device.address)
+    sock.send(msgpack.packb([7, "status"]))
+"""
+ANSWERS = """
+out = []
+for sock in herd:
+    try:
+        said = msgpack.unpackb(sock.recv(65536) or b"\\x90")
+        out.append(said[:2])
+    except OSError as error:
+        out.append(str(error))
+    sock.close()
+out = [[answer, out.count(answer)] for answer in map(list, {tuple(each) for each in out})]
+"""
+
+
+def test_a_herd_that_comes_while_a_cell_begins(members, process):
+    """450 clients at once are all served, though their cell, stopped here as if it began, reads none of them yet."""
+    other = members[1]
+    service = process(other.do(PIDS)[0])
+    os.kill(service.pid, signal.SIGSTOP)
+    try:
+        assert other.do(HERD.format(number=450)) is None
+    finally:
+        os.kill(service.pid, signal.SIGCONT)
+    assert other.do(ANSWERS) == [[[7, 0], 450]]
+
+
+def test_clients_that_leave_while_their_cell_stands_still(members, process):
+    """They keep no places: more of them come and go than an account may have, and those that stay are served."""
+    other = members[1]
+    service = process(other.do(PIDS)[0])
+    os.kill(service.pid, signal.SIGSTOP)
+    try:
+        for _ in range(4):
+            assert other.do(HERD.format(number=300), "[sock.close() for sock in herd]") is None
+        assert other.do(HERD.format(number=200)) is None
+    finally:
+        os.kill(service.pid, signal.SIGCONT)
+    assert other.do(ANSWERS) == [[[7, 0], 200]]
+
+
+REFUSED_WITH_DESCRIPTORS = """
+socks, refused = [], 0
+for _ in range(20):
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.connect({address!r})
+    try:
+        socket.send_fds(sock, [b"x"], [slow.fileno()])
+    except PermissionError:
+        refused += 1
+    socks.append(sock)
+if refused < 20:
+    import threading
+    threading.Thread(target=slow.close, daemon=True).start()
+for sock in socks:
+    sock.close()
+out = refused
+"""
+
+
+def is_answered(address):
+    """True if a new client gets an answer in time."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(PATIENCE)
+        sock.connect(address)
+        sock.send(msgpack.packb([7, "status"]))
+        try:
+            return msgpack.unpackb(sock.recv(65536))[0] == 7
+        except TimeoutError:
+            return False
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("under", [(), older_kernel.UNDER], ids=["", "older kernel"])
+def test_a_descriptor_that_takes_an_hour_to_close_holds_nobody(accounts, under):
+    """A socket that lingers, sent on connections that the broker refuses and closed by its sender, is closed by no
+    thread that serves others: another account connects and computes. Where the kernel can, it refuses the descriptor.
+    """
+    limits = "uid_clients = 2\n"
+    with foreign("--group", GROUP, limits=limits, under=under) as (address, broker), contextlib.ExitStack() as stack:
+        hostile = stack.enter_context(Client(FRIEND, GROUP))
+        assert hostile.is_ready()
+        assert hostile.do(CONNECT.format(address), f"second = driver.connect({address!r})") is None
+        os.kill(broker.pid, signal.SIGSTOP)
+        refused = hostile.do(LINGERS, "slow, unread = lingering()", REFUSED_WITH_DESCRIPTORS.format(address=address))
+        os.kill(broker.pid, signal.SIGCONT)
+        assert refused == 0 if under else refused in {0, 20}
+        assert is_answered(address)
+        assert accounts[1].do(CONNECT.format(address), "out = prepared.run(X)[0].tolist()") == [[2.0] * 4]
+        hostile.kill()
+        assert accounts[1].do("device.close()") is None
+
+
+def test_no_process_of_a_device_leaves_a_core(members, broker):
+    """The broker, services and engines: a core file would have what clients gave them."""
+    for pid in (broker[1].pid, *members[0].do(PIDS)):
+        (line,) = (line for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if "core file" in line)
+        assert set(line.split()[4:6]) <= {"0", "1"}
 
 
 def test_cells_are_for_the_devices_account_and_root(members, broker):
@@ -218,7 +327,9 @@ def test_figures_are_of_all_accounts(accounts, process, kit):
 def test_doctor_examines_the_engine_of_each_account(members, broker, monkeypatch):
     """`burst doctor` of root says of each engine of a served device what it has given up, and what it holds."""
     monkeypatch.setattr(running, "SERVED", Path(broker[0]).parent)
-    found = [finding.subject for finding in running.devices() if broker[0] in finding.subject]
+    findings = {finding.subject: finding for finding in running.devices() if broker[0] in finding.subject}
+    together, found = findings[f"{broker[0]}, engines"], list(findings)
+    assert (together.state, together.found) == ("note", f"3, under uid {SERVER}")
     for uid in (SERVER, FRIEND, OTHER):
         assert len([subject for subject in found if f"uid {uid}, " in subject]) == 2
 
@@ -250,7 +361,8 @@ def test_weights_are_nice_values(accounts):
             assert client.do("device.close()") is None
         with driver.connect(address) as own:
             assert int(Path(f"/proc/{own.engine_pid}/oom_score_adj").read_text()) == 0
-    assert found == [0, 0, 5, 5]
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert found == [min(19, own + step) for step in (0, 0, 5, 5)]
 
 
 @pytest.mark.integration
@@ -328,6 +440,10 @@ def test_what_takes_a_cell_over_reaches_nothing_else(accounts):
         with driver.connect(address) as own:
             said = {"secret": str(secret), "client": process.pid, "others": [own.engine_pid, own.service_pid]}
             said |= {"abstract": address, "port": 9, "socket": str(home / "run/reference.sock")}
+            assert accounts[0].do(f"driver.connect({address!r}).prepare(model).close()") is None
+            states = home / ".local/state"
+            said["records"] = [str(states / "burst"), f"{states}/burst-accounts", f"{states}/burst-accounts/{FRIEND}"]
+            assert all(map(os.path.isdir, said["records"]))
             (home / ".config/burst/intruder.json").write_text(json.dumps(said))
             assert accounts[1].do(f"device = driver.connect({address!r})") is None
             failure = accounts[1].do("device.prepare(model)")

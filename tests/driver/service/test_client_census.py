@@ -1,5 +1,7 @@
 """The count of a device's clients, which broker and service keep in the same way."""
 
+import contextlib
+
 import pytest
 
 from burst import ResourceExhaustedTransient
@@ -39,3 +41,21 @@ def test_a_cell_admits_those_whom_the_broker_has_admitted(configured):
     for _ in range(configured.uid_clients + 1):
         census.enter(ONE)
     assert census.total() == census.count(ONE) == configured.uid_clients + 1
+
+
+def test_two_accounts_leave_room_for_others(monkeypatch, tmp_path):
+    """Accounts that take all they can get keep no other account out: each that there may be gets a few connections."""
+    (tmp_path / "limits.toml").write_text("device_clients = 64\nuid_clients = 32\ndevice_accounts = 8\n")
+    monkeypatch.setattr(limits, "limits_file", lambda: tmp_path / "limits.toml")
+    census = ClientCensus(limits.limits())
+    greedy, others = (ONE, OTHER), range(2000, 2006)
+    for uid in greedy:
+        for _ in range(64):
+            with contextlib.suppress(ResourceExhaustedTransient):
+                census.enter(uid)
+    with pytest.raises(ResourceExhaustedTransient, match="with 48 in use; 16 are kept for accounts with fewer than 2;"):
+        census.enter(OTHER)
+    for uid in others:
+        census.enter(uid)
+        census.enter(uid)
+    assert census.total() == 48 + 2 * len(others)

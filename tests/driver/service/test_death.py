@@ -8,11 +8,13 @@ import signal
 import statistics
 import subprocess
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import stress
+from kills import SIDES, kill
 from waiting import last
 
 import driver
@@ -22,18 +24,10 @@ X = np.ones((1, 4), np.float32)
 FOREVER = np.full((1, 4), 9, np.float32)
 PROMPT = 0.1  # seconds
 
-SIDES = {"engine": ["engine_pid"], "service": ["service_pid"], "both": ["service_pid", "engine_pid"]}
-
 
 def killer(device, side):
     """A function that kills these processes of a device at the same moment."""
-
-    def kill():
-        for name in SIDES[side]:
-            with contextlib.suppress(ProcessLookupError):  # the other one may have followed already
-                os.kill(getattr(device, name), signal.SIGKILL)
-
-    return kill
+    return partial(kill, device, side)
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def scarce_device(kit, name="reference", *options):
             open(f"{path}/log", "ab") as log,
             scarce.scarce(words, stdout=log, stderr=log, env=os.environ | {"HOME": path}) as (process, scarcity),
         ):
-            kit.until(lambda: Path(f"{path}/run/{name}.sock").exists() or process.poll() is not None)
+            kit.until(lambda: "is served at" in Path(f"{path}/log").read_text() or process.poll() is not None)
             device = Device(f"{path}/run/{name}.sock", scarcity, kit, process.pid if options else 0)
             try:
                 yield device

@@ -32,21 +32,30 @@ def end(device, process):
     assert service.has_ended()
 
 
+WAYS = [("crash", "SIGSEGV"), ("abort", "SIGABRT"), ("murmur", "SIGABRT"), ("exit", "exit status 3")]
+
+
 @pytest.mark.parametrize("when", ["load", "run"])
-@pytest.mark.parametrize(("what", "how"), [("crash", "SIGSEGV"), ("abort", "SIGABRT"), ("exit", "exit status 3")])
+@pytest.mark.parametrize(("what", "how"), WAYS)
 def test_a_file_that_ends_its_trial(filer, process, when, what, how):
     """Its client is told how and with which last words; the same client's other models and the engine live on."""
     engine = filer.engine_pid
     with filer.prepare(file_model(f"a neighbour of {when} {what}")) as neighbour, neighbour.burst() as burst:
         with pytest.raises(GeneralFailure, match=f"is quarantined on this device now: .* {how}") as caught:
             filer.prepare(file_model(f"{when}:{what}"))
-        assert (LAST_WORDS.decode().strip() in str(caught.value)) == (what == "abort")
+        assert (LAST_WORDS.decode().strip() in str(caught.value)) == (what in {"abort", "murmur"})
         assert (burst.run(X).outputs[0] == 1).all()
     before = loads()
     with pytest.raises(GeneralFailure, match=f"is quarantined on this device: .* {how}"):
         filer.prepare(file_model(f"{when}:{what}"))
     assert loads() == before
     assert not process(engine).has_ended(0)
+
+
+def test_a_file_that_writes_without_end(filer):
+    """No more of it is kept than a pipe holds, and the last words are told."""
+    with pytest.raises(GeneralFailure, match=r"again again of all that, 0 bytes are kept"):
+        filer.prepare(file_model("load:flood"))
 
 
 def test_a_file_that_was_tried_once(filer, kit, process):
@@ -90,5 +99,5 @@ def test_a_long_first_run(filer):
 
 def test_a_deadline_ends_a_trial(filer):
     """A preparation ends at its deadline while its trial goes on, and the file is tried again the next time."""
-    with pytest.raises(driver.MissedDeadlineTransient):
+    with pytest.raises(driver.MissedDeadlinePersistent):
         filer.prepare(file_model("load:sleep"), deadline=time.monotonic() + 0.3)

@@ -112,7 +112,8 @@ def test_oversize_message(stranger, witness, kit):
 def test_too_many_descriptors(stranger, witness, kit):
     """A message with more descriptors than allowed ends its connection, and leaves no descriptor behind."""
     with open(os.devnull, "rb") as null:
-        stranger.send_raw(msgpack.packb([1, "hello", 1]), [null.fileno()] * (MAX_FDS + 1))
+        stranger.call([1, "hello", 1], timeout=20).close()  # from now on it may send descriptors
+        stranger.send_raw(msgpack.packb([2, "hello", 1]), [null.fileno()] * (MAX_FDS + 1))
     assert is_over(stranger, kit.patience)
     witness()
 

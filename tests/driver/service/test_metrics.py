@@ -12,23 +12,30 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import older_kernel
 import pytest
 from click.testing import CliRunner
 from held_processes import HeldProcess
 from inside import controller_of
 from prometheus_client.parser import text_string_to_metric_families
+from served_devices import GROUP, foreign
+from slow_to_close import LINGERS
 from waiting import PATIENCE, at_least, nested
 
 import driver
+from burst.channel import refuse_descriptors
 from driver.cli.command import burst as command
 from driver.engine.process import Engine
 from driver.service import health, metrics_server, probe
-from driver.service.http_connections import ConnectionLimiter, account_of
+from driver.service.http_connections import account_of, is_misaddressed
 from driver.service.metrics_server import StageHistogram
+from driver.service.peer_limiter import PeerLimiter
 
 BEGAN = time.time() - 1  # seconds: no device of these tests has started before
 X = np.ones((1, 4), np.float32)
@@ -37,11 +44,11 @@ X = np.ones((1, 4), np.float32)
 class Served(SimpleNamespace):
     """One device: its socket's path and the port of its metrics."""
 
-    def get(self, path):
+    def get(self, path, **fields):
         """Status and text."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         with contextlib.closing(connection):
-            connection.request("GET", path)
+            connection.request("GET", path, headers=fields)
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
 
@@ -113,11 +120,14 @@ def test_figures_of_all_clients(served, kit):
 
 def test_what_accounts_hold(served, kit):
     """What each account holds in each process and has spent, by its number, beside what it may hold."""
-    with driver.connect(served.address) as device, device.prepare(kit.add_model()) as prepared, prepared.burst():
-        found, uid = served.figures(), str(os.getuid())
 
     def of(name, process, figure, *more):
         return found[name, *sorted((process, figure, *more))]
+
+    with driver.connect(served.address) as device, device.prepare(kit.add_model()) as prepared, prepared.burst():
+        found, uid = served.figures(), str(os.getuid())
+        measured = ("burst_held", *sorted(("service", "engine_bytes", uid)))
+        kit.until(lambda: served.figures().get(measured, 0) > 2**20)
 
     assert 0 < of("burst_held", "engine", "mappings", uid) < of("burst_account_limit", "engine", "mappings")
     assert of("burst_held", "engine", "life_words", uid) == 2  # of the burst, and of the self test's plain path
@@ -143,6 +153,30 @@ def test_nobody_is_named(served, kit):
         "uid",
         "figure",
     }
+
+
+def test_a_name_that_was_made_to_mean_this_machine(served):
+    """A page whose name resolves to 127.0.0.1 reads no metrics: its Host names that page."""
+    for host, status in (("evil.example", 403), ("localhost:80", 200), ("[::1]", 200), ("127.0.0.1", 200)):
+        assert served.get("/healthz", Host=host)[0] == status
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("taken", ["its socket", "its folder", "its socket, and another one is there"])
+def test_a_device_that_no_client_finds(served, taken):
+    """/healthz says so as long as its socket is not where clients look for it; it answers those that are connected."""
+    socket_path = Path(served.address)
+    moved = socket_path.parent if "folder" in taken else socket_path
+    away = moved.with_name("away")
+    with driver.connect(served.address) as device, contextlib.ExitStack() as stack:
+        moved.rename(away)
+        stack.callback(away.rename, moved)
+        if "another" in taken:
+            stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)).bind(served.address)
+        told = f"its socket {served.address} is no longer there, so no new client can connect: start the device again\n"
+        assert served.get("/healthz") == (503, told)
+        assert device.call("turns", timeout=PATIENCE)
+    assert served.get("/healthz") == (200, "ok\n")
 
 
 @pytest.mark.integration
@@ -310,7 +344,7 @@ def test_clients_that_send_a_byte_now_and_then(served, count, is_foreign):
 @contextlib.contextmanager
 def in_this_process(monkeypatch, trouble=lambda: ""):
     """The server alone, with a deadline of half a second; its port."""
-    monkeypatch.setattr("driver.service.http_connections.PATIENCE", 0.5)
+    monkeypatch.setattr("driver.service.metrics_server.PATIENCE", 0.5)
     handler = type("Handler", (metrics_server._Handler,), {"trouble": staticmethod(trouble)})
     with metrics_server._Server(metrics_server.listen(":0"), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -344,7 +378,7 @@ def test_scrapes_leave_room_for_health(monkeypatch):
 
     monkeypatch.setattr(metrics_server.MetricsHandler, "do_GET", hang)
     with in_this_process(monkeypatch) as port:
-        monkeypatch.setattr("driver.service.http_connections.PATIENCE", 20.0)
+        monkeypatch.setattr("driver.service.metrics_server.PATIENCE", 20.0)
         server = Served(port=port)
         scrapes = [threading.Thread(target=_scrape, args=(server,)) for _ in range(4)]
         try:
@@ -359,6 +393,33 @@ def test_scrapes_leave_room_for_health(monkeypatch):
                 scrape.join()
 
 
+def test_a_complete_request_keeps_its_place(monkeypatch):
+    """Where all places are of requests that are complete, a newcomer of another account gets none of them."""
+    go_on, began = threading.Event(), threading.Semaphore(0)
+
+    def trouble():
+        began.release()
+        go_on.wait(20)
+        return ""
+
+    accounts = iter("aab")
+    monkeypatch.setattr(metrics_server, "MOST", 2)
+    monkeypatch.setattr(metrics_server, "MOST_OF_ACCOUNT", 2)
+    monkeypatch.setattr(metrics_server, "account_of", lambda _: next(accounts))
+    with in_this_process(monkeypatch, trouble) as port, ThreadPoolExecutor(2) as pool:
+        monkeypatch.setattr("driver.service.metrics_server.PATIENCE", 20.0)
+        server = Served(port=port)
+        try:
+            asked = [pool.submit(server.get, "/healthz") for _ in range(2)]
+            for _ in asked:
+                assert began.acquire(timeout=20)
+            with pytest.raises((http.client.HTTPException, ConnectionError)):
+                server.get("/healthz")
+        finally:
+            go_on.set()
+        assert [each.result() for each in asked] == [(200, "ok\n")] * 2
+
+
 def _scrape(server):
     with contextlib.suppress(http.client.HTTPException, OSError):
         server.get("/metrics")
@@ -366,17 +427,34 @@ def _scrape(server):
 
 def test_no_account_takes_the_place_of_another():
     """An account with many connections loses its own oldest; requests that are complete are not cut off."""
-    limiter, ended = ConnectionLimiter(most=4, most_of_account=3), []
+    limiter, ended = PeerLimiter(most=4, most_of_account=3), []
     mine = [limiter.enter("a", partial(ended.append, n)) for n in range(3)]
     assert limiter.enter("b", lambda: ended.append("b"))
     assert limiter.enter("a", lambda: ended.append(3))
     assert ended == [0]
-    mine[1].has_asked = True
+    mine[1].work()
     assert limiter.enter("c", lambda: ended.append("c"))
     assert ended == [0, 2]
     limiter.leave(mine[1])
     assert limiter.enter("a", lambda: ended.append(4))
     assert ended == [0, 2]
+
+
+def test_an_account_that_comes_takes_the_place_of_one_with_many():
+    """What waits for its peer yields at once to another account, and to its own account after its time; work never."""
+    limiter, ended = PeerLimiter(most=6, most_of_account=3), []
+    crowd = [limiter.enter(account, partial(ended.append, (account, n))) for account in "ab" for n in range(3)]
+    for visit in crowd:
+        visit.wait(1e6, yields_in=1e6)
+    crowd[0].work()
+    assert not limiter.enter("a", lambda: None)
+    for evicted in (("a", 1), ("b", 0)):
+        limiter.enter("c", lambda: None).wait(1e6, yields_in=1e6)
+        assert ended[-1] == evicted
+    assert not limiter.enter("c", lambda: None)  # it has as many as the others now
+    limiter.leave(crowd[1])
+    limiter.leave(crowd[0])
+    assert limiter.enter("a", lambda: None)
 
 
 def test_connections_are_told_apart_by_account(tmp_path):
@@ -396,3 +474,70 @@ def test_connections_are_told_apart_by_account(tmp_path):
             client.connect(listener.getsockname())
             with listener.accept()[0] as connection:
                 assert account_of(connection) == account
+
+
+def test_no_descriptor_reaches_the_metrics(tmp_path):
+    """The kernel refuses a message with descriptors at the socket of the metrics, whose threads serve all accounts."""
+    with metrics_server.listen(str(tmp_path / "m")) as listener, socket.socket(socket.AF_UNIX) as client:
+        if not refuse_descriptors(client):
+            pytest.skip("before Linux 6.16 the kernel cannot refuse descriptors")
+        client.connect(listener.getsockname())
+        with pytest.raises(PermissionError):
+            socket.send_fds(client, [b"x"], [0])
+        client.send(b"x")
+
+
+@pytest.mark.parametrize("under", [(), older_kernel.UNDER], ids=["", "older kernel"])
+def test_a_descriptor_that_takes_an_hour_to_close_holds_nobody(accounts, kit, under):
+    """One account sends lingering sockets to the metrics, in requests and in place of some, more often than there are
+    places; another one is told how the device is, as before.
+    """
+    with foreign("--group", GROUP, "--metrics", "{home}/metrics.sock", under=under) as (address, _):
+        where = str(Path(address).parents[1] / "metrics.sock")
+        hostile, other = accounts[:2]
+        kit.until(lambda: other.do(f"where = {where!r}", IS_HEALTHY) == "HTTP/1.0 200 OK")
+        said = hostile.do(LINGERS, f"where = {where!r}", SENDS_TO_METRICS)
+        assert said == 0 if under else said in {0, 100}
+        assert other.do(f"where = {where!r}", IS_HEALTHY) == "HTTP/1.0 200 OK"
+        assert other.do(f"where = {where!r}", IS_HEALTHY) == "HTTP/1.0 200 OK"
+
+
+SENDS_TO_METRICS = """
+refused, held = 0, []
+for n in range(100):
+    slow, unread = lingering()
+    held.append(unread)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(where)
+        try:
+            socket.send_fds(sock, [b"GET /healthz HTTP/1.0\\r\\n\\r\\n" if n % 2 else b"x"], [slow.fileno()])
+        except PermissionError:
+            refused += 1
+        except BrokenPipeError:  # there is no place for so many of one account
+            pass
+        threading.Thread(target=os.close, args=(slow.detach(),), daemon=True).start()
+out = refused
+"""
+IS_HEALTHY = """
+import socket, struct
+with socket.socket(socket.AF_UNIX) as sock:
+    for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):  # also of a connection for which there is no room yet
+        sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", 60, 0))
+    sock.connect(where)
+    sock.sendall(b"GET /healthz HTTP/1.0\\r\\n\\r\\n")
+    with sock.makefile("rb") as answer:
+        out = answer.read().decode().partition("\\r\\n")[0]
+"""
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1", "::"])
+def test_a_name_at_any_address(host):
+    """What counts is the address that the connection came to, not that at which the server listens."""
+    how = {"family": socket.AF_INET6, "dualstack_ipv6": True} if ":" in host else {}
+    with (
+        socket.create_server((host, 0), **how) as listener,
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1])),
+        listener.accept()[0] as connection,
+    ):
+        assert is_misaddressed("evil.example", connection)
+        assert not is_misaddressed("127.0.0.1:8", connection)

@@ -4,6 +4,7 @@ import contextlib
 import mmap
 import os
 import pickle
+import shutil
 import signal
 import stat
 import subprocess
@@ -233,6 +234,17 @@ def test_started_again_by_others(process, kit, monkeypatch):
                 prepared.run(X)
 
 
+@pytest.mark.parametrize("options", [(), ("--group", str(os.getgid()))], ids=["", "for a group"])
+def test_it_ends_where_its_folder_is_gone(options):
+    """SIGTERM ends a device whose folder somebody has deleted: there is no lock to take, and nothing to leave."""
+    with folder() as path, served(path / "run", *options) as process:
+        assert b"is ready" in process.stdout.readline()
+        shutil.rmtree(path / "run")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+        assert process.stdout.read() == b""
+
+
 # ---- accounts
 
 
@@ -326,7 +338,7 @@ def test_nobody_names_what_is_anothers(accounts, single):
     assert other.do(allocate) is None
     none = f"InvalidArgument: prepared model {number}: this client has none with that number"
     assert none in other.do(f"device.call('allocate', (), [{number}], [[0, 0, 1.0]], [])")
-    assert none in other.do(f"prepared.home = prepared.home._replace(number={number}); prepared.run(X)")
+    assert none in other.do(f"prepared.remote.home = prepared.home._replace(number={number}); prepared.run(X)")
     assert none in other.do("prepared.burst()")
     assert f"token {token}: no buffer of this client" in other.do(f"mine.token = {token}; mine.copy_from(X)")
     assert f"token {token}: no buffer of this client" in other.do(f"device.call('release', {token})")
@@ -371,7 +383,7 @@ def test_memory_of_another_account_has_all_its_pages(members):
 
 
 FILLING = [
-    ("driver.client.prepared_model", "Accepted", "lambda version, life, _: kept_0(version, life)"),
+    ("driver.client.remote_executor", "Accepted", "lambda version, life, _: kept_0(version, life)"),
     ("driver.client.lane_socket", "fill_holes", "lambda _: None"),
     ("driver.client.device_buffers", "fill_holes", "lambda _: None"),
 ]
@@ -418,7 +430,7 @@ def test_a_file_that_does_not_answer_holds_its_own_account_alone(members, for_gr
         assert not ended
         silent.server.kill()
         kit.until(lambda: len(ended) == 2)
-        assert set(ended) == {ErrorStatus.INVALID_ARGUMENT}
+        assert set(ended) == {ErrorStatus.GENERAL_FAILURE}
         close_all([fd])
 
 

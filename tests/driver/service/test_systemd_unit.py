@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from click.testing import CliRunner
 import driver
 from driver.cli.command import burst as command
 from driver.engine.system_calls import ALLOWED
-from driver.service.health import notify, watchdog_seconds
+from driver.service.health import NotifyPipe, notify, watchdog_seconds
 
 
 def unit(*words):
@@ -77,20 +78,34 @@ def listening():
             yield sock, folder
 
 
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 @pytest.mark.integration
-def test_told_when_ready_and_while_it_answers():
-    """READY comes after the self test, then WATCHDOG as long as the device answers, and the reason when it does not."""
+@pytest.mark.parametrize("words", [(), ("--group", "0")], ids=["one engine", "cells"])
+def test_told_when_ready_and_while_it_answers(words):
+    """READY comes after the self test, then WATCHDOG as long as the device answers, and the reason when it does not:
+    all of it from the main process, which is the only one that systemd believes."""
     with listening() as (sock, folder):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         said = {"NOTIFY_SOCKET": f"{folder}/notify", "WATCHDOG_USEC": "1200000"}
-        words = [sys.executable, "-m", "driver.cli", "serve", "reference", "--dir", f"{folder}/run"]
+        words = [sys.executable, "-m", "driver.cli", "serve", "reference", "--dir", f"{folder}/run", *words]
+
+        def received():
+            raw, ((_, _, credentials),), *_ = sock.recvmsg(4096, socket.CMSG_SPACE(12))
+            assert struct.unpack("iii", credentials)[0] == process.pid
+            return raw
+
         with subprocess.Popen(words, stdout=subprocess.DEVNULL, cwd="/", env=os.environ | said) as process:
             try:
-                assert sock.recv(4096) == b"READY=1\nSTATUS=ready: its self test passed"
-                assert sock.recv(4096) == b"WATCHDOG=1\nSTATUS=answers; 0 clients"
-                engine = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+                assert received() == b"READY=1\nSTATUS=ready: its self test passed"
+                assert received() == b"WATCHDOG=1\nSTATUS=answers; 0 clients"
+                service = children(process.pid)[-1] if "--group" in words else process.pid
+                engine = children(service)[0]
                 os.kill(engine, signal.SIGSTOP)
                 try:
-                    while (told := sock.recv(4096)).startswith(b"WATCHDOG=1"):
+                    while (told := received()).startswith(b"WATCHDOG=1"):
                         pass
                     assert told == b"STATUS=it did not answer within 0.6 s"
                 finally:
@@ -109,6 +124,26 @@ def test_notify_by_abstract_name(monkeypatch):
     notify(READY=1)
     monkeypatch.delenv("NOTIFY_SOCKET")
     notify(READY=1)
+
+
+def test_what_a_child_says_is_of_its_state_alone(monkeypatch):
+    """The main process passes on neither what ends or changes the unit, nor descriptors, which a pipe cannot carry."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(f"\0burst-test-{os.getpid()}")
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@burst-test-{os.getpid()}")
+        pipe = NotifyPipe()
+        with monkeypatch.context() as child:
+            child.setenv("NOTIFY_SOCKET", "@")
+            pipe.enter()
+            notify(STOPPING=1, MAINPID=1, WATCHDOG="trigger", FDSTORE=1, READY=0)
+            notify(READY=1, STATUS="well", EXTEND_TIMEOUT_USEC=1)
+        for _ in range(3):
+            pipe.forward()
+        assert sock.recv(100) == b"READY=1\nSTATUS=well"
+        with pytest.raises(BlockingIOError):
+            sock.recv(100, socket.MSG_DONTWAIT)
+    os.close(pipe.readable)
+    os.close(pipe.writable)
 
 
 def test_watchdogs_of_others(monkeypatch):

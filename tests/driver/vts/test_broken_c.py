@@ -33,6 +33,7 @@ BROKEN = {
         "memory": "execute returned 77",
     },
 }
+ALSO = {"SCRIBBLER": {"operations"}}  # where the byte behind an output is another argument's
 OFTEN = {"WRONG_RESULTS", "GENEROUS", "MORTAL", "SCRIBBLER"}
 FEW = re.compile(
     r"operations/generated_(add|abs|relu)_|burst/(equals_plain/add|several|short)|memory/one_pool(_offset)?/add"
@@ -59,7 +60,7 @@ def test_the_kit_finds_what_is_broken(broken, way, shared, monkeypatch):
         for outcome in run([test for test in catalogue(scope=SMOKE) if FEW(test.name)], target):
             found.add(outcome)
     failed = {category for category, counts in found.categories.items() if counts["failed"]}
-    assert failed == BROKEN[way].keys()
+    assert BROKEN[way].keys() <= failed <= BROKEN[way].keys() | ALSO.get(way, set())
     for category, words in BROKEN[way].items():
         assert any(words in o.message for o in found.of_kind("failed") if o.category == category)
 

@@ -13,6 +13,10 @@ FAILING = {**ADD, "name": "must_fail", "expect_failure": True}
 UNKNOWN = {**ADD, "name": "unknown", "operations": [{"type": "FUTURE_OP", "inputs": [0, 1, 2], "outputs": [3]}]}
 
 
+OTHER_WAYS = ("async", "fenced", "blobs", "buffers", "deadlines")
+WAYS = 3 + len(OTHER_WAYS)  # as it is, in a burst, with open outputs
+
+
 def run_json(vts, *arguments):
     result = vts(*arguments, "--json")
     return json.loads(result.stdout), result
@@ -20,12 +24,13 @@ def run_json(vts, *arguments):
 
 @pytest.mark.integration
 def test_cases_of_a_file_are_run_in_all_their_variations(vts, write):
-    """As they are, with open outputs, in a burst, and as signed twins."""
+    """As they are, with open outputs, in a burst, as signed twins, and on all other paths."""
     found, result = run_json(vts, "reference", "--cases", write(ADD, QUANTISED), "--filter", "operations/add_*")
     assert [test["name"] for test in found["tests"]] == [
         *("operations/add_two", "operations/add_two/burst", "operations/add_two/dynamic"),
         *("operations/add_quantised", "operations/add_quantised/burst", "operations/add_quantised/dynamic"),
         "operations/add_quantised/signed",
+        *(f"operations/{name}/{way}" for name in ("add_two", "add_quantised") for way in OTHER_WAYS),
     ]
     assert {test["outcome"] for test in found["tests"]} == {"passed"}
     assert result.exit_code == 0
@@ -50,10 +55,10 @@ def test_json_adds_up(vts, write):
     outcomes = [test["outcome"] for test in found["tests"]]
     assert found["summary"] == {kind: outcomes.count(kind) for kind in ("passed", "failed", "skipped")}
     assert found["categories"] == {"operations": found["summary"]}
-    assert found["summary"]["failed"] == 3
-    assert found["summary"]["skipped"] == 3
+    assert found["summary"]["failed"] == WAYS
+    assert found["summary"]["skipped"] == WAYS
     for test in found["tests"]:
-        assert test.keys() == {"name", "category", "outcome", "message", "seconds"}
+        assert test.keys() == {"name", "category", "family", "outcome", "message", "seconds"}
         assert test["category"] == "operations"
         assert bool(test["message"]) == (test["outcome"] != "passed")
         assert test["seconds"] >= 0
@@ -78,8 +83,11 @@ def test_a_case_that_has_to_fail_fails_when_it_does_not(vts, write):
 
 
 def test_list_prints_names_and_starts_nothing(vts, place):
-    """One a line, or a list with --json; no device was needed."""
-    names = vts("reference", "--list", "--filter", "qos/*").stdout.splitlines()
+    """One a line, with its family in AOSP, or the names as a list with --json; no device was needed."""
+    lines = [line.split("\t") for line in vts("reference", "--list", "--filter", "qos/*").stdout.splitlines()]
+    assert ["qos/endless_loop", "InfiniteLoopTimeoutTest"] in lines
+    assert ["qos/timing/burst", "-"] in lines
+    names = [name for name, _ in lines]
     assert names == json.loads(vts("reference", "--list", "--filter", "qos/*", "--json").stdout)
     assert "qos/deadline_passed" in names
     assert all(name.startswith("qos/") for name in names)
@@ -90,9 +98,9 @@ def test_the_summary_is_by_category(vts, write):
     """With every failure named, and what was skipped counted by its reason."""
     text = vts("reference", "--cases", write(WRONG, UNKNOWN), "--filter", "operations/[wu]*").stdout
     assert "failed operations/wrong: output 0 (TENSOR_FLOAT32): 1 of 2 values are wrong; value 1 is 3.5" in text
-    assert "skipped 3: FUTURE_OP: this driver version has no such operation" in text
+    assert f"skipped {WAYS}: FUTURE_OP: this driver version has no such operation" in text
     (row,) = (line for line in text.splitlines() if "│ operations" in line)
-    assert row.split() == ["│", "operations", "│", "0", "│", "3", "│", "3", "│"]
+    assert row.split() == ["│", "operations", "│", "0", "│", str(WAYS), "│", str(WAYS), "│"]
 
 
 @pytest.mark.integration
@@ -124,7 +132,7 @@ def test_a_known_failure_is_skipped(vts, write, tmp_path):
     """With its reason and what it was; the command ends well."""
     arguments = ("reference", "--cases", write(ADD, WRONG), "--filter", "operations/[aw]*")
     found, result = run_json(vts, *arguments, "--known-failures", known(tmp_path / "known.toml"))
-    assert found["summary"] == {"passed": len(found["tests"]) - 3, "failed": 0, "skipped": 3}
+    assert found["summary"] == {"passed": len(found["tests"]) - WAYS, "failed": 0, "skipped": WAYS}
     wrong = next(test for test in found["tests"] if test["name"] == "operations/wrong")
     assert wrong["message"].startswith("known failure (issue 1): output 0")
     assert result.exit_code == 0

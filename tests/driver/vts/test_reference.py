@@ -31,7 +31,7 @@ def test_the_reference_passes(outcomes):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", ["OwnExecutor", "FirmwareInside", "Firmware", "OldFirmware"])
+@pytest.mark.parametrize("name", ["OwnExecutor", "FromThis", "FromInner", "FirmwareInside", "Firmware", "OldFirmware"])
 def test_devices_that_serve_bursts_themselves_pass(shared, monkeypatch, name):
     """With an executor of their own, or a firmware in a thread or a process, all that the kit does in bursts holds."""
     monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
@@ -53,6 +53,7 @@ def test_what_does_not_apply_is_skipped_with_a_reason(outcomes):
         "caching/counts/model_file_less": "the counts would be those that the device needs",
         "caching/swapped": "this device has no two different files",
         "caching/changed_meanwhile/code": "this device has no model files",
+        "caching/changed_while_saved/code": "this device has no model files",
     }
 
 

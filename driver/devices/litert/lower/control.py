@@ -31,7 +31,7 @@ _CONDITION, _BODY, _BRANCH = "condition", "body", "branch"
 
 
 def if_(node: LiteRtNode) -> None:
-    """One of two branches, as a byte says."""
+    """Lower one of two branches, as a byte says."""
     count = len(node.operation.inputs)
     _check_steered(node, (0, *range(3, count)))
     require(
@@ -89,7 +89,7 @@ def _like(node: LiteRtNode, i: int) -> int:
 
 
 def _nested(node: LiteRtNode, i: int, shapes: tuple[Dimensions, ...], use: str) -> Nested:
-    """Return the subgraph that input `i` refers to, lowered for such a use. Raises UnsupportedError."""
+    """Return the subgraph that input `i` refers to, lowered for such a use. Raise UnsupportedError."""
     graph, lowering = node.graph, node.graph.lowering
     number = graph.subgraph.operands[node.operation.inputs[i]].value
     key = number, shapes, use
@@ -104,7 +104,7 @@ def _nested(node: LiteRtNode, i: int, shapes: tuple[Dimensions, ...], use: str) 
 
 
 def _lowered(lowering: Lowering, number: int, shapes: tuple[Dimensions, ...], use: str, depth: int) -> Nested:
-    """Lower a subgraph for inputs of these shapes. Raises UnsupportedError."""
+    """Lower a subgraph for inputs of these shapes. Raise UnsupportedError."""
     require(depth <= MOST_DEEP, f"its subgraphs are more than {MOST_DEEP} deep")
     subgraph = lowering.model.referenced[number]
     tensors = constants(subgraph)
@@ -148,7 +148,7 @@ def looping(model: Model) -> set[int]:
 
 
 def _loops(graph: Subgraph, known: set[int]) -> set[int]:
-    """Its operations that run a WHILE; `known`: subgraphs that do."""
+    """Return its operations that run a WHILE; `known`: subgraphs that do."""
     return {
         n
         for n, operation in enumerate(graph.operations)

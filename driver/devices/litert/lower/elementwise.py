@@ -57,7 +57,7 @@ def elu(node: LiteRtNode) -> None:
 
 
 def pair(options: str, node: LiteRtNode) -> None:
-    """Functions of two tensors whose result has no other scale than they."""
+    """Lower a function of two tensors whose result has no other scale than they."""
     require(max(len(node.input(i).shape) for i in (0, 1)) <= MAX_RANK, "its rank is above 4")
     sources = [node.requantised(0), node.requantised(1)]
     node.emit(node.operation.type, sources, [node.write()], options)
@@ -117,7 +117,7 @@ def prelu(node: LiteRtNode) -> None:
 
 
 def select(node: LiteRtNode) -> None:
-    """All three of one shape."""
+    """Lower a choice, all three of one shape."""
     node.emit("SELECT", [node.read(0), node.requantised(1), node.requantised(2)], [node.write()], "Select")
 
 

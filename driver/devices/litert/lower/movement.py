@@ -45,7 +45,7 @@ def split(node: LiteRtNode) -> None:
 
 
 def tile(node: LiteRtNode) -> None:
-    """Repeats along each axis."""
+    """Repeat along each axis."""
     node.emit("TILE", [node.read(0), node.integers(node.call.values(1))], [node.write()], "Tile")
 
 
@@ -104,12 +104,12 @@ def gather(node: LiteRtNode) -> None:
 
 
 def embedding_lookup(node: LiteRtNode) -> None:
-    """Rows of input 1."""
+    """Look up rows of input 1."""
     node.emit("GATHER", [node.read(1), node.read_private(0)], [node.write()], "Gather", axis=0)
 
 
 def hashtable_lookup(node: LiteRtNode) -> None:
-    """Rows by keys, as they are stored: what is missing has zero bytes."""
+    """Look up rows by keys, as they are stored: what is missing has zero bytes."""
     inputs = [node.read_private(0), node.read_private(1), node.read(2, _raw(node, 2))]
     node.emit("HASHTABLE_LOOKUP", inputs, [node.write(0, _raw(node, 2)), node.write(1, "UINT8")])
 

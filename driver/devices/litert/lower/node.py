@@ -210,7 +210,9 @@ class LiteRtGraph(LoweringGraph):
         return self.writer.constant(form.type, array, quantisation(tensor, form.type))
 
     def _converted(self, index: int, form: LiteRtForm) -> int:
-        """From a form of the same type if there is one: it has to be in the other layout. Else the type comes first."""
+        """Return it converted: from a form of the same type if there is one: it has to be in the other layout. Else the
+        type comes first.
+        """
         known = [*self._forms[index], *self._there.get(index, ())]
         other = LiteRtForm(form.type, not form.moved)
         if other in known:

@@ -37,7 +37,7 @@ class Sums(Arithmetic[int]):
         return self.node.read(i)
 
     def emit(self, name: str, sources: Sequence[int], shape: Sequence[int], options: str = "", **fields: Any) -> int:
-        """One TFLite operation."""
+        """Emit one TFLite operation."""
         result = self.node.graph.writer.tensor("FLOAT32", shape)
         self.node.emit(name, sources, [result], options, **fields)
         return result

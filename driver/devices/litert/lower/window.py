@@ -128,7 +128,7 @@ def transposed(node: LiteRtNode) -> None:
 
 
 def _whole(axis: Axis) -> int:
-    """How far the windows reach, which are set by the input here."""
+    """Return how far the windows reach, which are set by the input here."""
     return (axis.out - 1) * axis.stride + axis.filter
 
 
@@ -227,14 +227,14 @@ def block(name: str, options: str, node: LiteRtNode) -> None:
 
 
 def batch_to_space(node: LiteRtNode) -> None:
-    """Without cropping."""
+    """Lower it without cropping."""
     nchw = node.call.flag(2)
     inputs = [node.read(0, moved=nchw), node.integers(node.call.values(1)), node.integers(np.zeros((2, 2)))]
     node.emit("BATCH_TO_SPACE_ND", inputs, [node.write(moved=nchw)], "BatchToSpaceND")
 
 
 def space_to_batch(node: LiteRtNode) -> None:
-    """With paddings."""
+    """Lower it with paddings."""
     nchw = node.call.flag(3)
     sizes, pads = node.integers(node.call.values(1)), node.integers(paddings(node.call, 2, 2))
     inputs = [node.read(0, moved=nchw), sizes, pads]

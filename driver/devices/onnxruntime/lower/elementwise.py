@@ -47,7 +47,7 @@ def _in_integers(name: str, node: OrtNode) -> str:
 
 
 def _floor_divided(node: OrtNode) -> str:
-    """Integers, by way of float64, which holds their quotients; what is divided by 0 is 0."""
+    """Divide integers by way of float64, which holds their quotients; what is divided by 0 is 0."""
     numerator, denominator = node.read(0, "DOUBLE"), node.read(1, "DOUBLE")
     quotient = node.emit("Floor", node.emit("Div", numerator, denominator))
     zero = node.graph.constant(np.array(0.0))
@@ -75,7 +75,7 @@ def rsqrt(node: OrtNode) -> None:
 
 
 def elu(node: OrtNode) -> None:
-    """With any factor that leaves enough digits."""
+    """Lower it with any factor that leaves enough digits."""
     alpha = node.real(1)
     require(0 <= alpha <= STEEPEST, f"its alpha is {alpha}")
     node.give(node.emit("Elu", node.read(0), alpha=alpha))
@@ -94,7 +94,7 @@ def pair(name: str, node: OrtNode) -> None:
 
 
 def compare(name: str, negated: bool, node: OrtNode) -> None:
-    """In integers or reals; quantised data that is scaled differently in float64, as the HAL does."""
+    """Compare in integers or reals; quantised data that is scaled differently in float64, as the HAL does."""
     found = node.emit(name, *(_comparable(node, i) for i in (0, 1)))
     node.give(node.emit("Not", found) if negated else found)
 
@@ -119,7 +119,9 @@ def prelu(node: OrtNode) -> None:
 
 
 def select(node: OrtNode) -> None:
-    """All three of one shape. There is no choice between bytes with a sign, so they are turned into int32."""
+    """Lower a choice, all three of one shape. There is no choice between bytes with a sign, so they are turned into
+    int32.
+    """
     out = node.output()
     type_ = node.raw_type(1) if node.raw_type(1) == node.raw_type(2) else stored_type(out)
     a, b = (node.requantised(i, type_) for i in (1, 2))

@@ -57,13 +57,13 @@ def split(node: OrtNode) -> None:
 
 
 def tile(node: OrtNode) -> None:
-    """Repeats along each axis."""
+    """Repeat along each axis."""
     raw = node.raw_type(0)
     node.put(node.emit("Tile", node.read(0, raw), node.integers(node.call.values(1))), type_=raw)
 
 
 def rearranged(node: OrtNode, source: str, apart: Sequence[int], order: Sequence[int]) -> str:
-    """Axes split into those of `apart`, in another order, and joined to those of output 0."""
+    """Return it with axes split into those of `apart`, in another order, and joined to those of output 0."""
     turned = node.emit("Transpose", node.reshaped(source, apart), perm=order)
     return node.reshaped(turned, node.output().shape)
 
@@ -103,7 +103,7 @@ def strided_slice(node: OrtNode) -> None:
 
 
 def padded(node: OrtNode, source: str, raw: str, pads: Sequence[tuple[int, int]]) -> str:
-    """With real zeros, which are stored as the zero point."""
+    """Pad with real zeros, which are stored as the zero point."""
     zero = np.array(node.input(0).zero_point, raw.lower() if raw != "FLOAT" else np.float32)
     before, after = zip(*pads, strict=True)
     return node.emit("Pad", source, node.integers([*before, *after]), node.graph.constant(zero))
@@ -138,19 +138,19 @@ def indices(node: OrtNode, i: int) -> str:
 
 
 def gather(node: OrtNode) -> None:
-    """Entries of any axis."""
+    """Gather entries of any axis."""
     raw, axis = node.raw_type(0), one_axis(node.call.integer(1), len(node.input(0).shape))
     node.put(node.emit("Gather", node.table(0, raw), indices(node, 2), axis=axis), type_=raw)
 
 
 def embedding_lookup(node: OrtNode) -> None:
-    """Rows of input 1."""
+    """Look up rows of input 1."""
     raw = node.raw_type(1)
     node.put(node.emit("Gather", node.table(1, raw), indices(node, 0), axis=0), type_=raw)
 
 
 def hashtable_lookup(node: OrtNode) -> None:
-    """Every look-up is compared with every key; what is missing has zero bytes."""
+    """Look up by comparison: every look-up is compared with every key; what is missing has zero bytes."""
     raw, (keys,), (lookups,) = node.raw_type(2), node.input(1).shape, node.input(0).shape
     require(keys * lookups <= LARGEST_TABLE, "it compares more than 2^24 pairs of keys")
     wanted, known = node.reshaped(node.read(0), (lookups, 1)), node.reshaped(node.read(1), (1, keys))
@@ -165,7 +165,7 @@ def hashtable_lookup(node: OrtNode) -> None:
 
 
 def depth_to_space(node: OrtNode) -> None:
-    """Blocks of channels become blocks of pixels."""
+    """Turn blocks of channels into blocks of pixels."""
     size, nchw, raw = node.call.integer(1), node.call.flag(2), node.raw_type(0)
     n, h, w, c = image_shape(node.input(0).shape, nchw)
     c //= size**2
@@ -175,7 +175,7 @@ def depth_to_space(node: OrtNode) -> None:
 
 
 def space_to_depth(node: OrtNode) -> None:
-    """And the other way round."""
+    """Turn blocks of pixels into blocks of channels."""
     size, nchw, raw = node.call.integer(1), node.call.flag(2), node.raw_type(0)
     n, h, w, c = image_shape(node.input(0).shape, nchw)
     apart = (n, c, h // size, size, w // size, size) if nchw else (n, h // size, size, w // size, size, c)
@@ -184,7 +184,7 @@ def space_to_depth(node: OrtNode) -> None:
 
 
 def batch_to_space(node: OrtNode) -> None:
-    """Blocks of the batch become blocks of pixels."""
+    """Turn blocks of the batch into blocks of pixels."""
     (y, x), nchw, raw = node.call.values(1), node.call.flag(2), node.raw_type(0)
     n, h, w, c = image_shape(node.input(0).shape, nchw)
     n //= y * x
@@ -194,7 +194,7 @@ def batch_to_space(node: OrtNode) -> None:
 
 
 def space_to_batch(node: OrtNode) -> None:
-    """And the other way round, with paddings."""
+    """Turn blocks of pixels into blocks of the batch, with paddings."""
     (y, x), nchw, raw = node.call.values(1), node.call.flag(3), _padded_type(node)
     n, h, w, c = image_shape(node.input(0).shape, nchw)
     rows, columns = paddings(node.call, 2, 2)
@@ -213,7 +213,7 @@ def rank(node: OrtNode) -> None:
 
 
 def fill(node: OrtNode) -> None:
-    """One number everywhere."""
+    """Fill with one number everywhere."""
     value = node.graph.constant(node.call.matrix(1).reshape(()))
     node.put(node.emit("Expand", value, node.integers(list(node.output().shape))))
 

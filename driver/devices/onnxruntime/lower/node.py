@@ -162,7 +162,9 @@ class OrtGraph(LoweringGraph):
         return self.constant(array.transpose(form.order) if form.order else array)
 
     def _converted(self, index: int, form: OrtForm) -> str:
-        """From a form in the same order if there is one. Types change before orders do, as that may be for several."""
+        """Return it converted: from a form in the same order if there is one. Types change before orders do, as that
+        may be for several.
+        """
         forms, tensor = self._forms[index], self.tensor(index)
         alike = [found for found in forms if found.type == form.type]
         if alike:
@@ -207,7 +209,9 @@ class OrtGraph(LoweringGraph):
 
     @contextmanager
     def body(self) -> Iterator[OrtWriter]:
-        """Inside the `with`, nodes go to a graph within this one. They may read only what was read before."""
+        """Open a body: inside the `with`, nodes go to a graph within this one. They may read only what was read
+        before.
+        """
         around = self.writer
         self.writer = OrtWriter(around.names)
         try:

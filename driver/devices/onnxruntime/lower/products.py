@@ -18,7 +18,7 @@ LARGEST_FACTOR = 2.0**14
 
 
 def check_products(node: OrtNode) -> None:
-    """Return True if a bias can be added to the quantised products of inputs 0 and 1 as it is."""
+    """Refuse the operation unless its bias can be added to the quantised products as it is."""
     source, weights, out = node.input(0), node.input(1), node.output()
     if not out.type.is_quantised:
         return

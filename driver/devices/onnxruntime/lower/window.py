@@ -89,14 +89,16 @@ def transposed(node: OrtNode) -> None:
 
 
 def _spread(node: OrtNode) -> str:
-    """Weights in ONNX's order, without their zero point, which they have none of when they have many scales."""
+    """Return the weights in ONNX's order, without their zero point, which they have none of when they have many
+    scales.
+    """
     if node.input(1).channel_quant is None:
         return node.read(1, "STEPS" if node.input(1).type.is_quantised else None, LAST_FIRST)
     return node.emit("Cast", node.read(1, "INT32", LAST_FIRST), to=TYPES["FLOAT"])
 
 
 def _steps_of_sums(node: OrtNode) -> NDArray[np.float32]:
-    """How many steps of the output a unit of a sum of products is, for each channel."""
+    """Return how many steps of the output a unit of a sum of products is, for each channel."""
     source, weights, out = node.input(0), node.input(1), node.output()
     steps = np.array(weights.channel_quant[0] if weights.channel_quant else [weights.scale], np.float64)
     factor = (steps * source.scale / out.scale).reshape(-1, 1, 1)

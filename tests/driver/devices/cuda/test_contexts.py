@@ -37,6 +37,7 @@ def in_thread(function):
     return found[0]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("is_at_home", [False, True])
 def test_two_gpus_in_one_thread(pair, is_at_home):
     """Each call reaches its own GPU, in whichever order; CUDA refuses a stream whose context is not current."""

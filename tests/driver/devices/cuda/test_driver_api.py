@@ -62,6 +62,7 @@ def test_what_is_copied_in_comes_out(context):
         assert (found == backwards).all()
 
 
+@pytest.mark.integration
 def test_the_cpu_cannot_touch_memory_of_the_gpu(fake):
     """A process that writes to an address of the GPU ends by a signal: no test can take it for its own memory."""
     done = subprocess.run([sys.executable, "-c", TOUCH, fake.path], check=False)
@@ -219,6 +220,7 @@ def test_an_address_that_is_none_ends_the_context(context):
         stream.copy_in(memory.address, address(source), 64)
 
 
+@pytest.mark.integration
 def test_memory_of_the_gpu_crosses_processes(context, fake):
     """A descriptor of shareable memory, mapped in another process, is the same memory, and free when both let it go."""
     before, found = fake.used, np.zeros(10, np.uint8)

@@ -79,8 +79,8 @@ def test_successive_requests_overlap(prepared, fake, kit):
     """While the kernel of one request goes on, the next one is copied in; both answers come, in order."""
     copies, arrays = fake[Word.COPIES_IN], [np.full(N, n, np.float32) for n in range(4)]
     with prepared.burst(depth=2) as b:
-        for future in [b.submit(array) for array in arrays]:
-            future.result()
+        for array in arrays:
+            b.submit(array).result()
         copies = fake[Word.COPIES_IN]
         fake[Word.HOLD_KERNELS] = 1
         futures = [b.submit(array) for array in arrays[:2]]

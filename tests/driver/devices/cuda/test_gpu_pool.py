@@ -17,6 +17,7 @@ import driver
 from burst import (
     BurstError,
     ErrorStatus,
+    GeneralFailure,
     InvalidArgument,
     Memory,
     Request,
@@ -144,20 +145,22 @@ class TestHandles:
     """What a client can say that is not so."""
 
     def test_wrong_handles(self, prepared, gpu):
-        """Of another GPU, of another size than it has, of no GPU at all: INVALID_ARGUMENT, with the reason."""
+        """What describes no memory of a GPU is an INVALID_ARGUMENT; memory of another GPU, of another size than it has,
+        or of no GPU at all, a GENERAL_FAILURE; both with the reason.
+        """
         pool = GpuPool.allocate(64)
         (number, other), fd = pool.numbers, os.memfd_create("no gpu")
         os.write(fd, b"x")
         cases = {
-            "the memory is of another GPU": (pool.fd, GRANULE, (number, other + 1)),
-            "is a multiple of 2097152": (pool.fd, 4096, pool.numbers),
-            "CUDA does not map it": (pool.fd, 2 * GRANULE, pool.numbers),
-            "cuMemImportFromShareableHandle": (fd, GRANULE, pool.numbers),
-            "fields=": (pool.fd, GRANULE, ()),
+            "the memory is of another GPU": (GeneralFailure, pool.fd, GRANULE, (number, other + 1)),
+            "is a multiple of 2097152": (InvalidArgument, pool.fd, 4096, pool.numbers),
+            "CUDA does not map it": (GeneralFailure, pool.fd, 2 * GRANULE, pool.numbers),
+            "cuMemImportFromShareableHandle": (GeneralFailure, fd, GRANULE, pool.numbers),
+            "fields=": (InvalidArgument, pool.fd, GRANULE, ()),
         }
-        for words, (given, nbytes, fields) in cases.items():
+        for words, (kind, given, nbytes, fields) in cases.items():
             wrong = Memory.from_handle(given, nbytes, CUDA_FD, fields)
-            with pytest.raises(InvalidArgument, match=words):
+            with pytest.raises(kind, match=words):
                 prepared.execute(Request(*at(0, 64), (wrong,))).raise_for_status()
         os.close(fd)
         assert prepared.execute(Request(*at(0, 64), (pool,))).status == 0
@@ -168,7 +171,7 @@ class TestHandles:
         with (
             driver.connect("reference") as device,
             device.prepare(adding()) as prepared,
-            pytest.raises(InvalidArgument, match=r"nvidia\.cuda_fd.*this device knows ashmem"),
+            pytest.raises(GeneralFailure, match=r"nvidia\.cuda_fd.*this device knows ashmem"),
         ):
             prepared.execute(request).raise_for_status()
 

@@ -119,8 +119,8 @@ def is_between(begin, times, end):
 def test_successive_requests_overlap_in_the_lanes(prepared, gpu, kit):
     """At depth 2 the copy in of a request has ended before the kernels of the one before it have."""
     with prepared.burst(depth=2) as b:
-        for future in [b.submit(np.full(N, n, np.float32)) for n in range(4)]:
-            future.result()
+        for n in range(4):
+            b.submit(np.full(N, n, np.float32)).result()
         followed = asked()
         copies, gpu[Word.HOLD_KERNELS] = gpu[Word.COPIES_IN], 1
         futures = [b.submit(np.zeros(N, np.float32))]

@@ -211,15 +211,21 @@ def test_a_file_that_is_no_library(tmp_path):
         device_class(str(tmp_path / "libtext.so"))
 
 
+@pytest.mark.integration
 def test_a_library_that_prints(tmp_path):
     """What it prints while it is read is not taken for an answer."""
     path = compiled(tmp_path / "libprints.so", "faulty.c", flags=['-DLIE=puts("{\\"table"), fflush(stdout)'])
     assert device_class(str(path)).name == "faulty"
 
 
+@pytest.mark.integration
 def test_a_library_that_never_answers(tmp_path, monkeypatch):
-    """Its process is ended, and the function named."""
-    monkeypatch.setattr(description, "SECONDS", 0.5)
+    """Its process is ended, and the function named; on a busy machine Python may need more than half a second first."""
     path = compiled(tmp_path / "libhang.so", "faulty.c", flags=["-DLIE=for (;;) pause()"])
-    with pytest.raises(driver.DeviceNotFound, match=r"burst_device_get did not end within 0.5 s"):
-        device_class(str(path))
+    for seconds in (0.5, 2.5, 12.5, 62.5):
+        monkeypatch.setattr(description, "SECONDS", seconds)
+        with pytest.raises(driver.DeviceNotFound, match=f"did not end within {seconds} s") as caught:
+            device_class(str(path))
+        if "starting Python" not in str(caught.value):
+            break
+    assert "burst_device_get did not end" in str(caught.value)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from c_drivers import ROOT, STRICT, compiled
-from inside import controller_of
+from inside import controller_of, open_bursts
 from libburst_sources import libburst_sources
 
 import driver
@@ -22,6 +22,8 @@ from burst import (
     RequestArgument,
 )
 from driver.vts import SMOKE, Target, catalogue, run
+
+pytestmark = pytest.mark.integration
 
 FLAGS = (f"-I{ROOT}/csrc", "-fvisibility=hidden", "-pthread")
 
@@ -52,13 +54,6 @@ def is_own(burst):
     return not controller_of(burst).trace.page.device.tid
 
 
-def open_bursts(device):
-    """How many there are on the device."""
-    (_, _, _, bursts, *_), _ = device.call("figures")
-    return bursts
-
-
-@pytest.mark.integration
 def test_the_library_serves_the_burst(own, model, x):
     """The library answers the requests, in order, with several in flight; the plain path gives the same."""
     with driver.connect(own) as device, device.prepare(model) as prepared, prepared.burst(depth=4) as burst:
@@ -72,7 +67,6 @@ def test_the_library_serves_the_burst(own, model, x):
         assert open_bursts(device) == 1
 
 
-@pytest.mark.integration
 def test_memory_times_and_deadlines(own, model, x, kit):
     """Freed memory is unmapped at once; times come only when they are asked for; a passed deadline is missed."""
     with driver.connect(own) as device, device.prepare(model) as prepared, prepared.burst() as burst:
@@ -95,7 +89,6 @@ def test_memory_times_and_deadlines(own, model, x, kit):
 
 
 @pytest.mark.parametrize("newest", [1, 2])
-@pytest.mark.integration
 def test_it_passes_the_kit(build, newest):
     """All that the kit does in bursts on models that the driver supports, in both versions of the wire; in version 1
     buffers of the device take the plain path.
@@ -108,7 +101,6 @@ def test_it_passes_the_kit(build, newest):
     assert sum(o.outcome == "passed" and o.category == "burst" for o in found) >= 12
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("flags", [["-DREFUSAL=BURST_DEVICE_UNAVAILABLE"], ["-DREFUSAL=BURST_GENERAL_FAILURE"]])
 def test_a_driver_may_leave_bursts_to_the_engine(build, model, x, flags):
     """With DEVICE_UNAVAILABLE the engine serves the burst; every other status is the client's error, with the driver's
@@ -148,7 +140,6 @@ def held(pid):
     return len(os.listdir(proc / "fd")), threads, shared
 
 
-@pytest.mark.integration
 def test_clients_that_are_killed_in_the_midst_of_runs(own, model, x, kit):
     """kill -9 of clients that execute all the time: nothing of their bursts is left, and others go on."""
     with driver.connect(own) as device, device.prepare(model) as prepared, prepared.burst() as burst:

@@ -3,6 +3,8 @@
 import os
 import select
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -39,6 +41,25 @@ def served(folder):
             yield process, address
         finally:
             process.kill()
+
+
+@pytest.fixture
+def systemd(tmp_path, monkeypatch):
+    """A socket as systemd's, of which the command is told."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(f"\0{tmp_path}")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        sock.settimeout(PATIENCE)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{tmp_path}")
+        yield sock
+
+
+@pytest.mark.integration
+def test_the_command_tells_systemd(systemd, served):
+    """Word of the state of the service comes from the command's process, the only one that systemd believes."""
+    raw, ((_, _, credentials),), *_ = systemd.recvmsg(4096, socket.CMSG_SPACE(12))
+    assert raw.startswith(b"READY=1\nSTATUS=ready: ")
+    assert struct.unpack("iii", credentials)[0] == served[0].pid
 
 
 @pytest.mark.integration

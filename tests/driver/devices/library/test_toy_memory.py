@@ -20,6 +20,7 @@ def argument(nbytes, pool):
     return RequestArgument(pool=pool, length=nbytes)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("way", ["execute", "execute_fenced"])
 def test_buffers_in_a_native_layout(toy, place, model, x, way):
     """A buffer of the driver, whose elements lie in reverse order: values are copied in and out in the HAL layout, and

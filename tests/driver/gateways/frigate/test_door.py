@@ -144,6 +144,7 @@ class TestRefused:
         assert_seen(asker)
 
 
+@pytest.mark.integration
 def test_detectors_that_vanish(asker, server):
     """kill -9 of detectors between question and answer: the others go on, and no answer goes astray."""
     program = (

@@ -3,10 +3,11 @@
 import asyncio
 import json
 import random
+import select
 import socket
 import struct
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,9 +15,11 @@ import psutil
 import pytest
 import zmq
 from frigate_models import Asker, frame_of, rows_for, serving, write_detector
+from waiting import PATIENCE
 
 from driver.gateways.frigate.door import DoorBounds
 from driver.gateways.frigate.process import DetectorServer, frigate_address
+from driver.gateways.frigate.zmtp import ZmtpConnection
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 FRAME = frame_of(0.5)
@@ -138,6 +141,18 @@ def bounded(model, folder, **bounds):
     assert not thread.is_alive()
 
 
+PING, PONG = framed(COMMAND, b"\x04PING\0\0"), struct.pack(">BB", COMMAND, 5) + b"\x04PONG"
+
+
+def ping(raw, over):
+    """PINGs without end and without a pause, whose answers are read and forgotten."""
+    with suppress(OSError):
+        while not over.is_set():
+            raw.socket.sendall(PING * 500)
+            while select.select([raw.socket], [], [], 0)[0] and raw.socket.recv(1 << 20):
+                pass
+
+
 class TestMemory:
     @pytest.mark.integration
     def test_messages_without_end(self, server, asker):
@@ -157,7 +172,7 @@ class TestMemory:
 
     def test_as_many_connections_as_there_may_be(self, model, tmp_path):
         """One more is ended at once, and counted; when one goes, there is room."""
-        with bounded(model, tmp_path, connections=3) as its, Raw(its.path) as first, Raw(its.path) as second:
+        with bounded(model, tmp_path, connections=3, idle=1e6) as its, Raw(its.path) as first, Raw(its.path) as second:
             first.greeted()
             second.greeted()
             with Asker(f"ipc://{its.path}") as asker:
@@ -170,6 +185,20 @@ class TestMemory:
                     assert_seen(other)
                 assert_seen(asker)
 
+    def test_commands_are_no_messages(self, model, tmp_path):
+        """Connections that send PINGs and no frames are silent: a detector that comes gets the place of one."""
+        over = threading.Event()
+        with bounded(model, tmp_path, connections=2, idle=0.05) as its, ExitStack() as stack:
+            stack.callback(over.set)
+            for _ in range(2):
+                raw = stack.enter_context(Raw(its.path)).greeted()
+                pinging = threading.Thread(target=ping, args=(raw, over))
+                pinging.start()
+                stack.callback(pinging.join)
+                stack.callback(over.set)
+            with Asker(f"ipc://{its.path}") as asker:  # it connects until there is room
+                assert_seen(asker)
+
     def test_silent_ones_make_room(self, model, tmp_path):
         """A detector whose connection was ended since it was silent connects again, and is answered."""
         address = f"ipc://{tmp_path}/s"
@@ -180,6 +209,28 @@ class TestMemory:
 
 
 class TestTime:
+    def test_others_have_their_turn_after_each_command(self):
+        """However many commands one read has, the loop runs others between two of them."""
+
+        async def main():
+            near, far = socket.socketpair()
+            with near, far:
+                far.setblocking(False)
+                connection, turns = ZmtpConnection(far), 0
+                near.sendall(PING * 400)
+                waiting = asyncio.create_task(connection.begin_message(PATIENCE))
+                answers = 0
+                near.setblocking(False)
+                while answers < 400 * len(PONG):
+                    await asyncio.sleep(0)
+                    turns += 1
+                    with suppress(BlockingIOError):
+                        answers += len(near.recv(65536))
+                waiting.cancel()
+                return turns
+
+        assert asyncio.run(main()) >= 400
+
     @pytest.mark.integration
     @pytest.mark.parametrize(
         "begun", [b"", GREETING[:20], GREETING, HELLO + ASK[:5], HELLO + ASK[:40], HELLO + ASK[:-1]]

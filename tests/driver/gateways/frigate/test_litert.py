@@ -82,6 +82,7 @@ def test_kills_among_the_frames_of_four_clients(tmp_path):
         assert [each.communicate(timeout=120)[0] for each in clients] == ["right\n"] * 4
 
 
+@pytest.mark.integration
 def test_frames_for_another_model(tmp_path):
     """Are refused with what to change in Frigate's configuration."""
     model, address = write_ssd(tmp_path / "ssd.tflite"), f"ipc://{tmp_path}/s"

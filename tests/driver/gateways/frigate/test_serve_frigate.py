@@ -24,6 +24,7 @@ def said(folder, address, model, model_type, *more):
     return " ".join(done.stderr.split())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("address", ["ipc://{}/end", "tcp://127.0.0.1:*"])
 def test_from_the_beginning_to_the_end(folder, address):
     """It says where it listens, answers, and ends on SIGTERM with 0; its socket goes with it."""

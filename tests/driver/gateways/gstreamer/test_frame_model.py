@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from brightness_model import write_brightness
 
-from burst import BurstError, Memory, Timeout
+from burst import BurstError, ErrorStatus, Memory, OutputShape, Result, Timeout
 from driver.gateways.gstreamer.frame_layout import FrameLayout, layout_of
 from driver.gateways.gstreamer.frame_model import FrameModel, FrameOptions
 from driver.importers import load
@@ -140,6 +140,25 @@ def test_another_size(frames):
         assert score(model.detect_in_place(memory.fd, 0, nbytes)) == pytest.approx(true, abs=1e-4)
     with pytest.raises(ValueError, match="width=32: the model takes 64; put videoscale before burstinfer"):
         frames().configure(32, 48, [96], [0])
+
+
+def test_outputs_that_need_more_room(frames, monkeypatch):
+    """They get it once, within the time of the frame: the second try ends when the first would have."""
+    model = frames()
+    model.configure(64, 48, [192], [0])
+    memory, jobs = Memory.create(9216), []
+
+    def perform(job):
+        jobs.append(job)
+        shapes = tuple(OutputShape(shape, is_sufficient=False) for shape in ([1, 9, 4], [1, 9], [1, 9], [1]))
+        return Result(ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, (), shapes)
+
+    monkeypatch.setattr(model.burst, "perform", perform)
+    with pytest.raises(BurstError):
+        model.detect_in_place(memory.fd, 0, 9216)
+    first, second = jobs
+    assert first.wait == second.wait
+    assert second.request.outputs[0].length >= 9 * 4 * 4 > first.request.outputs[0].length
 
 
 def test_memory_that_is_too_small(frames):

@@ -17,6 +17,7 @@ from driver.gateways.oip import messages
 COMMAND = [sys.executable, "-m", "driver.cli", "serve"]
 
 
+@pytest.mark.integration
 def test_from_the_beginning_to_the_end(tmp_path):
     """It prints its addresses, answers over gRPC and HTTP, and ends on SIGTERM with 0; its socket goes with it."""
     write_sum(tmp_path / "models" / "sum.onnx")

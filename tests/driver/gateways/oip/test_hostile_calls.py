@@ -4,12 +4,21 @@ Each gets an answer or loses its own connection, and the others are served.
 """
 
 import contextlib
+import gzip
+import http.client
 import json
 import os
+import queue
 import random
+import re
+import select
 import socket
+import struct
 import threading
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import ClassVar
 
 import grpc
 import numpy as np
@@ -20,21 +29,48 @@ from tritonclient.utils import InferenceServerException
 from waiting import PATIENCE, until
 
 from driver.errors import DeviceFailed
-from driver.gateways.oip import messages
+from driver.gateways.door_address import DoorAddress
+from driver.gateways.oip import messages, request_memory
 from driver.gateways.oip.grpc_door import Credentials, DoorLimits, GrpcDoor, GrpcFront
+from driver.gateways.oip.http_door import HttpDoor
 from driver.gateways.oip.http_front import HttpFront
 from driver.gateways.oip.oip_address import oip_address
 from driver.gateways.oip.process import InferenceServer, OipOptions
 from driver.gateways.oip.refusal import Refusal
 from driver.gateways.oip.regions import RegionTable
+from driver.gateways.oip.request_memory import LARGE, MemoryClaim, RequestMemory, json_bytes
 from driver.gateways.oip.service import InferenceService
+from driver.service import metrics_server
+from driver.service.process_figures import private_bytes
 
 METHODS = [each.name for each in messages.METHODS]
 _OTHER = b'{"name": "y", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}'
 _ONE = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": %s}, ' + _OTHER + b"]}"
 CLASSES_OF_NONE = {"classification": {"int64_param": -1}}
 WORDS = {"contents": {"bytes_contents": [b"a"] * 8}}
-SIZES = DoorLimits(message=1 << 20, requests=4, connections=6, streams=2, patience=0.4)
+SIZES = DoorLimits(message=1 << 20, requests=4, connections=6, streams=2, patience=0.4, idle=2.0)
+
+
+def _field(number, content):
+    """One of protobuf, with its length."""
+    size, head = len(content), bytearray([number << 3 | 2])
+    while size > 127:
+        head.append(size & 127 | 128)
+        size >>= 7
+    return bytes([*head, size]) + content
+
+
+_MANY = 1 << 24
+BOMBS = {
+    "lists": (b'{"inputs": [' + b"[]," * _MANY + b"[]]}", None),
+    "objects": (b'{"inputs": [' + b"{}," * _MANY + b"{}]}", None),
+    "keys": (b"{" + b'"":0,' * (_MANY // 2) + b'"":0}', None),
+    "inputs": (None, _field(1, b"sum") + b"\x2a\0" * 200_000),
+    "parameters": (None, _field(1, b"sum") + b"\x22\0" * 200_000),
+    "shapes": (None, _field(1, b"sum") + _field(5, _field(3, bytes(_MANY * 2)))),
+    "strings": (None, _field(1, b"sum") + _field(5, _field(5, b"\x42\0" * 200_000))),
+    "numbers": (None, _field(1, b"sum") + _field(5, _field(5, _field(3, bytes(_MANY * 2))))),
+}
 
 
 @pytest.fixture
@@ -132,6 +168,38 @@ class TestWrong:
         """The length of the JSON before binary tensors lies within the body."""
         fields = {"inference-header-content-length": length}
         assert fronts[1].answer("POST", "/v2/models/sum/infer", fields, b"{}").status == 400
+
+    @pytest.mark.parametrize(
+        "what", ["lists", "objects", "keys", "inputs", "shapes", "strings", "parameters", "numbers"]
+    )
+    def test_what_becomes_large_is_refused_before_it_is_decoded(self, fronts, server, what):
+        """Requests that take more memory once they are decoded than a client may have, by what they are made of."""
+        body, packet = BOMBS[what]
+        if body:
+            packed = gzip.compress(body, 1)
+            front = HttpFront(InferenceService(server.repository, None), 64 << 20)
+            found = front.answer("POST", "/v2/models/sum/infer", {"content-encoding": "gzip"}, packed)
+            assert found.status == 429
+            assert "MiB of memory when it is decoded; at most 1024" in json.loads(found.body[0])["error"]
+        else:
+            with pytest.raises(Refusal, match=r"fields|MiB of memory") as refused:
+                fronts[0].answer("ModelInfer", packet)
+            assert refused.value.code.http == 429
+
+    @pytest.mark.parametrize(
+        "part", ["[]", "[0]", "{}", '{"a":0}', '{"a%d":0,"b%d":1}', '"ab%d"', "1%d", "0.5", "[[%d]]", '"\\u1234%d"']
+    )
+    def test_json_takes_no_more_than_was_estimated(self, part):
+        """Python's own count of what decoding takes is no more than the estimate."""
+        body = f"[{','.join(part % ((n,) * part.count('%d')) for n in range(50_000))}]".encode()
+        tracemalloc.start()
+        try:
+            found = json.loads(body)
+            taken = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert len(found) == 50_000
+        assert taken <= json_bytes(body)
 
     def test_compressed(self, fronts):
         """A body that unpacks to more than may come is refused, and what is not packed, too."""
@@ -272,6 +340,111 @@ def until_served(address):
     return found
 
 
+ENDED = grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE
+
+
+def _nothing_until(event):
+    event.wait(PATIENCE)
+    yield from ()
+
+
+class HalfRequest:
+    """A connection of HTTP/2 with one call of ModelInfer, of whose message only a part is sent."""
+
+    PREFACE, SETTINGS, HEADERS, PING, WINDOW_UPDATE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 4, 1, 6, 8
+    FIELDS: ClassVar = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": f"/{messages.SERVICE}/ModelInfer",
+        ":authority": "localhost",
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+
+    def __init__(self, address, nbytes):
+        """Announces a message of so many bytes."""
+        self._socket, self._windows, self.said = connected(address), {0: 65535, 1: 65535}, b""
+        self._initial = 65535
+        self._stream = self._socket.makefile("rb")
+        fields = b"".join(
+            b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+            for name, value in self.FIELDS.items()
+        )
+        self._socket.sendall(self.PREFACE + self._frame(self.SETTINGS) + self._frame(self.HEADERS, fields, 4, 1))
+        self._left = memoryview(b"\0" + struct.pack(">I", nbytes) + bytes(16379))
+
+    def _frame(self, kind, content=b"", flags=0, stream=0):
+        return struct.pack(">I", len(content))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + content
+
+    def send(self, nbytes):
+        """Sends so many bytes of it, as the server grants them; returns early if the server says anything."""
+        while nbytes > 0 and not self.said:
+            size = min(len(self._left), nbytes, *self._windows.values())
+            if size <= 0:
+                self._read()
+                continue
+            self._socket.sendall(self._frame(0, bytes(self._left[:size]), 0, 1))
+            self._left, nbytes = self._left[size:] or memoryview(bytes(16384)), nbytes - size
+            self._windows = {stream: window - size for stream, window in self._windows.items()}
+        return self
+
+    def _read(self):
+        """Reads a frame, and does what it says."""
+        head = self._stream.read(9)
+        if not head:
+            self.said = b"nothing"
+            return
+        kind, flags, stream = head[3], head[4], struct.unpack(">I", head[5:])[0]
+        content = self._stream.read(struct.unpack(">I", b"\0" + head[:3])[0])
+        if kind in {self.SETTINGS, self.PING} and not flags & 1:
+            self._socket.sendall(self._frame(kind, content if kind == self.PING else b"", 1))
+        if kind == self.SETTINGS:
+            for name, value in struct.iter_unpack(">HI", content):
+                if name == 4:  # the window that each stream begins with
+                    self._windows[1] += value - self._initial
+                    self._initial = value
+        elif kind == self.WINDOW_UPDATE:
+            self._windows[stream] += struct.unpack(">I", content)[0]
+        elif kind == self.HEADERS:
+            self.said += content
+
+    def told(self):
+        """What the server says as it ends the call."""
+        while not self.said:
+            self._read()
+        return self.said
+
+    def leave(self):
+        """Hangs up: `told` returns."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        self._stream.close()
+        self._socket.close()
+
+
+class TestIncomplete:
+    def test_messages_that_do_not_come_whole(self, server):
+        """They take 64 MiB together at most, where as many calls could take a GiB; others are answered."""
+        service = InferenceService(server.repository, None)
+        limits = DoorLimits(requests=16, incomplete=64 << 20)
+        door = GrpcDoor(service, "127.0.0.1:0", limits)
+        with contextlib.ExitStack() as stack:
+            stack.callback(door.close, 0)
+            door.begin()
+            address = f"127.0.0.1:{door.port}"
+            until_served(address)
+            before = private_bytes(os.getpid())
+            calls = [stack.enter_context(contextlib.closing(HalfRequest(address, 64 << 20))) for _ in range(10)]
+            with ThreadPoolExecutor(len(calls)) as threads:
+                sent = list(threads.map(lambda call: call.send(48 << 20), calls))
+                assert b"send it again" in next(as_completed([threads.submit(call.told) for call in sent])).result()
+                until(lambda: private_bytes(os.getpid()) < before + (64 << 20) + LARGE)
+                for call in calls:
+                    call.leave()
+            until_served(address)
+
+
 class TestBounds:
     def test_size(self, small):
         """A message of more bytes than may be is refused by both doors."""
@@ -311,8 +484,16 @@ class TestBounds:
     def test_half_a_header(self, small):
         """A client that begins a request and sends no more of it loses its connection."""
         with connected(small.addresses[1]) as sock:
-            sock.sendall(b"POST /v2/models/sum/infer HTTP/1.1\r\nHost: x\r\n")
+            sock.sendall(b"POST /v2/models/sum/infer HTTP/1.1\r\nHost: localhost\r\n")
             assert ended(sock)
+
+    @pytest.mark.parametrize(("host", "status"), [("evil.example:8000", 403), ("192.0.2.1", 403), ("localhost:1", 200)])
+    def test_a_name_that_was_made_to_mean_this_machine(self, small, host, status):
+        """A page whose name resolves to 127.0.0.1 reads nothing at a loopback address: its Host names that page."""
+        connection = http.client.HTTPConnection(small.addresses[1].removeprefix("http://"), timeout=20)
+        with contextlib.closing(connection):
+            connection.request("GET", "/v2", headers={"Host": host})
+            assert connection.getresponse().status == status
 
     def test_an_answer_that_is_not_read(self, small):
         """Over HTTP: a client that sends requests, and reads no answer, loses its connection."""
@@ -320,7 +501,7 @@ class TestBounds:
         head = json.dumps({"inputs": [{"name": name, **tensor} for name in "xy"]}).encode()
         body = head + bytes(32000)
         fields = f"Content-Length: {len(body)}\r\nInference-Header-Content-Length: {len(head)}\r\n"
-        packet = f"POST /v2/models/sum/infer HTTP/1.1\r\nHost: x\r\n{fields}\r\n".encode() + body
+        packet = f"POST /v2/models/sum/infer HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n".encode() + body
 
         def send():
             for _ in range(10_000):
@@ -350,6 +531,82 @@ class TestBounds:
             over.set()
             for call in calls:
                 call.cancel()
+
+    @pytest.mark.parametrize("method", ["ModelInfer", "ServerLive", "ModelStreamInfer"])
+    def test_calls_whose_message_never_comes(self, small, method):
+        """Calls that say what they want and send no request are ended, without a deadline of their client's."""
+        silence = threading.Event()
+        with grpc.insecure_channel(small.addresses[0]) as channel, contextlib.ExitStack() as stack:
+            stack.callback(silence.set)
+            start = channel.stream_stream(f"/{messages.SERVICE}/{method}")
+            calls = [start(_nothing_until(silence)) for _ in range(2 * SIZES.requests)]
+            for call in calls:
+                with pytest.raises(grpc.RpcError):
+                    next(call)
+                assert call.code() in ENDED
+                if call.code() != grpc.StatusCode.UNAVAILABLE:
+                    assert re.search(r"shared memory|again|later|end one", call.details())
+            until_served(small.addresses[0])
+
+    def test_a_body_has_one_deadline(self, small):
+        """A body that was announced as large as one may be, and drips, has the time of any other."""
+        head = f"POST /v2/models/sum/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {SIZES.message}\r\n\r\n"
+        with connected(small.addresses[1]) as sock:
+            sock.sendall(head.encode())
+            while not select.select([sock], [], [], SIZES.patience / 20)[0]:
+                sock.sendall(b" ")
+            assert b" 408 " in sock.recv(65536)
+
+    def test_a_body_that_comes_has_time(self, server):
+        """The time for a body grows with what has come of it: one that lags is there still when a silent one ends."""
+        service = InferenceService(server.repository, None)
+        listener = socket.create_server(("127.0.0.1", 0))
+        door = HttpDoor(service, listener, SIZES._replace(slowest=1))
+        door.begin()
+        with contextlib.ExitStack() as stack:
+            stack.callback(door.close, 0)
+            slow, silent = (stack.enter_context(connected(f"127.0.0.1:{door.port}")) for _ in range(2))
+            head = b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1002\r\n\r\n"
+            slow.sendall(head + b" " * 1000)
+            silent.sendall(head)
+            told = silent.recv(65536)
+            assert b" 408 " in told
+            assert b"binary data, or in shared memory" in told
+            slow.sendall(b"{}")
+            assert b" 200 " in slow.recv(65536)
+
+    @pytest.mark.parametrize(
+        ("waits", "silent", "limits"),
+        [
+            ("ModelStreamInfer", "ModelInfer", SIZES._replace(patience=0.1, slowest=1 << 30, idle=1e6)),
+            ("ModelInfer", "ModelStreamInfer", SIZES._replace(patience=0.1, slowest=1, idle=0.1)),
+        ],
+        ids=["a stream", "a request"],
+    )
+    def test_a_call_has_its_time(self, server, waits, silent, limits):
+        """A stream may wait for its first request, and a large message be under way, when calls of the other kind end
+        for their silence.
+        """
+        door = GrpcDoor(InferenceService(server.repository, None), "127.0.0.1:0", limits)
+        door.begin()
+        comes, silence = threading.Event(), threading.Event()
+
+        def later():
+            comes.wait(PATIENCE)
+            yield request().SerializeToString()
+
+        with contextlib.ExitStack() as stack:
+            stack.callback(door.close, 0)
+            channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{door.port}"))
+            stack.callback(silence.set)
+            answers = channel.stream_stream(f"/{messages.SERVICE}/{waits}")(later())
+            other = channel.stream_stream(f"/{messages.SERVICE}/{silent}")(_nothing_until(silence))
+            with pytest.raises(grpc.RpcError) as ended:
+                next(other)
+            assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            assert "request" in ended.value.details()
+            comes.set()
+            assert len(list(answers)) == 1
 
     def test_a_stream_that_is_not_read(self, small):
         """Clients that send requests in streams, and read no answer, lose their streams: others may open theirs."""
@@ -435,3 +692,105 @@ class TestClosed:
                         InferenceServer("onnxruntime", models, [f"{scheme}:{tmp_path}/{name}"])
             InferenceServer("onnxruntime", models, [f"unix:{tmp_path}/dead"]).close()
         assert (tmp_path / "file").read_text() == "mine"
+
+    @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
+    def test_a_place_whose_server_answers_nobody(self, tmp_path, kind):
+        """A socket whose queue of connections is full, as an account may put one in the place of its own, and one of
+        another kind are told at once and left alone, by gateways and metrics.
+        """
+        path = tmp_path / "s"
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX, kind))
+            listener.bind(str(path))
+            if kind == socket.SOCK_STREAM:
+                listener.listen(0)
+                while stack.enter_context(nobody()).connect_ex(str(path)) == 0:
+                    pass
+            with pytest.raises(DeviceFailed, match="something is there"):
+                DoorAddress.of_path("--oip", str(path), os.getuid()).listen()
+            with pytest.raises(DeviceFailed, match="cannot listen there"):
+                metrics_server.listen(str(path))
+            assert path.is_socket()
+
+
+def nobody():
+    """A socket that waits for nothing."""
+    its = socket.socket(socket.AF_UNIX)
+    its.setblocking(False)
+    return its
+
+
+def test_a_process_that_has_grown_gives_memory_back():
+    """While more is resident than at the beginning, the C library is asked to return what it keeps."""
+    asked = threading.Semaphore(0)
+    returns = request_memory.MemoryReturn(0.01, lambda _: asked.release())
+    returns.begin()
+    try:
+        grown = [np.ones(request_memory.LARGE, np.uint8)]
+        while not asked.acquire(timeout=0.1):  # other tests' memory may go meanwhile
+            grown.append(np.ones(32 << 20, np.uint8))
+            assert len(grown) < 40
+    finally:
+        returns.close()
+
+
+def test_memory_is_counted_by_account():
+    """One that has its share is refused, another one waits for room, and what is given back is there again."""
+    memory = RequestMemory(100, 150)
+    with MemoryClaim(memory, "a") as first:
+        first.wait_for(100)
+        with pytest.raises(Refusal, match="at most 0 are given"):
+            MemoryClaim(memory, "b").wait_for(101)
+        with MemoryClaim(memory, "a") as second, pytest.raises(Refusal, match="send this one again"):
+            second.wait_for(1, within=0.0)
+        with MemoryClaim(memory, "b") as other:
+            other.add(50)
+            with pytest.raises(Refusal, match="send this one again"):
+                other.add(1)
+    with MemoryClaim(memory, "a") as later:
+        later.add(100)
+
+
+@pytest.mark.parametrize("of_all", [100, 1000], ids=["the address", "an account"])
+def test_requests_wait_for_no_others_that_wait(of_all):
+    """Three that have come hold so much together that none could be decoded beside the others: they take turns."""
+    memory = RequestMemory(100, of_all)
+    have_come, turns = threading.Barrier(3), queue.SimpleQueue()
+
+    def take_turn():
+        with MemoryClaim(memory, "a") as claim:
+            claim.add(15)
+            have_come.wait(PATIENCE)
+            claim.wait_for(60, within=PATIENCE)
+            turns.put(claim)
+
+    with ThreadPoolExecutor(3) as threads:
+        for each in [threads.submit(take_turn) for _ in range(3)]:
+            each.result()
+    assert turns.qsize() == 3
+    MemoryClaim(memory, "a").add(100)
+
+
+def test_what_requests_hold_while_they_wait_is_bounded():
+    """One beyond half of what an account may have is refused at once; so is a body for which there is no room."""
+    memory = RequestMemory(100, 1000)
+
+    def has_room(nbytes):
+        with contextlib.suppress(Refusal), MemoryClaim(memory, "a") as claim:
+            claim.wait_for(nbytes, within=0.0)
+            return True
+
+    with MemoryClaim(memory, "a") as waits, MemoryClaim(memory, "a") as other, ThreadPoolExecutor(1) as threads:
+        waits.add(40)
+        other.add(20)
+        with MemoryClaim(memory, "a") as runs:
+            runs.add(20)
+            assert not has_room(30)
+            waiting = threads.submit(waits.wait_for, 60, PATIENCE)
+            until(lambda: has_room(30))
+            with pytest.raises(Refusal, match="yours hold 0 MiB"):
+                other.wait_for(70, within=float("inf"))
+            with pytest.raises(Refusal, match="send this one again"):
+                MemoryClaim(memory, "a").add(30)
+            other.give_back(20)
+        waiting.result()

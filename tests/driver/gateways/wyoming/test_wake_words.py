@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from itertools import pairwise
 
 import numpy as np
@@ -217,6 +217,7 @@ class TestProtocol:
 
         one_satellite(word, work)
 
+    @pytest.mark.integration
     def test_many_satellites(self, word):
         """Sixteen at once: each hears its own words, at their times, and nothing of the others."""
 
@@ -467,6 +468,42 @@ class TestWrong:
 
         served(word, work, satellites=1)
 
+    def test_an_idle_satellite_yields(self, word, monkeypatch):
+        """One that has been silent for long loses its place when a newcomer has none."""
+        monkeypatch.setattr("driver.gateways.wyoming.satellite.YIELDS_AFTER", 0.0)
+        monkeypatch.setattr("driver.gateways.wyoming.wake_server.YIELDS_AFTER", 0.0)
+
+        async def work(server):
+            async with Satellite(server.uri) as first:
+                await first.send(Ping("x"))
+                await first.receive()
+                async with Satellite(server.uri) as second:
+                    await second.send(Ping("y"))
+                    assert Pong.is_type((await second.receive()).type)
+                    with suppress(OSError):
+                        assert await first.receive() is None
+
+        served(word, work, satellites=1)
+
+    def test_another_address_has_places_of_its_own(self, word, tmp_path):
+        """One machine that holds all it may have leaves half as many to others."""
+
+        async def work(server):
+            async with AsyncExitStack() as stack:
+                for _ in range(2):
+                    satellite = await stack.enter_async_context(Satellite(server.uri))
+                    await satellite.send(Ping("x"))
+                    await satellite.receive()
+                one_more = await stack.enter_async_context(Satellite(server.uri))
+                assert "--satellites" in Error.from_event(await one_more.receive()).text
+                address = server.address.host, server.address.port
+                reader, writer = await asyncio.open_connection(*address, local_addr=("127.0.0.2", 0))
+                writer.write(b'{"type": "ping"}\n')
+                assert b"pong" in await reader.readline()
+                writer.transport.abort()
+
+        served(word, work, satellites=2)
+
     def test_a_satellite_that_floods(self, word):
         """It waits in its own socket; another one is answered meanwhile."""
 
@@ -645,6 +682,7 @@ class TestDeath:
 
 
 class TestCommand:
+    @pytest.mark.integration
     def test_from_the_beginning_to_the_end(self, word):
         """It prints its address, hears a word, tells metrics by satellite, and ends on SIGTERM with 0."""
         words = ["--wyoming", "tcp://:0", "--wake-word", str(word), "--metrics", ":0", "--json"]

@@ -1,0 +1,285 @@
+"""A stream of results whose steps the engine of a device repeats, without its client between them.
+
+The first step is an execution like any other: it tells the shapes of the outputs that results have. The next ones are
+requests that the engine executes in turn (`driver.protocol.stream_terms`): what is fed back lies in two buffers of the
+device that take turns, or, where results have it, too, in the memory of the step before.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from burst import ErrorStatus, OutputShape, Request, RequestArgument, Result, ResultsHeld
+from burst.dropped import later
+from burst.errors import status_error
+from burst.messages import NO_TIMING
+from driver.client.device_buffers import Buffer, BufferDesc, BufferRole, check_buffers
+from driver.client.job import Job, perform_with_room
+from driver.client.layout import layouts_of, nbytes
+from driver.client.names import by_position, copies
+from driver.client.result_stream import ResultStream
+from driver.client.stream_feed import StreamFeed
+from driver.client.workspace import InputSet, OutputSet, input_shapes
+from driver.deadlines import Wait
+from driver.protocol.stream_terms import MOST, MOST_ROOM, UNTIL, StreamTerms
+from fmq.clock import FOREVER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from burst import Memory
+    from driver.client.remote_executor import RemoteExecutor
+    from driver.client.stream_plan import StreamPlan
+    from driver.options import Options
+
+_ON_DEVICE = OutputShape((0,), is_sufficient=True)
+"""The shape of an output that results do not have."""
+
+
+class StepMemory:
+    """Where the steps of a stream read and write: inputs, and for each fed value that stays there two buffers."""
+
+    def __init__(self, executor: RemoteExecutor, plan: StreamPlan, inputs: Any) -> None:
+        """Fill the inputs, and allocate. Raise ValueError, StatusError, PeerDied."""
+        self._model, self._plan = model, _ = executor.model, plan
+        self._graph, self._fed = model.main, {n for _, n in plan.feedback}
+        self._shown = [(m, n) for m, n in plan.feedback if m in plan.told]  # fed back, and told
+        self.names = tuple(tensor.name for tensor in model.inputs)
+        given = by_position(inputs, self.names, model.optional)
+        self._given = {n: a for n, a in enumerate(given) if isinstance(a, Buffer)}
+        for n, buffer in self._given.items():
+            if not buffer.is_on_device:
+                raise ValueError(f"input {self.names[n]!r}: that buffer lies in shared memory; give its array")
+        arrays = [None if n in self._given else array for n, array in enumerate(given)]
+        self._inputs = InputSet(model, input_shapes(model, arrays))
+        self._inputs.fill(arrays)
+        self._first_sizes = layouts_of(model).of_outputs(None).sizes
+        device = executor.device
+        self.buffers = {
+            pair: [
+                device.allocate(BufferDesc(), [executor], [BufferRole(0, pair[1])], [BufferRole(0, pair[0])])
+                for _ in range(2)
+            ]
+            for pair in plan.states
+        }
+        check_buffers([*self._given.values()], device.connection)
+
+    def told(self, shapes: Sequence[OutputShape]) -> list[OutputShape]:
+        """Return the shapes of the outputs that results have."""
+        return [shape for n, shape in enumerate(shapes) if n in self._plan.told]
+
+    def outputs(self, shapes: Sequence[OutputShape] = (), least: Sequence[int] = ()) -> OutputSet:
+        """Return memory for the outputs that results have: of these shapes, and of so many bytes at least."""
+        sizes, told = list(least or self._first_sizes), self._plan.told
+        for n, found in enumerate(shapes):
+            if n in told:
+                needed = nbytes(self._graph.operands[self._graph.outputs[n]], found.dimensions)
+                sizes[n] = max(needed, sizes[n]) if least else needed
+        return OutputSet(self._model, [size if n in told else 1 for n, size in enumerate(sizes)])
+
+    def request(self, step: int, to: OutputSet, before: OutputSet | None, shapes: Sequence[OutputShape]) -> Request:
+        """Return the request of a step. `before`: the outputs of the step before it, of these shapes."""
+        inputs, outputs = list(self._inputs.arguments), list(to.arguments)
+        pools: list[Memory | Buffer] = [self._inputs.memory, to.memory]
+
+        def in_buffer(buffer: Buffer) -> RequestArgument:
+            pools.append(buffer)
+            return RequestArgument(pool=len(pools) - 1)
+
+        for n, buffer in self._given.items():
+            if step == 0 or n not in self._fed:
+                inputs[n] = in_buffer(buffer)
+        for (m, n), turns in self.buffers.items():
+            outputs[m] = in_buffer(turns[step % 2])
+            if step:
+                inputs[n] = in_buffer(turns[(step - 1) % 2])
+        if before and self._shown:
+            pools.append(before.memory)
+            for m, n in self._shown:
+                its, where = shapes[m].dimensions, before.arguments[m]
+                length = nbytes(self._graph.operands[self._graph.outputs[m]], its)
+                inputs[n] = RequestArgument(pool=len(pools) - 1, offset=where.offset, length=length, dimensions=its)
+                outputs[m] = outputs[m]._replace(dimensions=its)
+        return Request(tuple(inputs), tuple(outputs), tuple(pools))
+
+
+class Turns(NamedTuple):
+    """The memory of the results of consecutive steps, which take turns, and where these arrive.
+
+    begin: the number of the first one. requests: keep their memory.
+    """
+
+    begin: int
+    sets: list[OutputSet]
+    feed: StreamFeed
+    requests: list[Request]
+
+
+class DeviceStream(ResultStream):
+    """A stream on one device. It goes on in larger memory where a result has outgrown what there was."""
+
+    def __init__(
+        self, executor: RemoteExecutor, plan: StreamPlan, inputs: Any, options: Options, *, deadline: float | None
+    ) -> None:
+        """Use `burst.stream_results`. The first step has run afterwards."""
+        self._executor, self._plan, self._wait = executor, plan, Wait.of(None, deadline)
+        self._is_latest, depth = options.policy == "latest", options.depth + 1
+        self._depth = min(MOST_ROOM, depth + depth % 2)  # even, as two buffers take turns
+        self._memory = StepMemory(executor, plan, inputs)
+        self._turns: Turns | None = None
+        self._freed, self._skipped, self._is_closed = 0, 0, False
+        self._at_end: Any = None  # where it is dropped
+        self._first: Result | None = self._first_step()
+
+    def _first_step(self) -> Result:
+        memory, outputs = self._memory, self._memory.outputs()
+
+        def grown(result: Result) -> Request | None:
+            nonlocal outputs
+            before, outputs = outputs.sizes, memory.outputs(result.output_shapes, outputs.sizes)
+            return None if outputs.sizes == before else memory.request(0, outputs, None, ())
+
+        job = Job(memory.request(0, outputs, None, ()), self._wait)
+        result = perform_with_room(self._executor.perform, job, grown)
+        result.raise_for_status()
+        self._done, self._last, self._shapes = 1, outputs, result.output_shapes
+        found = outputs.result(self._seen(iter(memory.told(result.output_shapes))), NO_TIMING)
+        stop = self._plan.stop
+        if stop and stop.is_met(found.outputs[stop.output]):
+            self._end_by(UNTIL)
+        elif self._plan.most == 1:
+            self._end_by(MOST)
+        else:
+            self._open(memory.outputs(result.output_shapes).sizes)
+        return found
+
+    def _seen(self, told: Iterator[OutputShape]) -> tuple[OutputShape, ...]:
+        """Return a shape for each output, from those of the outputs that results have."""
+        return tuple([next(told) if n in self._plan.told else _ON_DEVICE for n in range(len(self._last.sizes))])
+
+    def _open(self, sizes: Sequence[int]) -> None:
+        """Have the engine go on from here, with memory for outputs of these sizes in bytes."""
+        memory, begin, depth = self._memory, self._done, self._depth
+        sets = [memory.outputs((), sizes) for _ in range(depth)]
+        requests = [memory.request(begin, sets[0], self._last, self._shapes)]
+        turns = range(1, depth + 1)
+        requests += [memory.request(begin + n, sets[n % depth], sets[n - 1], self._shapes) for n in turns]
+        feed = StreamFeed(depth, self._wait.by, is_latest=self._is_latest)
+        end = FOREVER if self._wait.end is None else self._wait.end
+        home = self._executor.present_home()
+        for request in requests[:2]:
+            check_buffers(request.pools, home.connection)
+        terms = StreamTerms(
+            number=0, end=end, most=self._plan.most - begin, room=depth, stop=self._plan.stop, requests=()
+        )
+        home.connection.lane.open_stream(home.number, requests, terms, feed)
+        if self._at_end:
+            self._at_end.detach()
+        self._at_end = weakref.finalize(self, later, feed.close)
+        self._at_end.atexit = False
+        self._skipped = self.skipped
+        self._turns, self._freed = Turns(begin, sets, feed, requests), 0
+
+    # ---- results
+
+    def _next(self) -> Result | None:
+        while turns := self._awaited():
+            turns.feed.news().result()
+            if result := self._taken(turns):
+                return result
+        return self._at_first()
+
+    async def _next_async(self) -> Result | None:
+        while turns := self._awaited():
+            await turns.feed.news()
+            if result := self._taken(turns):
+                return result
+        return self._at_first()
+
+    def _at_first(self) -> Result | None:
+        first, self._first = self._first, None
+        return first
+
+    def _awaited(self) -> Turns | None:
+        """Return where the next result arrives, with room for it; None: it is the first one, or none comes.
+
+        Raise ResultsHeld.
+        """
+        turns = self._turns
+        if self._first or self.ended_by or self._is_closed or turns is None:
+            return None
+        if not self._is_latest:
+            self._free(turns)
+        return turns
+
+    def _free(self, turns: Turns) -> None:
+        """Let the engine write where the caller holds no result any more. Raise ResultsHeld."""
+        freed, left, depth = self._freed, turns.feed.left, self._depth
+        while freed < left and not turns.sets[freed % depth].is_held():
+            freed += 1
+        if left - freed == depth:
+            raise ResultsHeld(
+                f"all {depth} results that there is memory for are held: copy what is to be kept, or open the burst "
+                "with a greater depth"
+            )
+        if freed - self._freed >= depth // 2 or left - self._freed == depth:
+            self._freed = freed
+            turns.feed.give_room(freed + depth)
+
+    def _taken(self, turns: Turns) -> Result | None:
+        """Return the next result; None: the stream goes on in larger memory. Raise StatusError, PeerDied."""
+        result, goes_on = turns.feed.pop(partial(self._result_of, turns))
+        if result.status == ErrorStatus.NONE:
+            self._end_by(goes_on)
+            return result
+        if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and (sizes := self._grown(turns, result)):
+            self._open(sizes)
+            return None
+        self._is_closed = True
+        raise status_error(result.status, result.message, result.cause)
+
+    def _result_of(self, turns: Turns, number: int, result: Result) -> Result:
+        """Return the result of a step in its memory; a copy, where newer ones are to take that."""
+        if result.status != ErrorStatus.NONE:
+            return result
+        self._last, self._done = turns.sets[number % self._depth], turns.begin + number + 1
+        found = self._last.result(self._seen(iter(result.output_shapes)), NO_TIMING)
+        if not self._is_latest:
+            return found
+        own = found._replace(outputs=copies(found.outputs))
+        turns.feed.give_room(number + 1 + self._depth)  # from now on the engine may write there
+        return own
+
+    def _grown(self, turns: Turns, result: Result) -> Sequence[int] | None:
+        """Return the sizes that the step needs which had no room, with some to spare. None: it lacked something else.
+
+        It has left the state as it was before it.
+        """
+        number = turns.feed.left - 1
+        if number:  # those before it were dropped, perhaps
+            self._last, self._done = turns.sets[(number - 1) % self._depth], turns.begin + number
+        before = turns.sets[0].sizes
+        needed = self._memory.outputs(self._seen(iter(result.output_shapes)), before).sizes
+        grown = [size if size == old else size + size // 2 for size, old in zip(needed, before, strict=True)]
+        return None if needed == before else grown
+
+    @property
+    def skipped(self) -> int:
+        return self._skipped + (self._turns.feed.skipped if self._turns else 0)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        self._check_ended()
+        memory, fed, last = self._memory, dict[str, Any](), (self._done - 1) % 2
+        for m, n in self._plan.feedback:
+            kept = memory.buffers.get((m, n))
+            fed[memory.names[n]] = self._last.given[m].copy() if kept is None else kept[last]
+        return fed
+
+    def close(self) -> None:
+        """End it, within a step. What it has left on the device is of no use any more."""
+        self._is_closed = True
+        if self._turns and not self.ended_by:
+            self._turns.feed.close()

@@ -1,0 +1,78 @@
+"""What has arrived of a stream of results, between the thread that receives it and the caller that takes it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from burst import ErrorStatus, Result
+from driver.client.completion import Completion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_NEWS = Result(ErrorStatus.NONE)
+
+
+class StreamFeed:
+    """Steps that have arrived, in order."""
+
+    close: Callable[[], None]
+    """Ends the stream on the device: nothing arrives any more."""
+
+    give_room: Callable[[int], object]
+    """Lets the engine write so many results in all."""
+
+    def __init__(self, depth: int, deadline: int | None, *, is_latest: bool) -> None:
+        """`depth`: results that there is memory for. `deadline`: CLOCK_MONOTONIC ns. `is_latest`: keep the newest."""
+        self.depth, self._deadline, self._is_latest, self._lock = depth, deadline, is_latest, threading.Lock()
+        self._arrived: deque[tuple[Result, int]] = deque()
+        self._waiting: Completion | None = None
+        self._failure: BaseException | None = None
+        self.left = self.skipped = 0  #: steps that were taken or dropped; and dropped
+
+    def take(self, result: Result, goes_on: int) -> Completion | None:
+        """Add a step; return what waits for news, complete, for the caller to call back."""
+        with self._lock:
+            self._arrived.append((result, goes_on))
+            if self._is_latest and len(self._arrived) > 1:
+                self._arrived.popleft()
+                self.left += 1
+                self.skipped += 1
+                self.give_room(self.left + self.depth)
+            return self._told()
+
+    def fail(self, error: BaseException) -> Completion | None:
+        """Note that nothing comes any more. Return as `take` does."""
+        with self._lock:
+            self._failure = self._failure or error
+            return self._told()
+
+    def _told(self) -> Completion | None:
+        waiting, self._waiting = self._waiting, None
+        return waiting and waiting.finish(_NEWS)
+
+    def news(self) -> Completion:
+        """Return what is done as soon as `pop` has something to return or to raise."""
+        with self._lock:
+            waiting = self._waiting
+            if waiting is None or waiting.is_done:  # it was cancelled
+                waiting = self._waiting = Completion(deadline=self._deadline)
+            if self._arrived or self._failure:
+                self._waiting = None
+                waiting.finish(_NEWS)
+            return waiting
+
+    def pop(self, of: Callable[[int, Result], Result]) -> tuple[Result, int]:
+        """Return what `of` makes of the next step's number and result, and what was said besides.
+
+        Raise why nothing comes any more.
+        """
+        with self._lock:
+            if not self._arrived:
+                assert self._failure
+                raise self._failure
+            result, goes_on = self._arrived.popleft()
+            number, self.left = self.left, self.left + 1
+            return of(number, result), goes_on

@@ -1,0 +1,135 @@
+"""Runs .jax files, which `jax.export` makes, with JAX on the CPU. It has no operation of the HAL."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from driver.devices.file_device import FileDevice, FileExecution, FileModel, FilePort, check_ports, version_of
+from driver.devices.lowering.errors import LibraryFailed, in_words
+from driver.devices.stoppable import Attempt
+from driver.interface import Needs
+from driver.nn import InvalidModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from driver.devices.file_device import Inputs, Outputs, Shape
+    from driver.nn import Model
+    from driver.nn.file_form import ModelFile
+    from driver.options import Preference
+
+_FAILURES = (RuntimeError, ValueError, TypeError, NotImplementedError)
+"""What JAX raises: for a damaged file, for sizes that the function does not take, and when XLA fails."""
+
+
+@cache
+def _jax() -> Any:
+    """JAX's module. It takes 64-bit types as they are, and looks for no accelerator."""
+    jax = import_module("jax")
+    import_module("jax.export")
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_platforms", "cpu")
+    return jax
+
+
+class JaxDevice(FileDevice):
+    """Runs functions that JAX has exported."""
+
+    name, version, type = "jax", f"1 (JAX {version_of('jax')})", "CPU"
+    library, file_kinds = "jax", ("jax",)
+    needs = Needs(read_paths=("/sys/devices", "/sys/fs/cgroup", "/sys/kernel/mm", "/proc/cpuinfo", "/proc/meminfo"))
+
+    def __init__(self) -> None:
+        """Load JAX, and start none of its threads: each trial of a file is a fork of this process. It is configured for
+        the whole process: 64-bit types are on, and the CPU is the only platform.
+        """
+        _jax()
+
+    def file_model(self, model: Model, file: ModelFile, preference: Preference) -> JaxModel:
+        """Compile a file for inputs of the sizes that `model` says. Raise InvalidModel, LibraryFailed."""
+        try:
+            return JaxModel(model, _exported(file))
+        except _FAILURES as error:
+            if isinstance(error, InvalidModel):
+                raise
+            raise LibraryFailed(f"JAX rejected the file: {in_words(error)}") from error
+
+
+def _exported(file: ModelFile) -> Any:
+    """Return the function. Raise InvalidModel for one that was exported for other processors, or for several devices;
+    what JAX raises.
+    """
+    exported = _jax().export.deserialize(bytearray(file.data))
+    if "cpu" not in exported.platforms:
+        raise InvalidModel(
+            f"the function was exported for {', '.join(exported.platforms)}; export it with platforms=['cpu']"
+        )
+    if exported.nr_devices != 1:
+        raise InvalidModel(f"the function was exported for {exported.nr_devices} devices; export it for one")
+    return exported
+
+
+def _ports(word: str, types: Sequence[Any]) -> list[FilePort]:
+    known = [tuple(size if isinstance(size, int) else None for size in each.shape) for each in types]
+    return [FilePort(f"{word}{n}", each.dtype.name, known[n]) for n, each in enumerate(types)]
+
+
+class JaxModel(FileModel):
+    """A function, compiled if the sizes of its inputs are known; else each run with new sizes compiles it for them."""
+
+    serves_all = True
+
+    def __init__(self, model: Model, exported: Any) -> None:
+        """Check the types, and compile. Raise InvalidModel, and what JAX raises."""
+        jax = _jax()
+
+        def leaves(*given: Any) -> list[Any]:
+            positional, named = jax.tree.unflatten(exported.in_tree, given)
+            found: list[Any] = jax.tree.leaves(exported.call(*positional, **named))
+            return found
+
+        inputs, types = _ports("input ", exported.in_avals), exported.out_avals
+        check_ports(model, inputs, _ports("output ", types))
+        self.run: Any = jax.jit(leaves)
+        shapes = [port.shape_in(model.main.operands[i]) for port, i in zip(inputs, model.main.inputs, strict=True)]
+        if None not in shapes:
+            pairs = zip(shapes, exported.in_avals, strict=True)
+            lowered = self.run.lower(*(jax.ShapeDtypeStruct(shape, its.dtype) for shape, its in pairs))
+            self.run, types = lowered.compile(), lowered.out_info
+        super().__init__(model, inputs, _ports("output ", types))
+        self.is_written = [False] * len(self.outputs)  # JAX allocates what it returns
+        self.dtypes = [its.dtype for its in exported.in_avals]
+
+    def execution(self, inputs: Inputs, outputs: Outputs) -> JaxExecution:
+        return JaxExecution(self, inputs, outputs)
+
+
+class JaxExecution(FileExecution):
+    """A call of a function. It reads aligned inputs where they lie."""
+
+    def __init__(self, model: JaxModel, inputs: Inputs, outputs: Outputs) -> None:
+        super().__init__(model, inputs, outputs)
+        pairs = zip(self.sources, model.dtypes, strict=True)
+        self._arguments = [memory.view(dtype).reshape(shape) for (shape, memory), dtype in pairs]
+        self._call = model.run
+        self._results: list[NDArray[Any]] = []
+
+    def begin(self) -> Attempt:
+        return Attempt(self._run_once, bool)  # XLA cannot be stopped
+
+    def _run_once(self) -> str | None:
+        try:
+            self._results = [np.asarray(result) for result in self._call(*self._arguments)]
+        except _FAILURES as error:
+            return in_words(error)
+        return None
+
+    def result(self, number: int) -> tuple[Shape, NDArray[np.uint8]]:
+        found = self._results[number]
+        return found.shape, found.reshape(-1).view(np.uint8)

@@ -1,0 +1,124 @@
+"""Runs .pt2 files, which `torch.export.save` writes, with PyTorch on the CPU. It has no operation of the HAL."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from driver.devices.file_device import FileDevice, FileExecution, FileModel, FilePort, check_ports, version_of
+from driver.devices.lowering.errors import LibraryFailed, in_words
+from driver.devices.stoppable import Attempt
+from driver.formats.pt2_archive import Pt2Archive
+from driver.interface import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from driver.devices.file_device import Inputs, Outputs, Shape
+    from driver.formats.pt2_archive import Pt2Tensor
+    from driver.nn import Model
+    from driver.nn.file_form import ModelFile
+    from driver.options import Preference
+
+_FAILURES = (RuntimeError, ValueError, TypeError, AssertionError, KeyError, AttributeError, NotImplementedError)
+"""What PyTorch raises: for a file that it does not understand, and for sizes that the program does not take."""
+
+
+@cache
+def _torch() -> Any:
+    """PyTorch's module, on half of the processors: clients need some, too."""
+    torch = import_module("torch")
+    import_module("torch.export")
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
+    warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # inputs are only read
+    return torch
+
+
+class TorchDevice(FileDevice):
+    """Runs programs that PyTorch has exported."""
+
+    name, version, type = "torch", f"1 (PyTorch {version_of('torch')})", "CPU"
+    library, file_kinds = "torch", ("pt2",)
+    needs = Needs(
+        read_paths=("/sys/devices", "/sys/kernel/mm", "/proc/cpuinfo", "/proc/meminfo"),
+        write_paths=("/tmp",),
+    )
+
+    def __init__(self) -> None:
+        """Load PyTorch, before a trial of a file is forked. It is configured for the whole process: its threads."""
+        _torch()
+
+    def file_model(self, model: Model, file: ModelFile, preference: Preference) -> TorchModel:
+        """Load a file. Raise InvalidModel for one that would run code of its own, LibraryFailed."""
+        archive = Pt2Archive(file.data.data)
+        inputs, outputs = ([*map(_port, side)] for side in (archive.inputs, archive.outputs))
+        check_ports(model, inputs, outputs)
+        try:
+            program = _torch().export.load(archive.cleaned())
+            return TorchModel(model, program, inputs, outputs)
+        except _FAILURES as error:
+            raise LibraryFailed(f"PyTorch rejected the file: {in_words(error)}") from error
+
+
+def _port(tensor: Pt2Tensor) -> FilePort:
+    pairs = zip(tensor.shape, tensor.symbols, strict=True)
+    return FilePort(tensor.name, tensor.dtype, tuple(None if symbol else size for size, symbol in pairs))
+
+
+class TorchModel(FileModel):
+    """A program. Any number of executions run in parallel."""
+
+    serves_all = True
+
+    def __init__(self, model: Model, program: Any, inputs: Sequence[FilePort], outputs: Sequence[FilePort]) -> None:
+        super().__init__(model, inputs, outputs)
+        self.is_written = [False] * len(outputs)  # PyTorch allocates what it returns
+        self._module, self._spec = program.module(), program.call_spec.in_spec
+        self._trees = import_module("torch.utils._pytree")
+
+    def __call__(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the outputs. Raise what PyTorch raises."""
+        positional, named = self._trees.tree_unflatten(tensors, self._spec)
+        with _torch().inference_mode():
+            found: list[Any] = self._trees.tree_leaves(self._module(*positional, **named))
+        return found
+
+    def execution(self, inputs: Inputs, outputs: Outputs) -> TorchExecution:
+        return TorchExecution(self, inputs, outputs)
+
+
+class TorchExecution(FileExecution):
+    """A call of a program. It reads inputs where they lie."""
+
+    def __init__(self, model: TorchModel, inputs: Inputs, outputs: Outputs) -> None:
+        super().__init__(model, inputs, outputs)
+        rows = zip(model.inputs, self.sources, strict=True)
+        self._tensors = [_tensor(port, shape, memory) for port, (shape, memory) in rows]
+        self._call, self._results = model, list[Any]()
+
+    def begin(self) -> Attempt:
+        return Attempt(self._run_once, bool)  # PyTorch cannot be stopped
+
+    def _run_once(self) -> str | None:
+        try:
+            self._results = self._call(self._tensors)
+        except _FAILURES as error:
+            return in_words(error)
+        return None
+
+    def result(self, number: int) -> tuple[Shape, NDArray[np.uint8]]:
+        torch, tensor = _torch(), self._results[number].contiguous()
+        raw: NDArray[np.uint8] = tensor.reshape(-1).view(torch.uint8).numpy()
+        return tuple(tensor.shape), raw
+
+
+def _tensor(port: FilePort, shape: Shape, memory: NDArray[np.uint8]) -> Any:
+    """Return the memory as a tensor of PyTorch."""
+    torch = _torch()
+    return torch.from_numpy(memory.view(port.stored)).view(getattr(torch, port.dtype)).reshape(shape)

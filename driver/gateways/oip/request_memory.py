@@ -1,0 +1,261 @@
+"""The memory of requests, bounded before anything decodes them.
+
+A few bytes can become many: two of JSON a list of 64, two of protobuf an input of 200. So what a request that is not
+small can become at most is estimated without decoding it, claimed for its machine or account, and refused where it is
+more than one may have, or than is left.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from driver.gateways.oip.refusal import Refusal, RefusalCode
+from driver.libc import function
+from driver.service.process_figures import private_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+SMALL = 16 << 10  #: bytes of a request whose memory is not counted
+OF_ONE, OF_ALL = 1 << 30, 3 << 29  #: bytes that one machine or account may have, and all at an address
+_WITHIN = 10.0  # seconds for others' requests to leave room
+_EVERY = 5.0  # seconds between two looks at this process's memory
+LARGE = 64 << 20  #: bytes: having grown by so many, the process gives back what the C library keeps
+_OF_JSON = {b"{": 400, b":": 150, b"[": 96, b",": 96}  # bytes of what such a byte can begin, in 64-bit CPython
+_CHUNK = 1 << 20
+_trim = function("malloc_trim", "int(*)(size_t pad)")
+
+
+class RequestMemory:
+    """The memory of the requests at one address. Any thread."""
+
+    def __init__(self, of_one: int = OF_ONE, of_all: int = OF_ALL) -> None:
+        self._of_one, self._of_all, self._changed = of_one, of_all, threading.Condition()
+        self._held: Counter[Hashable] = Counter()
+        self._aside: Counter[Hashable] = Counter()  # of requests that wait for more
+
+    def add(self, account: Hashable, nbytes: int) -> None:
+        """Claim bytes for an account now. Raise Refusal."""
+        with self._changed:
+            its, alls = self._held[account] + self._aside[account], self._held.total() + self._aside.total()
+            if its + nbytes > self._of_one or alls + nbytes > self._of_all:
+                raise self._no_room(account, nbytes)
+            self._held[account] += nbytes
+
+    def exchange(self, account: Hashable, held: int, nbytes: int, within: float) -> None:
+        """Claim `nbytes` in the place of the bytes held, waiting so many seconds for others' to be given back. Raise
+        Refusal.
+
+        What waiting requests hold is set aside meanwhile: they wait for those that run, not for each other.
+        """
+        if nbytes > self._of_one:
+            raise Refusal(
+                RefusalCode.RESOURCE_EXHAUSTED,
+                f"this request can take {nbytes >> 20} MiB of memory when it is decoded; at most {self._of_one >> 20} "
+                "are given: send tensors as raw bytes, or in shared memory",
+            )
+
+        def has_room() -> bool:
+            return self._held[account] + nbytes <= self._of_one and self._held.total() + nbytes <= self._of_all
+
+        with self._changed:
+            self._move(self._held, self._aside, account, held)
+            try:
+                may_wait = self._aside[account] <= self._of_one // 2 and self._aside.total() <= self._of_all // 2
+                if not self._changed.wait_for(has_room, within if may_wait else 0.0):
+                    raise self._no_room(account, nbytes)
+                self._held[account] += nbytes - held
+            finally:
+                self._move(self._aside, self._held, account, held)
+
+    @property
+    def claimed(self) -> int:
+        """Bytes that all requests have claimed."""
+        with self._changed:
+            return self._held.total() + self._aside.total()
+
+    def _no_room(self, account: Hashable, nbytes: int) -> Refusal:
+        its, alls = self._held[account] + self._aside[account], self._held.total() + self._aside.total()
+        return Refusal(
+            RefusalCode.RESOURCE_EXHAUSTED,
+            f"requests of yours hold {its >> 20} MiB of {self._of_one >> 20}, and all {alls >> 20} of "
+            f"{self._of_all >> 20}: there is no room for {nbytes >> 20} more; send this one again later",
+        )
+
+    def _move(self, source: Counter[Hashable], target: Counter[Hashable], account: Hashable, nbytes: int) -> None:
+        if not nbytes:
+            return
+        target[account] += nbytes
+        source[account] -= nbytes
+        if not source[account]:
+            del source[account]
+        self._changed.notify_all()
+
+    def give_back(self, account: Hashable, nbytes: int) -> None:
+        """Give up a claim, or a part of it."""
+        with self._changed:
+            self._move(self._held, Counter(), account, nbytes)
+
+
+class MemoryClaim:
+    """A request's part of a `RequestMemory`: `with` it."""
+
+    def __init__(self, memory: RequestMemory, account: Hashable = None) -> None:
+        self._memory, self._account, self._nbytes = memory, account, 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._nbytes:
+            self.give_back(self._nbytes)
+
+    def give_back(self, nbytes: int) -> None:
+        """Give up so much of it."""
+        self._memory.give_back(self._account, nbytes)
+        self._nbytes -= nbytes
+
+    def add(self, nbytes: int) -> None:
+        """Claim further bytes if there is room now. Raise Refusal."""
+        self._memory.add(self._account, nbytes)
+        self._nbytes += nbytes
+
+    def wait_for(self, nbytes: int, within: float = _WITHIN) -> None:
+        """Claim further bytes, and wait for room, in which time this claim keeps nobody waiting. Raise Refusal."""
+        self._memory.exchange(self._account, self._nbytes, self._nbytes + nbytes, within)
+        self._nbytes += nbytes
+
+
+class UnclaimedMemory:
+    """Memory that this process has taken since it was idle, and no request has claimed: over gRPC, messages that have
+    not come whole, of which the library tells nothing, and answers that are not read.
+    """
+
+    def __init__(self, memory: RequestMemory, most: int) -> None:
+        """`most`: bytes that are no `excess`."""
+        self._memory, self._most = memory, most
+        self.note_idle()
+
+    def note_idle(self) -> None:
+        """Note that there is no call, and so nothing to count."""
+        self._idle = private_bytes(os.getpid())
+
+    @property
+    def excess(self) -> int:
+        """Bytes beyond what may be, without what the C library keeps of freed memory."""
+        if self._beyond() > 0 and _trim:
+            _trim(0)
+        return max(0, self._beyond())
+
+    def _beyond(self) -> int:
+        return private_bytes(os.getpid()) - self._idle - self._memory.claimed - self._most
+
+
+class MemoryReturn:
+    """Returns to the system what the C library keeps of freed memory, in a thread: after calls of large messages that
+    were given up it kept 1.4 GiB.
+    """
+
+    def __init__(self, every: float = _EVERY, trim: Callable[[int], object] | None = _trim) -> None:
+        self._every, self._trim = every, trim
+        self._end, self._least = threading.Event(), resident()
+        self._thread = threading.Thread(target=self._run, name="burst-oip-memory", daemon=True)
+
+    def begin(self) -> None:
+        """Look now and then from now on."""
+        if self._trim:
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while self._trim and not self._end.wait(self._every):
+            if resident() > self._least + LARGE:
+                self._trim(0)
+                self._least = resident()
+
+
+def resident() -> int:
+    """Return how many bytes of this process are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def json_bytes(body: bytes | memoryview) -> int:
+    """Return how many bytes JSON takes at most once it is decoded."""
+    found, signs = len(body), np.frombuffer(body, np.uint8)
+    for begin in range(0, len(signs), _CHUNK):
+        chunk = signs[begin : begin + _CHUNK]
+        found += sum(size * int(np.count_nonzero(chunk == sign[0])) for sign, size in _OF_JSON.items())
+    return found
+
+
+_FIELD = 512  # bytes that one field can take: an input without a name is one, and so is an empty string
+_MOST_FIELDS = 1 << 17
+_PARAMETERS: dict[int, Any] = {2: {}}
+_CONTENTS = {n: 12 if n in (6, 7) else 40 for n in range(1, 8)}
+_TENSOR: dict[int, Any] = {3: 40, 4: _PARAMETERS, 5: _CONTENTS}
+_INFER: dict[int, Any] = {4: _PARAMETERS, 5: _TENSOR, 6: {2: _PARAMETERS}, 7: 2}
+_QUESTION = {3: _PARAMETERS}
+"""Numbers of the fields of a request, to infer and any other -> the fields in it, or what each of its bytes becomes."""
+
+
+def message_bytes(packet: bytes, *, is_infer: bool) -> int:
+    """Return how many bytes a request over gRPC takes at most once it is decoded. Raise Refusal.
+
+    It looks at the heads of fields alone, and skips what is in them; a message of more fields than any has is refused.
+    """
+    found, fields = len(packet), 0
+    parts = [(0, len(packet), _INFER if is_infer else _QUESTION)]
+    try:
+        while parts:
+            at, end, known = parts.pop()
+            while at < end:
+                fields += 1
+                if fields > _MOST_FIELDS:
+                    raise _too_many(len(packet))
+                tag, at = _number(packet, at)
+                inside = known.get(tag >> 3, 1)
+                match tag & 7:
+                    case 0:
+                        _, at = _number(packet, at)
+                    case 1 | 5 as kind:
+                        at += 8 if kind == 1 else 4
+                    case 2:
+                        size, at = _number(packet, at)
+                        if isinstance(inside, dict):
+                            parts.append((at, min(end, at + size), inside))
+                        else:
+                            found += min(size, end - at) * inside
+                        at += size
+    except IndexError:
+        pass  # the message ends within a field: the decoder will say so
+    return found + _FIELD * fields
+
+
+def _number(packet: bytes, at: int) -> tuple[int, int]:
+    """Return a number of protobuf's, and where the next byte is. Raise IndexError."""
+    found = shift = 0
+    while (byte := packet[at]) > 127:
+        found |= (byte & 127) << shift
+        shift, at = shift + 7, at + 1
+        if shift > 63:
+            raise IndexError
+    return found | byte << shift, at + 1
+
+
+def _too_many(nbytes: int) -> Refusal:
+    return Refusal(
+        RefusalCode.RESOURCE_EXHAUSTED,
+        f"this request of {nbytes} bytes has more than {_MOST_FIELDS} fields: send tensors as raw bytes",
+    )

@@ -1,0 +1,376 @@
+"""Streams of results: an execution that is repeated on what it leaves, by the engine of its device, or here."""
+
+import asyncio
+import contextlib
+import gc
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import driver
+from burst import (
+    ErrorStatus,
+    Memory,
+    MissedDeadlinePersistent,
+    MissedDeadlineTransient,
+    PeerDied,
+    Request,
+    RequestArgument,
+    ResultsHeld,
+)
+from driver import BufferDesc, BufferRole
+from driver.client.stream_feed import StreamFeed
+from driver.protocol.stream_terms import StreamTerms
+from fmq.clock import FOREVER
+
+STEP, LIMIT, VALUE, DONE = "input_0", "input_1", "output_0", "output_1"
+FEED = {VALUE: STEP}
+TERMS = StreamTerms(number=0, end=FOREVER, most=1, room=1, stop=None, requests=())
+
+
+def counter(by=1.0):
+    """value = step + by, and whether that is at least the limit."""
+    builder = driver.ModelBuilder()
+    step, limit = builder.input("float32", (4,)), builder.input("float32", (4,))
+    value = builder.operation("ADD", step, np.full(4, by, np.float32), 0)
+    builder.output(value)
+    builder.output(builder.operation("GREATER_EQUAL", value, limit))
+    return builder.build()
+
+
+def begin(limit=1e9):
+    return {STEP: np.zeros(4, np.float32), LIMIT: np.full(4, limit, np.float32)}
+
+
+def numbers(stream, name=VALUE):
+    return [int(result.outputs[name][0]) for result in stream]
+
+
+@pytest.fixture
+def counting(device):
+    """A burst on the reference device."""
+    with device.prepare(counter()) as prepared, prepared.burst(depth=3) as burst:
+        yield burst
+
+
+class TestEnds:
+    @pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 23])
+    def test_a_count(self, counting, most):
+        """So many results, each from the one before it; then the state is that of the last one."""
+        with counting.stream_results(begin(), feedback=FEED, most=most, also=[VALUE]) as stream:
+            assert numbers(stream) == list(range(1, most + 1))
+            assert stream.ended_by == "most"
+            assert stream.state[STEP].tolist() == [most] * 4
+
+    @pytest.mark.parametrize("limit", [1, 2, 9])
+    def test_an_output_that_is_true(self, counting, limit):
+        """The step that makes it true is the last one, and no step follows it on the device."""
+        with counting.stream_results(begin(limit), feedback=FEED, until=DONE) as stream:
+            results = [result.outputs[DONE].all() for result in stream]
+            assert results == [False] * (limit - 1) + [True]
+            assert stream.ended_by == "until"
+            state = np.zeros(4, np.float32)
+            stream.state[STEP].copy_to(state)
+            assert state.tolist() == [limit] * 4
+
+    @pytest.mark.parametrize("values", [6, [9, 6]])
+    def test_a_value(self, counting, values):
+        """An output that has one of some values in all of its elements."""
+        with counting.stream_results(begin(), feedback=FEED, until={VALUE: values}) as stream:
+            assert numbers(stream) == [1, 2, 3, 4, 5, 6]
+
+    def test_one_element_is_not_all(self, counting):
+        """An output with one true element of four does not end it."""
+        limits = begin() | {LIMIT: np.array([1, 5, 5, 5], np.float32)}
+        assert len([0 for _ in counting.stream_results(limits, feedback=FEED, until=DONE)]) == 5
+
+    def test_it_goes_on_from_its_state(self, counting):
+        """A second stream from the first one's buffers is what one long stream would have been."""
+        first = counting.stream_results(begin(), feedback=FEED, most=4)
+        assert [result.outputs[VALUE].size for result in first] == [0] * 4  # it has stayed on the device
+        second = counting.stream_results(begin() | first.state, feedback=FEED, most=3, also=[VALUE])
+        assert numbers(second) == [5, 6, 7]
+
+    def test_a_state_before_the_end(self, counting):
+        """The device is ahead of what the caller has seen: there is no state to go on from."""
+        stream = counting.stream_results(begin(), feedback=FEED)
+        next(stream)
+        with pytest.raises(ValueError, match="has not ended by itself"):
+            _ = stream.state
+        stream.close()
+        assert list(stream) == []
+
+    def test_the_deadline(self, connect, kit):
+        """A step that is not done by then is the end, with the error of any other execution."""
+        with connect("Slow").prepare(kit.add_model()) as prepared, prepared.burst() as burst:
+            inputs, deadline = [np.zeros((1, 4), np.float32)], time.monotonic() + 0.5  # the second one takes a second
+            with pytest.raises((MissedDeadlineTransient, MissedDeadlinePersistent)):
+                list(burst.stream_results(inputs, feedback=FEED, deadline=deadline))
+
+
+def test_asyncio(counting):
+    """Two streams in one loop: each is what it is alone, and another task gets its turns."""
+
+    async def taken(most):
+        stream = counting.stream_results(begin(), feedback=FEED, most=most, also=[VALUE])
+        return [int(result.outputs[VALUE][0]) async for result in stream]
+
+    async def both():
+        return await asyncio.gather(taken(30), taken(20))
+
+    assert asyncio.run(both()) == [list(range(1, 31)), list(range(1, 21))]
+
+
+def test_a_task_that_is_cancelled(counting):
+    """It stops waiting; the stream gives its next result to whoever asks then."""
+
+    async def run():
+        stream = counting.stream_results(begin(), feedback=FEED, most=5, also=[VALUE])
+        waiting = asyncio.ensure_future(anext(stream))
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return [int(result.outputs[VALUE][0]) async for result in stream]
+
+    assert asyncio.run(run())[-1] == 5
+
+
+class TestRoom:
+    def test_results_that_are_held(self, counting):
+        """They stay what they are; when all memory is in them, that is said, and goes on once some are dropped."""
+        stream = counting.stream_results(begin(), feedback=FEED, also=[VALUE], most=50)
+        held = [next(stream) for _ in range(5)]
+        with pytest.raises(ResultsHeld, match="all 4 results"):
+            next(stream)
+        assert [int(result.outputs[VALUE][0]) for result in held] == [1, 2, 3, 4, 5]
+        del held[1:]
+        assert numbers(stream) == list(range(6, 51))
+        assert held[0].outputs[VALUE].tolist() == [1] * 4
+
+    def test_the_newest(self, device, kit):
+        """By policy "latest" the device does not wait for the caller, who gets the newest result, to keep."""
+        with device.prepare(counter()) as prepared, prepared.burst(policy="latest") as burst:
+            stream = burst.stream_results(begin(), feedback=FEED, most=1000, also=[VALUE])
+            first = next(stream)
+            kit.until(lambda: stream.skipped >= 100)
+            second = next(stream)
+            rest = numbers(stream)
+        assert int(second.outputs[VALUE][0]) > 100
+        assert int(first.outputs[VALUE][0]) == 1
+        assert not rest or (rest == sorted(set(rest)) and rest[-1] == 1000)
+
+    def test_two_clients(self, connect, kit):
+        """On a device that runs one execution at a time, a stream without end leaves another client its turns."""
+
+        def take():
+            while not stop.is_set():
+                next(endless)
+                taken.append(1)
+
+        with contextlib.ExitStack() as stack:
+            models = [stack.enter_context(connect("Single").prepare(counter(0.0))) for _ in range(2)]
+            ours, theirs = (stack.enter_context(model.burst(depth=8)) for model in models)
+            endless = ours.stream_results(begin(), feedback=FEED, most=2**20)
+            taken, stop, thread = [], threading.Event(), threading.Thread(target=take)
+            stack.callback(endless.close)
+            stack.callback(thread.join)
+            stack.callback(stop.set)
+            thread.start()
+            kit.until(lambda: len(taken) > 20)
+            before = len(taken)
+            assert len([0 for _ in theirs.stream_results(begin(), feedback=FEED, most=200)]) == 200
+            kit.until(lambda: len(taken) > before)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("asked", "error", "said"),
+        [
+            ({"feedback": {"valeu": STEP}}, ValueError, "there is no output 'valeu'"),
+            ({"feedback": {VALUE: "stap"}}, ValueError, "there is no input 'stap'"),
+            ({"feedback": {VALUE: STEP, "output_1": STEP}}, ValueError, "'output_0' already; feed each input once"),
+            ({"feedback": {DONE: STEP}}, ValueError, "the output is TENSOR_BOOL8, and the input TENSOR_FLOAT32"),
+            ({"feedback": [VALUE]}, TypeError, "give a dict of outputs"),
+            ({"until": "dnoe"}, ValueError, "there is no output 'dnoe'"),
+            ({"until": {VALUE: []}}, ValueError, "0 values; give 1 to 64"),
+            ({"until": {VALUE: 1, DONE: 1}}, TypeError, "a dict of one output"),
+            ({"until": {VALUE: 2**70}}, ValueError, "from -9223372036854775808 to 9223372036854775807"),
+            ({"most": 0}, ValueError, "from 1 to 1048576"),
+            ({"most": 2**20 + 1}, ValueError, "from 1 to 1048576"),
+            ({"most": 1.5}, TypeError, "most=1.5: give a number of steps"),
+            ({"also": VALUE}, TypeError, "give a list of names"),
+            ({"also": ["x"]}, ValueError, "there is no output 'x'"),
+        ],
+    )
+    def test_words(self, counting, asked, error, said):
+        """What does not fit is refused by its name, before anything is sent."""
+        with pytest.raises(error, match=said):
+            counting.stream_results(begin(), **({"feedback": FEED} | asked))
+
+    def test_shapes(self, device):
+        """An output that can never be that input."""
+        builder = driver.ModelBuilder()
+        x = builder.input("float32", (2, 4))
+        builder.output(builder.operation("RESHAPE", x, np.array([8], np.int32)))
+        said = pytest.raises(ValueError, match=r"the output has shape \[8\], and the input takes \[2, 4\]")
+        with device.prepare(builder.build()) as prepared, prepared.burst() as burst, said:
+            burst.stream_results([np.zeros((2, 4), np.float32)], feedback={VALUE: STEP})
+
+    def test_inputs(self, counting):
+        """Arrays of another shape are refused as `run` refuses them."""
+        with pytest.raises(ValueError, match=r"has shape \(5,\); the model takes \(4,\)"):
+            counting.stream_results(begin() | {LIMIT: np.zeros(5, np.float32)}, feedback=FEED)
+
+    def test_a_closed_burst(self, device):
+        """It opens no stream."""
+        with device.prepare(counter()) as prepared:
+            burst = prepared.burst()
+            burst.close()
+            with pytest.raises(ValueError, match="closed"):
+                burst.stream_results(begin(), feedback=FEED)
+
+
+class ByHand:
+    """Requests of `counter` on two buffers that take turns, opened as a client of another kind might."""
+
+    def __init__(self, prepared):
+        self.prepared, role = prepared, [BufferRole(0, 0)]
+        self.buffers = [prepared.device.allocate(BufferDesc(), [prepared], role, role) for _ in range(2)]
+        self.buffers[0].copy_from(np.zeros(4, np.float32))
+        self.memory = Memory.create(64)
+
+    def open(self, room=2, most=2**20):
+        """The feed of a stream; its lane."""
+        inputs = RequestArgument(pool=0), RequestArgument(pool=2, length=16)
+        outputs = RequestArgument(pool=1), RequestArgument(pool=2, offset=16, length=4)
+        turns = self.buffers, self.buffers[::-1]
+        requests = [Request(inputs, outputs, (*turn, self.memory)) for turn in (turns[0], turns[1], turns[0])]
+        home, feed = self.prepared.executor.present_home(), StreamFeed(room, None, is_latest=False)
+        home.connection.lane.open_stream(home.number, requests, TERMS._replace(most=most, room=room), feed)
+        return feed
+
+
+def taken(feed, kit):
+    feed.news().result(kit.patience)
+    return feed.pop(lambda _, result: result)
+
+
+class TestOnBuffers:
+    def test_two_streams_on_one_buffer(self, kit, device):
+        """The second one is refused while the first has not ended, and runs when that was closed."""
+        with device.prepare(counter()) as prepared:
+            by_hand = ByHand(prepared)
+            first = by_hand.open(room=1)  # then it rests, and is over as soon as it is closed
+            assert taken(first, kit)[0].status == ErrorStatus.NONE
+            refused, goes_on = taken(by_hand.open(), kit)
+            assert (refused.status, goes_on) == (ErrorStatus.INVALID_ARGUMENT, 3)
+            assert "which has not ended: close that, or use another" in refused.message
+            first.close()
+            assert taken(by_hand.open(), kit)[0].status == ErrorStatus.NONE
+
+    def test_room(self, kit, device):
+        """Without room a stream rests; it goes on with as much as it is given."""
+        with device.prepare(counter()) as prepared:
+            by_hand = ByHand(prepared)
+            feed = by_hand.open(room=2)
+            assert [taken(feed, kit)[0].status for _ in range(2)] == [0, 0]
+            assert prepared.run(*begin().values())[0].tolist() == [1] * 4  # the device has nothing else to do
+            assert not feed.news().is_done
+            feed.give_room(3)
+            assert taken(feed, kit)[0].status == ErrorStatus.NONE
+            feed.close()
+
+    def test_more_room_than_there_may_be(self, kit, device):
+        """That is no client that follows the protocol: its connection ends, and with it what is pending."""
+        with device.prepare(counter()) as prepared:
+            by_hand = ByHand(prepared)
+            feed = by_hand.open(room=1)
+            taken(feed, kit)
+            feed.give_room(10_000)
+            with pytest.raises(PeerDied):
+                taken(feed, kit)
+
+    def test_a_buffer_that_is_released(self, kit, device):
+        """The step that needs it fails, and is the last one."""
+        with device.prepare(counter()) as prepared:
+            by_hand = ByHand(prepared)
+            feed = by_hand.open(room=1)
+            taken(feed, kit)
+            for buffer in by_hand.buffers:
+                buffer.close()
+            feed.give_room(2)
+            result, goes_on = taken(feed, kit)
+            assert (result.status, goes_on) == (ErrorStatus.INVALID_ARGUMENT, 3)
+
+
+def feeds():
+    """The feeds that anything refers to, as numbers."""
+    return {id(found) for found in gc.get_objects() if isinstance(found, StreamFeed)}
+
+
+class TestDeath:
+    def test_of_the_engine(self, place, kit):
+        """Killed in mid-stream: who waits for a result is told within the time of any other death."""
+        with driver.connect("reference") as device, device.prepare(counter()) as prepared, prepared.burst() as burst:
+            stream = burst.stream_results(begin(), feedback=FEED, also=[VALUE])
+            assert [next(stream).outputs[VALUE].tolist()[0] for _ in range(2)] == [1, 2]
+            for process in place.held():
+                with process:
+                    process.kill(signal.SIGKILL)
+                    assert process.has_ended()
+            with pytest.raises(PeerDied):
+                numbers(stream)
+
+    def test_of_the_client(self, shared, kit, connect):
+        """A device that runs one execution at a time is free again when the client of an endless stream was killed."""
+        code = """
+import sys
+sys.path[:0] = sys.argv[1:]
+import driver, numpy as np
+from test_result_streams import FEED, begin, counter
+with driver.connect("burst_test_devices.odd:Single").prepare(counter(0.0)) as prepared:
+    with prepared.burst(depth=8, policy="latest") as burst:
+        for result in burst.stream_results(begin(), feedback=FEED, most=2**20):
+            print("another", flush=True)
+"""
+        here = Path(__file__).parent
+        with connect("Single").prepare(counter(0.0)) as prepared:
+            client = kit.python(code, here, here.parent, here.parents[1], stdout=subprocess.PIPE)
+            with client, client.stdout:
+                assert client.stdout.readline() == b"another\n"
+                client.kill()
+            assert prepared.run(*begin().values())[0].tolist() == [0] * 4
+
+    def test_a_stream_that_is_dropped(self, kit, device):
+        """It ends without `close`: nothing of it is kept, once the thread that takes results lets go of it."""
+        with device.prepare(counter()) as prepared, prepared.burst() as burst:
+            before = feeds()
+            stream = burst.stream_results(begin(), feedback=FEED)
+            next(stream)
+            assert len(feeds() - before) == 1
+            del stream
+            kit.until(lambda: not feeds() - before)
+
+
+class TestElsewhere:
+    """Where no engine can repeat the steps, the burst is run again for each result."""
+
+    def test_in_this_process(self):
+        """The same results, ends and state, from the CPU of this process."""
+        with driver.compile(counter(), devices=["cpu"]) as compiled, compiled.burst() as burst:
+            stream = burst.stream_results(begin(4), feedback=FEED, until=DONE)
+            assert numbers(stream) == [1, 2, 3, 4]
+            assert stream.ended_by == "until"
+            assert stream.state[STEP].tolist() == [4] * 4
+            again = burst.stream_results(begin() | stream.state, feedback=FEED, most=2)
+            assert numbers(again) == [5, 6]
+
+            async def taken():
+                stream = burst.stream_results(begin(), feedback=FEED, most=3)
+                return [int(result.outputs[VALUE][0]) async for result in stream]
+
+            assert asyncio.run(taken()) == [1, 2, 3]

@@ -1,0 +1,144 @@
+"""Programs that PyTorch has exported, on the device `torch`."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import driver
+from driver.devices.torch import TorchDevice
+from driver.errors import ExecutionFailed, ImportFailed, OutputInsufficientSize
+from driver.interface import BindOptions, Preparation
+
+if lacks := TorchDevice.missing():
+    pytest.skip(f"{lacks}; needs the extra 'torch'", allow_module_level=True)
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]  # PyTorch takes seconds to load, and warns
+
+DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+DTYPES += ("float16", "float32", "float64", "bfloat16")
+TREES = Path(__file__).parents[1] / "importers" / "pt2_files" / "trees.pt2"
+
+
+@pytest.fixture(scope="module")
+def device():
+    return TorchDevice()
+
+
+@pytest.fixture(scope="module")
+def torch(device):
+    return sys.modules["torch"]
+
+
+def exported(torch, function, *examples, **options):
+    class Module(torch.nn.Module):
+        def forward(self, *given):
+            return function(*given)
+
+    return torch.export.export(Module(), examples, **options)
+
+
+def prepared(device, model):
+    return device.prepare(model, Preparation())
+
+
+def bound(model, feeds, room=4096):
+    """An execution, and the memory of its outputs."""
+    outputs = [np.full(room, 0xA5, np.uint8) for _ in model.outputs]
+    return model.bind(feeds, outputs, BindOptions()), outputs
+
+
+def computed(model, feeds):
+    """The shapes and bytes of the outputs of one run."""
+    execution, outputs = bound(model, feeds)
+    execution.run()
+    sizes = [port.nbytes(shape) for port, (shape, _) in zip(model.outputs, execution.shapes, strict=True)]
+    return [(shape, raw[:n].tobytes()) for (shape, _), raw, n in zip(execution.shapes, outputs, sizes, strict=True)]
+
+
+def test_the_bits_of_pytorch_itself(device, torch):
+    """A network of convolutions gives the bits that PyTorch gives in this process."""
+    torch.manual_seed(3)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 10)
+    ).eval()
+    x = torch.rand(1, 3, 8, 8)
+    ((shape, raw),) = computed(prepared(device, driver.load(torch.export.export(network, (x,)))), [x.numpy()])
+    with torch.inference_mode():
+        wanted = network(x)
+    assert (shape, raw) == ((1, 10), wanted.numpy().tobytes())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_type(device, torch, dtype):
+    """Tensors of every type, scalars and empty ones come back as they are."""
+    for shape in ((), (3,), (2, 0, 3)):
+        example = torch.zeros(shape, dtype=getattr(torch, dtype))
+        model = prepared(device, driver.load(exported(torch, lambda x: x.clone(), example)))
+        stored = {"bool": np.uint8, "bfloat16": np.uint16}.get(dtype, dtype)
+        x = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape).astype(stored) % 2
+        assert model.is_static
+        assert computed(model, [x]) == [(shape, x.tobytes())]
+
+
+def test_open_sizes(device):
+    """Each run has its own, sizes that the program does not take are refused, and too little memory is told with the
+    shapes.
+    """
+    model = prepared(device, driver.load(TREES))
+    for n in (2, 5):
+        shapes = [shape for shape, _ in computed(model, [np.ones((n, 8), np.float32), np.ones((), np.float32)])]
+        assert shapes == [(n, 4), (), (n, 8)]
+    with pytest.raises(ExecutionFailed, match="the file"):
+        computed(model, [np.ones((2, 7), np.float32), np.ones((), np.float32)])
+    execution, _ = bound(model, [np.ones((9, 8), np.float32), np.ones((), np.float32)], 64)
+    with pytest.raises(OutputInsufficientSize) as caught:
+        execution.run()
+    assert caught.value.shapes == (((9, 4), False), ((), True), ((9, 8), False))
+
+
+def test_on_the_clients_memory(device, torch):
+    """Floats are read where they lie, also from memory that may only be read; outputs are copied once."""
+    model = prepared(device, driver.load(exported(torch, lambda x: x[:2] + 1, torch.zeros(1024))))
+    x = np.ones(1024, np.float32)
+    x.flags.writeable = False
+    execution, outputs = bound(model, [x])
+    assert execution.copied_bytes == 2 * 4
+    execution.run()
+    assert outputs[0][:8].view(np.float32).tolist() == [2, 2]
+
+
+def test_what_is_refused(torch):
+    """A module that is not exported, one that keeps state and one that writes to its input, with what helps."""
+    with pytest.raises(ImportFailed, match=r"Linear, is not exported; load torch\.export\.export"):
+        driver.load(torch.nn.Linear(2, 2))
+
+    class Counter(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x):
+            self.count += 1
+            return x + self.count
+
+    with pytest.raises(ImportFailed, match="changes 'b_count' in place, by add_"):
+        driver.load(torch.export.export(Counter(), (torch.zeros(2),)))
+    with pytest.raises(ImportFailed, match="changes 'view' in place, by mul_"):
+        driver.load(exported(torch, lambda x: x.view(2, 2).mul_(2), torch.zeros(4)))
+    assert driver.load(exported(torch, lambda x: (x + 1).mul_(2), torch.zeros(4))).inputs[0].shape == (4,)
+
+
+def test_in_a_device(torch, home):
+    """A program that lives in this process runs in the device's, by names, and in a burst."""
+    program = exported(torch, lambda x, gain: {"louder": x * gain, "peak": x.max()}, torch.zeros(4), torch.zeros(()))
+    model = driver.load(program)
+    x, gain = np.arange(4, dtype=np.float32), np.ones((), np.float32) * 3
+    with driver.compile(model) as compiled:
+        found = compiled.run(x, gain)
+        assert found["louder"].tolist() == [0, 3, 6, 9]
+        assert found["peak"] == 3
+        with compiled.burst() as burst:
+            for n in range(3):
+                assert burst.run(x + n, gain).outputs["peak"] == 3 + n
