@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from driver.nn.file_form import ModelFile
     from driver.options import Preference
 
-_FAILURES = (RuntimeError, ValueError, TypeError, NotImplementedError)
-"""What JAX raises: for a damaged file, for sizes that the function does not take, and when XLA fails."""
-
 
 @cache
 def _jax() -> Any:
@@ -55,10 +52,10 @@ class JaxDevice(FileDevice):
         """Compile a file for inputs of the sizes that `model` says. Raise InvalidModel, LibraryFailed."""
         try:
             return JaxModel(model, _exported(file))
-        except _FAILURES as error:
-            if isinstance(error, InvalidModel):
-                raise
-            raise LibraryFailed(f"JAX rejected the file: {in_words(error)}") from error
+        except InvalidModel:
+            raise
+        except Exception as error:  # of any kind: JAX believes a file, in Python
+            raise LibraryFailed(f"JAX rejected the file: {type(error).__name__}: {in_words(error)}") from error
 
 
 def _exported(file: ModelFile) -> Any:
@@ -126,7 +123,7 @@ class JaxExecution(FileExecution):
     def _run_once(self) -> str | None:
         try:
             self._results = [np.asarray(result) for result in self._call(*self._arguments)]
-        except _FAILURES as error:
+        except Exception as error:  # noqa: BLE001 (as above)
             return in_words(error)
         return None
 

@@ -25,6 +25,7 @@ from burst.run_queue import give_way
 from driver.deadlines import overdue, passed, seconds_left
 from driver.errors import signal_name
 from driver.interface import BindOptions, Preparation
+from driver.nn import OutputInsufficientSize
 from driver.protocol.model_codec import decode, sealed
 from driver.protocol.rpc import failure
 from driver.service.fork_server import ForkServer
@@ -239,16 +240,21 @@ def _pass(channel: Channel) -> None:
 def run_once(prepared: PreparedModel, model: Model, fill: Fill = np.zeros, loop_timeout: float = RUN_SECONDS) -> None:
     """Run a model on zeros, or what `fill` makes; sizes that it leaves open are 1. Raise what the device raises."""
     graph = model.main
-    inputs = [_filled(graph.operands[i], fill) for i in graph.inputs]
-    outputs = [np.empty(0, np.uint8) for _ in graph.outputs]
-    bound = prepared.bind(inputs, outputs, BindOptions(loop_timeout))
-    if any(not is_sufficient for _, is_sufficient in bound.shapes):
-        pairs = zip(bound.shapes, (graph.operands[i] for i in graph.outputs), strict=True)
-        sizes = [math.prod(shape) * operand.type.element_size for (shape, _), operand in pairs]
-        if sum(sizes) > _MOST_BYTES:
+    inputs, options = [_filled(graph.operands[i], fill) for i in graph.inputs], BindOptions(loop_timeout)
+    sizes = [graph.operands[i].type.element_size for i in graph.outputs]
+    shapes = prepared.bind(inputs, [np.empty(0, np.uint8) for _ in sizes], options).shapes
+    while True:
+        room = [math.prod(shape) * size for (shape, _), size in zip(shapes, sizes, strict=True)]
+        if sum(room) > _MOST_BYTES:
             return
-        bound = prepared.bind(inputs, [np.empty(size, np.uint8) for size in sizes], BindOptions(loop_timeout))
-    bound.run()
+        try:
+            prepared.bind(inputs, [np.empty(nbytes, np.uint8) for nbytes in room], options).run()
+        except OutputInsufficientSize as error:  # what was open is known now
+            if error.shapes == shapes:
+                raise
+            shapes = error.shapes
+        else:
+            return
 
 
 def _filled(operand: Operand, fill: Fill) -> NDArray[Any]:

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
-from enemy import add
+from enemy import plus_one
 from mutant_files import FAILS, FAULT, NAMED, REFUSED, RUNS, checked
 from mutants import RealMutants
 from waiting import until
@@ -75,7 +75,7 @@ class Bringer:
             try:
                 self._device.close()
                 self._device = driver.connect(self._address)
-                with self._device.prepare(add()) as prepared:
+                with self._device.prepare(plus_one(self._device)) as prepared:
                     return bool((prepared.run(np.ones(4, np.float32))[0] == 2).all())
             except NAMED:
                 return False

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgpack
@@ -25,6 +26,14 @@ from driver.protocol.rpc import PROTOCOL, call
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from driver.client.device import RemoteDevice
+
+IMPORTERS = Path(__file__).parents[1] / "driver/importers"
+INCREMENTS = {
+    "jax": IMPORTERS / "jax_files/increment.jax",
+    "torch": IMPORTERS / "pt2_files/increment.pt2",
+}
+"""x + 1 for devices that run files alone; written by make_jax.py and make_pt2.py."""
 PATIENCE = 60.0  # seconds
 REFUSED = (BurstError, driver.DriverError, OSError, ValueError, MemoryError)
 """What an attack may meet; it goes on."""
@@ -183,6 +192,11 @@ def add(n: int = 4, constant: float = 1.0) -> driver.Model:
     m = driver.ModelBuilder()
     m.output(m.operation("ADD", m.input("float32", (n,)), np.full(1, constant, np.float32), 0))
     return m.build()
+
+
+def plus_one(device: RemoteDevice) -> driver.Model:
+    """x + 1, of 4 floats, in the form that the device runs."""
+    return driver.load(INCREMENTS[device.name]) if device.name in INCREMENTS else add()
 
 
 def chain(operations: int, constant: float = 1.0) -> driver.Model:

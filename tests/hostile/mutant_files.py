@@ -18,6 +18,7 @@ import sys
 import traceback
 from collections import Counter
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,8 @@ class MutantLoader:
     def __init__(self, kind: str, seed: int) -> None:
         """Fork the server of those processes. No thread may exist."""
         self.mutants = RealMutants(kind, seed)
-        device = device_class(RUNTIMES[kind])(threads=1)
+        made = device_class(RUNTIMES[kind])
+        device = made(threads=1) if "threads" in signature(made).parameters else made()
         self._server = ForkServer(device, partial(_take, device, self.mutants), ROOM)
         self.outcomes = Counter[str]()
         self.deadly: list[int] = []  #: mutants that ended their process, or would not end

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
-from enemy import chain, memfd
+from enemy import chain, memfd, plus_one
 from waiting import until
 
 import driver
@@ -51,7 +51,7 @@ class Tenant:
     def __init__(self, address: str) -> None:
         self._address = address
         self._device = driver.connect(address)
-        self._prepared = self._device.prepare(chain(1))
+        self._prepared = self._device.prepare(plus_one(self._device))
         self._burst = self._prepared.burst()
         self._burst.run(X)
 

@@ -97,9 +97,9 @@ def _elements(tables, name):
 class Mutator:
     """Edits that know that a flatbuffer is made of 32-bit offsets and counts, 16-bit vtables, and other numbers."""
 
-    def __init__(self, seed, files, large=()):
-        """large: files of which a smaller share of the mutants is made."""
-        self._random, self._all = random.Random(seed), [[(f, places(f)) for f in kind] for kind in (files, large)]
+    def __init__(self, seed, files, large=(), where=places):
+        """large: files of which a smaller share of the mutants is made. where: gives the places of a file's words."""
+        self._random, self._all = random.Random(seed), [[(f, where(f)) for f in kind] for kind in (files, large)]
         self._files = self._all[0]
         self._numbers = []
         self._edits = [self._flip, self._byte, self._edge, self._nudge, self._copy, self._half, self._cut, self._splice]

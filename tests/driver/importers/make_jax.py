@@ -23,6 +23,7 @@ def main():
     complex_ = jax.ShapeDtypeStruct((2,), jnp.complex64)
     made = {
         "trees": export.export(jax.jit(trees))(x, weights, scale=scale),
+        "increment": export.export(jax.jit(lambda x: x + 1))(jax.ShapeDtypeStruct((4,), floats)),
         "complex": export.export(jax.jit(jnp.conj))(complex_),
     }
     for name, exported in made.items():

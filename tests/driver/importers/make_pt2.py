@@ -1,4 +1,4 @@
-"""Writes the .pt2 file of the tests, which need no PyTorch: python tests/driver/importers/make_pt2.py, PyTorch 2.13."""
+"""Writes the .pt2 files of the tests, which need no PyTorch: python tests/driver/importers/make_pt2.py, with 2.13."""
 
 import io
 from pathlib import Path
@@ -20,13 +20,24 @@ class Trees(torch.nn.Module):
         return {"logits": self.linear(x) * scale + self.offset, "more": (x.sum(), [x.to(torch.bfloat16)])}
 
 
+class Increment(torch.nn.Module):
+    """x + 1."""
+
+    def forward(self, x):
+        return x + 1
+
+
 def main():
     sizes = {"x": {0: torch.export.Dim("batch")}, "scale": None}
-    program = torch.export.export(Trees(), (torch.ones(3, 8), torch.ones(())), dynamic_shapes=sizes)
+    write("trees", torch.export.export(Trees(), (torch.ones(3, 8), torch.ones(())), dynamic_shapes=sizes))
+    write("increment", torch.export.export(Increment(), (torch.ones(4),)))
+
+
+def write(name, program):
     made = io.BytesIO()
     torch.export.save(program, made)
     without_paths = Pt2Archive(made.getbuffer()).cleaned()
-    (Path(__file__).parent / "pt2_files" / "trees.pt2").write_bytes(without_paths.getvalue())
+    (Path(__file__).parent / "pt2_files" / f"{name}.pt2").write_bytes(without_paths.getvalue())
 
 
 if __name__ == "__main__":
