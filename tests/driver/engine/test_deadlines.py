@@ -685,8 +685,8 @@ class TestPreparation:
                     deadlines.check("preparing")
 
         assert isinstance(outcome(lambda: given_up(0, 0)), MissedDeadlinePersistent)
-        assert isinstance(outcome(lambda: given_up(0, 10**12)), MissedDeadlineTransient)
-        assert isinstance(outcome(lambda: given_up(10**11, 10**12)), MissedDeadlineTransient)
+        assert isinstance(outcome(lambda: given_up(0, 10**9)), MissedDeadlineTransient)
+        assert isinstance(outcome(lambda: given_up(10**8, 10**9)), MissedDeadlineTransient)
 
 
 def prepare_nothing(estimates, known):
