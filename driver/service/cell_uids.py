@@ -7,20 +7,26 @@ The broker needs CAP_SETUID and CAP_SETGID to begin such a cell, and CAP_KILL to
 filter lets it become an account of the range, without supplementary groups, and no other one. A cell has none of them.
 
 Each uid has a home, which is made before the device listens. An account's first cell gets one that is free: its name
-becomes the account's number, so its next cells have the same uid, and the records there. What a cell needs of the
-configuration of the device's account, it reads before it changes its uid, and writes into its home.
+becomes the account's number, so its next cells have the same uid, and the records there. Their folder has the lock of
+all devices of the account, and none but the account ever writes to either. What a cell needs of the configuration of
+the device's account, it reads before it changes its uid, and writes into its home.
+
+A subordinate uid (/etc/subuid) has the home of its owner, who could otherwise come as 65536 accounts and take all.
 """
 
 from __future__ import annotations
 
 import errno
+import grp
 import os
+import pwd
 import re
 import shutil
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory, mkstemp
 from typing import TYPE_CHECKING
 
 from driver.config import home, in_home, listed_home, move_to
@@ -39,8 +45,13 @@ if TYPE_CHECKING:
 CAPABILITIES = 1 << 5 | 1 << 6 | 1 << 7
 """CAP_KILL, CAP_SETGID and CAP_SETUID."""
 
-_HOMES, _CONFIGURATION, _FREE = ".local/state/burst-cells", ".config/burst", "free-"
+_HOMES, _CONFIGURATION = ".local/state/burst-cells", ".config/burst"
+_FREE, _NEW = "free-", "new-"
 _MOST, _LAST = 4096, 2**31
+_EXAMPLE = "2100000000-2100000063"
+"""Unused in the table of https://systemd.io/UIDS-GIDS, and above what useradd, containers and SSSD give."""
+
+_SUBORDINATE = Path("/etc/subuid"), Path("/etc/subgid")
 _DUMPABLE = 4
 
 _prctl = function("prctl", "int(*)(int option, unsigned long value)")
@@ -54,9 +65,44 @@ def uids_in(text: str) -> range:
     if not 0 < len(uids) <= _MOST or not 0 < uids[0] <= uids[-1] < _LAST or os.getuid() in uids:
         raise DeviceFailed(
             f"--uids {text}: must be FIRST-LAST, up to {_MOST} numbers that no account has as uid or gid, one for each "
-            "account that is served, such as 200000-200063"
+            f"account that is served, such as {_EXAMPLE}"
         )
     return uids
+
+
+def taken(uids: range, group: int | None) -> str:
+    """Say what has one of these numbers already, of what this machine's tables list; "" if nothing does.
+
+    `group`: that is served.
+    """
+    found = [(each.pw_uid, f"the account {each.pw_name}") for each in pwd.getpwall()]
+    found += [(each.gr_gid, f"the group {each.gr_name}") for each in grp.getgrall()]
+    found += [(each, "a group that this device has or is served to") for each in (os.getgid(), group) if each]
+    for number, whose in found:
+        if number in uids:
+            return f"{number} is {whose}"
+    for path in _SUBORDINATE:
+        for owner, numbers in _subordinate(path):
+            if numbers.start < uids.stop and uids.start < numbers.stop:
+                return f"{max(uids.start, numbers.start)} is a subordinate number of {owner} in {path}"
+    return ""
+
+
+def _subordinate(path: Path) -> list[tuple[str, range]]:
+    """Return the accounts of such a table, by name or number, and what they own. Other lines are left out."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return []
+    rows = re.findall(r"^([^:#\s]+):(\d+):(\d+)\s*$", text, re.MULTILINE)
+    return [(owner, range(int(first), int(first) + int(count))) for owner, first, count in rows]
+
+
+def _number(account: str) -> int | None:
+    """Return the uid of an account that a table names so or by its number; None if there is none."""
+    with suppress(KeyError):
+        return int(account) if account.isdecimal() else pwd.getpwnam(account).pw_uid
+    return None
 
 
 class CellUids:
@@ -65,11 +111,19 @@ class CellUids:
     def __init__(self, uids: range, home: Path) -> None:
         """`home`: of the device's account, in which those of the cells are."""
         self._uids, self.homes = uids, home / _HOMES
+        self._lock = self.homes / "lock"  # a folder, as `locked` takes one
+        rows = [(_number(owner), numbers) for owner, numbers in _subordinate(_SUBORDINATE[0])]
+        self._subordinate = [(owner, numbers) for owner, numbers in rows if owner]
 
     @classmethod
-    def prepare(cls, text: str) -> None:
-        """Make the homes that are missing for a range. Raise DeviceFailed where no cell could begin."""
+    def prepare(cls, text: str, group: int | None = None) -> None:
+        """Make the homes that are missing for a range. Raise DeviceFailed where no cell could begin.
+
+        `group`: that is served.
+        """
         uids = uids_in(text)
+        if whose := taken(uids, group):
+            raise DeviceFailed(f"--uids {text}: {whose}: use numbers that nobody has, such as {_EXAMPLE}")
         if not sandbox.has_capabilities(CAPABILITIES):
             raise DeviceFailed(
                 f"--uids {text}: uid {os.getuid()} lacks CAP_SETUID, CAP_SETGID or CAP_KILL: have systemd give them by "
@@ -79,24 +133,21 @@ class CellUids:
         try:
             found._make_folder()
             found._check_reach()
-            with locked(found.homes):
+            with locked(found._lock):
                 found._make_homes()
         except OSError as error:
             raise DeviceFailed(f"--uids {text}: the homes of cells cannot be made: {error}") from error
 
     def _make_folder(self) -> None:
-        for parent in reversed(self.homes.parents):
-            if not parent.exists():
-                parent.mkdir()
-                parent.chmod(0o711)
-        if not self.homes.exists():
-            with _as_group(self._uids[0]):
-                self.homes.mkdir()
-            self.homes.chmod(0o711)
+        for folder in (*reversed(self.homes.parents), self.homes):
+            if not folder.exists():
+                folder.mkdir()
+                folder.chmod(0o711)
+        self._lock.mkdir(0o700, exist_ok=True)
 
     def _check_reach(self) -> None:
-        paths = self.homes, *map(Path, (sys.prefix, sys.base_prefix, __file__))
-        folders = {folder for path in paths for folder in path.resolve().parents}
+        places = self.homes, Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parent
+        folders = {folder for path in map(Path.resolve, places) for folder in (path, *path.parents)}
         if closed := " ".join(sorted(str(folder) for folder in folders if not folder.stat().st_mode & 0o001)):
             raise DeviceFailed(
                 f"--uids: cells have to reach their homes and Python, but other accounts may not enter {closed}: "
@@ -104,23 +155,27 @@ class CellUids:
             )
 
     def _make_homes(self) -> None:
-        """Make those that are missing, as their uids, in a folder that the group of one of these may write to now."""
-        own, status, owners = os.getuid(), self.homes.stat(), self._owners()
-        if status.st_gid not in self._uids or not {*owners.values()} <= {*self._uids}:
-            words = f"was made for other numbers, such as {status.st_gid}: give these, too, or remove it"
+        made = {*self._owners().values()}
+        if others := sorted(made - {*self._uids}):
+            words = f"was made for other numbers, such as {others[0]}: give these, too, or remove it"
             raise DeviceFailed(f"--uids: {self.homes} {words}")
-        self.homes.chmod(0o771)
-        try:
-            with _as_group(status.st_gid):
-                for uid in sorted({*self._uids} - {*owners.values()}):
-                    _setfsuid(uid)
-                    (self.homes / f"{_FREE}{uid}").mkdir(0o700)
-        finally:
-            _setfsuid(own)
-            self.homes.chmod(0o711)
+        for uid in sorted({*self._uids} - made):
+            self._make_home(uid)
+
+    def _make_home(self, uid: int) -> None:
+        """Make one as its uid, in a folder of its gid, and move it from there: no cell may write to that of all."""
+        with _as_group(uid), TemporaryDirectory(dir=self.homes, prefix=_NEW) as name:
+            folder = Path(name)
+            folder.chmod(0o770)
+            with _as_owner(uid):
+                (folder / "home").mkdir()
+                (folder / "home").chmod(0o770)  # who moves a folder writes to it: this process, by the gid
+            (folder / "home").rename(self.homes / f"{_FREE}{uid}")
 
     def _owners(self) -> dict[str, int]:
-        return {entry.name: entry.stat(follow_symlinks=False).st_uid for entry in os.scandir(self.homes)}
+        """Return the uids of all homes by their names. What else is there is this account's."""
+        found = {entry.name: entry.stat(follow_symlinks=False).st_uid for entry in os.scandir(self.homes)}
+        return {name: uid for name, uid in found.items() if uid != os.getuid()}
 
     @property
     def rules(self) -> Rules:
@@ -131,22 +186,41 @@ class CellUids:
         """Have an account own a home, before its cell is forked. Raise OSError where none is left."""
         if account in self._uids:
             raise PermissionError(f"uid {account} is one of the device's cells")
-        with locked(self.homes):  # other devices of this account have their cells there, too
-            owners = self._owners()
-            if str(account) in owners:
+        if self._has_home(account):
+            return
+        with locked(self._lock):  # other devices of this account have their cells there, too
+            if self._has_home(account):
                 return
-            free = next((name for name in sorted(owners) if name.startswith(_FREE)), None)
-            if free is None:
-                words = f"all {len(self._uids)} uids for accounts are taken; serve the device with more --uids"
+            owners = self._owners()
+            free = (name for name in sorted(owners) if name.startswith(_FREE) and owners[name] in self._uids)
+            if (name := next(free, None)) is None:
+                words = (
+                    f"all {len(self._uids)} uids for accounts are taken; serve the device with more --uids, or stop "
+                    f"all devices of its account, remove what nobody needs from {self.homes} as root, and start them"
+                )
                 raise OSError(errno.EUSERS, words)
-            (self.homes / free).rename(self.homes / str(account))
+            (self.homes / name).rename(self._home_of(account))
+
+    def _has_home(self, account: int) -> bool:
+        try:
+            uid = self._home_of(account).stat().st_uid
+        except FileNotFoundError:
+            return False
+        if uid not in self._uids:
+            raise PermissionError(f"another device gave it uid {uid}: serve this one with the same --uids")
+        return True
+
+    def _home_of(self, account: int) -> Path:
+        """Return the home of an account, which may not be there yet."""
+        owners = {owner for owner, numbers in self._subordinate if account in numbers}
+        return self.homes / str(owners.pop() if len(owners) == 1 else account)
 
     def become(self, account: int) -> None:
         """Take the uid and the home of that account's cells, in a new process with one thread. Raise OSError.
 
         It ends with its parent, as before.
         """
-        folder, parent = self.homes / str(account), os.getppid()
+        folder, parent = self._home_of(account), os.getppid()
         uid, configuration = folder.stat().st_uid, _files_in(in_home(f"~/{_CONFIGURATION}"))
         move_to(folder)
         os.setgroups([])
@@ -171,6 +245,19 @@ def _as_group(gid: int) -> Iterator[None]:
         os.setegid(own)
 
 
+@contextmanager
+def _as_owner(uid: int) -> Iterator[None]:
+    """Reach files as that account, and make files of it, within the block."""
+    own = os.geteuid()
+    _setfsuid(uid)
+    try:
+        if _setfsuid(uid) != uid:  # it returns the one before, also where it has refused
+            raise PermissionError(f"this process may not make files of uid {uid}")
+        yield
+    finally:
+        _setfsuid(own)
+
+
 def _files_in(folder: Path) -> dict[Path, bytes]:
     """Return the contents of files by their paths in a folder; those that cannot be read are not there."""
     readable = (path for path in folder.rglob("*") if path.is_file() and os.access(path, os.R_OK))
@@ -178,8 +265,34 @@ def _files_in(folder: Path) -> dict[Path, bytes]:
 
 
 def _write(folder: Path, files: dict[Path, bytes]) -> None:
-    """Have these files alone in a folder."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Have these files alone in the folder of the configuration in a cell's home, as its uid.
+
+    What a cell has left there is replaced and never opened: it may be a link, or a pipe that nobody reads. Another cell
+    of the same uid finds old files or new ones. It can have them written elsewhere, where that uid may write anyway.
+    """
+    folders = {parent for path in files for parent in path.parents}
+    for parent in (folder.parent, folder):
+        if not _is_folder(parent):
+            _remove(parent)
+        parent.mkdir(exist_ok=True)
+    for above, below, names in os.walk(folder):
+        for found in (Path(above) / name for name in (*below, *names) if not name.startswith(_NEW)):
+            if found.relative_to(folder) not in (folders if _is_folder(found) else files):
+                _remove(found)
     for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(content)
+        fd, made = mkstemp(dir=(folder / path).parent, prefix=_NEW)
+        with open(fd, "wb") as file:
+            file.write(content)
+        os.replace(made, folder / path)
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _remove(path: Path) -> None:
+    if _is_folder(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -59,7 +59,8 @@ CELL_LINGER = 5.0
 _MOST_ENDS, _WITHIN = 10, 60.0  # of a service that is started again; seconds
 _CAPABILITIES = "CAP_SETUID CAP_SETGID CAP_KILL"
 _FOR_UIDS = {
-    "CapabilityBoundingSet=": f"CapabilityBoundingSet={_CAPABILITIES}\nAmbientCapabilities={_CAPABILITIES}",
+    "CapabilityBoundingSet=": f"CapabilityBoundingSet={_CAPABILITIES}\nAmbientCapabilities={_CAPABILITIES}\n"
+    "# With these, it loads no module from the account's home.\nEnvironment=PYTHONNOUSERSITE=1",
     "StateDirectoryMode=0700": "# Cells go through it to their homes.\nStateDirectoryMode=0711",
 }
 """What the unit has in place of these lines where cells have uids of their own."""
@@ -96,7 +97,7 @@ def serve(
     gid = None if group is None else _gid(group)
     os.umask(0o077)
     if uids:
-        CellUids.prepare(uids)
+        CellUids.prepare(uids, gid)
     place = discovery.Place(_checked(folder.absolute(), gid), discovery.short_name(name), "use a shorter --dir")
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until the service can take them
     exposed = None if metrics is None else _exposed(metrics, gid)
@@ -135,6 +136,7 @@ def main() -> None:
         of_cells, listener = CellUids(uids_in(uids), home()) if uids else None, socket.socket(fileno=fd)
         broke(name, listener, place, stop, metrics_fd=metrics_fd, monitored=monitored, cell_uids=of_cells)
     if device_class(name).asked_apart:
+        sandbox.keep_capabilities(sandbox.OF_CELLS)  # it begins no cells
         stay(name, place, fd)
     options = ServiceOptions(None, is_open, stop, on_start=monitored, files_of_others=files_of_others)
     run(name, ListeningSocket(socket.socket(fileno=fd), place), place, options)
@@ -370,7 +372,8 @@ def _become(name: str, place: discovery.Place, fds: Sequence[int], uids: str, *f
     os.chdir("/")
     said = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     environment = discovery.environment(place.socket.parent) | {"HOME": str(listed_home() or home())} | said
-    words = [sys.executable, "-P", "-c", _RUN, name, *map(str, (*fds, uids, *flags))]
+    own = ["-s"] if uids else []  # with capabilities, nothing from the account's home
+    words = [sys.executable, "-P", *own, "-c", _RUN, name, *map(str, (*fds, uids, *flags))]
     os.execve(sys.executable, words, environment)  # noqa: S606
 
 

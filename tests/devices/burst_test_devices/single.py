@@ -15,6 +15,12 @@ class Accelerator(ReferenceDevice):
     name, type = "accelerator", "ACCELERATOR"
 
 
+class Apart(Accelerator):
+    """One that is asked in a process of its own what it supports, as the driver of a shared library is."""
+
+    asked_apart = True
+
+
 class Filer(FilerDevice):
     """The device that does what its files say, with one engine."""
 

@@ -1,8 +1,11 @@
 """`burst serve --group --uids`: the cell of each other account has a uid of its own."""
 
 import contextlib
+import grp
 import json
 import os
+import pwd
+import re
 import signal
 import socket
 import subprocess
@@ -20,9 +23,10 @@ import driver
 from driver.cli.command import burst as command
 from driver.doctor import running
 from driver.errors import DeviceFailed
-from driver.service.cell_uids import uids_in
+from driver.service import cell_uids
+from driver.service.cell_uids import CellUids, uids_in
 
-FIRST, SECOND, LAST = 720000, 720001, 720008
+FIRST, SECOND, LAST = 2100000000, 2100000001, 2100000008
 UIDS = "--group", GROUP, "--uids", f"{FIRST}-{LAST}"
 NEEDED = "setuid", "setgid", "kill"
 HELPERS = str(Path(__file__).parents[1])
@@ -73,19 +77,20 @@ def test_each_cell_has_a_uid_of_its_own(members, broker):
     (line,) = Path(f"/proc/{broker[1].pid}/task/{broker[1].pid}/children").read_text().splitlines()
     assert {int(status(pid)["CapPrm"], 16) for pid in line.split()} == {0}  # that which closes sockets, too
     assert int(status(broker[1].pid)["CapPrm"], 16) == 0b111 << 5
+    assert b"-s" in Path(f"/proc/{broker[1].pid}/cmdline").read_bytes().split(b"\0")  # nothing of the user's site
 
 
-ATTACKS = """
+ATTACKS = f"""
 import os, signal, sys
 for pid in map(int, sys.argv[1].split(",")):
-    for name, attack in {
+    for name, attack in {{
         "signal": lambda: os.kill(pid, 0),
         "slow down": lambda: os.setpriority(os.PRIO_PROCESS, pid, 19),
         "limit": lambda: __import__("resource").prlimit(pid, 7, (1, 1)),
-        "read the memory": lambda: open(f"/proc/{pid}/mem", "rb"),
-        "read the environment": lambda: open(f"/proc/{pid}/environ", "rb").read(),
-        "list the descriptors": lambda: os.listdir(f"/proc/{pid}/fd"),
-    }.items():
+        "read the memory": lambda: open(f"/proc/{{pid}}/mem", "rb"),
+        "read the environment": lambda: open(f"/proc/{{pid}}/environ", "rb").read(),
+        "list the descriptors": lambda: os.listdir(f"/proc/{{pid}}/fd"),
+    }}.items():
         try:
             attack()
             print(name, pid)
@@ -96,11 +101,16 @@ for home in sys.argv[2:]:
         print(os.listdir(home))
     except PermissionError:
         pass
-try:
-    os.mkdir(os.path.dirname(home) + "/1")
-    print("made a home")
-except PermissionError:
-    pass
+for name, attack in {{
+    "make a home": lambda: os.mkdir(home + "/1"),
+    "take a free one": lambda: os.rename(home + "/free-{LAST}", home + "/1"),
+    "hold the lock": lambda: os.open(home + "/lock", os.O_RDONLY),
+}}.items():
+    try:
+        attack()
+        print(name)
+    except PermissionError:
+        pass
 """
 
 
@@ -208,6 +218,166 @@ def test_an_account_has_its_uid_and_its_records_again(accounts, process):
             assert "is quarantined on this device" in accounts[1].do(*again_)
             assert os.stat(f"/proc/{accounts[1].do(PIDS)[1]}").st_uid == SECOND
             assert accounts[1].do("device.close()") is None
+
+
+@pytest.mark.integration
+def test_another_device_that_starts_while_cells_run(accounts):
+    """Another device of the same account may begin while a cell runs, with a range that has grown, and gives an account
+    the uid that it has. What it gave beyond the range of the first is refused there, with the remedy.
+    """
+    with folder() as path, again(path, "--group", GROUP, "--uids", f"{FIRST}-{FIRST}") as first:
+        assert accounts[0].do(CONNECT.format(first)) is None
+        grown = served(path / "2", *UIDS, account=(0, GROUP), under=with_capabilities(*NEEDED))
+        with grown:
+            second = f"{path}/2/reference.sock"
+            for client, uid in zip(accounts[:2], (FIRST, SECOND), strict=True):
+                assert client.do(f"other = driver.connect({second!r})") is None
+                pid = client.do("out = other.engine_pid")
+                assert os.stat(f"/proc/{pid}").st_uid == uid
+            said = accounts[1].do(CONNECT.format(first))
+            assert f"another device gave it uid {SECOND}: serve this one with the same --uids" in said
+            assert accounts[0].do("out = prepared.run(X)[0].tolist()") == [[2.0] * 4]
+            assert [client.do("other.close()") for client in accounts[:2]] == [None, None]
+        assert accounts[0].do("device.close()") is None
+
+
+@pytest.fixture
+def prepared(monkeypatch):
+    """Makes the homes of a range, as root, and returns them with their folder."""
+    if os.geteuid():
+        pytest.skip("only root may become other accounts")
+    with folder() as path:
+        monkeypatch.setattr(cell_uids, "listed_home", lambda: path)
+        monkeypatch.setattr(CellUids, "_check_reach", lambda _: None)
+
+        def prepare(last):
+            CellUids.prepare(f"{FIRST}-{last}")
+            return CellUids(range(FIRST, last + 1), path)
+
+        yield prepare
+
+
+def test_no_cell_may_write_to_the_folder_while_homes_are_made(prepared, monkeypatch):
+    """At no moment of a first start, or of a later one, may others than the account write to the folder of homes."""
+    modes, become, place = set(), cell_uids._setfsuid, prepared(FIRST).homes
+
+    def watched(uid):
+        modes.add(place.stat().st_mode & 0o777)
+        return become(uid)
+
+    monkeypatch.setattr(cell_uids, "_setfsuid", watched)
+    prepared(LAST)
+    assert modes == {0o711}
+    owners = {path.name: path.stat().st_uid for path in place.glob("free-*")}
+    assert owners == {f"free-{uid}": uid for uid in range(FIRST, LAST + 1)}
+    assert {path.name for path in place.iterdir()} == {*owners, "lock"}
+
+
+def test_what_the_kernel_does_not_do_is_told(prepared, monkeypatch):
+    """Where the kernel lets no files be made as another account, which it does not say, no home has the wrong owner."""
+    monkeypatch.setattr(cell_uids, "_setfsuid", lambda _: 0)
+    with pytest.raises(DeviceFailed, match=f"may not make files of uid {FIRST}"):
+        prepared(FIRST)
+
+
+def test_subordinate_uids_have_the_home_of_their_owner(prepared, monkeypatch, tmp_path):
+    """Who owns subordinate uids uses up one uid of the range, not one for each of them."""
+    table = tmp_path / "subuid"
+    table.write_text(f"# owners\n{FRIEND}:300000:65536\nnobody-has-this-name:400000:65536\nodd\n")
+    monkeypatch.setattr(cell_uids, "_SUBORDINATE", (table, tmp_path / "none"))
+    cells = prepared(SECOND)
+    for account in (300000, 300001, 365535, FRIEND, 400000):
+        cells.assign(account)
+    assert {path.name: path.stat().st_uid for path in cells.homes.glob("[0-9f]*")} == {
+        str(FRIEND): FIRST,
+        "400000": SECOND,
+    }
+    with pytest.raises(OSError, match=r"all 2 uids for accounts are taken; .* remove what nobody needs from"):
+        cells.assign(OTHER)
+
+
+def test_numbers_that_something_has_are_refused(monkeypatch, tmp_path):
+    """A range that has a number of an account, a group, a table of subordinate ones or the group that is served is
+    refused, and told which, before anything is made; an example is not.
+    """
+    subuid, subgid = tmp_path / "subuid", tmp_path / "subgid"
+    subuid.write_text("alice:100000:65536\n")
+    subgid.write_text("bob:300000:65536\n")
+    monkeypatch.setattr(cell_uids, "_SUBORDINATE", (subuid, subgid))
+    monkeypatch.setattr(grp, "getgrall", lambda: [grp.struct_group(("staff", "x", 1999999999, []))])
+    account = pwd.getpwall()[-1]
+    for uids, served_group, words in (
+        ((account.pw_uid, account.pw_uid), None, f"{account.pw_uid} is the account {account.pw_name}"),
+        ((1999999990, 1999999999), None, "1999999999 is the group staff"),
+        ((FIRST, LAST), LAST, f"{LAST} is a group that this device has or is served to"),
+        ((165535, 165540), None, f"165535 is a subordinate number of alice in {subuid}"),
+        ((299999, 300000), None, f"300000 is a subordinate number of bob in {subgid}"),
+    ):
+        with pytest.raises(DeviceFailed, match=re.escape(f"{words}: use numbers that nobody has, such as")):
+            CellUids.prepare("{}-{}".format(*uids), served_group)
+    assert not cell_uids.taken(uids_in(cell_uids._EXAMPLE), None)
+
+
+def test_python_has_to_be_within_reach(monkeypatch):
+    """An environment that other accounts may not enter is refused, not only a folder above it."""
+    with folder() as path:
+        (path / "venv").mkdir(0o700)
+        monkeypatch.setattr(sys, "prefix", f"{path}/venv")
+        cells = CellUids(range(FIRST, LAST), path)
+        cells._make_folder()
+        with pytest.raises(DeviceFailed, match=f"may not enter .*{path}/venv"):
+            cells._check_reach()
+
+
+@pytest.mark.parametrize(
+    "left", ["nothing", "a link above", "a link", "a link to a file", "a pipe", "a folder", "more"]
+)
+def test_what_a_cell_left_in_its_configuration(tmp_path, left):
+    """The configuration is written in place of what a cell has left there, and nothing else is touched by that."""
+    elsewhere, home = tmp_path / "elsewhere", tmp_path / "home"
+    (elsewhere / "burst").mkdir(parents=True)
+    (elsewhere / "kept").write_text("kept")
+    configured = home / ".config/burst"
+    if left == "a link above":
+        home.mkdir()
+        (home / ".config").symlink_to(elsewhere)
+    elif left == "a link":
+        (home / ".config").mkdir(parents=True)
+        configured.symlink_to(elsewhere)
+    else:
+        (configured / "deep").mkdir(parents=True)
+    file = configured / "limits.toml"
+    if left == "a link to a file":
+        file.symlink_to(elsewhere / "kept")
+        (configured / "deep").rmdir()
+        (configured / "deep").symlink_to(elsewhere)
+    elif left == "a pipe":
+        os.mkfifo(file)
+    elif left == "a folder":
+        (file / "within").mkdir(parents=True)
+    elif left == "more":
+        (configured / "more/kept").mkdir(parents=True)
+        (configured / "litert.toml").write_text("left")
+    files = {Path("limits.toml"): b"limits", Path("deep/1.json"): b"1"}
+    cell_uids._write(configured, files)
+    assert cell_uids._files_in(configured) == files
+    assert {path.relative_to(configured) for path in configured.rglob("*")} == {*files, Path("deep")}
+    assert list(home.iterdir()) == [home / ".config"]
+    assert not (home / ".config").is_symlink()
+    assert sorted(elsewhere.iterdir()) == [elsewhere / "burst", elsewhere / "kept"]
+    assert (elsewhere / "kept").read_text() == "kept"
+    assert not list((elsewhere / "burst").iterdir())
+
+
+@pytest.mark.integration
+def test_a_device_that_stays_has_no_capabilities(accounts):
+    """What starts the service of a device with one engine again begins no cells, and keeps no capability."""
+    with foreign(*UIDS, device="burst_test_devices.single:Apart", capabilities=NEEDED) as (address, first):
+        assert accounts[0].do(CONNECT.format(address)) is None
+        service = accounts[0].do("out = device.service_pid")
+        assert service != first.pid
+        assert [int(status(pid)["CapPrm"], 16) for pid in (first.pid, service)] == [0, 0]
+        assert accounts[0].do("device.close()") is None
 
 
 @pytest.mark.integration
@@ -359,9 +529,12 @@ def test_a_range_is_for_a_group():
 
 
 def test_the_unit_of_a_range():
-    """`--unit --uids` prints the unit with the three capabilities, the option, and a home that cells may go through."""
+    """`--unit --uids` prints the unit with the three capabilities, the option, and a home that cells may go through but
+    from which Python loads nothing.
+    """
     done = CliRunner().invoke(command, ["serve", "--unit", "--uids", f"{FIRST}-{LAST}", "--group", "inference"])
     assert f" serve %i --group inference --uids {FIRST}-{LAST} $BURST_OPTIONS\n" in done.output
     for setting in ("CapabilityBoundingSet", "AmbientCapabilities"):
         assert f"\n{setting}=CAP_SETUID CAP_SETGID CAP_KILL\n" in done.output
     assert "\nStateDirectoryMode=0711\n" in done.output
+    assert "\nEnvironment=PYTHONNOUSERSITE=1\n" in done.output
