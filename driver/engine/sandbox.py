@@ -75,7 +75,7 @@ def enter_files(
     Returns True if all of the process is confined: the kernel can, and no library has a thread already.
     """
     global _active_abi  # noqa: PLW0603 (of the process, as what it stands for)
-    _end_idle_threads()
+    end_idle_threads()
     keep_capabilities(capabilities)
     if "ioctl" not in device.needs.system_calls:  # drivers of hardware lock memory that it reads
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
@@ -140,7 +140,7 @@ def bound_capabilities(kept: int) -> None:
             _prctl(_DROP_BOUND, number, 0, 0, 0)
 
 
-def _end_idle_threads() -> None:
+def end_idle_threads() -> None:
     """End the threads of numpy's linear algebra, as before a fork; the library starts others when it needs them."""
     if _threads() > 1:
         if pid := os.fork():

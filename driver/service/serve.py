@@ -99,6 +99,7 @@ def serve(
     if uids:
         CellUids.prepare(uids, gid)
     place = discovery.Place(_checked(folder.absolute(), gid), discovery.short_name(name), "use a shorter --dir")
+    sandbox.end_idle_threads()  # which would take the signals
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until the service can take them
     exposed = None if metrics is None else _exposed(metrics, gid)
     listener = _listener(name, place, gid)

@@ -170,6 +170,30 @@ def test_refuses_folders(refused):
         assert list(run.iterdir()) == []
 
 
+MASKS = """
+import os, sys
+from pathlib import Path
+import numpy  # and the threads of its linear algebra
+from driver.service.serve import serve
+
+def tell(*_):
+    for status in Path("/proc/self/task").glob("*/status"):
+        print(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigBlk")))
+    sys.stdout.flush()
+    os._exit(0)
+
+serve("reference", Path(sys.argv[1]), tell=tell)
+"""
+
+
+def test_it_can_be_ended_as_soon_as_it_tells_where_it_is():
+    """A signal that comes before the service can take it waits: no thread lets it end the process, with its socket."""
+    with folder() as path:
+        said = subprocess.check_output([sys.executable, "-c", MASKS, path / "run"], text=True)
+    both = 1 << signal.SIGTERM - 1 | 1 << signal.SIGINT - 1
+    assert {int(mask, 16) & both for mask in said.split()} == {both}
+
+
 @pytest.mark.integration
 def test_tells_programs_where_it_is_served():
     """--json: one line, when clients may connect, and nothing after it."""
