@@ -21,12 +21,11 @@ import grp
 import os
 import pwd
 import re
-import shutil
 import signal
 import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkstemp
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from driver.config import home, in_home, listed_home, move_to
@@ -35,6 +34,7 @@ from driver.engine.cache.blobs import locked
 from driver.engine.call_rules import becoming
 from driver.errors import DeviceFailed
 from driver.libc import function
+from driver.service.cell_configuration import files_in, write
 from driver.service.fork_server import end_with_parent
 
 if TYPE_CHECKING:
@@ -48,14 +48,16 @@ CAPABILITIES = 1 << 5 | 1 << 6 | 1 << 7
 _HOMES, _CONFIGURATION = ".local/state/burst-cells", ".config/burst"
 _FREE, _NEW = "free-", "new-"
 _MOST, _LAST = 4096, 2**31
-_EXAMPLE = "2100000000-2100000063"
+EXAMPLE = "2100000000-2100000063"
 """Unused in the table of https://systemd.io/UIDS-GIDS, and above what useradd, containers and SSSD give."""
 
-_SUBORDINATE = Path("/etc/subuid"), Path("/etc/subgid")
+SUBORDINATE = Path("/etc/subuid"), Path("/etc/subgid")
+"""The tables of subordinate uids and gids."""
+
 _DUMPABLE = 4
 
 _prctl = function("prctl", "int(*)(int option, unsigned long value)")
-_setfsuid = function("setfsuid", "int(*)(unsigned int uid)")
+setfsuid = function("setfsuid", "int(*)(unsigned int uid)")
 
 
 def uids_in(text: str) -> range:
@@ -65,7 +67,7 @@ def uids_in(text: str) -> range:
     if not 0 < len(uids) <= _MOST or not 0 < uids[0] <= uids[-1] < _LAST or os.getuid() in uids:
         raise DeviceFailed(
             f"--uids {text}: must be FIRST-LAST, up to {_MOST} numbers that no account has as uid or gid, one for each "
-            f"account that is served, such as {_EXAMPLE}"
+            f"account that is served, such as {EXAMPLE}"
         )
     return uids
 
@@ -81,7 +83,7 @@ def taken(uids: range, group: int | None) -> str:
     for number, whose in found:
         if number in uids:
             return f"{number} is {whose}"
-    for path in _SUBORDINATE:
+    for path in SUBORDINATE:
         for owner, numbers in _subordinate(path):
             if numbers.start < uids.stop and uids.start < numbers.stop:
                 return f"{max(uids.start, numbers.start)} is a subordinate number of {owner} in {path}"
@@ -105,6 +107,17 @@ def _number(account: str) -> int | None:
     return None
 
 
+def check_reach(homes: Path) -> None:
+    """Raise DeviceFailed where other accounts cannot go through to the homes of cells, and to Python."""
+    places = homes, Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parent
+    folders = {folder for path in map(Path.resolve, places) for folder in (path, *path.parents)}
+    if closed := " ".join(sorted(str(folder) for folder in folders if not folder.stat().st_mode & 0o001)):
+        raise DeviceFailed(
+            f"--uids: cells have to reach their homes and Python, but other accounts may not enter {closed}: "
+            f"chmod o+x {closed}, or serve the device under another account"
+        )
+
+
 class CellUids:
     """The uids of one broker's cells."""
 
@@ -112,7 +125,7 @@ class CellUids:
         """`home`: of the device's account, in which those of the cells are."""
         self._uids, self.homes = uids, home / _HOMES
         self._lock = self.homes / "lock"  # a folder, as `locked` takes one
-        rows = [(_number(owner), numbers) for owner, numbers in _subordinate(_SUBORDINATE[0])]
+        rows = [(_number(owner), numbers) for owner, numbers in _subordinate(SUBORDINATE[0])]
         self._subordinate = [(owner, numbers) for owner, numbers in rows if owner]
 
     @classmethod
@@ -123,7 +136,7 @@ class CellUids:
         """
         uids = uids_in(text)
         if whose := taken(uids, group):
-            raise DeviceFailed(f"--uids {text}: {whose}: use numbers that nobody has, such as {_EXAMPLE}")
+            raise DeviceFailed(f"--uids {text}: {whose}: use numbers that nobody has, such as {EXAMPLE}")
         if not sandbox.has_capabilities(CAPABILITIES):
             raise DeviceFailed(
                 f"--uids {text}: uid {os.getuid()} lacks CAP_SETUID, CAP_SETGID or CAP_KILL: have systemd give them by "
@@ -132,7 +145,7 @@ class CellUids:
         found = cls(uids, listed_home() or home())
         try:
             found._make_folder()
-            found._check_reach()
+            check_reach(found.homes)
             with locked(found._lock):
                 found._make_homes()
         except OSError as error:
@@ -144,15 +157,6 @@ class CellUids:
                 folder.mkdir()
                 folder.chmod(0o711)
         self._lock.mkdir(0o700, exist_ok=True)
-
-    def _check_reach(self) -> None:
-        places = self.homes, Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parent
-        folders = {folder for path in map(Path.resolve, places) for folder in (path, *path.parents)}
-        if closed := " ".join(sorted(str(folder) for folder in folders if not folder.stat().st_mode & 0o001)):
-            raise DeviceFailed(
-                f"--uids: cells have to reach their homes and Python, but other accounts may not enter {closed}: "
-                f"chmod o+x {closed}, or serve the device under another account"
-            )
 
     def _make_homes(self) -> None:
         made = {*self._owners().values()}
@@ -221,7 +225,7 @@ class CellUids:
         It ends with its parent, as before.
         """
         folder, parent = self._home_of(account), os.getppid()
-        uid, configuration = folder.stat().st_uid, _files_in(in_home(f"~/{_CONFIGURATION}"))
+        uid, configuration = folder.stat().st_uid, files_in(in_home(f"~/{_CONFIGURATION}"))
         move_to(folder)
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -231,7 +235,7 @@ class CellUids:
         end_with_parent()  # the kernel forgets that, too, with the uid
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
-        _write(folder / _CONFIGURATION, configuration)
+        write(folder / _CONFIGURATION, configuration)
 
 
 @contextmanager
@@ -249,50 +253,10 @@ def _as_group(gid: int) -> Iterator[None]:
 def _as_owner(uid: int) -> Iterator[None]:
     """Reach files as that account, and make files of it, within the block."""
     own = os.geteuid()
-    _setfsuid(uid)
+    setfsuid(uid)
     try:
-        if _setfsuid(uid) != uid:  # it returns the one before, also where it has refused
+        if setfsuid(uid) != uid:  # it returns the one before, also where it has refused
             raise PermissionError(f"this process may not make files of uid {uid}")
         yield
     finally:
-        _setfsuid(own)
-
-
-def _files_in(folder: Path) -> dict[Path, bytes]:
-    """Return the contents of files by their paths in a folder; those that cannot be read are not there."""
-    readable = (path for path in folder.rglob("*") if path.is_file() and os.access(path, os.R_OK))
-    return {path.relative_to(folder): path.read_bytes() for path in readable}
-
-
-def _write(folder: Path, files: dict[Path, bytes]) -> None:
-    """Have these files alone in the folder of the configuration in a cell's home, as its uid.
-
-    What a cell has left there is replaced and never opened: it may be a link, or a pipe that nobody reads. Another cell
-    of the same uid finds old files or new ones. It can have them written elsewhere, where that uid may write anyway.
-    """
-    folders = {parent for path in files for parent in path.parents}
-    for parent in (folder.parent, folder):
-        if not _is_folder(parent):
-            _remove(parent)
-        parent.mkdir(exist_ok=True)
-    for above, below, names in os.walk(folder):
-        for found in (Path(above) / name for name in (*below, *names) if not name.startswith(_NEW)):
-            if found.relative_to(folder) not in (folders if _is_folder(found) else files):
-                _remove(found)
-    for path, content in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        fd, made = mkstemp(dir=(folder / path).parent, prefix=_NEW)
-        with open(fd, "wb") as file:
-            file.write(content)
-        os.replace(made, folder / path)
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
-
-
-def _remove(path: Path) -> None:
-    if _is_folder(path):
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+        setfsuid(own)

@@ -23,7 +23,7 @@ import driver
 from driver.cli.command import burst as command
 from driver.doctor import running
 from driver.errors import DeviceFailed
-from driver.service import cell_uids
+from driver.service import cell_configuration, cell_uids
 from driver.service.cell_uids import CellUids, uids_in
 
 FIRST, SECOND, LAST = 2100000000, 2100000001, 2100000008
@@ -248,7 +248,7 @@ def prepared(monkeypatch):
         pytest.skip("only root may become other accounts")
     with folder() as path:
         monkeypatch.setattr(cell_uids, "listed_home", lambda: path)
-        monkeypatch.setattr(CellUids, "_check_reach", lambda _: None)
+        monkeypatch.setattr(cell_uids, "check_reach", lambda _: None)
 
         def prepare(last):
             CellUids.prepare(f"{FIRST}-{last}")
@@ -259,13 +259,13 @@ def prepared(monkeypatch):
 
 def test_no_cell_may_write_to_the_folder_while_homes_are_made(prepared, monkeypatch):
     """At no moment of a first start, or of a later one, may others than the account write to the folder of homes."""
-    modes, become, place = set(), cell_uids._setfsuid, prepared(FIRST).homes
+    modes, become, place = set(), cell_uids.setfsuid, prepared(FIRST).homes
 
     def watched(uid):
         modes.add(place.stat().st_mode & 0o777)
         return become(uid)
 
-    monkeypatch.setattr(cell_uids, "_setfsuid", watched)
+    monkeypatch.setattr(cell_uids, "setfsuid", watched)
     prepared(LAST)
     assert modes == {0o711}
     owners = {path.name: path.stat().st_uid for path in place.glob("free-*")}
@@ -275,7 +275,7 @@ def test_no_cell_may_write_to_the_folder_while_homes_are_made(prepared, monkeypa
 
 def test_what_the_kernel_does_not_do_is_told(prepared, monkeypatch):
     """Where the kernel lets no files be made as another account, which it does not say, no home has the wrong owner."""
-    monkeypatch.setattr(cell_uids, "_setfsuid", lambda _: 0)
+    monkeypatch.setattr(cell_uids, "setfsuid", lambda _: 0)
     with pytest.raises(DeviceFailed, match=f"may not make files of uid {FIRST}"):
         prepared(FIRST)
 
@@ -284,7 +284,7 @@ def test_subordinate_uids_have_the_home_of_their_owner(prepared, monkeypatch, tm
     """Who owns subordinate uids uses up one uid of the range, not one for each of them."""
     table = tmp_path / "subuid"
     table.write_text(f"# owners\n{FRIEND}:300000:65536\nnobody-has-this-name:400000:65536\nodd\n")
-    monkeypatch.setattr(cell_uids, "_SUBORDINATE", (table, tmp_path / "none"))
+    monkeypatch.setattr(cell_uids, "SUBORDINATE", (table, tmp_path / "none"))
     cells = prepared(SECOND)
     for account in (300000, 300001, 365535, FRIEND, 400000):
         cells.assign(account)
@@ -303,7 +303,7 @@ def test_numbers_that_something_has_are_refused(monkeypatch, tmp_path):
     subuid, subgid = tmp_path / "subuid", tmp_path / "subgid"
     subuid.write_text("alice:100000:65536\n")
     subgid.write_text("bob:300000:65536\n")
-    monkeypatch.setattr(cell_uids, "_SUBORDINATE", (subuid, subgid))
+    monkeypatch.setattr(cell_uids, "SUBORDINATE", (subuid, subgid))
     monkeypatch.setattr(grp, "getgrall", lambda: [grp.struct_group(("staff", "x", 1999999999, []))])
     account = pwd.getpwall()[-1]
     for uids, served_group, words in (
@@ -315,7 +315,7 @@ def test_numbers_that_something_has_are_refused(monkeypatch, tmp_path):
     ):
         with pytest.raises(DeviceFailed, match=re.escape(f"{words}: use numbers that nobody has, such as")):
             CellUids.prepare("{}-{}".format(*uids), served_group)
-    assert not cell_uids.taken(uids_in(cell_uids._EXAMPLE), None)
+    assert not cell_uids.taken(uids_in(cell_uids.EXAMPLE), None)
 
 
 def test_python_has_to_be_within_reach(monkeypatch):
@@ -323,10 +323,8 @@ def test_python_has_to_be_within_reach(monkeypatch):
     with folder() as path:
         (path / "venv").mkdir(0o700)
         monkeypatch.setattr(sys, "prefix", f"{path}/venv")
-        cells = CellUids(range(FIRST, LAST), path)
-        cells._make_folder()
         with pytest.raises(DeviceFailed, match=f"may not enter .*{path}/venv"):
-            cells._check_reach()
+            cell_uids.check_reach(path)
 
 
 @pytest.mark.parametrize(
@@ -359,8 +357,8 @@ def test_what_a_cell_left_in_its_configuration(tmp_path, left):
         (configured / "more/kept").mkdir(parents=True)
         (configured / "litert.toml").write_text("left")
     files = {Path("limits.toml"): b"limits", Path("deep/1.json"): b"1"}
-    cell_uids._write(configured, files)
-    assert cell_uids._files_in(configured) == files
+    cell_configuration.write(configured, files)
+    assert cell_configuration.files_in(configured) == files
     assert {path.relative_to(configured) for path in configured.rglob("*")} == {*files, Path("deep")}
     assert list(home.iterdir()) == [home / ".config"]
     assert not (home / ".config").is_symlink()
