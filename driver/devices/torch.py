@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from driver.nn.file_form import ModelFile
     from driver.options import Preference
 
-_FAILURES = (RuntimeError, ValueError, TypeError, AssertionError, KeyError, AttributeError, NotImplementedError)
-"""What PyTorch raises: for a file that it does not understand, and for sizes that the program does not take."""
-
-
 @cache
 def _torch() -> Any:
     """PyTorch's module, on half of the processors: clients need some, too."""
@@ -62,8 +58,8 @@ class TorchDevice(FileDevice):
         try:
             program = _torch().export.load(archive.cleaned())
             return TorchModel(model, program, inputs, outputs)
-        except _FAILURES as error:
-            raise LibraryFailed(f"PyTorch rejected the file: {in_words(error)}") from error
+        except Exception as error:  # of any kind: PyTorch believes a file, in Python
+            raise LibraryFailed(f"PyTorch rejected the file: {type(error).__name__}: {in_words(error)}") from error
 
 
 def _port(tensor: Pt2Tensor) -> FilePort:
@@ -108,7 +104,7 @@ class TorchExecution(FileExecution):
     def _run_once(self) -> str | None:
         try:
             self._results = self._call(self._tensors)
-        except _FAILURES as error:
+        except Exception as error:  # noqa: BLE001 (as above)
             return in_words(error)
         return None
 

@@ -1,12 +1,14 @@
 """Programs that PyTorch has exported, on the device `torch`."""
 
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import driver
+from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.torch import TorchDevice
 from driver.errors import ExecutionFailed, ImportFailed, OutputInsufficientSize
 from driver.interface import BindOptions, Preparation
@@ -128,6 +130,19 @@ def test_what_is_refused(torch):
     with pytest.raises(ImportFailed, match="changes 'view' in place, by mul_"):
         driver.load(exported(torch, lambda x: x.view(2, 2).mul_(2), torch.zeros(4)))
     assert driver.load(exported(torch, lambda x: (x + 1).mul_(2), torch.zeros(4))).inputs[0].shape == (4,)
+
+
+def test_a_file_that_pytorch_believes(device, tmp_path):
+    """A size that is no number has PyTorch's reader raise IndexError: that is a refusal, as any other of its errors."""
+    damaged = tmp_path / "damaged.pt2"
+    with zipfile.ZipFile(TREES) as source, zipfile.ZipFile(damaged, "w") as made:
+        for entry in source.infolist():
+            raw = source.read(entry)
+            if entry.filename.endswith("model_weights_config.json"):
+                raw = raw.replace(b'{"as_int": 8}', b'{"as_int": {}}')
+            made.writestr(entry.filename, raw)
+    with pytest.raises(LibraryFailed, match="PyTorch rejected the file: IndexError"):
+        prepared(device, driver.load(damaged))
 
 
 def test_in_a_device(torch, home):
