@@ -59,8 +59,8 @@ class JaxDevice(FileDevice):
 
 
 def _exported(file: ModelFile) -> Any:
-    """Return the function. Raise InvalidModel for one that was exported for other processors, or for several devices;
-    what JAX raises.
+    """Return the function. Raise InvalidModel for one that was exported for other processors or several devices, or
+    that calls into Python; what JAX raises.
     """
     exported = _jax().export.deserialize(bytearray(file.data))
     if "cpu" not in exported.platforms:
@@ -69,7 +69,26 @@ def _exported(file: ModelFile) -> Any:
         )
     if exported.nr_devices != 1:
         raise InvalidModel(f"the function was exported for {exported.nr_devices} devices; export it for one")
+    _refuse_callbacks(exported.mlir_module_serialized)
     return exported
+
+
+def _refuse_callbacks(module: bytes) -> None:
+    """Raise InvalidModel for calls of XLA into Python. They take a number of the file for an object in memory.
+
+    JAX exports none of them. XLA has no name for other functions of the process, except for those of LAPACK.
+    """
+    dialect, ir = import_module("jaxlib.mlir.dialects.stablehlo"), import_module("jaxlib.mlir.ir")
+    context, found = import_module("jax.interpreters.mlir").make_ir_context(), list[str]()
+
+    def look(operation: Any) -> Any:
+        if "call_target_name" in operation.attributes:
+            found.append(operation.attributes["call_target_name"].value)
+        return ir.WalkResult.ADVANCE
+
+    dialect.deserialize_portable_artifact(context, module).operation.walk(look)
+    if calls := [name for name in found if "callback" in name]:
+        raise InvalidModel(f"the function calls into Python, by {calls[0]!r:.80}; export it without callbacks")
 
 
 def _ports(word: str, types: Sequence[Any]) -> list[FilePort]:

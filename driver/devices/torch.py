@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from driver.nn.file_form import ModelFile
     from driver.options import Preference
 
+
 @cache
 def _torch() -> Any:
     """PyTorch's module, on half of the processors: clients need some, too."""

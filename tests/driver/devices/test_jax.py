@@ -129,6 +129,20 @@ def test_what_is_refused(device, jax, tmp_path):
         prepared(device, driver.load(path, shapes={"arg0": (2, 8)}))
 
 
+@pytest.mark.parametrize("name", ["xla_ffi_python_cpu_callback", "xla_buffer_python_cpu_callback", "system", "abort"])
+def test_no_code_but_xlas(device, jax, name):
+    """Calls into Python, which would take a number of the file for an object, are refused, below a branch, too; so is
+    the name of any function that is not registered for XLA.
+    """
+    x = jax.ShapeDtypeStruct((4,), np.float32)
+    call = jax.ffi.ffi_call(name, x)
+    function = jax.jit(lambda x: jax.lax.cond(x.sum() > 3, lambda x: call(x, index=np.uint64(0)), lambda x: x, x))
+    check = jax.export.DisabledSafetyCheck.custom_call(name)
+    said = f"calls into Python, by '{name}'|No FFI handler registered"
+    with pytest.raises((InvalidModel, LibraryFailed), match=said):
+        prepared(device, driver.load(jax.export.export(function, disabled_checks=[check])(x)))
+
+
 def test_in_a_device(jax, home):
     """A function that lives in this program runs in the device's process, by names, and in a burst; a program that only
     loads the file has no JAX.
