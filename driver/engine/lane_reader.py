@@ -48,7 +48,7 @@ from driver.protocol.lane_codec import (
     split_in_turn,
 )
 from driver.protocol.rpc import READ_WITHIN
-from driver.protocol.stream_terms import FAILED, STREAM, answer_to_step, unpack_terms
+from driver.protocol.stream_terms import FAILED, MOST_ROOM, STREAM, answer_to_step, unpack_terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -186,6 +186,7 @@ class LaneReader:
                 self._channel.send_raw(self._told(raw))
             elif head == STREAM:
                 self._open_stream(raw)
+                self._check_reads(MOST_ROOM)
             else:
                 self._manage(message)
         finally:
@@ -194,9 +195,12 @@ class LaneReader:
         if self._lane.due:
             self._lane.flush()
 
-    def _check_reads(self) -> None:
-        """Raise PeerDied for a client that launches executions, and leaves too many answers unread."""
-        if self.unread > self._lane.limits.client_async + _MOST_REFUSALS:
+    def _check_reads(self, each: int = 1) -> None:
+        """Raise PeerDied for a client that launches executions, and leaves too many answers unread.
+
+        `each`: answers that one may have, unread.
+        """
+        if self.unread > self._lane.limits.client_async * each + _MOST_REFUSALS:
             raise PeerDied("the other side launches executions, and does not read the answers")
 
     # ---- in turn
@@ -344,6 +348,7 @@ class LaneReader:
                 self._lane.cancel(number)
             case ["go_on", int(number), int(room)]:
                 self._lane.schedule.give_room(number, room)
+                self._check_reads(MOST_ROOM)
             case ["forget", *numbers] if all(type(number) is int for number in numbers):
                 self._lane.forget_outcomes(numbers)
             case _:

@@ -2,12 +2,13 @@
 
 import contextlib
 import weakref
+from dataclasses import replace
 
 import pytest
 from waiting import PATIENCE
 
 from burst import GeneralFailure, InvalidArgument, Malformed, Memory, PeerDied, ResourceExhaustedTransient
-from burst.channel import Channel, Message
+from burst.channel import Channel, Message, pack
 from burst.plan_cache import MAX_PLANS
 from burst.run_queue import Application, Flow, RunQueue, Share
 from driver.engine import lane_memory
@@ -17,6 +18,8 @@ from driver.engine.lane_reader import LaneReader
 from driver.engine.ledger import Claim
 from driver.engine.limits import Limits
 from driver.protocol.lane_codec import launch
+from driver.protocol.stream_terms import StreamTerms
+from fmq.clock import FOREVER
 
 MANY = 2000
 """Answers: a few hundred fill a socket."""
@@ -30,6 +33,11 @@ def launch_many(reader):
     """More than a client may have refused without reading it."""
     for number in range(10 * MANY):
         reader.handle(Message(launch(number, None, None, b"\x90"), []))
+
+
+def ask_often(reader, raw):
+    for _ in range(5 * MANY):
+        reader.handle(Message(raw, []))
 
 
 @pytest.fixture
@@ -120,6 +128,19 @@ class TestUnread:
         with pytest.raises(PeerDied, match="does not read the answers"):
             launch_many(busy)
         assert end.receive(0).body[0] == 0
+
+    @pytest.mark.parametrize("is_first", [True, False])
+    def test_streams_count_too(self, lane, opened, is_first):
+        """Streams that are refused, and room for results that the client does not read, end its connection."""
+        opening = StreamTerms(1, FOREVER, 9, 1, None, (b"\x90",) * 2).pack()
+        lane.limits = replace(lane.limits, client_async=10)
+        busy, end = opened()
+        for number in range(0 if is_first else 5 * MANY):
+            busy.say(number, lane.failure(GeneralFailure("it has failed")))
+        lane.flush()
+        with pytest.raises(PeerDied, match="does not read the answers"):
+            ask_often(busy, opening if is_first else pack(["go_on", 1, 1]))
+        assert end.receive(0)
 
 
 class Room:
