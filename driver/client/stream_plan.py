@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -11,7 +12,7 @@ from driver.nn.errors import did_you_mean
 from driver.nn.file_form import PACKED
 from driver.nn.tensors import spellings
 from driver.protocol.buffers import BufferKind
-from driver.protocol.stream_terms import MOST_STEPS, MOST_VALUES, Stop
+from driver.protocol.stream_terms import MOST_ELEMENTS, MOST_STEPS, MOST_VALUES, Stop
 
 if TYPE_CHECKING:
     from driver.nn import Model, Operand
@@ -33,7 +34,7 @@ class StreamPlan(NamedTuple):
         """Check it. Raise ValueError, TypeError."""
         pairs = _pairs(model, feedback)
         stop = _stop(model, until)
-        if isinstance(also, str):
+        if isinstance(also, str) or not isinstance(also, Iterable):
             raise TypeError(f"also={also!r:.60}: give a list of names")
         told = set(range(len(model.outputs))) - {output for output, _ in pairs}
         told |= {_named(model, name, "also", is_input=False) for name in also}
@@ -61,12 +62,14 @@ def _named(model: Model, name: object, where: str, *, is_input: bool) -> int:
 def _pairs(model: Model, feedback: Mapping[str, str]) -> tuple[tuple[int, int], ...]:
     if not isinstance(feedback, Mapping):
         raise TypeError(f"feedback={feedback!r:.60}: give a dict of outputs and the inputs that they become")
-    graph, pairs, given = model.main, [], dict[int, str]()
+    graph, pairs, given = model.main, list[tuple[int, int]](), dict[int, str]()
     for output, name in feedback.items():
         where = f"feedback[{output!r:.60}]={name!r:.60}"
         m, n = _named(model, output, where, is_input=False), _named(model, name, where, is_input=True)
         if n in given:
             raise ValueError(f"{where}: that input has {given[n]!r} already; feed each input once")
+        if m in {fed for fed, _ in pairs}:
+            raise ValueError(f"{where}: that output is fed back already, by its other name; feed it once")
         given[n] = output
         _check_pair(where, graph.operands[graph.outputs[m]], graph.operands[graph.inputs[n]])
         pairs.append((m, n))
@@ -94,7 +97,10 @@ def _stop(model: Model, until: Until) -> Stop | None:
         name, values = until, tuple[int, ...]()
     elif isinstance(until, Mapping) and len(until) == 1:
         ((name, given),) = until.items()
-        values = tuple(map(index, given)) if isinstance(given, Sequence) else (index(given),)
+        try:
+            values = tuple(map(index, given)) if isinstance(given, Iterable) else (index(given),)
+        except TypeError:
+            raise TypeError(f"until={until!r:.60}: give an integer, or a list of some") from None
         if not 1 <= len(values) <= MOST_VALUES:
             raise ValueError(f"until={until!r:.60}: {len(values)} values; give 1 to {MOST_VALUES}")
         if wrong := [value for value in values if not -(2**63) <= value < 2**63]:
@@ -104,6 +110,11 @@ def _stop(model: Model, until: Until) -> Stop | None:
     output = _named(model, name, f"until={until!r:.60}", is_input=False)
     if (kind := model.outputs[output].kind) or model.outputs[output].dtype.kind not in "biuf":
         raise ValueError(f"until={until!r:.60}: that output holds {kind or model.outputs[output].dtype}, not numbers")
+    operand = model.main.operands[model.main.outputs[output]]
+    if operand.type.name.endswith("BFLOAT16"):  # numpy has its bits alone
+        raise ValueError(f"until={until!r:.60}: that output is {operand.type.name}; convert it in the model")
+    if (count := prod(operand.dimensions)) > MOST_ELEMENTS:
+        raise ValueError(f"until={until!r:.60}: that output has {count} elements; at most {MOST_ELEMENTS} end a stream")
     return Stop(output, values)
 
 

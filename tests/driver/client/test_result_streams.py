@@ -25,6 +25,7 @@ from burst import (
 )
 from driver import BufferDesc, BufferRole
 from driver.client.stream_feed import StreamFeed
+from driver.client.stream_plan import StreamPlan
 from driver.protocol.stream_terms import StreamTerms
 from fmq.clock import FOREVER
 
@@ -199,10 +200,13 @@ class TestBadInput:
             ({"until": {VALUE: []}}, ValueError, "0 values; give 1 to 64"),
             ({"until": {VALUE: 1, DONE: 1}}, TypeError, "a dict of one output"),
             ({"until": {VALUE: 2**70}}, ValueError, "from -9223372036854775808 to 9223372036854775807"),
+            ({"until": {VALUE: 1.5}}, TypeError, "until={'output_0': 1.5}: give an integer, or a list of some"),
+            ({"until": {VALUE: ["2"]}}, TypeError, "give an integer, or a list of some"),
             ({"most": 0}, ValueError, "from 1 to 1048576"),
             ({"most": 2**20 + 1}, ValueError, "from 1 to 1048576"),
             ({"most": 1.5}, TypeError, "most=1.5: give a number of steps"),
             ({"also": VALUE}, TypeError, "give a list of names"),
+            ({"also": None}, TypeError, "give a list of names"),
             ({"also": ["x"]}, ValueError, "there is no output 'x'"),
         ],
     )
@@ -219,6 +223,22 @@ class TestBadInput:
         said = pytest.raises(ValueError, match=r"the output has shape \[8\], and the input takes \[2, 4\]")
         with device.prepare(builder.build()) as prepared, prepared.burst() as burst, said:
             burst.stream_results([np.zeros((2, 4), np.float32)], feedback={VALUE: STEP})
+
+    def test_what_ends_no_stream(self):
+        """An output whose values numpy does not know, and one of more elements than are looked at."""
+        bits = driver.load(Path(__file__).parents[1] / "importers/pt2_files/trees.pt2")
+        with pytest.raises(ValueError, match="that output is TENSOR_BFLOAT16; convert it"):
+            StreamPlan.of(bits, {}, until="more.1.0", most=1, also=())
+        builder = driver.ModelBuilder()
+        x = builder.input("float32", (64, 65))
+        builder.output(builder.operation("ADD", x, x, 0))
+        with pytest.raises(ValueError, match="that output has 4160 elements; at most 4096 end a stream"):
+            StreamPlan.of(builder.build(), {}, until=VALUE, most=1, also=())
+
+    @pytest.mark.parametrize("values", [np.array([9, 6]), {9, 6}, np.int32(6)])
+    def test_values_of_any_kind(self, counting, values):
+        """Arrays and sets of integers, and numbers of numpy, are values of an output too."""
+        assert len([0 for _ in counting.stream_results(begin(), feedback=FEED, until={VALUE: values})]) == 6
 
     def test_inputs(self, counting):
         """Arrays of another shape are refused as `run` refuses them."""

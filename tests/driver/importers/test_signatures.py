@@ -7,6 +7,7 @@ import pytest
 from tflite_writer import Writer
 
 import driver
+from driver.client.stream_plan import StreamPlan
 from driver.importers.tflite import header
 
 
@@ -102,6 +103,15 @@ def named_tflite():
     y = w.operator("SUB", [x, z], (2, 3))
     w.tensors[y]["name"] = "StatefulPartitionedCall:0"
     return w.file([y], ({"x": x, "z": z}, {"y": y}))
+
+
+def test_one_output_by_two_names(tmp_path):
+    """A stream feeds it back once: its values lie in one place, and the other input would get none."""
+    path = tmp_path / "named.tflite"
+    path.write_bytes(named_tflite())
+    twice = {"y": "x", "StatefulPartitionedCall:0": "z"}
+    with pytest.raises(ValueError, match="fed back already, by its other name"):
+        StreamPlan.of(driver.load(path), twice, until=None, most=1, also=())
 
 
 @pytest.mark.parametrize("form", ["auto", "operations"])
