@@ -27,7 +27,7 @@ from driver.protocol.stream_terms import MOST, MOST_ROOM, UNTIL, StreamTerms
 from fmq.clock import FOREVER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from burst import Memory
     from driver.client.remote_executor import RemoteExecutor
@@ -45,7 +45,7 @@ class StepMemory:
         """Fill the inputs, and allocate. Raise ValueError, StatusError, PeerDied."""
         self._model, self._plan = model, _ = executor.model, plan
         self._graph, self._fed = model.main, {n for _, n in plan.feedback}
-        self._shown = [(m, n) for m, n in plan.feedback if m in plan.told]  # fed back, and told
+        self.shown = [(m, n) for m, n in plan.feedback if m in plan.told]  #: fed back, and told
         self.names = tuple(tensor.name for tensor in model.inputs)
         given = by_position(inputs, self.names, model.optional)
         self._given = {n: a for n, a in enumerate(given) if isinstance(a, Buffer)}
@@ -95,9 +95,9 @@ class StepMemory:
             outputs[m] = in_buffer(turns[step % 2])
             if step:
                 inputs[n] = in_buffer(turns[(step - 1) % 2])
-        if before and self._shown:
+        if before and self.shown:
             pools.append(before.memory)
-            for m, n in self._shown:
+            for m, n in self.shown:
                 its, where = shapes[m].dimensions, before.arguments[m]
                 length = nbytes(self._graph.operands[self._graph.outputs[m]], its)
                 inputs[n] = RequestArgument(pool=len(pools) - 1, offset=where.offset, length=length, dimensions=its)
@@ -145,7 +145,7 @@ class DeviceStream(ResultStream):
         result = perform_with_room(self._executor.perform, job, grown)
         result.raise_for_status()
         self._done, self._last, self._shapes = 1, outputs, result.output_shapes
-        found = outputs.result(self._seen(iter(memory.told(result.output_shapes))), NO_TIMING)
+        found = self._found(memory.told(result.output_shapes))
         stop = self._plan.stop
         if stop and stop.is_met(found.outputs[stop.output]):
             self._end_by(UNTIL)
@@ -153,6 +153,13 @@ class DeviceStream(ResultStream):
             self._end_by(MOST)
         else:
             self._open(memory.outputs(result.output_shapes).sizes)
+        return found
+
+    def _found(self, told: Iterable[OutputShape]) -> Result:
+        """Return the result of the last step in its memory. The caller cannot write what the next step reads there."""
+        found = self._last.result(self._seen(iter(told)), NO_TIMING)
+        for m, _ in self._memory.shown:
+            found.outputs[m].flags.writeable = False
         return found
 
     def _seen(self, told: Iterator[OutputShape]) -> tuple[OutputShape, ...]:
@@ -245,7 +252,7 @@ class DeviceStream(ResultStream):
         if result.status != ErrorStatus.NONE:
             return result
         self._last, self._done = turns.sets[number % self._depth], turns.begin + number + 1
-        found = self._last.result(self._seen(iter(result.output_shapes)), NO_TIMING)
+        found = self._found(result.output_shapes)
         if not self._is_latest:
             return found
         own = found._replace(outputs=copies(found.outputs))

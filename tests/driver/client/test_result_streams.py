@@ -140,6 +140,20 @@ def test_a_task_that_is_cancelled(counting):
     assert asyncio.run(run())[-1] == 5
 
 
+@pytest.mark.parametrize("asked", [{}, {"policy": "latest"}])
+def test_a_result_that_the_caller_changes(device, asked):
+    """The next step never reads it: it is read-only where that step reads its memory, and else the caller's own."""
+    found = []
+    with device.prepare(counter()) as prepared, prepared.burst(**asked) as burst:
+        for result in burst.stream_results(begin(), feedback=FEED, most=20, also=[VALUE, DONE]):
+            found.append(int(result.outputs[VALUE][0]))
+            with contextlib.suppress(ValueError):
+                result.outputs[VALUE][...] = -5
+            result.outputs[DONE][...] = True
+    assert found == (sorted(set(found)) if asked else list(range(1, 21)))
+    assert found[-1] == 20
+
+
 class TestRoom:
     def test_results_that_are_held(self, counting):
         """They stay what they are; when all memory is in them, that is said, and goes on once some are dropped."""
