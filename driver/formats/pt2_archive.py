@@ -35,6 +35,8 @@ _VIEWS |= {"view_as", "contiguous", "to", "real", "unfold"}
 _EXPRESSION = re.compile(r"[\w\s+\-*/(),='<>]*")
 _SYMBOL = re.compile(r"[su]\d+")
 _LEAF, _SEQUENCES, _DICT = None, ("builtins.tuple", "builtins.list"), "builtins.dict"
+_UNREADABLE = (zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError)
+"""What Python raises for an archive or JSON that is damaged, encrypted, too new or too deep."""
 _OLD = "export it again, and save it by torch.export.save of PyTorch 2.9 or later"
 
 
@@ -61,7 +63,7 @@ class Pt2Archive:
         """Look through it. Raise Pt2Refused for one that is damaged, or that PyTorch would run code of."""
         try:
             self._zip = zipfile.ZipFile(io.BytesIO(data))
-        except (zipfile.BadZipFile, ValueError, OSError) as error:
+        except _UNREADABLE as error:
             raise Pt2Refused(f"damaged: {error}", remedy=_OLD) from None
         entries = self._zip.infolist()
         if len(entries) > _MOST_FILES or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
@@ -75,8 +77,8 @@ class Pt2Archive:
         _check(self.model)
         try:
             self.inputs, self.outputs = self._ports()
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            raise Pt2Refused(f"damaged: its graph has no {error}", remedy=_OLD) from None
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
+            raise Pt2Refused(f"damaged: its graph is not as PyTorch writes it: {error!r:.100}", remedy=_OLD) from None
 
     def _refuse(self, names: list[str]) -> None:
         if any(name.startswith("data/aotinductor/") for name in names):
@@ -94,7 +96,7 @@ class Pt2Archive:
         try:
             entry = self._zip.getinfo(f"{self._root}/{name}")
             found = json.loads(self._zip.read(entry)) if entry.file_size <= _MOST_JSON else None
-        except (KeyError, ValueError, RecursionError, zipfile.BadZipFile, OSError, NotImplementedError) as error:
+        except (KeyError, *_UNREADABLE) as error:
             raise Pt2Refused(f"damaged: {name}: {error}", remedy=_OLD) from None
         if not isinstance(found, dict):
             raise Pt2Refused(f"damaged: {name} is no object, or larger than {_MOST_JSON} bytes")

@@ -3,6 +3,7 @@
 import io
 import json
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,33 @@ def test_what_is_no_such_file(tmp_path, data):
     path.write_bytes(data)
     with pytest.raises(ImportFailed, match=r"net\.pt2"):
         driver.load(path)
+
+
+def test_damage_of_the_directory_is_told_as_that():
+    """Entries that are encrypted, too new for Python, cut off or elsewhere: a byte that differs gives ImportFailed, or
+    nothing.
+    """
+    data = TREES.read_bytes()
+    for at in range(data.index(b"PK\x01\x02"), len(data)):
+        for byte in (data[at] ^ 1, 0xFF):
+            with suppress(ImportFailed):
+                Pt2Archive(memoryview(data[:at] + bytes([byte]) + data[at + 1 :]))
+
+
+@pytest.mark.parametrize("spec", ["[1, " + '{"type": "builtins.tuple", "children_spec": [' * 3000, "3", "[1, 1e999]"])
+def test_trees_that_are_none(tmp_path, spec):
+    """Trees of results that are too deep, or none, are damage."""
+    entries = with_model(lambda m: m["graph_module"]["module_call_graph"][0]["signature"].update(out_spec=spec))
+    with pytest.raises(ImportFailed, match="damaged: its graph is not as PyTorch writes it"):
+        driver.load(written(tmp_path / "net.pt2", entries))
+
+
+def test_a_size_without_end(tmp_path):
+    """JSON has a word for infinity, which is no size."""
+    sizes = [{"as_int": float("inf")}]
+    entries = with_model(lambda m: m["graph_module"]["graph"]["tensor_values"]["x"].update(sizes=sizes))
+    with pytest.raises(ImportFailed, match="cannot convert float infinity"):
+        driver.load(written(tmp_path / "net.pt2", entries))
 
 
 def test_archives_that_two_readers_could_read_differently(tmp_path):
