@@ -34,5 +34,5 @@ def late_names(
 
     for name in folders:
         import_module(f"{package}.{name}")
-        delattr(itself, name)
+        vars(itself).pop(name, None)  # it is not there when the package is reloaded
     return get, names

@@ -220,6 +220,14 @@ def late(path):
     return asked, told
 
 
+def test_a_package_with_late_names_is_reloaded():
+    """As notebooks do it: its names are there afterwards, those of its folders too."""
+    code = "import importlib, driver; importlib.reload(driver); print(callable(driver.devices), callable(driver.load))"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True True\n"
+    )
+
+
 def test_type_checkers_know_what_is_imported_late():
     """The names that a package imports when they are asked for are those that it imports for type checkers."""
     inits = [path for path in sources(".py") if path.name == "__init__.py" and "late_names(" in path.read_text()]

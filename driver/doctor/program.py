@@ -48,7 +48,8 @@ def of_processes(processes: Sequence[dict[str, Any]]) -> Iterator[Finding]:
         where = f"{counts['device_runs']} runs in the device {device}, " if device else ""
         found = f"{where}{counts['process_runs']} runs in the program; {counts['sessions']} sessions"
         many = f" of {counts['processes']} processes" if counts["processes"] > 1 else ""
-        yield Finding(model, "ok" if device else "note", found + many, "" if device else "no run of it is in a device")
+        is_in = device and (counts["device_runs"] or not counts["process_runs"])
+        yield Finding(model, "ok" if is_in else "note", found + many, "" if is_in else "no run of it is in a device")
     for (model, reason, remedy), times in sorted(reasons.items()):
         yield Finding(model, "note", f"in the program, {times} times: {reason}", remedy=remedy)
 

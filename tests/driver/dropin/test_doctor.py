@@ -68,6 +68,13 @@ def test_processes_are_added_up():
     assert (reason.found, reason.remedy) == ("in the program, 16 times: it has delegates", "leave them out")
 
 
+def test_a_model_with_a_device_that_ran_elsewhere():
+    """It has a device, and all of its runs were in the program: that is a note."""
+    row = {"model": "net.onnx", "device": "onnxruntime", "sessions": 1, "process_runs": 5}
+    (model,) = of_processes([{"models": [row], "in_process": []}])
+    assert (model.state, model.why) == ("note", "no run of it is in a device")
+
+
 def test_a_check_of_the_machine_is_none_of_a_program():
     """--start is refused beside a command, with the remedy."""
     command = [sys.executable, "-m", "burst_engine", "doctor", "--start", "--", "true"]
