@@ -8,9 +8,7 @@ latency.
 from __future__ import annotations
 
 import logging
-import math
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -31,6 +29,7 @@ from driver.gateways.oip.request_memory import (
     UnclaimedMemory,
     message_bytes,
 )
+from driver.gateways.oip.unread_answers import UnreadAnswer, UnreadAnswers
 from driver.service.peer_limiter import PeerLimiter, of_all
 
 if TYPE_CHECKING:
@@ -45,6 +44,8 @@ _FINAL = "triton_enable_empty_final_response"
 _SMALL, _MOST_KNOWN = 4096, 64
 _YIELDS = 0.1  # of the patience has a message until another call of its machine may take its place
 _EVICTED = "other calls need this one's place or memory, because its request was not there: send it again"
+_UNREAD = "the answer was not read in time"
+_UNREAD_EVICTED = "answers that are not read take too much memory, this one among them: read it as it comes"
 _LOOK = 0.25  # seconds between two looks at what calls wait for, and at this process's memory
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -284,7 +285,7 @@ class CallTerms(NamedTuple):
     @classmethod
     def of_stream(cls, limits: DoorLimits) -> CallTerms:
         """Return those of a call with any number of requests."""
-        told = f"no request came for {limits.idle:g} s, or an answer was not read for {limits.patience:g} s: "
+        told = f"no request came for {limits.idle:g} s: "
         refused = f"{limits.streams} streams are open; end one, or use ModelInfer"
         return cls(limits.idle, limits.patience, refused, told + "open a stream again for the next request")
 
@@ -305,7 +306,7 @@ class GrpcDoor:
         """Listen at "HOST:PORT" or "unix:PATH"; `port` says which. Raise OSError where it cannot."""
         self._front, self._limits = GrpcFront(service), limits
         self._unary_terms, self._stream_terms = CallTerms.of_unary(limits), CallTerms.of_stream(limits)
-        self._unread: dict[Any, float] = {}  # RPCs, and until when their answer is to be read
+        self._unread = UnreadAnswers()
         self._calls, self._streams = PeerLimiter.of_one(limits.requests), PeerLimiter.of_one(limits.streams)
         # A thread for each request, and as many for those that are refused or evicted.
         most = 2 * of_all(limits.requests)
@@ -350,21 +351,34 @@ class GrpcDoor:
                 refusal = refusal_of(error, _note)
                 context.abort(_CODES[refusal.code.value[0]], refusal.text)
                 raise AssertionError from None  # abort has raised
-        if context.add_callback(partial(self._unread.pop, context, None)):
-            self._unread[context] = time.monotonic() + self._limits.time_of(len(answer))
-        return answer
+            unread = self._note_unread(context, visit.account, len(answer))
+            if not context.add_callback(partial(self._unread.discard, unread)):
+                self._unread.discard(unread)
+            return answer
 
     def _stream(self, packets: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        limits, terms = self._limits, self._stream_terms
+        terms = self._stream_terms
         with self._entered(self._calls, context, terms) as call, self._entered(self._streams, context, terms) as stream:
             for packet in packets:
                 call.work()
                 stream.work()
                 answer = self._front.stream_answer(packet, context.time_remaining(), account=call.account)
-                stream.wait(limits.time_of(len(answer)), yields_in=math.inf)  # for the client to read it
-                yield answer
+                unread = self._note_unread(context, call.account, len(answer))
+                try:
+                    yield answer  # until the client has read it
+                finally:
+                    self._unread.discard(unread)
                 call.wait(terms.seconds, yields_in=terms.yields_in)
                 stream.wait(terms.seconds, yields_in=terms.yields_in)
+
+    def _note_unread(self, context: Any, account: Hashable, nbytes: int) -> UnreadAnswer:
+        def end(*, is_evicted: bool) -> None:
+            if is_evicted:
+                _end(context, grpc.StatusCode.RESOURCE_EXHAUSTED, _UNREAD_EVICTED)
+            else:
+                _end(context, grpc.StatusCode.DEADLINE_EXCEEDED, _UNREAD)
+
+        return self._unread.add(account, nbytes, self._limits.time_of(nbytes), end)
 
     @contextmanager
     def _entered(self, limiter: PeerLimiter, context: Any, terms: CallTerms) -> Iterator[PeerVisit]:
@@ -391,23 +405,27 @@ class GrpcDoor:
 
     def _end_overdue(self) -> None:
         """Cancel RPCs whose client sends no message, or leaves an answer unread: they would keep memory and a
-        thread. Where they keep too much memory together, cancel some before.
+        thread.
         """
         while not self._end.wait(_LOOK):
-            if self._calls.is_empty:
-                self._unclaimed.note_idle()
-            elif excess := self._unclaimed.excess:
-                evicted = self._calls.evict(1 + excess // self._limits.message)
-                _LOG.warning("%d calls have ended: those that waited took %d bytes too many", evicted, excess)
-            ended = self._calls.end_overdue() + self._streams.end_overdue()
-            now = time.monotonic()
-            for context, until in list(self._unread.items()):
-                if until < now:
-                    self._unread.pop(context, None)
-                    _end(context, grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not read in time")
-                    ended += 1
+            self._bound_memory()
+            ended = self._calls.end_overdue() + self._streams.end_overdue() + self._unread.end_overdue()
             if ended:
                 _LOG.warning("%d calls have ended: no message came, or no answer was read, in time", ended)
+
+    def _bound_memory(self) -> None:
+        """Cancel RPCs before their time where they take too much memory together: those with unread answers if these
+        are most of it, else those whose message has not come.
+        """
+        if self._calls.is_empty and self._unread.is_empty:
+            self._unclaimed.note_idle()
+        elif excess := self._unclaimed.excess:
+            if 2 * self._unread.nbytes > self._limits.incomplete + excess:
+                evicted = self._unread.evict(excess)
+            else:
+                evicted = self._calls.evict(1 + excess // self._limits.message)
+            if evicted:
+                _LOG.warning("%d calls have ended: those that waited took %d bytes too many", evicted, excess)
 
     def close(self, grace: float) -> None:
         """Take no more requests, and give those that run so many seconds."""

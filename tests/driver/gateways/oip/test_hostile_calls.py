@@ -40,6 +40,7 @@ from driver.gateways.oip.refusal import Refusal
 from driver.gateways.oip.regions import RegionTable
 from driver.gateways.oip.request_memory import LARGE, MemoryClaim, RequestMemory, json_bytes
 from driver.gateways.oip.service import InferenceService
+from driver.gateways.oip.unread_answers import UnreadAnswers
 from driver.service import metrics_server
 from driver.service.process_figures import private_bytes
 
@@ -349,26 +350,25 @@ def _nothing_until(event):
 
 
 class HalfRequest:
-    """A connection of HTTP/2 with one call of ModelInfer, of whose message only a part is sent."""
+    """A connection of HTTP/2 with one call, of whose message only a part is sent, and whose answer is not read."""
 
     PREFACE, SETTINGS, HEADERS, PING, WINDOW_UPDATE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 4, 1, 6, 8
     FIELDS: ClassVar = {
         ":method": "POST",
         ":scheme": "http",
-        ":path": f"/{messages.SERVICE}/ModelInfer",
         ":authority": "localhost",
         "content-type": "application/grpc",
         "te": "trailers",
     }
 
-    def __init__(self, address, nbytes):
+    def __init__(self, address, nbytes, method="ModelInfer"):
         """Announces a message of so many bytes."""
         self._socket, self._windows, self.said = connected(address), {0: 65535, 1: 65535}, b""
         self._initial = 65535
         self._stream = self._socket.makefile("rb")
         fields = b"".join(
             b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
-            for name, value in self.FIELDS.items()
+            for name, value in (self.FIELDS | {":path": f"/{messages.SERVICE}/{method}"}).items()
         )
         self._socket.sendall(self.PREFACE + self._frame(self.SETTINGS) + self._frame(self.HEADERS, fields, 4, 1))
         self._left = memoryview(b"\0" + struct.pack(">I", nbytes) + bytes(16379))
@@ -443,6 +443,52 @@ class TestIncomplete:
                 for call in calls:
                     call.leave()
             until_served(address)
+
+
+class Talkative(InferenceService):
+    """A service that has much to say about itself."""
+
+    def server_metadata(self):
+        return {"name": "x" * (16 << 20)}
+
+
+class TestUnread:
+    def test_answers_that_are_not_read(self, server):
+        """They take 32 MiB together, not much more; a request that is under way meanwhile is answered."""
+        limits = DoorLimits(requests=16, incomplete=32 << 20)
+        door = GrpcDoor(Talkative(server.repository, None), "127.0.0.1:0", limits)
+        with contextlib.ExitStack() as stack:
+            stack.callback(door.close, 0)
+            door.begin()
+            address = f"127.0.0.1:{door.port}"
+            until_served(address)
+            before, comes = private_bytes(os.getpid()), threading.Event()
+
+            def later():
+                comes.wait(PATIENCE)
+                yield request().SerializeToString()
+
+            channel = stack.enter_context(grpc.insecure_channel(address))
+            stack.callback(comes.set)
+            honest = channel.stream_unary(f"/{messages.SERVICE}/ModelInfer").future(later())
+            for _ in range(8):
+                stack.enter_context(contextlib.closing(HalfRequest(address, 0, "ServerMetadata"))).send(5)
+            until(lambda: private_bytes(os.getpid()) > before + limits.incomplete)
+            until(lambda: private_bytes(os.getpid()) < before + limits.incomplete + (16 << 20))
+            until_served(address)
+            comes.set()
+            assert honest.result(PATIENCE)
+
+    def test_the_account_with_most(self):
+        """Who leaves most unread loses answers first, the oldest of them, and none for memory that is being freed."""
+        answers, ended = UnreadAnswers(), []
+
+        for account, nbytes in (("a", 10), ("b", 30), ("b", 30), ("b", 30), ("a", 20)):
+            name = f"{account}{nbytes}"
+            answers.add(account, nbytes, PATIENCE, lambda name=name, *, is_evicted: ended.append((name, is_evicted)))
+        assert (answers.evict(40), answers.evict(50)) == (2, 0)
+        assert answers.evict(70) == 1
+        assert ended == [("b30", True), ("b30", True), ("a10", True)]
 
 
 class TestBounds:
