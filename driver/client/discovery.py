@@ -301,18 +301,27 @@ class Place:
             f", and ends with{shown}" if shown else f", and is empty; {interpreter.executable()} ran it"
         )
 
-    def leave(self, listener: socket.socket, *, is_locked: bool = True) -> None:
-        """Stop listening; under the lock, also take the socket's name away unless it is a successor's by now."""
+    def leave(self, listener: socket.socket, *, is_locked: bool = True, named: os.stat_result | None = None) -> None:
+        """Stop listening; under the lock, also take the socket's name away unless it is a successor's by now.
+
+        `named`: what had that name when this process began, for one that may not connect to it.
+        """
         listener.close()
         if not is_locked:
             return  # what is left has no listener: the next service takes it away
+        with contextlib.suppress(FileNotFoundError):
+            # No other file had its number until the listener was closed.
+            if os.path.samestat(named, os.stat(self.socket)) if named else not self._is_heard():
+                self.socket.unlink()
+
+    def _is_heard(self) -> bool:
+        """Return True if a process listens to the socket that is there. Raise FileNotFoundError."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
                 probe.connect(str(self.socket))
         except ConnectionRefusedError:
-            self.socket.unlink(missing_ok=True)
-        except FileNotFoundError:
-            pass
+            return False
+        return True
 
 
 def connect(name: str) -> Channel:

@@ -84,6 +84,15 @@ class Reach(NamedTuple):
         return rules
 
 
+def of_broker(needed: Collection[str], uids: range | None) -> Rules:
+    """Return the rules for a broker's calls, beyond those for all processes. It and what it forks have their sockets.
+
+    `needed`: by the device. `uids`: as of `becoming`, for one that begins cells of other accounts.
+    """
+    alone = {} if "socket" in needed else dict.fromkeys(_ADDRESSING, (Rule(0, ()),))
+    return alone | (becoming(uids) if uids else {})
+
+
 def becoming(uids: range) -> Rules:
     """Return the rules for the calls by which a process becomes an account of a range, without supplementary groups.
 

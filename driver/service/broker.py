@@ -154,6 +154,7 @@ class Broker:
         `cell_uids`: of the cells of other accounts, which `become` takes; None: all have this process's.
         """
         self._listener, self._place, self._stop = listener, place, stop
+        self._named = os.stat(place.socket)
         self._become, self._home_fds, self._home = become, home_fds, os.getuid()
         self._limits = limits()
         self._accounts, self._census = dict[int, ServedAccount](), ClientCensus(self._limits)
@@ -439,7 +440,7 @@ class Broker:
     def _end(self, code: int = 0) -> NoReturn:
         """End the cells, and this process."""
         with self._place.locked_to_leave() as is_locked:
-            self._place.leave(self._listener, is_locked=is_locked)
+            self._place.leave(self._listener, is_locked=is_locked, named=self._named)
         cells = [account.cell for account in self._accounts.values() if account.cell]
         for cell in cells:
             cell.channel.close()

@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING
 from driver.config import home, in_home, listed_home, move_to
 from driver.engine import sandbox
 from driver.engine.cache.blobs import locked
-from driver.engine.call_rules import becoming
 from driver.errors import DeviceFailed
 from driver.libc import function
 from driver.service.cell_configuration import files_in, write
@@ -39,8 +38,6 @@ from driver.service.fork_server import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from driver.engine.call_rules import Rules
 
 CAPABILITIES = 1 << 5 | 1 << 6 | 1 << 7
 """CAP_KILL, CAP_SETGID and CAP_SETUID."""
@@ -123,7 +120,7 @@ class CellUids:
 
     def __init__(self, uids: range, home: Path) -> None:
         """`home`: of the device's account, in which those of the cells are."""
-        self._uids, self.homes = uids, home / _HOMES
+        self.uids, self.homes = uids, home / _HOMES
         self._lock = self.homes / "lock"  # a folder, as `locked` takes one
         rows = [(_number(owner), numbers) for owner, numbers in _subordinate(SUBORDINATE[0])]
         self._subordinate = [(owner, numbers) for owner, numbers in rows if owner]
@@ -160,10 +157,10 @@ class CellUids:
 
     def _make_homes(self) -> None:
         made = {*self._owners().values()}
-        if others := sorted(made - {*self._uids}):
+        if others := sorted(made - {*self.uids}):
             words = f"was made for other numbers, such as {others[0]}: give these, too, or remove it"
             raise DeviceFailed(f"--uids: {self.homes} {words}")
-        for uid in sorted({*self._uids} - made):
+        for uid in sorted({*self.uids} - made):
             self._make_home(uid)
 
     def _make_home(self, uid: int) -> None:
@@ -181,14 +178,9 @@ class CellUids:
         found = {entry.name: entry.stat(follow_symlinks=False).st_uid for entry in os.scandir(self.homes)}
         return {name: uid for name, uid in found.items() if uid != os.getuid()}
 
-    @property
-    def rules(self) -> Rules:
-        """The calls of a process that begins cells, and the rules on their arguments."""
-        return becoming(self._uids)
-
     def assign(self, account: int) -> None:
         """Have an account own a home, before its cell is forked. Raise OSError where none is left."""
-        if account in self._uids:
+        if account in self.uids:
             raise PermissionError(f"uid {account} is one of the device's cells")
         if self._has_home(account):
             return
@@ -196,10 +188,10 @@ class CellUids:
             if self._has_home(account):
                 return
             owners = self._owners()
-            free = (name for name in sorted(owners) if name.startswith(_FREE) and owners[name] in self._uids)
+            free = (name for name in sorted(owners) if name.startswith(_FREE) and owners[name] in self.uids)
             if (name := next(free, None)) is None:
                 words = (
-                    f"all {len(self._uids)} uids for accounts are taken; serve the device with more --uids, or stop "
+                    f"all {len(self.uids)} uids for accounts are taken; serve the device with more --uids, or stop "
                     f"all devices of its account, remove what nobody needs from {self.homes} as root, and start them"
                 )
                 raise OSError(errno.EUSERS, words)
@@ -210,7 +202,7 @@ class CellUids:
             uid = self._home_of(account).stat().st_uid
         except FileNotFoundError:
             return False
-        if uid not in self._uids:
+        if uid not in self.uids:
             raise PermissionError(f"another device gave it uid {uid}: serve this one with the same --uids")
         return True
 

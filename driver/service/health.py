@@ -46,16 +46,34 @@ def _tell(raw: bytes) -> None:
     with suppress(OSError):
         if address.startswith(_PIPE):
             os.write(int(address.removeprefix(_PIPE)), raw[: select.PIPE_BUF])
-        elif address.startswith(("/", "@")):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-                sock.connect("\0" + address[1:] if address.startswith("@") else address)
-                sock.send(raw, socket.MSG_DONTWAIT)
+        elif sock := _to_systemd():
+            with sock:
+                sock.send(raw)
+
+
+def _to_systemd() -> socket.socket | None:
+    """Return a socket by which systemd takes messages, and nobody waits for it; None where it takes none."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        sock.connect("\0" + address[1:] if address.startswith("@") else address)
+    except OSError:
+        sock.close()
+        return None
+    return sock
 
 
 class NotifyPipe:
-    """A pipe by which a child's status messages reach systemd, through the main process."""
+    """A pipe by which a child's status messages reach systemd, through the main process.
+
+    That connects to systemd now: it may be confined later.
+    """
 
     def __init__(self) -> None:
+        systemd = _to_systemd()
+        self.systemd = systemd.detach() if systemd else -1
         self.readable, self.writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK | os.O_DIRECT)  # a message a read
 
     def enter(self) -> None:
@@ -65,10 +83,10 @@ class NotifyPipe:
 
     def forward(self) -> None:
         """Send systemd what one message says of the device's state, and nothing else."""
-        with suppress(BlockingIOError):
+        with suppress(OSError):
             lines = os.read(self.readable, select.PIPE_BUF).split(b"\n")
             if said := [line for line in lines if line in _STATES or line.startswith(b"STATUS=")]:
-                _tell(b"\n".join(said))
+                os.write(self.systemd, b"\n".join(said))
 
 
 def watchdog_seconds() -> float | None:

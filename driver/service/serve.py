@@ -20,6 +20,7 @@ import sys
 import time
 import warnings
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -31,6 +32,7 @@ from driver.config import home, listed_home
 from driver.devices import device_class, usable_class
 from driver.devices.library.description import absolute
 from driver.engine import sandbox, state
+from driver.engine.call_rules import of_broker
 from driver.engine.landlock import Access
 from driver.errors import DeviceFailed
 from driver.service.bounded_log import BoundedHandler, LogFile
@@ -210,7 +212,8 @@ def broke(
     home_fds = [notices.writable, *([metrics_fd] if metrics_fd >= 0 else [])]
     broker = Broker(listener, place, stop, become, home_fds=home_fds, log=log, closing=closing, cell_uids=cell_uids)
     broker.watch(notices.readable, notices.forward)
-    is_filtered = sandbox.enter(needs.system_calls, beside=cell_uids.rules if cell_uids else None)
+    uids = cell_uids.uids if cell_uids else None
+    is_filtered = sandbox.enter(needs.system_calls, beside=of_broker(needs.system_calls, uids))
     if cell_uids and not is_filtered:
         with place.locked_to_leave() as is_locked:
             place.leave(listener, is_locked=is_locked)
@@ -235,6 +238,8 @@ def stay(name: str, place: discovery.Place, fd: int) -> None:
             if os.environ.get("WATCHDOG_PID") == str(parent):
                 os.environ["WATCHDOG_PID"] = str(os.getpid())
             notices.enter()
+            with suppress(OSError):
+                os.close(notices.systemd)
             return
         _forward_until_end(notices, child)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -130,13 +130,23 @@ def test_retirement_looks_once_more(place):
     assert finished
 
 
-def test_a_successors_socket_stays(place):
-    """A service that leaves does not take away the socket of its successor."""
+@pytest.mark.parametrize("is_confined", [False, True])
+def test_a_successors_socket_stays(place, is_confined):
+    """A service that leaves does not take away the socket of its successor, but its own; also one that cannot connect
+    to see who listens there.
+    """
     here = discovery.Place(place.path, "x")
-    old = discovery.listen(here)
-    with discovery.listen(here):
-        here.leave(old)
-        assert here.socket.exists()
+
+    def listening():
+        listener = discovery.listen(here)
+        return listener, os.stat(here.socket) if is_confined else None
+
+    old, named = listening()
+    new, its = listening()
+    here.leave(old, named=named)
+    assert here.socket.exists()
+    here.leave(new, named=its)
+    assert not here.socket.exists()
 
 
 def test_stale_socket(place, process):

@@ -432,16 +432,18 @@ def test_a_range_that_is_used_up(accounts):
 
 
 BECOMES = f"""
-import os
+import os, socket
 from driver.engine import sandbox
-from driver.engine.call_rules import becoming
-assert sandbox.enter(beside=becoming(range({FIRST}, {LAST + 1})))
+from driver.engine.call_rules import of_broker
+before = socket.socket(socket.AF_UNIX)
+assert sandbox.enter(beside=of_broker((), range({FIRST}, {LAST + 1})))
 outside = 0, 1, {FIRST - 1}, {LAST + 1}, 65534, -1
 calls = [(os.setgroups, [number]) for number in (0, {FIRST})]
 for number in outside:
     for numbers in ((number, {FIRST}, {FIRST}), ({FIRST}, number, {FIRST}), ({FIRST}, {FIRST}, number)):
         calls += [(os.setresgid, *numbers), (os.setresuid, *numbers)]
 calls += [(os.setuid, {FIRST}), (os.setgid, {FIRST}), (os.setreuid, {FIRST}, {FIRST}), (os.setregid, {FIRST}, {FIRST})]
+calls += [(socket.socket, socket.AF_UNIX), (before.connect, "/run/x"), (before.bind, "/run/x"), (before.listen,)]
 for call, *arguments in calls:
     try:
         call(*arguments)
@@ -457,8 +459,8 @@ print(os.getresuid(), os.getresgid(), os.getgroups())
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become other accounts")
 def test_the_filter_of_the_broker_leaves_it_the_range_alone():
-    """What has taken the broker over becomes no account but those of the range, in no call and by no argument, and
-    takes no group.
+    """What has taken the broker over becomes no account but those of the range, in no call and by no argument, takes
+    no group, and connects to no socket.
     """
     said = subprocess.check_output([sys.executable, "-c", BECOMES], text=True)
     assert said == f"{(FIRST,) * 3} {(LAST,) * 3} []\n"

@@ -142,8 +142,8 @@ def test_what_a_child_says_is_of_its_state_alone(monkeypatch):
         assert sock.recv(100) == b"READY=1\nSTATUS=well"
         with pytest.raises(BlockingIOError):
             sock.recv(100, socket.MSG_DONTWAIT)
-    os.close(pipe.readable)
-    os.close(pipe.writable)
+    for fd in (pipe.readable, pipe.writable, pipe.systemd):
+        os.close(fd)
 
 
 def test_watchdogs_of_others(monkeypatch):
