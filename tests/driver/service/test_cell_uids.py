@@ -296,6 +296,21 @@ def test_subordinate_uids_have_the_home_of_their_owner(prepared, monkeypatch, tm
         cells.assign(OTHER)
 
 
+def test_homes_that_are_gone_or_half_made_are_made(prepared):
+    """The next start makes a home that root has removed, which is the remedy for a range that is used up, and one that
+    a start which was killed has half made.
+    """
+    cells = prepared(FIRST)
+    cells.assign(FRIEND)
+    (cells.homes / str(FRIEND)).rmdir()
+    (cells.homes / "new-killed/home").mkdir(parents=True)
+    os.chown(cells.homes / "new-killed/home", FIRST, FIRST)
+    cells = prepared(SECOND)
+    for account, uid in ((OTHER, FIRST), (FRIEND, SECOND)):
+        cells.assign(account)
+        assert (cells.homes / str(account)).stat().st_uid == uid
+
+
 def test_numbers_that_something_has_are_refused(monkeypatch, tmp_path):
     """A range that has a number of an account, a group, a table of subordinate ones or the group that is served is
     refused, and told which, before anything is made; an example is not.
