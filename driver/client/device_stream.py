@@ -236,7 +236,12 @@ class DeviceStream(ResultStream):
             turns.feed.give_room(freed + depth)
 
     def _taken(self, turns: Turns) -> Result | None:
-        """Return the next result; None: the stream goes on in larger memory. Raise StatusError, PeerDied."""
+        """Return the next result; None: the stream goes on in larger memory, or another thread or task has closed it.
+
+        Raise StatusError, PeerDied.
+        """
+        if self._is_closed:
+            return None
         result, goes_on = turns.feed.pop(partial(self._result_of, turns))
         if result.status == ErrorStatus.NONE:
             self._end_by(goes_on)
@@ -289,4 +294,4 @@ class DeviceStream(ResultStream):
         """End it, within a step. What it has left on the device is of no use any more."""
         self._is_closed = True
         if self._turns and not self.ended_by:
-            self._turns.feed.close()
+            self._turns.feed.end()

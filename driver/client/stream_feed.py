@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from burst import ErrorStatus, Result
+from burst import BurstError, ErrorStatus, Result
 from driver.client.completion import Completion
 
 if TYPE_CHECKING:
@@ -48,6 +48,12 @@ class StreamFeed:
         with self._lock:
             self._failure = self._failure or error
             return self._told()
+
+    def end(self) -> None:
+        """End the stream; what waits for news is complete, and so is what will."""
+        self.close()
+        if waiting := self.fail(BurstError("the stream was closed")):
+            waiting.call_back()
 
     def _told(self) -> Completion | None:
         waiting, self._waiting = self._waiting, None

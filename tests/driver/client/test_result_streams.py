@@ -154,6 +154,21 @@ def test_a_result_that_the_caller_changes(device, asked):
     assert found[-1] == 20
 
 
+def test_one_that_is_closed_while_a_task_waits(connect, kit):
+    """The task, which waits for the next result, finds the stream at its end."""
+
+    async def run(burst):
+        stream = burst.stream_results([np.zeros((1, 4), np.float32)], feedback=FEED)
+        assert await anext(stream)
+        waiting = asyncio.ensure_future(anext(stream, "the end"))
+        await asyncio.sleep(0)
+        stream.close()
+        return await asyncio.wait_for(waiting, kit.patience)
+
+    with connect("Slow").prepare(kit.add_model()) as prepared, prepared.burst() as burst:
+        assert asyncio.run(run(burst)) == "the end"
+
+
 class TestRoom:
     def test_results_that_are_held(self, counting):
         """They stay what they are; when all memory is in them, that is said, and goes on once some are dropped."""
