@@ -212,11 +212,12 @@ class DeviceStream(ResultStream):
     def _awaited(self) -> Turns | None:
         """Return where the next result arrives, with room for it; None: it is the first one, or none comes.
 
-        Raise ResultsHeld.
+        Raise ResultsHeld, and DriverError in a forked child.
         """
         turns = self._turns
         if self._first or self.ended_by or self._is_closed or turns is None:
             return None
+        self._executor.device.check_process()
         if not self._is_latest:
             self._free(turns)
         return turns

@@ -64,6 +64,8 @@ with driver.connect(odd("Slow")) as device, device.prepare(add_model()) as prepa
         burst.run(zero)
         done = burst.submit(zero)
         done.result()
+        results = burst.stream_results([zero], feedback={"output_0": "input_0"}, most=2, also=["output_0"])
+        next(results)
         array = burst.inputs[0]
         array[...] = x
         future = burst.submit()
@@ -81,7 +83,7 @@ with driver.connect(odd("Slow")) as device, device.prepare(add_model()) as prepa
                 "result(t)": lambda: future.result(1), "exception": lambda: future.exception(),
                 "cancel": lambda: future.cancel(), "run_async": lambda: asyncio.run(burst.run_async(zero)),
                 "stream": lambda: asyncio.run(each()), "free": lambda: burst.free_memory(None),
-                "execute": lambda: burst.execute(None),
+                "execute": lambda: burst.execute(None), "results": lambda: next(results),
             }
             said = {}
             for name, use in uses.items():
@@ -93,6 +95,7 @@ with driver.connect(odd("Slow")) as device, device.prepare(add_model()) as prepa
                     said[name] = repr(error)
             wrong = {name: what for name, what in said.items() if what is not True}
             wrong |= {} if done.result().outputs[0].sum() == 4 else {"done": done.result()}
+            results.close()
             burst.close()
             burst.close()
             print(wrong, file=sys.stderr) if wrong else None
@@ -101,6 +104,7 @@ with driver.connect(odd("Slow")) as device, device.prepare(add_model()) as prepa
         array[0, 0] = 0
         thread.join()
         assert future.result().outputs[0].tolist() == [[1, 10, 10, 10]]
+        assert [result.outputs[0].sum() for result in results] == [8]
         assert (burst.run(zero).outputs[0] == 1).all()
         assert (burst.submit(zero).result().outputs[0] == 1).all()
         assert asyncio.run(burst.run_async(zero)).outputs[0].sum() == 4
