@@ -175,7 +175,7 @@ class AnswerThread:
             case [int(number), list(outcome)]:
                 fields = fields_of(outcome)
             case [int(number), list(outcome), int(goes_on)]:
-                self._step_answered(number, Result(*fields_of(outcome)), goes_on, done)
+                self._step_answered(number, Result(*fields_of(outcome)), goes_on)
                 return
             case _:
                 raise Malformed("the device sent a malformed answer")
@@ -192,10 +192,10 @@ class AnswerThread:
         else:
             launched.completion.conclude(lambda: launched.finish(result))
 
-    def _step_answered(self, number: int, result: Result, goes_on: int, done: list[Completion]) -> None:
+    def _step_answered(self, number: int, result: Result, goes_on: int) -> None:
         feed = self._streams.get(number) if goes_on == GOES_ON else self._streams.pop(number, None)
-        if feed and (completion := feed.take(result, goes_on)):
-            done.append(completion)
+        if feed:
+            feed.take(result, goes_on)
 
     def _end(self, error: Exception, done: list[Completion]) -> None:
         self.is_over = True  # before the pending ones end: what is launched after that cannot be sent
@@ -207,8 +207,7 @@ class AnswerThread:
         while self._streams:
             with suppress(KeyError):  # it was closed meanwhile
                 _, feed = self._streams.popitem()
-                if completion := feed.fail(error):
-                    done.append(completion)
+                feed.fail(error)
         while self._pending:
             with suppress(KeyError):  # it was cancelled meanwhile
                 _, launched = self._pending.popitem()

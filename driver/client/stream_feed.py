@@ -32,8 +32,8 @@ class StreamFeed:
         self._failure: BaseException | None = None
         self.left = self.skipped = 0  #: steps that were taken or dropped; and dropped
 
-    def take(self, result: Result, goes_on: int) -> Completion | None:
-        """Add a step; return what waits for news, complete, for the caller to call back."""
+    def take(self, result: Result, goes_on: int) -> None:
+        """Add a step."""
         with self._lock:
             self._arrived.append((result, goes_on))
             if self._is_latest and len(self._arrived) > 1:
@@ -41,23 +41,24 @@ class StreamFeed:
                 self.left += 1
                 self.skipped += 1
                 self.give_room(self.left + self.depth)
-            return self._told()
+            self._tell()
 
-    def fail(self, error: BaseException) -> Completion | None:
-        """Note that nothing comes any more. Return as `take` does."""
+    def fail(self, error: BaseException) -> None:
+        """Note that nothing comes any more."""
         with self._lock:
             self._failure = self._failure or error
-            return self._told()
+            self._tell()
 
     def end(self) -> None:
         """End the stream; what waits for news is complete, and so is what will."""
         self.close()
-        if waiting := self.fail(BurstError("the stream was closed")):
-            waiting.call_back()
+        self.fail(BurstError("the stream was closed"))
 
-    def _told(self) -> Completion | None:
+    def _tell(self) -> None:
+        """Complete what waits for news. It calls back at once, which tells an event loop, however much more arrives."""
         waiting, self._waiting = self._waiting, None
-        return waiting and waiting.finish(_NEWS)
+        if waiting:
+            waiting.finish(_NEWS).call_back()
 
     def news(self) -> Completion:
         """Return what is done as soon as `pop` has something to return or to raise."""

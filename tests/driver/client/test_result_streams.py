@@ -21,6 +21,7 @@ from burst import (
     PeerDied,
     Request,
     RequestArgument,
+    Result,
     ResultsHeld,
 )
 from driver import BufferDesc, BufferRole
@@ -354,6 +355,14 @@ class TestOnBuffers:
             feed.give_room(2)
             result, goes_on = taken(feed, kit)
             assert (result.status, goes_on) == (ErrorStatus.INVALID_ARGUMENT, 3)
+
+
+def test_news_are_told_at_once():
+    """The event loop of a task that waits is told while more answers arrive, which another thread takes first."""
+    feed, told = StreamFeed(2, None, is_latest=False), []
+    feed.news().when_done(told.append)
+    feed.take(Result(ErrorStatus.NONE), 0)
+    assert len(told) == 1
 
 
 def feeds():
