@@ -21,6 +21,7 @@ from driver.interface import BindOptions, Preparation
 pytestmark = pytest.mark.integration
 
 BENCH = Path(__file__).parents[2] / "bench"
+MODELS = Path(__file__).parents[1] / "driver/importers/onnx_models"
 
 needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each side needs a CPU of its own")
 
@@ -240,6 +241,20 @@ def test_the_script_of_unchanged_programs_measures_both_ways(tmp_path):
     assert ours["device"] > 90
     assert ours["program"] < 10
     assert text.count("burst exec") >= 1
+
+
+@needs_two_cpus
+@pytest.mark.stress
+def test_the_script_of_session_runs_measures_files(tmp_path):
+    """Each file both ways, with the ratio of the two; one that does not run is named."""
+    pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
+    net, damaged = MODELS / "encoder.onnx", tmp_path / "damaged.onnx"
+    damaged.write_bytes(b"no model")
+    found, text = run("session_runs.py", tmp_path, "--files", str(net), str(damaged), "--seconds", "0.05")
+    (row,) = found["subjects"]
+    assert row["name"] == f"{net.parent.name}/{net.name}"
+    assert row["own"] > 0 < row["ours"]
+    assert "damaged.onnx: runs with none of the sizes" in text
 
 
 @needs_two_cpus
