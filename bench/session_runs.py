@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> Runs:
         for path in args.files or shipped():
             name = "/".join(Path(path).parts[-2:])
             if block(below, path, 0.01) is None:  # the file is tried once, before the first program has it
-                print(f"{name}: runs with none of the sizes", file=sys.stderr)
+                runs.drop(name, "it runs with none of the sizes")
                 continue
             found: dict[str, list[float]] = {OWN: [], OURS: []}
             for way in rounds(args.pairs, [OWN, OURS], lambda way, name=name: f"{name}, {way}"):
@@ -100,6 +100,7 @@ SESSION_RUNS = Question(
         "--seconds": {"type": float, "default": 1.0, "help": "of runs in a program that count (default 1)"},
     },
     figures=("own", "ours", "ratio"),
+    bars=("ratio", "x"),
     label=lambda name: name,
     kept=("seconds",),
     is_pinned=False,

@@ -102,6 +102,7 @@ UNCHANGED = Question(
     },
     options={"--runs": {"type": int, "default": 400, "help": "on a runtime that loses memory (default 400)"}},
     figures=("ms", "cpu", "program", "device"),
+    bars=("ms", "ms"),
     label=lambda name: name,
     ours=(OURS,),
     kept=("runs",),
