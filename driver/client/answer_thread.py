@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _LONGEST = 10**6  # milliseconds that one poll may take
 _UNKNOWN = "nothing is known of this execution"
 _MOST_AT_ONCE = 4096  # answers before callbacks, so that they come while a program goes on launching
+_MOST_OF_STREAMS = 64  # the same where streams are open, whose answers need no request of the program's
 
 
 class _Launched(NamedTuple):
@@ -155,7 +156,7 @@ class AnswerThread:
 
     def _drain(self, done: list[Completion]) -> None:
         with suppress(Timeout):
-            while len(done) < _MOST_AT_ONCE:
+            for _ in range(_MOST_OF_STREAMS if self._streams else _MOST_AT_ONCE):
                 message = self._channel.receive(0)
                 message.close()
                 self._answered(message.body, done)

@@ -16,8 +16,10 @@ from driver.client.answer_thread import AnswerThread
 from driver.client.job import Job
 from driver.client.lane_socket import LaneSocket
 from driver.client.socket_lane import SocketLane
+from driver.client.stream_feed import StreamFeed
 from driver.deadlines import Wait
 from driver.protocol.lane_codec import encode_outcome
+from driver.protocol.stream_terms import GOES_ON, answer_to_step
 
 ROW = 16  # bytes
 MANY = 20_000
@@ -180,3 +182,28 @@ class TestCallbacks:
             may_end.set()
             kit.until(lambda: len(seen) == 2)
         assert seen == [True, True]
+
+    def test_a_stream_holds_them_up_for_some_steps_only(self, kit):
+        """However many results a stream has there, an execution that was answered is called back between them."""
+        near, far = Channel.pair()
+        may_go_on, seen = threading.Event(), []
+        feed = StreamFeed(64, None, is_latest=False)
+
+        def take(result, goes_on):
+            may_go_on.wait(kit.patience)
+            seen.append("step")
+
+        feed.take = take
+        with far:
+            answers = AnswerThread(LaneSocket(near, SlotTable(DropList(self.tell))), lambda: None)
+            answers.open_stream(7, lambda _: b"\x90", feed)
+            request, _ = kit.request([np.zeros((1, 4), np.float32)], ROW)
+            launched = answers.launch(1, (1, Job(request, Wait.of(None, None)), object()), lambda result: result)
+            launched.add_done_callback(lambda _: seen.append("called back"))
+            success = encode_outcome(Outcome(ErrorStatus.NONE))
+            step = answer_to_step(7, success, GOES_ON)
+            for answer in (step, b"\x92\x01" + success, *[step] * 150):
+                far.send_raw(answer)
+            may_go_on.set()
+            kit.until(lambda: len(seen) == 152)
+        assert seen.index("called back") <= 64
