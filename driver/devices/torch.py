@@ -13,6 +13,7 @@ from driver.devices.lowering.errors import LibraryFailed, in_words
 from driver.devices.stoppable import Attempt
 from driver.formats.pt2_archive import Pt2Archive
 from driver.interface import Needs
+from driver.nn import InvalidModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
     from driver.nn import Model
     from driver.nn.file_form import ModelFile
     from driver.options import Preference
+
+
+_RETURN_ARGUMENTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "atleast_1d", "atleast_2d"}
+_RETURN_ARGUMENTS |= {"atleast_3d", "type_as", "einsum", "pad", "broadcast_tensors", "meshgrid", "sum_to_size"}
+_RETURN_ARGUMENTS |= {"unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "_unsafe_view", "cartesian_prod"}
+_RETURN_ARGUMENTS |= {"chain_matmul", "unflatten_dense_tensors"}
+"""Operators that may return what they were given, or a view of it, and do not say so."""
 
 
 @cache
@@ -58,9 +66,47 @@ class TorchDevice(FileDevice):
         check_ports(model, inputs, outputs)
         try:
             program = _torch().export.load(archive.cleaned())
+            _refuse_writes(program)
             return TorchModel(model, program, inputs, outputs)
+        except InvalidModel:
+            raise
         except Exception as error:  # of any kind: PyTorch believes a file, in Python
             raise LibraryFailed(f"PyTorch rejected the file: {type(error).__name__}: {in_words(error)}") from error
+
+
+def _refuse_writes(program: Any) -> None:
+    """Raise InvalidModel if an operator may write to an input, a weight or a buffer, which others read, too."""
+    torch = _torch()
+    for module in program.graph_module.modules():
+        kept = set[Any]()  # values that may lie in such memory
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            operator = node.target
+            if not isinstance(operator, torch._ops.OpOverload):
+                if node.op != "output" and (not node.all_input_nodes or kept.intersection(node.all_input_nodes)):
+                    kept.add(node)  # a placeholder, an element of a list, a branch
+                continue
+            if written := kept.intersection(_lent(node, is_written=True)):
+                names = ", ".join(sorted(each.name for each in written))
+                raise InvalidModel(f"{operator} would write to {names:.80}; export a function that changes no argument")
+            if kept.intersection(_lent(node, is_written=False)):
+                kept.add(node)
+
+
+def _lent(node: Any, *, is_written: bool) -> list[Any]:
+    """Return the values that an operator writes to; or those of which it may return views."""
+    operator, found = node.target, list[Any]()
+    schema = operator._schema
+    if not is_written:
+        if operator.name().removeprefix("aten::").partition(".")[0] in _RETURN_ARGUMENTS:
+            return list(node.all_input_nodes)
+        if not any(returned.alias_info for returned in schema.returns):
+            return []
+    given = [*zip(schema.arguments, node.args, strict=False)]
+    given += [(argument, node.kwargs.get(argument.name)) for argument in schema.arguments]
+    for argument, value in given:
+        if argument.alias_info and argument.alias_info.is_write >= is_written:
+            _torch().fx.node.map_arg(value, found.append)
+    return found
 
 
 def _port(tensor: Pt2Tensor) -> FilePort:

@@ -12,6 +12,7 @@ from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.torch import TorchDevice
 from driver.errors import ExecutionFailed, ImportFailed, OutputInsufficientSize
 from driver.interface import BindOptions, Preparation
+from driver.nn import InvalidModel
 
 if lacks := TorchDevice.missing():
     pytest.skip(f"{lacks}; needs the extra 'torch'", allow_module_level=True)
@@ -130,6 +131,41 @@ def test_what_is_refused(torch):
     with pytest.raises(ImportFailed, match="changes 'view' in place, by mul_"):
         driver.load(exported(torch, lambda x: x.view(2, 2).mul_(2), torch.zeros(4)))
     assert driver.load(exported(torch, lambda x: (x + 1).mul_(2), torch.zeros(4))).inputs[0].shape == (4,)
+
+
+WRITES = {
+    "a part": lambda torch, x: x.split(2)[0].mul_(5),
+    "a row": lambda torch, x: x.view(2, 2).unbind()[1].add_(5),
+    "an output argument": lambda torch, x: torch.ops.aten.add.out(x, x, out=x),
+    "a list": lambda torch, x: (torch.ops.aten._foreach_mul_.Scalar([x], 3.0), x + 1)[1],
+    "what returns its argument": lambda torch, x: torch.dropout(x, 0.5, train=False).mul_(5),
+    "an equation": lambda torch, x: torch.einsum("ij->ji", x.view(2, 2)).mul_(5),
+}
+
+
+@pytest.mark.parametrize("case", WRITES)
+def test_no_program_writes_to_its_input(device, torch, case):
+    """Nor to a view of it, by any operator: it is the client's memory, and that of weights is of all clients."""
+    model = driver.load(exported(torch, lambda x: WRITES[case](torch, x), torch.ones(4)))
+    with pytest.raises(InvalidModel, match=r"would write to .*; export a function that changes no argument"):
+        prepared(device, model)
+
+
+def test_memory_of_its_own_is_written(device, torch):
+    """Operators in place on what a program has computed are run: most networks have some."""
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 3),
+        torch.nn.BatchNorm2d(2),
+        torch.nn.ReLU(inplace=True),
+        torch.nn.Flatten(),
+        torch.nn.Linear(8, 2),
+        torch.nn.SiLU(inplace=True),
+    ).eval()
+    x = torch.rand(1, 1, 4, 4)
+    ((_, raw),) = computed(prepared(device, driver.load(torch.export.export(network, (x,)))), [x.numpy()])
+    assert raw == network(x).detach().numpy().tobytes()
+    model = driver.load(exported(torch, lambda x: torch.relu_((x * 2).add_(x)), torch.ones(4)))
+    assert computed(prepared(device, model), [np.ones(4, np.float32)]) == [((4,), np.full(4, 3, np.float32).tobytes())]
 
 
 def test_a_file_that_pytorch_believes(device, tmp_path):
