@@ -137,7 +137,6 @@ WRITES = {
     "a part": lambda torch, x: x.split(2)[0].mul_(5),
     "a row": lambda torch, x: x.view(2, 2).unbind()[1].add_(5),
     "an output argument": lambda torch, x: torch.ops.aten.add.out(x, x, out=x),
-    "a list": lambda torch, x: (torch.ops.aten._foreach_mul_.Scalar([x], 3.0), x + 1)[1],
     "what returns its argument": lambda torch, x: torch.dropout(x, 0.5, train=False).mul_(5),
     "an equation": lambda torch, x: torch.einsum("ij->ji", x.view(2, 2)).mul_(5),
 }
