@@ -11,13 +11,16 @@ import os
 import resource
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from burst import ResourceExhaustedPersistent, ResourceExhaustedTransient
 from burst.memory_limits import control_group_bytes, control_groups, machine_bytes
 from burst.run_queue import MOST_WEIGHT
 from driver.config import configured, in_home, of_device
 from driver.protocol.ledger_report import FigureLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 RELEASE = "release buffers and models"
 """What a client can do that has used up its bytes."""
@@ -157,17 +160,22 @@ class Limits:
                 f"the limit {name} = {most} is reached, with {there} in use; {remedy}{or_raise(name)}"
             )
 
-    def check_threads(self, there: int) -> None:
-        """Raise ResourceExhaustedTransient if an engine has so many threads that it may begin no more for models.
+    def check_threads(self, there: int, of_account: Callable[[], int]) -> None:
+        """Raise ResourceExhaustedTransient if an engine has so many threads that an account may have no more models.
 
-        Those that runtimes start are in no ledger; in an engine of its own they are its account's.
+        `there`: all. `of_account`: called where accounts share the engine; returns how many are this account's, by the
+        ledger and of a runtime's. In an engine of its own all are its.
         """
-        of = self.figures()["threads"]
-        most = (of.device if self.process.is_shared else of.account) + OWN_THREADS
+        of, whose = self.figures()["threads"], "the device's engine has"
+        most_of_account, most = of.account + OWN_THREADS, of.device + OWN_THREADS
+        if not self.process.is_shared:
+            most = most_of_account
+        elif most_of_account < there <= most:
+            there, most, whose = of_account(), most_of_account, "this account has in the device's engine"
         if there > most:
             raise ResourceExhaustedTransient(
-                f"the device's engine has {there} threads, with those that its runtime has started for models, and may "
-                f"have {most} (account_threads and {OWN_THREADS}); release models{or_raise('account_threads')}"
+                f"{whose} {there} threads, with those that its runtime has started for models, and may have {most} "
+                f"(account_threads and {OWN_THREADS}); release models{or_raise('account_threads')}"
             )
 
     def check_size(self, name: str, size: int, remedy: str) -> None:

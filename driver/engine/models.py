@@ -30,6 +30,7 @@ from driver.engine.cache.compilations import Declined
 from driver.engine.driver_execution import DriverExecution
 from driver.engine.hints import BurstHints, Hints
 from driver.engine.preparations import PreparationEstimates, PreparationTime
+from driver.engine.runtime_threads import starting_threads_for
 from driver.interface import Preparation
 from driver.nn.older import form_for_version
 from driver.options import LOW
@@ -348,17 +349,18 @@ class ModelImprover:
 
     def _begin(self, wanted: weakref.ref[SharedModel], uid: int, pace: Callable[[], object]) -> None:
         try:
-            self._threads.submit(uid, partial(self._improve, wanted, pace))
+            self._threads.submit(uid, partial(self._improve, wanted, uid, pace))
         except ResourceExhaustedTransient as error:
             _log.warning("a model is not improved; the first compilation stays in use: %s", error)
 
-    def _improve(self, wanted: weakref.ref[SharedModel], pace: Callable[[], object]) -> None:
+    def _improve(self, wanted: weakref.ref[SharedModel], uid: int, pace: Callable[[], object]) -> None:
         shared = wanted()
         if shared is None:  # no client holds it any more
             return
         better: PreparedModel | None = None
         try:
-            better = shared.use.run(partial(shared.prepared.improved, shared.use.preparation(pace)))
+            with starting_threads_for(uid):
+                better = shared.use.run(partial(shared.prepared.improved, shared.use.preparation(pace)))
         except Exception:  # noqa: BLE001 (the thread must go on)
             _log.exception("a model could not be improved; the first compilation stays in use")
         if better is not None:

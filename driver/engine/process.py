@@ -41,6 +41,7 @@ from driver.engine.limits import WEIGHT, limits, weights
 from driver.engine.models import ModelImprover, ModelStore, ModelUse, SharedModel
 from driver.engine.preparations import Pacer, Preparations
 from driver.engine.running_files import GRACE, RunningFiles
+from driver.engine.runtime_threads import starting_threads_for, threads_started_for
 from driver.engine.totals import Totals, summed
 from driver.interface import Device
 from driver.libc import function
@@ -274,15 +275,18 @@ class Engine:
         """
         check_entry("before start")
         self.check_available()
-        self.limits.check_threads(len(os.listdir("/proc/self/task")))
-        use, uid = ModelUse.of(arguments), holder.account.uid
+        account, uid = holder.account, holder.account.uid
+        self.limits.check_threads(
+            len(os.listdir("/proc/self/task")), lambda: account.held["threads"] + threads_started_for(uid)
+        )
+        use = ModelUse.of(arguments)
         store, spend = self._store(uid), partial(holder.spend, "preparing_seconds")
 
         def traced() -> SharedModel:
             with due(arguments.deadline), blamed(arguments.trace):
                 return make(store, use, spend)
 
-        with self._preparations.one(), self.latency.around(use.preference):
+        with self._preparations.one(), self.latency.around(use.preference), starting_threads_for(uid):
             shared = use.run(traced)
         check("preparing")
         self._improver.watch(shared, uid, self.pace)

@@ -26,6 +26,7 @@ from burst import ErrorStatus, Request, RequestArgument
 from burst.channel import close_all
 from driver.cli.command import burst as command
 from driver.client import discovery
+from driver.engine.limits import OWN_THREADS
 from driver.monitor import Watcher
 from driver.runtime import capabilities
 from driver.service import serve as serving
@@ -685,3 +686,20 @@ def test_model_files_of_others_may_be_allowed(accounts):
         use = f"device = driver.connect({address!r})", FILE.format(folder=str(Path(__file__).parents[1]))
         assert accounts[0].do(*use) == [None]
         assert accounts[0].do("out = device.prepare(file).run(0 * X[0])[0].tolist(), device.close()") == [[1] * 4, None]
+
+
+@pytest.mark.integration
+def test_threads_that_a_runtime_starts_are_their_accounts(accounts):
+    """On an engine that accounts share, models with more threads than one account may have are refused to it alone."""
+    options, most = ("--group", GROUP, "--files-of-others"), 16
+    device = f"{SINGLE.partition(':')[0]}:Filer"
+    with foreign(*options, device=device, limits=f"account_threads = {most}\n") as (address, _):
+        words = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})", "from worded_files import *"
+        for client in accounts[:2]:
+            assert client.do(*words, f"device = driver.connect({address!r})", "models = []") is None
+        load = "for n in range({}): models.append(device.prepare(file_model(f'load:threads {{n}}')))"
+        refused = accounts[0].do(load.format(2 + (most + OWN_THREADS) // 16))
+        assert "this account has in the device's engine" in refused
+        assert "its runtime has started for models" in refused
+        assert accounts[1].do(load.format(2)) is None
+        assert [client.do("device.close()") for client in accounts[:2]] == [None, None]
