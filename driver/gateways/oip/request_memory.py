@@ -29,6 +29,7 @@ _WITHIN = 10.0  # seconds for others' requests to leave room
 _EVERY = 5.0  # seconds between two looks at this process's memory
 LARGE = 64 << 20  #: bytes: having grown by so many, the process gives back what the C library keeps
 _OF_JSON = {b"{": 400, b":": 150, b"[": 96, b",": 96}  # bytes of what such a byte can begin, in 64-bit CPython
+_OF_TWO, _OF_FOUR = 0xC4, 0xF0  # the least first bytes in UTF-8 of characters that take so many bytes in CPython
 _CHUNK = 1 << 20
 _trim = function("malloc_trim", "int(*)(size_t pad)")
 
@@ -191,13 +192,19 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-def json_bytes(body: bytes | memoryview) -> int:
-    """Return how many bytes JSON takes at most once it is decoded."""
-    found, signs = len(body), np.frombuffer(body, np.uint8)
+def json_bytes(body: bytes) -> int:
+    """Return how many bytes JSON takes at most once it is decoded: its text, and the values.
+
+    CPython gives all characters of a text the width of the widest. While a string with escapes grows, there is a second
+    copy of it.
+    """
+    signs, found, top = np.frombuffer(body, np.uint8), 0, 0
     for begin in range(0, len(signs), _CHUNK):
         chunk = signs[begin : begin + _CHUNK]
         found += sum(size * int(np.count_nonzero(chunk == sign[0])) for sign, size in _OF_JSON.items())
-    return found
+        top = max(top, int(chunk.max()))
+    width = 4 if top >= _OF_FOUR else 2 if top >= _OF_TWO else 1
+    return found + len(body) * (width + 2 * (4 if b"\\u" in body else width))
 
 
 _FIELD = 512  # bytes that one field can take: an input without a name is one, and so is an empty string
