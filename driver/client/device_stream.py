@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 _ON_DEVICE = OutputShape((0,), is_sufficient=True)
 """The shape of an output that results do not have."""
 
+_HINT = "; an output that is fed back and in `also` or `until` keeps the shape of the first step: leave it out of these"
+
 
 class StepMemory:
     """Where the steps of a stream read and write: inputs, and for each fed value that stays there two buffers."""
@@ -46,6 +48,8 @@ class StepMemory:
         self._model, self._plan = model, _ = executor.model, plan
         self._graph, self._fed = model.main, {n for _, n in plan.feedback}
         self.shown = [(m, n) for m, n in plan.feedback if m in plan.told]  #: fed back, and told
+        is_open = any(0 in self._graph.operands[self._graph.outputs[m]].dimensions for m, _ in self.shown)
+        self.hint = _HINT if is_open else ""
         self.names = tuple(tensor.name for tensor in model.inputs)
         given = by_position(inputs, self.names, model.optional)
         self._given = {n: a for n, a in enumerate(given) if isinstance(a, Buffer)}
@@ -251,7 +255,7 @@ class DeviceStream(ResultStream):
             self._open(sizes)
             return None
         self._is_closed = True
-        raise status_error(result.status, result.message, result.cause)
+        raise status_error(result.status, result.message + self._memory.hint, result.cause)
 
     def _result_of(self, turns: Turns, number: int, result: Result) -> Result:
         """Return the result of a step in its memory; a copy, where newer ones are to take that."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _RETURN_ARGUMENTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "atleast_1d", "atleast_2d"}
 _RETURN_ARGUMENTS |= {"atleast_3d", "type_as", "einsum", "pad", "broadcast_tensors", "meshgrid", "sum_to_size"}
 _RETURN_ARGUMENTS |= {"unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "_unsafe_view", "cartesian_prod"}
-_RETURN_ARGUMENTS |= {"chain_matmul", "unflatten_dense_tensors"}
+_RETURN_ARGUMENTS |= {"chain_matmul", "flatten_dense_tensors", "unflatten_dense_tensors"}
 """Operators that may return what they were given, or a view of it, and do not say so."""
 
 

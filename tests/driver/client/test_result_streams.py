@@ -15,6 +15,7 @@ import pytest
 import driver
 from burst import (
     ErrorStatus,
+    GeneralFailure,
     Memory,
     MissedDeadlinePersistent,
     MissedDeadlineTransient,
@@ -42,6 +43,14 @@ def counter(by=1.0):
     value = builder.operation("ADD", step, np.full(4, by, np.float32), 0)
     builder.output(value)
     builder.output(builder.operation("GREATER_EQUAL", value, limit))
+    return builder.build()
+
+
+def doubling():
+    """x, twice."""
+    builder = driver.ModelBuilder()
+    x = builder.input("float32", (0,))
+    builder.output(builder.operation("CONCATENATION", x, x, 0))
     return builder.build()
 
 
@@ -269,6 +278,12 @@ class TestBadInput:
     def test_values_of_any_kind(self, counting, values):
         """Arrays and sets of integers, and numbers of numpy, are values of an output too."""
         assert len([0 for _ in counting.stream_results(begin(), feedback=FEED, until={VALUE: values})]) == 6
+
+    def test_a_shape_that_does_not_stay(self, device):
+        """A state that results have is read where they lie, and cannot grow there: the error says what to leave out."""
+        said = pytest.raises(GeneralFailure, match=r"gives dimensions .*: leave it out of these")
+        with device.prepare(doubling()) as prepared, prepared.burst() as burst, said:
+            list(burst.stream_results([np.ones(1, np.float32)], feedback=FEED, also=[VALUE]))
 
     def test_inputs(self, counting):
         """Arrays of another shape are refused as `run` refuses them."""

@@ -15,7 +15,15 @@ import stress
 from small_models import sum_model
 
 import driver
-from burst import GeneralFailure, InvalidArgument, Memory, Request, RequestArgument, StatusError
+from burst import (
+    GeneralFailure,
+    InvalidArgument,
+    Memory,
+    Request,
+    RequestArgument,
+    ResourceExhaustedTransient,
+    StatusError,
+)
 from driver import BufferDesc, BufferRole
 from driver.engine.driver_execution import DriverExecution
 from driver.interface import BoundExecution
@@ -399,3 +407,17 @@ class TestTrouble:
             kit.until(lambda: 1 in numbers(place, "close"))
         with trouble(place, f"nbytes {2**19}"):
             buffers_of(troubled, 1)
+
+
+def test_a_stream_whose_state_grows(configure):
+    """It counts for what the client may hold: the step that would exceed it fails, and the client goes on."""
+    path = configure(client_bytes=2**21)
+    builder = driver.ModelBuilder()
+    x = builder.input("float32", (0,))
+    builder.output(builder.operation("CONCATENATION", x, x, 0))
+    with driver.connect("reference") as device, device.prepare(builder.build()) as prepared, prepared.burst() as burst:
+        stream = burst.stream_results([np.ones(1, np.float32)], feedback={"output_0": "input_0"}, most=100)
+        said = f"of the {2**21} that a client may use.*client_bytes.*{path}"
+        with pytest.raises(ResourceExhaustedTransient, match=said):
+            sum(1 for _ in stream)
+        assert prepared.run(np.ones(1, np.float32))[0].tolist() == [1, 1]
