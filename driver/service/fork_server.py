@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     Work = Callable[[Channel], object]
 
 _MOST_WORDS, _CHUNK = 300, 64 << 10  # characters; bytes, as many as a pipe holds
+_MOST_CHUNKS = 16  # as many as a process without privileges may have a pipe hold
 SCORES = {Path("/proc"): Access.WRITE}
 """What the server and the process that forks it keep, so that `_forked` may make its children the first to end when
 memory runs out.
@@ -97,14 +98,19 @@ class LastWords:
         os.set_blocking(self.readable, False)
         self._kept = b""
 
-    def read(self) -> None:
-        """Take what is in the pipe, and make room there; the process waits for that."""
-        with suppress(BlockingIOError):
+    def read(self) -> bool:
+        """Take a chunk of what is in the pipe, and make room there; the process waits for that. False: it is empty."""
+        try:
             self._kept = (self._kept + os.read(self.readable, _CHUNK))[-4 * _MOST_WORDS :]
+        except BlockingIOError:
+            return False
+        return True
 
     def finish(self) -> str:
         """Return the words of a process that has ended, and close the pipe."""
-        self.read()
+        for _ in range(_MOST_CHUNKS):
+            if not self.read():
+                break
         os.close(self.readable)
         os.close(self.writable)
         return printable_line(self._kept)[-_MOST_WORDS:]

@@ -291,14 +291,22 @@ class Service:
     def close_socket(self, sock: socket.socket) -> None:
         """Close a client's socket, for threads that serve several accounts: what lies in it may take long to close.
 
-        Where too many wait to be closed, wait for room: the caller accepts no more of them meanwhile.
+        Where too many wait to be closed, wait for room, or for what ends this service: the caller accepts no more of
+        them meanwhile.
         """
         if self._closing:
             self._closing.close(sock)
-            while not self._closing.has_room:
-                time.sleep(_RETRY)
+            while not (self._closing.has_room or self._is_to_end(_RETRY)):
+                pass
         else:
             sock.close()
+
+    def _is_to_end(self, within: float) -> bool:
+        """Return True if the engine has ended, or `stop` is readable, now or within so many seconds. Any thread."""
+        poll, stop = select.poll(), self._options.stop
+        for fd in (self._engine.fileno(), *([] if stop is None else [stop])):
+            poll.register(fd, select.POLLIN)
+        return bool(poll.poll(within * 1e3))
 
     @property
     def has_lost_engine(self) -> bool:

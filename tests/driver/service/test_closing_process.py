@@ -287,6 +287,33 @@ def limit(pid, tasks):
     subprocess.run(words_as(SERVER, (GROUP,), words), check=True, cwd="/")
 
 
+MORE = """
+import contextlib, socket
+kept = []
+for _ in range(100):
+    kept.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK))
+    with contextlib.suppress(BlockingIOError):
+        kept[-1].connect({!r})
+"""
+
+
+@pytest.mark.integration
+def test_a_device_that_waits_for_room_can_be_stopped(accounts):
+    """While the process is stopped, and no other one can be started, SIGTERM ends a device that accepts no more."""
+    with foreign("--group", GROUP, device=SINGLE, limits="uid_clients = 1\n", descriptors=600) as (address, process):
+        hostile = accounts[0]
+        assert hostile.do(CONNECT.format(address)) is None
+        (closing,) = (each for each in psutil.Process(process.pid).children() if each.name() == "burst-closing")
+        closing.suspend()
+        limit(process.pid, 1)
+        descriptors = psutil.Process(process.pid).num_fds
+        most = descriptors() + 300
+        until(lambda: hostile.do(MORE.format(address)) or descriptors() >= most)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+        assert hostile.do("device.close()") is None
+
+
 def test_a_client_for_whom_no_thread_can_be_started(accounts):
     """A socket that lingers came with its hello: it is told so, and the next one is served."""
     other = accounts[1]

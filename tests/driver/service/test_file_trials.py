@@ -1,5 +1,6 @@
 """Model files that end the process of their runtime: the client that brought one gets an error, and no other does."""
 
+import fcntl
 import os
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from worded_files import FILER, X, file_model
 
 import driver
 from burst import GeneralFailure, InvalidArgument
+from driver.service.fork_server import LastWords
 
 
 @pytest.fixture
@@ -56,6 +58,14 @@ def test_a_file_that_writes_without_end(filer):
     """No more of it is kept than a pipe holds, and the last words are told."""
     with pytest.raises(GeneralFailure, match=r"again again of all that, 0 bytes are kept"):
         filer.prepare(file_model("load:flood"))
+
+
+def test_a_process_that_enlarges_its_pipe():
+    """Its last words are told, however much lies in the pipe before them."""
+    words = LastWords()
+    fcntl.fcntl(words.writable, fcntl.F_SETPIPE_SZ, 1 << 20)
+    os.write(words.writable, b"again\n" * 100_000 + LAST_WORDS)
+    assert words.finish().endswith(f"again {LAST_WORDS.decode().strip()}")
 
 
 def test_a_file_that_was_tried_once(filer, kit, process):
