@@ -32,6 +32,8 @@ _RETURN_ARGUMENTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alp
 _RETURN_ARGUMENTS |= {"atleast_3d", "type_as", "einsum", "pad", "broadcast_tensors", "meshgrid", "sum_to_size"}
 _RETURN_ARGUMENTS |= {"unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "_unsafe_view", "cartesian_prod"}
 _RETURN_ARGUMENTS |= {"chain_matmul", "flatten_dense_tensors", "unflatten_dense_tensors"}
+_RETURN_ARGUMENTS |= {"lift", "conj_physical", "to_dense", "_to_cpu", "_cast_Byte", "_cast_Char", "_cast_Short"}
+_RETURN_ARGUMENTS |= {"_cast_Int", "_cast_Long", "_cast_Half", "_cast_Float", "_cast_Double"}
 """Operators that may return what they were given, or a view of it, and do not say so."""
 
 

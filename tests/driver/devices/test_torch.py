@@ -138,6 +138,7 @@ WRITES = {
     "a row": lambda torch, x: x.view(2, 2).unbind()[1].add_(5),
     "an output argument": lambda torch, x: torch.ops.aten.add.out(x, x, out=x),
     "what returns its argument": lambda torch, x: torch.dropout(x, 0.5, train=False).mul_(5),
+    "what has nothing to do": lambda torch, x: x.conj_physical().mul_(5),
     "an equation": lambda torch, x: torch.einsum("ij->ji", x.view(2, 2)).mul_(5),
 }
 
