@@ -115,6 +115,12 @@ class PeerLimiter:
         """True if there is no visit."""
         return not self._all
 
+    @property
+    def is_working(self) -> bool:
+        """True if the server works for any."""
+        with self._lock:
+            return any(each.deadline is None for each in self._all)
+
     def evict(self, count: int) -> int:
         """End up to so many visits that wait for their peer; return their number.
 

@@ -47,6 +47,8 @@ _EVICTED = "other calls need this one's place or memory, because its request was
 _UNREAD = "the answer was not read in time"
 _UNREAD_EVICTED = "answers that are not read take too much memory, this one among them: read it as it comes"
 _LOOK = 0.25  # seconds between two looks at what calls wait for, and at this process's memory
+_FEW = 8  # looks
+_COPIES = 2  # of an answer that is not read: Python's and gRPC's
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -324,6 +326,7 @@ class GrpcDoor:
         except RuntimeError as error:
             raise OSError(f"cannot listen at {address}: {error}") from error
         self._unclaimed = UnclaimedMemory(self._front.memory, limits.incomplete)
+        self._with_answers = self._beyond = 0  #: looks since answers took memory, and at which there was too little
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._end_overdue, name="burst-oip-overdue", daemon=True)
 
@@ -378,7 +381,7 @@ class GrpcDoor:
             else:
                 _end(context, grpc.StatusCode.DEADLINE_EXCEEDED, _UNREAD)
 
-        return self._unread.add(account, nbytes, self._limits.time_of(nbytes), end)
+        return self._unread.add(account, _COPIES * nbytes, self._limits.time_of(nbytes), end)
 
     @contextmanager
     def _entered(self, limiter: PeerLimiter, context: Any, terms: CallTerms) -> Iterator[PeerVisit]:
@@ -416,16 +419,25 @@ class GrpcDoor:
     def _bound_memory(self) -> None:
         """Cancel RPCs before their time where they take too much memory together: those with unread answers if these
         are most of it, else those whose message has not come.
+
+        Those pay for what answers take that are being made, or that were ended a moment ago, only if it stays.
         """
-        if self._calls.is_empty and self._unread.is_empty:
+        has_answers = self._calls.is_working or not self._unread.is_empty
+        if self._calls.is_empty and not has_answers:
             self._unclaimed.note_idle()
-        elif excess := self._unclaimed.excess:
-            if 2 * self._unread.nbytes > self._limits.incomplete + excess:
-                evicted = self._unread.evict(excess)
-            else:
-                evicted = self._calls.evict(1 + excess // self._limits.message)
-            if evicted:
-                _LOG.warning("%d calls have ended: those that waited took %d bytes too many", evicted, excess)
+        self._with_answers = _FEW if has_answers else max(0, self._with_answers - 1)
+        excess = self._unclaimed.excess
+        self._beyond = self._beyond + 1 if excess else 0
+        if not excess:
+            return
+        if 2 * self._unread.nbytes > self._limits.incomplete + excess:
+            self._beyond, evicted = 0, self._unread.evict(excess)
+        elif self._with_answers == 0 or self._beyond >= _FEW:
+            evicted = self._calls.evict(1 + excess // self._limits.message)
+        else:
+            return
+        if evicted:
+            _LOG.warning("%d calls have ended: those that waited took %d bytes too many", evicted, excess)
 
     def close(self, grace: float) -> None:
         """Take no more requests, and give those that run so many seconds."""
