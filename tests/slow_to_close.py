@@ -48,3 +48,5 @@ class SlowToClose:
     def close(self):
         """Ends the lingering."""
         self._unread.close()
+
+    __del__ = close  # of a test that failed: the copy here would be closed next

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from fmq_peers import METHODS, holder, must_raise, process, take
+from fmq_peers import METHODS, holder, in_a_fork, must_raise, process, take
 
 import fmq
 
@@ -49,8 +49,14 @@ def test_a_hundred_queues_in_one_region_reach_another_process(method):
 
 def test_a_placed_queue_costs_no_descriptor_and_no_mapping():
     """A hundred queues with both ends: one mapping of the memory, one more descriptor for all their roles' locks."""
+    in_a_fork(place_a_hundred)  # no other thread opens or closes anything there
+
+
+def place_a_hundred():
     size = fmq.MessageQueue.nbytes("u1", 1000)
     region = fmq.Region.create(100 * size)
+    with fmq.MessageQueue.create("u1", 1) as first, first.writer(), first.reader():
+        pass  # a process opens some descriptors once
     before = held(region.nbytes)
     queues = [fmq.MessageQueue.create("u1", 1000, region=region, offset=i * size) for i in range(100)]
     ends = [(queue.writer(), queue.reader()) for queue in queues]

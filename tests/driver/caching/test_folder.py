@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import gc
 import itertools
 import json
 import os
@@ -584,17 +583,24 @@ def refusing(monkeypatch, step, number):
         yield failed
 
 
+def open_below(folder):
+    """The files of this process in that folder."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return [path for path in found if path.startswith(str(folder))]
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EMFILE, errno.EIO])
 def test_a_disk_that_refuses_at_any_step_is_an_oserror(folder, monkeypatch, number):
     """Out of locked, draft and commit alone; the entry is the old or the new one, and nothing stays open."""
     entry, found = folder.entry(TOKEN), []
-    gc.collect()  # of tests before this one
-    fds = len(os.listdir("/proc/self/fd"))
     for step in itertools.count(1):
         replace(entry, "old")
         with refusing(monkeypatch, step, number) as failed, contextlib.suppress(OSError):
             replace(entry, "new")
-        assert len(os.listdir("/proc/self/fd")) <= fds
+        assert open_below(folder.path) == []
         found.append(mark_of(entry))
         if not failed:
             break
@@ -609,14 +615,12 @@ def test_readers_meet_no_errors(folder, monkeypatch, number):
     """Whatever refuses: there is no entry then, and nothing stays open."""
     entry = folder.entry(TOKEN)
     replace(entry, "old")
-    gc.collect()  # of tests before this one
-    fds = len(os.listdir("/proc/self/fd"))
     for step in itertools.count(1):
         with refusing(monkeypatch, step, number) as failed:
             entry.note_hit()
             folder.entries()
             assert mark_of(entry) in {None, "old"}
-        assert len(os.listdir("/proc/self/fd")) <= fds
+        assert open_below(folder.path) == []
         if not failed:
             break
     assert step > 15
