@@ -322,10 +322,12 @@ def test_a_client_for_whom_no_thread_can_be_started(accounts):
         _, most = resource.getrlimit(resource.RLIMIT_NPROC)  # which it has inherited
         limit(process.pid, 1)
         slow, client = SlowToClose(), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        os.kill(process.pid, signal.SIGSTOP)  # until the hello is there, too
         client.connect(address)
         with Channel(client) as far:
             far.send([7, "hello"], [slow.fileno()])
             slow.leave()
+            os.kill(process.pid, signal.SIGCONT)
             assert "no more threads can be started" in str(far.receive(PATIENCE).body)
         limit(process.pid, most)
         assert other.do(CONNECT.format(address), "out = prepared.run(X)[0].tolist()") == [[2.0] * 4]
