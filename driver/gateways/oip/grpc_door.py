@@ -422,9 +422,11 @@ class GrpcDoor:
 
         Those pay for what answers take that are being made, or that were ended a moment ago, only if it stays.
         """
-        has_answers = self._calls.is_working or not self._unread.is_empty
-        if self._calls.is_empty and not has_answers:
+        if self._calls.is_empty and self._unread.is_empty:
             self._unclaimed.note_idle()
+            self._with_answers = self._beyond = 0
+            return
+        has_answers = self._calls.is_working or not self._unread.is_empty
         self._with_answers = _FEW if has_answers else max(0, self._with_answers - 1)
         excess = self._unclaimed.excess
         self._beyond = self._beyond + 1 if excess else 0
