@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from file_runs import bound, computed, prepared
 
 import driver
 from driver.devices.jax import JaxDevice
 from driver.devices.lowering.errors import LibraryFailed
 from driver.errors import ExecutionFailed, OutputInsufficientSize
-from driver.interface import BindOptions, Preparation
 from driver.nn import InvalidModel
 
 if lacks := JaxDevice.missing():
@@ -38,24 +38,6 @@ def jax(device):
 def exported(jax, function, *shapes, dtype="float32", **options):
     given = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
     return jax.export.export(jax.jit(function), **options)(*given)
-
-
-def prepared(device, model):
-    return device.prepare(model, Preparation())
-
-
-def bound(model, feeds, room=4096):
-    """An execution, and the memory of its outputs."""
-    outputs = [np.full(room, 0xA5, np.uint8) for _ in model.outputs]
-    return model.bind(feeds, outputs, BindOptions()), outputs
-
-
-def computed(model, feeds):
-    """The shapes and bytes of the outputs of one run."""
-    execution, outputs = bound(model, feeds)
-    execution.run()
-    sizes = [port.nbytes(shape) for port, (shape, _) in zip(model.outputs, execution.shapes, strict=True)]
-    return [(shape, raw[:n].tobytes()) for (shape, _), raw, n in zip(execution.shapes, outputs, sizes, strict=True)]
 
 
 def test_the_bits_of_jax_itself(device, jax):
