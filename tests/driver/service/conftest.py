@@ -4,7 +4,7 @@ import contextlib
 
 import accounts as other_accounts
 import pytest
-from served_devices import FRIEND, GROUP, OTHER, STRANGER, Client
+from served_devices import CONNECT, FRIEND, GROUP, OTHER, STRANGER, Client
 
 
 @pytest.fixture(scope="module")
@@ -18,3 +18,13 @@ def accounts():
         ]
         assert all(client.is_ready() for client in found)
         yield found
+
+
+@pytest.fixture
+def members(accounts, broker):
+    """The friend and the other, with a model prepared on the device of the file's `broker`."""
+    for client in accounts[:2]:
+        assert client.do(CONNECT.format(broker[0])) is None
+    yield accounts[:2]
+    for client in accounts[:2]:
+        assert client.do("device.close()") is None

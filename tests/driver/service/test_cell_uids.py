@@ -40,16 +40,6 @@ def broker(accounts):
         yield found
 
 
-@pytest.fixture
-def members(accounts, broker):
-    """The friend and the other, with a model prepared on that device."""
-    for client in accounts[:2]:
-        assert client.do(CONNECT.format(broker[0])) is None
-    yield accounts[:2]
-    for client in accounts[:2]:
-        assert client.do("device.close()") is None
-
-
 def status(pid):
     return dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
 

@@ -33,16 +33,6 @@ def broker(accounts):
         yield found
 
 
-@pytest.fixture
-def members(accounts, broker):
-    """The friend and the other, with a model prepared on that device."""
-    for client in accounts[:2]:
-        assert client.do(CONNECT.format(broker[0])) is None
-    yield accounts[:2]
-    for client in accounts[:2]:
-        assert client.do("device.close()") is None
-
-
 def descriptors(pid):
     """How many of each kind."""
     found = Counter()
