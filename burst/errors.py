@@ -131,7 +131,7 @@ def brief(arrays: Iterable[Any], names: Sequence[str] = ()) -> str:
 
 def _brief(array: Any) -> str:
     if not hasattr(array, "tolist"):  # what stands for an input has a dtype, too
-        return f"{array!r:.80}"
+        return f"{array!r:.400}"
     form = f"{array.dtype}{list(array.shape)}"
     return form if array.size > _MOST_SHOWN or array.dtype.kind == "V" else f"{form} {array.tolist()!r:.400}"
 

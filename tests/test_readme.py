@@ -12,7 +12,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 EXPECTED = {  # of each block, in order: lines of its output
     "README.md": [["(<edges: float32 [1, 1, 62, 62]>,)\n(1, 1, 62, 62)\n46 NONE\n30 NONE\n14 NONE\n"]],
-    "docs/audio.md": [["[ 0. 10. 20. 30.]]\n[[10. 20. 40. 60.]]\n[[30. 30. 60. 90.]]"]],
+    "docs/audio.md": [
+        ["[[0. 0. 0. 0.]]\n[[1. 1. 1. 1.]]\n[[3. 3. 3. 3.]]"],
+        ["[ 0. 10. 20. 30.]]\n[[10. 20. 40. 60.]]\n[[30. 30. 60. 90.]]"],
+    ],
     "docs/bursts.md": [
         ["[2. 3. 4. 5.]\n[1. 1. 1. 1.]"],
         ["[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n1.0 2.0 3.0 4.0 5.0 6.0 1.0"],

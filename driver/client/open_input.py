@@ -39,7 +39,7 @@ def open_inputs(model: Model, shapes: Sequence[tuple[int, ...] | None]) -> list[
     """Return for each input whose shape is NOT_GIVEN what stands in its place; else None."""
     graph = model.main
     sizes = [graph.operands[i].dimensions for i in graph.inputs]
-    example = ", ".join(str(_example(each)) for each in sizes)
+    example = ", ".join(str(_example(own, shape)) for own, shape in zip(sizes, shapes, strict=True))
     found: list[OpenInput | None] = []
     for tensor, own, shape in zip(model.inputs, sizes, shapes, strict=True):
         said = " x ".join(str(size or "?") for size in own) or "of any shape"
@@ -51,7 +51,9 @@ def open_inputs(model: Model, shapes: Sequence[tuple[int, ...] | None]) -> list[
     return found
 
 
-def _example(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return an example for an open shape; images of 320 x 320."""
+def _example(sizes: tuple[int, ...], shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Return the shape, or an example for an open one; images of 320 x 320."""
+    if shape != NOT_GIVEN:
+        return shape
     is_image = len(sizes) == 4
     return tuple(size or (320 if is_image and axis else 1) for axis, size in enumerate(sizes)) or (1,)

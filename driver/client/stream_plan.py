@@ -32,7 +32,7 @@ class StreamPlan(NamedTuple):
     @classmethod
     def of(cls, model: Model, feedback: Mapping[str, str], *, until: Until, most: int, also: Sequence[str]) -> Self:
         """Check it. Raise ValueError, TypeError."""
-        pairs = _pairs(model, feedback)
+        pairs = fed_pairs(model, feedback)
         stop = _stop(model, until)
         if isinstance(also, str) or not isinstance(also, Iterable):
             raise TypeError(f"also={also!r:.60}: give a list of names")
@@ -59,12 +59,13 @@ def _named(model: Model, name: object, where: str, *, is_input: bool) -> int:
     return names.index(known)
 
 
-def _pairs(model: Model, feedback: Mapping[str, str]) -> tuple[tuple[int, int], ...]:
+def fed_pairs(model: Model, feedback: Mapping[str, str], argument: str = "feedback") -> tuple[tuple[int, int], ...]:
+    """Return (output, input) of each pair of names. `argument`: its name, for errors. Raise ValueError, TypeError."""
     if not isinstance(feedback, Mapping):
-        raise TypeError(f"feedback={feedback!r:.60}: give a dict of outputs and the inputs that they become")
+        raise TypeError(f"{argument}={feedback!r:.60}: give a dict of outputs and the inputs that they become")
     graph, pairs, given = model.main, list[tuple[int, int]](), dict[int, str]()
     for output, name in feedback.items():
-        where = f"feedback[{output!r:.60}]={name!r:.60}"
+        where = f"{argument}[{output!r:.60}]={name!r:.60}"
         m, n = _named(model, output, where, is_input=False), _named(model, name, where, is_input=True)
         if n in given:
             raise ValueError(f"{where}: that input has {given[n]!r} already; feed each input once")

@@ -18,7 +18,7 @@ from driver.client.open_input import OpenInput
 from driver.client.packed_inputs import blank_input
 from driver.client.result_stream import RepeatedRun
 from driver.client.statistics import write_timeline
-from driver.client.stream_plan import StreamPlan
+from driver.client.stream_plan import StreamPlan, fed_pairs
 from driver.client.tasks import TaskTimes
 from driver.client.workspace import FreeList, Workspace, input_shapes, shapes_of
 from driver.deadlines import Wait, check_times, nanoseconds, passed
@@ -230,6 +230,7 @@ class AnyPreparedModel(Closing):
         depth: int | None = None,
         policy: Policy = "block",
         recover: bool = False,
+        state: Mapping[str, str] | None = None,
     ) -> AnyBurst:
         """Open a burst.
 
@@ -246,9 +247,16 @@ class AnyPreparedModel(Closing):
             recover: when the device dies, start it again, prepare the model again and send again what was not
                 answered; the caller sees one slow result. A model that crashes the device twice over one request, or
                 three times in all, gets Quarantined; a burst that is bound to buffers of the device, BuffersLost.
+            state: outputs and the inputs that they become, by name, as {"stateN": "state"}. These inputs begin as
+                zeros, and each run leaves there what it has made of them. Such a burst has `run` and `run_async`, whose
+                callers may leave the states out or give new ones. A run that fails leaves the states as they were, and
+                they outlive the device. `stream_results` keeps large states on the device.
 
         Raise StatusError, PeerDied, ValueError.
         """
+        pairs = None if state is None else fed_pairs(self.model, state, "state")
+        if pairs and depth is None:
+            depth = 1
         its = options_of(
             self.preference,
             spin=spin,
@@ -259,7 +267,12 @@ class AnyPreparedModel(Closing):
             policy=policy,
             recover=recover,
         )
-        return self.executor.open_burst(its)
+        burst = self.executor.open_burst(its)
+        if not pairs:
+            return burst
+        from driver.client.stateful_burst import StatefulBurst  # it needs AnyBurst
+
+        return StatefulBurst(burst, pairs)
 
     def free_memory(self, memory: Memory) -> None:
         """Have the devices unmap it: at once, or after the executions that use it. Unknown memory is no error.

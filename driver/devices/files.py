@@ -68,7 +68,9 @@ def checked_input(where: str, file: str, array: NDArray[Any] | None, dtype: np.d
     Raise ValueError.
     """
     if array is None:
-        raise ValueError(f"{where}: no input of {file} may be omitted")
+        raise ValueError(
+            f"{where}: no input of {file} may be omitted; give an array, or its sizes by burst(input_shapes=…)"
+        )
     if not array.flags.c_contiguous or array.itemsize != dtype.itemsize:
         raise ValueError(f"{where}: {array.dtype} with strides {array.strides}; give a C-contiguous array of {dtype}")
     return array
