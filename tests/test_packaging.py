@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -87,6 +88,12 @@ def test_the_wheel_alone_runs_a_model(built, tmp_path):
     program = tmp_path / "block.py"
     program.write_text((ROOT / "docs/start.md").read_text().split("```python\n")[1].split("```")[0])
     assert "[[3. 3. 3. 3.]]" in run_alone([programs / "python", "-W", "error", program], tmp_path)
+    for name in ("burst", "burst-engine"):  # the command works without an extra
+        assert '"reference"' in run_alone([programs / name, "devices", "--json"], tmp_path)
+    doctor = [programs / "burst", "doctor", "--quiet"]
+    done = subprocess.run(doctor, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert re.search(r"^\d+ warnings?, \d+ notes?, \d+ ok$", done.stdout, re.MULTILINE)
+    assert done.stderr == ""
 
 
 @pytest.mark.stress

@@ -43,7 +43,8 @@ def doctor(start: bool, quiet: bool, as_json: bool, command: tuple[str, ...]) ->
         for finding in shown:
             _tell(finding)
         counts = Counter(finding.state for finding in findings)
-        echo(f"{counts['warning']} warnings, {counts['note']} notes, {counts['ok']} ok")
+        warnings, notes = (f"{counts[each]} {each}{'s' * (counts[each] != 1)}" for each in ("warning", "note"))
+        echo(f"{warnings}, {notes}, {counts['ok']} ok")
     sys.exit(any(finding.state == "warning" for finding in findings))
 
 

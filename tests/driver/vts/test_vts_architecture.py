@@ -28,7 +28,7 @@ def imported(path):
 
 
 def test_only_the_command_imports_its_libraries():
-    """click and rich are an extra: a device, an application and the kit do without.
+    """click and rich are the command's: a device, an application and the kit do without.
 
     The demos need them, too, and so do gateways, which give the command options.
     """
