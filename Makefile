@@ -1,10 +1,10 @@
-# demo · test · integration · check · stress · stress-long · bench · gpu · docs · links · wheels · install (the libraries in C). Each makes its own .venv when there is none, or when pyproject.toml changed.
+# demo · test · integration · check · stress · stress-long · bench · gpu · docs · man · links · wheels · install (the libraries in C). Each makes its own .venv when there is none, or when pyproject.toml changed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test integration check stress stress-long fuzzers bench gpu docs links wheels install abi clean
+.PHONY: demo test integration check stress stress-long fuzzers bench gpu docs man links wheels install abi clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/demo
@@ -39,6 +39,9 @@ check: $(VENV)/check $(VENV)/test
 	$(BIN)/lint-imports
 	$(RUN_TESTS) -n 2 -m "sources and not integration"
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
 	$(BIN)/zizmor --offline --quiet --config .github/zizmor.yml .github/workflows
 
 # A tenth of every long test, sized for 75 minutes on two cores; ends with what was done, and the table of attacks. BURST_STRESS=1 is the full length.
@@ -74,6 +77,10 @@ VERSIONS ?=
 docs: $(VENV)/docs
 	BURST_DOCS_VERSIONS='$(VERSIONS)' $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/doctrees . site
 	@echo "open site/index.html"
+
+# Manual pages of the command and its sub-commands, in build/man: MANPATH=build/man: man burst-run.
+man: $(VENV)/docs
+	$(BIN)/python docs/man_pages.py build/man/man1
 
 # Every link to another site is tried; those inside are errors of `make docs`.
 links: $(VENV)/docs

@@ -122,9 +122,16 @@ def make_accessible(app: Sphinx, error: Exception | None) -> None:
             page.write_text(SIGNATURE.sub(lambda found: replaced(found[0], PARAMETERS), text))
 
 
+def write_llms_txt(app: Sphinx, error: Exception | None) -> None:
+    """Put llms.txt at the site's root, with links to the site's pages."""
+    if error is None and app.builder.format == "html":
+        (Path(app.outdir) / "llms.txt").write_text((ROOT / "llms.txt").read_text().replace(".md)", ".html)"))
+
+
 def setup(app: Sphinx) -> None:
     """Register what the pages need. The blocks of the protocol's page are in no language that a lexer knows."""
     app.connect("build-finished", make_accessible)
+    app.connect("build-finished", write_llms_txt)
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", docstring)
     for name in ("hex", "order"):

@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("fmq", "burst", "driver")
 TOP = {
     *(".ci", ".clang-format", ".github", ".gitignore", "LICENSE", "Makefile", "README.md", "pyproject.toml"),
-    *("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
+    *("CHANGELOG.md", "CITATION.cff", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md"),
+    *(".dockerignore", "Containerfile", "compose.yaml", "llms.txt"),
     *("bench", "burst", "burst_engine", "csrc", "docs", "driver", "examples", "fmq", "tests"),
 }
 MOST_LINES_OF_A_FUNCTION, MOST_LINES_OF_A_FILE = 60, 600

@@ -69,6 +69,7 @@ def test_the_changelog_has_the_form_of_keep_a_changelog():
         ("csrc/libburst/Makefile", "VERSION := {}\n"),
         ("csrc/libfmq/Makefile", "VERSION := {}\n"),
         ("csrc/debian/changelog", "burst ({}) "),
+        ("CITATION.cff", "version: {}\n"),
         ("examples/kserve/Containerfile", "registry.example/burst:{} "),
         ("examples/kserve/runtime.yaml", "registry.example/burst:{}\n"),
         ("docs/howto/scale.md", "registry.example/burst:{} "),

@@ -30,7 +30,7 @@ PAGES = [
     ROOT / "bench/README.md",
     *(ROOT / "csrc").rglob("*.md"),
 ]
-PAGES += [ROOT / "tests/README.md"]
+PAGES += [ROOT / "tests/README.md", ROOT / "CODE_OF_CONDUCT.md", ROOT / "llms.txt"]
 PAGES += sorted(DOCS.rglob("*.md"))
 FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 SHELL = {"", "sh", "bash", "console", "shell", "ini", "dockerfile", "Dockerfile"}
@@ -353,3 +353,17 @@ def test_the_site_is_built_without_a_warning_and_needs_no_network(tmp_path):
     for sheet in (tmp_path / "site").rglob("*.css"):
         assert re.findall(r"url\(\W*http|@import", sheet.read_text()) == [], sheet.name
     assert "Controller" in (tmp_path / "site/searchindex.js").read_text()
+
+
+# ---- manual pages ----------------------------------------------------------------------------------------------------
+
+
+def test_manual_pages_have_each_command_and_option(tmp_path):
+    """`make man` writes a page for each sub-command, with all of its options."""
+    subprocess.run([sys.executable, DOCS / "man_pages.py", tmp_path], check=True, timeout=60)
+    pages = {page.stem: page.read_text() for page in tmp_path.glob("*.1")}
+    assert {f"burst-{each}" for each in command.list_commands(click.Context(command))} < set(pages)
+    for option in ("--input", "--shape", "--help"):
+        assert f".B {option}".replace("-", "\\-") in pages["burst-run"]
+    assert "burst run net.tflite \\-\\-input photo.jpg" in pages["burst"]
+    assert all(text.isascii() for text in pages.values())
