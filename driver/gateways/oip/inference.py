@@ -168,8 +168,9 @@ class TensorPort:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The tensor in the words of ModelMetadata."""
-        return {"name": self.name, "datatype": self.kind.name, "shape": [size or -1 for size in self.sizes or (-1,)]}
+        """The tensor in the words of ModelMetadata. A scalar has shape []."""
+        sizes = (-1,) if self.sizes is None else self.sizes
+        return {"name": self.name, "datatype": self.kind.name, "shape": [size or -1 for size in sizes]}
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """Return the bytes of a tensor of that shape."""
@@ -206,8 +207,11 @@ class TensorPort:
         shape, sizes = given.shape, self.sizes
         if not all(0 <= size <= _LARGEST for size in shape):
             raise invalid(f"input {self.name!r}: shape {list(shape)!s:.200}: each size is from 0 to {_LARGEST}")
-        fits = sizes is None or (
-            len(shape) == len(sizes) and all(s in (0, got) for s, got in zip(sizes, shape, strict=True))
+        is_scalar = sizes == () and shape == (1,)  # which clients say who have no shape without sizes
+        fits = (
+            sizes is None
+            or is_scalar
+            or (len(shape) == len(sizes) and all(s in (0, got) for s, got in zip(sizes, shape, strict=True)))
         )
         if not fits:
             raise invalid(f"input {self.name!r} has shape {self.metadata['shape']}, not {list(shape)!s:.200}")
@@ -220,16 +224,17 @@ class TensorPort:
 
     def array(self, given: GivenTensor) -> NDArray[Any]:
         """Return the values of an input that came in the message, and was checked. Raise Refusal."""
+        shape = () if self.sizes == () else given.shape
         if self.kind is STRINGS:
-            return given_texts(given, f"input {self.name!r}")
+            return given_texts(given, f"input {self.name!r}").reshape(shape)
         if given.raw is not None:
-            return np.frombuffer(given.raw, self.dtype).reshape(given.shape)
+            return np.frombuffer(given.raw, self.dtype).reshape(shape)
         if given.values is None:
             raise invalid(f"input {self.name!r} has no data")
         found = values_as(self.kind, given.values, f"input {self.name!r}")
         if found.size != math.prod(given.shape):
             raise invalid(f"input {self.name!r} of shape {list(given.shape)} has not {found.size} values")
-        return found.view(self.dtype).reshape(given.shape)
+        return found.view(self.dtype).reshape(shape)
 
     def values(self, given: GivenTensor) -> NDArray[Any] | None:
         """Return the values as `array` does; None if they lie in shared memory."""

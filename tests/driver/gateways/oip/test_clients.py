@@ -61,6 +61,25 @@ class TestMessages:
             assert (its.input_type.name, its.output_type.name) == (method.request, method.response)
 
 
+def test_a_scalar_has_no_sizes(client):
+    """Its metadata say so; a client may give it one size of 1 all the same, in the message or in shared memory."""
+    (port,) = as_json(client.get_model_metadata("ranges"))["inputs"]
+    assert port.get("shape", []) == []
+    for limit in (np.array(3), np.array([3])):
+        given = client.input("limit", limit)
+        np.testing.assert_array_equal(client.infer("ranges", [given]).as_numpy("range"), np.arange(3))
+        with client_memory(8) as (region, key):
+            shared_memory.set_shared_memory_region(region, [np.array([3])])
+            client.register_system_shared_memory("scalar", key, 8)
+            try:
+                given.set_shared_memory("scalar", 8)
+                np.testing.assert_array_equal(client.infer("ranges", [given]).as_numpy("range"), np.arange(3))
+            finally:
+                client.unregister_system_shared_memory("scalar")
+    with pytest.raises(InferenceServerException, match=r"shape \[\], not \[2\]"):
+        client.infer("ranges", [client.input("limit", np.array([3, 3]))])
+
+
 class TestQuestions:
     def test_health(self, client):
         """Server and models say that they are ready; one that does not exist is not."""
