@@ -206,7 +206,10 @@ def _tell(found: Sequence[Comparison], machine: dict[str, Any], plot: Path | Non
 
 def _show(found: Sequence[Comparison], machine: str) -> None:
     print_line(machine)
+    refused = [one for one in found if one.is_refused] if any(one.ways for one in found) else []
     for one in found:
+        if one in refused:
+            continue
         if one.reason:
             print_line(f"\n{one.title}: {one.reason}")
             continue
@@ -222,6 +225,8 @@ def _show(found: Sequence[Comparison], machine: str) -> None:
         where = "client and device on separate CPUs" if one.is_pinned else "not pinned"
         print_line(f"\n{one.title}: {where}, {one.rounds} rounds; medians [95 % interval]")
         print_table(("", "p50", "p99", "ratio to the first"), rows, (1, 2, 3))
+    for one in refused:
+        print_line(f"not measured: {one.title}: {one.reason}")
 
 
 def _list(as_json: bool) -> None:

@@ -109,6 +109,7 @@ class Comparison:
     rounds: int = 0
     ways: tuple[Way, ...] = ()
     reason: str = ""  #: why there are none
+    is_refused: bool = False  #: the device works, and does not take the model
 
     def as_json(self) -> dict[str, Any]:
         """Return the comparison as --json prints it."""
@@ -155,8 +156,8 @@ def compared(device: str, subject: Subject, seconds: float, *, pin: bool) -> Com
     found = Comparison(device, subject.name, subject.form, pin)
     try:
         with _own(device) as remote:
-            if reason := _refusal(remote, subject.model):
-                return replace(found, reason=reason)
+            if reason := refusal(remote, subject.model):
+                return replace(found, reason=reason, is_refused=True)
             calls = _calls_here(device, subject)
             with remote_calls(remote, subject.model, subject.arrays, writes=subject.own is not None) as others:
                 here = set(calls)
@@ -166,7 +167,7 @@ def compared(device: str, subject: Subject, seconds: float, *, pin: bool) -> Com
         return replace(found, reason=str(error))
 
 
-def _refusal(device: RemoteDevice, model: Model) -> str:
+def refusal(device: RemoteDevice, model: Model) -> str:
     """Return why the device does not take the model; "" if it does."""
     reasons = [(n, reason) for n, reason in enumerate(device.explain(model)) if reason is not None]
     if not reasons:

@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from burst import BurstError
-from driver.cli.comparison import WAYS, add_model, remote_calls
+from driver.cli.comparison import WAYS, add_model, refusal, remote_calls
 from driver.cli.epilog import examples
 from driver.cli.output import echo, json_option, print_json, print_line, print_table, progress, spelled
 from driver.cli.timing import count_for, seconds_of, time_calls
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from driver.client.device import RemoteDevice
     from driver.interface import Capabilities
+    from driver.nn import Model
 
 _FIRST_LEVEL, _NEWEST_LEVEL = 27, 30  # Android's feature levels of the HAL 1.0 and 1.3
 _SECONDS = 0.3  # measuring time for each way to call a device
@@ -50,6 +51,7 @@ class _Row:
     status: str = "unknown"  #: what a device that runs says: available, busy, offline or unknown, and why
     is_installed: bool = True  #: False: something that it needs is missing; `reason` names it and the remedy
     reason: str = ""  #: why it cannot be used
+    unmeasured: str = ""  #: why --measure has no round trips of it, although it works
 
     def note(self, capabilities: Capabilities | None) -> None:
         """Record capabilities under the HAL's names."""
@@ -138,15 +140,18 @@ def _measure(found: _Row) -> None:
             device.call("free", 0)  # a round trip to the engine process; frees nothing
             started = time.monotonic() - begin
             found.note(measures.taken(device))
-            found.measured = {"seconds_to_connect": started, **_round_trips(device)}
+            model = add_model()
+            found.unmeasured = refusal(device, model)
+            times = {} if found.unmeasured else _round_trips(device, model)
+            found.measured = {"seconds_to_connect": started, **times}
             found.runs = True
     except (BurstError, DriverError, OSError) as error:
         found.reason = str(error)
 
 
-def _round_trips(device: RemoteDevice) -> dict[str, Any]:
-    """Return times of ADD on four floats, each way."""
-    with remote_calls(device, add_model()) as calls:
+def _round_trips(device: RemoteDevice, model: Model) -> dict[str, Any]:
+    """Return times of the model, each way."""
+    with remote_calls(device, model) as calls:
         return {name: _spread(call) for name, call in calls.items()}
 
 
@@ -166,6 +171,8 @@ def _show(found: list[_Row]) -> None:
     for device in found:
         if device.reason or (device.runs and not _takes_work(device)):
             print_line(f"{device.name}: {device.reason or device.status}")
+        elif device.unmeasured:
+            print_line(f"{device.name}: works, and is measured by models of yours (burst bench): {device.unmeasured}")
 
 
 def _show_versions(known: list[_Row]) -> None:
@@ -199,10 +206,10 @@ def _show_measured(found: dict[str, dict[str, Any]]) -> None:
 
 
 def _times(name: str, measured: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    for way in WAYS:
+    for way in (way for way in WAYS if way in measured):
         yield name, way, spelled(measured[way]["p50_us"]), spelled(measured[way]["p99_us"])
         name = ""
-    yield "", "connecting, including its start", spelled(1e6 * measured["seconds_to_connect"]), ""
+    yield name, "connecting, including its start", spelled(1e6 * measured["seconds_to_connect"]), ""
 
 
 def _show_capabilities(found: dict[str, dict[str, Any]]) -> None:
@@ -210,11 +217,14 @@ def _show_capabilities(found: dict[str, dict[str, Any]]) -> None:
     if not found:
         print_line("Capabilities are not known yet; run: burst devices --measure")
         return
-    devices = [_figures(capabilities) for capabilities in found.values()]
+    all_ = {name: _figures(capabilities) for name, capabilities in found.items()}
+    found = {name: found[name] for name, figures in all_.items() if any(figures.values())}  # others run files alone
+    devices = [all_[name] for name in found]
     names = dict.fromkeys(name for figures in devices for name in figures)
     rows = [["source", *(capabilities["source"] for capabilities in found.values())]]
     rows += [[name, *(_performance(figures.get(name)) for figures in devices)] for name in names]
-    print_table(("time (and power); 1 = numpy on this CPU", *found), rows, range(1, 1 + len(found)))
+    print_line("Capabilities: time (and power) of an operation; 1 is numpy on this CPU.")
+    print_table(("", *found), rows, range(1, 1 + len(found)))
 
 
 def _figures(capabilities: dict[str, Any]) -> dict[str, Any]:

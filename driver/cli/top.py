@@ -37,8 +37,12 @@ if TYPE_CHECKING:
 
 _MANY = 3  # with more devices, each gets only one line
 _WIDE, _WIDEST = 100, 140  # width of a terminal with room for application and priority, and for the stages
-_WORDS = {"program", "device", "model", "application"}
+_NAMES = {"program", "device", "model"}
+_WORDS = {*_NAMES, "application"}
 _NONE, _LEAST = "-", 4
+_ENOUGH = 24  # of a name: to show as much, columns make room
+_MAKE_ROOM: tuple[tuple[str, ...], ...] = (tuple(STAGES), ("path",), ("number",), ("queued",))
+"""Columns that are left out for names that do not fit, the first ones first."""
 
 COLUMNS: Mapping[str, Callable[[BurstFigures], Any]] = {
     "rate": lambda burst: -burst.rate,
@@ -145,14 +149,26 @@ def _table(bursts: list[BurstFigures], width: int, is_of_many: bool) -> Text:
     cells = _cells(width, is_of_many)
     columns = {name: [name, *(cell(burst) for burst in bursts)] for name, cell in cells.items()}
     widths = {name: max(map(cell_len, column)) for name, column in columns.items()}
-    words = [name for name in columns if name in _WORDS]
-    spare = width - len(columns) - sum(widths[name] for name in columns if name not in words)
-    for left, name in zip(range(len(words), 0, -1), sorted(words, key=lambda name: widths[name]), strict=True):
+    for absent in _MAKE_ROOM:
+        if _spare(widths, width) >= sum(min(_ENOUGH, widths[name]) for name in widths if name in _NAMES):
+            break
+        for name in widths.keys() & set(absent):
+            del columns[name], widths[name]
+    spare, names = _spare(widths, width), sorted(widths.keys() & _NAMES, key=widths.__getitem__)
+    for left, name in zip(range(len(names), 0, -1), names, strict=True):
         widths[name] = max(_LEAST, min(widths[name], spare // left))
         spare -= widths[name]
-    padded = ([_fitted(cell, widths[name], name in words) for cell in column] for name, column in columns.items())
+    if "application" in widths:
+        widths["application"] = min(widths["application"], _LEAST + max(0, spare))
+    padded = ([_fitted(cell, widths[name], name in _WORDS) for cell in column] for name, column in columns.items())
     head, *lines = (" ".join(line).rstrip() for line in zip(*padded, strict=True))
     return Text("\n", no_wrap=True, overflow="crop").join([Text(head, "bold"), *map(Text, lines)])
+
+
+def _spare(widths: Mapping[str, int], width: int) -> int:
+    """Return what figures and the least of an application leave of a line of that width for names."""
+    figures = sum(its for name, its in widths.items() if name not in _WORDS)
+    return width - len(widths) - figures - _LEAST * ("application" in widths)
 
 
 def _fitted(cell: str, width: int, is_words: bool) -> str:

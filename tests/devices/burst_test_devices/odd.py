@@ -79,6 +79,13 @@ class Picky(ReferenceDevice):
         return [operation.type != "MUL" for operation in model.main.operations]
 
 
+class Special(ReferenceDevice):
+    """Knows no ADD, by which devices are measured."""
+
+    def supported_operations(self, model: Model) -> list[bool]:
+        return [operation.type != "ADD" for operation in model.main.operations]
+
+
 class Straight(ReferenceDevice):
     """Knows neither control flow nor MUL."""
 

@@ -89,6 +89,13 @@ def test_what_cannot_be_measured_says_why(command, files, kit):
     assert "did not start: RuntimeError: this device is broken on purpose" in broken.out
 
 
+def test_a_device_that_does_not_take_it_is_a_line_beside_others(command, kit):
+    """It is no failure that a device runs other models alone."""
+    words = "--seconds", "0.1", "--device", "reference", "--device", kit.odd("Special")
+    *_, last = command("bench", *words).out.splitlines()
+    assert re.match(r"not measured: ADD of 4 floats on \S+: operation 0 \(ADD\): .", last)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -1,6 +1,7 @@
 """`burst top`: bursts of real processes, seen from outside."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -388,3 +389,19 @@ def test_wrong_arguments_are_told(place):
     for arguments in (["--sort", "colour"], ["--every", "0"], ["--count", "0"], ["x" * 200]):
         found = CliRunner().invoke(command, ["top", *arguments])
         assert found.exit_code == 2, found.output
+
+
+@pytest.mark.parametrize("width", [80, 120, 150, 220])
+def test_names_come_before_figures(place, kit, width):
+    """Where the names of a program and its model do not fit beside all columns, others make room."""
+    with driver.connect() as device, bursts_of(device, kit):
+        sample = Watcher().sample()
+    (burst,) = sample.bursts
+    names = {"program": "video_reader.py", "model": "yolov8n_320.onnx", "application": "a" * 64}
+    sample = dataclasses.replace(sample, bursts=[dataclasses.replace(burst, **names)])
+    head, line = shown(sample, width=width)[-2:]
+    assert names["program"] in line
+    assert names["model"] in line
+    assert max(len(head), len(line)) <= width
+    assert ("encode" in head) == (width >= 150)
+    assert {"rate/s", "p99", "flight", "lost", "cpu"} <= set(head.split())
