@@ -65,6 +65,8 @@ static int socket_of(const char *name, char *path) {
     char folder[256], file[64];
     int r = find_folder(folder, sizeof folder), n = 0;
     if (r) return r;
+    if (access(folder, F_OK) && errno == ENOENT) /* the Python that starts the device makes it */
+        return fail(-ENOENT, "no device has run yet: there is no folder %s", folder);
     if (!is_ours(folder))
         return fail(-EACCES,
                     "%s is no folder of mode 0700 that is yours; remove it or change its mode",
@@ -124,7 +126,13 @@ static int connect_socket(const char *path, uid_t owner, int *out) {
 
 /* A device stays two seconds without clients: the one that starts it may leave. */
 static int start_device(const char *name) {
-    char code[] = "import sys, driver; driver.connect(sys.argv[1])", flag[] = "-c", given[256];
+    char code[] = "import sys\n"
+                  "try:\n"
+                  "    import driver\n"
+                  "    driver.connect(sys.argv[1])\n"
+                  "except Exception as error:\n"
+                  "    sys.exit(f'burst: {error}')\n";
+    char flag[] = "-c", given[256];
     const char *python = getenv("BURST_PYTHON");
     if (!python || !*python) python = "python3";
     snprintf(given, sizeof given, "%s", name);

@@ -277,3 +277,21 @@ def test_a_model_file_is_prepared(library, place, tmp_path):
     checked(library, library.burst_close(burst.controller))
     checked(library, library.burst_disconnect(client))
     checked(library, library.burst_compiled_free(compiled))
+
+
+def test_the_runtime_directory_is_made(library, place, monkeypatch):
+    """One that does not exist yet, as for Python: the first device makes it."""
+    monkeypatch.setenv("BURST_RUNTIME_DIR", f"{place}/new")
+    library.burst_disconnect(handle_of(library, "burst_connect", b"reference"))
+    with driver.connect("reference") as connection:
+        process = HeldProcess(connection.service_pid)
+    process.end()
+
+
+def test_a_device_that_does_not_exist_is_one_line(library, place, capfd):
+    """The complaint of the Python that should start it names the device and others, and is no traceback."""
+    assert library.burst_connect(b"referense", byref(c_void_p())) == -errno.ENOENT
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("burst: ")
+    assert "did you mean 'reference'?" in line
+    assert "'referense' is not there" in why(library)

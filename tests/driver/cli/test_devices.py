@@ -95,9 +95,8 @@ def test_a_device_that_is_not_installed_is_no_failure(command, entries, monkeypa
     assert place.pids() == []
 
 
-def test_a_device_that_runs_no_addition_is_healthy(command, entries, monkeypatch):
+def test_a_device_that_runs_no_addition_is_healthy(command, entries):
     """--measure has what it can of one that runs other models alone, says so in a line, and ends with 0."""
-    monkeypatch.setattr(capabilities, "_BUDGET", 0.0)
     name = "burst_test_devices.odd:Special"
     entries(**{name: name})
     (found,) = command("devices", "--measure", "--json").json()
