@@ -48,10 +48,20 @@ class BoundedServer(web.Server):
         handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
         limiter: PeerLimiter,
         patience: float,
+        *,
+        cancels: bool = False,
     ) -> None:
-        """`patience`: seconds from the beginning of a connection, or from an answer, to the next request's header."""
+        """`patience`: seconds from the beginning of a connection, or from an answer, to the next request's header.
+        `cancels`: the handler of a client that goes away is cancelled.
+        """
         super().__init__(
-            handler, access_log=None, logger=_LOG, auto_decompress=False, keepalive_timeout=patience, lingering_time=1.0
+            handler,
+            handler_cancellation=cancels,
+            access_log=None,
+            logger=_LOG,
+            auto_decompress=False,
+            keepalive_timeout=patience,
+            lingering_time=1.0,
         )
         self._limiter, self._patience = limiter, patience
         self._of: dict[web.RequestHandler, PeerVisit] = {}

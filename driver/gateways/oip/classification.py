@@ -8,7 +8,7 @@ import numpy as np
 
 from driver.gateways.oip.datatypes import STRINGS
 from driver.gateways.oip.inference import AnsweredTensor
-from driver.gateways.oip.refusal import invalid
+from driver.gateways.refusal import invalid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from driver.gateways.oip.refusal import invalid
+from driver.gateways.refusal import invalid
 from driver.nn.file_form import PACKED
 from driver.nn.tensors import TEXTS
 

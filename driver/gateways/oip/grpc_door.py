@@ -20,16 +20,10 @@ from google.protobuf.message import DecodeError
 from driver.gateways.oip import messages
 from driver.gateways.oip.datatypes import DATATYPES
 from driver.gateways.oip.inference import GivenTensor, InferCall, region_slice, time_and_priority, wanted_tensor
-from driver.gateways.oip.refusal import invalid, refusal_of
-from driver.gateways.oip.request_memory import (
-    OF_ONE,
-    SMALL,
-    MemoryClaim,
-    RequestMemory,
-    UnclaimedMemory,
-    message_bytes,
-)
+from driver.gateways.oip.message_memory import UnclaimedMemory, message_bytes
 from driver.gateways.oip.unread_answers import UnreadAnswer, UnreadAnswers
+from driver.gateways.refusal import invalid, refusal_of
+from driver.gateways.request_memory import OF_ONE, SMALL, MemoryClaim, RequestMemory
 from driver.service.peer_limiter import PeerLimiter, of_all
 
 if TYPE_CHECKING:

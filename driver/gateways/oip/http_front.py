@@ -6,12 +6,13 @@ import json
 import logging
 import re
 import zlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from driver.gateways.http_answer import BROWSER_FIELDS, FOR_NO_BROWSER, HttpAnswer
 from driver.gateways.oip.inference import GivenTensor, InferCall, region_slice, time_and_priority, wanted_tensor
-from driver.gateways.oip.refusal import Refusal, RefusalCode, invalid, not_found, refusal_of
-from driver.gateways.oip.request_memory import SMALL, MemoryClaim, RequestMemory, json_bytes
+from driver.gateways.refusal import Refusal, RefusalCode, invalid, not_found, refusal_of
+from driver.gateways.request_memory import SMALL, MemoryClaim, RequestMemory, json_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,22 +25,8 @@ _LENGTH = "inference-header-content-length"
 _MODEL = r"/v2/models/([^/]+)(?:/versions/([^/]+))?"
 _REGION = r"/v2/systemsharedmemory(?:/region/([^/]+))?"
 _CUDA = r"/v2/cudasharedmemory(?:/region/([^/]+))?"
-_BROWSERS = "origin", "sec-fetch-site"
 _MOST_JSON = 64 << 20
 _PACKED = 1032  # times its size can a body become by unpacking
-
-
-class HttpAnswer(NamedTuple):
-    """Status, header fields, and parts of the body."""
-
-    status: int
-    fields: list[tuple[str, str]]
-    body: list[Any]
-
-    @classmethod
-    def of(cls, said: object, status: int = 200) -> HttpAnswer:
-        """Return it in JSON."""
-        return cls(status, [("content-type", "application/json")], [json.dumps(said).encode()])
 
 
 class HttpFront:
@@ -77,8 +64,8 @@ class HttpFront:
         """`path`: as it came, quoted. `fields`: of the header, their names in small letters. `claim`: the memory of the
         body, to which what it becomes is added.
         """
-        if any(name in fields for name in _BROWSERS):
-            return HttpAnswer.of({"error": "this address is not for browsers"}, 403)
+        if any(name in fields for name in BROWSER_FIELDS):
+            return HttpAnswer.of({"error": FOR_NO_BROWSER}, 403)
         try:
             with claim or MemoryClaim(self.memory) as memory:
                 body = self._unpacked(fields.get("content-encoding", ""), body, memory)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 import numpy as np
 
 from driver.gateways.oip.datatypes import DATATYPES, STRINGS, Datatype, datatype_of, values_as
-from driver.gateways.oip.refusal import invalid
 from driver.gateways.oip.regions import RegionSlice
 from driver.gateways.oip.texts import as_bytes, given_texts, packed_texts
+from driver.gateways.refusal import invalid
 from driver.nn.tensors import spellings
 
 if TYPE_CHECKING:

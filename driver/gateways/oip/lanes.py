@@ -16,7 +16,7 @@ from driver.client.job import Job, perform_with_room
 from driver.client.tasks import TaskTimes
 from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes
 from driver.deadlines import seconds_left
-from driver.gateways.oip.refusal import invalid
+from driver.gateways.refusal import invalid
 from driver.replicas.waiting import ExecutionEstimate, QueueFull, RequestQueue, WaitingRequest
 from fmq import FmqError, clock
 

@@ -15,7 +15,7 @@ from google.protobuf import text_format
 
 from driver.gateways.oip.datatypes import datatype_of
 from driver.gateways.oip.messages import ModelConfig, enum_names
-from driver.gateways.oip.refusal import invalid
+from driver.gateways.refusal import invalid
 
 if TYPE_CHECKING:
     from pathlib import Path

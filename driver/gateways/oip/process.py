@@ -18,10 +18,10 @@ from driver.gateways.oip.grpc_door import Credentials, DoorLimits, GrpcDoor
 from driver.gateways.oip.oip_address import OipAddress, oip_address
 from driver.gateways.oip.regions import RegionLimits, RegionTable
 from driver.gateways.oip.repository import ModelRepository
-from driver.gateways.oip.request_memory import MemoryReturn
 from driver.gateways.oip.resting_repository import RestingRepository
 from driver.gateways.oip.served_model import ServedModel
 from driver.gateways.oip.service import InferenceService
+from driver.gateways.request_memory import MemoryReturn
 from driver.importers.files import READERS, runs_files
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from weakref import WeakSet
 
 from burst import BurstError, Memory
 from burst.backing import Backing, backing_of, has_holes
-from driver.gateways.oip.refusal import Refusal, RefusalCode, invalid, not_found
+from driver.gateways.refusal import Refusal, RefusalCode, invalid, not_found
 from fmq import FmqError
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from driver.gateways.oip.model_config import CONFIG_FILE, FolderConfig, text_of
-from driver.gateways.oip.refusal import Refusal, RefusalCode, invalid, not_found, refusal_of
 from driver.gateways.oip.served_model import ServedModel
+from driver.gateways.refusal import Refusal, RefusalCode, invalid, not_found, refusal_of
 from driver.importers.files import READERS
 
 if TYPE_CHECKING:

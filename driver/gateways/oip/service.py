@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from driver.gateways.oip.inference import GivenTensor
-from driver.gateways.oip.refusal import Refusal, RefusalCode, invalid, not_found
 from driver.gateways.oip.served_model import ModelGone
+from driver.gateways.refusal import Refusal, RefusalCode, invalid, not_found
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from driver.gateways.oip.refusal import invalid
+from driver.gateways.refusal import invalid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -30,18 +30,19 @@ from tritonclient.utils import InferenceServerException
 from waiting import PATIENCE, until
 
 from driver.errors import DeviceFailed
+from driver.gateways import request_memory
 from driver.gateways.door_address import DoorAddress
-from driver.gateways.oip import messages, request_memory
+from driver.gateways.oip import messages
 from driver.gateways.oip.grpc_door import Credentials, DoorLimits, GrpcDoor, GrpcFront
 from driver.gateways.oip.http_door import HttpDoor
 from driver.gateways.oip.http_front import HttpFront
 from driver.gateways.oip.oip_address import oip_address
 from driver.gateways.oip.process import InferenceServer, OipOptions
-from driver.gateways.oip.refusal import Refusal
 from driver.gateways.oip.regions import RegionTable
-from driver.gateways.oip.request_memory import LARGE, MemoryClaim, RequestMemory
 from driver.gateways.oip.service import InferenceService
 from driver.gateways.oip.unread_answers import UnreadAnswers
+from driver.gateways.refusal import Refusal
+from driver.gateways.request_memory import LARGE, MemoryClaim, RequestMemory
 from driver.service import metrics_server
 from driver.service.process_figures import private_bytes
 
@@ -91,7 +92,7 @@ MANY = [
 PARTS = [*MANY, '"~"', '"~é"', '"~ሴ"', '"~\U0001f600"', '"~\\n"', '"~\\u1234"', '"~\\ud83d\\ude00"']
 DECODE = """
 import json, sys, tracemalloc
-from driver.gateways.oip.request_memory import json_bytes
+from driver.gateways.request_memory import json_bytes
 
 found = {}
 for part in json.load(sys.stdin):
@@ -308,7 +309,7 @@ def throw(front, seed, count, monkeypatch=None):
                 front.answer(method, packet)
             answered += 1
         except Exception as error:  # noqa: BLE001 (looked at below)
-            from driver.gateways.oip.refusal import refusal_of
+            from driver.gateways.refusal import refusal_of
 
             def fail(error, method=method, packet=packet):
                 raise AssertionError(f"{method} {packet.hex()}") from error

@@ -8,7 +8,7 @@ from waiting import nested
 from driver.gateways.oip import messages
 from driver.gateways.oip.grpc_door import GrpcFront
 from driver.gateways.oip.inference import InferAnswer
-from driver.gateways.oip.refusal import Refusal
+from driver.gateways.refusal import Refusal
 
 
 class Recorder:

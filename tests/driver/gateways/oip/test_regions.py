@@ -16,8 +16,8 @@ from oip_models import client_memory, rows
 from tritonclient.utils import InferenceServerException, shared_memory
 from waiting import PATIENCE
 
-from driver.gateways.oip.refusal import Refusal
 from driver.gateways.oip.regions import RegionLimits, RegionSlice, RegionTable
+from driver.gateways.refusal import Refusal
 
 NBYTES = rows().nbytes
 PAGE = os.sysconf("SC_PAGESIZE")

@@ -17,10 +17,10 @@ import driver
 from burst import BurstError
 from driver.gateways.oip.model_config import FolderConfig
 from driver.gateways.oip.process import InferenceServer
-from driver.gateways.oip.refusal import Refusal
 from driver.gateways.oip.repository import ModelRepository
 from driver.gateways.oip.resting_repository import RestingRepository
 from driver.gateways.oip.service import InferenceService
+from driver.gateways.refusal import Refusal
 
 NBYTES = rows().nbytes
 NEVER = 1e6  # seconds
@@ -53,7 +53,7 @@ def folder(tmp_path):
 
 
 def _bad():
-    from driver.gateways.oip.refusal import RefusalCode
+    from driver.gateways.refusal import RefusalCode
 
     return RefusalCode.INVALID_ARGUMENT, "it is bad"
 

@@ -6,8 +6,8 @@ from packed_nets import WORDS
 from tritonclient.utils import InferenceServerException, shared_memory
 
 from driver.gateways.oip.inference import GivenTensor
-from driver.gateways.oip.refusal import Refusal
 from driver.gateways.oip.texts import given_texts
+from driver.gateways.refusal import Refusal
 
 BYTES = np.array([[text.encode() for text in row] for row in WORDS], object)
 FLAGS, NUMBERS = np.array([True, False]), np.array([[1, -2]])

@@ -1,6 +1,6 @@
 """The memory of requests, bounded before anything decodes them.
 
-A few bytes can become many: two of JSON a list of 64, two of protobuf an input of 200. So what a request that is not
+A few bytes can become many: two of JSON a list of 64. So what a request that is not
 small can become at most is estimated without decoding it, claimed for its machine or account, and refused where it is
 more than one may have, or than is left.
 """
@@ -8,17 +8,15 @@ more than one may have, or than is left.
 from __future__ import annotations
 
 import mmap
-import os
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from driver.gateways.oip.refusal import Refusal, RefusalCode
+from driver.gateways.refusal import Refusal, RefusalCode
 from driver.libc import function
-from driver.service.process_figures import private_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -31,13 +29,20 @@ LARGE = 64 << 20  #: bytes: having grown by so many, the process gives back what
 _OF_JSON = {b"{": 400, b":": 150, b"[": 96, b",": 96}  # bytes of what such a byte can begin, in 64-bit CPython
 _OF_TWO, _OF_FOUR = 0xC4, 0xF0  # the least first bytes in UTF-8 of characters that take so many bytes in CPython
 _CHUNK = 1 << 20
-_trim = function("malloc_trim", "int(*)(size_t pad)")
+malloc_trim = function("malloc_trim", "int(*)(size_t pad)")
 
 
 class RequestMemory:
     """The memory of the requests at one address. Any thread."""
 
-    def __init__(self, of_one: int = OF_ONE, of_all: int = OF_ALL) -> None:
+    def __init__(
+        self,
+        of_one: int = OF_ONE,
+        of_all: int = OF_ALL,
+        advice: str = "send tensors as raw bytes, or in shared memory",
+    ) -> None:
+        """`advice`: for clients whose request is too large."""
+        self._advice = advice
         self._of_one, self._of_all, self._changed = of_one, of_all, threading.Condition()
         self._held: Counter[Hashable] = Counter()
         self._aside: Counter[Hashable] = Counter()  # of requests that wait for more
@@ -60,7 +65,7 @@ class RequestMemory:
             raise Refusal(
                 RefusalCode.RESOURCE_EXHAUSTED,
                 f"this request can take {nbytes >> 20} MiB of memory when it is decoded; at most {self._of_one >> 20} "
-                "are given: send tensors as raw bytes, or in shared memory",
+                f"are given: {self._advice}",
             )
 
         def has_room() -> bool:
@@ -134,37 +139,12 @@ class MemoryClaim:
         self._nbytes += nbytes
 
 
-class UnclaimedMemory:
-    """Memory that this process has taken since it was idle, and no request has claimed: over gRPC, messages that have
-    not come whole, of which the library tells nothing, and answers that are not read.
-    """
-
-    def __init__(self, memory: RequestMemory, most: int) -> None:
-        """`most`: bytes that are no `excess`."""
-        self._memory, self._most = memory, most
-        self.note_idle()
-
-    def note_idle(self) -> None:
-        """Note that there is no call, and so nothing to count."""
-        self._idle = private_bytes(os.getpid())
-
-    @property
-    def excess(self) -> int:
-        """Bytes beyond what may be, without what the C library keeps of freed memory."""
-        if self._beyond() > 0 and _trim:
-            _trim(0)
-        return max(0, self._beyond())
-
-    def _beyond(self) -> int:
-        return private_bytes(os.getpid()) - self._idle - self._memory.claimed - self._most
-
-
 class MemoryReturn:
     """Returns to the system what the C library keeps of freed memory, in a thread: after calls of large messages that
     were given up it kept 1.4 GiB.
     """
 
-    def __init__(self, every: float = _EVERY, trim: Callable[[int], object] | None = _trim) -> None:
+    def __init__(self, every: float = _EVERY, trim: Callable[[int], object] | None = malloc_trim) -> None:
         self._every, self._trim = every, trim
         self._end, self._least = threading.Event(), resident()
         self._thread = threading.Thread(target=self._run, name="burst-oip-memory", daemon=True)
@@ -205,64 +185,3 @@ def json_bytes(body: bytes) -> int:
         top = max(top, int(chunk.max()))
     width = 4 if top >= _OF_FOUR else 2 if top >= _OF_TWO else 1
     return found + len(body) * (width + 2 * (4 if b"\\u" in body else width))
-
-
-_FIELD = 512  # bytes that one field can take: an input without a name is one, and so is an empty string
-_MOST_FIELDS = 1 << 17
-_PARAMETERS: dict[int, Any] = {2: {}}
-_CONTENTS = {n: 12 if n in (6, 7) else 40 for n in range(1, 8)}
-_TENSOR: dict[int, Any] = {3: 40, 4: _PARAMETERS, 5: _CONTENTS}
-_INFER: dict[int, Any] = {4: _PARAMETERS, 5: _TENSOR, 6: {2: _PARAMETERS}, 7: 2}
-_QUESTION = {3: _PARAMETERS}
-"""Numbers of the fields of a request, to infer and any other -> the fields in it, or what each of its bytes becomes."""
-
-
-def message_bytes(packet: bytes, *, is_infer: bool) -> int:
-    """Return how many bytes a request over gRPC takes at most once it is decoded. Raise Refusal.
-
-    It looks at the heads of fields alone, and skips what is in them; a message of more fields than any has is refused.
-    """
-    found, fields = len(packet), 0
-    parts = [(0, len(packet), _INFER if is_infer else _QUESTION)]
-    try:
-        while parts:
-            at, end, known = parts.pop()
-            while at < end:
-                fields += 1
-                if fields > _MOST_FIELDS:
-                    raise _too_many(len(packet))
-                tag, at = _number(packet, at)
-                inside = known.get(tag >> 3, 1)
-                match tag & 7:
-                    case 0:
-                        _, at = _number(packet, at)
-                    case 1 | 5 as kind:
-                        at += 8 if kind == 1 else 4
-                    case 2:
-                        size, at = _number(packet, at)
-                        if isinstance(inside, dict):
-                            parts.append((at, min(end, at + size), inside))
-                        else:
-                            found += min(size, end - at) * inside
-                        at += size
-    except IndexError:
-        pass  # the message ends within a field: the decoder will say so
-    return found + _FIELD * fields
-
-
-def _number(packet: bytes, at: int) -> tuple[int, int]:
-    """Return a number of protobuf's, and where the next byte is. Raise IndexError."""
-    found = shift = 0
-    while (byte := packet[at]) > 127:
-        found |= (byte & 127) << shift
-        shift, at = shift + 7, at + 1
-        if shift > 63:
-            raise IndexError
-    return found | byte << shift, at + 1
-
-
-def _too_many(nbytes: int) -> Refusal:
-    return Refusal(
-        RefusalCode.RESOURCE_EXHAUSTED,
-        f"this request of {nbytes} bytes has more than {_MOST_FIELDS} fields: send tensors as raw bytes",
-    )
