@@ -123,7 +123,7 @@ class BoundedRequests:
             visit.work()
             fields = {name.lower(): value for name, value in request.headers.items()}
             path = request.raw_path.partition("?")[0]
-            return await self._answer(WholeRequest(request.method, path, fields, body, claim)), False
+            return await self._answer(WholeRequest(request.method, path, fields, body, claim=claim)), False
 
     async def _body(self, request: web.BaseRequest, claim: MemoryClaim) -> bytes | HttpAnswer:
         """Return the body, or the answer to one that does not come, or is too large."""

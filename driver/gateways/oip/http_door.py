@@ -52,7 +52,7 @@ class HttpDoor:
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[float] = self._loop.create_future()
         advice = "send tensors as binary data, or in shared memory"
-        requests = BoundedRequests(self._answer, _refused, self._limits, self._front.memory, advice)
+        requests = BoundedRequests(self._answer, _refused, self._limits, self._front.memory, advice=advice)
         self._has_begun.set()
         await requests.serve(self._listener, self._end, self._tls)
 

@@ -1,0 +1,75 @@
+"""`burst serve DEVICE --embeddings FOLDER --http ADDRESS`: vectors of texts, for OpenAI's and Cohere's clients."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from driver.errors import DeviceFailed
+from driver.gateway import Gateway, OpenGateway
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    import click
+
+    from driver.gateway import GatewayCall
+
+
+class EmbeddingsGateway(Gateway):
+    """Embeds and ranks texts by models of sentence-transformers."""
+
+    libraries = ("tokenizers", "aiohttp")
+    examples = ("burst serve onnxruntime --embeddings all-MiniLM-L6-v2/ --http 127.0.0.1:8080",)
+
+    def options(self) -> Sequence[click.Option]:
+        """Return the models, the addresses, and what a folder may leave open."""
+        import click
+
+        from driver.gateways.embeddings.pooling import POOLINGS
+
+        return (
+            click.Option(
+                ["--embeddings"],
+                metavar="FOLDER",
+                multiple=True,
+                help="Serve /v1/embeddings, or for a cross-encoder /v1/rerank, by the model of a folder as "
+                "sentence-transformers and fastembed have it; NAME=FOLDER names it. Repeatable.",
+            ),
+            click.Option(
+                ["--http"],
+                metavar="ADDRESS",
+                multiple=True,
+                help="Of --embeddings: HOST:PORT, :PORT (this machine only), or unix:PATH (this account only). "
+                "Repeatable.",
+            ),
+            click.Option(
+                ["--pooling"],
+                type=click.Choice(list(POOLINGS)),
+                help="How vectors of tokens become one, if the folder does not say so.",
+            ),
+            click.Option(
+                ["--normalize/--no-normalize"],
+                default=None,
+                help="Vectors have length 1 or not; by default as modules.json says, and 1 without it.",
+            ),
+        )
+
+    @asynccontextmanager
+    async def serve(self, call: GatewayCall) -> AsyncIterator[OpenGateway]:
+        """Serve the models until the end."""
+        from driver.gateways.embeddings.model_folder import read_folder
+        from driver.gateways.embeddings.process import VectorServer
+
+        given = call.options
+        if not given["embeddings"] or not given["http"]:
+            raise DeviceFailed(f"--embeddings and --http go together: {self.examples[0]}")
+        if call.metrics:
+            raise DeviceFailed("--embeddings has no --metrics: give it to the burst serve of the device")
+        pooling, normalizes = given["pooling"], given["normalize"]
+        folders = [read_folder(text, pooling, normalizes=normalizes) for text in given["embeddings"]]
+        async with VectorServer(call.device, folders, given["http"]) as server:
+            kinds = {name: "ranks" if model.ranks else "vectors" for name, model in server.models.items()}
+            told = ", ".join(f"{kind} of {name}" for name, kind in kinds.items())
+            fields = {"http": server.addresses, "models": kinds}
+            yield OpenGateway(f"{told} at {', '.join(server.addresses)}", fields)
