@@ -111,6 +111,7 @@ class TestReference:
         assert found["usage"]["total_tokens"] == theirs.token_count(SENTENCES)
 
     def test_scores(self, folders):
+        """Of pairs, one of which is truncated."""
         needed("fastembed")
         from fastembed.common.model_description import ModelSource
         from fastembed.rerank.cross_encoder import TextCrossEncoder
@@ -143,11 +144,13 @@ class TestOpenAI:
         assert found.usage.total_tokens == 7
 
     def test_dimensions_and_tokens(self, client):
+        """Token ids and fewer dimensions, as its users send them."""
         found = client.embeddings.create(model="texts", input=[[WORDS.index("w1")]], dimensions=4)
         expected = vector_of("w1")[:4]
         np.testing.assert_allclose(found.data[0].embedding, expected / np.linalg.norm(expected), atol=1e-5)
 
     def test_models(self, client):
+        """Are listed, and looked up by name."""
         assert [each.id for each in client.models.list()] == ["texts", "ranks"]
         assert client.models.retrieve("texts").owned_by == "burst"
 
@@ -179,6 +182,7 @@ class TestRedis:
     """RedisVL, the client of a vector database, embeds and ranks what it stores and finds."""
 
     def test_vectors(self, address):
+        """Are those of the model, text by text."""
         needed("redisvl")
         from redisvl.utils.vectorize import OpenAITextVectorizer
 
@@ -188,6 +192,7 @@ class TestRedis:
         np.testing.assert_allclose(vectorizer.embed_many(texts), [vector_of(text) for text in texts], atol=1e-5)
 
     def test_ranks(self, address):
+        """The best ones, best first."""
         needed("redisvl")
         from redisvl.utils.rerank import CohereReranker
 

@@ -40,9 +40,11 @@ class TestFiles:
         assert (found.name, found.model, found.pooling) == ("named", folder / name, "mean")
 
     def test_a_name_that_is_given(self, folder):
+        """Stands before the folder."""
         assert read_folder(f"org/small={folder}").name == "org/small"
 
     def test_a_folder_whose_name_has_the_sign(self, tmp_path):
+        """A folder that is there is no name of another one."""
         assert read_folder(str(write_embedder(tmp_path / "a=b"))).name == "a=b"
 
 
@@ -52,6 +54,7 @@ class TestConfiguration:
         [("cls_token", "cls"), ("mean_tokens", "mean"), ("max_tokens", "max"), ("lasttoken", "last")],
     )
     def test_pooling(self, folder, mode, pooling):
+        """Is sentence-transformers' own word for it."""
         write_steps(folder, "Transformer", "Pooling", pooling=mode)
         assert read_folder(str(folder)).pooling == pooling
 
@@ -91,6 +94,7 @@ class TestRefused:
         return str(error.value)
 
     def test_files_that_are_missing(self, folder):
+        """Each has its own text."""
         (folder / "tokenizer.json").rename(folder / "t.json")
         assert "save_pretrained" in self.said(folder)
         (folder / "model.onnx").unlink()
@@ -99,6 +103,7 @@ class TestRefused:
         assert "an .onnx file" in self.said(folder, f"{folder}/t.json")
 
     def test_several_models(self, folder):
+        """None is chosen by chance."""
         (folder / "model.onnx").rename(folder / "a.onnx")
         write_net(folder / "onnx/b.onnx")
         assert "give one of its files: a.onnx, onnx/b.onnx" in self.said(folder)
@@ -106,10 +111,12 @@ class TestRefused:
     @pytest.mark.parametrize("name", ["modules.json", "config.json", "1_Pooling/config.json", "tokenizer.json"])
     @pytest.mark.parametrize("text", ["{", "3"])
     def test_a_damaged_file(self, folder, name, text):
+        """Is named."""
         (folder / name).write_text(text)
         assert name in self.said(folder)
 
     def test_a_step_that_is_not_in_the_file(self, folder):
+        """Weights outside of the .onnx file are not left out silently."""
         write_steps(folder, "Transformer", "Pooling", "Dense")
         assert "step Dense" in self.said(folder)
 
@@ -117,6 +124,7 @@ class TestRefused:
         "config", [{"pooling_mode": "weightedmean"}, {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}]
     )
     def test_another_pooling(self, folder, config):
+        """What is not done here is not done wrongly."""
         write(folder / "1_Pooling/config.json", config)
         assert "export the model with its pooling" in self.said(folder)
 
@@ -127,6 +135,7 @@ class TestRefused:
         assert TextModel(read_folder(str(folder), "cls"), "onnxruntime")
 
     def test_a_model_of_something_else(self, tmp_path):
+        """Its inputs say so."""
         write_tokenizer(tmp_path)
         write_net(tmp_path / "model.onnx", rows=3)
         assert "[texts, tokens] is expected" in self.said(tmp_path)

@@ -20,6 +20,7 @@ def lengths(request):
 
 
 def test_each_text_is_in_one_run(lengths):
+    """None is lost or run twice, and each fits."""
     runs = batched(lengths, MOST)
     assert sorted(text for run in runs for text in run.texts) == list(range(len(lengths)))
     for run in runs:
@@ -43,6 +44,7 @@ def test_there_are_few_lengths():
 
 
 def test_the_longest_is_no_multiple():
+    """No text is padded beyond the model's length."""
     assert padded_length(99, 100) == padded_length(100, 100) == 100
 
 

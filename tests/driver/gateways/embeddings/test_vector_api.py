@@ -67,6 +67,7 @@ class TestEmbeddings:
 
     @pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings", "/v1/embeddings/", "/v1/embeddings?api=1"])
     def test_paths(self, asker, path):
+        """The one that OpenAI has, without its version, with a slash or a query."""
         status, _ = asker.ask(path, {"model": "texts", "input": "w1"})
         assert status == 200
 
@@ -96,6 +97,7 @@ class TestRanks:
         assert len(rows) == 2
 
     def test_what_it_counts(self, asker):
+        """The tokens of all pairs."""
         count = sum(len(ids_of("w1 w2", text)[0]) for text in self.DOCUMENTS)
         found = self.ranked(asker)
         assert found["usage"]["total_tokens"] == found["meta"]["tokens"]["input_tokens"] == count
@@ -103,11 +105,13 @@ class TestRanks:
 
 class TestModels:
     def test_all_and_one(self, asker):
+        """All that are served, and one by its name."""
         _, found = asker.ask("/v1/models")
         assert [row["id"] for row in found["data"]] == ["texts", "ranks"]
         assert asker.ask("/v1/models/ranks") == (200, found["data"][1])
 
     def test_health(self, asker):
+        """Probes of containers get an answer."""
         assert asker.ask("/health") == (200, {"status": "ok"})
 
 
@@ -142,6 +146,7 @@ class TestWrong:
         ],
     )
     def test_a_field_of_embeddings(self, asker, changes, param, told):
+        """Is named in the error, with what it must be."""
         status, found = asker.ask("/v1/embeddings", {"model": "texts", "input": "w1", **changes})
         error = found["error"]
         assert (status, error["type"], error["param"]) == (400, "invalid_request_error", param)
@@ -160,6 +165,7 @@ class TestWrong:
         ],
     )
     def test_a_field_of_ranks(self, asker, changes, param):
+        """Is named in the error."""
         asked = {"model": "ranks", "query": "w1", "documents": ["w1"], **changes}
         status, found = asker.ask("/v1/rerank", asked)
         assert (status, found["error"]["param"]) == (400, param)
@@ -173,9 +179,11 @@ class TestWrong:
 
     @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"w1"', b"\xff", b"[" * 100_000, b"1" * 5000])
     def test_no_object(self, asker, body):
+        """What is no JSON object is refused, however deep."""
         assert asker.ask("/v1/embeddings", body)[0] == 400
 
     def test_paths_and_methods(self, asker):
+        """Others are refused with the status that says why."""
         assert asker.ask("/v1/chat/completions", {})[0] == 404
         assert asker.ask("/v1/embeddings")[0] == 405
         assert asker.ask("/v1/models", {})[0] == 405
