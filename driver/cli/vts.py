@@ -30,8 +30,8 @@ from driver.vts import (
     Scope,
     Target,
     Test,
+    cases_of,
     catalogue,
-    read_cases,
     run,
 )
 from driver.vts.report import KINDS
@@ -71,9 +71,9 @@ _options = with_options(
     ),
     click.option(
         "--cases",
-        type=_FILE,
         metavar="FILE",
-        help="Additional cases, as JSON lines (gzipped if FILE ends in .gz).",
+        help="Additional cases: JSON lines (gzipped if FILE ends in .gz), or module:function, which yields "
+        "driver.vts.Case, also of operations of your own.",
     ),
     click.option("--smoke", "scope", flag_value="smoke", help="Run only a few tests of each kind; takes seconds."),
     click.option(
@@ -103,7 +103,7 @@ _options = with_options(
 def vts(
     device: str,
     glob: str,
-    cases: Path | None,
+    cases: str | None,
     scope: str | None,
     listing: bool,
     as_json: bool,
@@ -144,9 +144,9 @@ def _list(tests: Sequence[Test], *, as_json: bool) -> None:
         echo("\n".join(f"{test.name}\t{test.family or '-'}" for test in tests))
 
 
-def _tests(glob: str, cases: Path | None, scope: Scope) -> list[Test]:
+def _tests(glob: str, cases: str | None, scope: Scope) -> list[Test]:
     try:
-        tests = list(catalogue(read_cases(cases) if cases else (), scope))
+        tests = list(catalogue(cases_of(cases) if cases else (), scope))
     except BadCase as error:
         raise click.UsageError(f"--cases {error}") from error
     found = [test for test in tests if fnmatchcase(test.name, glob)]
@@ -212,5 +212,5 @@ def _show(report: Report, console: Console) -> None:
     console.print(table)
     idle = [name for name, counts in report.categories.items() if sum(counts.values()) == counts["skipped"] > 0]
     if idle:
-        told = f"not tested: {', '.join(idle)}; most of these tests need ADD of two TENSOR_FLOAT32"
+        told = f"not tested: {', '.join(idle)}; most of these tests need ADD of two TENSOR_FLOAT32; --cases adds yours"
         console.print(Text(told, "yellow"), soft_wrap=True)

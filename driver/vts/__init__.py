@@ -4,7 +4,7 @@ The kit reaches a device as any client does: by name, over its socket and throug
 a file; `driver.vts.catalogue` lists all tests, and `driver.vts.kit` runs them.
 """
 
-from driver.vts.cases import BadCase, Case, read_cases
+from driver.vts.cases import BadCase, Case, cases_of, read_cases
 from driver.vts.catalogue import ALL, CATEGORIES, SMOKE, USUAL, Scope, catalogue
 from driver.vts.kit import Failed, Skipped, Test, TestOutcome, run
 from driver.vts.report import BadKnownFailures, KnownFailures, Report
@@ -26,6 +26,7 @@ __all__ = [
     "Target",
     "Test",
     "TestOutcome",
+    "cases_of",
     "catalogue",
     "read_cases",
     "run",

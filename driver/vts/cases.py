@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +16,6 @@ from driver.nn import Model, Operand, OperandLifeTime, OperandType, Operation, S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -116,6 +117,24 @@ def read_cases(path: Path) -> Iterator[Case]:
                     yield _parsed(line, f"{path}, line {number}")
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise BadCase(f"{path}: cannot be read: {error}") from error
+
+
+def cases_of(place: str) -> Iterator[Case]:
+    """Yield the cases of a file, as `read_cases` does, or those that a function "module:function" yields.
+
+    Raise BadCase.
+    """
+    module, _, name = place.partition(":")
+    if not name or Path(place).exists():
+        yield from read_cases(Path(place))
+        return
+    try:
+        found = list(getattr(import_module(module), name)())
+    except Exception as error:  # whatever a function of others may raise
+        raise BadCase(f"{place}: {type(error).__name__}: {error}") from error
+    if wrong := [each for each in found if not isinstance(each, Case)]:
+        raise BadCase(f"{place} yields {wrong[0]!r:.80}, which is no driver.vts.Case")
+    yield from found
 
 
 def _parsed(line: str, where: str) -> Case:

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from driver.errors import OutputInsufficientSize
 from driver.interface import BoundExecution, CacheFiles, Device, PreparedModel, Saved
-from driver.nn import Extension, ExtensionType
+from driver.nn import Extension, ExtensionType, Model, Operand, Operation, Subgraph
 from driver.nn.extension import OEM
+from driver.vts import Case
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from driver.interface import BindOptions, Preparation
-    from driver.nn import Model, Operand, Operation
 
     Step = Callable[[], object]
 
@@ -80,16 +81,17 @@ class FixedModel(PreparedModel):
         arrays: dict[int, Any] = dict(zip(graph.inputs, inputs, strict=True))
         arrays |= {i: o.value for i, o in enumerate(operands) if o.lifetime.is_constant}
         places, steps = dict(zip(graph.outputs, outputs, strict=True)), list[Any]()
+        sizes = {i: array.shape for i, array in arrays.items()}
         for operation in graph.operations:
             kind, (target,) = operands[operation.outputs[0]], operation.outputs
-            shape = arrays[operation.inputs[0]].shape
+            shape = sizes[target] = sizes[operation.inputs[0]]
             nbytes = int(np.prod(shape)) * kind.type.element_size
             place = places.get(target, np.empty(nbytes, np.uint8))[:nbytes]
             if len(place) == nbytes:
                 arrays[target] = place.view(kind.type.dtype).reshape(shape)
                 given = [(arrays[i], operands[i]) for i in operation.inputs]
                 steps.append(partial(_run, operation.type, given, arrays[target], kind))
-        shapes = [(arrays[i].shape, True) if i in arrays else ((), False) for i in graph.outputs]
+        shapes = [(sizes[i], i in arrays) for i in graph.outputs]
         return FixedExecution(steps, shapes)
 
     def saved(self, root: NDArray[np.uint8]) -> Saved:
@@ -113,5 +115,21 @@ class FixedExecution(BoundExecution):
         self._steps, self.shapes = steps, shapes
 
     def run(self) -> None:
+        if not all(is_enough for _, is_enough in self.shapes):
+            raise OutputInsufficientSize(tuple(self.shapes))
         for step in self._steps:
             step()
+
+
+def cases() -> Iterator[Case]:
+    """Yield a case for `burst vts --cases`: to fixed and back, and one whose output is fixed."""
+    number, x = FIXED.type("TENSOR_FIXED16"), np.array([1.5, -2.25], np.float32)
+    floats = [Operand("TENSOR_FLOAT32", (2,), lifetime=life) for life in ("INPUT", "OUTPUT")]
+    between, end = (
+        Operand(number, (2,), lifetime=life, extension_params=b"\x04") for life in ("TEMPORARY_VARIABLE", "OUTPUT")
+    )
+    there, back = (FIXED.operation(name) for name in ("FROM_FLOAT", "TO_FLOAT"))
+    steps = [Operation(there, [0], [1]), Operation(back, [1], [2])]
+    yield Case("fixed_there_and_back", Model(Subgraph([floats[0], between, floats[1]], steps, [0], [2])), (x,), (x,))
+    there_alone = Model(Subgraph([floats[0], end], steps[:1], [0], [1]))
+    yield Case("fixed_there", there_alone, (x,), (np.array([24, -36], np.int16),))

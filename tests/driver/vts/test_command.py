@@ -65,6 +65,34 @@ def test_json_adds_up(vts, write):
     assert (result.exit_code, result.stderr) == (1, "")
 
 
+def test_operations_of_ones_own_are_tested_by_cases_of_ones_own(vts):
+    """A function yields them, of operations of an extension: they are executed on all paths, in a burst, too."""
+    place = "burst_test_devices.extended"
+    found, result = run_json(vts, f"{place}:FixedPoint", "--cases", f"{place}:cases", "--filter", "operations/fixed*")
+    outcomes = {test["name"]: (test["outcome"], test["message"]) for test in found["tests"]}
+    assert outcomes.keys() >= {f"operations/fixed_there{way}" for way in ("", "_and_back", "/burst", "/async")}
+    assert {outcome for outcome, _ in outcomes.values()} == {"passed"}, outcomes
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        (
+            "burst_test_devices.extended:none",
+            "AttributeError: module 'burst_test_devices.extended' has no attribute 'none'",
+        ),
+        ("math:pi", "TypeError: 'float' object is not callable"),
+        ("os:listdir", "which is no driver.vts.Case"),
+    ],
+)
+def test_a_function_that_yields_no_cases_is_told(vts, place, told):
+    """In the words of its error, or with what it yields."""
+    result = vts("reference", "--cases", place, "--list")
+    assert result.exit_code == 2
+    assert told in result.stderr
+
+
 def test_a_skip_names_the_operation(vts, write):
     """That the device, or this driver, does not have."""
     found, _ = run_json(vts, "reference", "--cases", write(UNKNOWN), "--filter", "operations/unknown")
