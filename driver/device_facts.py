@@ -56,6 +56,9 @@ class Capabilities(NamedTuple):
     source: Source = "stated"
 
 
+_ONE_OF_A_KIND = {"GPU", "ACCELERATOR"}
+
+
 class Needs(NamedTuple):
     """The needs of a device beyond those of every program that computes: a sandbox leaves it these.
 
@@ -70,6 +73,10 @@ class Needs(NamedTuple):
     """True if all accounts of `burst serve --group` share an engine, because the device stands for a thing that exists
     once. None: devices of type GPU and ACCELERATOR do.
     """
+
+    def is_one_of_a_kind(self, of_type: str) -> bool:
+        """Return True if one engine has the device of that type, because it exists once."""
+        return self.one_engine or (self.one_engine is None and of_type in _ONE_OF_A_KIND)
 
     def __str__(self) -> str:
         parts = zip(("reads", "writes", "calls"), self[:3], strict=True)

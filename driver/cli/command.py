@@ -26,6 +26,7 @@ COMMANDS = {
     "doctor": _Entry("driver.cli.doctor:doctor", "Check this machine, or what of a program runs where."),
     "exec": _Entry("driver.cli.exec:execute", "Run a program with its models in a device."),
     "record": _Entry("driver.cli.recording:record", "Run a program and record its requests to devices."),
+    "renew": _Entry("driver.cli.renew:renew", "Have another engine take over from the engine of a running device."),
     "replay": _Entry("driver.cli.recording:replay", "Repeat recorded requests and compare their latency."),
     "run": _Entry("driver.cli.run:run", "Run a model file and report placement, outputs and times."),
     "serve": _Entry("driver.cli.serve:serve", "Serve a device to other programs and accounts."),

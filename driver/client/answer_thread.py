@@ -118,6 +118,11 @@ class AnswerThread:
         """Remove an execution and return it, for the thread that completes it; None: another thread has it."""
         return self._pending.pop(number, None)
 
+    @property
+    def is_busy(self) -> bool:
+        """True if executions are pending, or streams are open."""
+        return bool(self._pending or self._streams)
+
     def close(self) -> None:
         """End the connection: what is pending gets PeerDied."""
         self._channel.shutdown()

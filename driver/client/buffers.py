@@ -64,6 +64,9 @@ class RequestBuffers(Protocol):
     def grow(self, outputs: OutputSet, shapes: tuple[OutputShape, ...]) -> Memory | None:
         """Make room for outputs of these shapes. Return the old memory, or None when there was room already."""
 
+    def requests(self) -> list[EncodedRequest]:
+        """Return the encoded requests."""
+
     def forget_requests(self) -> None:
         """Forget the encoded requests: a new device knows none of them."""
 
@@ -175,6 +178,9 @@ class Buffers:
         new.next, self._last.next = self._last.next, new
         self._outputs.append(new)
         return new
+
+    def requests(self) -> list[EncodedRequest]:
+        return [encoded for outputs in list(self._outputs) for encoded in list(outputs.encoded.values())]
 
     def forget_requests(self) -> None:
         for outputs in self._outputs:

@@ -46,6 +46,9 @@ class Connection:
         self.shutdown_grace = 0.05  #: seconds in which a service whose engine has died may say why
         self._dropped = DropList(self._tell)
         self._paths: WeakSet[MemoryPath] = WeakSet()
+        self.buffers: WeakSet[object] = WeakSet()  #: of the device, which are not released yet
+        self.is_watched = False  #: for the renewal of its engine
+        self.is_retired = False  #: another connection has taken its place
         self._listing = threading.Lock()
         self.service_pid = channel.peer_pid  #: until it says hello; who starts a device is its own socket's peer
         declared = () if application is None else (application,)
@@ -158,6 +161,11 @@ class Connection:
         for path in paths:
             with suppress(PeerDied):  # its memory is free
                 path.free_memory(memory)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if it was closed, or the device has ended."""
+        return self._is_over or self.channel.peer_has_died
 
     def close(self) -> None:
         """End the connection, and what was made through it. Harmless when done twice."""

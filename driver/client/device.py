@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 
 from burst import DeviceUnavailable, InvalidArgument, Memory, PeerDied, StatusError, Timeout, Trace
 from burst.channel import MAX_FDS
 from burst.run_queue import FlowCounts
-from driver.client import discovery, served_sockets
+from driver.client import discovery, moving, served_sockets
 from driver.client.cells import cells_of
 from driver.client.connection import Connection, traces_of
 from driver.client.device_buffers import RemoteBuffer, kind_of
@@ -37,7 +38,7 @@ from driver.protocol.stated_capabilities import from_wire
 from fmq.closing import Closing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from burst.channel import Channel
     from driver.client.device_buffers import Buffer, BufferDesc, BufferRole
@@ -164,6 +165,8 @@ class RemoteDevice(Closing):
         self._revivals, self._attempts = Revivals(), 0
         self._failure: Exception | None = None  # of the last attempt
         self._closed = threading.Event()
+        self.executors: WeakSet[RemoteExecutor] = WeakSet()  #: models that are prepared on it
+        self._elsewhere = threading.local()  # the connection that this thread prepares models on, if another
 
     @property
     def name(self) -> str:
@@ -392,6 +395,7 @@ class RemoteDevice(Closing):
         """
         self.renew()
         connection = self.connection
+        connection.buffers.add(coming := _ComingBuffer())
         homes = [prepared.present_home() for prepared in prepared_models]
         for n, home in enumerate(homes):
             if home.connection is not connection:
@@ -400,12 +404,58 @@ class RemoteDevice(Closing):
             "allocate", desc.dimensions, [home.number for home in homes], list(input_roles), list(output_roles)
         )
         kind = kind_of([prepared.model for prepared in prepared_models], input_roles, output_roles)
-        return RemoteBuffer(connection, token, kind)
+        found = RemoteBuffer(connection, token, kind)
+        connection.buffers.add(found)
+        del coming
+        return found
+
+    def beside(self, channel: Channel | None = None) -> Connection:
+        """Return one more connection, to the device's service of now, or over a channel. Raise as `connect`."""
+        if channel is not None:
+            return _greeted(self.address, channel, self.application)
+        return (_served if served_sockets.is_path(self.address) else _own)(self.address, self.application)
+
+    def move(self, old: Connection, new: Connection, homes: Mapping[RemoteExecutor, Home]) -> bool:
+        """Go on over another connection, on which these models are prepared, unless this device was revived or closed,
+        or has buffers, since.
+        """
+        with self._reviving:
+            if self.connection is not old or self.is_closed or old.buffers:
+                return False
+            self.connection = new
+            for executor, home in homes.items():
+                executor.move(home)
+        if self._closed.is_set():  # meanwhile
+            new.close()
+        return True
+
+    @contextmanager
+    def preparing_on(self, connection: Connection) -> Iterator[None]:
+        """Have this thread prepare models on another connection to the device."""
+        self._elsewhere.connection = connection
+        try:
+            yield
+        finally:
+            del self._elsewhere.connection
+
+    def _present_connection(self) -> Connection:
+        """Return the connection on which models are prepared. It is watched from now on: they may have to move."""
+        self.check_process()
+        connection = getattr(self._elsewhere, "connection", None) or self.connection
+        moving.watch(self, connection)
+        return connection
 
     def home_of(self, model: Model, options: PrepareOptions) -> Home:
         """Prepare a valid model, and keep it in the cache files, if there are any."""
-        self.check_process()
-        connection = self.connection
+        connection = self._present_connection()
+        try:
+            return self._home_on(connection, model, options)
+        except PeerDied:
+            if not connection.is_retired:
+                raise
+            return self.home_of(model, options)
+
+    def _home_on(self, connection: Connection, model: Model, options: PrepareOptions) -> Home:
         with waiting(options.deadline) as by:
             arguments, fds = _on_the_wire(options, by)
             encoded = latest.prepared(model, min(MOST_HANDLES, MAX_FDS - 1 - len(fds)))
@@ -428,8 +478,7 @@ class RemoteDevice(Closing):
         self, options: PrepareOptions, model: Model | None, takes_saved: tuple[bool, bool] = (False, False)
     ) -> tuple[Home, Preference, int]:
         """Return the prepared model, and preference and priority, which are the saved ones where `takes_saved`."""
-        self.check_process()
-        connection = self.connection
+        connection = self._present_connection()
         with waiting(options.deadline) as by:
             arguments, fds = _on_the_wire(options, by, takes_saved)
             if model is not None and is_file(model):
@@ -503,6 +552,10 @@ class RemoteDevice(Closing):
         """End the connection: prepared models and bursts made through it end too. Harmless when done twice."""
         self._closed.set()
         self.connection.close()
+
+
+class _ComingBuffer:
+    """A buffer that the device is asked for."""
 
 
 def _on_the_wire(

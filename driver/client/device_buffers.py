@@ -201,6 +201,7 @@ class RemoteBuffer(DeviceBuffer, Buffer):
         """Free its memory on the device. Harmless when done twice, and when the device is gone."""
         if not self._is_closed:
             self._is_closed = True
+            self._connection.buffers.discard(self)
             self._connection.free("release", self.token)
 
     def __del__(self) -> None:

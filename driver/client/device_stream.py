@@ -179,13 +179,10 @@ class DeviceStream(ResultStream):
         requests += [memory.request(begin + n, sets[n % depth], sets[n - 1], self._shapes) for n in turns]
         feed = StreamFeed(depth, self._wait.by, is_latest=self._is_latest)
         end = FOREVER if self._wait.end is None else self._wait.end
-        home = self._executor.present_home()
-        for request in requests[:2]:
-            check_buffers(request.pools, home.connection)
         terms = StreamTerms(
             number=0, end=end, most=self._plan.most - begin, room=depth, stop=self._plan.stop, requests=()
         )
-        home.connection.lane.open_stream(home.number, requests, terms, feed)
+        self._executor.open_stream(requests, terms, feed)
         if self._at_end:
             self._at_end.detach()
         self._at_end = weakref.finalize(self, later, feed.close)

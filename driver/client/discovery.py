@@ -354,12 +354,64 @@ def connect(name: str) -> Channel:
             raise place.held()
         if limits:
             _log.warning(_APART, name, launch.told(limits), why)
+        place.log.unlink(missing_ok=True)
         with listen(place) as listener:
             _start(name, place, listener)
         found = find(place)
     if found is None:
         raise PeerDied(f"device {name!r} ended while it started")
     return found
+
+
+class SecondService(NamedTuple):
+    """A second service of a device, beside the first one. `name` and `place`: of its socket until it takes the device's
+    name; the same where it has that.
+    """
+
+    channel: Channel
+    name: Path
+    place: Place
+
+    def take_name(self) -> None:
+        """Give it the device's name: clients find one service or the other, and never none. Raise DeviceFailed."""
+        with self.place.locked() as is_ours:
+            if not is_ours:
+                raise self.place.held()
+            self.name.rename(self.place.socket)
+
+    def forget(self) -> None:
+        """Take its own name away: it ends with its last client."""
+        if self.name != self.place.socket:
+            self.name.unlink(missing_ok=True)
+
+
+@as_ours()
+def start_beside(name: str, place: Place, pid: int) -> SecondService:
+    """Start a second service of a device, or find it: the first one has that pid. Raise as `connect` does."""
+    usable_class(name)
+    spare = Place(place.socket.parent, name, apart=f"{place.apart}.next".removeprefix("."))
+    with place.locked() as is_ours:
+        if not is_ours:
+            raise place.held()
+        if found := find(place):
+            if found.peer_pid != pid:
+                return SecondService(found, place.socket, place)
+            found.close()
+        try:
+            with listen(spare) as listener:
+                _start(name, place, listener)
+            if found := find(spare):
+                return SecondService(found, spare.socket, place)
+        except BaseException:
+            spare.socket.unlink(missing_ok=True)
+            raise
+    spare.socket.unlink(missing_ok=True)
+    raise DeviceFailed(f"device {name!r} ended while it started; {place.end_of_log()}")
+
+
+def starts_devices() -> bool:
+    """Return True if what this process starts is as good as what others start: it may, and passes no limits on."""
+    return not (_ask or launch.kept())
 
 
 def _outside(name: str, place: Place) -> tuple[Channel | None, str]:
@@ -454,7 +506,6 @@ def _command(name: str, place: Place, listener: str) -> list[str]:
 
 def _start(name: str, place: Place, listener: socket.socket) -> None:
     """Start the launcher. Raise DeviceFailed when it fails, or does not end as one does: then it is no Python."""
-    place.log.unlink(missing_ok=True)
     command = _command(name, place, str(listener.fileno()))
     with open(place.log, "ab") as log:  # both processes append, and cut it when it has grown
         try:

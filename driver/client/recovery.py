@@ -205,6 +205,10 @@ class Recovery:
         """Bind the burst to the device's buffers that this request names."""
         self._tokens |= {pool.token for pool in request.pools if isinstance(pool, DeviceBuffer)}
 
+    def forget_buffers(self) -> None:
+        """Note that the device's buffers that its requests have named are released."""
+        self._tokens.clear()
+
     def successor(
         self, error: BaseException, home: Home, trace: Trace, waiting: Sequence[tuple[object, Request | None]]
     ) -> tuple[Home, Controller]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 from burst import (
     Accepted,
@@ -24,6 +26,7 @@ from driver.client.executor import PLAIN, BurstParts
 from driver.client.fenced import FencedExecution, output_shapes
 from driver.client.pipeline import Pipeline
 from driver.client.recovery import Crash, Key, crash_in_preparation, describe, digest_of, quarantine
+from driver.client.socket_lane import Moved
 from driver.client.workspace import KnownRequest
 from driver.deadlines import passed
 from driver.options import PrepareOptions
@@ -39,8 +42,10 @@ if TYPE_CHECKING:
     from driver.client.device import RemoteDevice
     from driver.client.executor import OpenController
     from driver.client.job import Job
+    from driver.client.stream_feed import StreamFeed
     from driver.nn import Model
     from driver.options import Options
+    from driver.protocol.stream_terms import StreamTerms
 
 
 class Home(NamedTuple):
@@ -68,6 +73,8 @@ class RemoteExecutor:
         lasting = self.options = (options or PrepareOptions()).lasting()
         self.device, self.model, self.home = device, model, home
         self._is_freed = False
+        self.pipelines: WeakSet[Pipeline] = WeakSet()  #: its bursts
+        device.executors.add(self)
         self._prepare = prepare or (lambda trace: device.home_of(model, lasting._replace(trace=trace)))
         self._preparing, self._crashed_in_preparation = threading.Lock(), False
         self._recent: KnownRequest | None = None
@@ -78,6 +85,11 @@ class RemoteExecutor:
 
     def perform(self, job: Job) -> Result:
         """Execute it on the plain path."""
+        while True:
+            with suppress(Moved):
+                return self._perform(job)
+
+    def _perform(self, job: Job) -> Result:
         self.device.check_process()
         request, wait = job.request, job.wait
         if missed := passed(wait.by):
@@ -104,7 +116,9 @@ class RemoteExecutor:
     def start(self, job: Job) -> Completion:
         """Launch it on the lane. When the connection ends, what is pending raises PeerDied."""
         try:
-            return self._start(job)
+            while True:
+                with suppress(Moved):
+                    return self._start(job)
         except Exception as error:  # noqa: BLE001 (it belongs to the completion)
             return Completion().fail(error)
 
@@ -131,6 +145,11 @@ class RemoteExecutor:
 
     def launch(self, job: Job) -> FencedExecution:
         """Execute it when its fences are signalled, which the device watches."""
+        while True:
+            with suppress(Moved):
+                return self._launch(job)
+
+    def _launch(self, job: Job) -> FencedExecution:
         self.device.check_process()
         if missed := passed(job.wait.by):
             missed.raise_for_status()
@@ -148,6 +167,15 @@ class RemoteExecutor:
             job.wait.given_up().raise_for_status()
             raise
 
+    def open_stream(self, requests: Sequence[Request], terms: StreamTerms, feed: StreamFeed) -> None:
+        """Open a stream of results, as `SocketLane.open_stream` does."""
+        while True:
+            home = self.present_home()
+            for request in requests[:2]:
+                check_buffers(request.pools, home.connection)
+            with suppress(Moved):
+                return home.connection.lane.open_stream(home.number, requests, terms, feed)
+
     def outputs(self, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
         """Return typed views of a request's outputs in its pools."""
         return self._recognised(request).outputs(self.model, request, shapes)
@@ -155,7 +183,9 @@ class RemoteExecutor:
     def open_burst(self, options: Options, parts: BurstParts = PLAIN) -> Burst:
         """Return a burst on the device."""
         self.check_quarantine()
-        return Burst(Pipeline(self, options, parts))
+        pipeline = Pipeline(self, options, parts)
+        self.pipelines.add(pipeline)
+        return Burst(pipeline)
 
     @cached_property
     def key(self) -> Key:
@@ -196,6 +226,25 @@ class RemoteExecutor:
                 self.note_crash(crash, again=self._crashed_in_preparation)
                 self._crashed_in_preparation = True
             raise
+
+    def prepared_on(self, connection: Connection) -> Home:
+        """Prepare it on another connection to the device, as it was prepared at first. Raise StatusError, PeerDied."""
+        with self.device.preparing_on(connection):
+            return self._prepare(Trace.create())
+
+    def move(self, home: Home) -> None:
+        """Be at home there from now on."""
+        with self._preparing:
+            if not self._is_freed:
+                self.home = home
+
+    def requests(self) -> list[Request]:
+        """Return the requests that it has executed lately, with memory that still lives."""
+        known_ones = [each for pipeline in list(self.pipelines) for each in pipeline.buffers.requests()]
+        found = [encoded.request for encoded in known_ones]
+        if (known := self._recent) and (request := known.request()):
+            found.append(request)
+        return found
 
     def note_crash(self, crash: Crash, *, again: bool) -> None:
         """Count a crash of this model. Raise Quarantined when it was one too many."""

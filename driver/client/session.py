@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from burst.messages import Cause
     from burst.wire import ResultPacket
     from driver.client.buffers import RequestBuffers
+    from driver.client.connection import Connection
     from driver.client.executor import BurstParts
     from driver.client.in_flight import InFlight
+    from driver.client.moving import BurstBeside
     from driver.client.remote_executor import Home, RemoteExecutor
     from driver.client.workspace import InputSet, OutputSet
     from driver.options import Options
@@ -246,6 +248,27 @@ class BurstSession:
             self.check()
             self._adopt_controller(home, self._recovery.open_at(home))
             self.is_displaced = False
+
+    # ---- another engine
+
+    def is_at(self, connection: Connection) -> bool:
+        """Return True if its requests go there, and not to the fallback."""
+        is_there = self._home.connection is connection and not self.is_displaced
+        return is_there and not (self.is_closed or self.has_ended)
+
+    def opened_at(self, home: Home) -> Controller:
+        """Return a controller for this burst where the model is prepared, too. Raise StatusError, PeerDied."""
+        return self._recovery.open_at(home)
+
+    def move(self, home: Home, beside: BurstBeside) -> None:
+        """Go on there, where these requests are known. Nothing is in flight, and nothing becomes so meanwhile."""
+        known = [each for each in beside.known if each.inputs in each.outputs.encoded]
+        self._recovery.forget_buffers()
+        self.statistics.recoveries -= 1  # it is none
+        self._adopt_controller(home, beside.controller)
+        for encoded in known:
+            if encoded.request.pools == (encoded.inputs.memory, encoded.outputs.memory):
+                encoded.outputs.encoded[encoded.inputs] = encoded
 
     def _adopt_controller(self, home: Home, controller: Controller) -> None:
         """Go on with another controller. Raise PeerDied, ValueError."""

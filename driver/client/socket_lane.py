@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import count
 from threading import Lock
@@ -41,7 +41,7 @@ from fmq.clock import FOREVER
 
 if TYPE_CHECKING:
     import select
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -53,6 +53,10 @@ if TYPE_CHECKING:
     from driver.protocol.stream_terms import StreamTerms
 
 _MANY = 64  # outcomes that are not wanted any more, of which the device is told at once
+
+
+class Moved(Exception):
+    """The connection has retired, and nothing was sent: another connection of the device has taken its place."""
 
 
 class SocketLane:
@@ -71,20 +75,57 @@ class SocketLane:
         self._answer = b"", Result(ErrorStatus.NONE)
         self._ended: tuple[bytes, Ending] = b"", SUCCESS
         self.forgotten: deque[int] = deque()  #: outcomes of which the device is to be told
+        self._users: deque[None] = deque()  # one for each call that goes on
+        self._unasked: set[int] = set()  # fenced executions whose endings may still be asked for
+        self._is_retired = False
+
+    # ---- retirement
+
+    def retire(self) -> bool:
+        """Refuse new executions from now on, and return True, if nothing of the earlier ones is still to come."""
+        self._is_retired = True  # before looking: who begins later looks at it
+        answers = self._answers
+        is_idle = not (self._users or self._unasked or (answers and answers.is_busy))
+        self._is_retired = is_idle
+        return is_idle
+
+    def _enter(self) -> None:
+        """Begin to use the lane; `_leave` ends that. Raise Moved."""
+        self._users.append(None)
+        if self._is_retired:
+            self._leave()
+            raise Moved
+
+    def _leave(self) -> None:
+        self._users.pop()
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        self._enter()
+        try:
+            yield
+        finally:
+            self._leave()
 
     # ---- sockets
 
     def _take(self, end: int | None = None) -> LaneSocket:
-        """Return a socket for one call, its lock held. Raise StatusError, PeerDied, Timeout."""
+        """Return a socket for one call, its lock held. Raise StatusError, PeerDied, Timeout, Moved."""
+        self._enter()
         try:
-            socket = self._idle.pop()
-        except IndexError:
-            socket = self._opened(end)
-        socket.lock.acquire()
+            try:
+                socket = self._idle.pop()
+            except IndexError:
+                socket = self._opened(end)
+            socket.lock.acquire()
+        except BaseException:
+            self._leave()
+            raise
         return socket
 
     def _put(self, socket: LaneSocket) -> None:
         """Keep a socket for the next call: no answer is on its way on it."""
+        self._leave()
         socket.lock.release()
         self._idle.append(socket)
         if socket.freed:
@@ -94,6 +135,7 @@ class SocketLane:
 
     def _end(self, socket: LaneSocket) -> None:
         """Close a socket after an error, because an answer may still be on its way on it."""
+        self._leave()
         socket.lock.release()
         socket.channel.close()
         _remove(self.sockets, socket)
@@ -153,8 +195,18 @@ class SocketLane:
         def message(socket: LaneSocket) -> bytes:
             return launch_behind(*terms, socket.encoded(model, job.request, known, job.measure))
 
-        with duplicates(job.after) if job.after else nullcontext(list[int]()) as fds:
-            answer = self._asked(message, fds, job.wait.end)
+        self._unasked.add(number)
+        try:
+            with duplicates(job.after) if job.after else nullcontext(list[int]()) as fds:
+                answer = self._asked(message, fds, job.wait.end)
+            return self._launched(number, job, answer, outputs)
+        except BaseException:
+            self._unasked.discard(number)
+            raise
+
+    def _launched(
+        self, number: int, job: Job, answer: Message, outputs: Callable[[], tuple[NDArray[Any], ...]]
+    ) -> FencedExecution:
         fences = answer.fds  # ours from now on
         if answer.raw[10:] != LAUNCHED:
             close_all(fences)
@@ -212,7 +264,7 @@ class SocketLane:
     def success(self, number: int) -> Ending:
         """Return the ending of an execution that has succeeded and was not measured. Raise DriverError."""
         self._check_process()
-        self.forgotten.append(number)
+        self.forget(number)
         return SUCCESS
 
     def _check_process(self) -> None:
@@ -222,6 +274,7 @@ class SocketLane:
     def forget(self, number: int) -> None:
         """Let the device drop the outcome; it is told with a later call. Finalizers may call this."""
         self.forgotten.append(number)
+        self._unasked.discard(number)
 
     def _watch(self, poll: select.poll) -> None:
         """Make `poll` return when the device dies or the connection ends."""
@@ -237,27 +290,29 @@ class SocketLane:
 
         Raise InvalidArgument, Malformed, PeerDied, and Timeout if there is no socket for them by its end.
         """
-        answers = self._answers
-        if answers is None or answers.is_over:
-            answers = self._first_answers(job.wait.end)
-        return answers.launch(next(self._numbers), (model, job, known), finish)
+        with self._in_use():
+            answers = self._answers
+            if answers is None or answers.is_over:
+                answers = self._first_answers(job.wait.end)
+            return answers.launch(next(self._numbers), (model, job, known), finish)
 
     def open_stream(self, model: int, requests: Sequence[Request], terms: StreamTerms, feed: StreamFeed) -> None:
         """Open a stream, whose results go to `feed`. `terms`: without its number and requests.
 
         Raise InvalidArgument, Malformed, PeerDied, and Timeout if there is no socket for it by its end.
         """
-        answers = self._answers
-        if answers is None or answers.is_over:
-            answers = self._first_answers(None if terms.end == FOREVER else terms.end)
-        number = next(self._numbers)
+        with self._in_use():
+            answers = self._answers
+            if answers is None or answers.is_over:
+                answers = self._first_answers(None if terms.end == FOREVER else terms.end)
+            number = next(self._numbers)
 
-        def message(socket: LaneSocket) -> bytes:
-            packed = (socket.encoded(model, request, KnownRequest(request), False) for request in requests)
-            return terms._replace(number=number, requests=tuple(packed)).pack()
+            def message(socket: LaneSocket) -> bytes:
+                packed = (socket.encoded(model, request, KnownRequest(request), False) for request in requests)
+                return terms._replace(number=number, requests=tuple(packed)).pack()
 
-        feed.close, feed.give_room = partial(answers.end_stream, number), partial(answers.give_room, number)
-        answers.open_stream(number, message, feed)
+            feed.close, feed.give_room = partial(answers.end_stream, number), partial(answers.give_room, number)
+            answers.open_stream(number, message, feed)
 
     def _first_answers(self, end: int | None) -> AnswerThread:
         """Return the thread of asynchronous executions, after another caller that opens a socket for it, if any."""

@@ -318,6 +318,12 @@ class KnownRequest:
         self._lives = True  # all of its pools do, so that no other pool has the id of one
         self._views: KnownViews | None = None
 
+    def request(self) -> Request | None:
+        """Return the request again while its memory lives."""
+        pools = tuple(pool for each in self._watched if (pool := each()) is not None)
+        is_whole = self._lives and len(pools) == len(self._watched)
+        return Request(self._inputs, self._outputs, pools, self._loop_timeout) if is_whole else None
+
     def is_of(self, request: Request) -> bool:
         """Return True if it is this one, or names the same arguments and pools."""
         inputs, outputs, pools, loop_timeout = request

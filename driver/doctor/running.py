@@ -15,6 +15,7 @@ from driver.client.connection import Connection
 from driver.client.discovery import Place, files_there, find
 from driver.client.hardening import confinement
 from driver.client.launch import ENOUGH
+from driver.client.moving import await_change
 from driver.engine.limits import or_raise
 from driver.errors import DriverError
 from driver.finding import Finding
@@ -48,6 +49,7 @@ def devices() -> Iterator[Finding]:
                 yield _group(path.stem, pid)
                 yield _confined(path.stem, connection)
                 yield _held(path.stem, list(accounts_of(connection.call)))
+                yield from _renewed(path.stem, connection)
         except (BurstError, DriverError) as error:
             yield Finding(
                 f"{path.stem}, running", "warning", f"does not answer: {error}", "it may hang", remedy="kill it"
@@ -68,6 +70,7 @@ def _served() -> Iterator[Finding]:
                 name = str(path) if uid is None else f"{path}, uid {uid}"
                 yield _confined(name, connection)
                 yield _held(name, list(accounts_of(connection.call)))
+                yield from _renewed(name, connection)
 
 
 def _apart(name: str, engines: list[int]) -> Finding:
@@ -120,6 +123,18 @@ def _held(name: str, found: list[AccountFigures]) -> Finding:
         return Finding(subject, "ok", text)
     remedy = f"`burst top --accounts`; close what is not needed{or_raise(f'account_{figure}')}"
     return Finding(subject, "note", text, "what exceeds the limit is refused", remedy=remedy)
+
+
+def _renewed(name: str, connection: Connection) -> Iterator[Finding]:
+    """Report how the last renewal stands, if there was one."""
+    state = await_change(connection, 0.0)
+    if state.is_going_on:
+        yield Finding(f"{name}, renewal", "note", f"clients go over to another engine: {state.words}")
+    if state.stage == "stayed":
+        why = "its engine goes on with what it has, and with the code that it began with"
+        yield Finding(
+            f"{name}, renewal", "warning", state.words, why, remedy=f"correct that, then `burst renew {name}`"
+        )
 
 
 def _confined(name: str, connection: Connection) -> Finding:

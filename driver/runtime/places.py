@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from burst import Memory, OutputShape, RequestArgument
+    from driver.client.buffers import EncodedRequest
     from driver.client.layout import Shapes
     from driver.nn import Operand
     from driver.runtime.partition import Step
@@ -117,6 +118,9 @@ class StepBuffers:
 
     def give_back(self, inputs: InputSet) -> None:
         """Do nothing: the chain gives them to another frame when all steps are done with them."""
+
+    def requests(self) -> list[EncodedRequest]:
+        return [encoded for outputs in list(self._known) for encoded in list(outputs.encoded.values())]
 
     def forget_requests(self) -> None:
         for outputs in self._known:

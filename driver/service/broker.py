@@ -39,6 +39,7 @@ from driver.service.cell import PAGE, Cell
 from driver.service.client_census import ClientCensus
 from driver.service.fork_server import close_all_but, end_with_parent
 from driver.service.last_descriptor import LastDescriptor
+from driver.service.signals import is_hangup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +65,7 @@ class CellProcess:
     def __init__(self, uid: int, pid: int, channel: Channel, log: LogPipe) -> None:
         self.uid, self.pid, self.channel, self.log = uid, pid, channel, log
         self.pidfd = os.pidfd_open(pid)
-        self.sent = 0  #: clients that were handed over
+        self.sent, self.left = 0, 0  #: clients that were handed over, and of these, that have left
         self.is_ending = False  #: it takes no clients any more
         self.kill_at: float | None = None
 
@@ -102,6 +103,7 @@ class ServedAccount:
 
     def __init__(self, uid: int) -> None:
         self.cell: CellProcess | None = None
+        self.replaced: list[CellProcess] = []  #: cells that have renewed themselves, with clients that have not moved
         self.allowance = Allowance(f"the log of uid {uid}")  # of all its cells, however often one begins
         self.waiting: deque[Channel] = deque()  #: clients that its cell has not been given yet
         self.ends: deque[float] = deque(maxlen=_FREELY)
@@ -109,7 +111,12 @@ class ServedAccount:
     @property
     def is_idle(self) -> bool:
         """No cell, and no client that waits for one."""
-        return self.cell is None and not self.waiting
+        return self.cell is None and not self.waiting and not self.replaced
+
+    @property
+    def cells(self) -> list[CellProcess]:
+        """All its cells."""
+        return [*self.replaced, *([self.cell] if self.cell else [])]
 
     @property
     def may_begin(self) -> bool:
@@ -167,7 +174,7 @@ class Broker:
 
     def run(self) -> NoReturn:
         """Serve until it is stopped, or until the device fails its self test."""
-        self.watch(self._stop, self._end)
+        self.watch(self._stop, self._signalled)
         self.watch(self._closing.fileno(), self._closing.look)
         gc.freeze()
         self._begin(self._home, self._accounts.setdefault(self._home, ServedAccount(self._home)))
@@ -325,12 +332,17 @@ class Broker:
     def _handle(self, cell: CellProcess, message: Message) -> None:
         """Do what a cell asks. A cell that a client has taken over can say anything. Raise Malformed."""
         match message.body:
-            case ["left"] if self._census.count(cell.uid) > len(self._accounts[cell.uid].waiting):
+            case ["left"] if cell.left < cell.sent:
+                cell.left += 1
                 self._census.leave(cell.uid)
                 self._publish()
             case ["idle", int(came)]:
-                if came == cell.sent and cell.uid != self._home:
+                if came == cell.sent and (cell.uid != self._home or cell in self._accounts[cell.uid].replaced):
                     self._let_go(cell)
+            case ["renewing"]:
+                self._replace(cell)
+            case ["staying"]:
+                self._put_back(cell)
             case ["ending"]:
                 self._note_end(cell)
             case ["ready"] if cell.uid == self._home:
@@ -341,6 +353,21 @@ class Broker:
                 self._tell_of_cells(cell, number, first)
             case body:
                 raise Malformed(f"{body!r:.100}")
+
+    def _replace(self, cell: CellProcess) -> None:
+        """Let another cell begin beside it for the next client of the account."""
+        account = self._accounts[cell.uid]
+        if cell is account.cell and not cell.is_ending:
+            account.replaced.append(cell)
+            account.cell = None
+
+    def _put_back(self, cell: CellProcess) -> None:
+        """Give it the account's new clients again, unless there is another cell that takes them."""
+        account = self._accounts[cell.uid]
+        if account.cell is None and cell in account.replaced and not cell.is_ending:
+            account.replaced.remove(cell)
+            account.cell = cell
+            self._send_waiting(account)
 
     def _tell_of_cells(self, asking: CellProcess, number: int, first: int) -> None:
         found = [a.cell for a in self._accounts.values() if a.cell and not a.cell.is_ending]
@@ -379,8 +406,11 @@ class Broker:
         self._unwatch(cell.log.readable)
         cell.log.finish(self._log)
         account = self._accounts[cell.uid]
-        account.cell = None
-        self._census.leave(cell.uid, self._census.count(cell.uid) - len(account.waiting))
+        if cell is account.cell:
+            account.cell = None
+        else:
+            account.replaced.remove(cell)
+        self._census.leave(cell.uid, cell.sent - cell.left)
         self._publish(+1)
         if status:
             account.note_end()
@@ -396,11 +426,11 @@ class Broker:
             self.watch(self._listener.fileno(), self._accept)
         self._forget_those_that_left()
         for uid, account in list(self._accounts.items()):
-            cell = account.cell
-            if cell and cell.kill_at is not None and cell.kill_at <= now:
-                os.kill(cell.pid, signal.SIGKILL)
-                cell.kill_at = float("inf")
-            elif (account.waiting or uid == self._home) and account.may_begin:
+            for cell in account.cells:
+                if cell.kill_at is not None and cell.kill_at <= now:
+                    os.kill(cell.pid, signal.SIGKILL)
+                    cell.kill_at = float("inf")
+            if (account.waiting or uid == self._home) and account.may_begin:
                 self._begin(uid, account)
             elif account.waiting:
                 self._send_waiting(account)
@@ -416,14 +446,14 @@ class Broker:
     def _patience(self) -> float | None:
         """Return the milliseconds until something may be due; None: nothing will be."""
         is_due = self._closing.is_waiting or any(
-            each.waiting or (each.cell.kill_at if each.cell else uid == self._home)
+            each.waiting or any(cell.kill_at for cell in each.cells) or (not each.cell and uid == self._home)
             for uid, each in self._accounts.items()
         )
         return _TICK * 1e3 if is_due else None
 
     def _publish(self, changes: int = 0) -> None:
         """Write the counts for monitors. `changes`: cells that have begun or ended."""
-        cells = sum(each.cell is not None for each in self._accounts.values())
+        cells = sum(len(each.cells) for each in self._accounts.values())
         self._counts.note(changes, cells, self._census.total())
 
     # ---- the loop
@@ -437,11 +467,19 @@ class Broker:
         if self._handlers.pop(fd, None):
             self._poll.unregister(fd)
 
+    def _signalled(self) -> None:
+        if not is_hangup(self._stop):
+            self._end()
+        for account in self._accounts.values():
+            if account.cell:
+                with suppress(PeerDied):
+                    account.cell.tell(["renew"])
+
     def _end(self, code: int = 0) -> NoReturn:
         """End the cells, and this process."""
         with self._place.locked_to_leave() as is_locked:
             self._place.leave(self._listener, is_locked=is_locked, named=self._named)
-        cells = [account.cell for account in self._accounts.values() if account.cell]
+        cells = [cell for account in self._accounts.values() for cell in account.cells]
         for cell in cells:
             cell.channel.close()
         end = time.monotonic() + _END_TIMEOUT

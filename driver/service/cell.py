@@ -44,6 +44,7 @@ class Cell:
         self._channel, self._came = channel, 0
         self._asking, self._answers = threading.Lock(), SimpleQueue[tuple[list[Any], list[int]]]()
         self._asked = 0
+        self.on_renew: Callable[[], object] = list  #: what the service does when the broker has it renew its engine
 
     def fileno(self) -> int:
         return self._channel.fileno()
@@ -62,6 +63,8 @@ class Cell:
                 return AcceptedClient(Channel.from_fd(take_fd(message)), is_watcher=True)
             case ["cells", *values]:
                 self._answers.put((values, message.take_fds()))
+            case ["renew"]:
+                self.on_renew()
         return None
 
     def _note_lost(self, body: list[Any]) -> None:
@@ -93,6 +96,20 @@ class Cell:
         with suppress(PeerDied):
             self._channel.send(["ending"])
         yield
+
+    def begin_beside(self) -> list[str]:
+        """Have the broker begin another cell for the account's next client."""
+        with suppress(PeerDied):
+            self._channel.send(["renewing"])
+        return []
+
+    def stay(self) -> None:
+        with suppress(PeerDied):
+            self._channel.send(["staying"])
+
+    def hand_over(self) -> bool:
+        """Do nothing: the broker hands over no more clients. It still says when this cell may end."""
+        return False
 
     def cells(self, first: int) -> tuple[list[object], list[int]]:
         with self._asking:

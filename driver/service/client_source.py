@@ -29,6 +29,8 @@ class AcceptedClient(NamedTuple):
 class ClientSource(Protocol):
     """A source of clients for one service."""
 
+    on_renew: Callable[[], object]  #: called where the source has the service renew its engine
+
     def fileno(self) -> int:
         """Return a descriptor: readable when `accept` has something to do, negative once no client comes any more."""
 
@@ -50,6 +52,17 @@ class ClientSource(Protocol):
     def ending(self) -> AbstractContextManager[None]:
         """Accept no further client; no other service begins until the context ends."""
 
+    def begin_beside(self) -> list[str]:
+        """Let a second service begin beside this one. Return folder and `apart` of its `discovery.Place`, for a client
+        that has to start it; [] where the next client finds it.
+        """
+
+    def stay(self) -> None:
+        """Note that this service goes on, with the new clients, too, unless there is a second one for these."""
+
+    def hand_over(self) -> bool:
+        """Take no more clients, as a second service does. Return True if `accept` has nothing to do any more."""
+
     def cells(self, first: int) -> tuple[list[object], list[int]]:
         """Return how many cells there are, and a page of `CellRow` from number `first` on with a connection to each."""
 
@@ -62,6 +75,7 @@ class ListeningSocket:
 
     def __init__(self, listener: socket.socket, place: Place) -> None:
         self._listener, self._place, self._last = listener, place, LastDescriptor()
+        self.on_renew: Callable[[], object] = list
 
     def fileno(self) -> int:
         return self._listener.fileno()
@@ -92,6 +106,17 @@ class ListeningSocket:
         with self._place.locked_to_leave(_PATIENCE) as is_locked:
             self._place.leave(self._listener, is_locked=is_locked)
             yield
+
+    def begin_beside(self) -> list[str]:
+        return [str(self._place.socket.parent), self._place.apart]
+
+    def stay(self) -> None:
+        """Do nothing: the name is this service's until another one has taken it."""
+
+    def hand_over(self) -> bool:
+        with self.ending():
+            pass
+        return True
 
     def cells(self, first: int) -> tuple[list[object], list[int]]:
         """Return no cells: one service has all accounts."""

@@ -57,11 +57,13 @@ from driver.service.bounded_log import BoundedHandler, EngineLog, LogFile
 from driver.service.client_census import ClientCensus
 from driver.service.client_source import ListeningSocket
 from driver.service.closing_process import ClosingProcess
+from driver.service.engine_renewal import Renewal
 from driver.service.engine_watch import EngineWatch
 from driver.service.file_gate import FileGate
 from driver.service.fork_server import SCORES
 from driver.service.preparation_times import PreparationTimes
 from driver.service.service_client import ServiceClient
+from driver.service.signals import is_hangup, readable_at_signals
 from driver.service.trials import UNPROVOKED
 from driver.service.validation import NOT_YOURS, ValidationBudget, Validator
 from fmq import LifePage
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 LINGER = 2.0  # seconds without a client
+_LAST_LINGER = 0.1  # the same, where another service has taken over
 _RETRY = 0.1  # seconds after a failed accept
 _START_TIMEOUT, _END_TIMEOUT = 60.0, 2.0
 
@@ -131,7 +134,8 @@ class Service:
         self.times = PreparationTimes(self._device, name, options.account)
         self.ledger = Ledger(self._limits)  #: of what this process holds for clients; the engine has one of its own
         self.validator = Validator(self._device, self._limits, self.times, self._extensions)  # forks, too
-        whose = self.ledger.account(device_uid() if options.account is None else options.account)
+        self.owner = device_uid() if options.account is None else options.account  #: the account of the engine
+        whose = self.ledger.account(self.owner)
         self.watch = EngineWatch(engine.pid, self._limits, whose, None if options.is_shared else self._end_engine)
         self._life = LifePage()
         (self._engine_gave_up,), fds = call(self._engine, "ready", fds=[self._life.fd], timeout=_START_TIMEOUT)
@@ -140,6 +144,19 @@ class Service:
         self._channels: set[Channel] = set()
         self._outcomes: Counter[str] = Counter()
         self._left = os.eventfd(0, os.EFD_CLOEXEC)
+        self._linger, self._is_succeeded = options.linger, False
+        wake = partial(os.eventfd_write, self._left, 1)
+        self.renewal = Renewal(source, self._obstacle(), self.watch.measure, wake)
+        source.on_renew = partial(self.renew, "SIGHUP")
+
+    def _obstacle(self) -> str:
+        """Return why there can be no second engine; "": there can."""
+        remedy = "restart the device, and clients that recover wait for it"
+        if self._device.needs.is_one_of_a_kind(self._device.type):
+            return f"device {self._device.name!r} exists once, and two engines cannot have it; {remedy}"
+        if self._options.linger is None and self._options.account is None:
+            return f"it is served by one process, which systemd or a shell knows; {remedy}, or serve it with --group"
+        return ""
 
     def run(self) -> bool:
         """Serve until there was no client for a while, or `stop` becomes readable; return False if the engine has
@@ -148,16 +165,21 @@ class Service:
         self.watch.start()
         if self._closing:
             self._closing.keep()
-        poll, linger, stop = select.poll(), self._options.linger, self._options.stop
-        for fd in (self._source.fileno(), self._engine.fileno(), self._left, *([] if stop is None else [stop])):
+        poll, stop = select.poll(), self._options.stop
+        if stop is None:
+            stop = readable_at_signals(signal.SIGHUP)
+        for fd in (self._source.fileno(), self._engine.fileno(), self._left, stop):
             poll.register(fd, select.POLLIN)
         while True:
+            linger = self._linger
             ready = {fd for fd, _ in poll.poll(None if linger is None or self._census.total() else linger * 1e3)}
             if self._left in ready:
                 os.eventfd_read(self._left)
-            if stop in ready or self._engine.fileno() in ready:
-                self._end(is_stopped=stop in ready)
-                return stop in ready
+                self._look_after_renewal(poll)
+            is_stopped = stop in ready and not self._is_hangup(stop)
+            if is_stopped or self._engine.fileno() in ready:
+                self._end(is_stopped=is_stopped)
+                return is_stopped
             if self._source.fileno() in ready:
                 if linger is not None and self._options.account is None and self._device.is_outdated():
                     poll.unregister(self._source.fileno())
@@ -168,6 +190,21 @@ class Service:
             if not ready and not self._census.total() and self._source.retire(self._save):
                 return True
 
+    def _is_hangup(self, stop: int) -> bool:
+        """Return True for SIGHUP, by which the engine is renewed."""
+        if is_hangup(stop):
+            self.renew("SIGHUP")
+            return True
+        return False
+
+    def _look_after_renewal(self, poll: select.poll) -> None:
+        """Take no more clients once a second service does, and end with the last one that is here."""
+        if self.renewal.is_succeeded and not self._is_succeeded:
+            self._is_succeeded, self._linger = True, _LAST_LINGER
+            fd = self._source.fileno()
+            if self._source.hand_over() and fd >= 0:
+                poll.unregister(fd)
+
     def _end(self, *, is_stopped: bool) -> None:
         with self._source.ending():
             if not is_stopped and (self._device.asked_apart or self._running.ends()):  # the status comes late
@@ -177,6 +214,13 @@ class Service:
             self._save()  # before another service starts
         if not is_stopped:
             _log.error("the engine ended")
+
+    def renew(self, why: str) -> None:
+        """Have another engine take over what this one has; log why there is none."""
+        try:
+            self.renewal.begin(why)
+        except StatusError as error:
+            _log.error("%s", error)
 
     def _save(self) -> None:
         """Save what is known of files and of preparations."""

@@ -44,6 +44,7 @@ from driver.service.closing_process import ClosingProcess
 from driver.service.fork_server import SCORES, end_with_parent
 from driver.service.health import VARIABLES, NotifyPipe, begin_monitoring
 from driver.service.process import ServiceOptions, kept_files, leave_no_core, run
+from driver.service.signals import ENDS, readable_at_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,8 +53,7 @@ if TYPE_CHECKING:
     from driver.service.process import Service
 
 DEFAULT_DIR = Path("/run/burst")
-_ENDS = (signal.SIGTERM, signal.SIGINT)
-_ONE_OF_A_KIND = {"GPU", "ACCELERATOR"}
+_SIGNALS = (*ENDS, signal.SIGHUP)
 _SEVERAL = 2  # exit status: the device may have several engines
 CELL_LINGER = 5.0
 """Seconds that the cell of an account stays without clients."""
@@ -102,7 +102,7 @@ def serve(
         CellUids.prepare(uids, gid)
     place = discovery.Place(_checked(folder.absolute(), gid), discovery.short_name(name), "use a shorter --dir")
     sandbox.end_idle_threads()  # which would take the signals
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until the service can take them
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until the service can take them
     exposed = None if metrics is None else _exposed(metrics, gid)
     listener = _listener(name, place, gid)
     (tell or partial(_tell, name))(place.socket, exposed[1] if exposed else None)
@@ -132,7 +132,7 @@ def main() -> None:
     """
     name, (fd, metrics_fd) = sys.argv[1], map(int, sys.argv[2:4])
     uids, (is_open, files_of_others, is_quiet) = sys.argv[4], (word == "True" for word in sys.argv[5:8])
-    stop = _readable_at_end()
+    stop = readable_at_signals(*_SIGNALS)
     place = discovery.Place(Path(os.environ["BURST_RUNTIME_DIR"]), discovery.short_name(name))
     monitored = partial(begin_monitoring, address=str(place.socket), metrics_fd=metrics_fd, is_quiet=is_quiet)
     if is_open and not _has_one_engine(name):
@@ -157,8 +157,7 @@ def _has_one_engine(name: str) -> bool:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != _SEVERAL
     try:
         device = device_class(name)()
-        is_one = device.needs.one_engine
-        os._exit(0 if is_one or (is_one is None and device.type in _ONE_OF_A_KIND) else _SEVERAL)
+        os._exit(0 if device.needs.is_one_of_a_kind(device.type) else _SEVERAL)
     finally:  # it fails again when it is served, and says why
         os._exit(1)
 
@@ -188,7 +187,7 @@ def broke(
 
     def become(cell: Cell, uid: int) -> NoReturn:
         settle(uid)
-        is_home, stop = uid == os.getuid(), _readable_at_end()
+        is_home, stop = uid == os.getuid(), readable_at_signals(*_SIGNALS)
         if cell_uids and not is_home:
             cell_uids.become(uid)
         if is_home:
@@ -208,7 +207,7 @@ def broke(
         sandbox.enter(needs.system_calls)
 
     closing = ClosingProcess(confine)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     home_fds = [notices.writable, *([metrics_fd] if metrics_fd >= 0 else [])]
     broker = Broker(listener, place, stop, become, home_fds=home_fds, log=log, closing=closing, cell_uids=cell_uids)
     broker.watch(notices.readable, notices.forward)
@@ -226,7 +225,7 @@ def stay(name: str, place: discovery.Place, fd: int) -> None:
 
     The parent ends when it is stopped, or with 1 after too many ends. `fd`: the listening socket.
     """
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     ends: deque[float] = deque(maxlen=_MOST_ENDS)
     notices = NotifyPipe()
     while True:
@@ -381,16 +380,3 @@ def _become(name: str, place: discovery.Place, fds: Sequence[int], uids: str, *f
     own = ["-s"] if uids else []  # with capabilities, nothing from the account's home
     words = [sys.executable, "-P", *own, "-c", _RUN, name, *map(str, (*fds, uids, *flags))]
     os.execve(sys.executable, words, environment)  # noqa: S606
-
-
-def _readable_at_end() -> int:
-    """Return a descriptor that SIGTERM and SIGINT make readable.
-
-    The engine inherits it: a signal to either process, or to both, ends both.
-    """
-    readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-    for number in _ENDS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # a shell ignores SIGINT in background jobs
-            signal.signal(number, lambda *_: None)
-    return readable

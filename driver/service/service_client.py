@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from burst.channel import Channel, Message
     from driver.engine.ledger import Claim
+    from driver.service.engine_renewal import Renewal
     from driver.service.process import Service
     from driver.service.validation import Explained
 
@@ -60,6 +61,8 @@ class ServiceClient:
             "ledger": self.ledger,
             "sandbox": lambda _: Reply(self._service.confinement()),
             "restore": partial(self.noted, "restored", "not_restored", self.restore),
+            "renew": self.renew,
+            **self._of_renewal(service.renewal),
         }
 
     def __enter__(self) -> Self:
@@ -75,6 +78,7 @@ class ServiceClient:
 
     def __exit__(self, *_: object) -> None:
         self._claim.give_back()
+        self._service.renewal.forget(self._channel)
         self._engine.close()
         self._life.close()
 
@@ -190,6 +194,23 @@ class ServiceClient:
             call(self._engine, "free", number)
             raise
         return Reply([number, *terms])
+
+    def _of_renewal(self, renewal: Renewal) -> dict[str, Callable[..., Reply]]:
+        return {
+            "renewal": lambda _: renewal.tell(self._channel),
+            "successor": lambda _, can_start: renewal.successor(self._channel, bool(can_start)),
+            "succeeded": lambda _: renewal.succeeded(self._channel),
+            "stays": lambda _, why: renewal.stays(self._channel, str(why)),
+        }
+
+    def renew(self, _: Message, why: str) -> Reply:
+        """Have the clients of the engine go over to another one. Raise InvalidArgument for a client of an account that
+        does not own the engine, and as `Renewal.begin`.
+        """
+        if self._channel.peer_uid not in {0, device_uid(), self._service.owner}:
+            raise InvalidArgument(f"uid {self._channel.peer_uid} may not renew an engine of uid {self._service.owner}")
+        self._service.renewal.begin(str(why))
+        return Reply([*self._service.renewal.state])
 
     def figures(self, message: Message) -> Reply:
         """Answer with the engine's figures, then connected clients, outcomes of preparations, and figures of both

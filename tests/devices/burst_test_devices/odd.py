@@ -277,6 +277,16 @@ class Fragile(ReferenceDevice):
         return _Before(super().prepare(model, preparation), _break)
 
 
+class Changing(ReferenceDevice):
+    """Computes twice what it should where the file "changed" is in BURST_RUNTIME_DIR when a model is prepared."""
+
+    needs = runtime_folder.needs()
+
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
+        prepared = super().prepare(model, preparation)
+        return _Doubled(prepared) if Path(os.environ["BURST_RUNTIME_DIR"], "changed").exists() else prepared
+
+
 class Staged(ReferenceDevice):
     """Makes a quick plan of a model, and a better one later.
 
@@ -464,6 +474,25 @@ class _Before(PreparedModel):
         self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], options: BindOptions
     ) -> BoundExecution:
         return _BoundBefore(self._prepared.bind(inputs, outputs, options), lambda: self._before(inputs), self._more)
+
+
+class _Doubled(PreparedModel):
+    def __init__(self, prepared: PreparedModel) -> None:
+        self._prepared = prepared
+
+    def bind(
+        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], options: BindOptions
+    ) -> BoundExecution:
+        return _BoundDoubled(self._prepared.bind(inputs, outputs, options), outputs[0])
+
+
+class _BoundDoubled(BoundExecution):
+    def __init__(self, bound: BoundExecution, output: NDArray[Any]) -> None:
+        self._bound, self._output, self.shapes = bound, output, bound.shapes
+
+    def run(self) -> None:
+        self._bound.run()
+        self._output *= 2
 
 
 class _Pondered(_Before):

@@ -72,6 +72,31 @@ def test_an_engine_that_dies_ends_no_other(members, broker, process):
     assert broker[1].poll() is None
 
 
+def test_an_account_renews_its_own_engine_alone(members, broker, process):
+    """Its clients go over to another cell, and no other account's notice anything."""
+    friend, other = members
+    assert friend.do("burst = prepared.burst(); burst.run(X)") is None
+    before, others = friend.do(PIDS), other.do(PIDS)
+    its = process(before[0])
+    assert friend.do("out = device.connection.call('renew', 'a test')[0][1]") == "asked"
+    while friend.do("out = burst.run(X).outputs[0].tolist()", PIDS) == before:
+        pass
+    assert its.has_ended()
+    assert friend.do("out = burst.run(X).outputs[0].tolist(), burst.stats()['recoveries']") == [[[2.0] * 4], 0]
+    assert other.do(PIDS) == others
+    assert broker[1].poll() is None
+
+
+def test_sighup_renews_all_engines(members, broker, process):
+    """Of the broker, by the way: its own process stays."""
+    before = [process(client.do(PIDS)[0]) for client in members]
+    broker[1].send_signal(signal.SIGHUP)
+    assert all(cell.has_ended() for cell in before)
+    for client in members:
+        assert client.do("out = prepared.run(X)[0].tolist()") == [[2.0] * 4]
+    assert broker[1].poll() is None
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_client_that_comes_while_the_cell_ends(members, broker, process, which):

@@ -1,0 +1,90 @@
+"""`burst renew`: has another engine take over what the engine of a running device has."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from burst import PeerDied
+from driver.cli.device_name import DeviceName
+from driver.cli.epilog import examples
+from driver.cli.output import echo, json_option, print_json
+from driver.client import discovery, moving, served_sockets
+from driver.client.cells import cells_of
+from driver.client.connection import Connection
+from driver.client.device import RemoteDevice
+
+if TYPE_CHECKING:
+    from driver.protocol.renewal import RenewalState
+
+_WITHIN = 10.0  # seconds for answers
+_ENDED = "engine {} has ended, and all its clients have another one"
+_GOES_ON = "engine {} goes on for clients that do not go over, as programs in C; all others have another one"
+_GRACE = 0.3  # seconds in which a client that has models begins
+
+
+@click.command(epilog=examples("burst renew onnxruntime", "burst renew /run/burst/onnxruntime.sock"))
+@click.argument("device", type=DeviceName(served=True))
+@json_option
+@click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait for the clients to go over.")
+def renew(device: str, as_json: bool, timeout: float) -> None:
+    """Have another engine take over from the engine of a running device.
+
+    DEVICE is a device's name, or the socket path of a served device. The other engine is prepared beside the first one;
+    programs in Python go over between two requests, and lose none. Exits with 1 if they stay, and says why.
+    """
+    channel = served_sockets.connect(device) if served_sockets.is_path(device) else discovery.running(device)
+    if channel is None:
+        raise click.ClickException(f"{device} does not run: the next program starts a new engine anyway")
+    with RemoteDevice(Connection(channel, timeout=_WITHIN), device) as remote:
+        firsts = {cell.engine_pid: os.pidfd_open(cell.engine_pid) for cell in _asked(remote, timeout)}
+    ended = {pid: _has_ended(pidfd, timeout) for pid, pidfd in firsts.items()}
+    if as_json:
+        print_json([{"engine": pid, "has_ended": has_ended} for pid, has_ended in ended.items()])
+        return
+    for pid, has_ended in ended.items():
+        echo(f"renewed: {_ENDED if has_ended else _GOES_ON}".format(pid))
+
+
+def _asked(remote: RemoteDevice, timeout: float) -> list[Connection]:
+    """Ask the engines for a renewal, wait until others are there, and return the connections to the first ones."""
+    own = remote.connection
+    with cells_of(own, _WITHIN) as cells:
+        connections = [connection for _, connection in cells.connected]
+        for connection in connections:
+            connection.call("renew", "burst renew", timeout=_WITHIN)
+        for connection in connections:
+            state = moving.await_change(connection, _GRACE)
+            if state.stage == "asked" and connection is own:
+                moving.Move(remote, own, state).run()
+            elif state.stage == "asked":
+                connection.call("successor", False, timeout=_WITHIN)  # for the next client, if there is none now
+            _check(connection, timeout)
+    return connections
+
+
+def _check(connection: Connection, timeout: float) -> None:
+    """Wait for another engine. Raise ClickException if the first one stays."""
+    end = time.monotonic() + timeout
+    state: RenewalState | None = None
+    try:
+        while state is None or (state.stage == "asked" and time.monotonic() < end):
+            state = moving.await_change(connection, max(0.0, end - time.monotonic()) if state else 0.0)
+    except PeerDied:
+        return  # it has no clients any more, and has ended
+    if state.stage == "stayed":
+        raise click.ClickException(f"the engine {connection.engine_pid} stays: {state.words}")
+    if state.stage == "asked":
+        raise click.ClickException(f"no other engine was there within {timeout:g} s")
+
+
+def _has_ended(pidfd: int, timeout: float) -> bool:
+    """Wait for the end of a process."""
+    try:
+        return bool(select.select([pidfd], [], [], timeout)[0])
+    finally:
+        os.close(pidfd)

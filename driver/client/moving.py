@@ -1,0 +1,368 @@
+"""The move of a client's models and bursts to the second engine of a device that renews itself.
+
+`driver.protocol.renewal` has the protocol. A thread for each connection on which models are prepared sleeps until the
+device asks for the move, and makes it. Requests go on meanwhile; a burst goes over when nothing of it is in flight.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import sys
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import ref
+
+import numpy as np
+
+from burst import BurstError, Memory, PeerDied, StatusError, Timeout
+from burst.channel import close_all
+from driver.client import discovery
+from driver.client.job import Job
+from driver.client.workspace import KnownRequest
+from driver.errors import DeviceFailed, DriverError
+from driver.protocol.renewal import RenewalState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from burst import Controller, Request
+    from burst.controller import Packet
+    from driver.client.buffers import EncodedRequest
+    from driver.client.connection import Connection
+    from driver.client.device import RemoteDevice
+    from driver.client.pipeline import Pipeline
+    from driver.client.remote_executor import Home, RemoteExecutor
+
+_log = logging.getLogger(__name__)
+WITHIN = 120.0  # seconds for a move, and for the end of buffers before it
+_MOST_COMPARED = 64 << 20  # bytes of a request
+_MOST_WARMED = 4  # requests of a burst
+_LOOK = 0.02  # seconds
+_SOON = 2e-4  # seconds between two looks at what is in flight
+_TURN = 5e-5  # seconds that a thread of Python runs while another one waits
+_ANSWER = 10.0  # seconds for an answer of the service
+
+
+class BurstBeside(NamedTuple):
+    """A burst on the second engine, and the requests that are known there."""
+
+    controller: Controller
+    known: list[EncodedRequest]
+
+
+def watch(device: RemoteDevice, connection: Connection) -> None:
+    """Move what the device has over this connection when it renews itself, from now on. A second call does nothing."""
+    if connection.is_watched:
+        return
+    connection.is_watched = True
+    try:
+        state, fd = _state_of(connection)
+    except (StatusError, PeerDied, Timeout, DeviceFailed):  # an earlier release, or what the next call says better
+        return
+    arguments = ref(device), ref(connection), state, fd
+    try:
+        threading.Thread(target=_watch, args=arguments, name="burst-renewal", daemon=True).start()
+    except RuntimeError:  # this process can have no more threads
+        os.close(fd)
+
+
+def _state_of(connection: Connection) -> tuple[RenewalState, int]:
+    values, fds = connection.call("renewal", timeout=_ANSWER)
+    try:
+        return RenewalState.from_wire(values), fds.pop()
+    finally:
+        close_all(fds)
+
+
+def await_change(connection: Connection, within: float) -> RenewalState:
+    """Return how the renewal of a device stands, after a change or so many seconds. Raise StatusError, PeerDied."""
+    state, fd = _state_of(connection)
+    try:
+        if within and state.stage != "stayed":
+            _await_end(fd, within)
+    finally:
+        os.close(fd)
+    return _state_of_now(connection) if within else state
+
+
+def _state_of_now(connection: Connection) -> RenewalState:
+    state, fd = _state_of(connection)
+    os.close(fd)
+    return state
+
+
+def _watch(device: ref[RemoteDevice], connection: ref[Connection], state: RenewalState, fd: int) -> None:
+    tried = 0
+    try:
+        while True:
+            if not state.is_going_on or state.number == tried:
+                _await_end(fd)
+            its, old = device(), connection()
+            if its is None or old is None:
+                return
+            os.close(fd)
+            fd = -1
+            state, fd = _state_of(old)
+            if state.is_going_on and state.number != tried:
+                tried = state.number
+                if Move(its, old, state).run():
+                    return
+            del its, old
+    except (BurstError, DriverError):  # the connection has ended
+        return
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _await_end(fd: int, within: float | None = None) -> None:
+    poll = select.poll()
+    poll.register(fd, 0)  # no event but the end
+    poll.poll(None if within is None else within * 1e3)
+
+
+class _ShortTurns:
+    """Lets threads that run Python take turns sooner while one of them makes a move: a request waits for no 5 ms."""
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._before = threading.Lock(), 0, 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._before = sys.getswitchinterval()
+                sys.setswitchinterval(min(_TURN, self._before))
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users and sys.getswitchinterval() <= _TURN:  # else the program has set it meanwhile
+                sys.setswitchinterval(self._before)
+
+
+_short_turns = _ShortTurns()
+
+
+class Move:
+    """One move, from one connection of a device to another."""
+
+    def __init__(self, device: RemoteDevice, old: Connection, state: RenewalState) -> None:
+        self.device, self.old, self._state = device, old, state
+        self._second: discovery.SecondService | None = None
+        self.new: Connection | None = None
+        self._is_late = False
+
+    def run(self) -> bool:
+        """Make it; return True if it was made. Otherwise all is as it was, and the device is told why."""
+        timer = threading.Timer(WITHIN, self._give_up)
+        timer.daemon = True
+        with _short_turns:
+            try:
+                timer.start()
+                homes, bursts = self._prepare()
+            except Exception as error:  # noqa: BLE001 (whatever it is, all goes on as before)
+                self._stay(error)
+                return False
+            finally:
+                timer.cancel()
+            self.move_bursts(homes, bursts)
+        _log.info("device %r: models and bursts went over to another engine: %s", self.device.name, self._state.words)
+        return self.retire()
+
+    def _prepare(self) -> tuple[dict[RemoteExecutor, Home], dict[Pipeline, BurstBeside]]:
+        """Make all ready on the second engine; from then on it is the device's. Raise what keeps it from that."""
+        self._await_buffers()
+        new = self.new = self.reach()
+        homes, bursts = self.make_ready(new)
+        if self._second:
+            self._second.take_name()
+            self.old.call("succeeded", timeout=_ANSWER)
+        if not self.device.move(self.old, new, homes):
+            raise DeviceFailed("the device ended, was closed, or got buffers meanwhile")
+        return homes, bursts
+
+    def _give_up(self) -> None:
+        self._is_late = True
+        if self.new:
+            self.new.abandon()
+
+    def _stay(self, error: Exception) -> None:
+        words = f"the second engine was not ready within {WITHIN:g} s" if self._is_late else str(error)
+        _log.warning("device %r: models and bursts stay where they are: %s", self.device.name, words)
+        if self._second:
+            self._second.forget()
+        if self.new:
+            self.new.close()
+        with suppress(BurstError, DriverError):
+            self.old.call("stays", f"process {os.getpid()}: {words}", timeout=_ANSWER)
+
+    # ---- before
+
+    def _await_buffers(self) -> None:
+        """Wait until the device has no buffer of ours. Raise DeviceFailed if one stays."""
+        end = time.monotonic() + WITHIN / 2
+        while self.old.buffers:
+            if time.monotonic() > end:
+                raise DeviceFailed(f"{len(self.old.buffers)} buffers on the device were not released")
+            time.sleep(_LOOK)
+
+    def reach(self) -> Connection:
+        """Return a connection to the second service. Raise DeviceFailed, StatusError, PeerDied."""
+        old = self.old
+        while True:
+            (step, *where), _ = old.call("successor", discovery.starts_devices(), timeout=_ANSWER)
+            if step == "wait":
+                state, fd = _state_of(old)
+                try:
+                    if state.stage == "asked":
+                        _await_end(fd, WITHIN)
+                finally:
+                    os.close(fd)
+                if self._is_late:
+                    raise DeviceFailed("no second engine has begun")
+                continue
+            if step == "start":
+                folder, apart = where
+                place = discovery.Place(Path(folder), self.device.address, apart=apart)
+                self._second = discovery.start_beside(self.device.address, place, old.service_pid)
+                return self.device.beside(self._second.channel)
+            new = self.device.beside()
+            if new.service_pid != old.service_pid:
+                return new
+            new.close()
+            raise DeviceFailed("the device has no second engine")
+
+    def make_ready(self, new: Connection) -> tuple[dict[RemoteExecutor, Home], dict[Pipeline, BurstBeside]]:
+        """Prepare all models there, compare what they compute, and open the bursts."""
+        homes: dict[RemoteExecutor, Home] = {}
+        bursts: dict[Pipeline, BurstBeside] = {}
+        for executor in self._executors():
+            home = homes[executor] = executor.prepared_on(new)
+            for request in _of_each_shape(executor.requests()):
+                _compare(request, executor.home, home)
+            for pipeline in list(executor.pipelines):
+                if pipeline.session.is_at(self.old):
+                    bursts[pipeline] = BurstBeside(pipeline.session.opened_at(home), [])
+                    _warm(pipeline, bursts[pipeline])
+        return homes, bursts
+
+    def _executors(self) -> list[RemoteExecutor]:
+        return [executor for executor in list(self.device.executors) if executor.home.connection is self.old]
+
+    # ---- after
+
+    def move_bursts(self, homes: dict[RemoteExecutor, Home], bursts: dict[Pipeline, BurstBeside]) -> None:
+        """Let each burst go over; also those that were opened meanwhile."""
+        for executor, home in homes.items():
+            for pipeline in list(executor.pipelines):
+                try:
+                    if pipeline.session.is_at(self.old):
+                        beside = bursts.pop(pipeline, None) or BurstBeside(pipeline.session.opened_at(home), [])
+                        _go_over(pipeline, self.old, home, beside)
+                except (BurstError, DriverError, ValueError) as error:
+                    _log.warning("device %r: a burst stays where it is: %s", self.device.name, error)
+
+    def retire(self) -> bool:
+        """Close the first connection once nothing uses it any more."""
+        old = self.old
+        while not old.has_ended and (self._has_bursts() or not old.lane.retire()):
+            time.sleep(_LOOK)
+        old.is_retired = True
+        old.abandon()
+        return True
+
+    def _has_bursts(self) -> bool:
+        executors = list(self.device.executors)
+        return any(pipeline.session.is_at(self.old) for each in executors for pipeline in list(each.pipelines))
+
+
+def _warm(pipeline: Pipeline, beside: BurstBeside) -> None:
+    """Have the second engine execute the newest requests whose outputs are free, so that it knows their memory."""
+    for encoded in pipeline.buffers.requests()[-_MOST_WARMED:]:
+        packet = beside.controller.encode(encoded.request, measure=pipeline.options.measure)
+        if _while_idle(pipeline, partial(_execute_if_free, beside.controller, encoded, packet)):
+            beside.known.append(encoded._replace(packet=packet))
+
+
+def _execute_if_free(controller: Controller, encoded: EncodedRequest, packet: Packet) -> bool:
+    if encoded.outputs.is_in_use():
+        return False
+    controller.send(packet)
+    return True
+
+
+def _go_over(pipeline: Pipeline, old: Connection, home: Home, beside: BurstBeside) -> None:
+    """Let a burst go over as soon as nothing is in flight. Raise PeerDied if the second engine has ended."""
+
+    def work() -> bool:
+        if beside.controller.has_died:
+            raise PeerDied("the second engine has ended")
+        if pipeline.session.is_at(old):
+            pipeline.session.move(home, beside)
+        return True
+
+    _while_idle(pipeline, work)
+    pipeline.call_back()
+
+
+def _while_idle(pipeline: Pipeline, work: Callable[[], bool]) -> bool:
+    """Do the work when nothing is in flight; nothing is submitted until then. Return what it returns; False for a burst
+    that has ended.
+    """
+    done: list[bool] = []
+    with pipeline.in_flight.submitting:
+        while not (done or pipeline.session.is_closed or pipeline.session.has_ended):
+            pipeline.in_flight.begin(pipeline.session.controller)
+            pipeline.in_flight.when_idle(lambda: done.append(work()))
+            if not done:
+                pipeline.look()
+                time.sleep(_SOON)
+    return bool(done) and done[0]
+
+
+def _of_each_shape(requests: list[Request]) -> Iterator[Request]:
+    """Yield one request of each shape."""
+    known = set[object]()
+    for request in requests:
+        shape = tuple(
+            tuple((a.length, tuple(a.dimensions)) for a in side) for side in (request.inputs, request.outputs)
+        )
+        if shape not in known:
+            known.add(shape)
+            yield request
+
+
+def _compare(request: Request, old: Home, new: Home) -> None:
+    """Execute a copy of the request on both engines. Raise DeviceFailed where the second one fails, or computes other
+    bits than the first one does whenever it is asked.
+    """
+    first = _outcome(request, old)
+    if first is None:
+        return
+    second = _outcome(request, new)
+    if second == first:
+        return
+    if second is None:
+        raise DeviceFailed("the second engine fails to execute a request that the first one executes")
+    if _outcome(request, old) == first:
+        raise DeviceFailed("the second engine computes other bits than the first one from the same inputs")
+
+
+def _outcome(request: Request, home: Home) -> list[bytes] | None:
+    """Return what its memory is afterwards; None: it is not executed so, or fails."""
+    pools = [pool for pool in request.pools if type(pool) is Memory]
+    if len(pools) < len(request.pools) or sum(pool.nbytes for pool in pools) > _MOST_COMPARED:
+        return None
+    copies = [Memory.create(pool.nbytes) for pool in pools]
+    for copy, pool in zip(copies, pools, strict=True):
+        copy.asarray()[...] = pool.asarray()
+    copied = request._replace(pools=tuple(copies))
+    result = home.connection.lane.execute(home.number, Job.of(copied), KnownRequest(copied))
+    return None if result.status else [np.asarray(copy.asarray()).tobytes() for copy in copies]
