@@ -233,11 +233,17 @@ class Move:
                 place = discovery.Place(Path(folder), self.device.address, apart=apart)
                 self._second = discovery.start_beside(self.device.address, place, old.service_pid)
                 return self.device.beside(self._second.channel)
-            new = self.device.beside()
-            if new.service_pid != old.service_pid:
-                return new
+            return self._connected()
+
+    def _connected(self) -> Connection:
+        """Return a connection to the second service, which may be about to begin. Raise as `reach`."""
+        end = time.monotonic() + _ANSWER
+        while (new := self.device.beside()).service_pid == self.old.service_pid:
             new.close()
-            raise DeviceFailed("the device has no second engine")
+            if time.monotonic() > end:
+                raise DeviceFailed("the device has no second engine")
+            time.sleep(_LOOK)
+        return new
 
     def make_ready(self, new: Connection) -> tuple[dict[RemoteExecutor, Home], dict[Pipeline, BurstBeside]]:
         """Prepare all models there, compare what they compute, and open the bursts."""
