@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from driver.client.served_sockets import is_path
+from driver.devices import usable_class
 from driver.errors import DeviceFailed
 from driver.gateway import Gateway, OpenGateway
+from driver.gateways.metrics_page import MetricsPage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -41,6 +45,12 @@ class OipGateway(Gateway):
                 metavar="FOLDER",
                 help="A folder of .onnx and .tflite files, or a Triton model repository. It is watched.",
             ),
+            click.Option(
+                ["--also"],
+                metavar="DEVICE",
+                multiple=True,
+                help="With --oip: another device, for files that those before it do not run. Repeatable.",
+            ),
             click.Option(["--shared-memory"], is_flag=True, help="Also TCP clients may register shared memory."),
             click.Option(["--model-control"], is_flag=True, help="Also TCP clients may load and unload models."),
             click.Option(
@@ -56,16 +66,23 @@ class OipGateway(Gateway):
     async def serve(self, call: GatewayCall) -> AsyncIterator[OpenGateway]:
         """Serve the models until the end."""
         from driver.gateways.oip.grpc_door import Credentials
-        from driver.gateways.oip.process import OipOptions, opened
+        from driver.gateways.oip.model_metrics import metrics_collector
+        from driver.gateways.oip.process import InferenceServer, OipOptions, opened
 
         given = call.options
         if not given["oip"] or given["models"] is None:
             raise DeviceFailed(f"--oip and --models go together: {self.examples[0]}")
-        if call.metrics:
-            raise DeviceFailed("--oip has no --metrics: give it to the burst serve of the device")
+        for device in given["also"]:
+            if not is_path(device):
+                usable_class(device)
         credentials = Credentials(*given["tls"]) if given["tls"] else None
-        options = OipOptions(given["shared_memory"], given["model_control"], credentials)
-        server, addresses = opened(call.device, given["models"], given["oip"], options)
-        async with server:
-            line = f"models of {given['models']} at {', '.join(addresses)}"
-            yield OpenGateway(line, {"oip": addresses})
+        options = OipOptions(given["shared_memory"], given["model_control"], credentials, also=given["also"])
+        with closing(MetricsPage(call.metrics)) as page:
+            server, addresses = opened(call.device, given["models"], given["oip"], options)
+            async with server:
+                if isinstance(server, InferenceServer):
+                    page.begin(partial(metrics_collector, server.repository), lambda: "")
+                elif call.metrics:
+                    raise DeviceFailed("--metrics: each account has a process of its own here; give it to the device")
+                line = f"models of {given['models']} at {', '.join(addresses)}"
+                yield OpenGateway(line, {"oip": addresses, "metrics": page.where})

@@ -12,7 +12,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from driver.errors import DeviceFailed
+from driver.errors import DeviceFailed, NotPlaced
 from driver.gateways.account_process import BIND_LOW_PORTS, AccountProcess, GatewayAccount, GatewayKeeper
 from driver.gateways.oip.grpc_door import Credentials, DoorLimits, GrpcDoor
 from driver.gateways.oip.oip_address import OipAddress, oip_address
@@ -44,7 +44,7 @@ class OipOptions(NamedTuple):
 
     shared_memory, model_control: at TCP addresses, too. credentials: for all TCP addresses. rest: looks at the folder
     without a request after which models are given back, until the next request; None: they are there from the
-    beginning on.
+    beginning on. also: devices for files that the first one does not run.
     """
 
     shared_memory: bool = False
@@ -53,6 +53,7 @@ class OipOptions(NamedTuple):
     limits: DoorLimits = DoorLimits()
     regions: RegionLimits = RegionLimits()
     rest: int | None = None
+    also: Sequence[str] = ()
 
 
 class InferenceServer:
@@ -63,7 +64,7 @@ class InferenceServer:
         if not folder.is_dir():
             raise DeviceFailed(f"--models {folder}: there is no such folder; give one with .onnx and .tflite files")
         self._options, self._tables, self._memory = options, dict[int, RegionTable](), MemoryReturn()
-        self.repository = _repository(device, folder, options.rest)
+        self.repository = _repository((device, *options.also), folder, options.rest)
         self._doors: list[GrpcDoor | HttpDoor] = []
         self.addresses: list[str] = []  #: as clients use them
         with ExitStack() as stack:
@@ -133,6 +134,10 @@ def opened(
     if os.getuid() or not any(uids):
         server = InferenceServer(device, folder, addresses, options)
         return server, server.addresses
+    if options.also:
+        raise DeviceFailed(
+            "--also: each account has a process of its own here, with one device: serve each device apart"
+        )
     _load_all()
     folder, options = folder.absolute(), options._replace(rest=_REST)
     texts = {uid: [text for text, its in zip(addresses, uids, strict=True) if its == uid] for uid in uids}
@@ -161,9 +166,16 @@ def _load_all() -> None:
         runs_files(kind)  # remembers it
 
 
-def _repository(device: str, folder: Path, rest: int | None) -> ModelRepository:
+def _repository(devices: Sequence[str], folder: Path, rest: int | None) -> ModelRepository:
     def load(name: str, version: str, path: Path, config: FolderConfig) -> ServedModel:
-        return ServedModel(name, version, path, config, device=device)
+        """Load it on the first device that runs it. Raise what the first one says."""
+        refusals = list[NotPlaced]()
+        for device in devices:
+            try:
+                return ServedModel(name, version, path, config, device=device)
+            except NotPlaced as error:
+                refusals.append(error)
+        raise refusals[0]
 
     return ModelRepository(folder, load) if rest is None else RestingRepository(folder, load, rest)
 

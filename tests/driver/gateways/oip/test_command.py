@@ -1,19 +1,25 @@
 """`burst serve DEVICE --oip ADDRESS --models FOLDER` as a process."""
 
 import json
+import re
+import shutil
 import signal
 import ssl
 import subprocess
 import sys
+import urllib.request
+from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 from certificates import write_certificate
 from oip_models import Client, rows, write_sum
+from waiting import until
 
 from driver.gateways.oip import messages
 
+MOBILENET = Path(__file__).parents[2] / "importers/vendor/mobilenet_int8.tflite"
 COMMAND = [sys.executable, "-m", "driver.cli", "serve"]
 
 
@@ -44,6 +50,7 @@ def test_from_the_beginning_to_the_end(tmp_path):
         (["--oip", ":0", "--models", "no-such-folder"], "there is no such folder"),
         (["--oip", "nonsense", "--models", "."], "--oip nonsense"),
         (["--oip", ":0", "--models", ".", "--group", "x"], "--group"),
+        (["--oip", ":0", "--models", ".", "--also", "liter"], "did you mean 'litert'?"),
     ],
 )
 def test_what_cannot_be_served(words, told, tmp_path):
@@ -51,6 +58,29 @@ def test_what_cannot_be_served(words, told, tmp_path):
     done = subprocess.run([*COMMAND, "onnxruntime", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert told in " ".join(done.stderr.split())
+
+
+@pytest.mark.integration
+def test_files_of_two_runtimes_and_metrics(tmp_path):
+    """--also adds a device for files that the first one does not run; --metrics has the figures of each model."""
+    write_sum(tmp_path / "sum.onnx")
+    shutil.copy(MOBILENET, tmp_path / "net.tflite")
+    words = ["--also", "litert", "--oip", f"unix:{tmp_path}/s", "--models", str(tmp_path), "--metrics", ":0", "--json"]
+    with subprocess.Popen([*COMMAND, "onnxruntime", *words], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            said = json.loads(process.stdout.readline())
+            client = Client(*said["oip"])
+            until(lambda: all(client.is_model_ready(name) for name in ("sum", "net")))
+            client.sum(rows(), rows())
+            client.close()
+            with urllib.request.urlopen(said["metrics"], timeout=20) as answer:
+                found = answer.read().decode()
+            assert 'burst_oip_model_ready{model="net",version="1"} 1.0' in found
+            assert 'burst_oip_requests_total{model="sum",outcome="success",version="1"} 1.0' in found
+            assert 'burst_oip_rows_total{model="sum",version="1"} 1.0' in found
+            assert re.search(r'burst_oip_seconds_total{model="sum",stage="compute_infer",version="1"} 0?[.\d]', found)
+        finally:
+            process.terminate()
 
 
 @pytest.mark.integration
@@ -69,8 +99,6 @@ def test_tls(tmp_path):
                 assert channel.unary_unary(method)(b"", timeout=20) == b"\x08\x01"
             with grpc.insecure_channel(rpc) as channel, pytest.raises(grpc.RpcError):
                 channel.unary_unary(method)(b"", timeout=5)
-            import urllib.request
-
             context = ssl.create_default_context(cafile=str(cert))
             url = http.replace("http://", "https://") + "/v2/health/live"
             with urllib.request.urlopen(url, context=context, timeout=20) as answer:
