@@ -16,8 +16,8 @@ from text_nets import WORDS, serving, vector_of, write_embedder, write_ranker
 from waiting import PATIENCE, until
 
 from driver.gateways.embeddings import vector_api
-from driver.gateways.embeddings.api_errors import answer_of
-from driver.gateways.embeddings.api_requests import MOST_TEXT
+from driver.gateways.embeddings.api_errors import ApiError, answer_of
+from driver.gateways.embeddings.api_requests import MOST_TEXT, embeddings_request, rank_request
 from driver.gateways.embeddings.model_folder import read_folder
 from driver.gateways.embeddings.process import VectorLimits
 from driver.gateways.embeddings.text_models import TextModel
@@ -217,3 +217,48 @@ class TestBrowsers:
         """What a page sends, or asks under a name that was made to mean this machine, is refused."""
         asked = {"model": "texts", "input": "w1"}
         assert asker.ask("/v1/embeddings", asked, fields=fields.items())[0] == status
+
+
+class TestMutants:
+    BODIES = (
+        {"model": "texts", "input": ["w1", "w2 w3"], "dimensions": 4, "encoding_format": "base64"},
+        {"model": "texts", "input": [[4, 5], [6]], "user": "me"},
+        {"model": "ranks", "query": "w1", "documents": ["w1", {"text": "w2"}], "top_n": 1, "return_documents": True},
+    )
+    PARTS = (b"null", b"[", b"]", b"{}", b'"', b",", b":", b"-1", b"1e999", b"NaN", b"true", b"\\ud800", b"\xff", b"\0")
+
+    def mutant(self, random):
+        """A body in which a piece is gone, doubled, or another."""
+        body = json.dumps(self.BODIES[random.integers(len(self.BODIES))]).encode()
+        for _ in range(random.integers(1, 4)):
+            begin = int(random.integers(len(body)))
+            end = begin + int(random.integers(8))
+            part = (body[begin:end] * 2, b"", self.PARTS[random.integers(len(self.PARTS))])[random.integers(3)]
+            body = body[:begin] + part + body[end:]
+        return body
+
+    @pytest.mark.parametrize("parse", [embeddings_request, rank_request])
+    def test_ten_thousand(self, parse):
+        """Each is a request with fields of the right types, or an error for its client."""
+        random, requests = np.random.default_rng(11), 0
+        for _ in range(10_000):
+            try:
+                request = parse(self.mutant(random))
+            except ApiError:
+                continue
+            requests += 1
+            texts = request.texts if parse is embeddings_request else [request.query, *request.documents]
+            assert all(isinstance(text, str) and text for text in texts)
+            if parse is embeddings_request:
+                assert all(type(number) is int for ids in request.tokens for number in ids)
+                assert bool(request.texts) != bool(request.tokens)
+        assert requests > 100
+
+    def test_over_http(self, asker):
+        """The server answers each, and is there afterwards."""
+        random = np.random.default_rng(12)
+        for _ in range(300):
+            path = "/v1/rerank" if random.integers(2) else "/v1/embeddings"
+            status, found = asker.ask(path, self.mutant(random))
+            assert status in (200, 400, 404), found
+        is_served(asker)
