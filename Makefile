@@ -1,13 +1,17 @@
-# demo · test · integration · check · stress · stress-long · bench · gpu · docs · man · links · wheels · install (the libraries in C). Each makes its own .venv when there is none, or when pyproject.toml changed.
+# make help lists the targets.
+# Each target makes its own .venv when there is none, or when pyproject.toml changed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test integration check stress stress-long fuzzers bench gpu docs man links wheels install abi clean
+.PHONY: help demo test integration check stress stress-long fuzzers bench gpu docs man links wheels install uninstall abi clean
 .DEFAULT_GOAL := test
 
-demo: $(VENV)/demo
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+demo: $(VENV)/demo ## see it work: a camera and a sound demo, pictures in examples/out
 	$(BIN)/burst demo camera --out examples/out
 	$(BIN)/burst demo audio --out examples/out
 
@@ -17,20 +21,20 @@ ONLY ?=
 RUN_TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # Three workers for two cores: a test waits for a process about a third of its time.
-test: $(VENV)/test
+test: $(VENV)/test ## what has to be true of every change, minutes
 	$(RUN_TESTS) -n 3 -m "not (stress or integration or sources)" $(ONLY)
 
 # What takes seconds each, or needs more: the core in C raced, killed and model-checked; kills at random moments; attacks, fairness and
 # leaks over many rounds; drivers in C, among them examples/device-c on XNNPACK, built, held to the conformance tests and killed; every
 # broken device; every program in the documentation; the wheels; Ray on four nodes; kserve's clients; a GPU's provider on SwiftShader. A
 # tool that is missing is a failure.
-integration: $(VENV)/integration $(VENV)/kserve/installed $(VENV)/swiftshader/installed
+integration: $(VENV)/integration $(VENV)/kserve/installed $(VENV)/swiftshader/installed ## what takes longer, or needs tools that not every machine has
 	BURST_INTEGRATION=1 $(RUN_TESTS) -n 2 -o faulthandler_timeout=600 -m "integration and not stress" $(ONLY)
 
 # C that clang-format writes; comments are wrapped by hand.
 FORMATTED = $(wildcard $(foreach folder,fmq fmq/python libfmq burst libburst,csrc/$(folder)/*.[ch] csrc/$(folder)/*.hpp))
 
-check: $(VENV)/check $(VENV)/test
+check: $(VENV)/check $(VENV)/test ## linters, types, and tests that read the sources
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
@@ -46,18 +50,18 @@ check: $(VENV)/check $(VENV)/test
 
 # A tenth of every long test, sized for 75 minutes on two cores; ends with what was done, and the table of attacks. BURST_STRESS=1 is the full length.
 stress: export BURST_STRESS ?= 0.1
-stress: $(VENV)/test fuzzers
+stress: $(VENV)/test fuzzers ## a tenth of every long test, 75 minutes
 	$(BIN)/python -m pytest -m "stress or attacks" -s -o faulthandler_timeout=3600
 
 # Sample after sample until the totals are reached, over as many runs as it takes: tests/stress-ledger.json keeps what was done.
-stress-long: $(VENV)/test fuzzers
+stress-long: $(VENV)/test fuzzers ## long tests until their totals are reached, over several runs
 	$(BIN)/python tests/stress.py
 
 fuzzers: $(VENV)/test
 	@$(MAKE) --no-print-directory $(VENV)/fuzz || echo "make: no atheris for this Python; fuzzing that needs it is skipped"
 
 # Goes on where it was stopped; BENCH="--budget 10" and other options: `bench/run.py --help`.
-bench: $(VENV)/bench
+bench: $(VENV)/bench ## measure what the documentation says
 	$(BIN)/python bench/run.py $(BENCH)
 
 # What only a GPU can show; fails without one (GPU=--allow-none: says so and goes on). On a machine without a network, WHEELS is a folder
@@ -65,7 +69,7 @@ bench: $(VENV)/bench
 WHEELS ?=
 GPU ?=
 gpu: INSTALL := $(BIN)/python -m pip install --quiet $(if $(WHEELS),--no-index --find-links $(WHEELS))
-gpu:
+gpu: ## what only a GPU can show
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(if $(WHEELS),--system-site-packages) $(VENV)
 	$(INSTALL) 'scikit-build-core>=1.0' 'cffi>=2.1'
 	$(INSTALL) --no-build-isolation --editable '.[gpu]'
@@ -74,20 +78,20 @@ gpu:
 
 # VERSIONS: folders beside the built one, which each page then links to: "stable latest" on a server that has both.
 VERSIONS ?=
-docs: $(VENV)/docs
+docs: $(VENV)/docs ## the site, in site/
 	BURST_DOCS_VERSIONS='$(VERSIONS)' $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/doctrees . site
 	@echo "open site/index.html"
 
 # Manual pages of the command and its sub-commands, in build/man: MANPATH=build/man: man burst-run.
-man: $(VENV)/docs
+man: $(VENV)/docs ## manual pages of the command, in build/man
 	$(BIN)/python docs/man_pages.py build/man/man1
 
 # Every link to another site is tried; those inside are errors of `make docs`.
-links: $(VENV)/docs
+links: $(VENV)/docs ## try each link to another site
 	$(BIN)/python -m sphinx -b linkcheck --quiet -c docs -d build/doctrees . build/links
 
 # An sdist and a wheel for each processor, in dist/: no Docker, no compiler of the system.
-wheels: $(VENV)/wheels
+wheels: $(VENV)/wheels ## an sdist and wheels, in dist/
 	$(BIN)/python csrc/wheels.py
 
 # libburst and libfmq, each shared and static, with headers for C and C++, and what pkg-config and CMake find them by. A client in C
@@ -95,12 +99,17 @@ wheels: $(VENV)/wheels
 PREFIX ?= /usr/local
 LIBRARIES ?= libburst libfmq
 LIBRARIES_BUILD ?= $(CURDIR)/build
-install: $(addprefix install-,$(LIBRARIES))
+install: $(addprefix install-,$(LIBRARIES)) ## the libraries in C, below PREFIX=/usr/local
 install-%:
 	$(MAKE) --directory csrc/$* install PREFIX='$(PREFIX)' BUILD='$(LIBRARIES_BUILD)/$*'
 
+# Removes what `make install` with the same PREFIX has written.
+uninstall: $(addprefix uninstall-,$(LIBRARIES)) ## remove what install has written
+uninstall-%:
+	$(MAKE) --directory csrc/$* uninstall PREFIX='$(PREFIX)'
+
 # What a compiled program relies on, as text, on x86-64 (Debian: apt install abigail-tools): after a change that is meant.
-abi: $(addprefix abi-,$(LIBRARIES))
+abi: $(addprefix abi-,$(LIBRARIES)) ## note what compiled programs rely on
 abi-%:
 	$(MAKE) --directory csrc/$* abi BUILD='$(LIBRARIES_BUILD)/$*'
 
@@ -136,5 +145,5 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
-clean:
+clean: ## remove .venv and all that was built
 	rm -rf $(VENV) build dist site examples/out bench/out

@@ -14,7 +14,7 @@ VPATH := $(sort $(dir $(SOURCES)))
 COMPILE := $(CC) -std=c11 -fPIC -Wall -Wextra -Wpedantic -I.. $(CPPFLAGS) $(CFLAGS)
 FILL := sed 's|@NAME@|$(NAME)|g; s|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|; s|@DESCRIPTION@|$(DESCRIPTION)|'
 
-.PHONY: all install abi
+.PHONY: all install uninstall abi
 all: $(BUILD)/$(SONAME) $(BUILD)/lib$(NAME).a
 
 $(BUILD)/%.o: %.c $(PARTS) | $(BUILD)
@@ -42,6 +42,11 @@ install: all
 	$(FILL) ../library.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/lib$(NAME).pc
 	$(FILL) ../library-config.cmake.in >$(DESTDIR)$(LIBDIR)/cmake/$(NAME)/$(NAME)-config.cmake
 	$(FILL) ../library-config-version.cmake.in >$(DESTDIR)$(LIBDIR)/cmake/$(NAME)/$(NAME)-config-version.cmake
+
+uninstall:
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/include/,$(notdir $(HEADERS))) $(DESTDIR)$(LIBDIR)/pkgconfig/lib$(NAME).pc \
+		$(addprefix $(DESTDIR)$(LIBDIR)/,$(SONAME) lib$(NAME).so lib$(NAME).a)
+	rm -rf $(DESTDIR)$(LIBDIR)/cmake/$(NAME)
 
 abi: $(BUILD)/$(SONAME)
 	abidw --exported-interfaces-only --type-id-style hash --no-corpus-path --no-comp-dir-path --no-show-locs $< >lib$(NAME).abi

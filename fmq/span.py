@@ -136,6 +136,15 @@ class Span:
     def __len__(self) -> int:
         return len(self.first) + len(self.second)
 
+    def __getitem__(self, key: int) -> Any:
+        """Return an element: a view of it in the ring if it is an array or a record."""
+        if not isinstance(key, int | np.integer):
+            raise IndexError(f"span[{key}]: a span may have two parts; index .first and .second, or np.array(span)")
+        if not -len(self) <= key < len(self):
+            raise IndexError(f"span[{key}]: the span has {len(self)} elements")
+        index = key % len(self)
+        return self.first[index] if index < len(self.first) else self.second[index - len(self.first)]
+
     def __setitem__(self, key: slice, values: ArrayLike) -> None:
         """`span[:] = values`, where values broadcast to the whole length, and must be values of the queue's type."""
         if key != slice(None):

@@ -39,6 +39,15 @@ def test_a_target_of_the_page_exists(line):
     assert done.returncode == 0, done.stderr
 
 
+def test_make_help_has_each_target():
+    """With what it does; `fuzzers` is a part of others."""
+    done = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    (targets,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {line.split()[0] for line in done.stdout.splitlines()} == set(targets.split()) - {"fuzzers"}
+
+
 def test_each_first_extension_is_a_line_in_a_table():
     """The file has that table, and the file for its test is there."""
     rows = ROW.findall(PAGE)

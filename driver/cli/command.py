@@ -117,6 +117,6 @@ def burst() -> None:
     \b
     Begin with:
       burst doctor                              check this machine
-      burst demo camera                         see a burst at work
       burst run net.tflite --input photo.jpg    run your own model
+      burst demo camera                         see a burst at work (extra demo)
     """

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import argparse
 
 
+_MOST_SHOWN = 32  # elements of an array
+
+
 def run(options: argparse.Namespace) -> int:
     """Show elements until none is left; with --follow until Ctrl-C, or until the queue and both its sides are gone."""
     missed = 0
@@ -51,11 +54,21 @@ def _show(sight: Sight, as_json: bool) -> None:
         print(json.dumps({"missed": sight.missed}) if as_json else f"... {sight.missed} missed ...")
     for i, element in enumerate(sight.elements):
         position, is_doubtful = sight.first + i, i < sight.doubtful
-        value = plain_value(element)
         if as_json:
+            value = plain_value(element)
             print(json.dumps({"position": position, "value": value} | ({"doubtful": True} if is_doubtful else {})))
         else:
-            print(f"{'~' if is_doubtful else ''}{position}  {_words(value)}")
+            print(f"{'~' if is_doubtful else ''}{position}  {_words(_in_brief(element))}")
+
+
+def _in_brief(element: Any) -> Any:
+    """Return an element for people: of long arrays the dtype, the shape and the ends."""
+    if isinstance(element, np.void) and element.dtype.names is not None:
+        return {name: _in_brief(element[name]) for name in element.dtype.names}
+    if isinstance(element, np.ndarray) and element.size > _MOST_SHOWN:
+        first, last = (plain_value(part) for part in (element.reshape(-1)[:3], element.reshape(-1)[-3:]))
+        return f"{element.dtype}{list(element.shape)} [{', '.join(map(str, first))}, … {', '.join(map(str, last))}]"
+    return plain_value(element)
 
 
 def plain_value(element: Any) -> Any:

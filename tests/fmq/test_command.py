@@ -208,6 +208,15 @@ def test_tail_of_records(name):
     assert objects(fmq_command("tail", name, "--json")[0]) == [{"position": 0, "value": value}]
 
 
+def test_tail_shortens_long_arrays(name):
+    """A frame is a line with its dtype, its shape and its ends; --json has all of it."""
+    dtype = [("seconds", "f8"), ("pixels", "u1", (8, 8))]
+    fmq.MessageQueue.create(dtype, 2, name=name).writer().write(np.array([(1.5, np.arange(64).reshape(8, 8))], dtype))
+    assert fmq_command("tail", name)[0] == "0  seconds=1.5 pixels=uint8[8, 8] [0, 1, 2, … 61, 62, 63]\n"
+    (found,) = objects(fmq_command("tail", name, "--json")[0])
+    assert found["value"]["pixels"][7][7] == 63
+
+
 @pytest.mark.parametrize("flavour", fmq.Flavour)
 def test_tail_follows_a_running_stream(name, flavour):
     """Each element is its own position, ascending; what is not shown is counted; Ctrl-C ends it with status 0."""

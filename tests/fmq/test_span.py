@@ -136,6 +136,19 @@ def test_a_span_converts_to_a_copy_only(pair):
             np.asarray(span, copy=False)
 
 
+def test_an_element_of_a_span(pair):
+    """span[i] counts over both parts, and iteration yields each; what is no element is an IndexError."""
+    w, r = pair("u1", 4)
+    advance(w, r, 3)
+    w.write([1, 2, 3])
+    with r.peek(3) as span:
+        assert (len(span.first), len(span.second)) == (1, 2)
+        assert (span[0], span[1], span[2], span[-1], span[-3], list(span)) == (1, 2, 3, 3, 1, [1, 2, 3])
+        for wrong in (3, -4, slice(None), "x"):
+            with pytest.raises(IndexError, match=r"span\["):
+                span[wrong]
+
+
 def test_reservations_beyond_the_capacity_are_mistakes(pair):
     """As with read and write, more than the capacity is a ValueError and moves nothing."""
     w, r = pair()
