@@ -83,6 +83,7 @@ def _above(sample: Sample) -> Iterator[Text]:
         yield _head(device)
         if len(sample.devices) <= _MANY:
             yield _line(f"  run queue  {_run_queue(device)}")
+            yield from _engine_memory(device)
             yield from _stages(sample, device)
         yield from map(_account, device.accounts)
     yield from map(_gpu, sample.gpus)
@@ -100,6 +101,16 @@ def _head(device: DeviceFigures) -> Text:
     memory += "" if device.gpu_memory is None else f", GPU memory {_size(device.gpu_memory)}"
     text = Text(device.address, "bold", no_wrap=True, overflow="ellipsis")
     return text.append(f"  {counts}, CPU {_percent(device.cpu)} %, {memory}, pid {device.engine_pid}", "not bold")
+
+
+def _engine_memory(device: DeviceFigures) -> Iterator[Text]:
+    """Return what the engines hold, what of it is their runtimes', and how that grows."""
+    if device.engine_memory is None:
+        return
+    held = f"{_size(device.engine_memory)} in engines, {_size(device.runtime_memory)} of it the runtime's"
+    growth = device.runtime_growth
+    grows = "" if growth is None else f", {'-' if growth < 0 else '+'}{_size(int(abs(growth)))} an hour"
+    yield _line(f"  memory     {held}{grows}")
 
 
 def _gpu(gpu: GpuFigures) -> Text:

@@ -8,13 +8,14 @@ import os
 import re
 import resource
 import struct
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from driver.client import launch, user_manager
 from driver.client.discovery import Place, files_there, runtime_dir, why_elsewhere
 from driver.engine import landlock, state
-from driver.engine.limits import NO_LIMIT, Limits, limits, limits_file, memory_bytes
+from driver.engine.limits import NO_LIMIT, Limits, limits, limits_file, memory_bytes, renew_when
 from driver.errors import DeviceFailed
 from driver.finding import Finding, State, size, text_of
 from driver.libc import function
@@ -266,7 +267,7 @@ def limits_of_clients() -> Iterator[Finding]:
     """Yield the limits in limits.toml, as a device that starts now would read them."""
     path = limits_file()
     try:
-        found = limits()
+        found, due = limits(), renew_when()
     except ValueError as error:
         yield Finding(
             "limits.toml", "warning", str(error), "no device starts", remedy="correct that line, or remove the file"
@@ -277,6 +278,8 @@ def limits_of_clients() -> Iterator[Finding]:
         value = getattr(found, name)
         words = "no limit" if value >= NO_LIMIT else size(value) if name.endswith("bytes") else f"{value:g}"
         yield Finding(name, "ok", words)
+    for name, figure in asdict(due).items():
+        yield Finding(f"renew_when {name}", "ok", "never" if figure is None else f"{figure:g}")
 
 
 _LONG_NAME = "onnxruntime"

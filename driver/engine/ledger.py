@@ -31,6 +31,7 @@ FIGURES = {
     "bytes": "bytes of buffers, temporaries and models, and of what the device keeps for clients",
     "pool_bytes": "bytes of memory pools",
     "engine_bytes": "bytes of the engine's private memory, which its service measures",
+    "runtime_bytes": "bytes of the engine's private memory that no client accounts for",
     "gpu_bytes": "bytes of a GPU's memory in buffers and bound requests",
     "descriptors": "open descriptors",
     "mappings": "mappings",

@@ -134,6 +134,7 @@ class Limits:
             "bytes": (self.account_bytes, self.device_bytes),
             "pool_bytes": (self.account_pool_bytes, process.pool_bytes),
             "engine_bytes": (max(self.account_bytes + self.engine_bytes, process.engine_bytes), NO_LIMIT),
+            "runtime_bytes": (max(self.account_bytes + self.engine_bytes, process.engine_bytes), NO_LIMIT),
             "gpu_bytes": (self.account_gpu_bytes, process.gpu_bytes),
             "descriptors": (min(self.account_descriptors, process.descriptors), process.descriptors),
             "mappings": (process.of_account(process.mappings), process.mappings),
@@ -185,6 +186,46 @@ class Limits:
             raise ResourceExhaustedPersistent(f"{size} exceeds the limit {name} = {most}; {remedy}{or_raise(name)}")
 
 
+@dataclass(frozen=True)
+class RenewWhen:
+    """When an engine is renewed, of itself: each None is never.
+
+    private_bytes: its private memory, the least age for which is ten minutes. age: seconds. runs: executions.
+    """
+
+    private_bytes: int | None = None
+    age: float | None = None
+    runs: int | None = None
+
+    _settled: ClassVar[float] = 600.0
+    """Seconds in which an engine is not renewed for its memory: the next one will soon have as much."""
+
+    def reason(self, private_bytes: int, age: float, runs: int) -> str:
+        """Return why an engine with these figures is renewed; "": it is not."""
+        if self.private_bytes is not None and private_bytes > self.private_bytes and age > self._settled:
+            return f"it has {private_bytes} bytes of private memory (renew_when private_bytes = {self.private_bytes})"
+        if self.age is not None and age > self.age:
+            return f"it is {age:.0f} s old (renew_when age = {self.age:g})"
+        if self.runs is not None and runs > self.runs:
+            return f"it has done {runs} executions (renew_when runs = {self.runs})"
+        return ""
+
+
+def renew_when() -> RenewWhen:
+    """Return the table `[renew_when]` of limits.toml. Raise ValueError."""
+    path = limits_file()
+    found = configured(path).get("renew_when", {})
+    known = [field.name for field in fields(RenewWhen)]
+    for name, value in found.items() if isinstance(found, dict) else [("renew_when", found)]:
+        kinds = (int, float) if name == "age" else (int,)
+        if name not in known or type(value) not in kinds or not 0 < value < 2**63:
+            raise ValueError(
+                f"{path}: renew_when: {name} = {value!r}: must be {', '.join(known)}, each a whole number above 0 "
+                "(age is in seconds, and may be a fraction)"
+            )
+    return RenewWhen(**found)
+
+
 def limits_file() -> Path:
     """Return the path of the configuration."""
     return in_home("~/.config/burst/limits.toml")
@@ -200,7 +241,8 @@ def limits(*, is_shared: bool = False, is_own: bool = False) -> Limits:
     process = ProcessLimits.of_this_process(is_shared=is_shared)
     path = limits_file()
     found = configured(path)
-    found.pop("weights", None)
+    for table in ("weights", "renew_when"):
+        found.pop(table, None)
     known = Limits.settings()
     for name, value in found.items():
         kinds = (int, float) if name.endswith("_seconds") else (int,)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import psutil
 
-from burst import BurstError, Memory, Trace
+from burst import BurstError, Memory, StatusError, Trace
 from driver.client import discovery, served_sockets
 from driver.client.cells import cells_of
 from driver.client.connection import Connection, trace_memory
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _Number = TypeVar("_Number", int, float)
 _PATIENCE = 5.0  # seconds for a service to answer
+_MEMORY_EVERY = 10.0  # seconds between two looks at the memory of engines
 _EVERY = 0.5  # seconds between two questions, whatever comes and goes
 
 
@@ -54,6 +55,7 @@ class WatchedDevice:
         Raise DeviceNotFound if it is not running, DriverError, BurstError.
         """
         self._with_accounts, self._accounts = with_accounts, list[AccountFigures]()
+        self._memory: list[list[Any]] = []
         self.address, self._engines = address, dict[tuple[int, int], WatchedEngine]()
         with _connected(address) as connection:
             self.name, self.version = str(connection.name), str(connection.version)
@@ -97,7 +99,8 @@ class WatchedDevice:
 
     def refresh(self) -> None:
         """Find new bursts and forget closed ones. Raise what the constructor does."""
-        if (self._has_changed or self._with_accounts) and time.monotonic() - self._asked_at > _EVERY:
+        patience = _EVERY if self._has_changed or self._with_accounts else _MEMORY_EVERY
+        if time.monotonic() - self._asked_at > patience:
             with _connected(self.address) as connection:
                 if _pids(connection) != self._pids:
                     raise DeviceNotFound(f"{self.address}: the device was restarted")
@@ -120,7 +123,7 @@ class WatchedDevice:
         with cells_of(connection, _PATIENCE) as cells:
             self._cells = None if cells.counts is None else CensusCounts(_mapped(os.dup(cells.counts), Census.nbytes))
             self._seen = self._cells.changes if self._cells else 0
-            known, self._engines, self._accounts = self._engines, {}, []
+            known, self._engines, self._accounts, self._memory = self._engines, {}, [], []
             for cell in cells.connected:
                 pids = _pids(cell.connection)
                 engine = known.get(pids)
@@ -129,6 +132,8 @@ class WatchedDevice:
                 elif engine.has_changed:
                     engine.ask(cell.connection)
                 self._engines[pids] = engine
+                with suppress(StatusError):  # an earlier release, or not for our eyes
+                    self._memory.append(cell.connection.call("memory", timeout=_PATIENCE)[0])
                 if self._with_accounts:
                     self._accounts += accounts_of(cell.connection.call)
         if self._pids not in self._engines:
@@ -153,6 +158,9 @@ class WatchedDevice:
             pss=_sum(processes.pss() for processes in every),
             run_queue={name: _queue(name, bursts, found) for name in reversed(PRIORITIES)},
             accounts=self._accounts,
+            engine_memory=_sum(each[0] for each in self._memory),
+            runtime_memory=_sum(each[1] for each in self._memory),
+            runtime_growth=_sum(each[2] for each in self._memory),
             gpu_memory=gpu_memory_of(gpus, (pid for processes in every for pid in processes.pids)),
         )
 

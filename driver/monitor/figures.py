@@ -88,6 +88,9 @@ class DeviceFigures:
     pss: int | None  #: the same, with shared pages divided among their users; read every ten seconds
     run_queue: Mapping[str, Queue]  #: by priority
     accounts: list[AccountFigures] = field(default_factory=list)  #: empty unless they were asked for
+    engine_memory: int | None = None  #: bytes, private to its engines; read every ten seconds, as the next two
+    runtime_memory: int | None = None  #: bytes of that which no client accounts for: what its runtime keeps
+    runtime_growth: float | None = None  #: bytes of that in an hour; None: it has not worked for long
     gpu_memory: int | None = None  #: bytes on all GPUs, its processes that we see; None: NVML tells nothing of them
 
 

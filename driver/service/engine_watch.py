@@ -36,10 +36,18 @@ _timer_settime = function("timer_settime", "int(*)(void *timer, int flags, int64
 class EngineWatch:
     """A watch on one engine."""
 
-    def __init__(self, pid: int, limits: Limits, account: Account, end: Callable[[int, int], object] | None) -> None:
+    def __init__(
+        self,
+        pid: int,
+        limits: Limits,
+        account: Account,
+        end: Callable[[int, int], object] | None,
+        look: Callable[[int], object] = abs,
+    ) -> None:
         """Start no thread yet. `account`: in whose row of the ledger the memory is. `end`: called once, with what the
-        engine has and what it may have; None: it is only measured.
+        engine has and what it may have; None: it is only measured. `look`: called with what it has at each look.
         """
+        self._tell = look
         self._pid, self._limits, self._account, self._end = pid, limits, account, end
         self._most_clients = 0
 
@@ -64,6 +72,7 @@ class EngineWatch:
             if found > most and self._end:
                 self._end(found, most)
                 return
+            self._tell(found)
             wait()
 
 

@@ -44,6 +44,7 @@ from driver.service.http_connections import MISADDRESSED, MOST, MOST_OF_ACCOUNT,
 from driver.service.ledger_metrics import LedgerReports, ledger_metrics
 from driver.service.peer_limiter import PeerLimiter, PeerVisit
 from driver.service.process_figures import KINDS, ProcessFigures
+from driver.service.upkeep import RuntimeMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -333,6 +334,11 @@ class MetricsCollector(Collector):
             for priority, value in zip(PRIORITIES, flows[:, n], strict=True):
                 metric.add_metric([priority], value)
             yield metric
+        words = "Private memory of engines that no client accounts for."
+        yield GaugeMetricFamily("burst_runtime_bytes", words, sum(each.runtime.runtime for each in engines))
+        words = "What that grows by in an hour, by the last hour; 0 until an engine has worked for some minutes."
+        growth = sum(each.runtime.growth or 0.0 for each in engines)
+        yield GaugeMetricFamily("burst_runtime_growth_bytes", words, growth)
         yield from ledger_metrics(self._ledgers)
         yield self._stages.metric()
         preparations = CounterMetricFamily("burst_preparations", "Preparations by outcome.", labels=["outcome"])
@@ -386,6 +392,7 @@ class EngineFigures(NamedTuple):
     clients: int
     outcomes: NDArray[np.float64]
     processes: list[ProcessFigures | None]  #: the service and the engine
+    runtime: RuntimeMemory
 
 
 def _left(end: float) -> float:
@@ -396,13 +403,22 @@ def _figures(connection: Connection, end: float) -> EngineFigures | None:
     """Return its figures; None: it has ended, or does not answer in time."""
     try:
         (slots, _, sums, bursts, models, clients, outcomes, *both), _ = connection.call("figures", timeout=_left(end))
+        runtime = RuntimeMemory(*connection.call("memory", timeout=_left(end))[0])
     except BurstError:
         return None
     counts = np.array([outcomes.get(outcome, 0) for outcome in _OUTCOMES], float)
     pids = int(connection.service_pid), int(connection.engine_pid)
     processes = [each and ProcessFigures(*each) for each in both]
     return EngineFigures(
-        pids, slots, np.array(sums, float), bursts, models=models, clients=clients, outcomes=counts, processes=processes
+        pids,
+        slots,
+        np.array(sums, float),
+        bursts,
+        models=models,
+        clients=clients,
+        outcomes=counts,
+        processes=processes,
+        runtime=runtime,
     )
 
 

@@ -36,7 +36,7 @@ from driver.engine.call_rules import Reach
 from driver.engine.landlock import Access
 from driver.engine.latency import KEPT
 from driver.engine.ledger import Ledger
-from driver.engine.limits import limits, or_raise
+from driver.engine.limits import limits, or_raise, renew_when
 from driver.engine.process import main as run_engine
 from driver.engine.running_files import RunningFiles
 from driver.errors import signal_name
@@ -65,6 +65,7 @@ from driver.service.preparation_times import PreparationTimes
 from driver.service.service_client import ServiceClient
 from driver.service.signals import is_hangup, readable_at_signals
 from driver.service.trials import UNPROVOKED
+from driver.service.upkeep import InstalledCode, Upkeep
 from driver.service.validation import NOT_YOURS, ValidationBudget, Validator
 from fmq import LifePage
 
@@ -136,7 +137,10 @@ class Service:
         self.validator = Validator(self._device, self._limits, self.times, self._extensions)  # forks, too
         self.owner = device_uid() if options.account is None else options.account  #: the account of the engine
         whose = self.ledger.account(self.owner)
-        self.watch = EngineWatch(engine.pid, self._limits, whose, None if options.is_shared else self._end_engine)
+        code = None if options.account is not None else InstalledCode(kind.library)
+        self.upkeep = Upkeep(self, renew_when(), code)
+        end = None if options.is_shared else self._end_engine
+        self.watch = EngineWatch(engine.pid, self._limits, whose, end, look=self.upkeep.look)
         self._life = LifePage()
         (self._engine_gave_up,), fds = call(self._engine, "ready", fds=[self._life.fd], timeout=_START_TIMEOUT)
         self._engine.watch(fds[0])
@@ -214,6 +218,10 @@ class Service:
             self._save()  # before another service starts
         if not is_stopped:
             _log.error("the engine ended")
+
+    def note_runtime(self, nbytes: int) -> None:
+        """Write into the ledger what the engine holds that no client accounts for."""
+        self.ledger.account(self.owner).note("runtime_bytes", nbytes)
 
     def renew(self, why: str) -> None:
         """Have another engine take over what this one has; log why there is none."""

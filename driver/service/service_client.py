@@ -59,6 +59,7 @@ class ServiceClient:
             "figures": self.figures,
             "cells": self.cells,
             "ledger": self.ledger,
+            "memory": self.memory,
             "sandbox": lambda _: Reply(self._service.confinement()),
             "restore": partial(self.noted, "restored", "not_restored", self.restore),
             "renew": self.renew,
@@ -207,8 +208,7 @@ class ServiceClient:
         """Have the clients of the engine go over to another one. Raise InvalidArgument for a client of an account that
         does not own the engine, and as `Renewal.begin`.
         """
-        if self._channel.peer_uid not in {0, device_uid(), self._service.owner}:
-            raise InvalidArgument(f"uid {self._channel.peer_uid} may not renew an engine of uid {self._service.owner}")
+        self._check_owner("renew")
         self._service.renewal.begin(str(why))
         return Reply([*self._service.renewal.state])
 
@@ -239,6 +239,18 @@ class ServiceClient:
             return self.forward("ledger", message, start)
         self._service.watch.measure()
         return Reply(self._service.ledger.report(None if uid in {0, device_uid()} else uid).page(start))
+
+    def memory(self, _: Message) -> Reply:
+        """Answer with the engine's private memory, what of it no client accounts for, and by how much that grows in an
+        hour, or nil. Raise InvalidArgument for a client of an account that does not own the engine.
+        """
+        self._check_owner("see the memory of")
+        return Reply([*self._service.upkeep.memory(self._service.watch.measure())])
+
+    def _check_owner(self, verb: str) -> None:
+        owner = self._service.owner
+        if self._channel.peer_uid not in {0, device_uid(), owner}:
+            raise InvalidArgument(f"uid {self._channel.peer_uid} may not {verb} an engine of uid {owner}")
 
     def forward(self, method: str, message: Message, *arguments: Any) -> Reply:
         """Pass a call on to the engine."""
