@@ -1,9 +1,30 @@
-"""burst_engine has the one name that no other project has: it says what stands in the place of fmq, burst or driver."""
+"""burst_engine has the one name that no other project has: it says what stands in the place of fmq, burst or driver.
+
+`from burst_engine import driver` is `import driver`, or an ImportError that names what would have come instead.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from burst_engine import clone  # noqa: F401 (it looks at what the next lines need)
 
 # isort: split
 from burst_engine.clone import use_installed
-from burst_engine.names import Namesake, expect, namesakes
+from burst_engine.names import BEGINNINGS, Namesake, expect, namesakes
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import burst as burst
+    import driver as driver
+    import fmq as fmq
 
 __all__ = ["Namesake", "expect", "namesakes", "use_installed"]
+
+
+def __getattr__(name: str) -> "ModuleType":
+    """Return one of the packages. Raise ImportError if something else would be imported under its name."""
+    if name not in BEGINNINGS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    expect(name)
+    return import_module(name)

@@ -81,6 +81,17 @@ def test_an_import_names_the_file_that_shadows(program, name):
     assert "rename that file" in said
 
 
+@pytest.mark.parametrize("name", ["fmq", "burst", "driver"])
+def test_an_import_from_burst_engine_is_ours_or_fails(program, name):
+    """`from burst_engine import driver` is the package; where a driver.py shadows it, an ImportError names that."""
+    code = f"from burst_engine import {name} as ours; import {name}; print(ours is {name})"
+    assert program(code) == ("True\n", 0)
+    (program.folder / f"{name}.py").write_text(FOREIGN)
+    said, status = program(code)
+    assert status == 1
+    assert f"ImportError: {program.folder}/{name}.py is imported in place of the package '{name}'" in said
+
+
 def test_burst_names_what_shadows_fmq(program):
     """A package fmq beside the program: `import burst` names its file."""
     (program.folder / "fmq").mkdir()
