@@ -24,6 +24,7 @@ import time
 import warnings
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, Self
@@ -37,6 +38,7 @@ from driver.engine import landlock, sandbox
 from driver.engine.call_rules import Reach
 from driver.engine.landlock import Access
 from driver.errors import DeviceFailed, DriverError
+from driver.importers.files import READERS, runs_files
 from driver.protocol import rpc
 from driver.protocol.rpc import Reply, call
 from driver.service.bounded_log import Allowance, LogFile, LogPipe
@@ -45,12 +47,14 @@ from driver.service.fork_server import close_all_but
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from driver.gateways.door_address import DoorAddress
+
 _LOG = logging.getLogger("burst.gateway")
 _ENDS = (signal.SIGTERM, signal.SIGINT)
 _OPENED, _STARTED = 60.0, 90.0  # seconds until a server has bound its sockets; until a device has started
 _GRACE, _LATE = 30, 5.0  # seconds until a server that is to end is killed by its alarm; and until that is noted
-BIND_LOW_PORTS = 1 << 10
-"""CAP_NET_BIND_SERVICE."""
+_BIND_LOW_PORTS = 1 << 10  # CAP_NET_BIND_SERVICE
+_FIRST_FREE_PORT = 1024
 
 
 class AccountServer(Protocol):
@@ -270,6 +274,23 @@ class GatewayKeeper:
             remove()
 
 
+def load_all(*names: str) -> None:
+    """Load these modules, and what reads model files, which servers would load later: they share it, and an account may
+    be unable to read this installation.
+    """
+    readers = [f"driver.importers.{kind}.{part}" for kind in READERS.values() for part in ("header", "reader")]
+    for name in (*names, *readers):
+        with suppress(ImportError):  # the server says what is missing
+            import_module(name)
+    for kind in READERS.values():
+        runs_files(kind)  # remembers it
+
+
+def kept_for(doors: Iterable[DoorAddress]) -> int:
+    """Return the capabilities with which root's own server binds these addresses."""
+    return _BIND_LOW_PORTS * any(0 < door.port < _FIRST_FREE_PORT for door in doors)
+
+
 def _forked() -> int:
     gc.freeze()
     with warnings.catch_warnings():
@@ -316,4 +337,4 @@ def _serve(
     server.close()
 
 
-__all__ = ["BIND_LOW_PORTS", "AccountProcess", "AccountServer", "GatewayAccount", "GatewayKeeper"]
+__all__ = ["AccountProcess", "AccountServer", "GatewayAccount", "GatewayKeeper", "kept_for", "load_all"]

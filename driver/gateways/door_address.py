@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import socket
 import stat
@@ -46,6 +47,16 @@ class DoorAddress(NamedTuple):
         if not path.startswith("/") or len(os.fsencode(path)) > _LONGEST_PATH:
             raise DeviceFailed(f"{said}: the path of a socket is absolute and has at most {_LONGEST_PATH} bytes")
         return cls(said, path=path, uid=uid)
+
+    @classmethod
+    def of_owner(cls, said: str, text: str) -> DoorAddress:
+        """PATH, or PATH,owner=NAME for a socket of another account. Raise DeviceFailed."""
+        path, _, owner = text.partition(",owner=")
+        try:
+            uid = pwd.getpwnam(owner).pw_uid if owner else os.getuid()
+        except KeyError:
+            raise DeviceFailed(f"{said}: there is no account {owner!r}") from None
+        return cls.of_path(said, re.sub("^//(?=/)", "", path), uid)
 
     @property
     def place(self) -> str:

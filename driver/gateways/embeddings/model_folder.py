@@ -62,17 +62,17 @@ def read_folder(text: str, pooling: str | None = None, *, normalizes: bool | Non
     name, _, rest = text.partition("=")
     if not rest or Path(text).exists():
         name, rest = "", text
-    path = Path(rest)
+    path = Path(rest).absolute()
     if not path.exists():
         raise DeviceFailed(f"--embeddings {text}: there is no {path}; give the folder of a model")
-    folder, model = (path, _model_in(path)) if path.is_dir() else (path.absolute().parent, path)
+    folder, model = (path, _model_in(path)) if path.is_dir() else (path.parent, path)
     if model.suffix != ".onnx":
         raise DeviceFailed(f"--embeddings {text}: give a folder, or an .onnx file in one")
     if folder.name == _ONNX and not (folder / "tokenizer.json").exists():
         folder = folder.parent
     found = _Reader(folder, model).read()
     return found._replace(
-        name=name or folder.absolute().name,
+        name=name or folder.name,
         pooling=pooling or found.pooling,
         normalizes=found.normalizes if normalizes is None else normalizes,
     )

@@ -40,7 +40,7 @@ class EmbeddingsGateway(Gateway):
                 ["--http"],
                 metavar="ADDRESS",
                 multiple=True,
-                help="Of --embeddings: HOST:PORT, :PORT (this machine only), or unix:PATH (this account only). "
+                help="Of --embeddings: HOST:PORT, :PORT (this machine only), or unix:PATH[,owner=NAME] (one account). "
                 "Repeatable.",
             ),
             click.Option(
@@ -59,7 +59,7 @@ class EmbeddingsGateway(Gateway):
     async def serve(self, call: GatewayCall) -> AsyncIterator[OpenGateway]:
         """Serve the models until the end."""
         from driver.gateways.embeddings.model_folder import read_folder
-        from driver.gateways.embeddings.process import VectorServer
+        from driver.gateways.embeddings.process import opened
 
         given = call.options
         if not given["embeddings"] or not given["http"]:
@@ -68,8 +68,7 @@ class EmbeddingsGateway(Gateway):
             raise DeviceFailed("--embeddings has no --metrics: give it to the burst serve of the device")
         pooling, normalizes = given["pooling"], given["normalize"]
         folders = [read_folder(text, pooling, normalizes=normalizes) for text in given["embeddings"]]
-        async with VectorServer(call.device, folders, given["http"]) as server:
-            kinds = {name: "ranks" if model.ranks else "vectors" for name, model in server.models.items()}
-            told = ", ".join(f"{kind} of {name}" for name, kind in kinds.items())
-            fields = {"http": server.addresses, "models": kinds}
-            yield OpenGateway(f"{told} at {', '.join(server.addresses)}", fields)
+        server, addresses = opened(call.device, folders, given["http"])
+        async with server:
+            names = [folder.name for folder in folders]
+            yield OpenGateway(f"{', '.join(names)} at {', '.join(addresses)}", {"http": addresses, "models": names})

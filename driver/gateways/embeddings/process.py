@@ -8,10 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from driver.errors import DeviceFailed
+from driver.gateways.account_process import AccountProcess, GatewayAccount, GatewayKeeper, kept_for, load_all
 from driver.gateways.door_address import DoorAddress
 from driver.gateways.embeddings.api_errors import refused
 from driver.gateways.embeddings.text_models import TextModel
@@ -50,7 +54,7 @@ def http_address(text: str) -> DoorAddress:
     """Parse an address. Raise DeviceFailed."""
     said, rest = f"--http {text}", text.removeprefix("http+").removeprefix("http://")
     if rest.startswith("unix:"):
-        return DoorAddress.of_path(said, rest.removeprefix("unix:"), os.getuid())
+        return DoorAddress.of_owner(said, rest.removeprefix("unix:"))
     door = DoorAddress.of_tcp(said, rest)
     if not door:
         raise DeviceFailed(f"{said}: give HOST:PORT, :PORT (this machine alone), or unix:PATH (this account alone)")
@@ -67,10 +71,10 @@ class VectorServer:
         addresses: Sequence[str],
         limits: VectorLimits = VectorLimits(),  # noqa: B008 (it is immutable)
     ) -> None:
-        """Read the models, and bind the addresses. Raise DeviceFailed, and what `driver.load` raises."""
-        self._limits = limits
-        self.models = {folder.name: TextModel(folder, device) for folder in folders}
-        if len(self.models) < len(folders):
+        """Bind the addresses. Raise DeviceFailed. `async with` raises what `driver.compile` of a path does, too."""
+        self._device, self._folders, self._limits = device, folders, limits
+        self.models: dict[str, TextModel] = {}
+        if len({folder.name for folder in folders}) < len(folders):
             raise DeviceFailed("--embeddings: two models have one name; give NAME=FOLDER")
         self._doors: list[tuple[DoorAddress, socket.socket]] = []
         with ExitStack() as stack:
@@ -92,8 +96,10 @@ class VectorServer:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             stack.enter_context(self._bound)
-            for model in self.models.values():
+            for folder in self._folders:
+                model = await asyncio.to_thread(TextModel, folder, self._device)
                 await model.open(stack)
+                self.models[folder.name] = model
             api = VectorApi(self.models, self._limits.within)
             stack.callback(api.close)
             of_one = self._limits.memory
@@ -117,10 +123,72 @@ class VectorServer:
         await self._stack.aclose()
 
 
+class AccountVectors:
+    """The server of one account, in a process of its own: `AccountProcess` makes it."""
+
+    def __init__(self, device: str, folders: Sequence[ModelFolder], addresses: Sequence[str]) -> None:
+        """Bind the addresses. Raise DeviceFailed."""
+        self._server = VectorServer(device, folders, addresses)
+        self.addresses = self._server.addresses
+        self._begun: Future[asyncio.AbstractEventLoop] = Future()
+        self._ends = asyncio.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="burst-embeddings", daemon=True)
+
+    def begin(self) -> None:
+        """Serve from now on. Raise what opening the models raises."""
+        self._thread.start()
+        self._begun.result()
+
+    async def _serve(self) -> None:
+        try:
+            async with self._server:
+                self._begun.set_result(asyncio.get_running_loop())
+                await self._ends.wait()
+        except Exception as error:
+            if self._begun.done():
+                raise
+            _LOG.error("the models cannot be served: %s", error)
+            self._begun.set_exception(error)
+
+    def close(self) -> None:
+        """Finish what runs."""
+        self._begun.result().call_soon_threadsafe(self._ends.set)
+        self._thread.join()
+
+
+def opened(
+    device: str, folders: Sequence[ModelFolder], addresses: Sequence[str]
+) -> tuple[VectorServer | GatewayKeeper, list[str]]:
+    """Return what serves while it is entered, and the addresses as clients use them. Raise DeviceFailed.
+
+    Where root serves sockets of other accounts, that is a process for each account.
+    """
+    doors = [http_address(text) for text in addresses]
+    uids = [door.uid if door.path else os.getuid() for door in doors]
+    if os.getuid() or not any(uids):
+        server = VectorServer(device, folders, addresses)
+        return server, server.addresses
+    load_all("numpy.ma", "tokenizers")
+    places = {path.parent for folder in folders for path in (folder.model, folder.tokenizer)}
+    texts = {uid: [text for text, its in zip(addresses, uids, strict=True) if its == uid] for uid in uids}
+    processes = [
+        AccountProcess(
+            GatewayAccount.of(uid, device, places),
+            device,
+            partial(AccountVectors, device, folders, its),
+            kept_for(doors),
+        )
+        for uid, its in texts.items()
+    ]
+    keeper = GatewayKeeper(processes, {door.path: door.remove for door in doors if door.path})
+    found = {uid: iter(its) for uid, its in zip(texts, keeper.addresses, strict=True)}
+    return keeper, [next(found[uid]) for uid in uids]
+
+
 async def _end(end: asyncio.Future[float], task: asyncio.Task[None]) -> None:
     if not end.done():
         end.set_result(_GRACE)
     await task
 
 
-__all__ = ["VectorLimits", "VectorServer", "http_address"]
+__all__ = ["AccountVectors", "VectorLimits", "VectorServer", "opened"]

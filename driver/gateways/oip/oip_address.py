@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pwd
-import re
 from typing import NamedTuple
 
 from driver.errors import DeviceFailed
@@ -30,17 +27,8 @@ def oip_address(text: str) -> OipAddress:
     said, rest = f"--oip {text}", text.removeprefix("grpc://")
     is_http = rest.startswith("http")
     if rest.startswith(("unix:", "http+unix:")):
-        path, _, owner = rest.split("unix:", 1)[1].partition(",owner=")
-        uid = _uid(owner, said) if owner else os.getuid()
-        return OipAddress(DoorAddress.of_path(said, re.sub("^//(?=/)", "", path), uid), is_http)
+        return OipAddress(DoorAddress.of_owner(said, rest.split("unix:", 1)[1]), is_http)
     door = DoorAddress.of_tcp(said, rest.removeprefix("http://"))
     if not door:
         raise DeviceFailed(f"{said}: give {_HELP}")
     return OipAddress(door, is_http)
-
-
-def _uid(owner: str, said: str) -> int:
-    try:
-        return pwd.getpwnam(owner).pw_uid
-    except KeyError:
-        raise DeviceFailed(f"{said}: there is no account {owner!r}") from None

@@ -7,13 +7,12 @@ device, nor to the device's other clients.
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from driver.errors import DeviceFailed, NotPlaced
-from driver.gateways.account_process import BIND_LOW_PORTS, AccountProcess, GatewayAccount, GatewayKeeper
+from driver.gateways.account_process import AccountProcess, GatewayAccount, GatewayKeeper, kept_for, load_all
 from driver.gateways.oip.grpc_door import Credentials, DoorLimits, GrpcDoor
 from driver.gateways.oip.oip_address import OipAddress, oip_address
 from driver.gateways.oip.regions import RegionLimits, RegionTable
@@ -22,7 +21,6 @@ from driver.gateways.oip.resting_repository import RestingRepository
 from driver.gateways.oip.served_model import ServedModel
 from driver.gateways.oip.service import InferenceService
 from driver.gateways.request_memory import MemoryReturn
-from driver.importers.files import READERS, runs_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from driver.gateways.oip.http_door import HttpDoor
     from driver.gateways.oip.model_config import FolderConfig
 
-_FIRST_FREE_PORT = 1024
 _REST = 60
 """Looks at the folder without a request, which take a second each."""
 
@@ -138,32 +135,21 @@ def opened(
         raise DeviceFailed(
             "--also: each account has a process of its own here, with one device: serve each device apart"
         )
-    _load_all()
+    load_all("driver.gateways.oip.http_door", "numpy.ma")
     folder, options = folder.absolute(), options._replace(rest=_REST)
     texts = {uid: [text for text, its in zip(addresses, uids, strict=True) if its == uid] for uid in uids}
-    is_low = any(0 < door.port < _FIRST_FREE_PORT for door in doors)
     processes = [
         AccountProcess(
             GatewayAccount.of(uid, device, [folder]),
             device,
             partial(InferenceServer, device, folder, texts[uid], options),
-            BIND_LOW_PORTS * is_low,
+            kept_for(doors),
         )
         for uid in texts
     ]
     keeper = GatewayKeeper(processes, {door.path: door.remove for door in doors if door.path})
     found = {uid: iter(its) for uid, its in zip(texts, keeper.addresses, strict=True)}
     return keeper, [next(found[uid]) for uid in uids]
-
-
-def _load_all() -> None:
-    """Load what servers would load later: they share it, and an account may be unable to read this installation."""
-    readers = [f"driver.importers.{kind}.{part}" for kind in READERS.values() for part in ("header", "reader")]
-    for name in ("driver.gateways.oip.http_door", "numpy.ma", *readers):
-        with suppress(ImportError):  # the server says what is missing
-            import_module(name)
-    for kind in READERS.values():
-        runs_files(kind)  # remembers it
 
 
 def _repository(devices: Sequence[str], folder: Path, rest: int | None) -> ModelRepository:
