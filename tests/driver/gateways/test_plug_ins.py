@@ -145,6 +145,6 @@ def test_ours_are_named_after_their_extras():
     """So that each error for a missing library names the extra that installs it."""
     ours = [each for each in driver.gateway.installed_gateways() if each.distribution.startswith("burst-engine ")]
     assert {each.name: each.fault for each in ours} == dict.fromkeys(
-        ("camera", "frigate", "gstreamer", "oip", "wyoming"), ""
+        ("camera", "embeddings", "frigate", "gstreamer", "oip", "wyoming"), ""
     )
     assert [each.remedy for each in ours] == [f"pip install 'burst-engine[{each.name}]'" for each in ours]
