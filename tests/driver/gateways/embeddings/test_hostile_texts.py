@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import select
+import signal
 import socket
 import threading
 import time
@@ -15,6 +17,7 @@ pytest.importorskip("tokenizers")
 from text_nets import WORDS, serving, vector_of, write_embedder, write_ranker
 from waiting import PATIENCE, until
 
+import driver
 from driver.gateways.embeddings import vector_api
 from driver.gateways.embeddings.api_errors import ApiError, answer_of
 from driver.gateways.embeddings.api_requests import MOST_TEXT, embeddings_request, rank_request
@@ -217,6 +220,15 @@ class TestBrowsers:
         """What a page sends, or asks under a name that was made to mean this machine, is refused."""
         asked = {"model": "texts", "input": "w1"}
         assert asker.ask("/v1/embeddings", asked, fields=fields.items())[0] == status
+
+
+@pytest.mark.integration
+def test_a_device_that_dies(asker):
+    """Is started again for the next texts, and nobody is told."""
+    is_served(asker)
+    with driver.connect("onnxruntime") as device:
+        os.kill(device.engine_pid, signal.SIGKILL)
+    is_served(asker)
 
 
 class TestMutants:

@@ -1,6 +1,7 @@
 """Texts of like length run together, in few runs with little padding."""
 
 import numpy as np
+import onnx
 import pytest
 
 pytest.importorskip("tokenizers")
@@ -74,6 +75,15 @@ def test_padding_does_not_count(kind):
         "mean_sqrt": text.sum(0) / np.sqrt(3),
     }
     np.testing.assert_allclose(alone, expected[kind], rtol=1e-6)
+
+
+def test_weights_beside_the_file(tmp_path):
+    """As large models have them: model.onnx_data."""
+    folder = write_embedder(tmp_path / "texts")
+    model = onnx.load(folder / "model.onnx")
+    onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="model.onnx_data", size_threshold=64)
+    with serving([folder]) as asker:
+        np.testing.assert_allclose(asker.vectors("w1 w2")[0], vector_of("w1 w2"), atol=1e-5)
 
 
 @pytest.mark.parametrize("sizes", [{"rows": 1}, {"length": LONGEST}, {"rows": 1, "length": LONGEST}], ids=str)
