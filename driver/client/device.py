@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -419,7 +419,9 @@ class RemoteDevice(Closing):
         """Go on over another connection, on which these models are prepared, unless this device was revived or closed,
         or has buffers, since.
         """
-        with self._reviving:
+        with self._reviving, ExitStack() as held:
+            for executor in homes:
+                held.enter_context(executor.preparing)
             if self.connection is not old or self.is_closed or old.buffers:
                 return False
             self.connection = new

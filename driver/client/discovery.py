@@ -386,10 +386,10 @@ class SecondService(NamedTuple):
 
 
 @as_ours()
-def start_beside(name: str, place: Place, pid: int) -> SecondService:
+def start_beside(name: str, pid: int) -> SecondService:
     """Start a second service of a device, or find it: the first one has that pid. Raise as `connect` does."""
     usable_class(name)
-    spare = Place(place.socket.parent, name, apart=f"{place.apart}.next".removeprefix("."))
+    place, spare = (Place(runtime_dir(), name, apart=apart) for apart in ("", "next"))
     with place.locked() as is_ours:
         if not is_ours:
             raise place.held()
@@ -409,9 +409,9 @@ def start_beside(name: str, place: Place, pid: int) -> SecondService:
     raise DeviceFailed(f"device {name!r} ended while it started; {place.end_of_log()}")
 
 
-def starts_devices() -> bool:
-    """Return True if what this process starts is as good as what others start: it may, and passes no limits on."""
-    return not (_ask or launch.kept())
+def starts(name: str) -> bool:
+    """Return True if this process starts that device for all of its account: it may, and passes no limits on."""
+    return not (served_sockets.is_path(name) or _ask or launch.kept())
 
 
 def _outside(name: str, place: Place) -> tuple[Channel | None, str]:

@@ -14,7 +14,6 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
@@ -44,6 +43,7 @@ WITHIN = 120.0  # seconds for a move, and for the end of buffers before it
 _MOST_COMPARED = 64 << 20  # bytes of a request
 _MOST_WARMED = 4  # requests of a burst
 _LOOK = 0.02  # seconds
+_PAUSE = 0.5  # seconds between two moves
 _SOON = 2e-4  # seconds between two looks at what is in flight
 _TURN = 5e-5  # seconds that a thread of Python runs while another one waits
 _ANSWER = 10.0  # seconds for an answer of the service
@@ -113,6 +113,7 @@ def _watch(device: ref[RemoteDevice], connection: ref[Connection], state: Renewa
                 tried = state.number
                 if Move(its, old, state).run():
                     return
+                time.sleep(_PAUSE)  # whatever the device asks for
             del its, old
     except (BurstError, DriverError):  # the connection has ended
         return
@@ -155,6 +156,7 @@ class Move:
 
     def __init__(self, device: RemoteDevice, old: Connection, state: RenewalState) -> None:
         self.device, self.old, self._state = device, old, state
+        self._can_start = discovery.starts(device.address)
         self._second: discovery.SecondService | None = None
         self.new: Connection | None = None
         self._is_late = False
@@ -217,7 +219,7 @@ class Move:
         """Return a connection to the second service. Raise DeviceFailed, StatusError, PeerDied."""
         old = self.old
         while True:
-            (step, *where), _ = old.call("successor", discovery.starts_devices(), timeout=_ANSWER)
+            (step,), _ = old.call("successor", self._can_start, timeout=_ANSWER)
             if step == "wait":
                 state, fd = _state_of(old)
                 try:
@@ -228,10 +230,8 @@ class Move:
                 if self._is_late:
                     raise DeviceFailed("no second engine has begun")
                 continue
-            if step == "start":
-                folder, apart = where
-                place = discovery.Place(Path(folder), self.device.address, apart=apart)
-                self._second = discovery.start_beside(self.device.address, place, old.service_pid)
+            if step == "start" and self._can_start:
+                self._second = discovery.start_beside(self.device.address, old.service_pid)
                 return self.device.beside(self._second.channel)
             return self._connected()
 

@@ -76,7 +76,7 @@ class RemoteExecutor:
         self.pipelines: WeakSet[Pipeline] = WeakSet()  #: its bursts
         device.executors.add(self)
         self._prepare = prepare or (lambda trace: device.home_of(model, lasting._replace(trace=trace)))
-        self._preparing, self._crashed_in_preparation = threading.Lock(), False
+        self.preparing, self._crashed_in_preparation = threading.Lock(), False
         self._recent: KnownRequest | None = None
 
     @property
@@ -211,7 +211,7 @@ class RemoteExecutor:
         if self.device.connection.is_outlived:
             self.device.renew()
         if self.home.connection is not self.device.connection:
-            with self._preparing:
+            with self.preparing:
                 if self.home.connection is not self.device.connection:
                     self.check_quarantine()
                     self.home = self._prepared_again()
@@ -233,10 +233,9 @@ class RemoteExecutor:
             return self._prepare(Trace.create())
 
     def move(self, home: Home) -> None:
-        """Be at home there from now on."""
-        with self._preparing:
-            if not self._is_freed:
-                self.home = home
+        """Be at home there from now on. The caller holds `preparing`."""
+        if not self._is_freed:
+            self.home = home
 
     def requests(self) -> list[Request]:
         """Return the requests that it has executed lately, with memory that still lives."""

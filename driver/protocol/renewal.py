@@ -10,7 +10,7 @@ What clients call on their connection to the first service:
 |---|---|
 | `renew`, why | the `RenewalState`: "asked". Refused where two engines cannot be, with the reason |
 | `renewal` | the `RenewalState`, and a pipe that ends when that changes, or when this connection does |
-| `successor` | "start", and where: this client starts the second service; "wait": another one does; "go": it is there |
+| `successor` | "start": this client starts the second service; "wait": another one does; "go": it is there |
 | `succeeded` | the second service is there, and has the device's name: "moving" |
 | `stays`, why | this client cannot move; if none has, the first engine goes on for all: "stayed" |
 

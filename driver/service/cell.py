@@ -97,11 +97,11 @@ class Cell:
             self._channel.send(["ending"])
         yield
 
-    def begin_beside(self) -> list[str]:
+    def begin_beside(self) -> bool:
         """Have the broker begin another cell for the account's next client."""
         with suppress(PeerDied):
             self._channel.send(["renewing"])
-        return []
+        return True
 
     def stay(self) -> None:
         with suppress(PeerDied):

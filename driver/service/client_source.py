@@ -52,9 +52,9 @@ class ClientSource(Protocol):
     def ending(self) -> AbstractContextManager[None]:
         """Accept no further client; no other service begins until the context ends."""
 
-    def begin_beside(self) -> list[str]:
-        """Let a second service begin beside this one. Return folder and `apart` of its `discovery.Place`, for a client
-        that has to start it; [] where the next client finds it.
+    def begin_beside(self) -> bool:
+        """Let a second service begin beside this one. Return True if the next client finds it, False if a client has to
+        start it.
         """
 
     def stay(self) -> None:
@@ -107,8 +107,8 @@ class ListeningSocket:
             self._place.leave(self._listener, is_locked=is_locked)
             yield
 
-    def begin_beside(self) -> list[str]:
-        return [str(self._place.socket.parent), self._place.apart]
+    def begin_beside(self) -> bool:
+        return False
 
     def stay(self) -> None:
         """Do nothing: the name is this service's until another one has taken it."""

@@ -86,12 +86,11 @@ class Renewal:
                 raise InvalidArgument("no renewal goes on")
             if self._starter is not None and not self._has_begun:
                 return Reply(["wait"])
-            where = self._source.begin_beside()
-            if where and not self._has_begun:
+            if not (self._source.begin_beside() or self._has_begun):
                 if not can_start:
                     return Reply(["wait"])
                 self._starter = client
-                return Reply(["start", *where])
+                return Reply(["start"])
             self._succeed()
             return Reply(["go"])
 
