@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from burst.execution_burst import BurstExecutorWithCache
     from burst.messages import OutputShape
 
-_FIXED = "native", "launch", "estimate", "written", "copied_bytes", "checked_bytes", "failure", "cancel"
+_FIXED = (
+    "native",
+    "launch",
+    "enters_itself",
+    "estimate",
+    "written",
+    "copied_bytes",
+    "checked_bytes",
+    "failure",
+    "cancel",
+)
 
 
 class AdaptedExecution(Execution):

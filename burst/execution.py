@@ -43,6 +43,9 @@ class Execution:
     requests. It raises before it has begun anything, or not at all.
     """
 
+    enters_itself: bool = False
+    """True: `run` enters the run queue itself, when it needs a slot; its caller does not hold one."""
+
     estimate: Any = None
     """A burst_estimate of the time that executions of this kind take; runs update it."""
 

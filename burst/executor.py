@@ -284,7 +284,7 @@ class PlanRun:
 
     def run(self, ticket: Ticket | None) -> None:
         """Wait for a slot and run, if and as long as there is time. Raise StatusError, and what the plan raises."""
-        run_judged(self._judged, self._run, ticket)
+        run_judged(self._judged, self._run, None if self.plan.execution.enters_itself else ticket)
 
     def _run(self) -> None:
         self.plan.run()
@@ -292,7 +292,8 @@ class PlanRun:
 
     def not_done(self, ticket: Ticket | None) -> StatusError:
         """Return the error of a run that has begun with that ticket, and is not done by its deadline. Any thread."""
-        return _missed(self._judged, lib.burst_judge_late(self._judged, ffi.NULL if ticket is None else ticket.handle))
+        in_line = None if self.plan.execution.enters_itself else ticket
+        return _missed(self._judged, lib.burst_judge_late(self._judged, in_line.handle if in_line else ffi.NULL))
 
 
 def binding_time(since: int, deadline: int) -> int:

@@ -82,6 +82,7 @@ class FlowCounts(NamedTuple):
     """The work of a flow. Times are seconds; what was *used* counts only while a ticket waited for a slot."""
 
     executions: int
+    joined: int  #: of these, those that were part of another one's run
     waits: int
     yields: int
     waiting: int  #: now
@@ -99,16 +100,33 @@ class Flow:
         self.application = application  # an account has one share as long as any of its executions runs
         self.gives_way = priority == 0 and not application.share.queue.is_shared
         self.handle = _owned(lib.burst_flow_new(application.handle, priority), lib.burst_flow_free)
+        self._lock = threading.Lock()  # of what follows: executions that wait for another one's run
+        self._joined = self._waits = self._waiting = 0
+        self._waited = 0.0
+
+    def begin_wait(self) -> None:
+        """Note that an execution waits, to be part of another one's run or to begin its own. Any thread."""
+        with self._lock:
+            self._waits, self._waiting = self._waits + 1, self._waiting + 1
+
+    def end_wait(self, seconds: float, *, joined: bool) -> None:
+        """Note that it waits no longer, after so many seconds. `joined`: it was part of another one's run."""
+        with self._lock:
+            self._joined, self._waiting = self._joined + joined, self._waiting - 1
+            self._waited += seconds
 
     def counts(self) -> FlowCounts:
         found = ffi.new("burst_flow_counts *")
         lib.burst_flow_count(self.handle, found)
+        with self._lock:
+            joined, waits, waiting, waited = self._joined, self._waits, self._waiting, self._waited
         return FlowCounts(
-            executions=found.executions,
-            waits=found.waits,
+            executions=found.executions + joined,
+            joined=joined,
+            waits=found.waits + waits,
             yields=found.yields,
-            waiting=found.waiting,
-            waited=found.waited_ns / 1e9,
+            waiting=found.waiting + waiting,
+            waited=found.waited_ns / 1e9 + waited,
             used=found.used_ns / 1e9,
             used_by_application=found.application_used_ns / 1e9,
             used_by_uid=found.share_used_ns / 1e9,

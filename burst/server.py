@@ -327,6 +327,8 @@ class ExecutionBurstServer(ExecutionBurst):
             raise_errno(code, "learn")
         if plan.estimate is not None:
             lib.burst_expect(self._listener, i, plan.estimate)
+        if execution.enters_itself:
+            lib.burst_enters_itself(self._listener, i)
         written = execution.written
         lib.burst_writes(self._listener, i, written if len(written) else ffi.NULL, len(written))
         if held := self._stale.pop(i, None):

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     )
     from driver.interpreter import set_executable
     from driver.nn import Model, ModelBuilder, Operand, Operation, Subgraph
-    from driver.options import Cache
+    from driver.options import Batch, Cache
     from driver.protocol.fences import FenceState
     from driver.runtime.allocate import allocate
     from driver.runtime.capabilities import devices
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AnyBurst",
     "AnyPreparedModel",
+    "Batch",
     "Buffer",
     "BufferDesc",
     "BufferRole",
@@ -143,7 +144,7 @@ __getattr__, __dir__ = late_names(
         "driver.interface": "CacheFiles Capabilities Device DeviceInfo DeviceStatus Performance PreparedModel Saved",
         "driver.interpreter": "set_executable",
         "driver.nn": "Model ModelBuilder Operand Operation Subgraph",
-        "driver.options": "Cache",
+        "driver.options": "Batch Cache",
         "driver.protocol.fences": "FenceState",
         "driver.runtime.allocate": "allocate",
         "driver.runtime.capabilities": "devices",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeGuard, get_args
 
 from burst import InvalidArgument
 from fmq.end import DEFAULT_SPIN, spin_ns
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from burst import Trace
+    from driver.nn import Model
     from fmq.region import Kind
 
 InputShapes: TypeAlias = "Sequence[tuple[int, ...] | None] | Mapping[str, tuple[int, ...] | None]"
@@ -23,6 +24,7 @@ PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 """In the order of their numbers, which travel."""
 
 MOST_DEPTH = 64
+_MOST_ROWS, _LONGEST_WINDOW = 2**12, 1.0
 _MOST_APPLICATION = 100
 _SPINS: dict[Preference, float] = {"low_power": 0.0}
 _DEPTHS: dict[Preference, int] = {"sustained_speed": 4}
@@ -41,6 +43,54 @@ class Cache(NamedTuple):
         )
 
 
+class Batch(NamedTuple):
+    """How waiting requests of several clients become one run, along the open first dimension of their model.
+
+    A request waits for no other one while the device is idle; those that come while it computes run together next. All
+    clients of an account that give equal terms for equal models ride together. The results have the bits of the joined
+    run: sums may be rounded in another order than in a run alone, and with a mask padding takes part.
+    """
+
+    rows: int = 32  #: the most in one run
+    window: float = 0.0  #: seconds that a request which finds the device idle waits for others
+    mask: str | None = None
+    """The input that is 0 where a sequence has ended. With it, sequences of different lengths are joined: every input
+    whose second dimension is open is padded with zeros, at most an eighth of a run. None: lengths have to be equal."""
+
+    def checked(self, model: Model) -> Batch:
+        """Return these terms; raise ValueError, naming what is wrong with them or with the model."""
+        if not (is_integer(self.rows) and 2 <= self.rows <= _MOST_ROWS):
+            raise ValueError(f"batch.rows={self.rows!r:.40}: an integer from 2 to {_MOST_ROWS}")
+        if not 0 <= self.window <= _LONGEST_WINDOW:
+            raise ValueError(f"batch.window={self.window!r:.40}: seconds from 0 to {_LONGEST_WINDOW:g}")
+        check_open_batch(model, self.rows)
+        tensors = {tensor.name: tensor for tensor in model.inputs}
+        if self.mask is not None and self.mask not in tensors:
+            raise ValueError(f"batch.mask={self.mask!r:.80}: no input has that name; one of {', '.join(tensors)}")
+        shape = None if self.mask is None else tensors[self.mask].shape
+        if shape is not None and (len(shape) < 2 or shape[1] is not None):
+            raise ValueError(
+                f"batch.mask={self.mask!r}: the second dimension of {tensors[self.mask or '']} is not open"
+            )
+        return self
+
+
+def check_open_batch(model: Model, batch: int) -> None:
+    """Raise ValueError for a model that takes no batch of any size."""
+    for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
+        for tensor in tensors:
+            if tensor.shape is not None and (not tensor.shape or tensor.shape[0] is not None):
+                raise ValueError(
+                    f"batch={batch}: {kind} {tensor} has no open first dimension, along which requests could be "
+                    "joined; export the model with a dynamic batch, or leave batch out"
+                )
+
+
+def is_integer(given: object) -> TypeGuard[int]:
+    """Return True for an int that is no bool."""
+    return isinstance(given, int) and not isinstance(given, bool)
+
+
 class PrepareOptions(NamedTuple):
     """How a model is prepared, as `RemoteDevice.prepare` takes and explains it."""
 
@@ -49,16 +99,19 @@ class PrepareOptions(NamedTuple):
     deadline: float | None = None  #: a time.monotonic()
     cache: Cache | None = None
     trace: Trace | None = None  #: where the device notes a crash while it prepares
+    batch: Batch | None = None
 
-    def checked(self) -> PrepareOptions:
-        """Return these options; raise ValueError naming what is wrong."""
+    def checked(self, model: Model | None = None) -> PrepareOptions:
+        """Return these options; raise ValueError naming what is wrong. `model`: that the batch is of."""
         check_preference(self.preference)
         number_of(self.priority)
+        if self.batch is not None and model is not None:
+            self.batch.checked(model)
         return self
 
     def lasting(self) -> PrepareOptions:
         """Return the options that hold for the same model when it is prepared again."""
-        return PrepareOptions(self.preference, self.priority)
+        return PrepareOptions(self.preference, self.priority, batch=self.batch)
 
 
 class Options(NamedTuple):

@@ -61,6 +61,7 @@ EXPECTED = {  # of each block, in order: lines of its output
     ],
     "docs/howto/device.md": [["[True, True, True]\n[-0. -1. -2. -3.]"]],
     "docs/howto/multiprocessing.md": [*[["[[0. 0. 0. 0.]]\n[[0. 0. 0. 0.]]\n[[2. 2. 2. 2.]]"]] * 4, []],
+    "docs/howto/joined.md": [["[1.0, 2.0, 3.0, 4.0]"]],
     "docs/howto/litert.md": [["(1, 20)"]],
     "docs/howto/ndk.md": [["[1. 2. 3. 4.]"]],
     "docs/howto/oip.md": [["[[1. 2. 3. 4.]]\n[[2. 3. 4. 5.]]"]],

@@ -277,6 +277,8 @@ int burst_learn(burst_listener *listener, uint32_t i, const void *answer, uint64
                 void *function, void *context, int measure, uint64_t copied, uint64_t checked);
 /* as burst_learn: of plan i's executions */
 int burst_expect(burst_listener *listener, uint32_t i, burst_estimate *estimate);
+/* as burst_learn: what Python calls for plan i takes no slot before it asks for one */
+int burst_enters_itself(burst_listener *listener, uint32_t i);
 /* words to set to 1 when plan i fails */
 int burst_writes(burst_listener *listener, uint32_t i, uint32_t **writes, uint64_t n);
 /* from any thread; true: it runs, and -ESTALE comes after it */

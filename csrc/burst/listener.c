@@ -73,6 +73,7 @@ int burst_learn(burst_listener *l, uint32_t i, const void *answer, uint64_t answ
     p->function = (burst_function *)function;
     p->context = context;
     p->measure = measure;
+    p->enters_itself = false;
     p->copied = copied;
     p->checked = checked;
     p->last_use = ++l->uses;
@@ -99,6 +100,12 @@ uint32_t burst_next_plan(const burst_listener *l) {
 int burst_expect(burst_listener *l, uint32_t i, burst_estimate *estimate) {
     if (i >= l->count) return -EINVAL;
     l->plans[i].estimate = estimate;
+    return 0;
+}
+
+int burst_enters_itself(burst_listener *l, uint32_t i) {
+    if (i >= l->count) return -EINVAL;
+    l->plans[i].enters_itself = true;
     return 0;
 }
 
@@ -264,7 +271,8 @@ static uint32_t with_usual_time(const burst_listener *l, uint32_t status) {
 /* What is said of the execution in hand, which has ended with that status. */
 static uint32_t final_status(burst_listener *l, uint32_t status) {
     burst_attempt *x = &l->attempt;
-    x->waited = l->ticket && l->current >= 0 ? l->ticket->waited : 0;
+    const struct burst_plan *p = current(l);
+    x->waited = l->ticket && p && !p->enters_itself ? l->ticket->waited : 0;
     return with_usual_time(l, l->is_judged ? status : burst_judge_end(x, status));
 }
 
@@ -450,7 +458,9 @@ static int admitted(burst_listener *l) {
     if (is_abandoned(l)) return GENERAL_FAILURE;
     x->since = x->known - (x->deadline == UINT64_MAX ? 0 : waited_in_queue(l));
     const struct burst_plan *p = current(l);
-    burst_ticket *t = p && p->pending ? inflight_ticket(p->pending) : p ? l->ticket : NULL;
+    burst_ticket *t = !p || p->enters_itself ? NULL
+                      : p->pending           ? inflight_ticket(p->pending)
+                                             : l->ticket;
     x->estimate = p ? p->estimate : NULL;
     int r = burst_judge_begin(x, t);
     if (r) return r < 0 ? r : (int)with_usual_time(l, (uint32_t)r);

@@ -31,9 +31,9 @@ from driver.interface import DeviceStatus
 from driver.nn import validate
 from driver.nn.file_form import is_file
 from driver.nn.model import check_model
-from driver.options import PRIORITIES, Preference, PrepareOptions, Priority, check_application, number_of
+from driver.options import PRIORITIES, Batch, Preference, PrepareOptions, Priority, check_application, number_of
 from driver.protocol.model_memory import MOST_HANDLES
-from driver.protocol.prepare_arguments import PrepareArguments
+from driver.protocol.prepare_arguments import JoinTerms, PrepareArguments
 from driver.protocol.stated_capabilities import from_wire
 from fmq.closing import Closing
 
@@ -314,6 +314,7 @@ class RemoteDevice(Closing):
         priority: Priority = "medium",
         cache: Cache | None = None,
         deadline: float | None = None,
+        batch: Batch | None = None,
     ) -> RemotePreparedModel:
         """Compile a model on the device.
 
@@ -325,13 +326,14 @@ class RemoteDevice(Closing):
             cache: files for the device to keep the compilation in. It may decline; `prepared.home.declined` says why.
             deadline: a time.monotonic() by which it has to be done. The device gives up what it cannot do by then, and
                 the wait ends 0.2 s later whatever it does, with MissedDeadlineTransient or MissedDeadlinePersistent.
+            batch: has executions of several clients run together, for a model whose first dimension is open.
 
-        Raise InvalidModel before anything is sent, StatusError, PeerDied.
+        Raise InvalidModel and ValueError before anything is sent, StatusError, PeerDied.
         """
         check_model(model)
         model = model.form_for(self.extensions)
         validate(model)
-        options = PrepareOptions(preference, priority, deadline, cache)
+        options = PrepareOptions(preference, priority, deadline, cache, batch=batch)
         return self.prepared(model, options, lambda: self.home_of(model, options))
 
     def prepare_from_cache(
@@ -372,7 +374,7 @@ class RemoteDevice(Closing):
 
         Raise ValueError, Quarantined, and what `at_first` raises.
         """
-        options = options.checked()
+        options = options.checked(model)
         self._find_again(options.deadline)
         self._check_quarantine(model)
         return RemotePreparedModel(RemoteExecutor(self, model, at_first(), options, prepare=again))
@@ -569,7 +571,10 @@ def _on_the_wire(
     files = [*cache.model_files, *cache.data_files] if cache else []
     fds = [*files, trace.memory.fd] if trace else files
     priority = number_of(options.priority)
+    batch = options.batch and JoinTerms(
+        options.batch.rows, int(options.batch.window * 1e9), options.batch.mask is not None
+    )
     arguments = PrepareArguments(
-        counts, token, options.preference, deadline, priority=priority, takes_saved=takes_saved
+        counts, token, options.preference, deadline, priority=priority, batch=batch, takes_saved=takes_saved
     )
     return arguments.to_wire(), fds

@@ -62,7 +62,7 @@ def _prepare_again(address: str, model: Model, options: PrepareOptions, applicat
 
     device = connect(address, application=application)
     try:
-        return device.prepare(model, preference=options.preference, priority=options.priority)
+        return device.prepare(model, preference=options.preference, priority=options.priority, batch=options.batch)
     except BaseException:
         device.close()
         raise

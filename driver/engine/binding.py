@@ -34,6 +34,7 @@ from burst.wire import Token
 from driver.engine.device_memory import ManagedBuffer
 from driver.engine.driver_execution import DriverExecution
 from driver.engine.driver_memory import DriverPool
+from driver.engine.joining import JoinedRequest
 from driver.engine.named_buffers import NamedBuffers
 from driver.errors import DriverError, ExecutionFailed, LoopTimeout, OutputInsufficientSize
 from driver.interface import BindOptions, BufferArgument
@@ -248,6 +249,8 @@ class BoundRequest(Execution):
         except ValueError as error:
             raise InvalidArgument(str(error)) from error
         self._driver = driver = around(bound, access.held)
+        #: its inputs and outputs, where nothing but the memory of clients is involved
+        self.arrays = None if access or access.held else (inputs, outputs)
         self.is_static = prepared.is_static if bound.is_static is None else bound.is_static
         if self.is_static:
             _check_shapes(request, bound)
@@ -412,7 +415,7 @@ _NATIVE = "burst_function *", "void *"
 
 def execution(
     loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pace: Callable[[], object]
-) -> BoundRequest | ManagedRequest:
+) -> BoundRequest | ManagedRequest | JoinedRequest:
     """Bind a request, whose pools are `Memory`, or tokens of buffers.
 
     Raise InvalidArgument, GeneralFailure.
@@ -423,8 +426,25 @@ def execution(
         found = ManagedRequest(loaded, request, buffers, pace)
     else:
         found = _bound(loaded, request, loaded.options(pace))
+        if joined := _joined(loaded, request, found, pace):
+            return joined
     found.estimate = loaded.shared.estimates.of(request)
     return found
+
+
+def _joined(
+    loaded: LoadedModel, request: Request, alone: BoundRequest, pace: Callable[[], object]
+) -> JoinedRequest | None:
+    """Return a request that runs together with others; None: it runs alone."""
+    if loaded.joining is None or alone.arrays is None:
+        return None
+    options = loaded.options(pace)._replace(loop_timeout=loop_timeout_of(request))
+    arguments = loaded.joining.joiner.arguments(*alone.arrays, options.loop_timeout)
+
+    def bind(inputs: Sequence[Array | None], outputs: Sequence[Array]) -> DriverExecution:
+        return loaded.shared.execution(loaded.shared.prepared.bind(inputs, outputs, options))
+
+    return JoinedRequest(alone, arguments, loaded.joining, bind, loaded.priority) if arguments else None
 
 
 def _bound(loaded: LoadedModel, request: Request, options: BindOptions) -> BoundRequest:

@@ -30,6 +30,7 @@ from driver.deadlines import due
 from driver.engine.binding import charge_thread, execution
 from driver.engine.cache.compilations import CacheOwner, Declined, SentModel
 from driver.engine.device_memory import LoadedModel, ManagedBuffers, ModelCharge, Quota
+from driver.engine.joining import Joining
 from driver.engine.lane import ClientLane, LaneOwner
 from driver.engine.lane_reader import LaneReader
 from driver.engine.ledger import PRICES, price
@@ -199,7 +200,7 @@ class EngineClient:
             time = PreparationTime(*takes)
             shared = self._engine.prepare(self.holder, fds, where, arguments, charge.take, takes=time, file=file)
             declined = [self._save(shared, arguments, fds)] if arguments.cache_counts else []
-        return Reply([self._loaded_as(shared, arguments.priority, charge), time.found, *declined])
+        return Reply([self._loaded_as(shared, arguments, charge), time.found, *declined])
 
     def _save(self, shared: SharedModel, arguments: PrepareArguments, fds: list[int]) -> str:
         """Cache the model; return why not, if that fails. A failure is no reason not to use the model."""
@@ -236,7 +237,7 @@ class EngineClient:
                 raise
             except Exception as error:
                 raise GeneralFailure(f"the device cannot restore the model: {error}") from error
-        number = self._loaded_as(shared, arguments.priority, charge)
+        number = self._loaded_as(shared, arguments, charge)
         return Reply([number, time.found, shared.file, arguments.preference, arguments.priority])
 
     def _as_saved(self, arguments: PrepareArguments, owner: CacheOwner) -> PrepareArguments:
@@ -253,10 +254,11 @@ class EngineClient:
     def _check_models(self) -> None:
         self._limits.check("client_models", len(self._models), "close prepared models")
 
-    def _loaded_as(self, shared: SharedModel, priority: int, charge: ModelCharge) -> int:
+    def _loaded_as(self, shared: SharedModel, arguments: PrepareArguments, charge: ModelCharge) -> int:
         charge.take_decoded(shared, self._engine.pace)
-        number = next(self._numbers)
-        self._models[number] = LoadedModel(number, shared, priority, charge)
+        number, priority = next(self._numbers), arguments.priority
+        joining = Joining(shared.joiner(arguments.batch), self._flows[priority]) if arguments.batch else None
+        self._models[number] = LoadedModel(number, shared, priority, charge, joining=joining)
         return number
 
     def stage(self, _: Message, number: int) -> Reply:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.engine.driver_memory import DriverMemory, HeldBuffer
+    from driver.engine.joining import Joining
     from driver.engine.ledger import Holder
     from driver.engine.models import SharedModel
     from driver.interface import PreparedModel
@@ -94,6 +95,7 @@ class LoadedModel(NamedTuple):
     priority: int  #: of its executions: LOW, MEDIUM or HIGH
     charge: ModelCharge | None = None  #: for its memory; None: it is charged to no client
     own: PreparedModel | None = None  #: that its driver serves a burst with in the place of the shared one
+    joining: Joining | None = None  #: None: its executions run alone
 
     @property
     def model(self) -> Model:
@@ -107,7 +109,7 @@ class LoadedModel(NamedTuple):
         """Return the handle on what the driver serves a burst with. Raise ValueError if it has other arguments."""
         if prepared is self.prepared:
             return self  # also when an improved one replaces it
-        found = self._replace(own=prepared)
+        found = self._replace(own=prepared, joining=None)
         mine, its = (_argument_types(model) for model in (self.model, found.model))
         if mine != its:
             raise ValueError(

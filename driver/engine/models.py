@@ -29,6 +29,7 @@ from driver.engine.account_threads import AccountThreads
 from driver.engine.cache.compilations import Declined
 from driver.engine.driver_execution import DriverExecution
 from driver.engine.hints import BurstHints, Hints
+from driver.engine.joining import Joiner
 from driver.engine.preparations import PreparationEstimates, PreparationTime
 from driver.engine.runtime_threads import starting_threads_for
 from driver.interface import Preparation
@@ -48,12 +49,13 @@ if TYPE_CHECKING:
     from driver.nn import Model
     from driver.options import Preference
     from driver.protocol.model_memory import ModelBytes
-    from driver.protocol.prepare_arguments import PrepareArguments
+    from driver.protocol.prepare_arguments import JoinTerms, PrepareArguments
 
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _MOST_IMPROVEMENTS = 4  # at once, of different accounts
+_MOST_JOINERS = 16  # of a model: one for each set of terms
 _MOST_SAVINGS = 16  # cache writers of a model that is being improved: each holds descriptors
 
 
@@ -99,7 +101,7 @@ class SharedModel:
 
     __slots__ = (
         *("__weakref__", "_lock", "_running", "_savings", "bursts", "count", "digest", "estimates", "file"),
-        *("footprint", "model", "prepared", "region", "saved", "stage", "use", "where"),
+        *("footprint", "joiners", "model", "prepared", "region", "saved", "stage", "use", "where"),
     )
 
     def __init__(
@@ -121,6 +123,7 @@ class SharedModel:
         self.stage = 0
         self.footprint: Footprint | None = None  #: set for the first client that holds it
         self.estimates = Estimates()  # of all clients
+        self.joiners: dict[JoinTerms, Joiner] = {}
         self.count: Callable[[], object] | None = None  #: called after each execution, until it is improved
         self._running = running
         self._savings: list[CacheWriter] = []
@@ -130,6 +133,12 @@ class SharedModel:
         """Return what `prepared` has bound, with what the engine does around its runs."""
         watched = self._running.watched(bound, self.file) if self._running else None
         return DriverExecution(bound, held, watched, self.count)
+
+    def joiner(self, terms: JoinTerms) -> Joiner:
+        """Return what joins the executions of all who use the model on these terms. Any thread."""
+        if len(self.joiners) >= _MOST_JOINERS:  # its requests are joined with each other's, and no others
+            return Joiner(self.model, terms)
+        return self.joiners.setdefault(terms, Joiner(self.model, terms))
 
     def serves(self, use: ModelUse) -> bool:
         """Return True if another client with this use may share it."""

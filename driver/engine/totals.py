@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from burst.run_queue import FlowCounts
 
-SUMMED = ("executions", "waits", "yields", "waiting", "waited", "used")
+SUMMED = ("executions", "joined", "waits", "yields", "waiting", "waited", "used")
 """The fields of `burst.run_queue.FlowCounts` that can be added up."""
 
 

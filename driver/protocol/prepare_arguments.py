@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from burst import Malformed
 from driver.deadlines import taken
 from driver.options import MEDIUM, check_preference, taken_priority
 
@@ -12,11 +13,35 @@ if TYPE_CHECKING:
     from driver.options import Preference
 
 
+_MOST_ROWS, _LONGEST_WINDOW = 2**12, 10**9
+
+
 class SavedTerms(NamedTuple):
     """How a model was prepared that is kept in cache files."""
 
     preference: Preference = "fast_single_answer"
     priority: int = MEDIUM
+
+
+class JoinTerms(NamedTuple):
+    """How executions are joined with those of others on an equal model, for clients with equal terms."""
+
+    rows: int  #: the most in one run
+    window: int  #: ns that a request which finds the device idle waits for others
+    pads: bool  #: sequences whose lengths differ
+
+    @classmethod
+    def taken(cls, plain: object) -> Self | None:
+        """Check the terms that a peer has sent; None: it sent none. Raise Malformed."""
+        match plain:
+            case None:
+                return None
+            case [int(rows), int(window), bool(pads)] if 2 <= rows <= _MOST_ROWS and 0 <= window <= _LONGEST_WINDOW:
+                return cls(rows, window, pads)
+        raise Malformed(
+            f"batch {plain!r:.80}: nil, or rows from 2 to {_MOST_ROWS}, nanoseconds to {_LONGEST_WINDOW}, and whether "
+            "sequences are padded"
+        )
 
 
 class PrepareArguments(NamedTuple):
@@ -28,6 +53,7 @@ class PrepareArguments(NamedTuple):
     preference: Preference = "fast_single_answer"
     deadline: int | None = None  #: CLOCK_MONOTONIC ns
     priority: int = MEDIUM
+    batch: JoinTerms | None = None
     trace: Trace | None = None  #: where the engine notes a crash
     takes_saved: tuple[bool, bool] = (False, False)  #: whether preference and priority are those of the saved model
 
@@ -39,6 +65,7 @@ class PrepareArguments(NamedTuple):
         preference: Any = "fast_single_answer",
         deadline: object = None,
         priority: object = MEDIUM,
+        batch: object = None,
         *,
         restores: bool = False,
     ) -> Self:
@@ -55,15 +82,21 @@ class PrepareArguments(NamedTuple):
         check_preference(preference)
         number = taken_priority(priority)
         return cls(
-            cache_counts or None, cache_token, preference, taken(deadline), priority=number, takes_saved=takes_saved
+            cache_counts or None,
+            cache_token,
+            preference,
+            taken(deadline),
+            priority=number,
+            batch=JoinTerms.taken(batch),
+            takes_saved=takes_saved,
         )
 
     def to_wire(self) -> tuple[object, ...]:
         """Return the values that travel."""
-        counts, token, preference, deadline, priority, *_ = self
+        counts, token, preference, deadline, priority, batch, *_ = self
         is_preference_saved, is_priority_saved = self.takes_saved
         terms = None if is_preference_saved else preference, None if is_priority_saved else priority
-        return counts, token, terms[0], deadline, terms[1]
+        return counts, token, terms[0], deadline, terms[1], batch
 
 
 WIRE_LENGTH = len(PrepareArguments().to_wire())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple
 
-from driver.options import MOST_DEPTH
+from driver.options import MOST_DEPTH, check_open_batch, is_integer
 
 if TYPE_CHECKING:
     from driver.nn import Model
@@ -35,25 +35,10 @@ class ServeOptions(NamedTuple):
             ("depth", MOST_DEPTH),
         ):
             given = getattr(self, name)
-            if not (_is_int(given) and 1 <= given <= most):
+            if not (is_integer(given) and 1 <= given <= most):
                 raise ValueError(f"{name}={given!r:.40}: an integer from 1 to {most}")
         if not 0 <= self.batch_window <= _LONGEST_WINDOW:
             raise ValueError(f"batch_window={self.batch_window!r}: seconds from 0 to {_LONGEST_WINDOW:g}")
         if self.batch > 1:
             check_open_batch(model, self.batch)
         return self
-
-
-def check_open_batch(model: Model, batch: int) -> None:
-    """Raise ValueError for a model that takes no batch of any size."""
-    for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
-        for tensor in tensors:
-            if tensor.shape is not None and (not tensor.shape or tensor.shape[0] is not None):
-                raise ValueError(
-                    f"batch={batch}: {kind} {tensor} has no open first dimension, along which requests could be "
-                    "joined; export the model with a dynamic batch, or leave batch out"
-                )
-
-
-def _is_int(given: object) -> TypeGuard[int]:
-    return isinstance(given, int) and not isinstance(given, bool)

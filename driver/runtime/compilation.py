@@ -17,7 +17,7 @@ from driver.errors import DeviceFailed, DeviceNotFound, ImportFailed, NotPlaced
 from driver.importers.files import loaded
 from driver.nn import InvalidModel, validate
 from driver.nn.file_form import file_of
-from driver.options import Preference, PrepareOptions, Priority
+from driver.options import Batch, Preference, PrepareOptions, Priority
 from driver.runtime import capabilities as measures
 from driver.runtime.cache.device import CachedDevice, CompilationCache
 from driver.runtime.cache.folder import default_folder
@@ -62,6 +62,7 @@ def compile(  # noqa: A001 (the name that users look for)
     device: str | RemoteDevice | None = None,
     name: str | None = None,
     fallback: Fallback = "cpu",
+    batch: Batch | None = None,
 ) -> CompiledModel:
     """Prepare a model on the best of several devices: each executes it a few times, and the fastest gets it.
 
@@ -87,6 +88,7 @@ def compile(  # noqa: A001 (the name that users look for)
         name: by which `burst top`, traces, caches and metrics call it; None: its own, which is its file's.
         fallback: where a model goes when the device that was chosen fails to prepare it: "cpu", if that is among the
             devices, or "next", the next best device.
+        batch: has executions of several clients run together, for a model whose first dimension is open.
 
     Raise TypeError for what is no model, InvalidModel, ValueError, DeviceNotFound, NotPlaced, MissedDeadline*, what
     `load` raises, and what a device's `connect` or `prepare` raises where that may not fall back.
@@ -98,7 +100,7 @@ def compile(  # noqa: A001 (the name that users look for)
     names = _candidates(model, devices, require_device)
     may_fall_back = NAME in names and require_device is None
     asked, folder = tuple(map(name_of, names)), default_folder() if cache_dir is True else cache_dir
-    any_, prepare = devices is None, PrepareOptions(preference, priority)
+    any_, prepare = devices is None, PrepareOptions(preference, priority, batch=batch).checked(model)
     options = CompileOptions(model, prepare, asked, require_device, may_fall_back=may_fall_back, takes_any=any_)
     options = options._replace(cache_dir=folder, cache_token=cache_token, application=application, fallback=fallback)
     clock = CompilationClock(timeout, progress)
@@ -466,8 +468,11 @@ class _Compilation:
             kept = CachedDevice(device, self._cache, step, is_whole=count == 1, graph=graph)
             prepared = kept.prepare(self._clock.end)
         elif isinstance(device, RemoteDevice):
-            priority, end = self._options.prepare.priority, self._clock.end
-            prepared = device.prepare(step.model, preference=preference, priority=priority, deadline=end)
+            terms, end = self._options.prepare, self._clock.end
+            batch = terms.batch if count == 1 else None  # a step's outputs are another one's inputs
+            prepared = device.prepare(
+                step.model, preference=preference, priority=terms.priority, deadline=end, batch=batch
+            )
         else:
             prepared = device.prepare(step.model, preference=preference, deadline=self._clock.end)
         executor = prepared.executor
@@ -510,4 +515,5 @@ def compile_again(options: CompileOptions) -> CompiledModel:
         require_device=options.required,
         application=options.application,
         fallback=options.fallback,
+        batch=options.prepare.batch,
     )

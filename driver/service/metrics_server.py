@@ -264,6 +264,7 @@ _MOST_MODELS = 32  # that have a label of their own
 _OUTCOMES = ("prepared", "refused", "saved", "declined", "restored", "not_restored")
 _OF_FLOWS = {
     "executions": ("burst_executions", "Executions that have finished.", CounterMetricFamily),
+    "joined": ("burst_executions_joined", "Executions that were part of another one's run.", CounterMetricFamily),
     "waits": ("burst_waits", "Executions that had to wait in the run queue.", CounterMetricFamily),
     "yields": ("burst_yields", "Times that an execution yielded to others.", CounterMetricFamily),
     "waiting": ("burst_waiting", "Executions that wait in the run queue now.", GaugeMetricFamily),

@@ -164,13 +164,15 @@ class CachedDevice:
         which = (device.name, device.version)
         token = token_of(cache.application, cache.structure, "part", operations, which, cache.how)
         self._token, self._entry = token, cache.folder.entry(token)
+        # What is a step's output is another one's input, so only a whole model's runs are joined.
+        self._options = cache.options if is_whole else cache.options._replace(batch=None)
         self.outcome = CacheOutcome("compiled")
 
     def prepare(self, deadline: float | None = None) -> RemotePreparedModel:
         """Prepare a valid model, as `RemoteDevice.prepare` does. The cache serves again when the device is started
         again.
         """
-        options = self._cache.options
+        options = self._options
 
         def prepare_again(trace: Trace) -> Home:
             return self._home(options._replace(trace=trace))
