@@ -30,7 +30,8 @@ class Together(Device):
     """x + 1 of a file with inputs [rows, length], the first of which counts; one output for each output of the file.
 
     Each run adds a line to "runs" in BURST_RUNTIME_DIR, with the first number of each row, and waits while the file
-    "hold" with the first of these in its name is there. A run with POISON in it fails. One with CRUMB has an output with a row less.
+    "hold" with the first of these in its name is there. A run with POISON in it fails. One with CRUMB has an
+    output with a row less.
     """
 
     name = "together"
