@@ -34,7 +34,7 @@ from burst.wire import Token
 from driver.engine.device_memory import ManagedBuffer
 from driver.engine.driver_execution import DriverExecution
 from driver.engine.driver_memory import DriverPool
-from driver.engine.joining import JoinedRequest
+from driver.engine.joining import JoinedRequest, joined
 from driver.engine.named_buffers import NamedBuffers
 from driver.errors import DriverError, ExecutionFailed, LoopTimeout, OutputInsufficientSize
 from driver.interface import BindOptions, BufferArgument
@@ -425,26 +425,12 @@ def execution(
     if Token in set(map(type, request.pools)):
         found = ManagedRequest(loaded, request, buffers, pace)
     else:
-        found = _bound(loaded, request, loaded.options(pace))
-        if joined := _joined(loaded, request, found, pace):
-            return joined
+        options = loaded.options(pace)._replace(loop_timeout=loop_timeout_of(request))
+        found = _bound(loaded, request, options)
+        if together := joined(loaded, found, options):
+            return together
     found.estimate = loaded.shared.estimates.of(request)
     return found
-
-
-def _joined(
-    loaded: LoadedModel, request: Request, alone: BoundRequest, pace: Callable[[], object]
-) -> JoinedRequest | None:
-    """Return a request that runs together with others; None: it runs alone."""
-    if loaded.joining is None or alone.arrays is None:
-        return None
-    options = loaded.options(pace)._replace(loop_timeout=loop_timeout_of(request))
-    arguments = loaded.joining.joiner.arguments(*alone.arrays, options.loop_timeout)
-
-    def bind(inputs: Sequence[Array | None], outputs: Sequence[Array]) -> DriverExecution:
-        return loaded.shared.execution(loaded.shared.prepared.bind(inputs, outputs, options))
-
-    return JoinedRequest(alone, arguments, loaded.joining, bind, loaded.priority) if arguments else None
 
 
 def _bound(loaded: LoadedModel, request: Request, options: BindOptions) -> BoundRequest:

@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from burst.messages import Phase
     from burst.run_queue import Flow
     from driver.engine.binding import BoundRequest
+    from driver.engine.device_memory import LoadedModel
     from driver.engine.driver_execution import DriverExecution
+    from driver.interface import BindOptions
     from driver.nn import Model
     from driver.protocol.prepare_arguments import JoinTerms
 
@@ -183,6 +185,21 @@ class JoinedRequest(Execution):
             raise InsufficientSize("an output has more bytes than its memory", result)
 
 
+def joined(loaded: LoadedModel, alone: BoundRequest, options: BindOptions) -> JoinedRequest | None:
+    """Return a request on a model whose client wants its runs joined, as one of these; None: it runs alone.
+
+    `options`: how it was bound.
+    """
+    if loaded.joining is None or alone.arrays is None:
+        return None
+    arguments = loaded.joining.joiner.arguments(*alone.arrays, options.loop_timeout)
+
+    def bind(inputs: Sequence[Array | None], outputs: Sequence[Array]) -> DriverExecution:
+        return loaded.shared.execution(loaded.shared.prepared.bind(inputs, outputs, options))
+
+    return JoinedRequest(alone, arguments, loaded.joining, bind, priority=loaded.priority) if arguments else None
+
+
 class _Apart(Exception):
     """The rows of a joined run cannot be told apart."""
 
@@ -276,7 +293,7 @@ class Joiner:
         of_rows = [
             shape and ((None, *shape[2:]) if length and has_length else shape[1:]) for shape, has_length in pairs
         ]
-        found = JoinedArguments(inputs, outputs, (loop_timeout, tuple(of_rows)), count, length)
+        found = JoinedArguments(inputs, outputs, (loop_timeout, tuple(of_rows)), rows=count, length=length)
         return found if found.nbytes <= _MOST_BYTES else None
 
     def run(self, request: JoinedRequest) -> None:
@@ -452,7 +469,7 @@ class Joiner:
 
 
 class _Sizes(NamedTuple):
-    """What a joined run has to compute and to hold."""
+    """Sizes of a joined run: of its computation and memory."""
 
     rows: int
     cells: int  #: of the sequences, without padding

@@ -80,8 +80,7 @@ def compile(  # noqa: A001 (the name that users look for)
         timeout: seconds. Each device is told what is left of it; when time is up, what it has begun is given up.
         cache_dir: a folder in which compilations are kept for the next time; True: `burst cache`'s; None keeps none.
         cache_token: 32 bytes that stand for this model, and save the time to hash it; None: its SHA-256.
-        progress: called with what is done next, and which part of the whole is done, from 0 to 1. None: shown in a
-            terminal when it takes more than a second. False: not shown.
+        progress: called with what is next, and which part is done, 0 to 1. None: a terminal shows it. False: not.
         require_device: where all of it has to run; nothing falls back then.
         application: as in `driver.connect`, of the connections that this call makes.
         device: the one to use, as `devices=[device]`: nothing is measured, and no other is started.
@@ -98,8 +97,8 @@ def compile(  # noqa: A001 (the name that users look for)
     devices = only(device, devices, require_device)
     check_connected(application, devices or ())
     names = _candidates(model, devices, require_device)
-    may_fall_back = NAME in names and require_device is None
-    asked, folder = tuple(map(name_of, names)), default_folder() if cache_dir is True else cache_dir
+    may_fall_back, asked = NAME in names and require_device is None, tuple(map(name_of, names))
+    folder = default_folder() if cache_dir is True else cache_dir
     any_, prepare = devices is None, PrepareOptions(preference, priority, batch=batch).checked(model)
     options = CompileOptions(model, prepare, asked, require_device, may_fall_back=may_fall_back, takes_any=any_)
     options = options._replace(cache_dir=folder, cache_token=cache_token, application=application, fallback=fallback)
