@@ -63,7 +63,7 @@ def page(command: click.Command, context: click.Context) -> str:
 
 def pages(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of the pages of a command, and of those below it."""
-    context = click.Context(command, parent, info_name=name)
+    context = click.Context(command, parent, info_name=name, **command.context_settings)
     yield context.command_path.replace(" ", "-"), page(command, context)
     if isinstance(command, click.Group):
         for each in command.list_commands(context):

@@ -43,7 +43,8 @@ def test_each_line_is_an_instruction():
 def test_its_commands_are_of_the_command(words):
     """With options that there are, and values that these take."""
     name, *rest = words
-    with command.get_command(click.Context(command), name).make_context(name, rest, resilient_parsing=False) as context:
+    whole = click.Context(command, **command.context_settings)
+    with command.get_command(whole, name).make_context(name, rest, parent=whole) as context:
         assert context.params
 
 

@@ -363,7 +363,7 @@ def test_manual_pages_have_each_command_and_option(tmp_path):
     subprocess.run([sys.executable, DOCS / "man_pages.py", tmp_path], check=True, timeout=60)
     pages = {page.stem: page.read_text() for page in tmp_path.glob("*.1")}
     assert {f"burst-{each}" for each in command.list_commands(click.Context(command))} < set(pages)
-    for option in ("--input", "--shape", "--help"):
+    for option in ("--input", "--shape", "-h, --help"):
         assert f".B {option}".replace("-", "\\-") in pages["burst-run"]
     assert "burst run net.tflite \\-\\-input photo.jpg" in pages["burst"]
     assert all(text.isascii() for text in pages.values())

@@ -83,7 +83,7 @@ class GrpcFront:
 
     def __init__(self, service: InferenceService) -> None:
         its = service
-        self._service, self.memory = its, RequestMemory()
+        self._service, self.memory, self.is_traced = its, RequestMemory(), its.is_traced
         self._known: dict[bytes, KnownCall] = {}
         self._methods: dict[str, Callable[[Any], Any]] = {
             "ServerLive": lambda _: its.server_live(),
@@ -108,14 +108,18 @@ class GrpcFront:
         self._decoders = {each.name: messages.message(each.request).FromString for each in messages.METHODS}
         self._answers = {each.name: messages.message(each.response) for each in messages.METHODS}
 
-    def answer(self, method: str, packet: bytes, left: float | None = None, *, account: Hashable = None) -> bytes:
+    def answer(
+        self, method: str, packet: bytes, left: float | None = None, *, account: Hashable = None, trace: str = ""
+    ) -> bytes:
         """Return the answer to a request, both encoded. `left`: seconds that the client waits. `account`: whose memory
-        it takes. Raise Refusal.
+        it takes. `trace`: the client's traceparent. Raise Refusal.
         """
         is_infer = method == "ModelInfer"
         with self._claim(packet, account, is_infer=is_infer):
             if is_infer:
-                return _encoded(_answer_message(self._service.infer(self._call(packet, left))))
+                call = self._call(packet, left)
+                call = call._replace(traceparent=trace) if trace else call
+                return _encoded(_answer_message(self._service.infer(call)))
             request = self._decoded(method, packet)
             return _encoded(self._answers[method](**self._methods[method](request)))
 
@@ -166,6 +170,12 @@ class GrpcFront:
             return self._decoders[method](packet)
         except (DecodeError, UnicodeDecodeError, ValueError):
             raise invalid(f"the message is not a {method} request of the Open Inference Protocol") from None
+
+
+def _traceparent(context: Any) -> str:
+    """Return the client's span, as it says in the call's metadata; "" where it does not."""
+    found = next((value for key, value in context.invocation_metadata() if key == "traceparent"), "")
+    return found if isinstance(found, str) else ""
 
 
 def _call_of(request: Any, left: float | None) -> InferCall:
@@ -343,7 +353,10 @@ class GrpcDoor:
             packet = next(packets, b"")  # of a call that ends without a message, as if it were an empty one
             visit.work()
             try:
-                answer = self._front.answer(method, packet, context.time_remaining(), account=visit.account)
+                trace = _traceparent(context) if self._front.is_traced else ""
+                answer = self._front.answer(
+                    method, packet, context.time_remaining(), account=visit.account, trace=trace
+                )
             except Exception as error:  # noqa: BLE001 (told to the client)
                 refusal = refusal_of(error, _note)
                 context.abort(_CODES[refusal.code.value[0]], refusal.text)

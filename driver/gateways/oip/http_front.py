@@ -74,9 +74,10 @@ class HttpFront:
                     memory.wait_for(json_bytes(head))
                 if method == "POST" and (match := self._infer_path.fullmatch(path)):
                     which = unquote(match[1]), unquote(match[2] or "")
+                    trace = fields.get("traceparent", "")
                     if fields.get(_LENGTH) == "0":
-                        return self._infer_raw(which, tail)
-                    return self._infer(which, head, tail)
+                        return self._infer_raw(which, tail, trace)
+                    return self._infer(which, head, tail, trace)
                 return self._routed(method, path, head)
         except Exception as error:  # noqa: BLE001 (told to the client)
             refusal = refusal_of(error, _note)
@@ -131,16 +132,16 @@ class HttpFront:
 
     # ---- inference
 
-    def _infer_raw(self, which: tuple[str, str], data: memoryview) -> HttpAnswer:
+    def _infer_raw(self, which: tuple[str, str], data: memoryview, trace: str) -> HttpAnswer:
         given = [self._service.raw_input(*which, data)]
         deadline, priority = time_and_priority({}, None)
         return _encoded(
             self._service.infer(
-                InferCall(*which, id="", given=given, wanted=None, deadline=deadline, priority=priority)
+                InferCall(*which, "", given, None, deadline=deadline, priority=priority, traceparent=trace)
             )
         )
 
-    def _infer(self, which: tuple[str, str], head: bytes, tail: memoryview) -> HttpAnswer:
+    def _infer(self, which: tuple[str, str], head: bytes, tail: memoryview, trace: str) -> HttpAnswer:
         said = _json(head)
         parameters = _dict(said, "parameters")
         deadline, priority = time_and_priority(parameters, None)
@@ -151,7 +152,7 @@ class HttpFront:
         if not isinstance(id_, str):
             raise invalid("id must be a string")
         answer = self._service.infer(
-            InferCall(*which, id=id_, given=given, wanted=wanted, deadline=deadline, priority=priority)
+            InferCall(*which, id_, given, wanted, deadline=deadline, priority=priority, traceparent=trace)
         )
         if wanted is None:
             answer = answer._replace(tensors=[each._replace(is_binary=binary) for each in answer.tensors])

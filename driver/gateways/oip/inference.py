@@ -50,7 +50,9 @@ class WantedTensor(NamedTuple):
 
 
 class InferCall(NamedTuple):
-    """A client's request to infer. wanted: None means all outputs. deadline: a time.monotonic()."""
+    """A client's request to infer. wanted: None means all outputs. deadline: a time.monotonic(). traceparent: the
+    client's span, in the words of W3C; "" for none.
+    """
 
     model: str
     version: str
@@ -59,6 +61,7 @@ class InferCall(NamedTuple):
     wanted: Sequence[WantedTensor] | None
     deadline: float | None
     priority: str
+    traceparent: str = ""
 
     @property
     def slices(self) -> list[RegionSlice]:
@@ -90,12 +93,13 @@ class AnsweredTensor(NamedTuple):
 
 
 class InferAnswer(NamedTuple):
-    """The result of an `InferCall`."""
+    """The result of an `InferCall`. times: of time.monotonic_ns(), when the stages of its work began, and their end."""
 
     model: str
     version: str
     id: str
     tensors: list[AnsweredTensor]
+    times: Sequence[int] = ()
 
 
 def region_slice(parameters: Mapping[str, Any], what: str) -> RegionSlice | None:

@@ -51,6 +51,12 @@ class OipGateway(Gateway):
                 multiple=True,
                 help="With --oip: another device, for files that those before it do not run. Repeatable.",
             ),
+            click.Option(
+                ["--otlp"],
+                metavar="URL",
+                default="",
+                help="With --oip: send a span for each request to a collector of OpenTelemetry, by OTLP over HTTP.",
+            ),
             click.Option(["--shared-memory"], is_flag=True, help="Also TCP clients may register shared memory."),
             click.Option(["--model-control"], is_flag=True, help="Also TCP clients may load and unload models."),
             click.Option(
@@ -76,7 +82,9 @@ class OipGateway(Gateway):
             if not is_path(device):
                 usable_class(device)
         credentials = Credentials(*given["tls"]) if given["tls"] else None
-        options = OipOptions(given["shared_memory"], given["model_control"], credentials, also=given["also"])
+        options = OipOptions(
+            given["shared_memory"], given["model_control"], credentials, also=given["also"], otlp=given["otlp"]
+        )
         with closing(MetricsPage(call.metrics)) as page:
             server, addresses = opened(call.device, given["models"], given["oip"], options)
             async with server:

@@ -17,6 +17,7 @@ from driver.gateways.oip.grpc_door import Credentials, DoorLimits, GrpcDoor
 from driver.gateways.oip.oip_address import OipAddress, oip_address
 from driver.gateways.oip.regions import RegionLimits, RegionTable
 from driver.gateways.oip.repository import ModelRepository
+from driver.gateways.oip.request_spans import RequestSpans
 from driver.gateways.oip.resting_repository import RestingRepository
 from driver.gateways.oip.served_model import ServedModel
 from driver.gateways.oip.service import InferenceService
@@ -42,6 +43,7 @@ class OipOptions(NamedTuple):
     shared_memory, model_control: at TCP addresses, too. credentials: for all TCP addresses. rest: looks at the folder
     without a request after which models are given back, until the next request; None: they are there from the
     beginning on. also: devices for files that the first one does not run.
+    otlp: the address of a collector of OpenTelemetry, which gets a span for each request; "" for none.
     """
 
     shared_memory: bool = False
@@ -51,6 +53,7 @@ class OipOptions(NamedTuple):
     regions: RegionLimits = RegionLimits()
     rest: int | None = None
     also: Sequence[str] = ()
+    otlp: str = ""
 
 
 class InferenceServer:
@@ -64,11 +67,15 @@ class InferenceServer:
         self.repository = _repository((device, *options.also), folder, options.rest)
         self._doors: list[GrpcDoor | HttpDoor] = []
         self.addresses: list[str] = []  #: as clients use them
+        self._spans = RequestSpans.to(options.otlp) if options.otlp else None
         with ExitStack() as stack:
+            if self._spans:
+                stack.callback(self._spans.close)
             for text in addresses:
                 address = oip_address(text)
                 door = address.door
-                service = InferenceService(self.repository, self._table(door), may_manage=self._may_manage(door))
+                may, table = self._may_manage(door), self._table(door)
+                service = InferenceService(self.repository, table, may_manage=may, spans=self._spans)
                 self._open(address, service, stack)
             self._sockets = stack.pop_all()
 

@@ -128,8 +128,9 @@ class ServedModel:
             if self._is_closed and isinstance(error, DeviceUnavailable):
                 raise ModelGone(f"model {self.name!r} is being unloaded") from error
             raise
-        self._statistics.note(rows, [*times, time.monotonic_ns()])
-        return answer
+        times.append(time.monotonic_ns())
+        self._statistics.note(rows, times)
+        return answer._replace(times=times)
 
     def _answer(
         self, call: InferCall, wanted: Sequence[WantedTensor | None], arrays: Sequence[Any], shapes: Sequence[Any]

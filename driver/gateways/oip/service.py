@@ -5,6 +5,7 @@ One service is for one account: it has that account's table of shared memory, or
 
 from __future__ import annotations
 
+import time
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from driver.gateways.oip.inference import InferAnswer, InferCall
     from driver.gateways.oip.regions import RegionTable
     from driver.gateways.oip.repository import ModelRepository
+    from driver.gateways.oip.request_spans import RequestSpans
 
 _MEMORY = "system_shared_memory"
 _NO_CUDA = (
@@ -34,9 +36,23 @@ _EXTENSIONS = (
 class InferenceService:
     """The methods of the protocol for one account. Any thread. All raise Refusal."""
 
-    def __init__(self, repository: ModelRepository, regions: RegionTable | None, *, may_manage: bool = True) -> None:
-        """`regions`: None where shared memory is off. `may_manage`: clients may load and unload models."""
-        self.repository, self.regions, self._may_manage = repository, regions, may_manage
+    def __init__(
+        self,
+        repository: ModelRepository,
+        regions: RegionTable | None,
+        *,
+        may_manage: bool = True,
+        spans: RequestSpans | None = None,
+    ) -> None:
+        """`regions`: None where shared memory is off. `may_manage`: clients may load and unload models. `spans`: None
+        where requests are not traced.
+        """
+        self.repository, self.regions, self._may_manage, self._spans = repository, regions, may_manage, spans
+
+    @property
+    def is_traced(self) -> bool:
+        """True if requests to infer are noted as spans."""
+        return self._spans is not None
 
     # ---- health and metadata
 
@@ -95,6 +111,18 @@ class InferenceService:
         return GivenTensor(ports[0].name, ports[0].kind.name, shape, data)
 
     def infer(self, call: InferCall) -> InferAnswer:
+        if self._spans is None:
+            return self._infer(call)
+        begin = time.monotonic_ns()
+        try:
+            answer = self._infer(call)
+        except Exception as error:
+            self._spans.note(call, begin, None, error)
+            raise
+        self._spans.note(call, begin, answer, None)
+        return answer
+
+    def _infer(self, call: InferCall) -> InferAnswer:
         if self.regions is None and call.slices:
             raise _no_memory()
         while True:

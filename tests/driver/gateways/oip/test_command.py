@@ -1,5 +1,6 @@
 """`burst serve DEVICE --oip ADDRESS --models FOLDER` as a process."""
 
+import gzip
 import json
 import re
 import shutil
@@ -7,7 +8,9 @@ import signal
 import ssl
 import subprocess
 import sys
+import threading
 import urllib.request
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import grpc
@@ -15,11 +18,13 @@ import numpy as np
 import pytest
 from certificates import write_certificate
 from oip_models import Client, rows, write_sum
+from tritonclient.utils import InferenceServerException
 from waiting import until
 
 from driver.gateways.oip import messages
 
 MOBILENET = Path(__file__).parents[2] / "importers/vendor/mobilenet_int8.tflite"
+STAGES = "compute_input", "compute_infer", "compute_output"
 COMMAND = [sys.executable, "-m", "driver.cli", "serve"]
 
 
@@ -81,6 +86,62 @@ def test_files_of_two_runtimes_and_metrics(tmp_path):
             assert re.search(r'burst_oip_seconds_total{model="sum",stage="compute_infer",version="1"} 0?[.\d]', found)
         finally:
             process.terminate()
+
+
+class Collector(BaseHTTPRequestHandler):
+    """Takes what is sent by OTLP over HTTP."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+        self.server.taken.append((self.path, body))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        """Nothing."""
+
+
+@pytest.mark.integration
+def test_spans(tmp_path):
+    """With --otlp a collector gets a span for each request, below the one that the client names over HTTP or gRPC, and
+    its stages below it; a request that fails is an error."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="pip install 'burst-engine[otel]'")
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    write_sum(tmp_path / "sum.onnx")
+    parents = {kind: (f"{n:032x}", f"{n:016x}") for n, kind in enumerate(("rpc", "http", "wrong"), 1)}
+    fields = {kind: {"traceparent": f"00-{trace}-{span}-01"} for kind, (trace, span) in parents.items()}
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        collector.taken = []
+        threading.Thread(target=collector.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{collector.server_port}"
+        words = ["--oip", ":0", "--oip", "http://:0", "--models", str(tmp_path), "--otlp", url, "--json"]
+        with subprocess.Popen([*COMMAND, "onnxruntime", *words], stdout=subprocess.PIPE, text=True) as process:
+            rpc, http = map(Client, json.loads(process.stdout.readline())["oip"])
+            until(lambda: rpc.is_model_ready("sum"))
+            for client, kind in ((rpc, "rpc"), (http, "http")):
+                x = [client.input(name, rows()) for name in ("x", "y")]
+                client.infer("sum", x, headers=fields[kind])
+            with pytest.raises(InferenceServerException):
+                rpc.infer("sum", [], headers=fields["wrong"])
+            for client in (rpc, http):
+                client.close()
+            process.terminate()
+            assert process.wait(30) == 0
+        collector.shutdown()
+    assert {path for path, _ in collector.taken} == {"/v1/traces"}
+    sent = [ExportTraceServiceRequest.FromString(body) for _, body in collector.taken]
+    scopes = [scope for each in sent for group in each.resource_spans for scope in group.scope_spans]
+    spans = [span for scope in scopes for span in scope.spans]
+    whole = {span.parent_span_id.hex(): span for span in spans if span.name == "infer sum"}
+    assert {(span.trace_id.hex(), parent) for parent, span in whole.items()} == set(parents.values())
+    for kind, (_, parent) in parents.items():
+        span = whole[parent]
+        inner = [each for each in spans if each.parent_span_id == span.span_id]
+        assert [each.name for each in inner] == [*STAGES] * (kind != "wrong")
+        assert (span.status.code == 2) == (kind == "wrong")
+        assert all(span.start_time_unix_nano <= each.start_time_unix_nano <= span.end_time_unix_nano for each in inner)
 
 
 @pytest.mark.integration

@@ -14,6 +14,8 @@ from driver.gateways.refusal import Refusal
 class Recorder:
     """A service that keeps the calls that it gets."""
 
+    is_traced = False
+
     def __init__(self):
         self.calls = []
 
