@@ -1,9 +1,9 @@
 """Requests of several clients that become one run, along the open first dimension of their model.
 
-A request that finds fewer than two leaders becomes one: it enters the run queue, takes along all that wait by then and
-fit, runs once, and gives the lead to one of those that still wait, before it hands out the rows. So a request waits for
-no other one while the device is idle, and no thread is needed for it. The others wait in their own threads, without a
-slot, until they are told: that they lead, that they are done, or that they have to run alone.
+A request that finds fewer than two leaders of its priority becomes one: it enters the run queue, takes along all that
+wait by then and fit, runs once, and gives the lead to one of those that still wait, before it hands out the rows. So a
+request waits for no other one while the device is idle, and no thread is needed for it. The others wait in their own
+threads, without a slot, until they are told: that they lead, that they are done, or that they have to run alone.
 
 | a request is | it waits | what ends that |
 |---|---|---|
@@ -24,6 +24,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from weakref import WeakKeyDictionary
@@ -55,14 +56,14 @@ _log = logging.getLogger(__name__)
 Array = NDArray[Any]
 Bind = Callable[[Sequence[Array | None], Sequence[Array]], "DriverExecution"]
 
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = 32 << 20
 """Bytes of the arguments of one joined run. A request that has more runs alone."""
 
 _MOST_PADDING = 0.125
 """The part of a joined run's sequences that may be padding."""
 
 _MOST_LEADERS = 2
-"""Joined runs at a time. A driver's runtime has threads for half of the processors in each."""
+"""Joined runs at a time, of one priority. A driver's runtime has threads for half of the processors in each."""
 
 _LEADING, _DONE, _ALONE = range(3)
 """What a request is told."""
@@ -121,8 +122,15 @@ class JoinedRequest(Execution):
         """Execute, alone or together with others. Raise StatusError."""
         self.due, self._found, self.error, self.is_dropped = int(lib.burst_due()), None, None, False
         self._joiner.run(self)
-        if self.error is not None:
-            raise self.error
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        error, self.error = self.error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # no cycle: no garbage is collected
 
     def run_alone(self) -> None:
         """Run by itself, in a slot. Raise StatusError."""
@@ -275,7 +283,7 @@ class Joiner:
         self._lock, self._full = threading.Lock(), threading.Event()
         self._waiting: list[JoinedRequest] = []
         self._running: list[_JoinedRun] = []
-        self._leaders, self._is_over = 0, False
+        self._leaders, self._is_over = Counter[int](), False  # how many, by priority
         self._balance: WeakKeyDictionary[Flow, float] = WeakKeyDictionary()
         self.runs = self.requests = 0
 
@@ -299,8 +307,8 @@ class Joiner:
     def run(self, request: JoinedRequest) -> None:
         """Run a request in the calling thread, or wait until another one has. Raise StatusError, or leave an error."""
         with self._lock:
-            leads = self._leaders < _MOST_LEADERS
-            self._leaders += leads
+            leads = self._leaders[request.priority] < _MOST_LEADERS
+            self._leaders[request.priority] += leads
             if not leads:
                 self._waiting.append(request)
                 if self._rows_waiting() >= self._terms.rows:
@@ -321,7 +329,7 @@ class Joiner:
         try:
             told = self._await(request)
         finally:
-            request.flow.end_wait(time.monotonic() - began, joined=told == _DONE)
+            request.flow.end_wait(time.monotonic() - began, joined=told == _DONE and request.error is None)
         return told
 
     def _await(self, request: JoinedRequest) -> int:
@@ -382,7 +390,7 @@ class Joiner:
             finally:
                 request.leave()
         finally:
-            self._hand_on()
+            self._hand_on(request.priority)
             if run is not None:
                 self._settle(run, outputs)
 
@@ -393,7 +401,7 @@ class Joiner:
             self._full.clear()
             is_full = self._rows_waiting() + request.arguments.rows >= self._terms.rows
         if not is_full:
-            self._full.wait(self._terms.window / 1e9)
+            self._full.wait(max(0, min(self._terms.window, request.due - clock.now())) / 1e9)
 
     def _with_others(self, leader: JoinedRequest) -> _JoinedRun | None:
         """Return the next run, with the leader and those that it takes along; None: it runs alone."""
@@ -435,14 +443,15 @@ class Joiner:
                 balance[rider.flow] = balance.get(rider.flow, 0.0) - seconds * share
             balance[run.riders[0].flow] += seconds
 
-    def _hand_on(self) -> None:
-        """Give the lead to the request that comes next, if any waits."""
+    def _hand_on(self, priority: int) -> None:
+        """Give the lead to the request of this priority that comes next, if any waits."""
         with self._lock:
-            if not self._waiting:
-                self._leaders -= 1
+            waiting = [each for each in self._waiting if each.priority == priority]
+            if not waiting:
+                self._leaders[priority] -= 1
                 return
             balance = self._balance
-            following = min(self._waiting, key=lambda each: (-each.priority, balance.get(each.flow, 0.0)))
+            following = min(waiting, key=lambda each: balance.get(each.flow, 0.0))
             self._waiting.remove(following)
             following.tell(_LEADING)
 
