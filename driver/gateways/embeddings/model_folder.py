@@ -5,6 +5,7 @@ model.onnx, onnx/model.onnx   the model; model_optimized.onnx and model_quantize
 tokenizer.json                its tokenizer; tokenizer_config.json, config.json: lengths and special tokens
 modules.json                  sentence-transformers' steps: Transformer, Pooling (1_Pooling/config.json), Normalize
 sentence_bert_config.json     max_seq_length, do_lower_case
+config_sentence_transformers.json   default_prompt_name, of its prompts
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _FILES = "model.onnx", "model_optimized.onnx", "model_quantized.onnx"
 _ONNX = "onnx"
 _MOST_TOKENS = 1 << 17  # a "length" above it means that none is known
 _USUAL_TOKENS = 512
+_COUNT_FROM_TWO = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # positions: the first two are for padding
 _STEPS = {"Transformer", "Pooling", "Normalize"}
 _OF_POOLING = {
     "pooling_mode_cls_token": "cls",
@@ -38,8 +40,8 @@ class ModelFolder(NamedTuple):
     """The model of a folder, as the folder describes it.
 
     max_tokens: to which a text is truncated. pooling: by name; None: it is not told. normalizes: vectors get length 1.
-    lowers: texts are made lower case. ranks: None: the model's output tells. pad_token, pad_id: what pads, if that is
-    told.
+    prefix: stands before each text that is embedded. lowers: texts are made lower case. ranks: None: the model's output
+    tells. pad_token, pad_id: what pads, if that is told.
     """
 
     name: str
@@ -48,6 +50,7 @@ class ModelFolder(NamedTuple):
     max_tokens: int = _USUAL_TOKENS
     pooling: str | None = None
     normalizes: bool = True
+    prefix: str = ""
     lowers: bool = False
     ranks: bool | None = None
     truncation_side: str = "right"
@@ -111,6 +114,7 @@ class _Reader:
             max_tokens=self._max_tokens(sentence, words, model),
             pooling=self._pooling(),
             normalizes=not self._steps or any(kind == "Normalize" for kind, _ in self._steps),
+            prefix=self._prefix(),
             lowers=sentence.get("do_lower_case") is True,
             ranks=_ranks(model),
             truncation_side="left" if words.get("truncation_side") == "left" else "right",
@@ -147,7 +151,14 @@ class _Reader:
             return told
         if its := [size for key in ("model_max_length", "max_length") if (size := _size(words.get(key)))]:
             return min(its)
-        return _size(model.get("max_position_embeddings")) or _USUAL_TOKENS
+        positions = _size(model.get("max_position_embeddings")) or _USUAL_TOKENS
+        return positions - 2 if model.get("model_type") in _COUNT_FROM_TWO else positions
+
+    def _prefix(self) -> str:
+        """Return the prompt that sentence-transformers adds by default."""
+        config = self._json("config_sentence_transformers.json")
+        prompts, name = config.get("prompts"), config.get("default_prompt_name")
+        return str(prompts.get(name, "")) if isinstance(prompts, dict) and isinstance(name, str) else ""
 
     def _pooling(self) -> str | None:
         path = self._path_of("Pooling")

@@ -40,16 +40,18 @@ class TextTokenizer:
             raise DeviceFailed(f"--embeddings: {folder.tokenizer} cannot be read: {error}") from error
         self.pad = _pad_of(self._tokenizer, folder)
         self.vocabulary = self._tokenizer.get_vocab_size(with_added_tokens=True)
-        self._lowers, self.most = folder.lowers, folder.max_tokens
+        self._prefix, self._lowers, self.most = folder.prefix, folder.lowers, folder.max_tokens
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(folder.max_tokens, direction=folder.truncation_side)
         self._before, self._after = self._special()
 
     def encode(self, texts: Sequence[str]) -> list[TextTokens]:
         """Return the tokens of texts."""
-        if self._lowers:
-            texts = [text.lower() for text in texts]
-        return [_tokens(each) for each in self._tokenizer.encode_batch_fast(list(texts))]
+        return [_tokens(each) for each in self._tokenizer.encode_batch_fast([self._read(each) for each in texts])]
+
+    def _read(self, text: str) -> str:
+        text = self._prefix + text
+        return text.lower() if self._lowers else text
 
     def encode_pairs(self, query: str, texts: Sequence[str]) -> list[TextTokens]:
         """Return the tokens of the query and each text, together. The longer one is truncated first."""

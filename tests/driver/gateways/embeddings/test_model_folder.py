@@ -5,7 +5,7 @@ import json
 import pytest
 
 pytest.importorskip("tokenizers")
-from text_nets import write_embedder, write_net, write_steps, write_tokenizer
+from text_nets import ids_of, write_embedder, write_net, write_steps, write_tokenizer
 
 from driver.errors import DeviceFailed
 from driver.gateways.embeddings.model_folder import read_folder
@@ -78,11 +78,22 @@ class TestConfiguration:
         write(folder / "config.json", {"max_position_embeddings": 514})
         write(folder / "tokenizer_config.json", {"model_max_length": 10**30})
         assert read_folder(str(folder)).max_tokens == 514
+        write(folder / "config.json", {"max_position_embeddings": 514, "model_type": "xlm-roberta"})
+        assert read_folder(str(folder)).max_tokens == 512
         write(folder / "tokenizer_config.json", {"model_max_length": 512, "max_length": 128})
         assert read_folder(str(folder)).max_tokens == 128
         write(folder / "sentence_bert_config.json", {"max_seq_length": 256, "do_lower_case": True})
         found = read_folder(str(folder))
         assert (found.max_tokens, found.lowers) == (256, True)
+
+    def test_prompt(self, folder):
+        """The one that sentence-transformers adds by default stands before each text; others are left to clients."""
+        config = {"prompts": {"query": "w9 w8 ", "document": "w7 "}, "default_prompt_name": None}
+        for name, prefix in ((None, ""), ("query", "w9 w8 "), ("none", "")):
+            write(folder / "config_sentence_transformers.json", config | {"default_prompt_name": name})
+            model = TextModel(read_folder(str(folder)), "onnxruntime")
+            (found,) = model.tokenizer.encode(["W1 w2"])
+            assert found.ids.tolist() == ids_of(f"{prefix}w1 w2")[0].tolist()
 
 
 class TestRefused:
