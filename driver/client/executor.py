@@ -30,6 +30,9 @@ class Fallback(Protocol):
         Raise the error if the request would fail there, too.
         """
 
+    def drop(self, executor: Executor, death: BaseException, /) -> None:
+        """Use that replacement no more: it has died over a request that was not made for it."""
+
     def perform_with_fallback(
         self, attempt: Callable[[], Result], job: Job, home: Callable[[BaseException], Home], /
     ) -> Result:

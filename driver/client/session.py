@@ -186,7 +186,11 @@ class BurstSession:
                 return None
             return self.encode(encoded.inputs, encoded.outputs).request
 
-        result = perform_with_room(replacement.perform, job, grown)
+        try:
+            result = perform_with_room(replacement.perform, job, grown)
+        except (PeerDied, DeviceFailed) as death:
+            self.fallback.drop(replacement, death)
+            raise error from death
         if result.status == ErrorStatus.GENERAL_FAILURE and isinstance(error, GeneralFailure):
             raise error  # the device's own words are clearer than those of another one
         return self._checked(encoded, result)

@@ -30,7 +30,7 @@ from driver.client.executor import PLAIN, BurstParts
 from driver.client.session import FAILURES
 from driver.deadlines import check
 from driver.devices.files import CONVERTED
-from driver.errors import DeviceNotFound, DriverError, NotPlaced
+from driver.errors import DeviceFailed, DeviceNotFound, DriverError, NotPlaced
 from driver.nn import InvalidModel
 from driver.nn.file_form import file_of
 from driver.runtime.comeback import Comeback
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from driver.client.job import Job
     from driver.client.remote_executor import Home, RemoteExecutor
     from driver.client.surface import AnyBurst
-    from driver.errors import DeviceFailed
     from driver.nn import Model
     from driver.options import Options, Preference
 
@@ -151,6 +150,30 @@ class CpuFallback:
         self._fallbacks.note(self._kind, self._device, error)
         return self.prepared
 
+    def perform(self, error: BaseException, job: Job) -> Result | None:
+        """Return what executes instead has made of the job, after a failure that is counted here.
+
+        None: it fails at that request as well, and the words of the file's own runtime are clearer than its own.
+        """
+        executor = self.take_over(error)
+        try:
+            found = executor.perform(job)
+        except (PeerDied, DeviceFailed) as death:
+            self.drop(executor, death)
+            return None
+        is_none = found.status == ErrorStatus.GENERAL_FAILURE and isinstance(error, GeneralFailure)
+        return None if is_none else found
+
+    def drop(self, executor: Executor, death: BaseException) -> None:
+        """Use that runtime no more: it has died over a request that was not made for it."""
+        with self._lock:
+            if self._prepared is executor and self._connected:
+                name, connected = self._connected.address, self._connected
+                _log.warning("device %r died in the place of %r (%s); it is used no more", name, self._device, death)
+                self._runtimes = [runtime for runtime in self._runtimes if runtime != name]
+                self._prepared = self._connected = None
+                connected.close()
+
     def report(self) -> dict[str, Any]:
         """Return all fallbacks of the compiled model."""
         return self._fallbacks.report()
@@ -226,10 +249,9 @@ def perform_with_fallback(
             raise failure
         return result._replace(message="; ".join([result.message, *vars(failure).get("__notes__", ())]))
     if not names_buffers(request):
-        found = cpu.take_over(failure).perform(job)
-        if found.status != ErrorStatus.GENERAL_FAILURE or not isinstance(failure, GeneralFailure):
+        if (found := cpu.perform(failure, job)) is not None:
             return found
-        if result is None:  # as in a burst: the device's own words are clearer than those of another one
+        if result is None:  # as in a burst
             raise failure
         return result
     if isinstance(failure, PeerDied):
@@ -397,6 +419,11 @@ class FallbackExecutor:
         """The place where its device has prepared the model now; None while the CPU is in the device's place."""
         remote = self.prepared.remote
         return None if remote is None or self.is_replaced else remote.home
+
+    def drop(self, executor: Executor, death: BaseException) -> None:
+        """Do as `CpuFallback.drop`."""
+        if self.fallback:
+            self.fallback.drop(executor, death)
 
     def report(self) -> dict[str, Any]:
         """Return all fallbacks of the compiled model."""

@@ -542,7 +542,8 @@ def run(name: str, source: ClientSource, place: Place, options: ServiceOptions) 
         if isinstance(error, PeerDied):
             _log.error("device %r failed to start: its engine ended", name)
         else:
-            _log.exception("device %r failed to start%s", name, beyond_the_sandbox(error))
+            error.add_note(beyond_the_sandbox(error).removeprefix("; "))  # last, where clients look
+            _log.exception("device %r failed to start", name)
         with source.ending():  # clients see the failure now and read the log
             os._exit(1)
     is_well = service.run()

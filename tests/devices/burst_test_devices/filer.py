@@ -14,6 +14,7 @@ import numpy as np
 
 from driver import Device, PreparedModel
 from driver.devices.files import file_obstacle
+from driver.errors import ExecutionFailed
 from driver.interface import BoundExecution, CacheFiles, Needs, Saved
 from driver.nn import InvalidModel
 from driver.nn.file_form import FILE, file_of, is_file
@@ -44,6 +45,7 @@ class Filer(Device):
     extensions = (FILE,)
     cache_files = CacheFiles(0, 1)
     needs = Needs(write_paths=("~/",))  # it counts in "loads"
+    over_one = "one"  # what it obeys over an input of 1
 
     def supported_operations(self, model: Model) -> list[bool]:
         return [reason is None for reason in self.explain(model)]
@@ -56,7 +58,13 @@ class Filer(Device):
     def prepare(self, model: Model, preparation: Preparation) -> FiledModel:
         file = file_of(model)
         assert file is not None
-        return FiledModel(file)
+        return FiledModel(file, self.over_one)
+
+
+class Second(Filer):
+    """Another runtime for the same files, which obeys "twin:crash" in the place of "one:crash"."""
+
+    over_one = "twin"
 
 
 class FiledModel(PreparedModel):
@@ -64,7 +72,8 @@ class FiledModel(PreparedModel):
 
     serves_all = True
 
-    def __init__(self, file: ModelFile) -> None:
+    def __init__(self, file: ModelFile, over_one: str) -> None:
+        self._over_one = over_one
         words = [word.partition(":") for word in bytes(file.data).decode().split()]
         self._orders = {when: what for when, _, what in words}
         with Path("~/loads").expanduser().open("a") as loads:
@@ -79,7 +88,7 @@ class FiledModel(PreparedModel):
     ) -> FiledExecution:
         (x,), (y,) = inputs, outputs
         assert x is not None
-        return FiledExecution(self._orders, x, y)
+        return FiledExecution(self._orders, x, y, self._over_one)
 
     def saved(self, root: NDArray[np.uint8]) -> Saved:
         return Saved([], [np.zeros(1, np.uint8)])
@@ -88,15 +97,15 @@ class FiledModel(PreparedModel):
 class FiledExecution(BoundExecution):
     """One execution."""
 
-    def __init__(self, orders: dict[str, str], x: NDArray[Any], y: NDArray[Any]) -> None:
-        self._orders, self._x, self._y = orders, x, y
+    def __init__(self, orders: dict[str, str], x: NDArray[Any], y: NDArray[Any], over_one: str) -> None:
+        self._orders, self._x, self._y, self._over_one = orders, x, y, over_one
         self.shapes = [(x.shape, y.nbytes >= x.nbytes)]
 
     def run(self) -> None:
         x = self._x.copy()
         obey(self._orders.get("run"))
         if x.flat[0] == 1:
-            obey(self._orders.get("one"))
+            obey(self._orders.get(self._over_one))
         self._y[: x.nbytes].view(np.float32)[:] = x + 1
 
 
@@ -118,6 +127,8 @@ def obey(order: str | None) -> None:
             os.abort()
         case "exit":
             os._exit(3)
+        case "fail":
+            raise ExecutionFailed(0, "the file", "it fails over this")
         case "refuse":
             raise InvalidModel("the file has no head")
         case _:

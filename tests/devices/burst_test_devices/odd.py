@@ -58,6 +58,14 @@ class Curious(ReferenceDevice):
         return super().prepare(model, preparation)
 
 
+class Prying(ReferenceDevice):
+    """Reads a file that it has not named, when it starts."""
+
+    def __init__(self) -> None:
+        Path("/etc/hosts").read_text()
+        super().__init__()
+
+
 class Moody(ReferenceDevice):
     """Has the status that the file "status" in BURST_RUNTIME_DIR says, a state and a reason, once it gets SIGUSR1."""
 

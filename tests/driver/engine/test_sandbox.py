@@ -365,3 +365,5 @@ def test_what_the_sandbox_keeps_from_a_device_is_told_with_the_remedy(place, kit
             pytest.skip("files are not confined here")
         with pytest.raises(GeneralFailure, match=r"the sandbox: .* needs = Needs\(read_paths=\('/etc/hosts',\)\)"):
             device.prepare(kit.add_model())
+    with pytest.raises(driver.DeviceFailed, match=r"needs = Needs\(read_paths=\('/etc/hosts',\)\)"):
+        driver.connect("burst_test_devices.odd:Prying")

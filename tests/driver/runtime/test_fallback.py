@@ -4,14 +4,18 @@ import asyncio
 import contextlib
 import logging
 from concurrent.futures import CancelledError
+from importlib import import_module
+from importlib.metadata import EntryPoint, EntryPoints
 
 import numpy as np
 import pytest
 from same_arrays import equal
+from worded_files import FILER, ONE, file_model
 
 import driver
 from burst import ErrorStatus, PeerDied
 from driver.devices import device_class
+from driver.devices.files import RUNTIMES
 from driver.runtime import comeback
 
 X = np.arange(1, 5, dtype=np.float32)
@@ -355,3 +359,16 @@ def test_a_request_that_every_runtime_refuses(tmp_path, home):
                 run(a=a, b=b)
             assert not any(suffix in str(caught.value) for suffix in (".cpp", ".cc", ".h:"))
             assert len(str(caught.value)) < 400
+
+
+def test_a_request_over_which_the_other_runtime_dies(home, monkeypatch):
+    """Is refused in the words of the file's own runtime, on each path, and the other one is asked no more."""
+    second, devices = f"{FILER.partition(':')[0]}:Second", import_module("driver.devices")
+    monkeypatch.setitem(RUNTIMES, "onnx", second)
+    monkeypatch.setattr(devices, "entries", lambda: EntryPoints([EntryPoint(second, second, devices.GROUP)]))
+    with driver.compile(file_model("one:fail twin:crash"), [FILER, "cpu"]) as compiled, compiled.burst() as burst:
+        for run in (burst.run, compiled.run, lambda x: burst.submit(x).result()):
+            with pytest.raises(driver.GeneralFailure, match="it fails over this"):
+                run(ONE)
+        assert counts(compiled) == {"whole": 1}
+        equal(burst.run(X + 1).outputs, [X + 2])
