@@ -6,17 +6,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+import stress
 from onnx.helper import make_node
 from sent_models import call_with_model
 from waiting import PATIENCE, until
 
 import driver
-from burst import GeneralFailure, InvalidArgument, MissedDeadlineTransient
+from burst import GeneralFailure, InvalidArgument, MissedDeadlinePersistent, MissedDeadlineTransient, Timeout
 from driver import Batch
 from driver.engine.totals import SUMMED
 
@@ -378,3 +380,44 @@ def test_what_the_device_says(crowd, files):
         future.result(PATIENCE)
     found = crowd.device.stats()["priorities"]["medium"]
     assert (found["executions"], found["joined"], found["waiting"]) == (5, 2, 0)
+
+
+@pytest.mark.stress
+def test_a_crowd_that_comes_and_goes(crowd, device, files, threads):
+    """Rows of any number, deadlines, poison, bursts that are closed while they wait: each result is its request's own,
+    each error has its cause, and nothing waits in the end."""
+    model, rounds = files("plain"), stress.times(20_000)
+
+    def client(seed):
+        random, counts = np.random.default_rng(seed), Counter()
+        left = rounds
+        while left > 0:
+            priority = ("medium", "high")[random.integers(2)]
+            with device.prepare(model, batch=ROWS, priority=priority) as prepared, prepared.burst(depth=2) as burst:
+                for _ in range(random.integers(1, 60)):
+                    left -= 1
+                    first, count = int(random.integers(1, 1000)), int(random.integers(1, 7))
+                    first = POISON if random.integers(40) == 0 else first
+                    soon = time.monotonic() + random.choice([1e-4, 1e-3, PATIENCE], p=[0.1, 0.1, 0.8])
+                    x = rows(first, count)
+                    try:
+                        found = burst.run(x, deadline=soon).outputs[0]
+                    except (MissedDeadlineTransient, MissedDeadlinePersistent, Timeout):
+                        counts["late"] += 1
+                    except GeneralFailure:
+                        assert POISON in x
+                        counts["poison"] += 1
+                    else:
+                        assert found.tolist() == (x + 1).tolist()
+                        counts["right"] += 1
+                if random.integers(2):
+                    burst.submit(rows(1))  # nobody waits for it
+        return counts
+
+    total = sum((future.result() for future in [threads.submit(client, seed) for seed in range(8)]), Counter())
+    until(lambda: crowd.stage() == len(crowd.runs.all()))
+    joined = device.stats()["priorities"]
+    assert all(total[kind] for kind in ("right", "late", "poison"))
+    assert joined["medium"]["joined"]
+    assert joined["high"]["joined"]
+    assert not joined["medium"]["waiting"] + joined["high"]["waiting"]
