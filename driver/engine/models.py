@@ -4,8 +4,8 @@ Accounts share nothing: none waits for what another prepares, saves or improves,
 
 A model arrives in memory that no process can change any more (sealed against writing, shrinking and growing; or the
 engine's own, filled from cache files), so models that are equal stay equal. Bytes are compared, not digests: that takes
-a hundredth of a second for 100 MB, and happens only when a model of the same size is known. Models from cache files are
-compared by their digest, which has been verified anyway.
+a hundredth of a second for 100 MB, and happens only when a model with the same sketch is known. Models from cache files
+are compared by their digest, which has been verified anyway.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from driver.interface import Preparation
 from driver.nn.older import form_for_version
 from driver.options import LOW
 from driver.protocol.model_codec import decode, sealed
-from driver.protocol.model_memory import same_memory
+from driver.protocol.model_memory import same_memory, sketch_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -101,7 +101,7 @@ class SharedModel:
 
     __slots__ = (
         *("__weakref__", "_lock", "_running", "_savings", "bursts", "count", "digest", "estimates", "file"),
-        *("footprint", "joiners", "model", "prepared", "region", "saved", "stage", "use", "where"),
+        *("footprint", "joiners", "model", "prepared", "region", "saved", "sketch", "stage", "use", "where"),
     )
 
     def __init__(
@@ -116,6 +116,7 @@ class SharedModel:
         running: RunningFiles | None = None,
     ) -> None:
         self.region, self.where, self.model, self.prepared, self.use = region, where, model, prepared, use
+        self.sketch = b""  #: of the region, for those in a store
         self.bursts = BurstHints(prepared, use.preference, hints)
         self.digest: bytes | None = None
         self.file = file
@@ -144,10 +145,9 @@ class SharedModel:
         """Return True if another client with this use may share it."""
         return self.use == use and self.prepared.serves_all
 
-    def is_of(self, region: ModelBytes, where: Sequence[int]) -> bool:
-        """Return True if it was made from the same bytes."""
-        nbytes = self.region.nbytes
-        if (nbytes, *self.where) != (region.nbytes, *where):
+    def is_of(self, region: ModelBytes, where: Sequence[int], sketch: bytes) -> bool:
+        """Return True if it was made from the same bytes. `sketch`: of the region."""
+        if self.sketch != sketch or self.region.nbytes != region.nbytes or (*self.where,) != (*where,):
             return False
         return same_memory(self.region, region)
 
@@ -219,8 +219,8 @@ class ModelStore:
         Raise InvalidModel, and what `charge` and the device raise.
         """
         region = sealed(fds, where)
-        where = where[:2]
-        with self._alone(use, lambda shared: shared.is_of(region, where)) as known, _timed(spend):
+        where, sketch = where[:2], sketch_of(region)
+        with self._alone(use, lambda shared: shared.is_of(region, where, sketch)) as known, _timed(spend):
             source = known.region if known else region
             charge(source)
             if known and known.serves(use):
@@ -308,6 +308,7 @@ class ModelStore:
         shared = SharedModel(
             region, where, model, prepared, use=use, file=file, hints=self._hints, running=self._running
         )
+        shared.sketch = sketch_of(region)
         self._shared.add(shared)
         return shared
 

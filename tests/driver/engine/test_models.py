@@ -406,6 +406,25 @@ def test_prepared_at_the_same_time(device, kit):
     assert results == {n: n + 1.0 for n in range(8)}
 
 
+def test_models_that_differ_in_one_number(device):
+    """Each keeps its own constants, wherever they differ."""
+    size, found = 1 << 16, []
+
+    def model(place):
+        builder, values = driver.ModelBuilder(), np.zeros(size, np.float32)
+        values[place] = 1
+        x = builder.input("float32", (size,))
+        builder.output(builder.operation("ADD", x, values, 0))
+        return builder.build()
+
+    places = (0, 3000, 3001, size - 1)  # in and between the parts of which the device takes a digest
+    with contextlib.ExitStack() as stack:
+        for prepared in [stack.enter_context(device.prepare(model(place))) for place in places]:
+            (y,) = prepared.run(np.zeros(size, np.float32))
+            found += np.flatnonzero(y).tolist()
+    assert found == list(places)
+
+
 def test_a_driver_that_saves_a_model_for_long_keeps_no_request_waiting(kit):
     """While a driver serialises a shared model, other clients' requests on it are bound."""
     begun, may_end = threading.Event(), threading.Event()
