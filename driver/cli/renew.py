@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from typing import TYPE_CHECKING
+from contextlib import suppress
 
 import click
 
@@ -17,9 +17,6 @@ from driver.client import discovery, moving, served_sockets
 from driver.client.cells import cells_of
 from driver.client.connection import Connection
 from driver.client.device import RemoteDevice
-
-if TYPE_CHECKING:
-    from driver.protocol.renewal import RenewalState
 
 _WITHIN = 10.0  # seconds for answers
 _ENDED = "engine {} has ended, and all its clients have another one"
@@ -41,7 +38,7 @@ def renew(device: str, as_json: bool, timeout: float) -> None:
     if channel is None:
         raise click.ClickException(f"{device} does not run: the next program starts a new engine anyway")
     with RemoteDevice(Connection(channel, timeout=_WITHIN), device) as remote:
-        firsts = {cell.engine_pid: os.pidfd_open(cell.engine_pid) for cell in _asked(remote, timeout)}
+        firsts = _asked(remote, timeout)
     ended = {pid: _has_ended(pidfd, timeout) for pid, pidfd in firsts.items()}
     if as_json:
         print_json([{"engine": pid, "has_ended": has_ended} for pid, has_ended in ended.items()])
@@ -50,32 +47,30 @@ def renew(device: str, as_json: bool, timeout: float) -> None:
         echo(f"renewed: {_ENDED if has_ended else _GOES_ON}".format(pid))
 
 
-def _asked(remote: RemoteDevice, timeout: float) -> list[Connection]:
-    """Ask the engines for a renewal, wait until others are there, and return the connections to the first ones."""
+def _asked(remote: RemoteDevice, timeout: float) -> dict[int, int]:
+    """Ask the engines for a renewal, wait until others are there, and return the first ones, each with a pidfd."""
     own = remote.connection
     with cells_of(own, _WITHIN) as cells:
         connections = [connection for _, connection in cells.connected]
+        firsts = {each.engine_pid: os.pidfd_open(each.engine_pid) for each in connections}
         for connection in connections:
             connection.call("renew", "burst renew", timeout=_WITHIN)
         for connection in connections:
-            state = moving.await_change(connection, _GRACE)
-            if state.stage == "asked" and connection is own:
-                moving.Move(remote, own, state).run()
-            elif state.stage == "asked":
-                connection.call("successor", False, timeout=_WITHIN)  # for the next client, if there is none now
-            _check(connection, timeout)
-    return connections
+            with suppress(PeerDied):  # it has no clients any more, and has ended
+                _see_to_it(remote, connection, timeout)
+    return firsts
 
 
-def _check(connection: Connection, timeout: float) -> None:
-    """Wait for another engine. Raise ClickException if the first one stays."""
+def _see_to_it(remote: RemoteDevice, connection: Connection, timeout: float) -> None:
+    """Wait for another engine, and begin it where nobody else does. Raise ClickException if the first one stays."""
+    state = moving.await_change(connection, _GRACE)
+    if state.stage == "asked" and connection is remote.connection:
+        moving.Move(remote, connection, state).run()
+    elif state.stage == "asked":
+        connection.call("successor", False, timeout=_WITHIN)  # for the next client, if there is none now
     end = time.monotonic() + timeout
-    state: RenewalState | None = None
-    try:
-        while state is None or (state.stage == "asked" and time.monotonic() < end):
-            state = moving.await_change(connection, max(0.0, end - time.monotonic()) if state else 0.0)
-    except PeerDied:
-        return  # it has no clients any more, and has ended
+    while (state := moving.await_change(connection, 0.0)).stage == "asked" and time.monotonic() < end:
+        moving.await_change(connection, end - time.monotonic())
     if state.stage == "stayed":
         raise click.ClickException(f"the engine {connection.engine_pid} stays: {state.words}")
     if state.stage == "asked":

@@ -111,6 +111,7 @@ class HealthMonitor:
         self.service, self._is_quiet = service, is_quiet
         self._address, self._socket = address, os.stat(address)
         self.device = RemoteDevice(Connection(service.own_client()), address)
+        self.device.connection.is_watched = True  # it stays with this service whatever other clients do
         self._untested = "its self test is not finished"
 
     def trouble(self, within: float = WITHIN) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgpack
 import older_kernel
 import pytest
+from click.testing import CliRunner
 from served_devices import CONNECT, FRIEND, GROUP, OTHER, SERVER, Client, foreign
 from slow_to_close import LINGERS
 from waiting import PATIENCE
@@ -18,6 +19,7 @@ from worded_files import FILER
 
 import driver
 from burst import ResourceExhaustedTransient
+from driver.cli.command import burst as command
 from driver.doctor import running
 from driver.monitor import Watcher
 from driver.service.cell import nice_of
@@ -95,6 +97,19 @@ def test_sighup_renews_all_engines(members, broker, process):
     for client in members:
         assert client.do("out = prepared.run(X)[0].tolist()") == [[2.0] * 4]
     assert broker[1].poll() is None
+
+
+def test_the_command_renews_all_engines(members, broker, process):
+    """Asked by root, and that of the device's own account, which watches the device, is among them."""
+    with driver.connect(broker[0]) as own:
+        before = [process(pid) for pid in (own.engine_pid, *(client.do(PIDS)[1] for client in members))]
+    found = CliRunner().invoke(command, ["renew", "--json", broker[0]])
+    assert {row["engine"]: row["has_ended"] for row in json.loads(found.output)} == {its.pid: True for its in before}
+    assert all(its.has_ended() for its in before)
+    with driver.connect(broker[0]) as own:
+        assert own.engine_pid not in [its.pid for its in before]
+    for client in members:
+        assert client.do("out = prepared.run(X)[0].tolist()") == [[2.0] * 4]
 
 
 @pytest.mark.integration
