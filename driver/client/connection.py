@@ -21,6 +21,7 @@ from driver.protocol.rpc import PROTOCOL, call, end_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from threading import Thread
 
 _START_TIMEOUT = 60.0  # seconds for a service and its engine to come up
 _CLOCK_ERROR = 1_000_000  # nanoseconds: one kernel has one clock
@@ -48,6 +49,7 @@ class Connection:
         self._paths: WeakSet[MemoryPath] = WeakSet()
         self.buffers: WeakSet[object] = WeakSet()  #: of the device, which are not released yet
         self.is_watched = False  #: for the renewal of its engine
+        self.watcher: Callable[[], Thread | None] = lambda: None  #: returns the thread that does so
         self.is_retired = False  #: another connection has taken its place
         self._listing = threading.Lock()
         self.service_pid = channel.peer_pid  #: until it says hello; who starts a device is its own socket's peer

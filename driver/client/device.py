@@ -556,6 +556,7 @@ class RemoteDevice(Closing):
         """End the connection: prepared models and bursts made through it end too. Harmless when done twice."""
         self._closed.set()
         self.connection.close()
+        moving.await_watcher(self.connection)
 
 
 class _ComingBuffer:

@@ -43,6 +43,7 @@ WITHIN = 120.0  # seconds for a move, and for the end of buffers before it
 _MOST_COMPARED = 64 << 20  # bytes of a request
 _MOST_WARMED = 4  # requests of a burst
 _LOOK = 0.02  # seconds
+_MOMENT = 0.05  # seconds
 _PAUSE = 0.5  # seconds between two moves
 _SOON = 2e-4  # seconds between two looks at what is in flight
 _TURN = 5e-5  # seconds that a thread of Python runs while another one waits
@@ -66,10 +67,20 @@ def watch(device: RemoteDevice, connection: Connection) -> None:
     except (StatusError, PeerDied, Timeout, DeviceFailed):  # an earlier release, or what the next call says better
         return
     arguments = ref(device), ref(connection), state, fd
+    thread = threading.Thread(target=_watch, args=arguments, name="burst-renewal", daemon=True)
     try:
-        threading.Thread(target=_watch, args=arguments, name="burst-renewal", daemon=True).start()
+        thread.start()
     except RuntimeError:  # this process can have no more threads
         os.close(fd)
+    else:
+        connection.watcher = ref(thread)
+
+
+def await_watcher(connection: Connection) -> None:
+    """Wait a moment for the thread of a connection that was closed: it ends as soon as the device has noticed that."""
+    thread = connection.watcher()
+    if thread and thread is not threading.current_thread():
+        thread.join(_MOMENT)
 
 
 def _state_of(connection: Connection) -> tuple[RenewalState, int]:
@@ -104,7 +115,7 @@ def _watch(device: ref[RemoteDevice], connection: ref[Connection], state: Renewa
             if not state.is_going_on or state.number == tried:
                 _await_end(fd)
             its, old = device(), connection()
-            if its is None or old is None:
+            if its is None or old is None or old.has_ended:
                 return
             os.close(fd)
             fd = -1

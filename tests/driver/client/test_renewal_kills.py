@@ -1,0 +1,42 @@
+"""Renewals, and kills of whatever processes there are at random moments: no request is lost, wrong or given twice."""
+
+import contextlib
+import itertools
+import os
+import random
+import signal
+
+import numpy as np
+import pytest
+import stress
+
+from driver.client import recovery
+
+
+def frame(n):
+    return np.array([[n, 1, 2, 3]], np.float32)
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(3, marks=pytest.mark.integration), pytest.param(300, marks=pytest.mark.stress)]
+)
+def test_kills_at_random_moments(place, kit, monkeypatch, count):
+    """With four in flight; a burst that recovers has each result once, in order, whichever engine is killed."""
+    monkeypatch.setattr(recovery, "_MOST_REVIVALS", 10**6)
+    chance, numbers, pending = random.Random(count), itertools.count(), []
+    with kit.living("reference") as device, device.prepare(kit.add_model()) as prepared:  # noqa: SIM117
+        with prepared.burst(recover=True, depth=4) as burst:
+            for _ in range(stress.times(count)):
+                with contextlib.suppress(Exception):  # it may just have been killed
+                    device.connection.call("renew", "a test")
+                for left in range(chance.randrange(60_000), -1, -1):
+                    n = next(numbers) % 10**6
+                    pending.append((n, burst.submit(frame(n))))
+                    if len(pending) == 4:
+                        number, future = pending.pop(0)
+                        assert np.array_equal(future.result().outputs[0], frame(number) + 1)
+                    if not left and (pids := place.pids()):
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(chance.choice(pids), signal.SIGKILL)
+            for number, future in pending:
+                assert np.array_equal(future.result().outputs[0], frame(number) + 1)
