@@ -12,6 +12,7 @@ from driver.gateways.embeddings.pooling import POOLINGS, normalized, pooled
 from driver.gateways.embeddings.text_tokenizer import TextTokenizer
 from driver.gateways.embeddings.token_batches import MOST_ROWS, arrays, batched
 from driver.importers import load
+from driver.options import Batch
 from driver.runtime.compilation import compile as compile_model
 
 if TYPE_CHECKING:
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
     from driver.gateways.embeddings.token_batches import TokenBatch
     from driver.nn import Model
     from driver.replicas import ModelServer
+    from driver.runtime.compiled import CompiledModel
 
     Floats = NDArray[np.float32]
 
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
+_MASK = "attention_mask"
 _POOLED = "sentence_embedding"
 _QUEUE = 1024  # runs of all requests that wait; each request has two at most
 _AT_ONCE = 2  # runs of one request, so that others have their turn
@@ -45,6 +48,8 @@ class TextModel:
         self.model: Model = load(folder.model).named(folder.name)
         self._said = f"--embeddings {folder.model}"
         self._sizes = self._checked_inputs()
+        is_open = self._sizes[0] is None and all((each.shape or (0,))[0] is None for each in self.model.outputs)
+        self._rows = MOST_ROWS if is_open else 1
         self._output = self._chosen_output()
         self.ranks = self._ranks()
         rank = len(self.model.outputs[self._output].shape or ())
@@ -53,17 +58,21 @@ class TextModel:
 
     async def open(self, stack: AsyncExitStack) -> None:
         """Compile and serve it, and embed a first text. Raise DeviceFailed, DriverError or BurstError."""
-        compiled = await asyncio.to_thread(compile_model, self.model, device=self._device, progress=False)
+        compiled = await asyncio.to_thread(self._compiled)
         stack.callback(compiled.close)
         rows, length = self._sizes
         shapes = {tensor.name: (rows or 1, length or _FIRST[0]) for tensor in self.model.inputs}
-        is_open = rows is None and all((each.shape or (0,))[0] is None for each in self.model.outputs)
-        self._rows = MOST_ROWS if is_open else 1
         serving = compiled.serve(queue=_QUEUE, batch=self._rows, shapes=shapes, name=self.name)
         self._server: ModelServer = await stack.enter_async_context(serving)
         loop = asyncio.get_running_loop()
         first = self.tokenizer.encode(["first"])
         self.dimensions = (await self.vectors(first, loop.time() + _FIRST[1])).shape[1]
+
+    def _compiled(self) -> CompiledModel:
+        """Compile it, so that its runs ride with those of other programs of this account."""
+        mask = _MASK if self._sizes[1] is None and any(each.name == _MASK for each in self.model.inputs) else None
+        batch = Batch(MOST_ROWS, mask=mask) if self._rows > 1 else None
+        return compile_model(self.model, device=self._device, progress=False, batch=batch)
 
     # ---- what the file says
 

@@ -183,7 +183,7 @@ class TestMany:
 
     def test_many_clients(self, asker):
         """Texts of several requests run together, and each client gets its own vectors."""
-        texts = [f"w{n} w{n + 1}" for n in range(32)]
+        texts = [" ".join(WORDS[4 : 5 + n]) for n in range(32)]
         found = {}
 
         def ask(n):
