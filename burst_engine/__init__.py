@@ -4,7 +4,7 @@
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 from burst_engine import clone  # noqa: F401 (it looks at what the next lines need)
 
@@ -12,17 +12,10 @@ from burst_engine import clone  # noqa: F401 (it looks at what the next lines ne
 from burst_engine.clone import use_installed
 from burst_engine.names import BEGINNINGS, Namesake, expect, namesakes
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    import burst as burst
-    import driver as driver
-    import fmq as fmq
-
 __all__ = ["Namesake", "expect", "namesakes", "use_installed"]
 
 
-def __getattr__(name: str) -> "ModuleType":
+def __getattr__(name: str) -> ModuleType:
     """Return one of the packages. Raise ImportError if something else would be imported under its name."""
     if name not in BEGINNINGS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,6 +25,7 @@ from burst.trace import STAGES
 from driver.cli.epilog import examples
 from driver.cli.output import TerminalConsole, echo
 from driver.client.discovery import runtime_dir
+from driver.engine.limits import NO_LIMIT
 from driver.errors import DriverError
 from driver.monitor import Sample, Watcher
 
@@ -134,7 +135,7 @@ def _account(found: AccountFigures) -> Text:
     whose = f"  uid {found.uid}" if found.application is None else f"    {found.application or 'no application'}"
     spent = [f"{_number(amount)} {figure.replace('_', ' ')}" for figure, amount in found.spent.items()]
     held = [
-        f"{figure.replace('_', ' ')} {_amount(figure, held)}/{_amount(figure, most)}"
+        f"{figure.replace('_', ' ')} {_amount(figure, held)}{'' if most >= NO_LIMIT else f'/{_amount(figure, most)}'}"
         for figure, (held, most) in found.holdings.items()
     ]
     where = " in the service" if found.process == "service" else ""

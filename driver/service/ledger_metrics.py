@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from burst import BurstError
+from driver.engine.limits import NO_LIMIT
 from driver.protocol.ledger_report import LedgerReport, LedgerRow
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def ledger_metrics(found: Sequence[LedgerReports]) -> Iterator[Metric]:
     for process in LedgerReports._fields if found else ():
         reports: list[LedgerReport] = [getattr(each, process) for each in found]
         for figure, limits in reports[0].limits.items():
-            most.add_metric([process, figure], limits.account)
+            if limits.account < NO_LIMIT:
+                most.add_metric([process, figure], limits.account)
         rows = [row for _, row in sorted(map(_fullest, _accounts(reports)), key=lambda each: -each[0])]
         for metric, sums in ((held, _by_uid(rows, "held")), (spent, _by_uid(rows, "spent"))):
             for (uid, figure), value in sums.items():

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-import driver
 from burst import BurstError
 from driver.client.connection import Connection
 from driver.errors import DriverError
@@ -69,8 +68,8 @@ class InstalledCode:
 
     def __init__(self, library: str | None) -> None:
         """`library`: the module that the device is made of."""
-        spec = find_spec(library.partition(".")[0]) if library else None
-        self._files = [str(path) for path in (driver.__file__, spec and spec.origin) if path]
+        specs = [find_spec(name.partition(".")[0]) for name in ("driver", library) if name]
+        self._files = [str(spec.origin) for spec in specs if spec and spec.origin]
         self._loaded = self._before = self._stamps()
 
     def _stamps(self) -> list[tuple[int, int]]:

@@ -130,6 +130,8 @@ def test_what_accounts_hold(served, kit):
         kit.until(lambda: served.figures().get(measured, 0) > 2**20)
 
     assert 0 < of("burst_held", "engine", "mappings", uid) < of("burst_account_limit", "engine", "mappings")
+    with pytest.raises(KeyError):  # there is no limit
+        of("burst_account_limit", "engine", "gpu_bytes")
     assert of("burst_held", "engine", "life_words", uid) == 2  # of the burst, and of the self test's plain path
     assert of("burst_held", "service", "life_words", uid) == 2  # of the client and the monitor
     assert of("burst_spent_total", "engine", "preparing_seconds", uid) > 0

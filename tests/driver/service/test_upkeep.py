@@ -10,7 +10,6 @@ import pytest
 import driver
 from driver.engine.limits import RenewWhen, renew_when
 from driver.monitor import Watcher
-from driver.service import upkeep
 from driver.service.upkeep import InstalledCode, MemoryHistory
 
 MB = 10**6
@@ -83,10 +82,10 @@ class TestInstalledCode:
 
     def test_a_file_that_is_replaced(self, tmp_path, monkeypatch):
         """Once it has stayed the same for a look: an installation takes its time."""
-        module = tmp_path / "__init__.py"
+        module = tmp_path / "replaced_runtime.py"
         module.write_text("1")
-        monkeypatch.setattr(upkeep.driver, "__file__", str(module))
-        code = InstalledCode(None)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        code = InstalledCode(module.stem)
         assert code.change() == ""
         module.with_suffix(".new").write_text("2")
         module.with_suffix(".new").rename(module)
