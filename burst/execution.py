@@ -46,6 +46,9 @@ class Execution:
     enters_itself: bool = False
     """True: `run` enters the run queue itself, when it needs a slot; its caller does not hold one."""
 
+    joined: int = 1
+    """The number of requests that were in the last run, with this one. More than one only where `enters_itself`."""
+
     estimate: Any = None
     """A burst_estimate of the time that executions of this kind take; runs update it."""
 

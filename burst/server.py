@@ -259,6 +259,7 @@ class ExecutionBurstServer(ExecutionBurst):
             plan = self._plans[index]
             assert plan
             plan.run()
+            self._note_joined(plan)
             return self._executor.answer(plan.success_now())
         except Exception as error:  # noqa: BLE001 (as in _serve)
             return self._refuse(error)
@@ -280,7 +281,12 @@ class ExecutionBurstServer(ExecutionBurst):
         bound = binding_time(known.known, known.deadline)
         run = PlanRun(plan, listener.taken, known.deadline, since=since, bound=bound, judged=its)
         outcome = self._executor.execute(run, self._ticket)
+        self._note_joined(plan)
         return self._said(outcome, plan)
+
+    def _note_joined(self, plan: Plan) -> None:
+        if plan.execution.joined > 1:
+            self.trace.page.device.joined += 1
 
     def _explain(self) -> bytes:
         """Return the answer to a request whose C function has failed."""

@@ -37,7 +37,7 @@ typedef struct {
 } burst_client_counts;
 typedef struct {
     uint64_t answered, running, busy_ns, asleep_ns, signal, tid, pid, copied, checked, priority,
-        begun, waits, waited_ns, usual_ns, reserved[2];
+        begun, waits, waited_ns, usual_ns, joined, reserved;
 } burst_device_counts;
 /* Failures: as many as requests may be in flight. */
 enum { BURST_RECORDS = 256, BURST_FAILURES = 64 };
@@ -49,7 +49,8 @@ typedef struct {
     /* running: the request's id, or 0; begun: that one's, once it has its turn; waits: for turns;
      * signal: that one crashed the device; priority: 1 to 3, 0 unknown; usual: what executions like
      * the last one that missed its deadline take, 0 unknown; bytes copied because of where they
-     * lay, and to be looked at in private memory */
+     * lay, and to be looked at in private memory; joined: executions that others shared a run with
+     */
     burst_device_counts device;
     /* UTF-8: the last part of its client's application, by the device */
     char application[128];

@@ -124,6 +124,7 @@ def _run_queue(device: DeviceFigures) -> str:
     """Return the device's run queue, for each priority that a burst has."""
     found = [
         f"{name}: {_plural(queue.bursts, 'burst')}, {queue.waiting} waiting, {_number(queue.waits_per_s)} waits/s"
+        + (f", {_number(queue.joined_per_s)} joined/s" if queue.joined_per_s else "")
         for name, queue in device.run_queue.items()
         if queue.bursts
     ]

@@ -121,6 +121,7 @@ class JoinedRequest(Execution):
     def run(self) -> None:
         """Execute, alone or together with others. Raise StatusError."""
         self.due, self._found, self.error, self.is_dropped = int(lib.burst_due()), None, None, False
+        self.joined = 1
         self._joiner.run(self)
         self._raise_error()
 
@@ -176,9 +177,12 @@ class JoinedRequest(Execution):
         """Return True if each output has a row for each of the inputs', as far as can be known before it runs."""
         return all(shape.dimensions[:1] == (self.arguments.rows,) for shape in self.alone.shapes)
 
-    def take_rows(self, outputs: Sequence[Array], begin: int) -> None:
-        """Write its rows, the first of which is `begin`, to its own memory. Raise OutputInsufficientSize."""
-        mine, shapes = self.arguments, []
+    def take_rows(self, outputs: Sequence[Array], begin: int, joined: int) -> None:
+        """Write its rows, the first of which is `begin`, to its own memory. Raise OutputInsufficientSize.
+
+        `joined`: the number of requests that the outputs are of.
+        """
+        self.joined, mine, shapes = joined, self.arguments, list[OutputShape]()
         pairs = zip(self.alone.shapes, outputs, mine.outputs, strict=True)
         for (known, _), output, memory in pairs:
             rows = output[begin : begin + mine.rows]
@@ -463,7 +467,7 @@ class Joiner:
                 rider.is_settling = not rider.is_dropped
             if rider.is_settling and outputs is not None:
                 try:
-                    rider.take_rows(outputs, begin)
+                    rider.take_rows(outputs, begin, len(run.riders))
                 except Exception as error:  # noqa: BLE001 (it is about this request alone)
                     rider.error = error
             if rider.is_settling and rider is not leader:

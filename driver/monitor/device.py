@@ -217,7 +217,13 @@ def _queue(priority: str, bursts: dict[int, WatchedBurst], figures: list[BurstFi
     """Return the run queue of one priority, from the figures just read."""
     found = [burst for burst in bursts.values() if burst.priority == priority]
     waiting = sum(burst.is_waiting for burst in figures if burst.priority == priority)
-    return Queue(len(found), waiting, sum(b.waits_per_s for b in found), sum(b.waited for b in found))
+    return Queue(
+        len(found),
+        waiting,
+        waits_per_s=sum(b.waits_per_s for b in found),
+        waited=sum(b.waited for b in found),
+        joined_per_s=sum(b.joined_per_s for b in found),
+    )
 
 
 def _pids(connection: Connection) -> tuple[int, int]:
@@ -279,6 +285,7 @@ class _Totals(NamedTuple):
     device_cpu: float | None
     waits: int
     waited: float
+    joined: int
 
 
 class WatchedBurst:
@@ -288,7 +295,7 @@ class WatchedBurst:
         self.trace, self.device, self.number = trace, device, number
         self.pid, self.model = int(trace.page.client.pid), trace.model
         self.program, self._last = program_of(self.pid), self._totals()
-        self.waits_per_s = self.waited = 0.0
+        self.waits_per_s = self.waited = self.joined_per_s = 0.0
         self._seen, self._came = self._last.results, list[Any]()
 
     def glance(self) -> None:
@@ -308,6 +315,7 @@ class WatchedBurst:
         results, plain = max(0, now.results - before.results), max(0, now.plain - before.plain)
         self.waits_per_s = max(0, now.waits - before.waits) / seconds
         self.waited = max(0.0, now.waited - before.waited) / seconds
+        self.joined_per_s = max(0, now.joined - before.joined) / seconds
         stages = self._stages()
         return BurstFigures(
             device=self.device,
@@ -348,6 +356,7 @@ class WatchedBurst:
             device_cpu=cpu_of_listener(self.trace),
             waits=int(device.waits),
             waited=int(device.waited_ns) / 1e9,
+            joined=int(device.joined),
         )
 
     def _in_flight(self) -> dict[str, Any]:

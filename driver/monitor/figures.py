@@ -23,6 +23,7 @@ class Queue(NamedTuple):
     waiting: int  #: now
     waits_per_s: float
     waited: float  #: seconds of waiting in one second, by all of them; without the first execution of a request
+    joined_per_s: float  #: executions that others shared a run with
 
 
 @dataclass(frozen=True, slots=True)

@@ -371,7 +371,7 @@ def test_compiled_models(crowd, files, home):
 
 
 def test_what_the_device_says(crowd, files):
-    """Executions that rode along are counted as such, by `stats` and in the metrics."""
+    """Executions that were part of another one's run are counted, and each burst's that shared one."""
     model = files("plain")
     crowd.occupy(model)
     waiting = [crowd.start(crowd.client(model), rows(10 + n)) for n in range(3)]
@@ -380,6 +380,7 @@ def test_what_the_device_says(crowd, files):
         future.result(PATIENCE)
     found = crowd.device.stats()["priorities"]["medium"]
     assert (found["executions"], found["joined"], found["waiting"]) == (5, 2, 0)
+    assert sorted(int(trace.page.device.joined) for trace in crowd.device.traces()) == [0, 0, 1, 1, 1]
 
 
 @pytest.mark.stress
