@@ -19,9 +19,10 @@ from weakref import ref
 
 import numpy as np
 
-from burst import BurstError, Memory, PeerDied, StatusError, Timeout
+from burst import BurstError, Malformed, Memory, PeerDied
 from burst.channel import close_all
 from driver.client import discovery
+from driver.client.buffers import Buffers
 from driver.client.job import Job
 from driver.client.workspace import KnownRequest
 from driver.errors import DeviceFailed, DriverError
@@ -44,6 +45,7 @@ _MOST_COMPARED = 64 << 20  # bytes of a request
 _MOST_WARMED = 4  # requests of a burst
 _LOOK = 0.02  # seconds
 _MOMENT = 0.05  # seconds
+_LONGEST = 0.5  # seconds between two looks at what the first engine still has
 _PAUSE = 0.5  # seconds between two moves
 _SOON = 2e-4  # seconds between two looks at what is in flight
 _TURN = 5e-5  # seconds that a thread of Python runs while another one waits
@@ -64,7 +66,7 @@ def watch(device: RemoteDevice, connection: Connection) -> None:
     connection.is_watched = True
     try:
         state, fd = _state_of(connection)
-    except (StatusError, PeerDied, Timeout, DeviceFailed):  # an earlier release, or what the next call says better
+    except (BurstError, DriverError):  # an earlier release, or what the next call says better
         return
     arguments = ref(device), ref(connection), state, fd
     thread = threading.Thread(target=_watch, args=arguments, name="burst-renewal", daemon=True)
@@ -86,7 +88,10 @@ def await_watcher(connection: Connection) -> None:
 def _state_of(connection: Connection) -> tuple[RenewalState, int]:
     values, fds = connection.call("renewal", timeout=_ANSWER)
     try:
-        return RenewalState.from_wire(values), fds.pop()
+        state = RenewalState.from_wire(values)
+        if len(fds) != 1:
+            raise Malformed("the answer about a renewal has one descriptor")
+        return state, fds.pop()
     finally:
         close_all(fds)
 
@@ -288,9 +293,10 @@ class Move:
 
     def retire(self) -> bool:
         """Close the first connection once nothing uses it any more."""
-        old = self.old
+        old, pause = self.old, _LOOK
         while not old.has_ended and (self._has_bursts() or not old.lane.retire()):
-            time.sleep(_LOOK)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST)
         old.is_retired = True
         old.abandon()
         return True
@@ -301,7 +307,12 @@ class Move:
 
 
 def _warm(pipeline: Pipeline, beside: BurstBeside) -> None:
-    """Have the second engine execute the newest requests whose outputs are free, so that it knows their memory."""
+    """Have the second engine execute the newest requests whose outputs are free, so that it knows their memory.
+
+    Of a chain's step nobody but the chain knows whose memory is free.
+    """
+    if not isinstance(pipeline.buffers, Buffers):
+        return
     for encoded in pipeline.buffers.requests()[-_MOST_WARMED:]:
         packet = beside.controller.encode(encoded.request, measure=pipeline.options.measure)
         if _while_idle(pipeline, partial(_execute_if_free, beside.controller, encoded, packet)):

@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 import driver
 from burst import GeneralFailure, ResourceExhaustedTransient
 from driver.cli.command import burst as command
-from driver.client import moving
+from driver.client import discovery, moving
 from driver.client.device_buffers import BufferDesc, BufferRole
 from driver.doctor import running
 from driver.service.engine_renewal import Renewal
@@ -248,6 +249,24 @@ class TestCommand:
             found = CliRunner().invoke(command, ["renew", name])
         assert found.exit_code == 1
         assert "exists once" in found.output
+
+
+@pytest.mark.parametrize(
+    "answer", [[1, "asked"], [1, "going", ""], ["1", "asked", ""], [1, "asked", 2], [], [1, "asked", "no descriptor"]]
+)
+def test_a_device_that_lies(answer):
+    """What it says of renewals makes sense, or is not listened to: models are prepared all the same."""
+    connection = SimpleNamespace(is_watched=False, call=lambda *_, **__: (answer, []))
+    before = threading.active_count()
+    moving.watch(None, connection)
+    assert connection.is_watched
+    assert threading.active_count() == before
+
+
+def test_who_starts_a_second_engine():
+    """A client does so for devices by name, and never for one that is served."""
+    assert discovery.starts("reference")
+    assert not discovery.starts("/run/burst/reference.sock")
 
 
 STEPS = ["reach", "make_ready", "move_bursts", "retire"]
