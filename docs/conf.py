@@ -56,8 +56,9 @@ html_extra_path = ["index.html"]
 html_show_sourcelink = html_copy_source = html_show_copyright = False
 html_theme_options = {"navigation_with_keys": True, "footer_icons": []}
 html_show_search_summary = False  # it would need a server, and the site can be read from a folder
-html_static_path = ["site.css"]
+html_static_path = ["site.css", "site.js"]
 html_css_files = ["site.css"]
+html_js_files = [("site.js", {"defer": "defer"})]
 templates_path = ["templates"]
 html_sidebars = {
     "**": [

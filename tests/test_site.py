@@ -107,6 +107,25 @@ def test_axe_finds_nothing_against_the_main_pages(site, browser, scheme, width):
     assert {name: those for name, those in found.items() if those} == {}
 
 
+def test_code_can_be_copied(site, browser):
+    """A button at each block: of a program all of it, of a console the commands without their prompts."""
+    tab = browser.new_page()
+    tab.add_init_script(
+        """Object.defineProperty(navigator, "clipboard", {value: {writeText: async (x) => {window.taken = x}}})"""
+    )
+    for name, words in (
+        ("start", "import numpy as np\n\nimport driver\n"),
+        ("doctor", "burst doctor -- python app.py"),
+    ):
+        tab.goto((site / f"docs/{name}.html").as_uri())
+        block = tab.locator("div.highlight", has_text=words.partition("\n")[0]).first
+        block.get_by_role("button").click()
+        assert block.get_by_role("button").inner_text() == "Copied"
+        taken = tab.evaluate("window.taken")
+        assert taken.startswith(words) if name == "start" else taken == words
+    tab.close()
+
+
 @pytest.mark.parametrize(
     ("words", "page"),
     [
