@@ -64,16 +64,18 @@ def _asked(remote: RemoteDevice, timeout: float) -> dict[int, int]:
 def _see_to_it(remote: RemoteDevice, connection: Connection, timeout: float) -> None:
     """Wait for another engine, and begin it where nobody else does. Raise ClickException if the first one stays."""
     state = moving.await_change(connection, _GRACE)
-    if state.stage == "asked" and connection is remote.connection:
+    if state.stage == "draining":
+        connection.call("drained", timeout=_WITHIN)
+    elif state.stage == "asked" and connection is remote.connection:
         moving.Move(remote, connection, state).run()
     elif state.stage == "asked":
         connection.call("successor", False, timeout=_WITHIN)  # for the next client, if there is none now
     end = time.monotonic() + timeout
-    while (state := moving.await_change(connection, 0.0)).stage == "asked" and time.monotonic() < end:
+    while (state := moving.await_change(connection, 0.0)).stage in ("asked", "draining") and time.monotonic() < end:
         moving.await_change(connection, end - time.monotonic())
     if state.stage == "stayed":
         raise click.ClickException(f"the engine {connection.engine_pid} stays: {state.words}")
-    if state.stage == "asked":
+    if state.stage in ("asked", "draining"):
         raise click.ClickException(f"no other engine was there within {timeout:g} s")
 
 

@@ -127,7 +127,7 @@ def _watch(device: ref[RemoteDevice], connection: ref[Connection], state: Renewa
             state, fd = _state_of(old)
             if state.is_going_on and state.number != tried:
                 tried = state.number
-                if Move(its, old, state).run():
+                if _made(its, old, state):
                     return
                 time.sleep(_PAUSE)  # whatever the device asks for
             del its, old
@@ -138,10 +138,27 @@ def _watch(device: ref[RemoteDevice], connection: ref[Connection], state: Renewa
             os.close(fd)
 
 
+def _made(device: RemoteDevice, old: Connection, state: RenewalState) -> bool:
+    if state.stage == "draining":
+        from driver.client.pausing import Pause
+
+        return Pause(device, old).run()
+    return Move(device, old, state).run()
+
+
 def _await_end(fd: int, within: float | None = None) -> None:
     poll = select.poll()
     poll.register(fd, 0)  # no event but the end
     poll.poll(None if within is None else within * 1e3)
+
+
+def await_buffers(old: Connection) -> None:
+    """Wait until the device has no buffer of this connection. Raise DeviceFailed if one stays."""
+    end = time.monotonic() + WITHIN / 2
+    while old.buffers:
+        if time.monotonic() > end:
+            raise DeviceFailed(f"{len(old.buffers)} buffers on the device were not released")
+        time.sleep(_LOOK)
 
 
 class _ShortTurns:
@@ -181,6 +198,11 @@ class Move:
         """Make it; return True if it was made. Otherwise all is as it was, and the device is told why."""
         timer = threading.Timer(WITHIN, self._give_up)
         timer.daemon = True
+        try:
+            await_buffers(self.old)
+        except DeviceFailed as error:
+            self._stay(error)
+            return False
         with _short_turns:
             try:
                 timer.start()
@@ -196,7 +218,6 @@ class Move:
 
     def _prepare(self) -> tuple[dict[RemoteExecutor, Home], dict[Pipeline, BurstBeside]]:
         """Make all ready on the second engine; from then on it is the device's. Raise what keeps it from that."""
-        self._await_buffers()
         new = self.new = self.reach()
         homes, bursts = self.make_ready(new)
         if self._second:
@@ -222,14 +243,6 @@ class Move:
             self.old.call("stays", f"process {os.getpid()}: {words}", timeout=_ANSWER)
 
     # ---- before
-
-    def _await_buffers(self) -> None:
-        """Wait until the device has no buffer of ours. Raise DeviceFailed if one stays."""
-        end = time.monotonic() + WITHIN / 2
-        while self.old.buffers:
-            if time.monotonic() > end:
-                raise DeviceFailed(f"{len(self.old.buffers)} buffers on the device were not released")
-            time.sleep(_LOOK)
 
     def reach(self) -> Connection:
         """Return a connection to the second service. Raise DeviceFailed, StatusError, PeerDied."""

@@ -89,6 +89,10 @@ class SocketLane:
         self._is_retired = is_idle
         return is_idle
 
+    def resume(self) -> None:
+        """Take executions again."""
+        self._is_retired = False
+
     def _enter(self) -> None:
         """Begin to use the lane; `_leave` ends that. Raise Moved."""
         self._users.append(None)

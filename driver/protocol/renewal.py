@@ -12,6 +12,7 @@ What clients call on their connection to the first service:
 | `renewal` | the `RenewalState`, and a pipe that ends when that changes, or when this connection does |
 | `successor` | "start": this client starts the second service; "wait": another one does; "go": it is there |
 | `succeeded` | the second service is there, and has the device's name: "moving" |
+| `drained` | in the stage "draining": this client has nothing in flight, and begins nothing |
 | `stays`, why | this client cannot move; if none has, the first engine goes on for all: "stayed" |
 
 ```
@@ -26,6 +27,11 @@ compares the bits. Then it opens each of its bursts there as well, and lets each
 flight. What has begun on the first connection, fenced executions and streams, ends there; then the client closes it.
 Whatever fails before a burst goes over leaves everything as it was.
 
+A device that exists once cannot have two engines: it is restarted. Its clients are told "draining"; each lets what it
+has in flight end, holds back what comes, and says `drained`. When all have said so the service ends, a client starts it
+again, and all prepare their models there. If one of them cannot, or does not within ten seconds, it says `stays`, and
+all go on as before.
+
 A service that a client has started is followed by one that a client starts: at a name beside the device's, which the
 socket gets when the second engine has answered (`rename`); so new code is loaded, too. A cell is followed by one that
 its broker forks for the account's next client.
@@ -37,7 +43,7 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 
 from burst import Malformed
 
-Stage = Literal["idle", "asked", "moving", "stayed"]
+Stage = Literal["idle", "asked", "moving", "stayed", "draining"]
 Step = Literal["start", "wait", "go"]
 """What a client does that asks for the successor."""
 
@@ -52,7 +58,7 @@ class RenewalState(NamedTuple):
     @property
     def is_going_on(self) -> bool:
         """True if clients are to move."""
-        return self.stage in ("asked", "moving")
+        return self.stage in ("asked", "moving", "draining")
 
     @classmethod
     def from_wire(cls, values: list[Any]) -> Self:

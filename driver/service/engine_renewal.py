@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from burst import GeneralFailure, InvalidArgument, ResourceExhaustedTransient
@@ -17,7 +18,7 @@ from driver.protocol.renewal import RenewalState
 from driver.protocol.rpc import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable
 
     from driver.service.client_source import ClientSource
 
@@ -29,12 +30,20 @@ class Renewal:
     """The renewal of one service's engine. Any thread."""
 
     def __init__(
-        self, source: ClientSource, obstacle: str, held: Callable[[], int], wake: Callable[[], object]
+        self,
+        source: ClientSource,
+        obstacle: str,
+        held: Callable[[], int],
+        wake: Callable[[], object],
+        restarts: bool = False,
     ) -> None:
-        """`obstacle`: why there can be no second engine; "": there can. `held`: returns the bytes of the first one.
-        `wake`: called when the second service has taken over.
+        """`obstacle`: why there can be no second engine; "": there can. `restarts`: then a client starts the device
+        again. `held`: returns the bytes of the first engine. `wake`: called when the second service has taken over, or
+        a client is drained.
         """
         self._source, self._obstacle, self._held, self._wake = source, obstacle, held, wake
+        self._restarts = restarts
+        self._drained = set[Hashable]()
         self._lock = threading.Lock()
         self._state = RenewalState()
         self._starter: Hashable = None
@@ -55,6 +64,9 @@ class Renewal:
         """Ask the clients to move. Does nothing while they do. Raise GeneralFailure where there can be no second
         engine; ResourceExhaustedTransient, with the figures, where there is no memory for two.
         """
+        if self._obstacle and self._restarts:
+            self._drain(why)
+            return
         if self._obstacle:
             raise GeneralFailure(f"it is not renewed: {self._obstacle}")
         with self._lock:
@@ -69,6 +81,27 @@ class Renewal:
             self._starter = None
             self._change(RenewalState(self._state.number + 1, "asked", why[:_MOST_WORDS]))
 
+    def _drain(self, why: str) -> None:
+        with self._lock:
+            if not self._state.is_going_on:
+                _log.info("the device is restarted, once nothing is in flight: %s", why)
+                self._drained = set()
+                self._change(RenewalState(self._state.number + 1, "draining", why[:_MOST_WORDS]))
+
+    def drained(self, client: Hashable) -> Reply:
+        """Note that a client has nothing in flight, and begins nothing. Raise InvalidArgument at other times."""
+        with self._lock:
+            if self._state.stage != "draining":
+                raise InvalidArgument("the device is not restarted now")
+            self._drained.add(client)
+        self._wake()
+        return Reply([])
+
+    def is_drained(self, clients: int) -> bool:
+        """Return True if the device is to be restarted now. `clients`: so many are connected."""
+        with self._lock:
+            return self._state.stage == "draining" and len(self._drained) >= clients
+
     def tell(self, client: Hashable) -> Reply:
         """Return the state, and a pipe that ends with it."""
         readable, writable = os.pipe2(os.O_CLOEXEC)
@@ -82,7 +115,7 @@ class Renewal:
         InvalidArgument while none is asked for.
         """
         with self._lock:
-            if not self._state.is_going_on:
+            if self._state.stage not in ("asked", "moving"):
                 raise InvalidArgument("no renewal goes on")
             if self._starter is not None and not self._has_begun:
                 return Reply(["wait"])
@@ -119,6 +152,7 @@ class Renewal:
         """Note that a client has left."""
         with self._lock:
             self._end_pipe(client)
+            self._drained.discard(client)
             if client is self._starter and self._state.stage == "asked":
                 self._give_up(client, "the client that started the second engine has ended")
 

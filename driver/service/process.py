@@ -150,7 +150,8 @@ class Service:
         self._left = os.eventfd(0, os.EFD_CLOEXEC)
         self._linger, self._is_succeeded = options.linger, False
         wake = partial(os.eventfd_write, self._left, 1)
-        self.renewal = Renewal(source, self._obstacle(), self.watch.measure, wake)
+        restarts = options.linger is not None and options.account is None
+        self.renewal = Renewal(source, self._obstacle(), self.watch.measure, wake, restarts=restarts)
         source.on_renew = partial(self.renew, "SIGHUP")
 
     def _obstacle(self) -> str:
@@ -180,6 +181,9 @@ class Service:
             if self._left in ready:
                 os.eventfd_read(self._left)
                 self._look_after_renewal(poll)
+                if self.renewal.is_drained(self._census.total()):
+                    self._end_drained()
+                    return True
             is_stopped = stop in ready and not self._is_hangup(stop)
             if is_stopped or self._engine.fileno() in ready:
                 self._end(is_stopped=is_stopped)
@@ -229,6 +233,13 @@ class Service:
             self.renewal.begin(why)
         except StatusError as error:
             _log.error("%s", error)
+
+    def _end_drained(self) -> None:
+        """End the engine before another one can begin: there is one device for both."""
+        with self._source.ending():
+            self.kill()
+            _exit_code(self._engine_pid)
+            self._save()
 
     def _save(self) -> None:
         """Save what is known of files and of preparations."""

@@ -201,6 +201,7 @@ class ServiceClient:
             "renewal": lambda _: renewal.tell(self._channel),
             "successor": lambda _, can_start: renewal.successor(self._channel, bool(can_start)),
             "succeeded": lambda _: renewal.succeeded(self._channel),
+            "drained": lambda _: renewal.drained(self._channel),
             "stays": lambda _, why: renewal.stays(self._channel, str(why)),
         }
 

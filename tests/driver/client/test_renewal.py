@@ -15,10 +15,12 @@ from click.testing import CliRunner
 import driver
 from burst import GeneralFailure, ResourceExhaustedTransient
 from driver.cli.command import burst as command
-from driver.client import discovery, moving
+from driver.client import discovery, moving, pausing
 from driver.client.device_buffers import BufferDesc, BufferRole
 from driver.doctor import running
 from driver.service.engine_renewal import Renewal
+
+ONCE = "burst_test_devices.single:Accelerator"
 
 
 def frame(n):
@@ -43,10 +45,10 @@ def prepared(device, kit):
         yield prepared
 
 
-def ask(device):
+def ask(device, stage="asked"):
     """Ask for a renewal; return the first connection."""
     first = device.connection
-    assert first.call("renew", "a test")[0][1] == "asked"
+    assert first.call("renew", "a test")[0][1] == stage
     return first
 
 
@@ -211,11 +213,10 @@ class TestTheFirstGoesOn:
             assert is_right(burst.run(frame(2)), 2)
             assert device.connection is first
 
-    def test_where_it_exists_once(self, place, kit):
-        """An accelerator is not renewed, and says so."""
-        name = "burst_test_devices.single:Accelerator"
-        with kit.living(name) as device, pytest.raises(GeneralFailure, match="exists once"):
-            device.connection.call("renew", "a test")
+    def test_where_it_exists_once(self):
+        """An accelerator that is served is not renewed, and says so."""
+        with pytest.raises(GeneralFailure, match="exists once"):
+            Renewal(None, "it exists once", lambda: 0, list).begin("a test")
 
     def test_without_memory_for_two(self):
         """The figures are told."""
@@ -242,13 +243,44 @@ class TestCommand:
         assert found.exit_code == 1
         assert "does not run" in found.output
 
-    def test_why_not(self, place, kit):
-        """The exit status is 1, and the reason is told."""
-        name = "burst_test_devices.single:Accelerator"
-        with kit.living(name):
-            found = CliRunner().invoke(command, ["renew", name])
-        assert found.exit_code == 1
-        assert "exists once" in found.output
+    def test_one_that_exists_once(self, place, kit):
+        """It is restarted, between requests."""
+        with kit.living(ONCE) as device, device.prepare(kit.add_model()) as prepared:
+            pid = device.engine_pid
+            found = CliRunner().invoke(command, ["renew", ONCE])
+            assert found.output == f"renewed: engine {pid} has ended, and all its clients have another one\n"
+            assert is_right_now(prepared)
+            assert device.engine_pid != pid
+
+
+class TestRestart:
+    """A device that exists once is restarted when nothing is in flight; requests wait, and none fails."""
+
+    @pytest.mark.parametrize("depth", [1, 4])
+    def test_requests_wait(self, place, kit, process, depth):
+        """Those of bursts that do not even recover, and others, from several clients."""
+        with contextlib.ExitStack() as stack:
+            device, other = (stack.enter_context(kit.living(ONCE)) for _ in range(2))
+            prepared, others = (stack.enter_context(each.prepare(kit.add_model())) for each in (device, other))
+            burst = stack.enter_context(prepared.burst(depth=depth))
+            its, first = process(device.engine_pid), ask(device, "draining")
+            for n in itertools.count():
+                assert is_right(burst.submit(frame(n)).result(), n)
+                assert is_right(burst.run(frame(n)), n)
+                assert is_right_now(prepared)
+                if device.connection is not first and other.engine_pid == device.engine_pid:
+                    break
+            assert is_right_now(others)
+            assert its.has_ended()
+
+    def test_one_that_does_not_wait(self, place, kit, monkeypatch):
+        """If one client does not say that it has nothing in flight, all go on as before."""
+        monkeypatch.setattr(pausing, "WITHIN", 0.5)
+        with kit.living(ONCE) as device, device.prepare(kit.add_model()) as prepared, kit.living(ONCE):
+            first = ask(device, "draining")
+            assert "in flight" in stays(first)
+            assert is_right_now(prepared)
+            assert device.connection is first
 
 
 @pytest.mark.parametrize(
