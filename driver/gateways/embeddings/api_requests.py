@@ -16,6 +16,15 @@ MOST_TEXT = 256 << 10
 """Bytes of one text in UTF-8. A tokenizer takes 250 times as much memory for it, until it is truncated."""
 
 
+MOST_PAIRED = 8 << 20
+"""Bytes of a query in all its pairs: it becomes tokens with each document."""
+
+
+def most_bytes(text: str) -> int:
+    """Return how many bytes a text has at most in UTF-8."""
+    return len(text) if text.isascii() else 4 * len(text)
+
+
 class EmbeddingsRequest(NamedTuple):
     """texts, or their token ids by the model's own tokenizer: one of the two is empty. dimensions: None: all."""
 
@@ -60,8 +69,10 @@ def rank_request(body: bytes) -> RankRequest:
     documents = [each.get("text") if isinstance(each, dict) else each for each in documents]
     if top_n is not None and (type(top_n) is not int or top_n < 1):
         wrong("top_n", f"is {top_n!r:.40}: an integer from 1")
+    if most_bytes(_text("query", query)) * len(documents) > MOST_PAIRED:
+        wrong("query", f"is too long for {len(documents)} documents; send fewer at once")
     texts, returns = [_text("documents", each) for each in documents], said.get("return_documents") is True
-    return RankRequest(_name(said), _text("query", query), texts, top_n, returns_documents=returns)
+    return RankRequest(_name(said), query, texts, top_n, returns_documents=returns)
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -34,6 +34,7 @@ _INPUTS = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
 _MASK = "attention_mask"
 _POOLED = "sentence_embedding"
 _QUEUE = 1024  # runs of all requests that wait; each request has two at most
+_SURE = np.float32(80)  # a logit beyond it is 0 or 1
 _AT_ONCE = 2  # runs of one request, so that others have their turn
 _FIRST = 16, 3600.0  # tokens of the first text, and seconds for it
 
@@ -146,7 +147,7 @@ class TextModel:
     async def scores(self, tokens: Sequence[TextTokens], deadline: float) -> Floats:
         """Return how relevant each text is, from 0 to 1. Raise BurstError."""
         logits = (await self.vectors(tokens, deadline))[:, 0]
-        return np.float32(1) / (np.float32(1) + np.exp(-logits))
+        return np.float32(1) / (np.float32(1) + np.exp(-np.clip(logits, -_SURE, _SURE)))
 
     async def _run(self, tokens: Sequence[TextTokens], length: int, deadline: float) -> Floats:
         given = arrays(tokens, length, self.tokenizer.pad)

@@ -10,13 +10,14 @@ import base64
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import numpy as np
 
 from driver.gateways.embeddings.api_errors import ApiError, answer_of, refused
-from driver.gateways.embeddings.api_requests import MOST_TEXT, embeddings_request, rank_request
+from driver.gateways.embeddings.api_requests import MOST_TEXT, embeddings_request, most_bytes, rank_request
 from driver.gateways.embeddings.pooling import normalized
 from driver.gateways.http_answer import BROWSER_FIELDS, FOR_NO_BROWSER, HttpAnswer
 from driver.gateways.request_memory import SMALL, json_bytes
@@ -38,6 +39,8 @@ MOST_TOKENS = 300_000
 _SHORT = 4096  # characters that are tokenized at once, in the event loop: a thread would take longer to begin
 _THREADS = 2
 _NUMBER = 24  # bytes of a number in JSON
+_ESCAPED = 12  # bytes of a character in JSON
+_FEW = 1 << 15  # numbers that are written at once, in the event loop
 
 
 class VectorApi:
@@ -118,7 +121,11 @@ class VectorApi:
         if wanted < model.dimensions:
             vectors = vectors[:, :wanted]
             vectors = normalized(vectors) if model.normalizes else np.ascontiguousarray(vectors)
-        return _embeddings(vectors, model.name, sum(len(each.ids) for each in tokens), is_base64=asked.is_base64)
+        encode = partial(_embeddings, is_base64=asked.is_base64)
+        count = sum(len(each.ids) for each in tokens)
+        if vectors.size <= _FEW:
+            return encode(vectors, model.name, count)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, encode, vectors, model.name, count)
 
     async def _tokens_of(self, asked: EmbeddingsRequest, model: TextModel) -> list[TextTokens]:
         if asked.texts:
@@ -134,14 +141,18 @@ class VectorApi:
         return _bounded([model.tokenizer.of_ids(ids) for ids in asked.tokens])
 
     async def _tokenized(
-        self, encode: Callable[[Sequence[str]], list[TextTokens]], texts: Sequence[str]
+        self, encode: Callable[[Sequence[str]], list[TextTokens]], texts: Sequence[str], query: str = ""
     ) -> list[TextTokens]:
-        """Return the tokens of texts, some of them at a time: a tokenizer takes much memory, and lets none stop it."""
-        if sum(map(len, texts)) <= _SHORT:
+        """Return the tokens of texts, some of them at a time: a tokenizer takes much memory, and lets none stop it.
+
+        `query`: becomes tokens with each of them.
+        """
+        parts = list(_parts(texts, most_bytes(query)))
+        if len(parts) == 1 and sum(map(len, texts)) + len(query) * len(texts) <= _SHORT:
             return _bounded(encode(texts))
         found: list[TextTokens] = []
         loop = asyncio.get_running_loop()
-        for part in _parts(texts):
+        for part in parts:
             found += await loop.run_in_executor(self._threads, encode, part)
             _bounded(found)
         return found
@@ -153,7 +164,13 @@ class VectorApi:
         model = self._model(asked.model)
         if not model.ranks:
             raise ApiError(f"the model {model.name!r} embeds texts: serve a cross-encoder for /v1/rerank", "model")
-        tokens = await self._tokenized(lambda texts: model.tokenizer.encode_pairs(asked.query, texts), asked.documents)
+        if asked.returns_documents:
+            request.claim.add(2 * _ESCAPED * sum(map(len, asked.documents)))
+
+        def encode(texts: Sequence[str]) -> list[TextTokens]:
+            return model.tokenizer.encode_pairs(asked.query, texts)
+
+        tokens = await self._tokenized(encode, asked.documents, asked.query)
         scores = await model.scores(tokens, deadline)
         best = np.argsort(-scores, kind="stable")[: asked.top_n]
         rows: list[dict[str, Any]] = [{"index": int(n), "relevance_score": float(scores[n])} for n in best]
@@ -171,14 +188,15 @@ def _check_method(request: WholeRequest, method: str) -> None:
         raise ApiError(f"{request.path!r:.200} takes {method}", status=405)
 
 
-def _parts(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield the texts in parts, each of about as many characters as one text may have."""
+def _parts(texts: Sequence[str], beside: int) -> Iterator[Sequence[str]]:
+    """Yield the texts in parts, each of about as many bytes as one text may have. `beside`: bytes more of each."""
     begin, size = 0, 0
     for n, text in enumerate(texts):
-        if n > begin and size + len(text) > MOST_TEXT:
+        its = most_bytes(text) + beside
+        if n > begin and size + its > MOST_TEXT:
             yield texts[begin:n]
             begin, size = n, 0
-        size += len(text)
+        size += its
     yield texts[begin:]
 
 

@@ -94,6 +94,24 @@ class TestSize:
             assert (status, found["error"]["param"]) == (400, "input")
             assert "at most 1000 in one request" in found["error"]["message"]
 
+    def test_a_query(self, asker, monkeypatch):
+        """Counts with each document that it stands before: so many pairs at a time become tokens."""
+        asked = {"model": "ranks", "query": "w1 " * 2000, "documents": ["w2"] * 2048}
+        status, found = asker.ask("/v1/rerank", asked)
+        assert (status, found["error"]["param"]) == (400, "query")
+        tokenizer, sizes = asker.server.models["ranks"].tokenizer, []
+        encode_pairs = tokenizer.encode_pairs
+
+        def noted(query, texts):
+            sizes.append(sum(len(query) + len(text) for text in texts))
+            return encode_pairs(query, texts)
+
+        monkeypatch.setattr(tokenizer, "encode_pairs", noted)
+        status, found = asker.ask("/v1/rerank", asked | {"documents": ["w2"] * 1000})
+        assert (status, len(found["results"])) == (200, 1000)
+        assert len(sizes) > 20
+        assert max(sizes) <= MOST_TEXT
+
     def test_an_answer(self, small):
         """Its memory is counted, too: a short request can ask for a long answer."""
         status, found = small.ask("/v1/embeddings", {"model": "texts", "input": ["w1"] * 2048})
