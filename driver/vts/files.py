@@ -278,6 +278,7 @@ def deadline(kind: str, target: Target) -> None:
             late = time.monotonic() - begin - _SOON
             check(late < _LATE, f"a run of seconds ended {late:.2f} s after its deadline")
     _check_small(kind, target, "after a missed deadline")
+    target.settle()
 
 
 def client_gone(kind: str, target: Target) -> None:
@@ -288,6 +289,7 @@ def client_gone(kind: str, target: Target) -> None:
         with model.burst() as burst:
             burst.submit(x)
         _check_small(kind, target, "after a burst was closed")
+    target.settle()
 
 
 def _check_small(kind: str, target: Target, what: str) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 30.0
 _MOST_FAILED_STARTS = 3
+_NAP = 0.02
 
 
 class Target:
@@ -48,13 +50,32 @@ class Target:
             if self._failed_starts >= _MOST_FAILED_STARTS:
                 raise DeviceFailed(self._last_failure)
             try:
-                self._device = connect(self.name)
+                self._device = self._answering()
             except (BurstError, DriverError) as error:
                 self._failed_starts += 1
                 self._last_failure = str(error)
                 raise
             self._failed_starts = 0
         return self._device
+
+    def _answering(self) -> RemoteDevice:
+        """Connect to a device whose engine answers: one that a test has killed may take a connection before it ends.
+
+        Raise DeviceFailed, and whatever else `connect` raises; PeerDied if devices die as soon as they start.
+        """
+        for left in reversed(range(_MOST_FAILED_STARTS)):
+            device = connect(self.name)
+            try:
+                device.call("status", timeout=self.patience)
+                break
+            except PeerDied:
+                device.close()
+                if not left:
+                    raise
+            except BaseException:
+                device.close()
+                raise
+        return device
 
     @property
     def bench(self) -> Bench:
@@ -69,6 +90,19 @@ class Target:
         if device is not None:
             with suppress(BurstError, DriverError, FmqError, OSError):
                 device.close()
+
+    def settle(self) -> None:
+        """Wait until runs that were given up have ended, or the engine has ended over them, as it may: the next test
+        is not to pay for them. Raise Timeout.
+        """
+        end = time.monotonic() + self.patience
+        try:
+            while self.device.traces():  # of bursts, each of which ends with its run
+                if time.monotonic() > end:
+                    raise Timeout(f"a burst that was closed has not ended within {self.patience:g} s")
+                time.sleep(_NAP)
+        except PeerDied:
+            self.forget()
 
     def reports(self) -> str:
         """Return what sanitizers have reported since the last call; "" for nothing."""
