@@ -16,7 +16,6 @@ import pytest
 pytestmark = pytest.mark.integration
 
 ROOT = pathlib.Path(__file__).parents[1]
-DEVICES = set((ROOT / "tests/devices/burst_test_devices").glob("[!_]*.py"))
 LIBRARY = ["burst_device.h", "burst_device.c", "BurstDeviceConfig.cmake"]
 EXTENSIONS = ["burst/_core.abi3.so", "burst/_hot.abi3.so", "fmq/_core.abi3.so", "fmq/_hot.abi3.so"]
 
@@ -46,7 +45,7 @@ def test_the_wheel_holds_the_packages_and_their_extensions(built):
     assert {name.replace(".abi3.so", ".pyi") for name in EXTENSIONS} <= set(names)
     assert "driver/service/burst@.service" in names
     assert {f"driver/devices/library/{file}" for file in LIBRARY} <= set(names)
-    assert not {path.stem for path in DEVICES} & {pathlib.PurePath(name).stem for name in names}
+    assert not [name for name in names if "burst_test_devices" in name]
 
 
 def test_the_sdist_holds_the_sources_and_nothing_generated(built):
