@@ -273,6 +273,16 @@ class TestRestart:
             assert is_right_now(others)
             assert its.has_ended()
 
+    def test_one_that_leaves_meanwhile(self, place, kit):
+        """It holds nobody up."""
+        with kit.living(ONCE) as device, device.prepare(kit.add_model()) as prepared:
+            other = kit.living(ONCE)
+            first = ask(device, "draining")
+            assert moving.await_change(first, 0.1).stage == "draining"
+            other.close()
+            while device.connection is first:
+                assert is_right_now(prepared)
+
     def test_one_that_does_not_wait(self, place, kit, monkeypatch):
         """If one client does not say that it has nothing in flight, all go on as before."""
         monkeypatch.setattr(pausing, "WITHIN", 0.5)
