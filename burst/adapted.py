@@ -47,6 +47,12 @@ class AdaptedExecution(Execution):
         return shapes
 
     @property
+    def joined(self) -> int:  # type: ignore[override]  # follows the other object's
+        """Number of requests in the last run."""
+        found = getattr(self._found, "joined", None)
+        return 1 if found is None else found
+
+    @property
     def time_on_device(self) -> int | None:  # type: ignore[override]  # follows the other object's
         """Microseconds that the last run computed, if the other object says so."""
         found: int | None = getattr(self._found, "time_on_device", None)

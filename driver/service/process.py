@@ -553,7 +553,8 @@ def run(name: str, source: ClientSource, place: Place, options: ServiceOptions) 
         if isinstance(error, PeerDied):
             _log.error("device %r failed to start: its engine ended", name)
         else:
-            error.add_note(beyond_the_sandbox(error).removeprefix("; "))  # last, where clients look
+            if remedy := beyond_the_sandbox(error).removeprefix("; "):
+                error.add_note(remedy)  # last, where clients look
             _log.exception("device %r failed to start", name)
         with source.ending():  # clients see the failure now and read the log
             os._exit(1)

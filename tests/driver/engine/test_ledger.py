@@ -118,6 +118,7 @@ def test_by_default_no_account_can_take_all_of_anything():
         assert found.keys() == FIGURES.keys()
         assert found.pop("gpu_bytes").device == NO_LIMIT  # the driver knows what the GPU has
         assert found.pop("engine_bytes").device == NO_LIMIT  # each account's engine is its own
+        assert found.pop("runtime_bytes").device == NO_LIMIT  # as before
         for figure, most in found.items():
             assert 0 < parts * most.account <= most.device < (parts + 1) * most.account, figure
 
