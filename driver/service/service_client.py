@@ -63,7 +63,7 @@ class ServiceClient:
             "sandbox": lambda _: Reply(self._service.confinement()),
             "restore": partial(self.noted, "restored", "not_restored", self.restore),
             "renew": self.renew,
-            **self._of_renewal(service.renewal),
+            **self.methods_of_renewal(service.renewal),
         }
 
     def __enter__(self) -> Self:
@@ -196,7 +196,8 @@ class ServiceClient:
             raise
         return Reply([number, *terms])
 
-    def _of_renewal(self, renewal: Renewal) -> dict[str, Callable[..., Reply]]:
+    def methods_of_renewal(self, renewal: Renewal) -> dict[str, Callable[..., Reply]]:
+        """Return by name what a client of an engine that is renewed may ask."""
         return {
             "renewal": lambda _: renewal.tell(self._channel),
             "successor": lambda _, can_start: renewal.successor(self._channel, bool(can_start)),

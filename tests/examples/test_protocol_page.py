@@ -174,7 +174,7 @@ def test_numbers_with_names_are_the_sources():
 
 def test_the_methods_are_the_service_s():
     """All of them."""
-    source = inspect.getsource(ServiceClient.__init__) + inspect.getsource(ServiceClient._of_renewal)
+    source = inspect.getsource(ServiceClient.__init__) + inspect.getsource(ServiceClient.methods_of_renewal)
     lists = "".join(re.findall(r"for method in (\(.*?\))", source))
     assert {row[0] for row in table("method")} == {*re.findall(r'"(\w+)":', source), *re.findall(r'"(\w+)"', lists)}
 
