@@ -266,10 +266,9 @@ class Move:
 
     def _connected(self) -> Connection:
         """Return a connection to the second service, which may be about to begin. Raise as `reach`."""
-        end = time.monotonic() + _ANSWER
         while (new := self.device.beside()).service_pid == self.old.service_pid:
             new.close()
-            if time.monotonic() > end:
+            if self._is_late:
                 raise DeviceFailed("the device has no second engine")
             time.sleep(_LOOK)
         return new

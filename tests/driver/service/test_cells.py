@@ -197,9 +197,20 @@ def test_a_herd_that_comes_while_a_cell_begins(members, process):
     assert other.do(ANSWERS) == [[[7, 0], 450]]
 
 
+ALONE = """
+import mmap, time
+import numpy as np
+_, fds = device.call("census")
+counts = np.frombuffer(mmap.mmap(fds[0], 24, prot=mmap.PROT_READ), np.uint64)
+while counts[1] > 1:
+    time.sleep(1e-3)
+"""
+
+
 def test_clients_that_leave_while_their_cell_stands_still(members, process):
     """They keep no places: more of them come and go than an account may have, and those that stay are served."""
     other = members[1]
+    assert other.do(ALONE) is None  # the cell has noticed that the clients of the test before have left
     service = process(other.do(PIDS)[0])
     os.kill(service.pid, signal.SIGSTOP)
     try:
