@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 1000
 """Mutants that a process takes at most."""
-SECONDS, LOOP_SECONDS = 5.0, 0.05
+SECONDS, LOOP_SECONDS = 20.0, 0.05
 """That one may take, and each of its loops."""
 ROOM = 2 << 30
 """Bytes of address space that a process may take, so that mutants leave the machine some memory."""
