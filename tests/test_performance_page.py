@@ -51,6 +51,7 @@ def test_every_result_has_a_place():
         "ops.py",
         "burst_roundtrip.py c",  # for who writes clients in C: the whole list
         "burst_depth.py goodput",
+        "joined.py",  # docs/howto/joined.md says when it pays
         "embeddings.py",  # gateways are for those who look for them: the whole list
         "oip.py",  # gateways are for those who look for them: the whole list
         "gateways.py gstreamer",
