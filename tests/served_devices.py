@@ -32,7 +32,9 @@ def served(path, *options, device="reference", says="{device} is served at {sock
 
     `account`: a uid and further groups; this process's by default. `under`: a command that runs it.
     """
-    words = [*under, sys.executable, "-m", "driver.cli", "serve", device, "--dir", str(path), *map(str, options)]
+    heard = "/usr/bin/env", "--default-signal=HUP"  # also where who runs the tests ignores it, as nohup does
+    serve = sys.executable, "-m", "driver.cli", "serve", device, "--dir", str(path)
+    words = [*under, *heard, *serve, *map(str, options)]
     if account:
         words = other_accounts.words_as(account[0], account[1:], words)
     environment = os.environ | {"HOME": str(path.parent)}
