@@ -24,7 +24,7 @@ struct burst_plan {
     struct burst_pending *pending;
     bool measure;
     bool enters_itself; /* its runs enter the run queue when they need a slot; not the listener */
-    uint64_t last_use;      /* by the listener's count of uses */
+    uint64_t last_use;  /* by the listener's count of uses */
     _Atomic uint32_t state; /* of the two bits below; README.md, "Plans" */
 };
 
