@@ -7,11 +7,12 @@ more than one may have, or than is left.
 
 from __future__ import annotations
 
+import json
 import mmap
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -170,6 +171,17 @@ class MemoryReturn:
 def resident() -> int:
     """Return how many bytes of this process are in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in a body, which `json_bytes` bounds. Raise ValueError, with words for the client."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        raise ValueError("the body is not valid JSON") from None
+    if isinstance(found, dict):
+        return found
+    raise ValueError("the body is not a JSON object")
 
 
 def json_bytes(body: bytes) -> int:

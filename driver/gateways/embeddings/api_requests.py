@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from driver.gateways.embeddings.api_errors import ApiError, wrong
+from driver.gateways.request_memory import json_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,12 +77,9 @@ def rank_request(body: bytes) -> RankRequest:
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        raise ApiError("the body is not valid JSON") from None
-    if not isinstance(found, dict):
-        raise ApiError("the body is not a JSON object")
-    return found
+        return json_object(body)
+    except ValueError as error:
+        raise ApiError(str(error)) from None
 
 
 def _name(said: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from driver.gateways.http_answer import BROWSER_FIELDS, FOR_NO_BROWSER, HttpAnswer
 from driver.gateways.oip.inference import GivenTensor, InferCall, region_slice, time_and_priority, wanted_tensor
 from driver.gateways.refusal import Refusal, RefusalCode, invalid, not_found, refusal_of
-from driver.gateways.request_memory import SMALL, MemoryClaim, RequestMemory, json_bytes
+from driver.gateways.request_memory import SMALL, MemoryClaim, RequestMemory, json_bytes, json_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -180,12 +180,9 @@ def _json(body: bytes) -> dict[str, Any]:
     if len(body) > _MOST_JSON:
         raise invalid(f"{len(body)} bytes of JSON; send tensors in binary form")
     try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        raise invalid("the body is not valid JSON") from None
-    if not isinstance(found, dict):
-        raise invalid("the body is not a JSON object")
-    return found
+        return json_object(body)
+    except ValueError as error:
+        raise invalid(str(error)) from None
 
 
 def _dict(said: Mapping[str, Any], name: str) -> dict[str, Any]:
