@@ -24,7 +24,7 @@ PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 """In the order of their numbers, which travel."""
 
 MOST_DEPTH = 64
-_MOST_ROWS, _LONGEST_WINDOW = 2**12, 1.0
+MOST_ROWS, LONGEST_WINDOW = 2**12, 1.0  # of a joined run, and seconds to wait for others
 _MOST_APPLICATION = 100
 _SPINS: dict[Preference, float] = {"low_power": 0.0}
 _DEPTHS: dict[Preference, int] = {"sustained_speed": 4}
@@ -59,10 +59,10 @@ class Batch(NamedTuple):
 
     def checked(self, model: Model) -> Batch:
         """Return these terms; raise ValueError, naming what is wrong with them or with the model."""
-        if not (is_integer(self.rows) and 2 <= self.rows <= _MOST_ROWS):
-            raise ValueError(f"batch.rows={self.rows!r:.40}: an integer from 2 to {_MOST_ROWS}")
-        if not 0 <= self.window <= _LONGEST_WINDOW:
-            raise ValueError(f"batch.window={self.window!r:.40}: seconds from 0 to {_LONGEST_WINDOW:g}")
+        if not (is_integer(self.rows) and 2 <= self.rows <= MOST_ROWS):
+            raise ValueError(f"batch.rows={self.rows!r:.40}: an integer from 2 to {MOST_ROWS}")
+        if not 0 <= self.window <= LONGEST_WINDOW:
+            raise ValueError(f"batch.window={self.window!r:.40}: seconds from 0 to {LONGEST_WINDOW:g}")
         check_open_batch(model, self.rows)
         tensors = {tensor.name: tensor for tensor in model.inputs}
         if self.mask is not None and self.mask not in tensors:

@@ -137,9 +137,12 @@ class SharedModel:
 
     def joiner(self, terms: JoinTerms) -> Joiner:
         """Return what joins the executions of all who use the model on these terms. Any thread."""
-        if len(self.joiners) >= _MOST_JOINERS:  # its requests are joined with each other's, and no others
-            return Joiner(self.model, terms)
-        return self.joiners.setdefault(terms, Joiner(self.model, terms))
+        found = self.joiners.get(terms)
+        if found is None:
+            found = Joiner(self.model, terms)
+            if len(self.joiners) < _MOST_JOINERS:  # else its requests are joined with each other's, and no others
+                found = self.joiners.setdefault(terms, found)
+        return found
 
     def serves(self, use: ModelUse) -> bool:
         """Return True if another client with this use may share it."""
@@ -228,7 +231,7 @@ class ModelStore:
             with self._estimates.preparing(_NOT_KEPT if known or not takes else takes):
                 model = known.model if known else decode(region, where, pace)
                 prepared = self._device.prepare(self._form(model), use.preparation(pace))
-            return self._new(source, where, model, prepared, use=use, file=file)
+            return self._new(source, where, model, prepared, use=use, sketch=sketch, file=file)
 
     def restore(
         self,
@@ -257,7 +260,8 @@ class ModelStore:
             with self._estimates.preparing(_NOT_KEPT if known or not takes else takes):
                 model = known.model if known else decode(source, restored.where, pace)
                 prepared = self._device.restore(self._form(model), saved, source.asarray(), use.preparation(pace))
-            shared = self._new(source, restored.where, model, prepared, use=use, file=restored.file)
+            sketch = sketch_of(source)
+            shared = self._new(source, restored.where, model, prepared, use=use, sketch=sketch, file=restored.file)
             shared.digest, shared.saved = restored.digest, saved
             return shared
 
@@ -303,12 +307,13 @@ class ModelStore:
         model: Model,
         prepared: PreparedModel,
         use: ModelUse,
+        sketch: bytes,
         file: bytes,
     ) -> SharedModel:
         shared = SharedModel(
             region, where, model, prepared, use=use, file=file, hints=self._hints, running=self._running
         )
-        shared.sketch = sketch_of(region)
+        shared.sketch = sketch
         self._shared.add(shared)
         return shared
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from burst import Malformed
 from driver.deadlines import taken
-from driver.options import MEDIUM, check_preference, taken_priority
+from driver.options import LONGEST_WINDOW, MEDIUM, MOST_ROWS, check_preference, taken_priority
 
 if TYPE_CHECKING:
     from burst import Trace
     from driver.options import Preference
 
 
-_MOST_ROWS, _LONGEST_WINDOW = 2**12, 10**9
+_LONGEST_WINDOW = int(LONGEST_WINDOW * 1e9)  # ns
 
 
 class SavedTerms(NamedTuple):
@@ -36,10 +36,10 @@ class JoinTerms(NamedTuple):
         match plain:
             case None:
                 return None
-            case [int(rows), int(window), bool(pads)] if 2 <= rows <= _MOST_ROWS and 0 <= window <= _LONGEST_WINDOW:
+            case [int(rows), int(window), bool(pads)] if 2 <= rows <= MOST_ROWS and 0 <= window <= _LONGEST_WINDOW:
                 return cls(rows, window, pads)
         raise Malformed(
-            f"batch {plain!r:.80}: nil, or rows from 2 to {_MOST_ROWS}, nanoseconds to {_LONGEST_WINDOW}, and whether "
+            f"batch {plain!r:.80}: nil, or rows from 2 to {MOST_ROWS}, nanoseconds to {_LONGEST_WINDOW}, and whether "
             "sequences are padded"
         )
 
