@@ -192,6 +192,17 @@ class TestWhoRides:
         assert [values(future) for future in waiting] == [(rows(10 + n) + 1).tolist() for n in range(5)]
         assert sorted(crowd.runs.all()[2:]) == [[10], [11], [12], [13], [14]]
 
+    def test_many_terms(self, crowd, files):
+        """Seventeen sets of terms for one model: clients with terms that were among the first still ride together."""
+        model = files("plain")
+        for most in range(2, 19):
+            crowd.client(model, Batch(rows=most))
+        crowd.occupy(model)
+        waiting = [crowd.start(crowd.client(model), rows(10 + n)) for n in range(2)]
+        crowd.runs.release()
+        assert [values(future) for future in waiting] == [(rows(10 + n) + 1).tolist() for n in range(2)]
+        assert crowd.runs.all()[2:] == [[10, 11]]
+
     def test_other_priorities(self, crowd, files):
         """The more urgent wait for nobody who is less so, and are not slowed by rows of theirs."""
         model = files("plain")
