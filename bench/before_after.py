@@ -3,8 +3,10 @@
     python bench/before_after.py OTHER/.venv/bin/python [--pairs 31] [--json FILE]
 
 Each checkout has a client process and a device of its own. A client is pinned to CPU 0 and its device to CPU 1; while
-one side is measured, the other sleeps. Every round runs a block of each subject on both sides, and the order turns. The
-figures are the median of the paired ratios, this checkout over the other, and its 95 % interval.
+one side is measured, the other sleeps. Every round runs a block of each subject on both sides, and the order turns.
+After five rounds all four processes start anew, because two processes of one checkout differ by a few percent for as
+long as they live: the pages that they got are others. The figures are the median of the paired ratios, this checkout
+over the other, and its 95 % interval.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from driver.cli.timing import estimate
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+ROUNDS = 5  # of one pair of clients and devices
+Pairs = dict[str, list[tuple[float, float]]]  # us of this checkout and of the other, by subject
 SUBJECTS = {  # calls of one block
     "burst, spinning": 4000,
     "burst, written": 4000,
@@ -97,6 +101,21 @@ def client(python: str, directory: Path) -> Iterator[Callable[[str, int], float]
         process.stdin.close()
 
 
+def measure_rounds(other: str, rounds: range, pairs: Pairs) -> None:
+    """Add rounds of both checkouts, in processes of their own, to the pairs."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(scratch())
+        sides = [
+            stack.enter_context(client(python, folder / side))
+            for side, python in (("this", sys.executable), ("other", other))
+        ]
+        for number in rounds:
+            for name, count in SUBJECTS.items():
+                order = (0, 1) if number % 2 else (1, 0)
+                found = {side: sides[side](name, count) for side in order}
+                pairs[name].append((found[0], found[1]))
+
+
 def main() -> None:
     """Measures, and prints a row for each subject."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -104,19 +123,10 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=31)
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in SUBJECTS}
-    with ExitStack() as stack:
-        folder = stack.enter_context(scratch())
-        sides = [
-            stack.enter_context(client(python, folder / side))
-            for side, python in (("this", sys.executable), ("other", args.other))
-        ]
-        for number in range(args.pairs):
-            print(f"round {number + 1} of {args.pairs}", end="\r", file=sys.stderr)
-            for name, count in SUBJECTS.items():
-                order = (0, 1) if number % 2 else (1, 0)
-                found = {side: sides[side](name, count) for side in order}
-                pairs[name].append((found[0], found[1]))
+    pairs: Pairs = {name: [] for name in SUBJECTS}
+    for begin in range(0, args.pairs, ROUNDS):
+        print(f"round {begin + 1} of {args.pairs}", end="\r", file=sys.stderr)
+        measure_rounds(args.other, range(begin, min(begin + ROUNDS, args.pairs)), pairs)
     rows = {}
     print(f"{conditions()}\n{'':20} {'this us':>9} {'other us':>9} {'ratio':>7}  interval")
     for name, blocks in pairs.items():
