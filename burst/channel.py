@@ -329,7 +329,11 @@ class Channel(Closing):
                 raise self._gone(f"the connection is gone: {error}") from error
             time.sleep(_BREAK)
             return self.receive(timeout, tries - 1)
-        message = Message(raw, _descriptors(ancillary) if ancillary else [])
+        return self.received(raw, _descriptors(ancillary) if ancillary else [], flags)
+
+    def received(self, raw: bytes, fds: list[int], flags: int) -> Message:
+        """Return the message that has arrived like this. Raise PeerDied, Malformed, and DescriptorsLost."""
+        message = Message(raw, fds)
         if flags & _TRUNCATED or len(message.fds) > MAX_FDS:
             lost = flags & _TRUNCATED == socket.MSG_CTRUNC and len(message.fds) <= MAX_FDS
             close_apart(message.take_fds())

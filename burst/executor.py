@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from burst._core import ffi, lib
+from burst._hot import HotPlan
 from burst.adapted import as_execution
 from burst.causes import missed
 from burst.errors import (
@@ -48,7 +49,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-COMPLETED = int(ffi.cast("uintptr_t", ffi.addressof(lib, "burst_inflight_complete")))
+def address_of(pointer: Any) -> int:
+    """Return where a pointer of C points to."""
+    return int(ffi.cast("uintptr_t", pointer))
+
+
+COMPLETED = address_of(ffi.addressof(lib, "burst_inflight_complete"))
 """The address of the C function that ends what `Execution.launch` has begun."""
 
 
@@ -159,43 +165,31 @@ def _nothing(_: frozenset[int] | None) -> frozenset[int]:
 _NONE = RequestCodec(_ended, _ended, _ended)
 
 
-class Plan:
+class Plan(HotPlan):
     """A request that was checked and bound: what to run, and the answer where it is known beforehand.
 
-    One thread at a time runs it. Several threads that have the same request to run `claim` it.
+    One thread at a time runs it. Several threads that have the same request to run `claim` it. What is read of it in C
+    is in its base.
     """
 
-    __slots__ = (
-        "_bind",
-        "_claimed",
-        "_spares",
-        "estimate",
-        "execution",
-        "fits_fences",
-        "flow",
-        "has_run",
-        "measure",
-        "outcome",
-        "run",
-        "slots",
-        "success",
-        "ticket",
-    )
+    __slots__ = ("_bind", "_spares", "estimate", "execution", "fits_fences", "outcome", "slots", "ticket")
 
     def __init__(self, job: DecodedRequest, request: Request) -> None:
         """Bind it. Raise StatusError, and anything that a device raises."""
         packet, self.flow = job.packet, job.flow
         self.slots: frozenset[int] = frozenset()  #: that its memory has
         self._bind: Callable[[], Plan] = lambda: Plan(job, request)
-        self._claimed, self._spares = threading.Lock(), list[Plan]()
+        self._spares = list[Plan]()
         self.execution = execution = as_execution(job.bind(request))
-        self.run, self.measure, self.estimate = execution.run, packet.measure, execution.estimate
+        self.run, self.measure, self.estimate = execution.run, bool(packet.measure), execution.estimate
+        self.enters_itself = bool(execution.enters_itself)
+        if self.estimate is not None:
+            self._estimate_at = address_of(self.estimate)
         self.ticket: Ticket | None = None  #: of the thread that runs it, where that is always the same
         self.fits_fences = False  #: its outputs were found to be known beforehand
-        self.has_run = False  #: the first run takes longer than the others, so the estimate ignores it
         #: of a success, without its times, where the shapes never change
         self.outcome = Outcome(ErrorStatus.NONE, tuple(execution.shapes)) if execution.is_static else None
-        self.success: bytes | None = None  #: the same, encoded
+        self.success = None  #: the same, encoded
 
     def success_now(self, timing: Timing = NO_TIMING) -> Outcome:
         """Return the outcome of its run, which has just succeeded."""
@@ -209,7 +203,7 @@ class Plan:
 
         Give it back with `release`. Raise what binding raises.
         """
-        if self._claimed.acquire(blocking=False):
+        if self._try_claim():
             return self
         try:
             return self._spares.pop()
@@ -219,7 +213,7 @@ class Plan:
     def release(self, claimed: Plan) -> None:
         """Give back what `claim` returned. A plan that was cancelled is not given back: it never runs again."""
         if claimed is self:
-            self._claimed.release()
+            self._end_claim()
         else:
             self._spares.append(claimed)
 
@@ -284,7 +278,7 @@ class PlanRun:
 
     def run(self, ticket: Ticket | None) -> None:
         """Wait for a slot and run, if and as long as there is time. Raise StatusError, and what the plan raises."""
-        run_judged(self._judged, self._run, None if self.plan.execution.enters_itself else ticket)
+        run_judged(self._judged, self._run, None if self.plan.enters_itself else ticket)
 
     def _run(self) -> None:
         self.plan.run()
@@ -292,7 +286,7 @@ class PlanRun:
 
     def not_done(self, ticket: Ticket | None) -> StatusError:
         """Return the error of a run that has begun with that ticket, and is not done by its deadline. Any thread."""
-        in_line = None if self.plan.execution.enters_itself else ticket
+        in_line = None if self.plan.enters_itself else ticket
         return _missed(self._judged, lib.burst_judge_late(self._judged, in_line.handle if in_line else ffi.NULL))
 
 
@@ -309,20 +303,41 @@ def run_judged(judged: Any, run: Callable[[], object], ticket: Ticket | None = N
     """
     handle = ffi.NULL if ticket is None else ticket.handle
     if code := lib.burst_begin_attempt(judged, handle):
-        raise GeneralFailure("its client is gone") if code < 0 else _missed(judged, code, _PHASES[code])
+        raise _not_begun(judged, code)
     try:
         run()
-    except StatusError as error:
-        was_given_up = error.status == _TRANSIENT and error.phase not in BEFORE
-        status = lib.burst_end_attempt(judged, handle, _TRANSIENT if was_given_up else _GENERAL_FAILURE)
-        if was_given_up and judged.done > judged.deadline:
-            raise _missed(judged, status) from error
-        raise  # it waited for others within the device, or a loop has taken too long
-    except BaseException:
-        lib.burst_end_attempt(judged, handle, _GENERAL_FAILURE)
+    except BaseException as error:
+        if (said := _end_failed(judged, handle, error)) is not error:
+            raise said from error
         raise
     if status := lib.burst_end_attempt(judged, handle, 0):
         raise _missed(judged, status)
+
+
+def _not_begun(judged: Any, code: int) -> StatusError:
+    return GeneralFailure("its client is gone") if code < 0 else _missed(judged, code, _PHASES[code])
+
+
+def _end_failed(judged: Any, handle: Any, error: BaseException) -> BaseException:
+    """End an attempt whose run has raised this, and return what is said of it."""
+    was_given_up = isinstance(error, StatusError) and error.status == _TRANSIENT and error.phase not in BEFORE
+    status = lib.burst_end_attempt(judged, handle, _TRANSIENT if was_given_up else _GENERAL_FAILURE)
+    is_late = was_given_up and judged.done > judged.deadline  # else it waited in the device, or a loop took too long
+    return _missed(judged, status) if is_late else error
+
+
+def error_of(judged: Any, ticket: Ticket | None, code: int, error: BaseException | None) -> Exception:
+    """Return what is said of an attempt that was begun in C: it could not begin, or was late, both by their `code`,
+    or its run has raised an error.
+
+    Raise what ends threads.
+    """
+    if error is None:
+        return _missed(judged, code) if judged.begun else _not_begun(judged, code)
+    said = _end_failed(judged, ffi.NULL if ticket is None else ticket.handle, error)
+    if not isinstance(said, Exception):
+        raise said
+    return said
 
 
 def _missed(judged: Any, status: int, phase: Phase = "executing") -> StatusError:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from fmq import clock
+
 if TYPE_CHECKING:
     from burst.executor import Plan
 
@@ -19,44 +21,45 @@ class PlanCache:
     """
 
     def __init__(self) -> None:
-        self._plans: dict[bytes, Plan] = {}  # the last one was used last
+        self.plans: dict[bytes, Plan] = {}  #: which threads in C look at, and none changes without the lock
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._plans)
+        return len(self.plans)
 
     def find(self, key: bytes) -> Plan | None:
         """Return the plan of that request, which is used now."""
-        with self._lock:
-            plan = self._plans.pop(key, None)
-            if plan is not None:
-                self._plans[key] = plan
-            return plan
+        plan = self.plans.get(key)
+        if plan is not None:
+            plan.last_use = clock.now()
+        return plan
 
     def keep(self, key: bytes, plan: Plan) -> list[Plan | None]:
         """Add a plan, and return those that go, such as another one of that request: to be freed without a lock."""
+        plan.last_use = clock.now()
         with self._lock:
-            gone = [self._plans.pop(key, None)]
-            if len(self._plans) >= MAX_PLANS:
-                gone.append(self._plans.pop(next(iter(self._plans))))
-            self._plans[key] = plan
+            gone = [self.plans.pop(key, None)]
+            if len(self.plans) >= MAX_PLANS:
+                gone.append(self.plans.pop(min(self.plans, key=lambda other: self.plans[other].last_use)))
+            self.plans[key] = plan
         return gone
 
     def forget(self, slots: frozenset[int] | None) -> None:
         """Drop the plans that use one of these slots; None: all."""
         with self._lock:
-            before = self._plans
-            self._plans = {} if slots is None else {key: p for key, p in before.items() if not p.slots & slots}
-        del before
+            keys = [key for key, plan in self.plans.items() if slots is None or plan.slots & slots]
+            gone = [self.plans.pop(key) for key in keys]
+        del gone
 
     def drop(self, plan: Plan) -> None:
         """Drop this one, if it is there."""
         with self._lock:
-            self._plans = {key: other for key, other in self._plans.items() if other is not plan}
+            for key in [key for key, other in self.plans.items() if other is plan]:
+                del self.plans[key]
 
     def cancel(self) -> None:
         """End the runs of all plans, as far as they can be ended."""
         with self._lock:
-            plans = list(self._plans.values())
+            plans = list(self.plans.values())
         for plan in plans:
             plan.cancel()

@@ -2,11 +2,11 @@
  * of a listener whose plans are run by Python, without a frame of Python's between one request and
  * the next.
  *
- * This file and fmq/python/ are what includes Python.h: a function of cffi cannot be a method, take
- * optional arguments without parsing them in Python, or return an object that exists already. It
- * decides nothing. Python makes results ready, and says by `is_ready` of the burst's caller that
- * the next `run()` may use them; whatever is not the usual case goes to the methods `_run` and
- * `_go_on` of the Python class.
+ * The files of this module and fmq/python/ are what includes Python.h: a function of cffi cannot
+ * be a method, take optional arguments without parsing them in Python, or return an object that
+ * exists already. They decide nothing. Python makes results ready, and says by `is_ready` of the
+ * burst's caller that the next `run()` may use them; whatever is not the usual case goes to the
+ * methods `_run` and `_go_on` of the Python class.
  *
  * The global lock is the only lock here, and it is held from the look at `is_ready` to the result,
  * if that comes before burst_call returns. Else the thread gives it up and waits in C: what it
@@ -19,7 +19,8 @@
  * gives the lock up when its answer is on the way, so that this costs its client nothing.
  */
 #define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "burst/hot.h"
+
 #include <errno.h>
 #include <stdint.h>
 #include <string.h>
@@ -473,18 +474,25 @@ static PyType_Spec spec = {
     .slots = slots,
 };
 
-static int add_type(PyObject *module) {
-    PyObject *type = PyType_FromSpec(&spec);
+int hot_add_type(PyObject *module, PyType_Spec *of, const char *name) {
+    PyObject *type = PyType_FromSpec(of);
     if (!type) return -1;
-    int r = PyModule_AddObjectRef(module, "HotBurst", type);
+    int r = PyModule_AddObjectRef(module, name, type);
     Py_DECREF(type);
     return r;
 }
 
-static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)add_type}, {0, NULL}};
+static int add_types(PyObject *module) {
+    int r = hot_add_type(module, &spec, "HotBurst");
+    if (!r) r = hot_add_lane(module);
+    return r ? r : hot_add_socket(module);
+}
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "burst._hot",
-                                        .m_doc = "The one call of a burst.", .m_methods = functions,
-                                        .m_slots = module_slots};
+static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)add_types}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "burst._hot",
+    .m_doc = "The one call of a burst, and both ends of a lane's socket.", .m_methods = functions,
+    .m_slots = module_slots};
 
 PyMODINIT_FUNC PyInit__hot(void) { return PyModuleDef_Init(&definition); }

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from burst import DeviceBuffer, Malformed, PeerDied
+from burst._hot import HotSocket
 from burst.backing import fill_holes
 from burst.exhaustion import DescriptorsLost, exhausted
 from burst.request_checks import check_request
-from driver.protocol.lane_codec import encode_request
+from driver.protocol.lane_codec import encode_request, in_turn
+from fmq.clock import FOREVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,7 +27,7 @@ MOST_NUMBERS = 4096
 """What is freed, or forgotten, in one message: it has 64 KiB at most."""
 
 
-class LaneSocket:
+class LaneSocket(HotSocket):
     """A socket to the engine. The thread that holds `lock` uses it, and tells the device of freed memory afterwards."""
 
     def __init__(self, channel: Channel, slots: SlotTable) -> None:
@@ -69,16 +71,30 @@ class LaneSocket:
             raise exhausted(error, "this process") or error from error
         if answer.raw[1:10] != message[1:10]:  # the number, as it is packed
             answer.close()
-            raise _not_its_answer()
+            self._refuse()
         return answer
 
-    def ask(self, message: bytes, timeout: float | None) -> bytes:
-        """Send a message with a number, and return the outcome in its answer. Raise PeerDied, Timeout."""
-        self.channel.send_raw(message)
-        answer = self.channel.receive_bytes(timeout)
+    def ask(self, number: int, end: int | None, request: bytes, timeout: float | None) -> bytes:
+        """Have a packed request executed in turn, and return the outcome, the same bytes again if it is the same.
+
+        Raise PeerDied, Timeout.
+        """
+        channel, answered = self.channel, None
+        if timeout is None:  # else the wait for the answer ends by a clock
+            by = FOREVER if end is None else end
+            answered = self._exchange(channel.socket.fileno(), number, by, request)
+            if answered:
+                return answered
+        message = in_turn(number, end, request)
+        if answered is None:
+            channel.send_raw(message)
+        answer = channel.receive_bytes(timeout if answered is None else 0.0)
         if answer[1:10] != message[1:10]:
-            raise _not_its_answer()
+            self._refuse()
         return answer[10:]
+
+    def _refuse(self) -> NoReturn:
+        raise Malformed("the device has sent an answer to something else")
 
     def send_anew(self, request: Request) -> None:
         """Have the request's memory sent again with the next request that names it.
@@ -104,7 +120,3 @@ class LaneSocket:
                     self.channel.send(["free_memory", *freed])
             finally:
                 self.lock.release()
-
-
-def _not_its_answer() -> Malformed:
-    return Malformed("the device has sent an answer to something else")

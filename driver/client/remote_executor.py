@@ -86,8 +86,10 @@ class RemoteExecutor:
     def perform(self, job: Job) -> Result:
         """Execute it on the plain path."""
         while True:
-            with suppress(Moved):
+            try:
                 return self._perform(job)
+            except Moved:
+                pass
 
     def _perform(self, job: Job) -> Result:
         self.device.check_process()
@@ -103,9 +105,7 @@ class RemoteExecutor:
             return wait.given_up()
         except EngineEnded as error:
             return error.as_result()
-        if result.status == 0:
-            return result._replace(outputs=known.outputs(self.model, request, result.output_shapes))
-        return result
+        return result if result.status else known.success(self.model, request, result)
 
     def _recognised(self, request: Request) -> KnownRequest:
         known = self._recent
@@ -132,9 +132,7 @@ class RemoteExecutor:
         known = self._recognised(request)
 
         def finish(result: Result) -> Result:
-            if result.status == 0:
-                return result._replace(outputs=known.outputs(self.model, request, result.output_shapes))
-            return result
+            return result if result.status else known.success(self.model, request, result)
 
         try:
             return home.connection.lane.begin(home.number, job, known, finish)

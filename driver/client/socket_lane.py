@@ -32,7 +32,6 @@ from driver.protocol.lane_codec import (
     LAUNCHED,
     decode_outcome,
     fields_of,
-    in_turn,
     launch_behind,
     question,
 )
@@ -168,8 +167,8 @@ class SocketLane:
         socket = self._take(end)
         try:
             request = socket.encoded(model, job.request, known, job.measure)
-            message = in_turn(next(self._numbers), end, request)
-            raw = socket.ask(message, None if end is None else seconds_left(job.wait.last))
+            timeout = None if end is None else seconds_left(job.wait.last)
+            raw = socket.ask(next(self._numbers), end, request, timeout)
         except InvalidArgument as error:  # nothing was sent
             self._put(socket)
             return error.as_result()

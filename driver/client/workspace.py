@@ -317,6 +317,7 @@ class KnownRequest:
         self._pools, self._watched = tuple(map(id, pools)), [ref(pool, end) for pool in pools]
         self._lives = True  # all of its pools do, so that no other pool has the id of one
         self._views: KnownViews | None = None
+        self._success: tuple[Result, Result] | None = None  # as it came, and with the views
 
     def request(self) -> Request | None:
         """Return the request again while its memory lives."""
@@ -335,6 +336,16 @@ class KnownRequest:
             and self._lives
         )
 
+    def success(self, model: Model, request: Request, result: Result) -> Result:
+        """Return the result with the outputs; for the same result, with the same views, the same one again."""
+        known = self._success
+        if known and known[0] is result:
+            return known[1]
+        whole = result._replace(outputs=self.outputs(model, request, result.output_shapes))
+        if self._views and self._views.arrays is whole.outputs:
+            self._success = result, whole
+        return whole
+
     def outputs(self, model: Model, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
         """Return what `output_views` does; for the same shapes the same ones again. Those in buffers have no views."""
         known = self._views
@@ -350,7 +361,7 @@ class KnownRequest:
 
     def end(self) -> None:
         """Drop the views, which would keep memory mapped: the application has dropped one of its pools."""
-        self._lives, self._views = False, None
+        self._lives, self._views, self._success = False, None, None
 
 
 def _end(known: ref[KnownRequest], _: ref[Any]) -> None:

@@ -115,6 +115,7 @@ class ClientLane:
         self.execute, self.answer = executor.execute, executor.answer
         self.failure, self.refuse = executor.failure, executor.refuse
         self._plans = PlanCache()  # by their packed requests
+        self.known = self._plans.plans  #: which sockets execute without a step of Python
         self._lock, self._changes, self._is_over = threading.Lock(), 0, False
         self.sockets: set[LaneReader] = set()
         self._schedule: FenceSchedule | None = None

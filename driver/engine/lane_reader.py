@@ -25,8 +25,10 @@ from burst import (
     ResourceExhaustedTransient,
     StatusError,
 )
+from burst._core import ffi, lib
+from burst._hot import HotLane, HotPlan
 from burst.channel import Message, close_all
-from burst.executor import Outcome, PlanRun, binding_time
+from burst.executor import Outcome, PlanRun, address_of, binding_time, error_of
 from burst.exhaustion import DescriptorsLost, exhausted
 from burst.messages import NO_TIMING
 from burst.run_queue import Tickets
@@ -55,10 +57,11 @@ if TYPE_CHECKING:
 
     from burst.channel import Channel
     from burst.executor import Plan
-    from burst.run_queue import Flow, Ticket
+    from burst.run_queue import Ticket
     from driver.engine.lane import ClientLane
 
 _MOST_REFUSALS = 4096  # that a client has not read
+_BEGIN, _END = (address_of(ffi.addressof(lib, f"burst_{name}_attempt")) for name in ("begin", "end"))
 
 
 class AnsweredExecution(LaunchedExecution):
@@ -76,16 +79,16 @@ class AnsweredExecution(LaunchedExecution):
         self.socket.say(self.number, outcome, self.plan)
 
 
-class LaneReader:
-    """A reader that serves one socket in a thread of its own."""
+class LaneReader(HotLane):
+    """A reader that serves one socket in a thread of its own. Known requests go no further than its base."""
 
     def __init__(self, channel: Channel, lane: ClientLane, on_end: Callable[[], None]) -> None:
         self._channel, self._lane, self._on_end = channel, lane, on_end
-        self._tickets, self._running = Tickets(), cast("Plan | None", None)
-        self._flow: Flow | None = None  # of the last one
-        self._ticket: Ticket | None = None
+        self._tickets = Tickets()
+        self._ticket: Ticket | None = None  # of the last one
+        self._judged = ffi.new("burst_attempt *")  # of an execution that the base has begun
+        self._begin_lane(_BEGIN, _END, address_of(self._judged), HotPlan)
         self._slots: set[int] = set()  # that were registered here
-        self.answered = 0  #: number of requests that were executed in turn
         self._outbox: deque[bytes] = deque()  # answers to what was launched
         self._sending, self._is_full = threading.Lock(), False
         self._thread = ServingThread(self._serve, name="lane")
@@ -103,7 +106,7 @@ class LaneReader:
     def stop(self) -> None:
         """End it. A running execution is cancelled if the device can; else it finishes first."""
         self._tickets.close()
-        if running := self._running:
+        if running := cast("Plan | None", self._running):
             running.cancel()
         self._channel.shutdown()
 
@@ -164,11 +167,16 @@ class LaneReader:
             lane.enter()
             while True:
                 try:
-                    message = self._channel.receive()
+                    message = self._receive()
                 except DescriptorsLost as error:
                     self._note_lost(error)
                 else:
                     self.handle(message)
+
+    def _receive(self) -> Message:
+        """Return the next message that is no known request. Raise as `Channel.receive`."""
+        found = self._next_message(self._channel.fileno(), self._lane.known)
+        return self._channel.received(*found) if found else self._channel.receive()
 
     def handle(self, message: Message) -> None:
         """Do what one message asks for. Raise PeerDied, Malformed."""
@@ -215,7 +223,8 @@ class LaneReader:
             self._running = claimed = plan.claim()
             if claimed.flow is not self._flow:
                 assert claimed.flow
-                self._flow, self._ticket = claimed.flow, self._tickets.of(claimed.flow)
+                self._ticket = ticket = self._tickets.of(claimed.flow)
+                self._flow, self._ticket_at = claimed.flow, address_of(ticket.handle)
             bound = 0 if claimed.has_run else binding_time(arrived, end)
             outcome = lane.execute(PlanRun(claimed, arrived, end, bound=bound), self._ticket)
             answer = (outcome is claimed.outcome and claimed.success) or lane.answer(outcome)
@@ -224,6 +233,19 @@ class LaneReader:
             answer = lane.refuse(error)
         self._running = None
         return answer_to(raw, answer)
+
+    def _fail(self, plan: Plan, code: int, error: BaseException | None) -> bytes:
+        """Return the outcome, packed, of a known request that has not begun, was late, or has failed.
+
+        Raise what ends threads.
+        """
+        said = error_of(self._judged, None if plan.enters_itself else self._ticket, code, error)
+        plan.invalidate_outputs()
+        return self._lane.refuse(said)
+
+    def _send(self, head: bytes, outcome: bytes) -> None:
+        """Send the answer to a message that began like this, when it did not go out at once. Raise PeerDied."""
+        self._channel.send_raw(answer_to(head, outcome))
 
     # ---- what is launched
 
