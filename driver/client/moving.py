@@ -14,7 +14,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -29,7 +29,7 @@ from driver.errors import DeviceFailed, DriverError
 from driver.protocol.renewal import RenewalState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from burst import Controller, Request
     from burst.controller import Packet
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from driver.client.device import RemoteDevice
     from driver.client.pipeline import Pipeline
     from driver.client.remote_executor import Home, RemoteExecutor
+    from driver.protocol.renewal import Stage
 
 _log = logging.getLogger(__name__)
 WITHIN = 120.0  # seconds for a move, and for the end of buffers before it
@@ -85,8 +86,19 @@ def await_watcher(connection: Connection) -> None:
         thread.join(_MOMENT)
 
 
+def ask(connection: Connection, method: str, *arguments: object) -> tuple[list[Any], list[int]]:
+    """Call the device about a renewal. Raise StatusError, PeerDied."""
+    return connection.call(method, *arguments, timeout=_ANSWER)
+
+
+def say_stays(connection: Connection, why: object) -> None:
+    """Tell the device that this client cannot move."""
+    with suppress(BurstError, DriverError):
+        ask(connection, "stays", f"process {os.getpid()}: {why}")
+
+
 def _state_of(connection: Connection) -> tuple[RenewalState, int]:
-    values, fds = connection.call("renewal", timeout=_ANSWER)
+    values, fds = ask(connection, "renewal")
     try:
         state = RenewalState.from_wire(values)
         if len(fds) != 1:
@@ -96,18 +108,20 @@ def _state_of(connection: Connection) -> tuple[RenewalState, int]:
         close_all(fds)
 
 
-def await_change(connection: Connection, within: float) -> RenewalState:
-    """Return how the renewal of a device stands, after a change or so many seconds. Raise StatusError, PeerDied."""
+def await_change(
+    connection: Connection, within: float, stages: Collection[Stage] = ("idle", "asked", "moving", "draining")
+) -> RenewalState:
+    """Return how the renewal of a device stands; in one of these stages, after a change or so many seconds.
+
+    Raise StatusError, PeerDied.
+    """
     state, fd = _state_of(connection)
     try:
-        if within and state.stage != "stayed":
-            _await_end(fd, within)
+        if not within or state.stage not in stages:
+            return state
+        _await_end(fd, within)
     finally:
         os.close(fd)
-    return _state_of_now(connection) if within else state
-
-
-def _state_of_now(connection: Connection) -> RenewalState:
     state, fd = _state_of(connection)
     os.close(fd)
     return state
@@ -154,11 +168,23 @@ def _await_end(fd: int, within: float | None = None) -> None:
 
 def await_buffers(old: Connection) -> None:
     """Wait until the device has no buffer of this connection. Raise DeviceFailed if one stays."""
-    end = time.monotonic() + WITHIN / 2
-    while old.buffers:
+    why = lambda: f"{len(old.buffers)} buffers on the device were not released"  # noqa: E731
+    await_done(lambda: not old.buffers, time.monotonic() + WITHIN / 2, why, pause=_LOOK)
+
+
+def await_done(is_done: Callable[[], bool], end: float, why: Callable[[], str], pause: float) -> None:
+    """Look after each pause until it is done. Raise DeviceFailed, which says why, after `end`, a time.monotonic()."""
+    while not is_done():
         if time.monotonic() > end:
-            raise DeviceFailed(f"{len(old.buffers)} buffers on the device were not released")
-        time.sleep(_LOOK)
+            raise DeviceFailed(why())
+        time.sleep(pause)
+
+
+def is_drained(pipeline: Pipeline) -> bool:
+    """Take what has arrived; return True once nothing is in flight. The caller holds `submitting`."""
+    pipeline.in_flight.begin(pipeline.session.controller)
+    pipeline.look()
+    return pipeline.in_flight.is_idle
 
 
 class _ShortTurns:
@@ -222,7 +248,7 @@ class Move:
         homes, bursts = self.make_ready(new)
         if self._second:
             self._second.take_name()
-            self.old.call("succeeded", timeout=_ANSWER)
+            ask(self.old, "succeeded")
         if not self.device.move(self.old, new, homes):
             raise DeviceFailed("the device ended, was closed, or got buffers meanwhile")
         return homes, bursts
@@ -239,8 +265,7 @@ class Move:
             self._second.forget()
         if self.new:
             self.new.close()
-        with suppress(BurstError, DriverError):
-            self.old.call("stays", f"process {os.getpid()}: {words}", timeout=_ANSWER)
+        say_stays(self.old, words)
 
     # ---- before
 
@@ -248,14 +273,9 @@ class Move:
         """Return a connection to the second service. Raise DeviceFailed, StatusError, PeerDied."""
         old = self.old
         while True:
-            (step,), _ = old.call("successor", self._can_start, timeout=_ANSWER)
+            (step,), _ = ask(old, "successor", self._can_start)
             if step == "wait":
-                state, fd = _state_of(old)
-                try:
-                    if state.stage == "asked":
-                        _await_end(fd, WITHIN)
-                finally:
-                    os.close(fd)
+                await_change(old, WITHIN, ["asked"])
                 if self._is_late:
                     raise DeviceFailed("no second engine has begun")
                 continue
@@ -359,10 +379,9 @@ def _while_idle(pipeline: Pipeline, work: Callable[[], bool]) -> bool:
     done: list[bool] = []
     with pipeline.in_flight.submitting:
         while not (done or pipeline.session.is_closed or pipeline.session.has_ended):
-            pipeline.in_flight.begin(pipeline.session.controller)
-            pipeline.in_flight.when_idle(lambda: done.append(work()))
+            if is_drained(pipeline):
+                pipeline.in_flight.when_idle(lambda: done.append(work()))
             if not done:
-                pipeline.look()
                 time.sleep(_SOON)
     return bool(done) and done[0]
 

@@ -8,13 +8,13 @@ before. `driver.protocol.renewal` has the protocol.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from burst import BurstError, PeerDied
-from driver.client.moving import BurstBeside, await_buffers, await_change
+from driver.client.moving import BurstBeside, ask, await_buffers, await_change, await_done, is_drained, say_stays
 from driver.errors import DeviceFailed, DriverError
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ WITHIN = 10.0
 """Seconds in which all that is in flight, of all clients, has to end."""
 
 _LOOK = 1e-3  # seconds
-_ANSWER = 10.0
 
 
 class _Nowhere:
@@ -73,14 +72,17 @@ class Pause:
             self._pipelines += [each for each in list(executor.pipelines) if each.session.is_at(self.old)]
         for pipeline in self._pipelines:
             held.enter_context(pipeline.in_flight.submitting)
-            _await(lambda pipeline=pipeline: _is_drained(pipeline), end)  # type: ignore[misc]
-        _await(self.old.lane.retire, end)
+            self._await(partial(is_drained, pipeline), end)
+        self._await(self.old.lane.retire, end)
+
+    def _await(self, is_done: Callable[[], bool], end: float) -> None:
+        await_done(is_done, end, lambda: f"requests were in flight for {WITHIN:g} s", pause=_LOOK)
 
     def _await_end(self) -> None:
         """Tell the device, and wait until it has ended. Raise DeviceFailed if it goes on."""
         end = time.monotonic() + WITHIN
         with suppress(PeerDied):
-            self.old.call("drained", timeout=_ANSWER)
+            ask(self.old, "drained")
             while time.monotonic() < end:
                 state = await_change(self.old, end - time.monotonic())
                 if state.stage == "stayed":
@@ -92,8 +94,7 @@ class Pause:
         self.old.lane.resume()
         for executor, home in self._homes.items():
             executor.home = home
-        with suppress(BurstError, DriverError):
-            self.old.call("stays", f"process {os.getpid()}: {error}", timeout=_ANSWER)
+        say_stays(self.old, error)
 
     def resume(self) -> None:
         """Start the device again, and prepare all models there. What cannot be is as after the device's death."""
@@ -105,25 +106,6 @@ class Pause:
                 executor.home = executor.prepared_on(self.device.connection)
                 for pipeline in [each for each in self._pipelines if each.session.prepared is executor]:
                     beside = BurstBeside(pipeline.session.opened_at(executor.home), [])
-                    pipeline.in_flight.when_idle(_moved(pipeline, executor.home, beside))
+                    pipeline.in_flight.when_idle(partial(pipeline.session.move, executor.home, beside))
         except (BurstError, DriverError, OSError, ValueError) as error:
             _log.warning("device %r: it was not restarted: %s", self.device.address, error)
-
-
-def _moved(pipeline: Pipeline, home: Home, beside: BurstBeside) -> Callable[[], None]:
-    return lambda: pipeline.session.move(home, beside)
-
-
-def _is_drained(pipeline: Pipeline) -> bool:
-    """Take what has arrived; return True once nothing is in flight. The caller holds `submitting`."""
-    pipeline.in_flight.begin(pipeline.session.controller)
-    pipeline.look()
-    return pipeline.in_flight.is_idle
-
-
-def _await(is_done: Callable[[], bool], end: float) -> None:
-    """Wait until it is. Raise DeviceFailed after `end`."""
-    while not is_done():
-        if time.monotonic() > end:
-            raise DeviceFailed(f"requests were in flight for {WITHIN:g} s")
-        time.sleep(_LOOK)
