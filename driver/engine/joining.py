@@ -26,6 +26,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
@@ -42,6 +43,8 @@ from fmq import clock
 from fmq.clock import FOREVER
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from burst.messages import Phase
     from burst.run_queue import Flow
     from driver.engine.binding import BoundRequest
@@ -135,22 +138,20 @@ class JoinedRequest(Execution):
 
     def run_alone(self) -> None:
         """Run by itself, in a slot. Raise StatusError."""
-        self.enter()
-        try:
+        with self.slot():
             self.alone.run()
-        finally:
-            self.leave()
 
-    def enter(self) -> None:
-        """Take a slot of the device; `leave` gives it back. Raise StatusError: its deadline, or its client is gone."""
+    @contextmanager
+    def slot(self) -> Iterator[None]:
+        """Hold a slot of the device. Raise StatusError: its deadline has passed, or its client is gone."""
         if self._is_cancelled:
             raise _gone()
         if lib.burst_enter(self._ticket.handle, ffi.NULL, self.due, clock.now()):
             raise _gone() if self._is_cancelled else _missed("queued")
-
-    def leave(self) -> None:
-        """Give the slot back."""
-        self._ticket.leave()
+        try:
+            yield
+        finally:
+            self._ticket.leave()
 
     def cancel(self) -> None:
         """End the run of this request, and all later ones; a run that others share goes on. Any thread."""
@@ -383,16 +384,13 @@ class Joiner:
         outputs: list[Array] | None = None
         try:
             self._await_others(request)
-            request.enter()
-            try:
+            with request.slot():
                 run, began = self._with_others(request), time.perf_counter()
                 if run is None:
                     request.alone.run()
                 else:
                     outputs = self._outputs(run)
                     self._charge(run, time.perf_counter() - began)
-            finally:
-                request.leave()
         finally:
             self._hand_on(request.priority)
             if run is not None:
