@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
-from concurrent.futures import Future
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -21,11 +19,12 @@ from driver.gateways.embeddings.api_errors import refused
 from driver.gateways.embeddings.text_models import TextModel
 from driver.gateways.embeddings.vector_api import VectorApi
 from driver.gateways.http_requests import BoundedRequests
+from driver.gateways.loop_thread import LoopThread
 from driver.gateways.request_memory import RequestMemory
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from driver.gateways.embeddings.model_folder import ModelFolder
 
@@ -130,30 +129,24 @@ class AccountVectors:
         """Bind the addresses. Raise DeviceFailed."""
         self._server = VectorServer(device, folders, addresses)
         self.addresses = self._server.addresses
-        self._begun: Future[asyncio.AbstractEventLoop] = Future()
-        self._ends = asyncio.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="burst-embeddings", daemon=True)
+        self._thread = LoopThread("burst-embeddings", self._serve)
 
     def begin(self) -> None:
         """Serve from now on. Raise what opening the models raises."""
-        self._thread.start()
-        self._begun.result()
-
-    async def _serve(self) -> None:
         try:
-            async with self._server:
-                self._begun.set_result(asyncio.get_running_loop())
-                await self._ends.wait()
+            self._thread.begin()
         except Exception as error:
-            if self._begun.done():
-                raise
             _LOG.error("the models cannot be served: %s", error)
-            self._begun.set_exception(error)
+            raise
+
+    async def _serve(self, begun: Callable[[], object], end: asyncio.Future[None]) -> None:
+        async with self._server:
+            begun()
+            await end
 
     def close(self) -> None:
         """Finish what runs."""
-        self._begun.result().call_soon_threadsafe(self._ends.set)
-        self._thread.join()
+        self._thread.end(None)
 
 
 def opened(

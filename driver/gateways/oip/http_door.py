@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
 from driver.gateways.http_answer import HttpAnswer
 from driver.gateways.http_requests import BoundedRequests
+from driver.gateways.loop_thread import LoopThread
 from driver.gateways.oip.http_front import HttpFront
 from driver.service.peer_limiter import of_all
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from driver.gateways.http_requests import WholeRequest
     from driver.gateways.oip.grpc_door import Credentials, DoorLimits
     from driver.gateways.oip.service import InferenceService
@@ -40,27 +42,21 @@ class HttpDoor:
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             self._tls.load_cert_chain(credentials.certificate, credentials.key)
         self._threads = ThreadPoolExecutor(of_all(limits.requests), thread_name_prefix="burst-oip-http")
-        self._has_begun = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="burst-oip-http", daemon=True)
+        self._thread = LoopThread("burst-oip-http", self._serve)
 
     def begin(self) -> None:
         """Serve clients from now on; those that connected before wait in the socket."""
-        self._thread.start()
-        self._has_begun.wait()
+        self._thread.begin()
 
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._end: asyncio.Future[float] = self._loop.create_future()
+    async def _serve(self, begun: Callable[[], object], end: asyncio.Future[float]) -> None:
         advice = "send tensors as binary data, or in shared memory"
         requests = BoundedRequests(self._answer, _refused, self._limits, self._front.memory, advice=advice)
-        self._has_begun.set()
-        await requests.serve(self._listener, self._end, self._tls)
+        begun()
+        await requests.serve(self._listener, end, self._tls)
 
     def close(self, grace: float) -> None:
         """Take no more requests, and give those that run so many seconds."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._end.set_result, grace)
-            self._thread.join()
+        self._thread.end(grace)
         self._listener.close()
         self._threads.shutdown()
 
