@@ -33,6 +33,26 @@ _MOST_FAILED_STARTS = 3
 _NAP = 0.02
 
 
+def answering(name: str, patience: float = PATIENCE, tries: int = _MOST_FAILED_STARTS) -> RemoteDevice:
+    """Connect to a device whose engine answers: one that a test has killed may take a connection before it ends.
+
+    Raise DeviceFailed, and whatever else `connect` raises; PeerDied if devices die as soon as they start.
+    """
+    for left in reversed(range(tries)):
+        device = connect(name)
+        try:
+            device.call("status", timeout=patience)
+            break
+        except PeerDied:
+            device.close()
+            if not left:
+                raise
+        except BaseException:
+            device.close()
+            raise
+    return device
+
+
 class Target:
     """One device: connects on first use, and again after the connection was lost."""
 
@@ -50,32 +70,13 @@ class Target:
             if self._failed_starts >= _MOST_FAILED_STARTS:
                 raise DeviceFailed(self._last_failure)
             try:
-                self._device = self._answering()
+                self._device = answering(self.name, self.patience)
             except (BurstError, DriverError) as error:
                 self._failed_starts += 1
                 self._last_failure = str(error)
                 raise
             self._failed_starts = 0
         return self._device
-
-    def _answering(self) -> RemoteDevice:
-        """Connect to a device whose engine answers: one that a test has killed may take a connection before it ends.
-
-        Raise DeviceFailed, and whatever else `connect` raises; PeerDied if devices die as soon as they start.
-        """
-        for left in reversed(range(_MOST_FAILED_STARTS)):
-            device = connect(self.name)
-            try:
-                device.call("status", timeout=self.patience)
-                break
-            except PeerDied:
-                device.close()
-                if not left:
-                    raise
-            except BaseException:
-                device.close()
-                raise
-        return device
 
     @property
     def bench(self) -> Bench:

@@ -29,8 +29,9 @@ from small_models import (
 )
 
 import driver
-from burst import Memory, PeerDied, Request, RequestArgument
+from burst import Memory, Request, RequestArgument
 from driver.client import discovery
+from driver.vts.target import answering
 
 sys.path.append(str(Path(__file__).parents[1]))  # for programs of tests, which import this file by itself
 
@@ -172,14 +173,7 @@ def home(_home, monkeypatch):
 
 def living(name):
     """A connection to a device whose engine answers, so it is none that a test before has killed."""
-    while True:
-        device = driver.connect(name)
-        try:
-            device.call("free", 0)  # goes to the engine and back
-        except PeerDied:
-            device.close()
-        else:
-            return device
+    return answering(name, tries=100)
 
 
 @pytest.fixture
