@@ -8,9 +8,9 @@ network in `listener`, and what becomes of the answers in `audio_report`.
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,13 +19,14 @@ import burst
 import driver
 from burst import Request, RequestArgument
 from driver.demos.keypad import BLOCK
-from driver.demos.latencies import TimedCall
+from driver.demos.latencies import timed
 from driver.demos.listener import CLASSES, STATES, build_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from driver.demos.audio_sources import Pace, SoundSource
+    from driver.demos.latencies import TimedCall
 
 TIMEOUT = 5.0  # seconds for one execution
 WARM_UP = 20  # blocks of silence on each path before anything is measured
@@ -85,10 +86,7 @@ class Listener:
 
     def step(self) -> tuple[np.ndarray, TimedCall]:
         """Hear the block: how likely each key is, in memory that the next step writes to, and how long it took."""
-        start = time.perf_counter()
-        result = self._execute(self._requests[self._turn], measure=True, timeout=TIMEOUT)
-        call = TimedCall(time.perf_counter() - start, result.timing.time_on_device)
-        result.raise_for_status()
+        result, call = timed(partial(self._execute, self._requests[self._turn], measure=True, timeout=TIMEOUT))
         self._turn = 1 - self._turn
         return result.outputs[0][0], call  # the outputs in buffers are None
 

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from driver.demos.audio import WARM_UP
 from driver.demos.audio_sources import SECONDS
 from driver.demos.keypad import BLOCK, COLUMNS, KEYS, RATE, ROWS, SECTION, Ear, level_at
-from driver.demos.latencies import NAMES, Latencies, percentiles, summary_table
+from driver.demos.latencies import NAMES, Latencies, PathTimes, percentiles, summary_table
 from driver.demos.listener import Goertzel
 from driver.demos.recordings import private
 
@@ -57,7 +57,7 @@ class AudioReport:
         """`presses`: the keys that are pressed, if known; `out`: the folder for the results."""
         self._presses, self._out, self._console = presses, out, console
         self._ears = {"network": Ear(presses or ()), "Goertzel": Ear(presses or ())}
-        self._paths = {path: Latencies() for path in ("burst", "plain RPC")}
+        self._paths = PathTimes()
         self._sound: list[np.ndarray] = []
         self._answers: list[np.ndarray] = []
         self._difference = 0.0  # the largest between the answers of two paths
@@ -74,8 +74,7 @@ class AudioReport:
         self._sound.append(step.block.copy())
         self._answers.append(first.copy())
         self._difference = max([self._difference, *(float(abs(first - other).max()) for other in others)])
-        for path, call in step.calls.items():
-            self._paths[path].add(call)
+        self._paths.add(step.calls)
         self._ears["Goertzel"].hear(self._goertzel.label(step.block))
         for event in self._ears["network"].hear(int(first.argmax())):
             self._console.print(line(event, is_checked=self._presses is not None), highlight=False)
@@ -97,8 +96,7 @@ class AudioReport:
             "largest_difference": self._difference,
             "heard": "".join(event.key for event in events["network"] if event.key),
             "keys": None if self._presses is None else {name: counts(found) for name, found in events.items()},
-            "another_process_costs_ms": self._paths["burst"].cost.milliseconds,
-            "latency_ms": {path: latencies.summary() for path, latencies in self._paths.items()},
+            **self._paths.summary(),
             "real_time_factor": {path: real_time_factor(latencies) for path, latencies in self._paths.items()},
             "files": [str(path) for path in files],
         }
@@ -109,7 +107,7 @@ class AudioReport:
         if self._presses is not None:
             self._console.print(ear_table({name: ear.events for name, ear in self._ears.items()}))
         self._console.print(path_table(self._paths))
-        self._console.print(self._paths["burst"].cost.text)
+        self._console.print(self._paths.cost.text)
 
 
 def counts(events: Sequence[Event]) -> dict[str, int]:

@@ -9,9 +9,9 @@ in `detector`, and what becomes of the results in `camera_report`.
 from __future__ import annotations
 
 import math
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,13 +21,14 @@ import burst
 import driver
 from driver.demos.detector import build_model, decode, outputs_of
 from driver.demos.drawing import picture
-from driver.demos.latencies import TimedCall
+from driver.demos.latencies import timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from driver.demos.boxes import Box
     from driver.demos.camera_sources import FrameClock, FrameSource
+    from driver.demos.latencies import TimedCall
 
 TIMEOUT = 5.0  # seconds for one execution
 WARM_UP = 20  # calls on each path before anything is measured
@@ -98,10 +99,7 @@ class Detector:
         found: list[Box] = []
         calls = {}
         for path in sorted(self.paths, reverse=last):
-            start = time.perf_counter()
-            result = self.paths[path](n)
-            calls[path] = TimedCall(time.perf_counter() - start, result.timing.time_on_device)
-            result.raise_for_status()
+            result, calls[path] = timed(partial(self.paths[path], n))
             if path == "burst":
                 found = decode(result.outputs)  # before the next run: the outputs are views of shared memory
         return found, calls

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from driver.demos.boxes import Agreement
 from driver.demos.camera import WARM_UP
 from driver.demos.drawing import COLOURS, Film, annotate
-from driver.demos.latencies import Latencies, draw_latencies, latency_table, summary_table
+from driver.demos.latencies import PathTimes, draw_latencies, latency_table, summary_table
 from driver.demos.recordings import private
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class CameraReport:
     def __init__(self, frames: int, out: Path, film: Film | None, console: Console) -> None:
         """`out`: the folder for the pictures."""
         self._frames, self._out, self._film, self._console = frames, out, film, console
-        self._paths = {path: Latencies() for path in ("burst", "plain RPC")}
+        self._paths = PathTimes()
         self._agreement = Agreement()
         self._sample: tuple[np.ndarray, list[Box], list[Box] | None] | None = None
         self.seen = self.dropped = 0
@@ -48,8 +48,7 @@ class CameraReport:
     def add(self, step: FrameResult) -> None:
         """Add one frame and what came of it."""
         self.seen, self.dropped = step.index + 1, step.dropped
-        for path, call in step.calls.items():
-            self._paths[path].add(call)
+        self._paths.add(step.calls)
         if step.truth is not None:
             self._agreement.count(step.found, step.truth)
         if step.index in {0, self._frames // 2}:
@@ -86,8 +85,7 @@ class CameraReport:
             "runs": stats["runs"] | {"warm_up": WARM_UP},
             "copied_frame_bytes": stats["copied_bytes"]["bulk"],
             "objects": self._agreement.summary(),
-            "another_process_costs_ms": self._paths["burst"].cost.milliseconds,
-            "latency_ms": {path: latencies.summary() for path, latencies in self._paths.items()},
+            **self._paths.summary(),
             "files": [str(path) for path in files],
         }
 
@@ -95,7 +93,7 @@ class CameraReport:
         """Print the summary as tables."""
         self._console.print(summary_table(facts_of(summary), summary["files"]))
         self._console.print(latency_table(self._paths))
-        self._console.print(self._paths["burst"].cost.text)
+        self._console.print(self._paths.cost.text)
 
 
 def facts_of(summary: dict[str, Any]) -> dict[str, str]:

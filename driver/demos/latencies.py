@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from matplotlib import pyplot as plt
@@ -16,10 +17,12 @@ from rich.text import Text
 from driver.demos.recordings import written
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
+
+    from burst import Result
 
 plt.switch_backend("Agg")  # there may be no display
 
@@ -36,6 +39,15 @@ class TimedCall(NamedTuple):
 
     seconds: float
     on_device: float | None
+
+
+def timed(execute: Callable[[], Result]) -> tuple[Result, TimedCall]:
+    """Return the result of a call that succeeds, and how long it took. Raise as the call does, and StatusError."""
+    start = time.perf_counter()
+    result = execute()
+    call = TimedCall(time.perf_counter() - start, result.timing.time_on_device)
+    result.raise_for_status()
+    return result, call
 
 
 class ProcessCost:
@@ -95,6 +107,28 @@ class Latencies:
             for part, values in known.items()
             if values.size
         }
+
+
+class PathTimes(dict[str, Latencies]):
+    """The times of the calls on both paths."""
+
+    def __init__(self) -> None:
+        super().__init__((path, Latencies()) for path in STYLES)
+
+    def add(self, calls: Mapping[str, TimedCall]) -> None:
+        """Remember a call on each."""
+        for path, call in calls.items():
+            self[path].add(call)
+
+    @property
+    def cost(self) -> ProcessCost:
+        """The cost of another process."""
+        return self["burst"].cost
+
+    def summary(self) -> dict[str, Any]:
+        """Return what a summary of a demo says of them."""
+        latency = {path: latencies.summary() for path, latencies in self.items()}
+        return {"another_process_costs_ms": self.cost.milliseconds, "latency_ms": latency}
 
 
 def percentiles(values: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from contextlib import closing, contextmanager
 from dataclasses import astuple
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import av
@@ -18,7 +19,7 @@ from driver.demos.camera import TIMEOUT, Detector, FrameResult, connected
 from driver.demos.camera_sources import CameraSource, clock_of, open_source
 from driver.demos.detector import decode
 from driver.demos.drawing import PALETTE, Film, annotate
-from driver.demos.latencies import TimedCall
+from driver.demos.latencies import TimedCall, timed
 from driver.demos.recordings import new_folder
 from driver.demos.scene import NAMES
 from driver.demos.web.board import Update
@@ -193,8 +194,5 @@ def _landed(
     if is_last:
         assert detector.plain_frame is not None
         detector.plain_frame[...] = flight.frame
-        start = time.perf_counter()
-        plain = detector.paths["plain RPC"](0)
-        calls["plain RPC"] = TimedCall(time.perf_counter() - start, plain.timing.time_on_device)
-        plain.raise_for_status()
+        _, calls["plain RPC"] = timed(partial(detector.paths["plain RPC"], 0))
     return FrameResult(index, flight.frame, found, flight.truth, calls=calls, dropped=dropped)
