@@ -93,14 +93,11 @@ class SocketLane:
         self._is_retired = False
 
     def _enter(self) -> None:
-        """Begin to use the lane; `_leave` ends that. Raise Moved."""
+        """Begin to use the lane, as one of `_users` until that is popped. Raise Moved."""
         self._users.append(None)
         if self._is_retired:
-            self._leave()
+            self._users.pop()
             raise Moved
-
-    def _leave(self) -> None:
-        self._users.pop()
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
@@ -108,7 +105,7 @@ class SocketLane:
         try:
             yield
         finally:
-            self._leave()
+            self._users.pop()
 
     # ---- sockets
 
@@ -122,13 +119,13 @@ class SocketLane:
                 socket = self._opened(end)
             socket.lock.acquire()
         except BaseException:
-            self._leave()
+            self._users.pop()
             raise
         return socket
 
     def _put(self, socket: LaneSocket) -> None:
         """Keep a socket for the next call: no answer is on its way on it."""
-        self._leave()
+        self._users.pop()
         socket.lock.release()
         self._idle.append(socket)
         if socket.freed:
@@ -138,7 +135,7 @@ class SocketLane:
 
     def _end(self, socket: LaneSocket) -> None:
         """Close a socket after an error, because an answer may still be on its way on it."""
-        self._leave()
+        self._users.pop()
         socket.lock.release()
         socket.channel.close()
         _remove(self.sockets, socket)

@@ -318,11 +318,11 @@ class LaneReader(HotLane):
     def _launched(self, number: int, bounds: TimeLimits, fences: int, key: bytes, fds: list[int]) -> int:
         """Return the fence of the execution. Raise StatusError, and as binding does; Malformed for a number in use."""
         lane, schedule, fence, arrived = self._lane, self._lane.schedule, -1, time.monotonic_ns()
-        check_most(fences)
         if len(fds) > fences:
             raise InvalidArgument(f"wait_for: {len(fds)} descriptors came for {fences} fences")
         lane.limits.check("client_launched", schedule.waiting["client_launched"], "wait for one of them")
         if fences:
+            check_most(fences)
             remedy = f"wait for some of them, as this request brings {fences}"
             lane.limits.check("client_fences", schedule.watched, remedy, fences)
         claim = lane.take("wait for some of them", **price("fenced execution", descriptors=len(fds)))
@@ -331,8 +331,9 @@ class LaneReader(HotLane):
         except Malformed as error:
             raise InvalidArgument(str(error)) from error
         check_count(fds, fences)
-        bounds = bounds.after_binding(plan, arrived)
-        check_deadline(bounds)
+        if bounds.deadline is not None:
+            bounds = bounds.after_binding(plan, arrived)
+            check_deadline(bounds)
 
         def make() -> SignallingExecution:
             nonlocal fence

@@ -152,8 +152,10 @@ class LaunchedExecution:
     def begin_run(self, plan: Plan) -> PlanRun:
         """Return its run, with a plan that was claimed for it."""
         since = self._could_begin if self.has_waited else 0
-        end = FOREVER if self.end is None else self.end
-        self.run = PlanRun(plan, self.begin, end, since=since, bound=self._bound)
+        if self.end is None:
+            self.run = PlanRun(plan, self.begin, since=since)
+        else:
+            self.run = PlanRun(plan, self.begin, self.end, since=since, bound=self._bound)
         return self.run
 
     def give_up(self) -> None:
@@ -295,13 +297,13 @@ class FenceSchedule:
         Raise InvalidArgument for a descriptor that is not a fence or is in error, Malformed for a number that is
         pending, and what `make` raises.
         """
-        kinds = kinds_of(fds)
+        kinds = kinds_of(fds) if fds else []
         with self.lock:
             if self._is_over:
                 raise GeneralFailure("the client is gone")
             if number in self.pending:
                 raise Malformed(f"{number} numbers an execution that is pending")
-            leaders, watched = self._sorted(fds, kinds)
+            leaders, watched = self._sorted(fds, kinds) if fds else ([], [])
             launched = make()
             for fd in watched:
                 fds.remove(fd)
@@ -337,7 +339,7 @@ class FenceSchedule:
             return
         if not launched.missing:
             self._ready(launched)
-        else:
+        elif launched.end is not None:
             self._note_end(launched)
 
     def _ready(self, launched: LaunchedExecution) -> None:
@@ -347,7 +349,8 @@ class FenceSchedule:
         except StatusError as error:
             self._settle(launched, Outcome(error.status, text=str(error)))
         else:
-            self._note_end(launched)
+            if launched.end is not None:
+                self._note_end(launched)
 
     def _queue_of(self, launched: LaunchedExecution) -> ReadyQueue:
         flow = launched.plan.flow
