@@ -11,7 +11,6 @@ over the other, and its 95 % interval.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -19,15 +18,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from measure import CLIENT_CPU, DEVICE_CPU, conditions, scratch
+import numpy as np
+from measure import CLIENT_CPU, DEVICE_CPU, progress, scratch
+from question import Finding, Inquiry
 
 from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterator
 
 ROUNDS = 5  # of one pair of clients and devices
-Pairs = dict[str, list[tuple[float, float]]]  # us of this checkout and of the other, by subject
+Blocks = dict[str, list[dict[str, float]]]  # us of each side, by subject
 SUBJECTS = {  # calls of one block
     "burst, spinning": 4000,
     "burst, written": 4000,
@@ -101,42 +103,53 @@ def client(python: str, directory: Path) -> Iterator[Callable[[str, int], float]
         process.stdin.close()
 
 
-def measure_rounds(other: str, rounds: range, pairs: Pairs) -> None:
-    """Add rounds of both checkouts, in processes of their own, to the pairs."""
+def measure_rounds(args: argparse.Namespace, rounds: range, found: Blocks) -> None:
+    """Add rounds of both checkouts, in processes of their own."""
     with ExitStack() as stack:
         folder = stack.enter_context(scratch())
-        sides = [
-            stack.enter_context(client(python, folder / side))
-            for side, python in (("this", sys.executable), ("other", other))
-        ]
+        sides = {
+            side: stack.enter_context(client(str(python.absolute()), folder / side))
+            for side, python in (("this", Path(sys.executable)), ("other", args.other))
+        }
         for number in rounds:
             for name, count in SUBJECTS.items():
-                order = (0, 1) if number % 2 else (1, 0)
-                found = {side: sides[side](name, count) for side in order}
-                pairs[name].append((found[0], found[1]))
+                progress(f"round {number + 1} of {args.pairs}", name)
+                order = sorted(sides, reverse=bool(number % 2))
+                found[name].append({side: sides[side](name, count // 10 if args.quick else count) for side in order})
 
 
-def main() -> None:
-    """Measures, and prints a row for each subject."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("other", metavar="PYTHON", help="the interpreter of the other checkout's .venv")
-    parser.add_argument("--pairs", type=int, default=31)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args()
-    pairs: Pairs = {name: [] for name in SUBJECTS}
+def find(args: argparse.Namespace) -> Finding:
+    """All rounds."""
+    found: Blocks = {name: [] for name in SUBJECTS}
     for begin in range(0, args.pairs, ROUNDS):
-        print(f"round {begin + 1} of {args.pairs}", end="\r", file=sys.stderr)
-        measure_rounds(args.other, range(begin, min(begin + ROUNDS, args.pairs)), pairs)
-    rows = {}
-    print(f"{conditions()}\n{'':20} {'this us':>9} {'other us':>9} {'ratio':>7}  interval")
-    for name, blocks in pairs.items():
-        this, other = (sorted(side)[len(side) // 2] for side in zip(*blocks, strict=True))
-        ratio = estimate([ours / theirs for ours, theirs in blocks])
-        rows[name] = {"this_us": this, "other_us": other, "ratio": ratio._asdict()}
-        print(f"{name:20} {this:9.2f} {other:9.2f} {ratio.median:7.3f}  {ratio.low:.3f} .. {ratio.high:.3f}")
-    if args.json:
-        args.json.write_text(json.dumps({"conditions": conditions(), "rows": rows}, indent=1))
+        measure_rounds(args, range(begin, min(begin + ROUNDS, args.pairs)), found)
+    progress("")
+    rows: dict[str, dict[str, Any]] = {}
+    lines: list[tuple[str, ...]] = []
+    for name, blocks in found.items():
+        this, other = (np.array([block[side] for block in blocks]) for side in ("this", "other"))
+        ratio = estimate(this / other)
+        medians = float(np.median(this)), float(np.median(other))
+        rows[name] = {"this_us": medians[0], "other_us": medians[1], "ratio": ratio._asdict()}
+        apart = f"{ratio.median:.3f} [{ratio.low:.3f} .. {ratio.high:.3f}]"
+        lines.append((name, *(f"{us:.2f}" for us in medians), apart))
+    return Finding(lines, (), {"rows": rows}, ("", "this, us", "the other, us", "this / other"))
 
+
+BEFORE_AFTER = Inquiry(
+    __doc__,
+    find,
+    options={"other": {"type": Path, "metavar": "PYTHON", "help": "the interpreter of the other checkout's .venv"}},
+    pairs=31,
+)
+
+
+BEFORE_AFTER = Inquiry(
+    __doc__,
+    find,
+    options={"other": {"type": Path, "metavar": "PYTHON", "help": "the interpreter of the other checkout's .venv"}},
+    pairs=31,
+)
 
 if __name__ == "__main__":
-    main()
+    BEFORE_AFTER.answer()

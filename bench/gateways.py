@@ -32,20 +32,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import onnx
-from measure import (
-    Budget,
-    Report,
-    arguments,
-    ask,
-    conditions,
-    parse,
-    progress,
-    publish,
-    scratch,
-    server_process,
-    spell,
-)
+from measure import Budget, ask, progress, scratch, server_process, spell
 from onnx import TensorProto, helper, numpy_helper
+from question import Finding, Inquiry
 
 import driver
 from driver.cli.timing import Estimate, estimate, order_of_round, time_calls
@@ -58,7 +47,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests/driver"))
 
-QUESTION = "What does a frame cost through Frigate's plug-in for shared memory, beside its zmq detector?"
 SIZE, CAMERAS = 640, 8
 PLUG_IN, ZMQ, EMPTY = "plug-in, shared memory", "zmq detector, burst serve --frigate", "zmq detector, empty server"
 HEAD = ("what", "us, or as said", "beside")
@@ -177,7 +165,8 @@ def memory(make: Callable[[], Any], pids: Callable[[], set[int]]) -> tuple[float
     return one, _pss(pids())
 
 
-def measured(args: argparse.Namespace) -> Report:
+def measured(args: argparse.Namespace) -> Finding:
+    """Latency, recovery and memory."""
     from frigate_stand_ins import config, plug_in, zmq_config
 
     source = os.environ.get("FRIGATE_SOURCE")
@@ -210,7 +199,7 @@ def measured(args: argparse.Namespace) -> Report:
     return _report(found, recovered, one, eight)
 
 
-def _report(found: dict[str, list[float]], recovered: dict[str, list[float]], one: float, eight: float) -> Report:
+def _report(found: dict[str, list[float]], recovered: dict[str, list[float]], one: float, eight: float) -> Finding:
     lines = [(name, f"{np.median(values):.4g}", "") for name, values in found.items()]
     budgets = []
     for other, limit in ((ZMQ, 0.2), (EMPTY, 0.2)):
@@ -224,27 +213,29 @@ def _report(found: dict[str, list[float]], recovered: dict[str, list[float]], on
     times = eight / one
     budgets.append(Budget(f"{CAMERAS} detectors <= 1.1 x the memory of one", Estimate(times, times, times, 1), 1.1))
     body = {"seconds": found, "recovered": recovered, "memory": [one, eight]}
-    return Report(QUESTION, conditions(), lines, budgets, body, HEAD)
+    return Finding(lines, budgets, body, HEAD)
 
 
-def frigate() -> None:
-    """Measures, prints, writes."""
-    if sys.argv[1:2] == ["--server"]:
-        serve_zeros(sys.argv[2])
-        return
-    parser = arguments(__doc__, pairs=9)
-    parser.add_argument("--calls", type=int, default=100, help="frames of a block")
-    parser.add_argument("--kills", type=int, default=5)
-    args = parse(parser)
+def settle(args: argparse.Namespace) -> None:
+    """Short blocks for --quick."""
     if args.quick:
         args.calls, args.kills = 5, 1
-    publish(args, measured(args))
+
+
+FRIGATE = Inquiry(
+    __doc__,
+    measured,
+    options={
+        "--calls": {"type": int, "default": 100, "help": "frames of a block"},
+        "--kills": {"type": int, "default": 5},
+    },
+    settle=settle,
+)
 
 
 # ---- gstreamer
 
 
-GSTREAMER_QUESTION = "What does burstinfer cost a pipeline of 1080p at 30 frames a second, beside the model?"
 SIDE, RATE, SHORT = 320, 30, 30
 GSTREAMER_HEAD = ("element", "% of one processor in the pipeline's process", "frames a second")
 
@@ -307,21 +298,8 @@ def play(element: str, frames: int, place: Path) -> Playing:
     return Playing(usage.ru_utime + usage.ru_stime, 3600 * hours + 60 * minutes + seconds)
 
 
-def gstreamer() -> None:
-    """What does the element `burstinfer` cost a pipeline of 1080p at 30 frames a second, beside the model?
-
-        python bench/gateways.py gstreamer [--frames 150] [--pairs 3] [--json FILE]
-
-    Run it in the environment of docs/howto/gstreamer.md, with the extra `bench` and onnx. A live test source is
-    scaled to 320 x 320, and goes through the element or through `identity`. Processor time is that of gst-launch-1.0
-    alone, as the kernel counts it for a child that has ended: the model runs in other processes. Each figure is the
-    difference of a long run and a short one, so that starting costs nothing.
-    """
-    parser = arguments(gstreamer.__doc__, pairs=3)
-    parser.add_argument("--frames", type=int, default=150, help="of a long run beyond those of a short one")
-    args = parse(parser)
-    if args.quick:
-        args.frames = 30
+def played(args: argparse.Namespace) -> Finding:
+    """Long runs and short ones, with the element and without."""
     if shutil.which("gst-launch-1.0") is None:
         raise SystemExit("GStreamer is missing: see docs/howto/gstreamer.md")
     shares: dict[str, list[float]] = {"identity": [], ELEMENT: []}
@@ -346,16 +324,29 @@ def gstreamer() -> None:
         Budget("1080p30: 30 frames a second held", rate, 29.9, "frames/s", at_least=True),
         Budget("1080p30: <= 5 % of a processor beside the model and the pipeline", beside, 5.0, "%"),
     ]
-    publish(
-        args,
-        Report(GSTREAMER_QUESTION, conditions(), lines, budgets, {"percent": shares, "rate": rates}, GSTREAMER_HEAD),
-    )
+    return Finding(lines, budgets, {"percent": shares, "rate": rates}, GSTREAMER_HEAD)
+
+
+GSTREAMER = Inquiry(
+    """What does the element `burstinfer` cost a pipeline of 1080p at 30 frames a second, beside the model?
+
+        python bench/gateways.py gstreamer [--frames 150] [--pairs 3] [--json FILE]
+
+    Run it in the environment of docs/howto/gstreamer.md, with the extra `bench` and onnx. A live test source is
+    scaled to 320 x 320, and goes through the element or through `identity`. Processor time is that of gst-launch-1.0
+    alone, as the kernel counts it for a child that has ended: the model runs in other processes. Each figure is the
+    difference of a long run and a short one, so that starting costs nothing.
+    """,
+    played,
+    options={"--frames": {"type": int, "default": 150, "help": "of a long run beyond those of a short one"}},
+    settle=lambda args: vars(args).update({"frames": 30} if args.quick else {}),
+    pairs=3,
+)
 
 
 # ---- satellites
 
 
-SATELLITES_QUESTION = "What do sixteen satellites on one wake word's model cost, beside one?"
 MANY, STEP, SATELLITES_RATE = 16, 1280, 16000
 MOST_MEMORY, MOST_MS = 1.1, 80.0
 SATELLITES_HEAD = ("satellites", "memory, MB", "CPU s / s of sound", "listened to after, ms: p50", "p99")
@@ -430,22 +421,8 @@ def with_server(folder: Path, word: str, count: int, seconds: float) -> dict[str
         return found
 
 
-def satellites() -> None:
-    """What do sixteen satellites on one wake word's model cost, beside one?
-
-        python bench/gateways.py satellites FOLDER [--word hey_jarvis_v0.1.onnx] [--seconds 8] [--pairs 3] [--json FILE]
-
-    FOLDER has openWakeWord's melspectrogram.onnx, embedding_model.onnx and the wake word's model. `burst serve
-    onnxruntime --wyoming` and its device are started anew for each measurement; satellites, wyoming's own clients in
-    this process, send 80 ms of noise every 80 ms, each at its own phase, and a ping behind it: the answer to that
-    tells when the sound was listened to. Memory of the server and of both processes of the device at the end, while
-    all are connected, and their processor time per second of one satellite's sound.
-    """
-    parser = arguments(satellites.__doc__, pairs=3)
-    parser.add_argument("folder", type=Path, help="of openWakeWord's models")
-    parser.add_argument("--word", default="hey_jarvis_v0.1.onnx", help="(default %(default)s)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement (default %(default)s)")
-    args: argparse.Namespace = parse(parser)
+def listened(args: argparse.Namespace) -> Finding:
+    """One satellite and sixteen, in turns."""
     seconds = 1.0 if args.quick else args.seconds
     found: dict[int, list[dict[str, float]]] = {1: [], MANY: []}
     for number in range(args.pairs):
@@ -464,8 +441,32 @@ def satellites() -> None:
         for n, each in of.items()
     ]
     body: dict[str, Any] = {"rounds": {str(n): rounds for n, rounds in found.items()}}
-    publish(args, Report(SATELLITES_QUESTION, conditions(), lines, budgets, body, SATELLITES_HEAD))
+    return Finding(lines, budgets, body, SATELLITES_HEAD)
+
+
+SATELLITES = Inquiry(
+    """What do sixteen satellites on one wake word's model cost, beside one?
+
+        python bench/gateways.py satellites FOLDER [--word hey_jarvis_v0.1.onnx] [--seconds 8] [--pairs 3] [--json FILE]
+
+    FOLDER has openWakeWord's melspectrogram.onnx, embedding_model.onnx and the wake word's model. `burst serve
+    onnxruntime --wyoming` and its device are started anew for each measurement; satellites, wyoming's own clients in
+    this process, send 80 ms of noise every 80 ms, each at its own phase, and a ping behind it: the answer to that
+    tells when the sound was listened to. Memory of the server and of both processes of the device at the end, while
+    all are connected, and their processor time per second of one satellite's sound.
+    """,
+    listened,
+    options={
+        "folder": {"type": Path, "help": "of openWakeWord's models"},
+        "--word": {"default": "hey_jarvis_v0.1.onnx", "help": "(default %(default)s)"},
+        "--seconds": {"type": float, "default": 8.0, "help": "of each measurement (default %(default)s)"},
+    },
+    pairs=3,
+)
 
 
 if __name__ == "__main__":
-    ask({"frigate": frigate, "gstreamer": gstreamer, "satellites": satellites})
+    if sys.argv[2:3] == ["--server"]:
+        serve_zeros(sys.argv[3])
+    else:
+        ask({"frigate": FRIGATE.answer, "gstreamer": GSTREAMER.answer, "satellites": SATELLITES.answer})

@@ -18,7 +18,6 @@ Client on CPU 0, device on CPU 1.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import re
@@ -29,30 +28,13 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from burst_payload import slicing
-from measure import (
-    Budget,
-    Report,
-    Runs,
-    Subject,
-    arguments,
-    ask,
-    block_of,
-    conditions,
-    interleave,
-    parse,
-    peer_block,
-    peers_process,
-    progress,
-    publish,
-    ratio,
-)
+from measure import Budget, Runs, Subject, ask, block_of, interleave, peer_block, peers_process, progress, ratio, spell
 from own_device import own_device, pinned
-from question import beside_floors, dots
+from question import Finding, Inquiry, beside_floors, dots
 
 import driver
 from burst import Memory, Request, RequestArgument
@@ -60,6 +42,7 @@ from driver import BufferDesc, BufferRole
 from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterator, Sequence
 
     from measure import Ask
@@ -297,7 +280,6 @@ MEMORY = beside_floors(
 # ---- files
 
 
-FILES_QUESTION = "What do the weights of one .onnx file cost, for programs that share it?"
 MEGABYTES = 32
 NETS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {  # operator: shapes of the input, of the weights
     "Add": ((1, 1024), (MEGABYTES << 8, 1024)),
@@ -363,25 +345,9 @@ def measured(clients: Sequence[int], rounds: int) -> dict[str, dict[int, list[fl
     return found
 
 
-def files_options() -> argparse.Namespace:
-    """The command line."""
-    parser = arguments(files.__doc__)
-    parser.add_argument("--clients", nargs=2, type=int, default=[1, 8], help="that open the file")
-    return parse(parser)
-
-
-def files() -> None:
-    """What do the weights of one .onnx file cost the device, for one program that opens it and for eight?
-
-        python bench/memory.py files [--clients N …] [--json FILE]
-
-    Three files of one operator with a constant, and the largest element of what it gives. ONNX Runtime treats these
-    constants differently: Add reads it where it lies, MatMul and Conv pack it anew. Each client is a process that
-    compiles the file and runs it once. What counts is what the device's two processes have in memory beyond what they
-    had before, pages in proportion to who shares them.
-    """
-    args = files_options()
-    found = measured(args.clients, 1 if args.quick else 3)
+def files(args: argparse.Namespace) -> Finding:
+    """Each file for few clients and for many."""
+    found = measured(args.clients, args.pairs)
     few, many = args.clients
     shares = {name: [b / a for a, b in zip(*each.values(), strict=True)] for name, each in found.items()}
     told = [Budget(f"{name}: {many} clients <= {MOST} x {few}", estimate(each), MOST) for name, each in shares.items()]
@@ -390,7 +356,23 @@ def files() -> None:
         (f"{name}, {np.prod(NETS[name][1]) >> 18} MB", *(f"{np.median(values):.0f}" for values in each.values()))
         for name, each in found.items()
     ]
-    publish(args, Report(FILES_QUESTION, conditions(), rows, told, {"resident": found}, head))
+    return Finding(rows, told, {"resident": found}, head)
+
+
+FILES = Inquiry(
+    """What do the weights of one .onnx file cost the device, for one program that opens it and for eight?
+
+        python bench/memory.py files [--clients N …] [--pairs 3] [--json FILE]
+
+    Three files of one operator with a constant, and the largest element of what it gives. ONNX Runtime treats these
+    constants differently: Add reads it where it lies, MatMul and Conv pack it anew. Each client is a process that
+    compiles the file and runs it once. What counts is what the device's two processes have in memory beyond what they
+    had before, pages in proportion to who shares them.
+    """,
+    files,
+    options={"--clients": {"nargs": 2, "type": int, "default": [1, 8], "help": "that open the file"}},
+    pairs=3,
+)
 
 
 # ---- accounts
@@ -488,10 +470,30 @@ def accounts_measured(device: str, uids: list[int]) -> float:
         return settled(pid)
 
 
-def accounts() -> None:
+def accounts(args: argparse.Namespace) -> Finding:
+    """Each device without a client, with one, and with sixteen of one account and of two."""
+    if os.geteuid():
+        raise SystemExit("only root can start clients of other accounts")
+    half = CLIENTS // 2
+    ways = {"none": [], "one": [ONE], "16 of one": [ONE] * CLIENTS, "16 of two": [ONE] * half + [TWO] * half}
+    lines: list[tuple[str, ...]] = []
+    budgets: list[Budget] = []
+    body: dict[str, Any] = {}
+    for device in args.devices:
+        found = {way: [accounts_measured(device, uids) for _ in range(args.pairs)] for way, uids in ways.items()}
+        body[device] = found
+        of_one, of_two = (estimate(np.divide(found[way], found["one"])) for way in ("16 of one", "16 of two"))
+        lines.append((device, *(f"{np.median(rounds):.0f}" for rounds in found.values()), spell(of_one), spell(of_two)))
+        budgets.append(Budget(f"{device}: 16 clients of one account <= {MOST_OF_ONE} x one", of_one, MOST_OF_ONE))
+        budgets.append(Budget(f"{device}: 16 clients of two accounts <= {MOST_OF_TWO} x one", of_two, MOST_OF_TWO))
+    return Finding(lines, budgets, {"megabytes": body}, ACCOUNTS_HEAD)
+
+
+ACCOUNTS_HEAD = ("device", "no client, MB", "one client, MB", "16 of one account, MB", "of two, MB", "x one", "x one")
+OF_ACCOUNTS = Inquiry(
     """What does an engine for each account cost in memory?
 
-        python bench/memory.py accounts [DEVICE …] [--rounds N]
+        python bench/memory.py accounts [DEVICE …] [--pairs 3] [--json FILE]
 
     `burst serve DEVICE --group` under an account of its own; clients of other accounts, which only root can start.
     Each prepares a FULLY_CONNECTED with 100 MB of weights, and runs it in a burst that stays open. For one client,
@@ -499,29 +501,15 @@ def accounts() -> None:
     of the device's own account, which is always there. Private pages, and pages of files, count in proportion to who
     shares them (PSS), and shared memory counts whole: a model that the engine has mapped, and does not touch, is no
     page of its own, but is there.
-    """
-    parser = argparse.ArgumentParser(description=accounts.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("devices", nargs="*", default=["litert", "onnxruntime", "reference"])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--client", metavar="ADDRESS", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.client:
-        client(given.client)
-        return
-    if os.geteuid():
-        raise SystemExit("only root can start clients of other accounts")
-    half = CLIENTS // 2
-    ways = {"none": [], "one": [ONE], "16 of one": [ONE] * CLIENTS, "16 of two": [ONE] * half + [TWO] * half}
-    print("| device | no client, MB | one client, MB | 16 of one account | 16 of two accounts |\n|---|---|---|---|---|")
-    is_kept = True
-    for device in given.devices:
-        none, one, same, two = (
-            median(accounts_measured(device, uids) for _ in range(given.rounds)) for uids in ways.values()
-        )
-        print(f"| {device} | {none:.0f} | {one:.0f} | {same:.0f}, {same / one:.2f} x | {two:.0f}, {two / one:.2f} x |")
-        is_kept &= same <= MOST_OF_ONE * one and two <= MOST_OF_TWO * one
-    raise SystemExit(0 if is_kept else f"more than {MOST_OF_ONE} x or {MOST_OF_TWO} x")
+    """,
+    accounts,
+    options={"devices": {"nargs": "*", "default": ["litert", "onnxruntime", "reference"]}},
+    pairs=3,
+)
 
 
 if __name__ == "__main__":
-    ask({"": MEMORY.answer, "files": files, "accounts": accounts})
+    if sys.argv[1:3] == ["accounts", "--client"]:
+        client(sys.argv[3])
+    else:
+        ask({"": MEMORY.answer, "files": FILES.answer, "accounts": OF_ACCOUNTS.answer})

@@ -25,9 +25,10 @@ import grpc
 import numpy as np
 import onnx
 import tritonclient.grpc as triton
-from measure import Budget, Report, arguments, conditions, parse, progress, publish, server_process, spell
+from measure import Budget, progress, server_process, spell
 from models import layers
 from onnx import TensorProto, helper, numpy_helper
+from question import Finding, Inquiry
 from tritonclient.utils import shared_memory
 
 import driver
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
-QUESTION = "What does the Open Inference Protocol cost in front of a burst?"
 OURS, EMPTY, ORT = "burst serve --oip", "empty servicer", "ONNX Runtime in a gRPC server"
 FRAME = (1, 2160, 3840, 3)
 IMAGE = (1, 3, 224, 224)
@@ -328,19 +328,8 @@ def _of_many(found: dict[str, dict[str, list[float]]]) -> tuple[list[tuple[str, 
     return lines, budgets
 
 
-def main() -> None:
-    """Measures, prints, writes."""
-    if sys.argv[1:2] == ["--server"]:
-        serve_peer(sys.argv[2], Path(sys.argv[3]), sys.argv[4])
-        return
-    parser = arguments(__doc__)
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--calls", type=int, default=200, help="of a block")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of a block of many clients")
-    parser.add_argument("--only", nargs="+", choices=("latency", "clients"), default=("latency", "clients"))
-    args = parse(parser)
-    if args.quick:
-        args.calls, args.seconds = 20, 0.5
+def find(args: argparse.Namespace) -> Finding:
+    """What `--only` names."""
     lines: list[tuple[str, ...]] = []
     budgets: list[Budget] = []
     raw: dict[str, Any] = {}
@@ -357,8 +346,29 @@ def main() -> None:
             raw["clients"] = many(args, folder)
             more = _of_many(raw["clients"])
             lines, budgets = lines + more[0], budgets + more[1]
-    publish(args, Report(QUESTION, conditions(), lines, budgets, raw, HEAD))
+    return Finding(lines, budgets, raw, HEAD)
 
+
+def settle(args: argparse.Namespace) -> None:
+    """Short blocks for --quick."""
+    if args.quick:
+        args.calls, args.seconds = 20, 0.5
+
+
+OIP = Inquiry(
+    __doc__,
+    find,
+    options={
+        "--clients": {"type": int, "default": 32},
+        "--calls": {"type": int, "default": 200, "help": "of a block"},
+        "--seconds": {"type": float, "default": 4.0, "help": "of a block of many clients"},
+        "--only": {"nargs": "+", "choices": ("latency", "clients"), "default": ("latency", "clients")},
+    },
+    settle=settle,
+)
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--server"]:
+        serve_peer(sys.argv[2], Path(sys.argv[3]), sys.argv[4])
+    else:
+        OIP.answer()

@@ -35,19 +35,15 @@ from litert import InProcess
 from measure import (
     Budget,
     NotMeasured,
-    Report,
     Runs,
     Subject,
-    arguments,
-    conditions,
     interleave,
-    parse,
     percentiles,
     progress,
-    publish,
     scratch,
 )
 from own_device import own_device
+from question import Finding, Inquiry
 
 import driver
 from driver.cli.timing import estimate
@@ -68,7 +64,6 @@ PAIRS = (
     ("applications", "applications of one account, at high and at medium priority"),
     ("uids", "accounts"),
 )
-QUESTION = "Does an important stream stay on time beside programs that saturate the same device?"
 PARTS = ("stream", "grpc", "fairness", "applications", "uids", "behind", "cost")
 PERIOD, LIMIT = 1 / 30, 0.015  # seconds
 WORK = {"stream": 0.005, "other": 0.020}  # seconds, about
@@ -419,16 +414,9 @@ def per_layer() -> float:
     return seconds_per_layer()
 
 
-def main() -> None:
-    """Measures, prints, writes."""
-    parser = arguments(__doc__)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--seconds", type=float, help="of each block (default 10, with --quick 0.5)")
-    parser.add_argument("--others", nargs="+", type=int, default=[1, 4, 16], help="how many beside the stream")
-    args = parse(parser)
-    args.seconds = args.seconds or (0.5 if args.quick else 10)
-    args.others = args.others[:1] if args.quick else args.others
-    found, args.subjects, args.alone = conditions(), [], {}
+def find(args: argparse.Namespace) -> Finding:
+    """The parts that `--only` names."""
+    args.subjects, args.alone = [], {}
     layers = {role: max(1, round(seconds / per_layer())) for role, seconds in WORK.items()}
     checkpoint = 1.5 * SEGMENT / LAYER * per_layer() * 1e3
     runs, more, promises = mixes(args, layers), {}, []
@@ -454,9 +442,15 @@ def main() -> None:
     subjects = [{"name": name, "rounds": blocks} for name, blocks in runs.blocks.items()]
     body = {"layers": layers, "checkpoint_ms": checkpoint, "subjects": subjects, "alone": args.alone, **more}
     body["errors"] = runs.errors
-    publish(args, Report(QUESTION, found, rows, promises, body, HEAD, tables))
     if args.plot and runs.blocks:
         draw(args.plot, runs.blocks | args.alone)
+    return Finding(rows, promises, body, HEAD, tables)
+
+
+def settle(args: argparse.Namespace) -> None:
+    """One short block for --quick."""
+    args.seconds = args.seconds or (0.5 if args.quick else 10)
+    args.others = args.others[:1] if args.quick else args.others
 
 
 def draw(path: Path, found: dict[str, list[Block]]) -> None:
@@ -466,6 +460,17 @@ def draw(path: Path, found: dict[str, list[Block]]) -> None:
     plots.distributions(path, curves, {name for name in curves if name.startswith(OURS)}, "30 frames/s beside others")
 
 
+QOS = Inquiry(
+    __doc__,
+    find,
+    options={
+        "--only": {"nargs": "+", "choices": PARTS, "default": PARTS},
+        "--seconds": {"type": float, "help": "of each block (default 10, with --quick 0.5)"},
+        "--others": {"nargs": "+", "type": int, "default": [1, 4, 16], "help": "how many beside the stream"},
+    },
+    settle=settle,
+)
+
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["--serve-grpc", path, layers]:
@@ -473,4 +478,4 @@ if __name__ == "__main__":
         case ["--share", address, priority, application, layers, seconds]:
             share(address, priority, application, int(layers), float(seconds))
         case _:
-            main()
+            QOS.answer()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from measure import HEAD, Report, arguments, cells, conditions, parse, pin_client, publish, spell, subject_rows
@@ -59,70 +59,31 @@ def times(figure: Figure, *without: str) -> Cell:
 
 
 @dataclass(frozen=True)
-class Question:
+class Asked:
     """A question, asked by the first line of `doc`, the rest of which explains how.
 
     Attributes:
-        run: measures.
-        columns: what stands in each, by its head. The first one is the row's name.
         options: of the command line beside those that all scripts have: what argparse takes, by option.
         peers: which may stand beside ours; `args.peers` are those that --peers chooses.
         settle: changes the options that were given, as for --quick. Raises ValueError for those that cannot be.
-        budgets: of what was found.
-        figures: whose medians the JSON has for each row.
-        estimates: which the JSON has, too.
-        group: the table in which a row stands, by the head of its first column; tables come in the order of rows.
-        label: what stands for a name in a table.
-        ours: the rows that pictures and the JSON mark.
-        kept: the options that the JSON has.
         conditions: of the measurement, beside those of the machine.
-        rows: for the JSON and the picture, where they are others than the names in `Runs`.
-        tables: lines and heads, where they are others than `columns` say.
-        more: further tables.
-        body: what the JSON has besides.
-        bars: the figure of a row that a picture shows, None for rows that have none, and its unit. Or `draw`, which
-            makes the picture.
+        pairs: rounds, by default.
     """
 
     doc: str | None
-    run: Callable[[argparse.Namespace], Runs]
-    columns: Mapping[str, Cell] = field(default_factory=dict)
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    peers: Collection[str] = ()
-    settle: Callable[[argparse.Namespace], object] = lambda _: None
-    budgets: Callable[[Runs, argparse.Namespace], Sequence[Budget]] = lambda *_: ()
-    figures: Sequence[str] = ()
-    estimates: Mapping[str, Figure] = field(default_factory=dict)
-    group: Callable[[str], str] = lambda _: ""
-    label: Callable[[str], str] = str
-    ours: Collection[str] = ()
-    kept: Sequence[str] = ()
-    conditions: Callable[[argparse.Namespace], Mapping[str, Any]] = lambda _: {}
-    rows: Callable[[Runs, argparse.Namespace], Rows] | None = None
-    tables: Callable[[Runs, argparse.Namespace], Sequence[Table]] | None = None
-    more: Callable[[Runs, argparse.Namespace], Sequence[Table]] = lambda *_: ()
-    body: Callable[[Runs, argparse.Namespace], Mapping[str, Any]] = lambda *_: {}
-    bars: tuple[str | Callable[[dict[str, Any]], float | None], str] | None = None
-    draw: Callable[[argparse.Namespace, Runs, Rows], None] | None = None
-    pairs: int = 9
-    is_pinned: bool = True  #: the client stays on its CPU
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, kw_only=True)
+    peers: Collection[str] = field(default=(), kw_only=True)
+    settle: Callable[[argparse.Namespace], object] = field(default=lambda _: None, kw_only=True)
+    conditions: Callable[[argparse.Namespace], Mapping[str, Any]] = field(default=lambda _: {}, kw_only=True)
+    pairs: int = field(default=9, kw_only=True)
 
-    def answer(self) -> None:
-        """Measure, print, write."""
-        args = self._options()
-        if self.is_pinned:
-            pin_client()
-        found = {**conditions(), **self.conditions(args)}
-        runs = self.run(args)
-        text = inspect.cleandoc(self.doc or "").partition("\n")[0]
-        rows = self.rows(runs, args) if self.rows else [self._row(runs, name) for name in (*runs.blocks, *runs.errors)]
-        body = {"subjects": rows, **{name: vars(args)[name] for name in self.kept}, **self.body(runs, args)}
-        (lines, head), *more = self.tables(runs, args) if self.tables else self._tables(runs)
-        publish(args, Report(text, found, lines, self.budgets(runs, args), body, head, [*more, *self.more(runs, args)]))
-        if args.plot or vars(args).get("cdf"):
-            self._picture(args, runs, rows, text)
+    @property
+    def text(self) -> str:
+        """The question in one line."""
+        return inspect.cleandoc(self.doc or "").partition("\n")[0]
 
-    def _options(self) -> argparse.Namespace:
+    def parsed(self) -> argparse.Namespace:
+        """The command line."""
         parser = arguments(self.doc, self.pairs)
         for name, how in self.options.items():
             parser.add_argument(name, **how)
@@ -137,6 +98,84 @@ class Question:
         except ValueError as error:
             parser.error(str(error))
         return args
+
+
+class Finding(NamedTuple):
+    """What was found, where that is no row for each name in `Runs`: what `Report` has behind the conditions."""
+
+    lines: Sequence[Sequence[str]]
+    budgets: Sequence[Budget]
+    body: dict[str, Any]
+    head: Sequence[str]
+    more: Sequence[Table] = ()
+
+
+@dataclass(frozen=True)
+class Inquiry(Asked):
+    """A question whose answer `find` makes as a whole."""
+
+    find: Callable[[argparse.Namespace], Finding]
+
+    def answer(self) -> None:
+        """Measure, print, write."""
+        args = self.parsed()
+        found = {**conditions(), **self.conditions(args)}
+        publish(args, Report(self.text, found, *self.find(args)))
+
+
+@dataclass(frozen=True)
+class Question(Asked):
+    """A question about rows, which are measured in rounds.
+
+    Attributes:
+        run: measures.
+        columns: what stands in each, by its head. The first one is the row's name.
+        budgets: of what was found.
+        figures: whose medians the JSON has for each row.
+        estimates: which the JSON has, too.
+        group: the table in which a row stands, by the head of its first column; tables come in the order of rows.
+        label: what stands for a name in a table.
+        ours: the rows that pictures and the JSON mark.
+        kept: the options that the JSON has.
+        rows: for the JSON and the picture, where they are others than the names in `Runs`.
+        tables: lines and heads, where they are others than `columns` say.
+        more: further tables.
+        body: what the JSON has besides.
+        bars: the figure of a row that a picture shows, None for rows that have none, and its unit. Or `draw`, which
+            makes the picture.
+    """
+
+    run: Callable[[argparse.Namespace], Runs]
+    columns: Mapping[str, Cell] = field(default_factory=dict)
+    budgets: Callable[[Runs, argparse.Namespace], Sequence[Budget]] = lambda *_: ()
+    figures: Sequence[str] = ()
+    estimates: Mapping[str, Figure] = field(default_factory=dict)
+    group: Callable[[str], str] = lambda _: ""
+    label: Callable[[str], str] = str
+    ours: Collection[str] = ()
+    kept: Sequence[str] = ()
+    rows: Callable[[Runs, argparse.Namespace], Rows] | None = None
+    tables: Callable[[Runs, argparse.Namespace], Sequence[Table]] | None = None
+    more: Callable[[Runs, argparse.Namespace], Sequence[Table]] = lambda *_: ()
+    body: Callable[[Runs, argparse.Namespace], Mapping[str, Any]] = lambda *_: {}
+    bars: tuple[str | Callable[[dict[str, Any]], float | None], str] | None = None
+    draw: Callable[[argparse.Namespace, Runs, Rows], None] | None = None
+    is_pinned: bool = True  #: the client stays on its CPU
+
+    def answer(self) -> None:
+        """Measure, print, write."""
+        args = self.parsed()
+        if self.is_pinned:
+            pin_client()
+        found = {**conditions(), **self.conditions(args)}
+        runs = self.run(args)
+        rows = self.rows(runs, args) if self.rows else [self._row(runs, name) for name in (*runs.blocks, *runs.errors)]
+        body = {"subjects": rows, **{name: vars(args)[name] for name in self.kept}, **self.body(runs, args)}
+        (lines, head), *more = self.tables(runs, args) if self.tables else self._tables(runs)
+        further = [*more, *self.more(runs, args)]
+        publish(args, Report(self.text, found, lines, self.budgets(runs, args), body, head, further))
+        if args.plot or vars(args).get("cdf"):
+            self._picture(args, runs, rows)
 
     def _row(self, runs: Runs, name: str) -> dict[str, Any]:
         row: dict[str, Any] = {"name": name, "ours": name in self.ours}
@@ -157,13 +196,13 @@ class Question:
             return self.label(name), runs.errors[name][:60], *[""] * (len(self.columns) - 1)
         return self.label(name), *(cell(runs, name) for cell in self.columns.values())
 
-    def _picture(self, args: argparse.Namespace, runs: Runs, rows: Rows, text: str) -> None:
+    def _picture(self, args: argparse.Namespace, runs: Runs, rows: Rows) -> None:
         import plots
 
         if self.bars:
             key, unit = self.bars
             found = {row["name"]: key(row) if callable(key) else row.get(key) for row in rows}
-            plots.bars(args.plot, {name: value for name, value in found.items() if value is not None}, unit, text)
+            plots.bars(args.plot, {name: value for name, value in found.items() if value is not None}, unit, self.text)
         elif self.draw:
             self.draw(args, runs, rows)
 

@@ -1,7 +1,7 @@
 """What do the parts cost of which a service on one node to a thousand is made?
 
     python bench/scale_parts.py [--requests N] [--out examples/scale.json]        # needs the extras oip and ray
-    python bench/scale_parts.py ray [--images N] [--rounds N] [--json FILE]
+    python bench/scale_parts.py ray [--images N] [--pairs 3] [--json FILE]
 
 One small model file (mobilenet_int8.tflite, 64 x 64) is asked in every way by one client at a time: a burst,
 `compiled.serve`, the Open Inference Protocol over gRPC (`burst serve --oip`, asked by tritonclient), and a deployment
@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from measure import HERE, Budget, ask, conditions, cpu_seconds
+from measure import HERE, Budget, ask, conditions, cpu_seconds, progress
 from models import IMAGE, mobilenet
+from question import Finding, Inquiry
 
 import driver
 from driver.cli.timing import estimate
@@ -226,7 +227,6 @@ def main() -> None:
 # ---- ray
 
 
-QUESTION = "What is left of a device's throughput when Ray Data feeds it?"
 PIXELS, LEAST = 448, 0.95
 ACTORS = (os.cpu_count() or 1) + 1
 WARM_UP, REST = 384, 192  # rows that do not count
@@ -389,10 +389,38 @@ def with_ray(rows: int) -> Took:
         ray.shutdown()
 
 
-def ray() -> None:
+def fed(args: argparse.Namespace) -> Finding:
+    """A plain loop and Ray Data, in turns."""
+    os.environ["PYTHONPATH"] = f"{HERE.parent / 'examples'}:{HERE}"
+    os.environ |= {"RAY_DATA_DISABLE_PROGRESS_BARS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    place = tempfile.mkdtemp(prefix="burst-bench-", dir="/tmp")
+    os.environ["BURST_RUNTIME_DIR"] = place
+    beside, alone = [], []
+    for number in range(args.pairs):
+        progress(f"round {number + 1} of {args.pairs}")
+        with driver.connect("litert") as device:
+            alone.append(Meter(place).rate(loop(device, args.images), args.images))
+        beside.append(with_ray(args.images))
+    progress("")
+    found = estimate([b.rate / a.rate for a, b in zip(alone, beside, strict=True)])
+    lines = [
+        (name, *(f"{value:.2f}" for value in np.median(took, axis=0)))
+        for name, took in (("plain loop", alone), ("Ray Data", beside))
+    ]
+    cpu = estimate([(a.device + a.others) / (b.device + b.others) for a, b in zip(alone, beside, strict=True)])
+    budgets = [
+        Budget("Ray Data >= 0.95 x the plain loop", found, LEAST, at_least=True),
+        Budget("CPU time of the plain loop >= 0.95 x Ray Data's", cpu, LEAST, at_least=True),
+    ]
+    rows = {"loop": [one._asdict() for one in alone], "ray": [one._asdict() for one in beside]}
+    return Finding(lines, budgets, {"ratio": found._asdict(), **rows}, RAY_HEAD)
+
+
+RAY_HEAD = ("", "rows/s", "device, CPU ms/row", "all else, CPU ms/row", "outsiders, CPUs")
+RAY = Inquiry(
     """What is left of a device's throughput when Ray Data feeds it, beside a plain loop on the same cores?
 
-        python bench/scale_parts.py ray [--images N] [--rounds N] [--json FILE]        # needs the extra `ray`
+        python bench/scale_parts.py ray [--images N] [--pairs 3] [--json FILE]        # needs the extra `ray`
 
     MobileNetV1 in bytes for images of 448 x 448, which one core takes about 20 ms for, on the litert device with as
     many executions at once as there are CPUs. The pipeline is that of examples/ray_data.py: an actor more than there
@@ -401,34 +429,12 @@ def ray() -> None:
     only. A row is done when its answer is, by the clock of the process that got it: Ray delivers rows late and many
     at once. Rates and CPU times are of N images after a warm-up, in which Ray starts its actors, and before a rest,
     in which some actors have nothing left to do.
-    """
-    parser = argparse.ArgumentParser(description=ray.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=1000, help="a round and subject (default 1000)")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args()
-    os.environ["PYTHONPATH"] = f"{HERE.parent / 'examples'}:{HERE}"
-    os.environ |= {"RAY_DATA_DISABLE_PROGRESS_BARS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    place = tempfile.mkdtemp(prefix="burst-bench-", dir="/tmp")
-    os.environ["BURST_RUNTIME_DIR"] = place
-    beside, alone = [], []
-    for _ in range(args.rounds):
-        with driver.connect("litert") as device:
-            alone.append(Meter(place).rate(loop(device, args.images), args.images))
-        beside.append(with_ray(args.images))
-        print(f"loop {alone[-1]}\nRay Data {beside[-1]}", flush=True)
-    found = estimate([b.rate / a.rate for a, b in zip(alone, beside, strict=True)])
-    print(f"\n{'':<14}{'rows/s':>8}{'device, CPU ms/row':>20}{'all else, CPU ms/row':>22}{'outsiders, CPUs':>17}")
-    for name, took in (("plain loop", alone), ("Ray Data", beside)):
-        rate, device, others, outside = np.median(took, axis=0)
-        print(f"{name:<14}{rate:>8.1f}{device:>20.2f}{others:>22.2f}{outside:>17.2f}")
-    cpu = estimate([(a.device + a.others) / (b.device + b.others) for a, b in zip(alone, beside, strict=True)])
-    print(Budget("Ray Data >= 0.95 x the plain loop", found, LEAST, at_least=True).line())
-    print(Budget("CPU time of the plain loop >= 0.95 x Ray Data's", cpu, LEAST, at_least=True).line())
-    if args.json:
-        rows = {"loop": [one._asdict() for one in alone], "ray": [one._asdict() for one in beside]}
-        args.json.write_text(json.dumps({"question": QUESTION, **conditions(), "ratio": found._asdict(), **rows}))
+    """,
+    fed,
+    options={"--images": {"type": int, "default": 1000, "help": "a round and subject (default 1000)"}},
+    pairs=3,
+)
 
 
 if __name__ == "__main__":
-    ask({"": main, "ray": ray})
+    ask({"": main, "ray": RAY.answer})

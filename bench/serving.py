@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from aiohttp import ClientSession, TCPConnector, web
-from measure import Budget, Report, arguments, conditions, parse, progress, publish, spell
+from measure import Budget, progress, spell
+from question import Finding, Inquiry
 
 import driver
 from burst import Busy
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
     Answer = Callable[[np.ndarray[Any, Any]], Awaitable[np.ndarray[Any, Any]]]
 
-QUESTION = "What does a web server gain from `compiled.serve`?"
 SERVED = "compiled.serve"
 DEFAULT, TUNED = "ONNX Runtime, default session, asyncio.to_thread", "ONNX Runtime, 1 intra-op thread, 2 threads"
 KEYS = "rate", "p50", "p99"
@@ -217,23 +217,12 @@ def goals(clients: int, other: str, ratios: dict[str, Estimate]) -> list[Budget]
     ]
 
 
-def main() -> None:
-    """Measures, prints, writes."""
-    parser = arguments(__doc__)
-    parser.add_argument("model", help="an .onnx file with one float32 input")
-    parser.add_argument("--shape", default="1,3,48,192", help="of the input (default: of an OCR classifier)")
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of a block")
-    parser.add_argument("--server", choices=KINDS, help="serve, instead of measuring")
-    args = parse(parser)
-    args.shape = tuple(map(int, args.shape.split(",")))
-    args.seconds = 0.3 if args.quick else args.seconds
-    if args.server:
-        asyncio.run(serve_web(args))
-        return
+def find(args: argparse.Namespace) -> Finding:
+    """Over HTTP, and how many answers of an overload are good."""
     found = over_http(args)
     good = estimate(asyncio.run(good_of_capacity(args)))
-    lines, budgets = [], []
+    lines: list[tuple[str, ...]] = []
+    budgets: list[Budget] = []
     for clients, kinds in found.items():
         for kind, row in kinds.items():
             figures = [f"{np.median(row[key]):.4g}" for key in KEYS]
@@ -244,8 +233,30 @@ def main() -> None:
             if kind != SERVED:
                 budgets += goals(clients, kind, ratios)
     budgets.append(Budget("overload 3 x, 50 ms: good answers >= 0.95 x capacity", good, 0.95, at_least=True))
-    publish(args, Report(QUESTION, conditions(), lines, budgets, {"over_http": found, "good": good._asdict()}, HEAD))
+    return Finding(lines, budgets, {"over_http": found, "good": good._asdict()}, HEAD)
 
+
+def settle(args: argparse.Namespace) -> None:
+    """A shape is numbers; blocks are short for --quick."""
+    args.shape = tuple(map(int, args.shape.split(",")))
+    args.seconds = 0.3 if args.quick else args.seconds
+
+
+SERVING = Inquiry(
+    __doc__,
+    find,
+    options={
+        "model": {"help": "an .onnx file with one float32 input"},
+        "--shape": {"default": "1,3,48,192", "help": "of the input (default: of an OCR classifier)"},
+        "--clients": {"type": int, "default": 32},
+        "--seconds": {"type": float, "default": 3.0, "help": "of a block"},
+        "--server": {"choices": KINDS, "help": "serve, instead of measuring"},
+    },
+    settle=settle,
+)
 
 if __name__ == "__main__":
-    main()
+    if "--server" in sys.argv:
+        asyncio.run(serve_web(SERVING.parsed()))
+    else:
+        SERVING.answer()

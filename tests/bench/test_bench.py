@@ -218,13 +218,12 @@ def test_the_fenced_script_measures_every_way(tmp_path):
 @needs_two_cpus
 @pytest.mark.stress
 def test_the_state_script_measures_both_kinds(tmp_path):
-    """A state that grows and one of fixed size, in process and in a burst, and it has compared them."""
+    """A state that grows and one of fixed size, in process, in a burst and as a stream, and it has compared them."""
     pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
     found, text = run("state.py", tmp_path, "--tensors", "3")
     kinds = ("grows by a row", "of fixed size")
-    assert [row["name"] for row in found["subjects"]] == [
-        f"{k}, {way}" for k in kinds for way in ("in process", "in a burst")
-    ]
+    names = [f"{kind}, {way}" for kind in kinds for way in ("in process", "in a burst")]
+    assert [row["name"] for row in found["subjects"]] == names + [f"{kind}, as a stream" for kind in kinds]
     assert all(row["us"] > 0 for row in found["subjects"])
     assert text.count("grows by a row, in a burst") >= 1
 
