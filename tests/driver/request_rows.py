@@ -480,3 +480,5 @@ def others():
     for priority in ("low", "medium", "high"):
         yield Row("priorities", f"{priority} priority", usual, good, arrays=(X,), priority=priority)
     yield Row("measuring", "measured", usual, good, options={"measure": lambda: True})
+    refused, words = changed(inputs=lambda _: ()), "0 inputs; the model has 1"
+    yield Row("measuring", "measured, and refused", refused, invalid(words), options={"measure": lambda: True})

@@ -85,9 +85,14 @@ def _submit(burst, arrays, **options):
     return burst.submit(*arrays, **options).result(PATIENCE)
 
 
-def _run_async(burst, arrays, **options):
+@contextmanager
+def _awaited(model, _):
+    yield partial(_run_async, model)
+
+
+def _run_async(model, arrays, **options):
     async def main():
-        return await burst.run_async(*arrays, **options)
+        return await model.run_async(*arrays, **options)
 
     return asyncio.run(main())
 
@@ -104,6 +109,16 @@ def _in_version_1(model, _):
         yield burst.execute
 
 
+def executes(prepared, burst):
+    """The ways to execute a request on pools, by name; each returns the result."""
+
+    def awaited(method):
+        return lambda request, **options: getattr(prepared, method)(request, **options).result(PATIENCE)
+
+    ways = {"plain": prepared.execute, "async": awaited("execute_async"), "fenced": awaited("execute_fenced")}
+    return ways | {"burst": burst.execute}
+
+
 ALL = frozenset({"measure", "timeout", "deadline", "loop_timeout"})
 WAYS = (
     Way("execute", "request", _execute, ALL, "result"),
@@ -113,6 +128,7 @@ WAYS = (
     Way("burst.execute, depth 4", "request", _in_burst(4, _burst_execute), ALL, "result"),
     Way("burst.execute, wire version 1", "request", _in_version_1, frozenset({"measure"}), "result"),
     Way("run", "arrays", _run, frozenset({"timeout", "deadline"}), "exception"),
+    Way("run_async", "arrays", _awaited, frozenset({"timeout", "deadline"}), "exception"),
     Way("burst.run", "arrays", _in_burst(1, _burst_run), frozenset({"timeout", "deadline"}), "exception"),
     Way("burst.submit, depth 4", "arrays", _in_burst(4, _submit), frozenset({"deadline"}), "exception"),
     Way("burst.run_async", "arrays", _in_burst(1, _run_async), frozenset({"timeout", "deadline"}), "exception"),

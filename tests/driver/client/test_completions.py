@@ -115,8 +115,8 @@ def test_a_loop_that_looks_sees_it_done(submit, kit):
     checked(future.result(0))
 
 
-def test_a_callback_comes_without_a_caller_that_waits(submit, kit):
-    """With the future; those that are added later are called at once; one that raises hurts no other."""
+def test_a_callback_comes_without_a_caller_that_waits(submit, kit, caplog):
+    """With the future; those that are added later are called at once; one that raises is logged, and hurts no other."""
     called, heard = [], threading.Event()
     future = submit()
     future.add_done_callback(lambda _: 1 / 0)
@@ -127,6 +127,7 @@ def test_a_callback_comes_without_a_caller_that_waits(submit, kit):
     future.add_done_callback(called.append)
     assert called == [future, future]
     checked(called[0].result(0))
+    kit.until(lambda: "ZeroDivisionError" in caplog.text)
 
 
 def test_a_callback_that_ends_its_thread_ends_no_other(submit, kit):

@@ -34,12 +34,6 @@ class TestOrder:
                 futures.clear()  # they hold their results
             assert burst.stats()["in_flight"] == 0
 
-    def test_more_than_depth(self, fast):
-        """submit waits for room, and what it takes out of the way is not lost."""
-        with fast.burst(depth=3) as burst:
-            futures = [burst.submit(frame(0, n)) for n in range(16)]
-            assert [number_of(f.result()) for f in futures] == list(range(16))
-
     def test_completed_in_order(self, slow):
         """Futures are done in the order of their requests, and not when their device happens to be quick."""
         done = []
@@ -124,25 +118,8 @@ class TestOrder:
                     assert future.result().outputs[0][0, 0] == n
                     assert future.exception() is None
 
-    def test_what_does_not_fit(self, fast):
-        """An array that the model does not take is refused before anything is sent; the inputs stay as they were."""
-        with fast.burst(depth=2) as burst:
-            first = burst.submit(frame(0, 7))
-            for wrong in (np.zeros(3, np.float32), np.zeros((1, 4), np.int32)):
-                with pytest.raises(ValueError, match="input 0"):
-                    burst.submit(wrong)
-            assert number_of(burst.run(frame(0, 8))) == 8
-            assert number_of(first.result()) == 7
-
 
 class TestRun:
-    def test_beside_submit(self, slow):
-        """run, while others are in flight, is one more of them."""
-        with slow.burst(depth=3) as burst:
-            futures = [burst.submit(frame(0.01, n)) for n in range(2)]
-            assert number_of(burst.run(frame(0, 9))) == 9
-            assert [f.done() for f in futures] == [True, True]
-
     def test_inputs_stay_the_same(self, slow):
         """Who only calls run keeps the same inputs, also after a timeout."""
         with slow.burst() as burst:
@@ -218,12 +195,6 @@ class TestHeld:
             del held, memory
             gc.collect()
             assert first in {burst.run(frame(0, n)).outputs[0].ctypes.data for n in range(3)}
-
-    def test_a_future_holds(self, fast):
-        """A future that is done holds its result."""
-        with fast.burst(depth=2) as burst:
-            futures = [burst.submit(frame(0, n)) for n in range(12)]
-            assert [number_of(f.result()) for f in futures] == list(range(12))
 
     @pytest.mark.parametrize("depth", [1, 4])
     def test_exhaustion(self, fast, depth):

@@ -15,21 +15,6 @@ from burst import Timeout
 
 
 class TestFuture:
-    def test_timeout(self, slow):
-        """result(timeout) gives up in time, and again gets the result: a timeout ends only the waiting."""
-        with slow.burst(depth=2) as burst:
-            future, release = held(burst, 1)
-            for ask in (future.result, future.exception):
-                with pytest.raises(Timeout, match="is dropped"):
-                    ask(timeout=0.01)
-            with pytest.raises(Timeout):
-                future.result(0)
-            assert not future.done()
-            release()
-            assert number_of(future.result()) == 1
-            assert future.done()
-            assert future.exception() is None
-
     def test_timeout_while_another_waits(self, slow, kit):
         """It also ends in time when another thread is the one that receives."""
         with slow.burst(depth=2) as burst:
@@ -43,15 +28,6 @@ class TestFuture:
             release()
             thread.join()
             assert number_of(second.result()) == 2
-
-    def test_run_that_is_too_late(self, slow):
-        """A run that timed out beside others leaves a result that is nobody's; theirs stay theirs."""
-        with slow.burst(depth=4) as burst:
-            before = burst.submit(frame(0.05, 1))
-            with pytest.raises(Timeout):
-                burst.run(frame(0, -7), timeout=0.01)
-            after = burst.submit(frame(0, 3))
-            assert [number_of(f.result()) for f in (after, before)] == [3, 1]
 
     @pytest.mark.parametrize("which", range(4))
     def test_cancel(self, slow, which):
@@ -99,17 +75,6 @@ class TestFuture:
             futures[2].add_done_callback(lambda _: called.append("at once"))
         assert called[2:] == [(0, True), (10, True), (2, True), (12, True), "at once"]
 
-    def test_callback_that_raises(self, fast, caplog):
-        """An exception in a callback is logged, and hurts neither who waits nor the other callbacks."""
-        called = []
-        with fast.burst(depth=2) as burst:
-            future = burst.submit(frame(0, 1))
-            future.add_done_callback(lambda _: 1 / 0)
-            future.add_done_callback(called.append)
-            assert number_of(future.result()) == 1
-        assert called == [future]
-        assert "ZeroDivisionError" in caplog.text
-
     @pytest.mark.parametrize("depth", [1, 2, 4])
     def test_callback_that_goes_on(self, fast, kit, depth):
         """A callback may submit, run and wait itself, while others wait and submit: nothing locks up."""
@@ -134,25 +99,6 @@ class TestFuture:
             assert done.wait(kit.patience)
             thread.join(kit.patience)
         assert numbers[:150] == list(range(150))
-
-    def test_close(self, slow, kit):
-        """Who waits for a result when the burst is closed is told, and so is who asks later."""
-        burst = slow.burst(depth=3, policy="latest")
-        futures, errors = [burst.submit(frame(5, n)) for n in range(5)], []
-        thread = threading.Thread(target=lambda: errors.append(futures[0].exception()))
-        thread.start()
-        kit.until(in_flight_of(burst).receiving.locked)
-        burst.close()
-        thread.join(kit.patience)
-        assert [type(f.exception()).__name__ for f in futures if not f.cancelled()] == [
-            "GeneralFailure", "GeneralFailure", "GeneralFailure", "GeneralFailure"
-        ]  # fmt: skip
-        with pytest.raises(concurrent.futures.CancelledError, match="a newer frame took its place"):
-            futures[3].exception()
-        assert errors == [futures[0].exception()]
-        for use in (burst.submit, burst.run, lambda: burst.submit(frame(0, 1), timeout=1)):
-            with pytest.raises(ValueError, match="this burst is closed; open another"):
-                use()
 
 
 class TestCtrlC:

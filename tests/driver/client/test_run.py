@@ -14,32 +14,10 @@ from waiting import PATIENCE, nested
 
 import driver
 from burst import ErrorStatus, Memory, Request, RequestArgument
-from driver.nn import Interpreter
 from driver.runtime.local import LocalDevice
 
 X = np.array([[1, 2, 3, 4]], np.float32)
 Y = X + 1
-
-
-def inputs_for(model, shapes=None):
-    """Random inputs that fit."""
-    random = np.random.default_rng(5)
-    operands = [model.main.operands[i] for i in model.main.inputs]
-    shapes = shapes or [o.dimensions for o in operands]
-    drawn = [random.integers(0, 200, shape) for shape in shapes]
-    return [d.astype(o.type.dtype) for d, o in zip(drawn, operands, strict=True)]
-
-
-def expected(model, inputs, nbytes):
-    """What the definition gives, in this process."""
-    buffers = [np.zeros(n, np.uint8) for n in nbytes]
-    bound = Interpreter(model).bind(inputs, buffers)
-    bound.run()
-    results = [model.main.operands[i] for i in model.main.outputs]
-    return [
-        b[: int(np.prod(s)) * o.type.element_size].view(o.type.dtype).reshape(s)
-        for b, o, (s, _) in zip(buffers, results, bound.shapes, strict=True)
-    ]
 
 
 def interrupt_when(condition, until):
@@ -71,40 +49,13 @@ def slow_add(connect, kit):
         yield prepared
 
 
-class TestAllPaths:
-    """run, execute, execute_async and bursts on both kinds of memory give what the definition gives."""
+class TestBurst:
+    """What a burst takes."""
 
-    @pytest.mark.parametrize("name", ["add_model", "conv_model", "quantised_model"])
-    def test_known_shapes(self, device, kit, name):
-        """Models with known shapes."""
-        model = getattr(kit, name)()
-        inputs = inputs_for(model)
-        (wanted,) = expected(model, inputs, [10**5])
-        with device.prepare(model) as prepared:
-            (ran,) = prepared.run(*inputs)
-            assert (ran.dtype, ran.shape) == (wanted.dtype, wanted.shape)
-            np.testing.assert_array_equal(ran, wanted)
-            request, _ = kit.request(inputs, wanted.nbytes)
-            for result in (prepared.execute(request), prepared.execute_async(request).result(kit.patience)):
-                assert result.status == ErrorStatus.NONE
-                np.testing.assert_array_equal(result.outputs[0], wanted)
-            for memory in ("memfd", "posix"):
-                with prepared.burst(memory=memory) as burst:
-                    for result in (burst.run(*inputs), burst.run(), burst.execute(request)):
-                        np.testing.assert_array_equal(result.outputs[0], wanted)
-
-    def test_unknown_output_shape(self, device, kit):
-        """An output whose shape is known only afterwards is given room by itself, on every path."""
-        model = kit.reshape_model()
-        x = inputs_for(model)[0]
-        with device.prepare(model) as prepared, prepared.burst() as burst:
-            for shape in ((6, 1000), (3000, 2), (1, 6000)):
-                wanted = x.reshape(shape)
-                arguments = x, np.array(shape, np.int32)
-                np.testing.assert_array_equal(prepared.run(*arguments)[0], wanted)
-                result = burst.run(*arguments)
-                np.testing.assert_array_equal(result.outputs[0], wanted)
-                assert [s.dimensions for s in result.output_shapes] == [shape]
+    def test_posix(self, add):
+        """A burst whose queues are in POSIX shared memory gives what one in a memfd gives."""
+        with add.burst(memory="posix") as burst:
+            assert burst.run(X).outputs[0].tolist() == Y.tolist()
 
     def test_unknown_input_shape(self, device, kit):
         """An input whose shape the model leaves open gets it from the array, or when a burst is opened."""
@@ -123,74 +74,22 @@ class TestAllPaths:
                 np.testing.assert_array_equal(burst.run(x).outputs[0], x + 1)
                 assert burst.inputs[0].shape == x.shape
 
-    def test_omitted_input(self, device, kit):
-        """An input that its operation takes as optional may be None."""
-        x = np.arange(6, dtype=np.float32).reshape(2, 3)
-        with device.prepare(kit.optional_model()) as prepared:
-            np.testing.assert_array_equal(prepared.run(x, None)[0], x.T)
-            np.testing.assert_array_equal(prepared.run(x, np.array([0, 1], np.int32))[0], x)
-            with prepared.burst(input_shapes=[(2, 3), None]) as burst:
-                assert burst.inputs[1] is None
-                np.testing.assert_array_equal(burst.run(x, None).outputs[0], x.T)
-
 
 class TestRefusedBeforeSending:
     """What does not fit is told with its number, and nothing is sent."""
 
-    @pytest.mark.parametrize(
-        ("arrays", "match"),
-        [
-            ([X.astype(np.float64)], r"input 0 has dtype float64; the model takes float32: convert it with .astype"),
-            ([X.astype(np.int32)], r"input 0 has dtype int32"),
-            ([X[0]], r"input 0 has shape \(4,\); the model takes \(1, 4\)"),
-            ([np.ones((1, 5), np.float32)], r"input 0 has shape \(1, 5\)"),
-            ([X, X], "2 inputs were given; the model takes 1"),
-        ],
-        ids=["float64", "int32", "rank", "length", "count"],
-    )
-    def test_refused(self, add, monkeypatch, arrays, match):
-        """By run and by a burst alike."""
-        with add.burst() as burst:
-            requests = burst.stats()["runs"]
-            with monkeypatch.context() as patch:
-                patch.setattr(add, "execute", None)
-                with pytest.raises(ValueError, match=match):
-                    add.run(*arrays)
-            with pytest.raises(ValueError, match=match):
-                burst.run(*arrays)
-            assert burst.stats()["runs"] == requests
-            assert burst.run(X).outputs[0].tolist() == Y.tolist()
-
-    def test_nothing_given(self, add):
-        """run() without its inputs says how many there are."""
-        with pytest.raises(ValueError, match="0 inputs were given; the model takes 1"):
-            add.run()
-
     def test_all_or_none(self, device, kit):
         """When the second of two inputs is refused, the first has not been written."""
         with device.prepare(kit.reshape_model()) as prepared, prepared.burst() as burst:
-            burst.inputs[0][...] = 7
+            burst.inputs[0][...], runs = 7, burst.stats()["runs"]
             with pytest.raises(ValueError, match="input 1"):
                 burst.run(np.zeros((2, 3000), np.float32), np.zeros(3, np.int32))
             assert (burst.inputs[0] == 7).all()
+            assert burst.stats()["runs"] == runs
 
 
 class TestExplicitRequests:
     """Requests on pools of the caller's own."""
-
-    def test_what_cannot_be_computed(self, device, kit):
-        """Values that make an operation impossible are GENERAL_FAILURE, with the reason on the plain path."""
-        x, shape = np.ones((2, 3000), np.float32), np.array([7, 7], np.int32)
-        bad, _ = kit.request([x, shape], x.nbytes)
-        with device.prepare(kit.reshape_model()) as prepared, prepared.burst() as burst:
-            result = prepared.execute(bad)
-            assert (result.status, "RESHAPE" in result.message) == (ErrorStatus.GENERAL_FAILURE, True)
-            assert burst.execute(bad).status == ErrorStatus.GENERAL_FAILURE
-            with pytest.raises(driver.GeneralFailure, match="RESHAPE"):
-                prepared.run(x, shape)
-            with pytest.raises(driver.GeneralFailure):
-                burst.run(x, shape)
-            assert burst.run(x, np.array([6000, 1], np.int32)).outputs[0].shape == (6000, 1)
 
     def test_free_memory(self, add, kit):
         """A freed pool is unmapped on the other side, can be used again, and unknown memory is no error."""
@@ -374,12 +273,6 @@ class TestMeasuring:
             seconds = measuring.stats()["seconds"]
             assert 0.02 <= seconds["on_device"] <= seconds["in_driver"] <= seconds["total"]
             assert silent.stats()["seconds"] is None
-
-    def test_no_timing_of_a_failure(self, add, kit):
-        """A failed execution has no times."""
-        request, _ = kit.request([X], 16)
-        result = add.execute(request._replace(inputs=()), measure=True)
-        assert result.timing == (None, None)
 
     def test_stats(self, add):
         """A burst counts its runs by path; in place not a byte of bulk data is copied, and `run(array)` copies that."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from onnx import helper
 from onnx_files import file_model, written
+from request_ways import executes
 
 import driver
 from burst import (
@@ -71,22 +72,14 @@ class Stepper:
         return found
 
 
-def ways(prepared, burst):
-    return {
-        "burst": burst.execute,
-        "execute": prepared.execute,
-        "async": lambda request: prepared.execute_async(request).result(),
-    }
-
-
-@pytest.mark.parametrize("way", ["burst", "execute", "async"])
+@pytest.mark.parametrize("way", ["burst", "plain", "async"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])
 def test_it_is_what_it_is_in_process(connect, dtype, way):
     """After each of twenty steps that append a row: the same shape and bits as ONNX Runtime's own."""
     data = appending(dtype)
     session, expected = ort.InferenceSession(data), np.zeros((1, ROW), dtype)
     with connect("onnxruntime").prepare(file_model(data)) as prepared, prepared.burst() as burst:
-        stepper, execute = Stepper(prepared, dtype), ways(prepared, burst)[way]
+        stepper, execute = Stepper(prepared, dtype), executes(prepared, burst)[way]
         stepper.old.copy_from(expected)
         for n in range(20):
             row = np.arange(n, n + ROW).astype(dtype)

@@ -23,7 +23,6 @@ from driver.engine.preparations import PreparationEstimates, PreparationTime
 from driver.vts.qos import plain_path
 from fmq import clock
 
-MISSED = {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}
 TRANSIENT, PERSISTENT = ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT
 WAITING = "waiting for the answer"
 PREFERENCE = "fast_single_answer"
@@ -185,24 +184,6 @@ UNLIMITED = math.inf, 1e30, 3600.0
 
 class TestTheHal:
     """NOW, passed and SHORT give NONE or a missed deadline, UNLIMITED NONE; a model comes exactly with NONE."""
-
-    @pytest.mark.parametrize("way", ["plain", "burst", "future"])
-    def test_an_execution(self, fast, kit, way):
-        """On each path."""
-        request, _ = kit.request([x(0, 2)], 16)
-        with fast.burst(depth=2) as burst:
-
-            def status(deadline):
-                if way != "future":
-                    path = fast if way == "plain" else burst
-                    return path.execute(request, deadline=deadline).status
-                error = burst.submit(x(0, 2), deadline=deadline).exception()
-                return error.status if error else ErrorStatus.NONE
-
-            for seconds in SHORT:
-                assert status(after(seconds)) in MISSED | {ErrorStatus.NONE}
-            assert status(after(-1)) in MISSED
-            assert [status(after(s)) for s in UNLIMITED] == [ErrorStatus.NONE] * 3
 
     def test_a_preparation(self, device, kit):
         """It raises, or there is a model."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import stress
+from request_ways import executes
 from small_models import sum_model
 
 import driver
@@ -466,17 +467,6 @@ def test_errors_are_status_errors(prepared):
     assert prepared.run(X, X)[0].tolist() == (X + X).tolist()
 
 
-def ways(prepared, patience):
-    """Every way to execute a request, by name; each returns its result. The burst ends with the test's device."""
-    burst = prepared.burst()
-    return {
-        "plain": prepared.execute,
-        "async": lambda request, **terms: prepared.execute_async(request, **terms).result(patience),
-        "fenced": lambda request, **terms: prepared.execute_fenced(request, **terms).result(patience),
-        "burst": burst.execute,
-    }
-
-
 class TestFailures:
     """An output of an execution that failed has no value afterwards, whatever it was before, on every path."""
 
@@ -486,7 +476,7 @@ class TestFailures:
         """After an execution that failed on the device, was done too late, or could not be bound."""
         device = connect("Slow" if why == "it is late" else "Failing")
         with device.prepare(kit.add_model()) as prepared:
-            execute = ways(prepared, kit.patience)[way]
+            execute = executes(prepared, prepared.burst())[way]
             state = device.allocate(BufferDesc(), [prepared], [], [BufferRole(0, 0)])
             memory = Memory.create(16)
             request = Request((RequestArgument(length=16),), (RequestArgument(pool=1),), (memory, state))

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import stress
+from request_ways import executes
 from small_models import sum_model
 
 import driver
@@ -99,12 +100,7 @@ class TestAllocated:
         """On each way, beside memory of the client; they have no value before, and none is copied."""
         a, b = buffers_of(prepared)
         burst = prepared.burst()
-        execute = {
-            "plain": prepared.execute,
-            "async": lambda request: prepared.execute_async(request).result(),
-            "fenced": lambda request: prepared.execute_fenced(request).result(),
-            "burst": burst.execute,
-        }[way]
+        execute = executes(prepared, burst)[way]
         assert execute(doubling(a, b)).status == GeneralFailure.status
         a.copy_from(X)
         for _ in range(3):

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import stress
 from burst_test_devices.heap import HEADER, KIND, MAGIC
+from request_ways import executes
 from small_models import sum_model
 
 import driver
@@ -68,15 +69,6 @@ def prepared(request, place):
         yield found
 
 
-def ways(prepared, burst):
-    return {
-        "plain": prepared.execute,
-        "async": lambda request: prepared.execute_async(request).result(),
-        "fenced": lambda request: prepared.execute_fenced(request).result(),
-        "burst": burst.execute,
-    }
-
-
 def at(offset):
     return RequestArgument(offset=offset, length=16)
 
@@ -93,7 +85,7 @@ class TestUse:
         """What the driver maps as an array is used as every pool is: at offsets, in place."""
         pool = pool_of()
         with prepared.burst() as burst:
-            result = ways(prepared, burst)[way](Request(*LINEAR, (pool,)))
+            result = executes(prepared, burst)[way](Request(*LINEAR, (pool,)))
             assert result.status == 0
             assert values(pool, 12) == [7] * 8 + [14] * 4
             assert burst.stats()["copied_bytes"]["bulk"] == 0
@@ -106,7 +98,7 @@ class TestUse:
         a, b = pool_of(16, is_reversed=True), pool_of(16, is_reversed=True)
         os.pwrite(a.fd, X.tobytes(), START)
         with prepared.burst() as burst:
-            execute = ways(prepared, burst)[way]
+            execute = executes(prepared, burst)[way]
             for _ in range(3):
                 assert execute(Request(*WHOLE, (a, b))).status == 0
             assert values(b, 4) == [2, 4, 6, 8]
@@ -133,7 +125,7 @@ class TestUse:
                 Request((given, RequestArgument()), (RequestArgument(pool=1),), (a, b)),
                 Request((RequestArgument(),) * 2, (given._replace(pool=1),), (a, b)),
             ):
-                assert status_of(ways(prepared, burst)[way], request) == INVALID
+                assert status_of(executes(prepared, burst)[way], request) == INVALID
 
     def test_beyond_its_end(self, prepared):
         """An argument beyond what the driver has mapped is refused, whatever the client says."""
@@ -245,7 +237,7 @@ class TestHostile:
     def test_a_handle(self, connect_dsp, way, what):
         """The driver's ValueError is INVALID_ARGUMENT with its text; the next request is executed."""
         prepared, burst = connect_dsp
-        execute, bad = ways(prepared, burst)[way], self.WRONG[what]()
+        execute, bad = executes(prepared, burst)[way], self.WRONG[what]()
         assert status_of(execute, Request(*LINEAR, (bad,))) == INVALID
         assert execute(Request(*LINEAR, (pool_of(),))).status == 0
 
@@ -254,7 +246,7 @@ class TestHostile:
     def test_it_is_cut_off(self, connect_dsp, way, is_reversed):
         """A client that truncates what the driver has mapped hurts itself alone: it reads as zeros."""
         prepared, burst = connect_dsp
-        execute, pool, result = ways(prepared, burst)[way], pool_of(16, is_reversed=is_reversed), Memory.create(16)
+        execute, pool, result = executes(prepared, burst)[way], pool_of(16, is_reversed=is_reversed), Memory.create(16)
         request = Request((RequestArgument(length=16),) * 2, (RequestArgument(pool=1, length=16),), (pool, result))
         assert execute(request).status == 0
         assert result.asarray(np.float32).tolist() == [14] * 4

@@ -58,31 +58,6 @@ def test_the_surface_is_one():
             assert named[0] == named[1], (kind, name)
 
 
-def test_every_way_in_gives_the_same(compiled, runtime_kit, kit):
-    """`run`, `run_async`, `execute`, `execute_async` and `execute_fenced`, with the options that they share."""
-
-    async def asynchronously():
-        return await asyncio.gather(*(compiled.run_async(X + n, timeout=kit.patience) for n in range(12)))
-
-    times = {"measure": True, "loop_timeout": 1.0, "deadline": time.monotonic() + kit.patience}
-    frame = Frames(X + 1)
-    equal(compiled.run(X), runtime_kit.mixed(X))
-    equal(compiled.execute(frame.request, timeout=kit.patience, **times).outputs, runtime_kit.mixed(X + 1))
-    seen = []
-    future = compiled.execute_async(frame.request, timeout=kit.patience, callback=seen.append, **times)
-    equal(future.result(kit.patience).outputs, runtime_kit.mixed(X + 1))
-    kit.until(lambda: seen == [future])
-    with compiled.execute_fenced(frame.request, duration=kit.patience, **times) as fenced:
-        equal(fenced.result(kit.patience).outputs, runtime_kit.mixed(X + 1))
-        assert fenced.info().status == ErrorStatus.NONE
-        nested(0, fenced.info().fenced.time_in_driver, fenced.info().launched.time_in_driver)
-    for n, outputs in enumerate(asyncio.run(asynchronously())):
-        equal(outputs, runtime_kit.mixed(X + n))
-    compiled.free_memory(frame.inputs)
-    equal(compiled.execute(frame.request).outputs, runtime_kit.mixed(X + 1))
-    assert not any(n for kind, n in compiled.stats()["fallbacks"].items() if kind != "reasons")
-
-
 @pytest.mark.parametrize("compiled", ["several devices"], indirect=True)
 def test_a_launch_that_returns_late_is_counted(compiled, kit, monkeypatch):
     """`launched` begins before the first device is told, which may be done before the call that told it returns."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_cuda import Call, FakeCuda, Word
+from request_ways import executes
 
 import driver
 from burst import (
@@ -88,12 +89,7 @@ class TestRequests:
         pool.copy_from(X, 64)
         before = gpu[Word.COPIES_IN], gpu[Word.COPIES_OUT], gpu[Word.KERNELS]
         with prepared.burst() as burst:
-            execute = {
-                "plain": prepared.execute,
-                "async": lambda request: prepared.execute_async(request).result(),
-                "fenced": lambda request: prepared.execute_fenced(request).result(),
-                "burst": burst.execute,
-            }[way]
+            execute = executes(prepared, burst)[way]
             for source, target in ((64, 256), (256, 64), (64, 4000)):
                 assert execute(Request(*at(source, target), (pool,))).status == 0
         assert (gpu[Word.COPIES_IN], gpu[Word.COPIES_OUT]) == before[:2]
