@@ -25,6 +25,8 @@ class HotPlan:
     has_run: bool
     measure: bool
     enters_itself: bool
+    _function: int
+    _context: int
     _estimate_at: int
     def _try_claim(self) -> bool: ...
     def _end_claim(self) -> None: ...

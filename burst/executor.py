@@ -182,6 +182,7 @@ class Plan(HotPlan):
         self._spares = list[Plan]()
         self.execution = execution = as_execution(job.bind(request))
         self.run, self.measure, self.estimate = execution.run, bool(packet.measure), execution.estimate
+        self._function, self._context = execution.native or (0, 0)
         self.enters_itself = bool(execution.enters_itself)
         if self.estimate is not None:
             self._estimate_at = address_of(self.estimate)

@@ -36,9 +36,10 @@ enum { MOST_DESCRIPTORS = 253 };
 typedef struct {
     PyObject_HEAD
     PyObject *run, *success, *flow;
-    uint64_t estimate;        /* the address of its burst_estimate, or 0 */
-    uint64_t last_use;        /* CLOCK_MONOTONIC ns */
-    _Atomic uint32_t claimed; /* a thread runs it, or is about to */
+    uint64_t function, context; /* of a burst_function that does what `run` does; addresses, or 0 */
+    uint64_t estimate;          /* the address of its burst_estimate, or 0 */
+    uint64_t last_use;          /* CLOCK_MONOTONIC ns */
+    _Atomic uint32_t claimed;   /* a thread runs it, or is about to */
     char has_run, measure, enters_itself;
 } plan;
 
@@ -88,6 +89,8 @@ static PyMemberDef plan_members[] = {
     {"measure", T_BOOL, offsetof(plan, measure), 0, "Its client wants to know its times."},
     {"enters_itself", T_BOOL, offsetof(plan, enters_itself), 0,
      "Its runs enter the run queue when they need a slot."},
+    {"_function", T_ULONGLONG, offsetof(plan, function), 0, "Does what `run` does; 0: none."},
+    {"_context", T_ULONGLONG, offsetof(plan, context), 0, "Its argument."},
     {"_estimate_at", T_ULONGLONG, offsetof(plan, estimate), 0, "An address, or 0."},
     {NULL, 0, 0, 0, NULL},
 };
@@ -210,15 +213,15 @@ static plan *known(const lane *l, const message *m, PyObject *plans) {
     return p;
 }
 
-/* What `_fail` says of an execution that was not begun, or has failed, or was late: a new
- * reference. */
-static PyObject *failed(lane *l, plan *p, int code) {
+/* What `_fail` says of an execution that was not begun, or was late, by that code; or has failed,
+ * with a status or an exception: a new reference. */
+static PyObject *failed(lane *l, plan *p, int code, int status) {
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
     PyErr_NormalizeException(&type, &error, &trace);
     if (trace) PyException_SetTraceback(error, trace);
-    PyObject *answer =
-        PyObject_CallMethod((PyObject *)l, "_fail", "OiO", p, code, error ? error : Py_None);
+    PyObject *answer = PyObject_CallMethod((PyObject *)l, "_fail", "OiiO", p, code, status,
+                                           error ? error : Py_None);
     Py_XDECREF(type);
     Py_XDECREF(error);
     Py_XDECREF(trace);
@@ -229,26 +232,43 @@ static PyObject *failed(lane *l, plan *p, int code) {
     return answer;
 }
 
+/* Waits for a slot, and calls the plan's C function, if it has one, which returns the status. A
+ * code: it was not begun. */
+static int begin_run(const lane *l, const plan *p, burst_ticket *ticket, int32_t *status) {
+    burst_function *function = (burst_function *)(uintptr_t)p->function;
+    int code;
+    *status = 0;
+    Py_BEGIN_ALLOW_THREADS
+    code = l->begin(l->attempt, ticket);
+    if (!code && function) *status = function((void *)(uintptr_t)p->context);
+    Py_END_ALLOW_THREADS
+    return code;
+}
+
+/* Whether it has run; else perhaps with an exception. */
+static int has_run(const plan *p, int32_t status) {
+    if (p->function) return !status;
+    PyObject *done = PyObject_CallNoArgs(p->run);
+    Py_XDECREF(done);
+    return done != NULL;
+}
+
 /* Executes the request in hand. Returns its answer, a new reference. Takes the plan over. */
 static PyObject *execute(lane *l, plan *p) {
     burst_attempt *x = l->attempt;
     *x = (burst_attempt){.deadline = big_endian(l->buffer + END_AT),
                          .estimate = (burst_estimate *)(uintptr_t)p->estimate};
     burst_ticket *ticket = p->enters_itself ? NULL : (burst_ticket *)(uintptr_t)l->ticket;
-    PyObject *before = l->running, *answer = NULL;
+    PyObject *before = l->running, *answer = p->success;
     l->running = (PyObject *)p;
     Py_XDECREF(before);
     l->answered++;
-    int code;
-    Py_BEGIN_ALLOW_THREADS
-    code = l->begin(x, ticket);
-    Py_END_ALLOW_THREADS
+    int32_t status;
+    int code = begin_run(l, p, ticket, &status), is_done = !code && has_run(p, status);
     p->last_use = x->known;
-    PyObject *done = code ? NULL : PyObject_CallNoArgs(p->run);
-    if (done) code = (int)l->end(x, ticket, 0);
-    if (!done || code) answer = failed(l, p, code);
-    else Py_INCREF(p->success), answer = p->success;
-    Py_XDECREF(done);
+    if (is_done) code = (int)l->end(x, ticket, 0);
+    if (is_done && !code) Py_INCREF(answer);
+    else answer = failed(l, p, code, status);
     l->running = NULL;
     atomic_store(&p->claimed, 0);
     Py_DECREF((PyObject *)p);

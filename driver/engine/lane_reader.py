@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 import msgpack
 
 from burst import (
+    ErrorStatus,
     GeneralFailure,
     InvalidArgument,
     Malformed,
@@ -234,11 +235,16 @@ class LaneReader(HotLane):
         self._running = None
         return answer_to(raw, answer)
 
-    def _fail(self, plan: Plan, code: int, error: BaseException | None) -> bytes:
+    def _fail(self, plan: Plan, code: int, status: int, error: BaseException | None) -> bytes:
         """Return the outcome, packed, of a known request that has not begun, was late, or has failed.
 
-        Raise what ends threads.
+        `status`: what its C function has returned. Raise what ends threads.
         """
+        if status:
+            try:
+                error = plan.execution.failure(ErrorStatus(status))
+            except Exception as worse:  # noqa: BLE001 (as in _executed)
+                error = worse
         said = error_of(self._judged, None if plan.enters_itself else self._ticket, code, error)
         plan.invalidate_outputs()
         return self._lane.refuse(said)

@@ -3,13 +3,14 @@
 import os
 import threading
 import weakref
+from ctypes import CFUNCTYPE, c_int32, c_size_t, c_void_p, cast
 from functools import partial
 
 import msgpack
 import pytest
 from waiting import PATIENCE, last, until
 
-from burst import ErrorStatus, Memory, OutputShape, PeerDied, Timeout
+from burst import ErrorStatus, GeneralFailure, Memory, OutputShape, PeerDied, Timeout
 from burst.channel import Channel
 from burst.run_queue import Application, Flow, RunQueue, Share
 from driver.engine.lane import ClientLane, LaneOwner
@@ -45,6 +46,7 @@ class OneExecution:
 
     def __init__(self, engine):
         self.run, self.cancel = partial(_act, engine), engine.cancelled.set
+        self.native, self.failure = engine.native, engine.explain
 
 
 class Engine:
@@ -53,6 +55,7 @@ class Engine:
     def __init__(self):
         flow = Flow(Application(Share(RunQueue(1, 1e-3), 1), "test"), 1)
         self.act, self.cancelled = lambda: None, threading.Event()
+        self.native = self.explain = None  # as an execution has them
         self.bound = []  # executions, if they still live
         self.lane = ClientLane(
             LaneOwner(
@@ -142,6 +145,26 @@ def test_an_error_is_the_answer(engine, client):
     assert client.executed() == (NONE, "")
     assert client.reader.handled == 2
     assert len(engine.bound) == 1
+
+
+def test_a_c_function_runs_in_the_place_of_python(engine):
+    """From the second execution on; what it says goes into the words of the execution."""
+    statuses, seen = iter([0, FAILED, 0]), []
+
+    def function(context):
+        seen.append(context)
+        return next(statuses)
+
+    engine.explain = lambda status: GeneralFailure(f"it has said {status:d}")
+    kept = CFUNCTYPE(c_int32, c_size_t)(function)
+    engine.native = cast(kept, c_void_p).value, 7
+    client = Client(engine)
+    with client.end:
+        assert client.executed() == (NONE, "")
+        engine.act = None  # Python runs nothing more
+        answers = [client.executed() for _ in range(3)]
+    assert answers == [(NONE, ""), (FAILED, f"it has said {FAILED:d}"), (NONE, "")]
+    assert seen == [7] * 3
 
 
 def test_one_whose_deadline_has_passed_is_not_executed(engine, client):
