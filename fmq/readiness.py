@@ -14,7 +14,7 @@ Which thread may do what:
   loop to resume that task; the task removes the eventfd from its loop and closes it. Without a task, or with one whose
   loop is closed already, `close` closes the eventfd itself.
 * After `disarm` or `close` has returned, the bridge thread touches neither the queue's memory nor the eventfd: both may
-  go.
+  go. So `close` waits for an `arm` of another thread to end: what that one hung up is taken down, too.
 * In a forked child there is no bridge thread. The child closes its copies of all eventfds (`abandon`) and makes new
   ones for ends that it may still use.
 """
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -40,16 +41,19 @@ class ReadinessFd:
 
     def __init__(self, handle: Any) -> None:
         self._handle, self._token = handle, -1
+        self.arming = threading.RLock()  # because a signal's handler may close what it interrupts
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
-        self._is_closed = False
+        self.is_closed = False
         _all.add(self)
 
     def arm(self, n: int) -> None:
         """Make it readable as soon as a transfer of n elements would not wait; that may be now. Raise Busy, Closed."""
         if self.fd < 0:
             return  # closed, or this is a forked child
-        self._token = lib.fmq_bridge(self._handle, n, self.fd, self._token)
+        with self.arming:
+            if not self.is_closed:
+                self._token = lib.fmq_bridge(self._handle, n, self.fd, self._token)
         if self._token == -errno.EROFS:
             raise ValueError("a reader without write access cannot announce that it sleeps; open the queue writable")
         if self._token < 0 and self._token != -errno.EALREADY:
@@ -57,8 +61,9 @@ class ReadinessFd:
 
     def disarm(self) -> None:
         """Let no thread write to it until it is armed again."""
-        lib.fmq_unhang(self._token)
-        self._token = -1
+        with self.arming:
+            lib.fmq_unhang(self._token)
+            self._token = -1
 
     @property
     def is_abandoned(self) -> bool:
@@ -75,7 +80,7 @@ class ReadinessFd:
             raise Busy("another task awaits this end; one at a time")
         self._waiter = loop, future
         try:
-            if self._is_closed:
+            if self.is_closed:
                 raise_errno(-errno.ECANCELED, "waiting for the queue")
             loop.add_reader(self.fd, _resolve, future)
             self.arm(n)
@@ -84,13 +89,13 @@ class ReadinessFd:
             self.disarm()
             loop.remove_reader(self.fd)
             self._waiter = None
-            if self._is_closed:
+            if self.is_closed:
                 self.abandon()
 
     def close(self) -> None:
         """Close the eventfd. A task that awaits `ready` is resumed, and finds the end closed."""
+        self.is_closed = True
         self.disarm()
-        self._is_closed = True
         if self._waiter and not self._waiter[0].is_closed():
             loop, future = self._waiter  # the loop still watches the eventfd: the task removes it first
             loop.call_soon_threadsafe(_resolve, future)
@@ -112,6 +117,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 def _after_fork() -> None:
     for readiness in list(_all):
+        readiness.arming = threading.RLock()  # a thread of the parent may have it
         readiness.abandon()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import select
 import threading
 
 import numpy as np
@@ -364,3 +365,38 @@ def test_an_end_moves_to_a_new_loop():
         run(cancelled)
         assert run(read) == [1]
         asyncio.run(leave())
+
+
+def test_a_close_waits_for_a_thread_that_arms(monkeypatch):
+    """What that one has hung up is taken down: the bridge never writes to a descriptor that has become another's."""
+    queue = fmq.MessageQueue.create("i8", 4)
+    w, r = queue.writer(), queue.reader()
+    near, far = os.pipe2(os.O_NONBLOCK)
+    readiness = fmq.readiness.ReadinessFd(r.handle)
+    fd, bridge, closing = readiness.fd, fmq.readiness.lib.fmq_bridge, threading.Thread(target=readiness.close)
+
+    class Preempted:
+        """The C core, in whose `fmq_bridge` another thread begins to close when the bell hangs."""
+
+        fmq_unhang = fmq.readiness.lib.fmq_unhang
+
+        def fmq_bridge(self, *arguments):
+            token = bridge(*arguments)
+            closing.start()
+            until(lambda: readiness.is_closed)
+            return token
+
+    monkeypatch.setattr(fmq.readiness, "lib", Preempted())
+    readiness.arm(1)
+    closing.join(PATIENCE)
+    monkeypatch.undo()
+    os.dup2(far, fd)
+    w.write([1])
+    later = fmq.MessageQueue.create("i8", 4)
+    v, s = later.writer(), later.reader()
+    v.write([1])
+    assert select.select([s.fileno()], [], [], PATIENCE)[0]  # the bridge has looked at all that hangs
+    with pytest.raises(BlockingIOError):
+        os.read(near, 8)
+    for it in (near, far, fd):
+        os.close(it)
