@@ -21,7 +21,7 @@ from driver.cli.names import as_options, form_option, header_of, loaded, signatu
 from driver.cli.output import json_option, print_json, print_line, print_table, progress, spelled, with_options
 from driver.cli.ports import shape_words
 from driver.cli.sizes import shape_option
-from driver.cli.steps import execution, steps
+from driver.cli.steps import execution, steps, streamed, until_of
 from driver.cli.summaries import (
     brief,
     brief_words,
@@ -42,7 +42,7 @@ from driver.runtime.compilation import compile  # noqa: A004 (its name)
 from driver.runtime.local import NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from driver.importers.files import Form
     from driver.runtime.compiled import CompiledModel
 
+_MOST_STEPS = 4096  # of a stream that an output ends
 _PATH: Any = click.Path(path_type=Path)
 _options = with_options(
     click.option(
@@ -83,7 +84,7 @@ _options = with_options(
         show_default=True,
         help="How an image gets its size: with grey bars, or stretched.",
     ),
-    click.option("--frames", type=click.IntRange(1), metavar="N", help="Stop after N frames or blocks."),
+    click.option("--frames", type=click.IntRange(1), metavar="N", help="Stop after N frames, blocks or steps."),
     click.option("--block", type=click.IntRange(1), metavar="N", help="Samples in a block of sound."),
     click.option(
         "--hop", type=click.IntRange(1), metavar="N", help="Samples from one block to the next. [default: a block]"
@@ -94,6 +95,16 @@ _options = with_options(
         multiple=True,
         metavar="OUTPUT=INPUT",
         help="Output that is the input of the next execution; repeatable. 'none': do not look for any.",
+    ),
+    click.option(
+        "--stream",
+        is_flag=True,
+        help="Have the device repeat the execution on its states, at most --frames times, and show each result.",
+    ),
+    click.option(
+        "--until",
+        metavar="OUTPUT[=VALUE,…]",
+        help="With --stream: stop after the step in which that output is true, or has one of these values.",
     ),
     click.option("--seed", default=0, show_default=True, help="Seed for random inputs."),
     click.option("--runs", default=20, show_default=True, type=click.IntRange(1), help="Number of timed runs."),
@@ -121,7 +132,12 @@ _options = with_options(
         show_default=True,
         help="Priority on a device that other programs use too.",
     ),
-    click.option("--deadline", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Limit for each run."),
+    click.option(
+        "--deadline",
+        type=click.FloatRange(0, min_open=True),
+        metavar="SECONDS",
+        help="Limit for each run, or the stream.",
+    ),
     json_option,
 )
 
@@ -142,6 +158,8 @@ class _Arguments:
     block: int | None
     hop: int | None
     states: tuple[str, ...]
+    stream: bool
+    until: str | None
     seed: int
     runs: int
     plain: bool
@@ -160,6 +178,10 @@ class _Arguments:
             raise click.UsageError(f"--output {self.output}: outputs are written as .npz; use {self.output.stem}.npz")
         if self.output and not self.output.parent.is_dir():
             raise click.UsageError(f"--output {self.output}: there is no folder {self.output.parent}; make it first")
+        if self.until and not self.stream:
+            raise click.UsageError("--until: it ends a stream; pass --stream, too")
+        if self.stream and self.plain:
+            raise click.UsageError("--plain: a stream has a burst; leave one of --plain and --stream out")
 
 
 @dataclass(slots=True)
@@ -181,6 +203,7 @@ class _Ran:
         "burst run yolo.onnx --input clip.mp4 --frames 100 --output out.npz",
         "burst run vad.onnx --input input=speech.wav --block 512 --input sr=16000",
         "burst run net.tflite --input image=photo.jpg --input state=random --device litert",
+        "burst run words.onnx --stream --state present=past --until token=2 --frames 100",
     )
 )
 @click.argument("model", type=_PATH)
@@ -202,6 +225,7 @@ def run(**given: Any) -> None:
         begin = time.monotonic()
         with _compiled(wish, wiring, tell) as compiled:
             wiring = wiring.in_form_of(compiled.model)
+            wiring = wiring.as_stream() if wish.stream else wiring
             found = _head(wish, compiled, wiring) | {"seconds_to_compile": time.monotonic() - begin}
             tell("run")
             if not wish.as_json:
@@ -268,19 +292,32 @@ def _head(wish: _Arguments, compiled: CompiledModel, wiring: Wiring) -> dict[str
 def _run(wish: _Arguments, compiled: CompiledModel, wiring: Wiring, labels: Sequence[str]) -> _Ran:
     """Return all executions: of each frame or block; else a first one and those that are timed."""
     ran, limit = _Ran(), wish.frames if wiring.unit else 1 + wish.runs
+    if wiring.is_stream:
+        until = until_of(wish.until)
+        most = limit or (_MOST_STEPS if until else wish.runs)
+        found = streamed(compiled, wiring.fed, wiring.states, until, most, deadline=wish.deadline)
+        with closing(found), suppress(KeyboardInterrupt):
+            _follow(wish, wiring, ran, found, labels)
+        return ran
     with (
         execution(compiled, [feed.array for feed in wiring.fed], wish.deadline, plain=wish.plain) as its,
         suppress(KeyboardInterrupt),  # a stream has no end
     ):
-        for step in islice(steps(its.call, wiring.fed, wiring.states if wiring.unit else {}), limit):
-            _note(wish, ran, step)
-            if wiring.unit:
-                ran.outputs = step.outputs
-                ran.rows.append(_row(wish, wiring, step, labels))
-                if not wish.as_json:
-                    print_line(_row_words(wiring.unit, ran.rows[-1]))
+        executed = islice(steps(its.call, wiring.fed, wiring.states if wiring.unit else {}), limit)
+        _follow(wish, wiring, ran, executed, labels)
         ran.stages = its.stages()
     return ran
+
+
+def _follow(wish: _Arguments, wiring: Wiring, ran: _Ran, found: Iterable[TimedStep], labels: Sequence[str]) -> None:
+    """Note executions as they come; show them where each is a frame, a block or a step."""
+    for step in found:
+        _note(wish, ran, step)
+        if wiring.unit:
+            ran.outputs = step.outputs
+            ran.rows.append(_row(wish, wiring, step, labels))
+            if not wish.as_json:
+                print_line(_row_words(wiring.unit, ran.rows[-1]))
 
 
 def _note(wish: _Arguments, ran: _Ran, step: TimedStep) -> None:
@@ -332,13 +369,15 @@ def _report(
 def _write(path: Path, wiring: Wiring, kept: Sequence[Sequence[NDArray[Any]]]) -> None:
     """Write the outputs: of frames or blocks one after the other, along a new first axis, if all have one shape."""
     found: dict[str, NDArray[Any]] = {}
-    for port, arrays in zip(wiring.outputs, zip(*kept, strict=True), strict=True):
+    for n, (port, arrays) in enumerate(zip(wiring.outputs, zip(*kept, strict=True), strict=True)):
+        if wiring.is_stream and n in wiring.states:
+            continue  # it has stayed on the device
         if not wiring.unit:
             found[port.name] = arrays[0]
         elif len({array.shape for array in arrays}) == 1:
             found[port.name] = np.stack(arrays)
         else:
-            found |= {f"{port.name}.{n}": array for n, array in enumerate(arrays)}
+            found |= {f"{port.name}.{step}": array for step, array in enumerate(arrays)}
     try:
         write_arrays(path, found)
     except OSError as error:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import click
 import numpy as np
 
+from driver.client.names import copies
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from driver.cli.inputs import Feed
     from driver.cli.states import States
+    from driver.client.stream_plan import Until
     from driver.runtime.compiled import CompiledModel
 
     Arrays = Sequence[NDArray[Any]]
     Call = Callable[[Arrays], Arrays]
+
+_DEPTH = 4  # results that a stream may be ahead of this command
 
 
 class Stages(NamedTuple):
@@ -57,7 +63,7 @@ class TimedStep(NamedTuple):
     """One execution."""
 
     number: int
-    second: float  #: at which its frame or block begins
+    second: float  #: at which its frame or block begins, or the result of a stream came
     us: float
     outputs: Arrays
 
@@ -77,3 +83,37 @@ def steps(call: Call, feeds: Sequence[Feed], states: States) -> Iterator[TimedSt
             second, arrays[n] = following
         for o, i in states.items():
             arrays[i] = np.array(outputs[o]).reshape(arrays[i].shape)
+
+
+def streamed(
+    compiled: CompiledModel, feeds: Sequence[Feed], states: States, until: Until, most: int, deadline: float | None
+) -> Generator[TimedStep, None, None]:
+    """Have the device repeat the execution on its states, and yield the results. Raise UsageError for a wrong `until`.
+
+    `deadline`: seconds that all of it may take.
+    """
+    model, begun = compiled.model, time.perf_counter()
+    feedback = {model.outputs[o].name: model.inputs[i].name for o, i in states.items()}
+    end = None if deadline is None else time.monotonic() + deadline
+    with compiled.burst(depth=_DEPTH) as burst, ExitStack() as stack:
+        given = [feed.array for feed in feeds]
+        try:
+            stream = burst.stream_results(given, feedback=feedback, until=until, most=most, deadline=end)
+        except (TypeError, ValueError) as error:
+            raise click.UsageError(f"--stream: {error}") from error
+        since = begun
+        for number, result in enumerate(stack.enter_context(stream)):
+            now = time.perf_counter()
+            yield TimedStep(number, now - begun, 1e6 * (now - since), copies(result.outputs))
+            since = time.perf_counter()
+
+
+def until_of(text: str | None) -> Until:
+    """Return what ends a stream, of a value of --until: OUTPUT, or OUTPUT=VALUE,VALUE. Raise UsageError."""
+    name, equals, values = (text or "").rpartition("=")
+    if not equals:
+        return text
+    try:
+        return {name: [int(value) for value in values.split(",")]}
+    except ValueError:
+        raise click.UsageError(f"--until {text}: pass OUTPUT, or OUTPUT=VALUE,VALUE with whole numbers") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import click
 import numpy as np
 
 from driver.cli.inputs import ZEROS, Feed, feeds
@@ -29,6 +30,7 @@ class Wiring:
     """Inputs and outputs of a model, what the inputs are fed with, and the states among them.
 
     chosen: the shapes that were chosen for inputs where the file leaves sizes open, and the user did not give them.
+    is_stream: the device repeats the execution on its states.
     """
 
     inputs: Sequence[Port]
@@ -36,6 +38,7 @@ class Wiring:
     fed: Sequence[Feed]
     states: States
     chosen: dict[str, Sizes]
+    is_stream: bool = False
 
     @classmethod
     def of(
@@ -67,7 +70,16 @@ class Wiring:
             for port, feed in zip(ins, self.fed, strict=False)
         ]
         fed = [*given, *more[len(given) :]]
-        return Wiring(ins, _with_labels(outs, self.outputs), fed, self.states | links, chosen=self.chosen)
+        labelled = _with_labels(outs, self.outputs)
+        return Wiring(ins, labelled, fed, self.states | links, chosen=self.chosen, is_stream=self.is_stream)
+
+    def as_stream(self) -> Wiring:
+        """Return it for a stream of results. Raise UsageError where that is none."""
+        if not self.states:
+            raise click.UsageError("--stream: no output is fed back; pass --state OUTPUT=INPUT")
+        if self.unit:
+            raise click.UsageError(f"--stream: the device repeats one execution, and not one for each {self.unit}")
+        return replace(self, is_stream=True)
 
     @property
     def shapes(self) -> dict[str, Sizes]:
@@ -88,7 +100,9 @@ class Wiring:
 
     @property
     def unit(self) -> str:
-        """The unit of which the inputs are a row: "frame" or "block"; "" if each is one array."""
+        """The unit of the rows: "frame" or "block" of an input, "step" of a stream; "" if there is one execution."""
+        if self.is_stream:
+            return "step"
         return next((feed.later.unit for feed in self.fed if feed.later), "")
 
     def close(self) -> None:

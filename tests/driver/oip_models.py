@@ -42,6 +42,16 @@ def write_copies(path):
     write_model(path, nodes, inputs, outputs)
 
 
+def write_counter(path):
+    """value = step + 1, and whether that is at least the limit."""
+    one = helper.make_node("Constant", [], ["one"], value=helper.make_tensor("o", TensorProto.FLOAT, (1,), [1]))
+    add = helper.make_node("Add", ["step", "one"], ["value"])
+    done = helper.make_node("GreaterOrEqual", ["value", "limit"], ["done"])
+    inputs = dict.fromkeys(("step", "limit"), (TensorProto.FLOAT, (1,)))
+    outputs = {"value": (TensorProto.FLOAT, (1,)), "done": (TensorProto.BOOL, (1,))}
+    write_model(path, [one, add, done], inputs, outputs)
+
+
 def write_negation(path, shape):
     """y = -x, of float32."""
     ports = [{port: (TensorProto.FLOAT, shape)} for port in ("x", "y")]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from driver.gateways.oip import messages
 from driver.gateways.oip.datatypes import DATATYPES
+from driver.gateways.oip.decoupled import steps_wanted
 from driver.gateways.oip.inference import GivenTensor, InferCall, region_slice, time_and_priority, wanted_tensor
 from driver.gateways.oip.message_memory import UnclaimedMemory, message_bytes
 from driver.gateways.oip.unread_answers import UnreadAnswer, UnreadAnswers
@@ -145,25 +146,24 @@ class GrpcFront:
             self._known[packet] = KnownCall(call, _plain(request.parameters))
         return call
 
-    def stream_answer(self, packet: bytes, left: float | None = None, *, account: Hashable = None) -> bytes:
-        """Return the answer to a request of ModelStreamInfer: a refusal is an answer, too."""
+    def stream_answers(self, packet: bytes, left: float | None = None, *, account: Hashable = None) -> Iterator[bytes]:
+        """Yield the answers to a request of ModelStreamInfer: a refusal is one, too."""
         request = None
         try:
             with self._claim(packet, account):
                 request = self._decoded("ModelStreamInfer", packet)
-                found = self.infer(request, left)
-                if request.parameters[_FINAL].bool_param:
-                    found.parameters["triton_final_response"].bool_param = True
-                return _encoded(messages.ModelStreamInferResponse(infer_response=found))
+                answers = self._service.answers(_call_of(request, left))
+                found = _stream_message(request, next(answers))
+            with closing(answers):
+                yield found
+                for answer in answers:
+                    yield _stream_message(request, answer)
         except Exception as error:  # noqa: BLE001 (the stream goes on)
             told = messages.ModelStreamInferResponse(error_message=refusal_of(error, _note).text)
             if request is not None:
                 told.infer_response.id = request.id
-            return _encoded(told)
-
-    def infer(self, request: Any, left: float | None) -> Any:
-        """Return the answer to a ModelInferRequest. Raise Refusal and what the service raises."""
-        return _answer_message(self._service.infer(_call_of(request, left)))
+                _note_final(told.infer_response, request, None)
+            yield _encoded(told)
 
     def _decoded(self, method: str, packet: bytes) -> Any:
         try:
@@ -190,6 +190,7 @@ def _call_of(request: Any, left: float | None) -> InferCall:
         wanted=wanted or None,
         deadline=deadline,
         priority=priority,
+        most=steps_wanted(_plain(request.parameters)),
     )
 
 
@@ -251,6 +252,18 @@ def _answer_message(answer: InferAnswer) -> Any:
             raw.append(each.packed())
     message.raw_output_contents.extend(raw)
     return message
+
+
+def _stream_message(request: Any, answer: InferAnswer) -> bytes:
+    found = _answer_message(answer)
+    _note_final(found, request, answer.is_last)
+    return _encoded(messages.ModelStreamInferResponse(infer_response=found))
+
+
+def _note_final(message: Any, request: Any, is_last: bool | None) -> None:
+    """Say whether it is the last answer to the request, as Triton does: of several always, of one if asked."""
+    if is_last is not None or request.parameters[_FINAL].bool_param:
+        message.parameters["triton_final_response"].bool_param = is_last is not False
 
 
 def _say_place(parameters: Any, each: AnsweredTensor) -> None:
@@ -372,12 +385,12 @@ class GrpcDoor:
             for packet in packets:
                 call.work()
                 stream.work()
-                answer = self._front.stream_answer(packet, context.time_remaining(), account=call.account)
-                unread = self._note_unread(context, call.account, len(answer))
-                try:
-                    yield answer  # until the client has read it
-                finally:
-                    self._unread.discard(unread)
+                for answer in self._front.stream_answers(packet, context.time_remaining(), account=call.account):
+                    unread = self._note_unread(context, call.account, len(answer))
+                    try:
+                        yield answer  # until the client has read it
+                    finally:
+                        self._unread.discard(unread)
                 call.wait(terms.seconds, yields_in=terms.yields_in)
                 stream.wait(terms.seconds, yields_in=terms.yields_in)
 

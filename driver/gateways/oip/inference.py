@@ -51,7 +51,7 @@ class WantedTensor(NamedTuple):
 
 class InferCall(NamedTuple):
     """A client's request to infer. wanted: None means all outputs. deadline: a time.monotonic(). traceparent: the
-    client's span, in the words of W3C; "" for none.
+    client's span, in the words of W3C; "" for none. most: answers, of a decoupled model; 0: as its folder says.
     """
 
     model: str
@@ -62,6 +62,7 @@ class InferCall(NamedTuple):
     deadline: float | None
     priority: str
     traceparent: str = ""
+    most: int = 0
 
     @property
     def slices(self) -> list[RegionSlice]:
@@ -93,13 +94,16 @@ class AnsweredTensor(NamedTuple):
 
 
 class InferAnswer(NamedTuple):
-    """The result of an `InferCall`. times: of time.monotonic_ns(), when the stages of its work began, and their end."""
+    """The result of an `InferCall`. times: of time.monotonic_ns(), when the stages of its work began, and their end.
+    is_last: False if another answer to this call follows; None: it is the only one.
+    """
 
     model: str
     version: str
     id: str
     tensors: list[AnsweredTensor]
     times: Sequence[int] = ()
+    is_last: bool | None = None
 
 
 def region_slice(parameters: Mapping[str, Any], what: str) -> RegionSlice | None:

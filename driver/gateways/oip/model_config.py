@@ -2,8 +2,8 @@
 
 Honoured: name, platform and backend (must be of a runtime for these files), version_policy, max_batch_size, input and
 output (checked against the model, and labels of classes), instance_group.count, default_model_filename,
-dynamic_batching (preferred sizes apart). `UNFIT` names what means another model than the file alone; a model that asks
-for it is refused. All else is reported and has no effect.
+dynamic_batching (preferred sizes apart), model_transaction_policy (`driver.gateways.oip.decoupled`). `UNFIT` names what
+means another model than the file alone; a model that asks for it is refused. All else is reported and has no effect.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf import text_format
 
 from driver.gateways.oip.datatypes import datatype_of
+from driver.gateways.oip.decoupled import StreamTerms
 from driver.gateways.oip.messages import ModelConfig, enum_names
 from driver.gateways.refusal import invalid
 
@@ -27,11 +28,11 @@ CONFIG_FILE = "config.pbtxt"
 MOST_BYTES = 1 << 20
 _HONOURED = {
     *("name", "platform", "backend", "version_policy", "max_batch_size", "input", "output", "instance_group"),
-    *("dynamic_batching", "default_model_filename"),
+    *("dynamic_batching", "default_model_filename", "model_transaction_policy"),
 }
 UNFIT = {
     *("ensemble_scheduling", "sequence_batching", "batch_input", "batch_output", "model_operations"),
-    *("model_transaction_policy", "model_repository_agents"),
+    "model_repository_agents",
 }
 _UNFIT_OF_TENSORS = "reshape", "is_shape_tensor", "allow_ragged_batch", "is_non_linear_format_io"
 _PLATFORMS = {"", "onnxruntime_onnx", "onnxruntime", "onnx", "tflite", "litert", "burst", "openvino"}
@@ -62,10 +63,10 @@ class FolderConfig:
         self.instances = min(_MOST_INSTANCES, sum(max(1, group.count) for group in its.instance_group) or 2)
         self.file_name = str(its.default_model_filename)
         present = {field.name for field, _ in its.ListFields()}
-        if unfit := sorted(name for name in present & UNFIT if name != "model_transaction_policy"):
+        if unfit := sorted(present & UNFIT):
             raise invalid(f"{CONFIG_FILE}: {', '.join(unfit)}: this server runs model files as they are; take it out")
-        if its.model_transaction_policy.decoupled:
-            raise invalid(f"{CONFIG_FILE}: a decoupled model answers a request several times; this server does once")
+        is_decoupled = its.model_transaction_policy.decoupled
+        self.stream = StreamTerms.of(CONFIG_FILE, its.parameters) if is_decoupled else None
         for word in (its.platform, its.backend):
             if word not in _PLATFORMS:
                 raise invalid(f"{CONFIG_FILE}: {word!r:.40} is no platform of .onnx and .tflite files")
@@ -73,7 +74,7 @@ class FolderConfig:
             raise invalid(f"{CONFIG_FILE}: default_model_filename is the name of a file, without folders")
         if self.max_batch_size < 0:
             raise invalid(f"{CONFIG_FILE}: max_batch_size={self.max_batch_size}: 0 or more")
-        self.ignored = sorted(present - _HONOURED - {"model_transaction_policy"})
+        self.ignored = sorted(present - _HONOURED - ({"parameters"} if self.stream else set()))
 
     @property
     def batch(self) -> int:
@@ -121,6 +122,8 @@ class FolderConfig:
                         f"{CONFIG_FILE}: the model has no {word} {each.name!r:.80}; it has {', '.join(known)}"
                     )
                 self._check_tensor(each, *known[each.name], f"{CONFIG_FILE}: {word} {each.name!r:.80}")
+        if self.stream:
+            self.stream.plan(CONFIG_FILE, model)
 
     def _check_tensor(self, each: Any, tensor: TensorInfo, operand: Operand, where: str) -> None:
         for word in _UNFIT_OF_TENSORS:

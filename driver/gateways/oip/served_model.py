@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from burst import DeviceUnavailable
 from driver.gateways.oip.classification import classified
+from driver.gateways.oip.decoupled import DEPTH
 from driver.gateways.oip.inference import AnsweredTensor, InferAnswer, ModelPorts
 from driver.gateways.oip.lanes import InPlaceCall, Lanes
+from driver.gateways.oip.model_config import CONFIG_FILE
 from driver.gateways.oip.regions import NO_REGIONS
+from driver.gateways.refusal import Refusal, RefusalCode, invalid
 from driver.importers import load
 from driver.runtime.compilation import compile as compile_model
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
     from driver.gateways.oip.inference import InferCall, WantedTensor
@@ -101,6 +104,10 @@ class ServedModel:
     def infer(self, call: InferCall, table: RegionTable | None) -> InferAnswer:
         """Answer a request. Raise Refusal, ModelGone, and what `Lanes.execute` and `ModelServer.run` raise."""
         begin, rows = time.monotonic_ns(), 1
+        if self.is_decoupled:
+            raise Refusal(
+                RefusalCode.UNIMPLEMENTED, f"model {self.name!r} answers a request many times: use ModelStreamInfer"
+            )
         try:
             given = self.ports.ordered(call.given, self.config.max_batch_size)
             wanted = self.ports.wanted(call.wanted)
@@ -131,6 +138,51 @@ class ServedModel:
         times.append(time.monotonic_ns())
         self._statistics.note(rows, times)
         return answer._replace(times=times)
+
+    @property
+    def is_decoupled(self) -> bool:
+        """True if it answers a request many times, on ModelStreamInfer alone."""
+        return self.config.stream is not None
+
+    def answers(self, call: InferCall) -> Iterator[InferAnswer]:
+        """Yield the results of a stream. Raise Refusal, ModelGone, and what `stream_results` and its results raise."""
+        begin = time.monotonic_ns()
+        try:
+            yield from self._results(call, begin)
+        except Exception as error:
+            self._statistics.note_failure(time.monotonic_ns() - begin)
+            if self._is_closed:
+                raise ModelGone(f"model {self.name!r} is being unloaded") from error
+            raise
+
+    def _results(self, call: InferCall, begin: int) -> Iterator[InferAnswer]:
+        terms = self.config.stream
+        assert terms
+        if call.slices:
+            raise invalid(f"model {self.name!r} answers many times: its tensors come in messages, not in shared memory")
+        given = self.ports.ordered(call.given, self.config.max_batch_size)
+        inputs = tuple(port.array(each) for port, each in zip(self.ports.inputs, given, strict=True))
+        plan = terms.plan(CONFIG_FILE, self._model, call.most)
+        wanted = self._told(call, plan.told)
+        its = self._engine(call.priority).compiled.burst(depth=DEPTH)
+        ready = time.monotonic_ns()
+        with its as burst, burst.repeated(plan, inputs, call.deadline) as stream:
+            for result in stream:
+                shapes = [array.shape for array in result.outputs]
+                answer = self._answer(call, wanted, result.outputs, shapes)
+                yield answer._replace(is_last=stream.ended_by is not None)
+                del result, answer  # the device has its memory again
+        done = time.monotonic_ns()
+        self._statistics.note(1, [begin, ready, done, done])
+
+    def _told(self, call: InferCall, told: Collection[int]) -> list[WantedTensor | None]:
+        """Return what is wanted of each output that results have. Raise Refusal."""
+        wanted = self.ports.wanted(call.wanted)
+        found = [wanted.get(port.name) for port in self.ports.outputs]
+        for n, port in enumerate(self.ports.outputs):
+            if n not in told and call.wanted is not None and found[n]:
+                raise invalid(f"output {port.name!r} is fed back: {CONFIG_FILE} has to name it in the parameter also")
+        return [each if n in told else None for n, each in enumerate(found)]
 
     def _answer(
         self, call: InferCall, wanted: Sequence[WantedTensor | None], arrays: Sequence[Any], shapes: Sequence[Any]

@@ -15,7 +15,7 @@ from driver.gateways.oip.served_model import ModelGone
 from driver.gateways.refusal import Refusal, RefusalCode, invalid, not_found
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping
 
     from driver.gateways.oip.inference import InferAnswer, InferCall
     from driver.gateways.oip.regions import RegionTable
@@ -132,6 +132,23 @@ class InferenceService:
             except ModelGone:
                 if self.repository.get(call.model, call.version) is model:
                     raise
+
+    def answers(self, call: InferCall) -> Generator[InferAnswer, None, None]:
+        """Yield the answers to a call of a stream: one, or those of a decoupled model as they come."""
+        model = self.repository.get(call.model, call.version)
+        if not model.is_decoupled:
+            yield self.infer(call)
+            return
+        begin, last, failure = time.monotonic_ns(), None, None
+        try:
+            for last in model.answers(call):
+                yield last
+        except Exception as error:
+            failure = error
+            raise
+        finally:
+            if self._spans:
+                self._spans.note(call, begin, last, failure)
 
     # ---- the repository
 

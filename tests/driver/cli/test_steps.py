@@ -76,6 +76,55 @@ def test_states_are_said(command, counter, sound):
     assert [row["y"] for row in without["steps"]] == [[1.25], [1.25]]
 
 
+class TestStream:
+    """`burst run --stream`: the device repeats the execution on what it leaves."""
+
+    @pytest.fixture
+    def steps(self, tmp_path):
+        """value = step + 1, and whether that is at least the limit."""
+        nodes = [
+            helper.make_node("Add", ["step", "one"], ["value"]),
+            helper.make_node("GreaterOrEqual", ["value", "limit"], ["done"]),
+        ]
+        inputs, outputs = ({name: (FLOAT, [1]) for name in names} for names in (("step", "limit"), ("value",)))
+        model = onnx.load_from_string(onnx_file(inputs, outputs | {"done": (TensorProto.BOOL, [1])}, nodes))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(1, np.float32), "one"))
+        (tmp_path / "steps.onnx").write_bytes(model.SerializeToString())
+        return ["run", tmp_path / "steps.onnx", "--stream", "--input", "step=0", "--input", "limit=3"]
+
+    @pytest.mark.parametrize("device", ["onnxruntime", "cpu"])
+    def test_until(self, command, steps, tmp_path, device):
+        """The step that makes the output true is the last one; values that stay on the device are not shown."""
+        form = ["--form", "operations"] if device == "cpu" else []
+        fed = ["--device", device, *form, "--state", "value=step", "--until", "done", "--output", tmp_path / "o.npz"]
+        found = command(*steps, *fed, "--json").json()
+        assert [(row["step"], row["done"]) for row in found["steps"]] == [(0, [0]), (1, [0]), (2, [1])]
+        assert (found["unit"], found["runs"]) == ("step", 2)
+        assert not any("value" in row for row in found["steps"])
+        with np.load(tmp_path / "o.npz") as kept:
+            assert kept["done"].tolist() == [[0], [0], [1]]
+            assert "value" not in kept
+
+    def test_a_count(self, command, steps):
+        """`--frames` says how many; each is a line."""
+        shown = command(*steps, "--state", "value=step", "--frames", 2).out
+        assert "step 1 at " in shown
+        assert "step 2 at " not in shown
+
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            ([], "no output is fed back; pass --state"),
+            (["--state", "value=step", "--until", "dnoe"], "there is no output 'dnoe'"),
+            (["--state", "value=step", "--until", "value=x"], "--until value=x: pass OUTPUT, or"),
+            (["--state", "value=step", "--plain"], "--plain: a stream has a burst"),
+        ],
+    )
+    def test_what_is_no_stream(self, command, steps, words, told):
+        """It is told before anything runs."""
+        assert told in " ".join(command(*steps, *words, ends=2).err.split())
+
+
 @pytest.mark.parametrize("fit", ["letterbox", "stretch"])
 def test_a_video_frame_by_frame(command, mean, clip, fit):
     """Each frame with its time; the open sizes are the video's, or --shape's."""

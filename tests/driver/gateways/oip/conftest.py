@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from oip_models import Client, write_copies, write_negation, write_ranges, write_sum
+from oip_models import Client, write_copies, write_counter, write_negation, write_ranges, write_sum
 from packed_nets import write_net
 
 from driver.gateways.oip.process import InferenceServer, OipOptions
@@ -34,6 +34,14 @@ def server():
         write_negation(folder / "batched" / "1" / "model.onnx", ("rows", "n"))
         (folder / "batched" / "config.pbtxt").write_text(
             "max_batch_size: 4 output [ { name: 'y' data_type: TYPE_FP32 dims: [-1] label_filename: 'labels.txt' } ]"
+        )
+        write_counter(folder / "counts" / "1" / "model.onnx")
+        (folder / "counts" / "config.pbtxt").write_text(
+            "model_transaction_policy { decoupled: true } "
+            """parameters { key: "feedback" value { string_value: '{"value": "step"}' } } """
+            """parameters { key: "also" value { string_value: '["value"]' } } """
+            """parameters { key: "until" value { string_value: "done" } } """
+            """parameters { key: "most" value { string_value: "100000" } }"""
         )
         (folder / "batched" / "labels.txt").write_text("one\ntwo\nthree\n")
         addresses = ["127.0.0.1:0", "http://127.0.0.1:0", f"unix:{place}/grpc.sock"]

@@ -1,6 +1,8 @@
 """Unmodified clients of the Open Inference Protocol: tritonclient over gRPC (TCP and a Unix socket) and HTTP."""
 
+import gc
 import queue
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,9 +11,21 @@ from google.protobuf.json_format import MessageToDict
 from oip_models import TYPES, client_memory, rows
 from tritonclient.utils import InferenceServerException, shared_memory, triton_to_np_dtype
 
+from driver.client.stream_feed import StreamFeed
 from driver.gateways.oip import messages
+from driver.gateways.oip.decoupled import StreamTerms
+from driver.gateways.oip.model_config import FolderConfig
 
 NBYTES = rows().nbytes
+FEEDBACK = """
+model_transaction_policy { decoupled: true }
+parameters { key: "feedback" value { string_value: '{"value": "step"}' } }
+"""
+
+
+def feeds():
+    """The feeds of streams that anything refers to, as numbers."""
+    return {id(found) for found in gc.get_objects() if isinstance(found, StreamFeed)}
 
 
 def as_json(message):
@@ -210,6 +224,69 @@ class TestStream:
         assert last.get_response().parameters["triton_final_response"].bool_param
         raw.stop_stream()
         raw.close()
+
+
+class TestDecoupled:
+    """A model that answers a request many times, by the results of a stream."""
+
+    @pytest.fixture
+    def answers(self, server):
+        """.ask(limit, …): sends a request. .next(): its next answer's (value, parameters), or the error."""
+        client, found = server.clients["grpc"], queue.Queue()
+        raw = tritonclient.grpc.InferenceServerClient(server.its.addresses[0])
+        raw.start_stream(lambda result, error: found.put((result, error)))
+
+        def ask(limit=1e6, **terms):
+            step, limits = np.zeros(1, np.float32), np.full(1, limit, np.float32)
+            raw.async_stream_infer("counts", [client.input("step", step), client.input("limit", limits)], **terms)
+
+        def take():
+            result, error = found.get(timeout=20)
+            if error:
+                return str(error)
+            told = result.get_response()
+            return told.id, int(result.as_numpy("value")[0]), told.parameters["triton_final_response"].bool_param
+
+        yield SimpleNamespace(ask=ask, next=take, raw=raw)
+        raw.stop_stream(cancel_requests=True)
+        raw.close()
+
+    def test_answers(self, answers):
+        """Each step is an answer, the last one says so; the output that ends it counts, and a request's own number."""
+        answers.ask(3, request_id="a")
+        answers.ask(request_id="b", parameters={"most": 2}, enable_empty_final_response=True)
+        found = [answers.next() for _ in range(5)]
+        assert found == [("a", 1, False), ("a", 2, False), ("a", 3, True), ("b", 1, False), ("b", 2, True)]
+
+    @pytest.mark.parametrize("most", [0, 100_001, "2"])
+    def test_a_wrong_number(self, answers, most):
+        """It is refused by its name, and the connection's stream goes on."""
+        answers.ask(parameters={"most": most})
+        answers.ask(1)
+        assert "most=" in answers.next()
+        assert answers.next()[1:] == (1, True)
+
+    def test_a_client_that_stops(self, answers, kit):
+        """A stream without an end ends on the device, too, when its client has cancelled the call."""
+        before = feeds()
+        answers.ask()
+        assert answers.next()[1] == 1
+        assert feeds() - before
+        answers.raw.stop_stream(cancel_requests=True)
+        kit.until(lambda: not feeds() - before)
+
+    @pytest.mark.parametrize("client", ["grpc", "http"])
+    def test_one_answer(self, client, server):
+        """`ModelInfer` is for models that answer once: the refusal says what to use."""
+        client, x = server.clients[client], np.zeros(1, np.float32)
+        with pytest.raises(InferenceServerException, match="use ModelStreamInfer"):
+            client.infer("counts", [client.input("step", x), client.input("limit", x)])
+
+    def test_outputs(self, server):
+        """Those that are fed back are told where `also` names them; `ModelConfig` says that the model is decoupled."""
+        assert server.clients["grpc"].get_model_config("counts").config.model_transaction_policy.decoupled
+        terms = StreamTerms.of("", FolderConfig(FEEDBACK).message.parameters)
+        assert terms.plan("", server.its.repository.get("counts").ports.model).told == {1}
 
 
 class TestSharedMemory:

@@ -304,7 +304,7 @@ def throw(front, seed, count, monkeypatch=None):
             continue  # would be heeded where the mutation left the name as it was
         try:
             if method == "ModelStreamInfer":
-                front.stream_answer(packet)
+                list(front.stream_answers(packet))
             else:
                 front.answer(method, packet)
             answered += 1

@@ -72,6 +72,11 @@ def settle(folder):
     folder.its.look()
 
 
+def decoupled(**parameters):
+    told = [f"parameters {{ key: '{name}' value {{ string_value: \"{text}\" }} }}" for name, text in parameters.items()]
+    return " ".join(["model_transaction_policy { decoupled: true }", *told])
+
+
 class TestFolder:
     def test_a_file_that_is_being_written(self, folder):
         """While a file grows from look to look it is not loaded; when it stays the same it is, once."""
@@ -164,7 +169,9 @@ class TestFolder:
             ("name: 'other'", "its name is 'other'"),
             ("ensemble_scheduling { step [] }", "ensemble_scheduling"),
             ("sequence_batching { max_sequence_idle_microseconds: 5 }", "sequence_batching"),
-            ("model_transaction_policy { decoupled: true }", "decoupled"),
+            ("model_transaction_policy { decoupled: true }", "a decoupled model needs the parameter feedback"),
+            (decoupled(feedback="{'y'}"), "feedback, most and also are JSON"),
+            (decoupled(feedback="{}", until="{"), "until is the name of an output, or JSON"),
             ("platform: 'tensorrt_plan'", "no platform"),
             ("backend: 'python'", "no platform"),
             ("default_model_filename: '../../etc/passwd'", "without folders"),
