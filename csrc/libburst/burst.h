@@ -88,6 +88,7 @@ typedef struct burst_controller burst_controller; /* a burst */
 typedef struct burst_pool burst_pool;             /* shared memory */
 /* One execution, to be sent any number of times. */
 typedef struct burst_request burst_request;
+typedef struct burst_stream burst_stream; /* an execution that is repeated on what it leaves */
 
 /* Why this thread's last call failed, in words; "" before the first failure. Valid until this
  * thread's next failure. Wait-free. */
@@ -259,6 +260,43 @@ typedef struct {
 int burst_execute(burst_compiled *compiled, uint32_t n_inputs, const burst_tensor *inputs,
                   uint32_t n_outputs, const burst_tensor *outputs, const burst_execution *how,
                   uint64_t deadline, burst_outcome *outcome);
+
+/* ---- results in a stream --------------------------------------------------------------------- */
+
+/* An output that is the input of the next step. */
+typedef struct {
+    uint32_t output, input;
+} burst_feedback;
+typedef struct {
+    uint32_t size; /* sizeof(burst_stream_options) */
+    uint32_t most; /* steps, 1048576 at most; 0: 4096 */
+    /* How many sets of outputs there are, an even number from 2 to 64: so many results the device
+     * may be ahead. */
+    uint32_t sets;
+    uint32_t n_values; /* 64 at most */
+    /* Ends the stream after the step in which all elements of this output are true, or each is one
+     * of `values`; it has memory. -1: none does. */
+    int64_t until;
+    const int64_t *values;
+    uint32_t room;    /* words at `shapes` */
+    uint32_t *shapes; /* as those of burst_execution, of the outputs that have memory */
+} burst_stream_options;
+/* Has the device repeat an execution, until an output or a count ends it. `inputs`: of the first
+ * step; those that are not fed stay the same. `outputs`: `sets` times as many as the model has. One
+ * that is fed back has no pool: it stays on the device, and may change its size; all others have
+ * room for each of their values. Everything is copied, but what `shapes` points to. Blocks until
+ * the device has taken it. */
+int burst_stream_open(burst_compiled *compiled, uint32_t n_inputs, const burst_tensor *inputs,
+                      uint32_t n_outputs, const burst_tensor *outputs, uint32_t n_feedback,
+                      const burst_feedback *feedback, const burst_stream_options *options,
+                      uint64_t deadline, burst_stream **stream);
+/* The next result, in the order of the steps: it lies in set *set, which is yours until the next
+ * call. *more: 0 if it is the last one; then, and after a status, calls get -ENOMSG. After
+ * -ETIMEDOUT the stream goes on. `outcome`, `more` and `set` may be NULL. One thread at a time. */
+int burst_stream_next(burst_stream *stream, uint64_t deadline, burst_outcome *outcome,
+                      uint32_t *set, int *more);
+/* Ends it, within a step on the device; a call that waits gets -ECANCELED. */
+int burst_stream_close(burst_stream *stream);
 
 #ifdef __cplusplus
 }

@@ -63,8 +63,9 @@ int handle_new(object *o, enum kind kind, void (*destroy)(object *), void *out) 
                : fail(-EMFILE, "this process has %d handles of this library; free some", SLOTS);
 }
 
-static const char *const names[] = {
-    "", "client", "builder", "compiled model", "controller", "pool", "request", "queue", "end"};
+static const char *const names[] = {"",           "client", "builder", "compiled model",
+                                    "controller", "pool",   "request", "queue",
+                                    "end",        "stream"};
 
 /* Takes a reference, and with `closes` the open bit. */
 static object *take(const void *handle, bool closes, int *error) {

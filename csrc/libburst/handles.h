@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum kind { CLIENT = 1, BUILDER, COMPILED, CONTROLLER, POOL, REQUEST, QUEUE, END };
+enum kind { CLIENT = 1, BUILDER, COMPILED, CONTROLLER, POOL, REQUEST, QUEUE, END, STREAM };
 
 /* The beginning of everything that a handle stands for. */
 typedef struct object {

@@ -41,15 +41,6 @@ struct plain {
     message m;
 };
 
-typedef struct {
-    uint32_t n_inputs, n_outputs;
-    const burst_tensor *inputs, *outputs;
-    burst_execution how;
-    uint64_t deadline;
-    int64_t model;
-    int64_t *slots; /* of all tensors; -1: omitted */
-} task;
-
 void plain_free(plain *p) {
     if (!p) return;
     if (p->watch >= 0) fmq_unhang(p->watch);
@@ -81,7 +72,7 @@ static int take_socket(plain *p, message *m) {
     return p->watch < 0 ? fail((int)p->watch, "the device's life cannot be watched") : 0;
 }
 
-static int open_plain(client *c, uint64_t deadline) {
+int plain_open(client *c, uint64_t deadline, plain **out) {
     int64_t values;
     uint64_t most = burst_now() + OPEN_NS;
     client_begin(c, "lane", 0);
@@ -92,7 +83,16 @@ static int open_plain(client *c, uint64_t deadline) {
     p->socket = -1, p->watch = -1, p->epoch = c->epoch, p->is_foreign = client_is_foreign(c);
     r = take_socket(p, &c->m);
     if (r) return plain_free(p), r;
-    return c->plain = p, 0;
+    return *out = p, 0;
+}
+
+void plain_stop(plain *p) { shutdown(p->socket, SHUT_RDWR); }
+
+int plain_send(plain *p, message *m) { return message_send(p->socket, m); }
+
+int plain_receive(plain *p, uint64_t deadline, message **m) {
+    *m = &p->m;
+    return message_receive(p->socket, &p->m, deadline);
 }
 
 /* The plain path of the present connection, and the model's number there. */
@@ -102,7 +102,7 @@ static int enter(compiled *prepared, uint64_t deadline, int64_t *number) {
     if (r) return r;
     pthread_mutex_lock(&c->lock);
     if (c->plain && c->plain->epoch != c->epoch) plain_free(c->plain), c->plain = NULL;
-    if (!c->plain) r = open_plain(c, deadline);
+    if (!c->plain) r = plain_open(c, deadline, &c->plain);
     if (!r && prepared->epoch != c->epoch)
         r = fail(-EPIPE, "the device was started again meanwhile");
     *number = prepared->number;
@@ -146,7 +146,7 @@ static int introduce(plain *p, pool *new) {
     return r;
 }
 
-static int find_slot(plain *p, const burst_tensor *t, int64_t *slot) {
+int plain_slot(plain *p, const burst_tensor *t, int64_t *slot) {
     pool *given;
     int r = pool_of(t, MOST_TENSORS, &given);
     *slot = -1;
@@ -167,7 +167,7 @@ static void put_tensors(message *m, const burst_tensor *tensors, uint32_t n, con
         const burst_tensor *t = &tensors[i];
         uint32_t place = 0;
         while (place < n_places && places[place] != slots[i]) place++;
-        if (slots[i] < 0) {
+        if (slots[i] == -1) {
             put_nil(m);
             continue;
         }
@@ -179,32 +179,38 @@ static void put_tensors(message *m, const burst_tensor *tensors, uint32_t n, con
 }
 
 /* An integer in nine bytes, also where fewer would do: so a device finds the request behind it. */
-static void put_wide(message *m, uint64_t value) {
+void put_wide(message *m, uint64_t value) {
     unsigned char bytes[9] = {0xcf};
     for (int i = 0; i < 8; i++) bytes[1 + i] = (unsigned char)(value >> 8 * (7 - i));
     put_bytes(m, bytes, sizeof bytes);
 }
 
-/* `places`: room for as many slots as there are tensors. */
-static void put_execute(message *m, const task *t, uint64_t number, int64_t *places) {
+void put_request(message *m, const task *t, int64_t *places) {
     uint32_t n_places = 0;
     for (uint32_t i = 0; i < t->n_inputs + t->n_outputs; i++) {
-        bool is_known = t->slots[i] < 0;
+        bool is_known = t->slots[i] == -1;
         for (uint32_t k = 0; k < n_places; k++) is_known |= places[k] == t->slots[i];
         if (!is_known) places[n_places++] = t->slots[i];
     }
-    message_reset(m);
-    put_array(m, 3);
-    put_wide(m, number), put_wide(m, t->deadline);
     put_array(m, 6);
     put_int(m, t->model);
     put_tensors(m, t->inputs, t->n_inputs, t->slots, places, n_places);
     put_tensors(m, t->outputs, t->n_outputs, t->slots + t->n_inputs, places, n_places);
     put_array(m, n_places);
-    for (uint32_t i = 0; i < n_places; i++) put_int(m, places[i]);
+    for (uint32_t i = 0; i < n_places; i++) {
+        if (places[i] < 0) put_array(m, 1);
+        put_int(m, places[i] < 0 ? -1 - places[i] : places[i]);
+    }
     put_bool(m, t->how.measure);
     if (t->how.loop_timeout) put_uint(m, t->how.loop_timeout);
     else put_nil(m);
+}
+
+static void put_execute(message *m, const task *t, uint64_t number, int64_t *places) {
+    message_reset(m);
+    put_array(m, 3);
+    put_wide(m, number), put_wide(m, t->deadline);
+    put_request(m, t, places);
 }
 
 static int send_task(plain *p, task *t) {
@@ -213,8 +219,8 @@ static int send_task(plain *p, task *t) {
     t->slots = calloc(2 * n + 1, sizeof *t->slots);
     if (!r && !t->slots) r = fail(-ENOMEM, "no memory for an execution");
     for (uint32_t i = 0; i < n && !r; i++)
-        r = find_slot(p, i < t->n_inputs ? &t->inputs[i] : &t->outputs[i - t->n_inputs],
-                      &t->slots[i]);
+        r = plain_slot(p, i < t->n_inputs ? &t->inputs[i] : &t->outputs[i - t->n_inputs],
+                       &t->slots[i]);
     if (!r) put_execute(&p->m, t, p->number + 1, t->slots + n);
     if (!r) r = message_send(p->socket, &p->m);
     free(t->slots);
@@ -250,7 +256,7 @@ static uint32_t take_shapes(message *m, const task *t) {
     return told;
 }
 
-static int read_result(message *m, const task *t, burst_outcome *o) {
+int take_outcome(message *m, const task *t, burst_outcome *o) {
     int64_t n, status = 0, two;
     char text[400] = "";
     *o = (burst_outcome){.on_device = UINT64_MAX, .in_driver = UINT64_MAX};
@@ -260,12 +266,18 @@ static int read_result(message *m, const task *t, burst_outcome *o) {
     if (is_good && take_as(m, ARRAY, &two) && two == 2)
         o->on_device = take_time(m), o->in_driver = take_time(m);
     is_good = is_good && two == 2 && take_text(m, text, sizeof text) && skip_objects(m, n - 4) &&
-              !m->is_broken && m->at == m->length;
+              !m->is_broken;
     message_close_fds(m);
     if (!is_good) return fail(-EBADMSG, "the device's answer is malformed");
     o->status = (int32_t)status;
     return status ? fail((int)status, "the device answers with status %d: %s", (int)status, text)
                   : 0;
+}
+
+static int read_result(message *m, const task *t, burst_outcome *o) {
+    int r = take_outcome(m, t, o);
+    if (r >= 0 && m->at != m->length) r = fail(-EBADMSG, "the device's answer is malformed");
+    return r;
 }
 
 /* The number of the answer that has come; behind it is its outcome. */
