@@ -502,6 +502,7 @@ class DeviceBuffer:
     """Memory that the device manages, where a request could name a `Memory`. Its token means something to it alone."""
 
     token: int
+    in_place: bool = False  #: whether one request may name it as an input and as an output
 
 
 KINDS: dict[str, type[Memory]] = {

@@ -282,6 +282,11 @@ class DriverBuffer(ABC):
     buffer, an argument may lie at any offset in it.
     """
 
+    in_place: bool = False
+    """True: one execution may have it as an input and as an output, whose value takes the place of the other one when
+    the run has succeeded. Else the engine allocates two for a client that asks for that, and they take turns.
+    """
+
     def array(self) -> NDArray[np.uint8] | None:
         """Return the bytes of the value in the HAL's layout (row-major, without gaps), if the CPU can use them as they
         lie.

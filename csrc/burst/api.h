@@ -379,6 +379,10 @@ typedef struct {
 /* afterwards what it wrote has a value, or is fresh when the function failed */
 int32_t burst_managed_run(void *managed);
 
+/* What a run that is not in C does first: all that it writes becomes fresh. GENERAL_FAILURE:
+ * something that it reads is. */
+int32_t burst_managed_begin(burst_managed *managed);
+
 /* run queue: which execution of a device runs when. A share for each account, an application for
  * each program of it, a flow for each priority of each client, a ticket for each thread that
  * executes. NULL: no memory, or a number out of range. An object that is freed lives on until all

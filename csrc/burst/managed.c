@@ -20,11 +20,25 @@ static void note(uint32_t *fresh, bool failed) {
     atomic_store_explicit(state(fresh), failed, memory_order_relaxed);
 }
 
-int32_t burst_managed_run(void *context) {
-    const burst_managed *m = context;
+static int32_t check(const burst_managed *m) {
     for (uint64_t i = 0; i < m->n_reads; i++)
         if (is_fresh(m->reads[i])) return GENERAL_FAILURE;
+    return 0;
+}
+
+static void note_all(const burst_managed *m, bool failed) {
+    for (uint64_t i = 0; i < m->n_writes; i++) note(m->writes[i], failed);
+}
+
+int32_t burst_managed_run(void *context) {
+    const burst_managed *m = context;
+    if (check(m)) return GENERAL_FAILURE;
     int32_t status = m->function(m->context);
-    for (uint64_t i = 0; i < m->n_writes; i++) note(m->writes[i], status != 0);
+    note_all(m, status != 0);
     return status;
+}
+
+int32_t burst_managed_begin(burst_managed *m) {
+    note_all(m, true);
+    return check(m);
 }

@@ -295,21 +295,21 @@ def _run(wish: _Arguments, compiled: CompiledModel, wiring: Wiring, labels: Sequ
     if wiring.is_stream:
         until = until_of(wish.until)
         most = limit or (_MOST_STEPS if until else wish.runs)
-        found = streamed(compiled, wiring.fed, wiring.states, until, most, deadline=wish.deadline)
+        found = streamed(compiled, wiring.fed, wiring.states, until=until, most=most, deadline=wish.deadline)
         with closing(found), suppress(KeyboardInterrupt):
-            _follow(wish, wiring, ran, found, labels)
+            _follow(wish, wiring, ran, found, labels=labels)
         return ran
     with (
         execution(compiled, [feed.array for feed in wiring.fed], wish.deadline, plain=wish.plain) as its,
         suppress(KeyboardInterrupt),  # a stream has no end
     ):
         executed = islice(steps(its.call, wiring.fed, wiring.states if wiring.unit else {}), limit)
-        _follow(wish, wiring, ran, executed, labels)
+        _follow(wish, wiring, ran, executed, labels=labels)
         ran.stages = its.stages()
     return ran
 
 
-def _follow(wish: _Arguments, wiring: Wiring, ran: _Ran, found: Iterable[TimedStep], labels: Sequence[str]) -> None:
+def _follow(wish: _Arguments, wiring: Wiring, ran: _Ran, found: Iterable[TimedStep], *, labels: Sequence[str]) -> None:
     """Note executions as they come; show them where each is a frame, a block or a step."""
     for step in found:
         _note(wish, ran, step)

@@ -86,7 +86,7 @@ def steps(call: Call, feeds: Sequence[Feed], states: States) -> Iterator[TimedSt
 
 
 def streamed(
-    compiled: CompiledModel, feeds: Sequence[Feed], states: States, until: Until, most: int, deadline: float | None
+    compiled: CompiledModel, feeds: Sequence[Feed], states: States, *, until: Until, most: int, deadline: float | None
 ) -> Generator[TimedStep, None, None]:
     """Have the device repeat the execution on its states, and yield the results. Raise UsageError for a wrong `until`.
 

@@ -8,6 +8,7 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from burst import Busy, ErrorStatus, MissedDeadlineTransient, PeerDied, Result, StatusError, Timeout
 from burst._hot import HotBurst
@@ -17,6 +18,7 @@ from driver.client.burst_requests import RUNNING
 from driver.client.device_stream import DeviceStream
 from driver.client.names import together
 from driver.client.open_input import OpenInput
+from driver.client.recovering_stream import RecoveringStream
 from driver.client.surface import AnyBurst
 from driver.deadlines import MISSED, WAITING, last_word, missed, nanoseconds, seconds_left, until
 from fmq import clock
@@ -47,6 +49,7 @@ class Burst(HotBurst, AnyBurst):
         self._statistics = pipeline.session.statistics
         self._ready_for: tuple[object, ...] = ()
         self._ready: list[OutputSet] = []
+        self._streams: WeakSet[ResultStream] = WeakSet()
         weakref.finalize(self, _drop, pipeline).atexit = False
 
     @property
@@ -201,7 +204,16 @@ class Burst(HotBurst, AnyBurst):
         self._session.check()
         if self._session.is_displaced:
             return super().repeated(plan, inputs, deadline)
-        return DeviceStream(self._session.prepared, plan, inputs, self._pipeline.options, deadline=deadline)
+        prepared, options = self._session.prepared, self._pipeline.options
+        stream: ResultStream
+        if options.recover:
+            stream = RecoveringStream(prepared, plan, inputs, options, deadline=deadline)
+        else:
+            stream = DeviceStream(prepared, plan, inputs, options, deadline=deadline)
+        self._streams.add(stream)
+        if self._session.is_closed:  # meanwhile
+            stream.close_with_burst()
+        return stream
 
     def free_memory(self, memory: Memory) -> None:
         self._pipeline.free_memory(memory)
@@ -215,6 +227,8 @@ class Burst(HotBurst, AnyBurst):
 
     def close(self) -> None:
         self._pipeline.close()
+        for stream in list(self._streams):
+            stream.close_with_burst()
         self._forget()
 
 

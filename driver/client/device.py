@@ -6,9 +6,10 @@ import os
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import numpy as np
 
@@ -402,11 +403,15 @@ class RemoteDevice(Closing):
         for n, home in enumerate(homes):
             if home.connection is not connection:
                 raise InvalidArgument(f"prepared_models[{n}] was prepared on another device or connection than this")
+        numbers, more = [home.number for home in homes], [True] if desc.in_place else []
         (token,), _ = connection.call(
-            "allocate", desc.dimensions, [home.number for home in homes], list(input_roles), list(output_roles)
+            "allocate", desc.dimensions, numbers, list(input_roles), list(output_roles), *more
         )
         kind = kind_of([prepared.model for prepared in prepared_models], input_roles, output_roles)
-        found = RemoteBuffer(connection, token, kind)
+        models = [ref(each.remote) for each in prepared_models]
+        again = partial(_allocated_again, desc, models, input_roles, output_roles)
+        found = RemoteBuffer(connection, token, kind, again)
+        found.in_place = desc.in_place
         connection.buffers.add(found)
         del coming
         return found
@@ -557,6 +562,19 @@ class RemoteDevice(Closing):
         self._closed.set()
         self.connection.close()
         moving.await_watcher(self.connection)
+
+
+def _allocated_again(
+    desc: BufferDesc,
+    models: Sequence[Callable[[], RemoteExecutor | None]],
+    input_roles: Sequence[BufferRole],
+    output_roles: Sequence[BufferRole],
+) -> Buffer:
+    """Allocate once more. Raise as `allocate`, and ValueError where a model is gone. It keeps none of them alive."""
+    found = [model for each in models if (model := each())]
+    if len(found) < len(models):
+        raise ValueError("the models that this buffer was allocated for are gone: keep them as long as you fork it")
+    return found[0].device.allocate(desc, found, input_roles, output_roles)
 
 
 class _ComingBuffer:

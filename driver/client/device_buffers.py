@@ -18,11 +18,13 @@ import numpy as np
 from burst import BuffersLost, DeviceBuffer, InvalidArgument, Memory
 from burst.backing import fill_holes
 from burst.request_checks import check_pool
+from driver.client import buffer_file
 from driver.protocol.buffers import BufferKind, BufferState
 from fmq.closing import Closing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -31,9 +33,14 @@ if TYPE_CHECKING:
 
 
 class BufferDesc(NamedTuple):
-    """A wish for a buffer beyond its roles. `dimensions`: () is as the roles say; 0 where they stay open."""
+    """A wish for a buffer beyond its roles.
+
+    dimensions: () is as the roles say; 0 where they stay open. in_place: one request may name it as an input and as an
+    output; the input is the value of before, which stays if the execution fails. It needs a role of each kind.
+    """
 
     dimensions: tuple[int, ...] = ()
+    in_place: bool = False
 
 
 class BufferRole(NamedTuple):
@@ -67,6 +74,7 @@ class Buffer(Closing):
     token: int  #: in messages
     kind: BufferKind
     is_on_device: bool  #: and not in shared memory
+    in_place = False  #: whether one request may name it as an input and as an output
 
     @property
     def dimensions(self) -> tuple[int, ...]:
@@ -128,6 +136,51 @@ class Buffer(Closing):
         source.read(memory)
         self.write(memory, state.dimensions)
 
+    def fork(self) -> Buffer:
+        """Return another buffer for the same roles, with this one's value: two sequences go on from one beginning.
+
+        It counts as a buffer of its own; a device that changes no value, as those of ONNX Runtime that grow, shares it.
+        Raise as `allocate` and `copy_from` do, and ValueError when the models that it was allocated for are gone.
+        """
+        found = self.another()
+        try:
+            found.copy_from(self)
+        except BaseException:
+            found.close()
+            raise
+        return found
+
+    def save(self, path: str | Path) -> None:
+        """Write its value to a file, from which `restore` takes it, also after the death of the device.
+
+        Raise StatusError, PeerDied as `copy_to` does, OSError.
+        """
+        state = self.state()
+        memory = Memory.create(max(1, math.prod(state.dimensions) * self.kind.type.element_size))
+        digest = self.seal(memory)
+        buffer_file.write(path, self.kind, state.dimensions, memory, digest=digest)
+
+    def restore(self, path: str | Path) -> None:
+        """Make the value in a file its own, if `save` wrote it for a device of this account, and it is as it was.
+
+        Raise StatusError: INVALID_ARGUMENT for other files, types and dimensions, GENERAL_FAILURE for a file that was
+        changed; OSError, PeerDied.
+        """
+        saved = buffer_file.read(path, self.kind)
+        self.unseal(saved.memory, saved.dimensions, saved.digest)
+
+    @abstractmethod
+    def another(self) -> Buffer:
+        """Return a buffer for the same roles, without a value."""
+
+    @abstractmethod
+    def seal(self, memory: Memory) -> bytes:
+        """Write its value to all of `memory`, and return the digest of it that its device knows again."""
+
+    @abstractmethod
+    def unseal(self, memory: Memory, dimensions: tuple[int, ...], digest: bytes) -> None:
+        """Make all of `memory` its value, of these dimensions, if that is the digest. Raise GeneralFailure."""
+
     @abstractmethod
     def state(self) -> BufferState:
         """Return its present state. Raise StatusError, PeerDied."""
@@ -158,10 +211,14 @@ class RemoteBuffer(DeviceBuffer, Buffer):
 
     is_on_device = True
 
-    def __init__(self, connection: Connection, token: int, kind: BufferKind) -> None:
-        """Use `device.allocate`."""
+    def __init__(self, connection: Connection, token: int, kind: BufferKind, again: Callable[[], Buffer]) -> None:
+        """Use `device.allocate`. `again`: allocates another one for the same roles."""
         super().__init__(token)
-        self._connection, self.kind, self._is_closed = connection, kind, False
+        self._connection, self.kind, self._again, self._is_closed = connection, kind, again, False
+
+    def is_at(self, connection: Connection | None) -> bool:
+        """Return True if it can be used over this connection."""
+        return connection is self._connection and not self._is_closed
 
     def check(self, connection: Connection | None) -> None:
         """Raise BuffersLost, or ValueError, unless it can be used over this connection."""
@@ -180,6 +237,15 @@ class RemoteBuffer(DeviceBuffer, Buffer):
 
     def read(self, memory: Memory) -> None:
         self._call("copy_to", self.token, memory.to_wire(), fds=[self._sent(memory)])
+
+    def another(self) -> Buffer:
+        return self._again()
+
+    def seal(self, memory: Memory) -> bytes:
+        return bytes(self._call("seal", self.token, memory.to_wire(), fds=[self._sent(memory)])[0])
+
+    def unseal(self, memory: Memory, dimensions: tuple[int, ...], digest: bytes) -> None:
+        self._call("unseal", self.token, list(dimensions), digest, memory.to_wire(), fds=[self._sent(memory)])
 
     def _sent(self, memory: Memory) -> int:
         if self._connection.is_foreign:
@@ -220,8 +286,11 @@ def check_buffers(pools: Sequence[object], connection: Connection | None) -> Non
     `connection`: to the device; None: to this process.
     """
     for n, pool in enumerate(pools):
-        # The first, because an abstract class takes long to say whose instance something is.
-        if type(pool) is Memory and not pool.is_closed:
+        # These first, because an abstract class takes long to say whose instance something is.
+        kind = type(pool)
+        if kind is RemoteBuffer and pool.is_at(connection):  # type: ignore[attr-defined]
+            continue
+        if kind is Memory and not pool.is_closed:  # type: ignore[attr-defined]
             continue
         if isinstance(pool, Buffer):
             pool.check(connection)

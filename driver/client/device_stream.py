@@ -11,10 +11,11 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from burst import ErrorStatus, OutputShape, Request, RequestArgument, Result, ResultsHeld
+from burst import ErrorStatus, GeneralFailure, OutputShape, Request, RequestArgument, Result, ResultsHeld
 from burst.dropped import later
 from burst.errors import status_error
 from burst.messages import NO_TIMING
+from driver.client.burst_requests import CLOSED_IN_FLIGHT
 from driver.client.device_buffers import Buffer, BufferDesc, BufferRole, check_buffers
 from driver.client.job import Job, perform_with_room
 from driver.client.layout import layouts_of, nbytes
@@ -133,7 +134,7 @@ class DeviceStream(ResultStream):
         self._depth = min(MOST_ROOM, depth + depth % 2)  # even, as two buffers take turns
         self._memory = StepMemory(executor, plan, inputs)
         self._turns: Turns | None = None
-        self._freed, self._skipped, self._is_closed = 0, 0, False
+        self._freed, self._skipped, self._is_closed, self._has_burst = 0, 0, False, True
         self._at_end: Any = None  # where it is dropped
         self._first: Result | None = self._first_step()
 
@@ -189,6 +190,8 @@ class DeviceStream(ResultStream):
         self._at_end.atexit = False
         self._skipped = self.skipped
         self._turns, self._freed = Turns(begin, sets, feed, requests), 0
+        if self._is_closed:  # meanwhile
+            feed.end()
 
     # ---- results
 
@@ -208,6 +211,8 @@ class DeviceStream(ResultStream):
 
     def _at_first(self) -> Result | None:
         first, self._first = self._first, None
+        if not (first or self.ended_by or self._has_burst):
+            raise GeneralFailure(CLOSED_IN_FLIGHT)
         return first
 
     def _awaited(self) -> Turns | None:
@@ -280,6 +285,11 @@ class DeviceStream(ResultStream):
         return None if needed == before else grown
 
     @property
+    def done(self) -> int:
+        """The number of steps up to the newest result that was taken."""
+        return self._done
+
+    @property
     def skipped(self) -> int:
         return self._skipped + (self._turns.feed.skipped if self._turns else 0)
 
@@ -297,3 +307,8 @@ class DeviceStream(ResultStream):
         self._is_closed = True
         if self._turns and not self.ended_by:
             self._turns.feed.end()
+
+    def close_with_burst(self) -> None:
+        if not self._is_closed:
+            self._has_burst = False
+            self.close()

@@ -202,8 +202,9 @@ class Recovery:
         self._in_a_row = 0
 
     def bind(self, request: Request) -> None:
-        """Bind the burst to the device's buffers that this request names."""
-        self._tokens |= {pool.token for pool in request.pools if isinstance(pool, DeviceBuffer)}
+        """Bind the burst to the device's buffers that this request names, if it recovers."""
+        if self._options.recover:
+            self._tokens |= {pool.token for pool in request.pools if isinstance(pool, DeviceBuffer)}
 
     def forget_buffers(self) -> None:
         """Note that the device's buffers that its requests have named are released."""

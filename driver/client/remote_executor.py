@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import WeakSet
 
 from burst import (
@@ -48,6 +48,10 @@ if TYPE_CHECKING:
     from driver.protocol.stream_terms import StreamTerms
 
 
+_T = TypeVar("_T")
+_MOST_RECENT = 2  # requests: those on buffers that take turns
+
+
 class Home(NamedTuple):
     """A place where a model is prepared: on one life of its device, under a number."""
 
@@ -77,7 +81,7 @@ class RemoteExecutor:
         device.executors.add(self)
         self._prepare = prepare or (lambda trace: device.home_of(model, lasting._replace(trace=trace)))
         self.preparing, self._crashed_in_preparation = threading.Lock(), False
-        self._recent: KnownRequest | None = None
+        self._recent: tuple[KnownRequest, ...] = ()
 
     @property
     def remote(self) -> RemoteExecutor:
@@ -108,9 +112,11 @@ class RemoteExecutor:
         return result if result.status else known.success(self.model, request, result)
 
     def _recognised(self, request: Request) -> KnownRequest:
-        known = self._recent
-        if known is None or not known.is_of(request):
-            known = self._recent = KnownRequest(request)
+        for known in self._recent:
+            if known.is_of(request):
+                return known
+        known = KnownRequest(request)
+        self._recent = (known, *self._recent[: _MOST_RECENT - 1])
         return known
 
     def start(self, job: Job) -> Completion:
@@ -239,8 +245,7 @@ class RemoteExecutor:
         """Return the requests that it has executed lately, with memory that still lives."""
         known_ones = [each for pipeline in list(self.pipelines) for each in pipeline.buffers.requests()]
         found = [encoded.request for encoded in known_ones]
-        if (known := self._recent) and (request := known.request()):
-            found.append(request)
+        found += [request for known in self._recent if (request := known.request())]
         return found
 
     def note_crash(self, crash: Crash, *, again: bool) -> None:
@@ -255,8 +260,10 @@ class RemoteExecutor:
         controller.trace.describe(describe(self.model), options.depth)
         return controller
 
-    def revived(self, dead: Connection, open_at: Callable[[Home], Controller]) -> tuple[Home, Controller]:
-        """Return home and controller on the device's next life. Raise Quarantined, and as `RemoteDevice.revive`."""
+    def revived(self, dead: Connection, open_at: Callable[[Home], _T]) -> tuple[Home, _T]:
+        """Return the home on the device's next life, and what was opened there. Raise Quarantined, and as
+        `RemoteDevice.revive`.
+        """
         while True:
             self.check_quarantine()
             self.device.revive(dead)

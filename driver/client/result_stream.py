@@ -34,6 +34,9 @@ class ResultStream(Closing):
     ended_by: Literal["until", "most"] | None = None
     """Why it has ended by itself; None: it has not, or failed."""
 
+    repeated = 0
+    """The number of steps that were executed again after the device's death, with `recover=True`."""
+
     @property
     def skipped(self) -> int:
         """The number of results that newer ones have replaced before they were taken, by policy "latest"."""
@@ -73,6 +76,10 @@ class ResultStream(Closing):
         if (result := await self._next_async()) is None:
             raise StopAsyncIteration
         return result
+
+    def close_with_burst(self) -> None:
+        """End it with its burst: whoever takes its next result gets GeneralFailure."""
+        self.close()
 
     def _end_by(self, goes_on: int) -> None:
         self.ended_by = _ENDS.get(goes_on)

@@ -17,20 +17,36 @@ from driver.protocol.stream_terms import MOST_ELEMENTS, MOST_STEPS, MOST_VALUES,
 if TYPE_CHECKING:
     from driver.nn import Model, Operand
 
+CHECKPOINT = 256
+"""Steps from one checkpoint to the next, by default."""
+
 Until = str | Mapping[str, int | Sequence[int]] | None
 """What ends a stream: the name of an output that is true, or an output with its last values; None: the count alone."""
 
 
 class StreamPlan(NamedTuple):
-    """How a step follows another one. feedback: (output, input) pairs. told: the outputs that results have."""
+    """How a step follows another one. feedback: (output, input) pairs. told: the outputs that results have.
+
+    checkpoint: steps from one checkpoint to the next, where the stream recovers.
+    """
 
     feedback: tuple[tuple[int, int], ...]
     stop: Stop | None
     most: int
     told: frozenset[int]
+    checkpoint: int
 
     @classmethod
-    def of(cls, model: Model, feedback: Mapping[str, str], *, until: Until, most: int, also: Sequence[str]) -> Self:
+    def of(
+        cls,
+        model: Model,
+        feedback: Mapping[str, str],
+        *,
+        until: Until,
+        most: int,
+        also: Sequence[str],
+        checkpoint: int = CHECKPOINT,
+    ) -> Self:
         """Check it. Raise ValueError, TypeError."""
         pairs = fed_pairs(model, feedback)
         stop = _stop(model, until)
@@ -40,7 +56,8 @@ class StreamPlan(NamedTuple):
         told |= {_named(model, name, "also", is_input=False) for name in also}
         if stop:
             told.add(stop.output)
-        return cls(pairs, stop, _count(most), frozenset(told))
+        count, every = _count("most", most), _count("checkpoint", checkpoint)
+        return cls(pairs, stop, count, frozenset(told), checkpoint=every)
 
     @property
     def states(self) -> tuple[tuple[int, int], ...]:
@@ -119,11 +136,11 @@ def _stop(model: Model, until: Until) -> Stop | None:
     return Stop(output, values)
 
 
-def _count(most: Any) -> int:
+def _count(name: str, given: Any) -> int:
     try:
-        found = index(most)
+        found = index(given)
     except TypeError:
-        raise TypeError(f"most={most!r:.60}: give a number of steps, from 1 to {MOST_STEPS}") from None
+        raise TypeError(f"{name}={given!r:.60}: give a number of steps, from 1 to {MOST_STEPS}") from None
     if not 1 <= found <= MOST_STEPS:
-        raise ValueError(f"most={found}: give a number of steps, from 1 to {MOST_STEPS}")
+        raise ValueError(f"{name}={found}: give a number of steps, from 1 to {MOST_STEPS}")
     return found

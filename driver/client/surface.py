@@ -18,7 +18,7 @@ from driver.client.open_input import OpenInput
 from driver.client.packed_inputs import blank_input
 from driver.client.result_stream import RepeatedRun
 from driver.client.statistics import write_timeline
-from driver.client.stream_plan import StreamPlan, fed_pairs
+from driver.client.stream_plan import CHECKPOINT, StreamPlan, fed_pairs
 from driver.client.tasks import TaskTimes
 from driver.client.workspace import FreeList, Workspace, input_shapes, shapes_of
 from driver.deadlines import Wait, check_times, nanoseconds, passed
@@ -412,6 +412,7 @@ class AnyBurst(Closing, ABC):
         most: int = 4096,
         also: Sequence[str] = (),
         deadline: float | None = None,
+        checkpoint: int = CHECKPOINT,
     ) -> ResultStream:
         """Repeat an execution on what it leaves: `for result in burst.stream_results(…)`, or `async for`.
 
@@ -430,11 +431,14 @@ class AnyBurst(Closing, ABC):
             also: names of outputs that results have although they are fed back, as the one of `until` always is.
                 Others that are fed back are empty there: they stay where the model runs.
             deadline: of the whole stream, a time.monotonic().
+            checkpoint: steps after which a burst with `recover=True` on one device copies the state to this process:
+                if the device dies, it is started again, and the steps since are executed once more, which
+                `stream.repeated` counts. The caller sees one slow result, and none twice.
 
         Raise ValueError, TypeError for what does not fit (nothing was sent), StatusError and PeerDied for the first
         step, which has run when this returns.
         """
-        plan = StreamPlan.of(self.model, feedback, until=until, most=most, also=also)
+        plan = StreamPlan.of(self.model, feedback, until=until, most=most, also=also, checkpoint=checkpoint)
         given = (dict(inputs),) if isinstance(inputs, Mapping) else tuple(inputs)
         return self.repeated(plan, given, deadline)
 

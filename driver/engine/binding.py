@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -48,9 +48,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from burst import Request, RequestArgument
-    from driver.engine.device_memory import LoadedModel, ManagedBuffers, Quota
+    from driver.engine.device_memory import LoadedModel, ManagedBuffers
     from driver.engine.driver_memory import HeldBuffer
     from driver.engine.ledger import Claim
+    from driver.engine.quota import Quota
     from driver.interface import BoundExecution, PreparedModel
     from driver.nn import Model, Operand
 
@@ -266,7 +267,7 @@ class BoundRequest(Execution):
     @property
     def shapes(self) -> Sequence[OutputShape]:  # type: ignore[override]  # follows the driver's
         """The shapes of the outputs, once it has run."""
-        return tuple([OutputShape(*shape) for shape in self._driver.shapes])
+        return tuple(map(OutputShape._make, self._driver.shapes))
 
     def failure(self, status: ErrorStatus) -> Exception:
         """Return why `native` has returned that status."""
@@ -300,7 +301,8 @@ def _run_static(run: Callable[[], object]) -> None:
 def _run(request: Request, execution: DriverExecution) -> None:
     try:
         execution.run()
-        _check_shapes(request, execution)
+        if any(a.dimensions for a in request.outputs):
+            _check_shapes(request, execution)
     except DriverError as error:
         raise _as_answer(error) from error
 
@@ -409,8 +411,7 @@ def _memory(where: str, argument: RequestArgument, pool: Memory) -> NDArray[np.u
     return pool.asarray(np.uint8, argument.length, argument.offset)
 
 
-_RUN = ffi.addressof(lib, "burst_managed_run")
-_NATIVE = "burst_function *", "void *"
+_RUN, _NATIVE = ffi.addressof(lib, "burst_managed_run"), ("burst_function *", "void *")
 
 
 def execution(
@@ -462,10 +463,12 @@ class ManagedRequest(Execution):
     ) -> None:
         """Bind it, if sizes are known. Raise InvalidArgument, GeneralFailure."""
         self._loaded, self._request, self._buffers, self._options = loaded, request, buffers, loaded.options(pace)
-        self._is_cancelled = False
-        self._found: Sequence[OutputShape] | None = None
+        self._named: NamedBuffers
+        self._is_cancelled, self._found = False, cast("Sequence[OutputShape] | None", None)
+        self._bound: BoundRequest | None = None
+        self._other: tuple[NamedBuffers, BoundRequest | None] | None = None  # for the other turn of buffers in place
         bound = self._bind()
-        self.written = ffi.new("uint32_t *[]", [buffer.no_value for buffer, _ in self._named.written])
+        self.written = ffi.new("uint32_t *[]", [buffer.no_value for buffer in self._named.cleared])
         self.is_static = bound is not None and bound.is_static and self._named.are_fixed
         self.native = self._native(bound.native) if bound and self.is_static and bound.native else None
         begins = bound is not None and self.is_static and bound.launch is not None
@@ -498,7 +501,10 @@ class ManagedRequest(Execution):
 
     def run(self) -> None:
         """Execute. Raise StatusError; the buffers that it should have written have no value afterwards."""
-        bound, self._found = self._bound, None
+        self._found = None
+        if self._named.have_turned:
+            self._turn()
+        bound = self._bound
         if bound is None or self._named.have_changed:
             bound = self._bind()
         self._named.begin()
@@ -511,6 +517,14 @@ class ManagedRequest(Execution):
             self._named.abandon()
             raise
 
+    def _turn(self) -> None:
+        """Go on with what is bound to the memory that buffers in place have now, which takes turns with another one."""
+        before, self._other = self._other, (self._named, self._bound)
+        if before and not before[0].have_turned:
+            self._named, self._bound = before
+        else:
+            self._bind()
+
     def _run_or_grow(self, bound: BoundRequest) -> None:
         """Run, once more with more room where buffers may have it."""
         try:
@@ -518,8 +532,7 @@ class ManagedRequest(Execution):
         except InsufficientSize as error:
             if not self._named.grow(error.result.output_shapes if error.result else ()):
                 raise
-            more = self._bind()
-            if more is None:
+            if (more := self._bind()) is None:
                 raise
             more.run()
 
@@ -555,15 +568,14 @@ class ManagedRequest(Execution):
 
     def failure(self, status: ErrorStatus) -> Exception:
         """Return why `native` has returned that status: a buffer that it reads has no value, or the run failed."""
+        assert self._bound
         try:
             self._named.check_values()
+            return self._bound.failure(status)
         except StatusError as error:
             return error
-        assert self._bound
-        return self._bound.failure(status)
 
     def cancel(self) -> None:
-        """End the run in progress as soon as the device can. It will not run again."""
         self._is_cancelled = True
         if self._bound:
             self._bound.cancel()
@@ -573,7 +585,7 @@ class ManagedRequest(Execution):
 
         Raise InvalidArgument, GeneralFailure; then the buffers that it should have written have no value.
         """
-        self._bound: BoundRequest | None = None
+        self._bound = None
         pools = enumerate(self._request.pools)
         found = {n: self._buffers[pool.token] for n, pool in pools if isinstance(pool, Token)}
         try:
@@ -582,7 +594,7 @@ class ManagedRequest(Execution):
                 self._bound = _bound(self._loaded, named.request, self._options)
         except Exception:
             for argument in self._request.outputs:
-                if not argument.has_no_value and argument.pool in found:
+                if not argument.has_no_value and argument.pool in found and not found[argument.pool].in_place:
                     found[argument.pool].has_value = False
             raise
         return self._bound

@@ -7,7 +7,7 @@ import os
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from burst import (
     BurstOffer,
@@ -19,17 +19,18 @@ from burst import (
     StatusError,
     Trace,
 )
-from burst.channel import Channel, Message, close_all
+from burst.channel import Channel, Message
 from burst.datum import DATUM
-from burst.exhaustion import exhausted, with_room
+from burst.exhaustion import with_room
 from burst.run_queue import Flow, Ticket, waiters
 from burst.server import check_queue
 from burst.wire import VERSIONS
 from driver.config import device_uid
 from driver.deadlines import due
 from driver.engine.binding import charge_thread, execution
-from driver.engine.cache.compilations import CacheOwner, Declined, SentModel
-from driver.engine.device_memory import LoadedModel, ManagedBuffers, ModelCharge, Quota
+from driver.engine.cache.compilations import CacheOwner, Declined
+from driver.engine.client_descriptors import Descriptors, sent_model, to_read, trace_memory, trace_of
+from driver.engine.device_memory import LoadedModel, ManagedBuffers, ModelCharge
 from driver.engine.joining import Joining
 from driver.engine.lane import ClientLane, LaneOwner
 from driver.engine.lane_reader import LaneReader
@@ -37,8 +38,9 @@ from driver.engine.ledger import PRICES, price
 from driver.engine.memory_import import MemoryImporter, bring_pages
 from driver.engine.open_burst import OpenBurst
 from driver.engine.preparations import PreparationTime
+from driver.engine.quota import Quota
 from driver.options import PRIORITIES
-from driver.protocol.model_codec import handles_in, sealed
+from driver.protocol.model_codec import handles_in
 from driver.protocol.prepare_arguments import WIRE_LENGTH, PrepareArguments, SavedTerms
 from driver.protocol.rpc import Reply, take_fd
 from driver.protocol.stated_capabilities import stated_by, to_wire
@@ -46,7 +48,7 @@ from fmq import Descriptor, FmqError, LifePage
 from fmq.region import checked_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from burst import Request
     from burst.execution import Execution
@@ -58,44 +60,6 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
-
-
-def trace_memory(fds: list[int]) -> Memory | None:
-    """Return memory for a trace, if the client sent some. Raise Malformed.
-
-    Its descriptor stays open, for `traces`.
-    """
-    try:
-        nbytes = Trace.nbytes_in(fds[-1]) if fds else 0
-        return Memory.adopt(fds.pop(), nbytes) if fds else None
-    except (FmqError, OSError) as error:
-        raise exhausted(error) or Malformed(f"the trace cannot be used: {error}") from error
-
-
-def trace_of(fds: list[int], others: int) -> Trace | None:
-    """Return the trace in the descriptor that follows `others` others, if there is one. Raise Malformed."""
-    memory = trace_memory([fds.pop()]) if fds and len(fds) == others + 1 else None
-    if memory:
-        memory.close()  # the mapping stays
-    return Trace(memory) if memory else None
-
-
-def _sent_model(fds: list[int], where: Sequence[Any]) -> SentModel:
-    """Return the model in the first descriptors, which it takes out of `fds`. Raise InvalidModel."""
-    own = slice(1 + len(handles_in(where)))
-    given, fds[own] = fds[own], []
-    return SentModel(sealed(given, where), (where[0], where[1]))
-
-
-def to_read(memory: Memory) -> int:
-    """Return a descriptor to send.
-
-    It is read-only unless its owner, of another account, has denied us to open the memory again.
-    """
-    try:
-        return os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC)
-    except PermissionError:
-        return os.dup(memory.fd)
 
 
 _MOST_ROLES = 256  # per buffer
@@ -141,6 +105,8 @@ class EngineClient:
             "copy_from": self.copy_from,
             "copy_to": self.copy_to,
             "copy": self.copy,
+            "seal": self.seal,
+            "unseal": self.unseal,
             "buffer_state": self.buffer_state,
         }
 
@@ -194,7 +160,7 @@ class EngineClient:
         """
         self._check_models()
         arguments, charge = PrepareArguments.from_wire(*plain), ModelCharge(self.quota, len(handles_in(where)))
-        with _Descriptors(message.take_fds()) as fds, due(arguments.deadline):
+        with Descriptors(message.take_fds()) as fds, due(arguments.deadline):
             own = 1 + len(handles_in(where))
             arguments = arguments._replace(trace=trace_of(fds, own + max(0, sum(arguments.cache_counts or ()))))
             time = PreparationTime(*takes)
@@ -224,8 +190,8 @@ class EngineClient:
         self._check_models()
         arguments = PrepareArguments.from_wire(*plain[:WIRE_LENGTH], restores=True)
         charge = ModelCharge(self.quota)
-        with _Descriptors(message.take_fds()) as fds, due(arguments.deadline):
-            sent = _sent_model(fds, *more) if more else None
+        with Descriptors(message.take_fds()) as fds, due(arguments.deadline):
+            sent = sent_model(fds, *more) if more else None
             arguments = arguments._replace(trace=trace_of(fds, sum(arguments.cache_counts or ())))
             given = self._engine.compilations.check(arguments.cache_counts, arguments.cache_token, fds)
             owner = CacheOwner(self.uid, arguments.cache_token)
@@ -339,15 +305,23 @@ class EngineClient:
             ) from None
 
     def allocate(
-        self, _: Message, dimensions: list[int], numbers: list[int], inputs: list[Any], outputs: list[Any]
+        self,
+        _: Message,
+        dimensions: list[int],
+        numbers: list[int],
+        inputs: list[Any],
+        outputs: list[Any],
+        in_place: bool = False,
     ) -> Reply:
-        """Allocate a buffer for roles [model index, input or output index, frequency]; answer its token."""
-        if not all(type(d) is int and 0 <= d < 2**32 for d in dimensions):
-            raise Malformed(f"dimensions={dimensions!r:.80}: each must be an integer of 32 bits, without a sign")
+        """Allocate a buffer for roles [model index, input or output index, frequency]; answer its token. `in_place`:
+        one request may name it on both sides.
+        """
+        _check_dimensions(dimensions)
         if len(numbers) + len(inputs) + len(outputs) > _MOST_ROLES:
             raise InvalidArgument(f"{len(inputs) + len(outputs)} roles; at most {_MOST_ROLES} with their models")
         models = [self._loaded(number) for number in numbers]
-        return Reply([self._buffers.allocate(tuple(dimensions), models, inputs, outputs).token])
+        wanted = tuple(dimensions), models, inputs, outputs
+        return Reply([self._buffers.allocate(*wanted, in_place=bool(in_place)).token])
 
     def release(self, _: Message, *tokens: int) -> Reply:
         """Free buffers and the plans bound to them."""
@@ -389,6 +363,17 @@ class EngineClient:
         self._buffers[target].copy(self._buffers[source])
         return Reply()
 
+    def seal(self, message: Message, token: int, plain: object) -> Reply:
+        """Copy the value of a buffer into the memory in the descriptor; answer the digest that `unseal` asks for."""
+        return Reply([self._buffers[token].seal(self._whole(plain, take_fd(message)), self.uid)])
+
+    def unseal(self, message: Message, token: int, dimensions: list[int], digest: bytes, plain: object) -> Reply:
+        """Copy a sealed value into a buffer. Raise GeneralFailure for another one."""
+        _check_dimensions(dimensions)
+        memory = self._whole(plain, take_fd(message))
+        self._buffers[token].unseal(memory, tuple(dimensions), digest, self.uid)
+        return Reply()
+
     def buffer_state(self, _: Message, token: int) -> Reply:
         """Answer the dimensions of a buffer, and whether it has no value."""
         return Reply(self._buffers[token].state.to_wire())
@@ -426,7 +411,7 @@ class EngineClient:
             near, far = Channel.pair()
             undo.enter_context(near)
             with far:
-                fds = undo.enter_context(_Descriptors([os.dup(far.fileno())]))
+                fds = undo.enter_context(Descriptors([os.dup(far.fileno())]))
             fds.append(os.dup(life.fd))
             end = undo.enter_context(held.pop_all()).close
 
@@ -589,11 +574,6 @@ class EngineClient:
             self._engine.note(self.uid)
 
 
-class _Descriptors(list[int]):
-    """A list of descriptors that are closed on leaving."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        close_all(self)
+def _check_dimensions(dimensions: list[int]) -> None:
+    if not all(type(d) is int and 0 <= d < 2**32 for d in dimensions):
+        raise Malformed(f"dimensions={dimensions!r:.80}: each must be an integer of 32 bits, without a sign")

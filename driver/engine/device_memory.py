@@ -12,22 +12,14 @@ Requests name a buffer by its token. A token is valid for one client only, and i
 from __future__ import annotations
 
 import math
-import mmap
-import threading
-import weakref
-from collections import Counter
-from functools import partial
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-import numpy as np
 
 from burst import (
     GeneralFailure,
     HardwareBuffer,
     InvalidArgument,
     Memory,
-    ResourceExhaustedPersistent,
     StatusError,
 )
 from burst._core import ffi
@@ -35,28 +27,28 @@ from burst.memory import VendorMemory, undecodable
 from driver.engine.driver_memory import DriverPool
 from driver.engine.footprint import Footprint
 from driver.engine.ledger import Claim, price
-from driver.engine.limits import RELEASE, no_room
 from driver.interface import BindOptions, BufferRequest, BufferUse
 from driver.nn import combine_dimensions
 from driver.options import PRIORITIES
 from driver.protocol.buffers import BufferKind, BufferState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from driver.engine.driver_memory import DriverMemory, HeldBuffer
     from driver.engine.joining import Joining
-    from driver.engine.ledger import Holder
     from driver.engine.models import SharedModel
+    from driver.engine.quota import MemorySource, Quota
     from driver.interface import PreparedModel
     from driver.nn import Model, Operand
     from driver.protocol.model_memory import ModelBytes
 
 _ALIGNMENT = 64
 _LARGE = 2**18
-_tokens = count(1)
+_tokens, _changes = count(1), count(1)
 
 
 class OperandRole(NamedTuple):
@@ -147,117 +139,6 @@ class ModelCharge:
         self._claims.append(self._quota.hold(("decoded", id(shared)), shared.footprint.model))
 
 
-class MemorySource(Protocol):
-    """A source of memory for a buffer."""
-
-    def room(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return new memory. Raise ResourceExhaustedTransient, ResourceExhaustedPersistent."""
-
-
-class Quota:
-    """A limit on the bytes of one client and, through its holder, of its application, its account and all clients."""
-
-    def __init__(self, nbytes: int, holder: Holder | None = None) -> None:
-        """Begin at zero. `holder`: for whom things are taken. None: only the client's bytes are counted."""
-        self._free, self._limit, self.holder = nbytes, nbytes, holder
-        self._holds: Counter[Hashable] = Counter()
-        self._held = 0
-        self._lock = threading.RLock()  # a finalizer may give back while this thread holds it
-
-    def room(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return new memory, given back when the last array on it is gone. Raise ResourceExhausted*."""
-        claim = self.charge(nbytes, mappings=1) if nbytes >= _LARGE else self.charge(nbytes)
-        try:
-            block = _block(nbytes)
-        except (MemoryError, OSError):
-            claim.give_back()
-            raise ResourceExhaustedPersistent(f"the machine has no memory for {nbytes} bytes") from None
-        weakref.finalize(block, claim.give_back).atexit = False
-        start = -block.ctypes.data % _ALIGNMENT
-        return block[start : start + nbytes]
-
-    def charge(self, nbytes: int, **figures: int) -> Claim:
-        """Charge memory that is `taken`, and what else it costs. Raise ResourceExhausted*."""
-        return self._charged(RELEASE, nbytes, False, figures)
-
-    def take(self, remedy: str, **figures: int) -> Claim:
-        """Charge what the engine is about to make for the client, as `Holder` does; the bytes are `held`."""
-        return self._charged(remedy, figures.get("bytes", 0), True, figures)
-
-    def hold(self, key: Hashable, nbytes: int) -> Claim:
-        """Charge memory that is there already, once however often it is held. Raise ResourceExhausted*."""
-        with self._lock:
-            if not self._holds[key]:
-                self._use(nbytes, True)
-            self._holds[key] += 1
-        try:
-            claim = self.holder.hold(RELEASE, key, nbytes) if self.holder else None
-        except BaseException:
-            self._let_go(key, nbytes, None)
-            raise
-        return Claim(partial(self._let_go, key, nbytes, claim))
-
-    @property
-    def held(self) -> int:
-        """The bytes of models, and of what the engine keeps for the client."""
-        return self._held
-
-    @property
-    def taken(self) -> int:
-        """The bytes of buffers, plans and temporaries in use."""
-        return self._limit - self._free - self._held
-
-    def _charged(self, remedy: str, nbytes: int, is_held: bool, figures: dict[str, int]) -> Claim:
-        holder = self.holder
-        if nbytes:
-            figures["bytes"] = nbytes
-            with self._lock:
-                self._use(nbytes, is_held)
-        try:
-            if holder:
-                holder.account.ledger.count(holder, remedy, figures)
-        except BaseException:
-            self._unuse(nbytes, is_held)
-            raise
-        if holder and not nbytes:
-            return Claim(partial(holder.account.ledger.uncount, holder, figures))
-        return Claim(partial(self._give_back, nbytes, is_held, holder, figures))
-
-    def _use(self, nbytes: int, is_held: bool) -> None:
-        if nbytes > self._free:
-            raise no_room(nbytes, self._free, self._limit)
-        self._free -= nbytes
-        self._held += nbytes * is_held
-
-    def _unuse(self, nbytes: int, is_held: bool) -> None:
-        with self._lock:
-            self._free += nbytes
-            self._held -= nbytes * is_held
-
-    def _give_back(self, nbytes: int, is_held: bool, holder: Holder | None, figures: dict[str, int]) -> None:
-        if nbytes:
-            self._unuse(nbytes, is_held)
-        if holder:
-            holder.account.ledger.uncount(holder, figures)
-
-    def _let_go(self, key: Hashable, nbytes: int, claim: Claim | None) -> None:
-        with self._lock:
-            self._holds[key] -= 1
-            if not self._holds[key]:
-                del self._holds[key]
-                self._unuse(nbytes, True)
-        if claim:
-            claim.give_back()
-
-
-def _block(nbytes: int) -> NDArray[np.uint8]:
-    """Return zeroed memory with room to align it. Large blocks have pages of their own, which go back at once."""
-    if nbytes >= _LARGE:
-        pages: Any = mmap.mmap(-1, nbytes)
-        return np.frombuffer(pages, np.uint8)
-    return np.zeros(nbytes + _ALIGNMENT, np.uint8)
-
-
 class ManagedBuffer:
     """A buffer that the engine manages. `version` changes whenever requests on it must be bound anew.
 
@@ -265,6 +146,9 @@ class ManagedBuffer:
     """
 
     writable = True
+
+    changes = 0
+    """Another number whenever the version of any buffer in this process has changed."""
 
     def __init__(
         self,
@@ -283,6 +167,9 @@ class ManagedBuffer:
         self.no_value = ffi.new("uint32_t *", 1)  #: 1 while it has none; read and written in C, too
         self.is_fixed = _is_fixed(kind, dimensions)
         self.known, self.held = dimensions, held
+        self.in_place = False  #: whether one execution may have it as an input and as an output
+        self.twin: ManagedBuffer | None = None  #: its memory for the output of an execution, of one in place
+        self.turn = 0  #: changes whenever it has exchanged its memory with its twin's
         self.claim: Claim | None = None  #: what it costs beside its value, until it is gone
         self._array = quota.room(self.size(dimensions) if self.is_fixed and held is None else 0)
 
@@ -332,12 +219,20 @@ class ManagedBuffer:
         """
         held = self.held
         if held is not None and held.is_growing:
-            held.charge_growth()
+            try:
+                held.charge_growth()
+            except StatusError:
+                self.has_value = False
+                raise
             self.known = dimensions
         elif dimensions != self.known:
             self.known = dimensions
-            self.version += 1
-        self.has_value = True
+            self._note_change()
+        self.no_value[0] = 0
+
+    def _note_change(self) -> None:
+        self.version += 1
+        ManagedBuffer.changes = next(_changes)
 
     def abandon(self) -> None:
         """Have no value, nor memory of the driver's for one: what a failed run left there is charged to nobody."""
@@ -359,12 +254,33 @@ class ManagedBuffer:
             if not spare:
                 raise
             self._array = self._quota.room(nbytes)
-        self.version += 1
+        self._note_change()
+
+    def be_in_place(self, twin: ManagedBuffer | None) -> None:
+        """Let one execution have it as an input and as an output. `twin`: where the output is written; None: the
+        driver does without. Raise InvalidArgument where it has not a role of each kind.
+        """
+        if len({role.is_input for role in self.roles}) < 2:
+            raise InvalidArgument("in_place: the buffer needs a role as an input and one as an output")
+        self.in_place, self.twin = True, twin
+
+    def swap(self) -> None:
+        """Have the value that an execution has just written to the twin."""
+        twin = self.twin
+        assert twin
+        self._array, twin._array = twin._array, self._array
+        self.held, twin.held = twin.held, self.held
+        self.known, twin.known = twin.known, self.known
+        self._quota, twin._quota = twin._quota, self._quota
+        self.turn ^= 1
+        self.has_value, twin.has_value = True, False
 
     def release(self) -> None:
         """Free its memory, a driver's once nothing is bound to it. Requests that are bound to it notice."""
+        if self.twin:
+            self.twin.release()
         self._array, self.held, self.has_value = self._array[:0], None, False
-        self.version += 1
+        self._note_change()
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...]) -> None:
         """Copy `memory` in, as a value of that shape; (): as described. Raise StatusError; then it has no value."""
@@ -430,6 +346,29 @@ class ManagedBuffer:
         else:
             memory.asarray()[:] = self._array[:nbytes]
 
+    def seal(self, memory: Memory, uid: int) -> bytes:
+        """Copy its value out, and return the digest by which `unseal` knows it again. Raise as `copy_to` does."""
+        self.copy_to(memory)
+        return self._digest(uid)
+
+    def unseal(self, memory: Memory, dimensions: tuple[int, ...], digest: bytes, uid: int) -> None:
+        """Make a sealed value its own. Raise GeneralFailure, and have no value, where it is another one; else as
+        `copy_from` does.
+        """
+        self.copy_from(memory, dimensions)
+        if self._digest(uid) != digest:  # of what it has now: the client can write to that memory
+            self.abandon()
+            raise GeneralFailure("the value was not saved by a device of this account, or was changed since")
+
+    def _digest(self, uid: int) -> bytes:
+        from driver.engine.cache.records import digest_of_value  # most devices never load blake3
+
+        try:
+            value: Any = self._read(self.size(self.known))
+            return digest_of_value(uid, str(self.kind), self.known, value)
+        except OSError as error:
+            raise GeneralFailure(f"the device has no key to know saved values by: {error}") from error
+
     def check_value(self) -> None:
         """Raise GeneralFailure while it has no value."""
         if not self.has_value:
@@ -481,7 +420,13 @@ class ManagedBuffers:
             raise InvalidArgument(f"token {token!r:.20}: no buffer of this client; it may have been released") from None
 
     def allocate(
-        self, dimensions: tuple[int, ...], models: Sequence[LoadedModel], inputs: Sequence[Any], outputs: Sequence[Any]
+        self,
+        dimensions: tuple[int, ...],
+        models: Sequence[LoadedModel],
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        *,
+        in_place: bool = False,
     ) -> ManagedBuffer:
         """Allocate a buffer for roles [model index, input or output index, frequency] of `models`.
 
@@ -489,13 +434,18 @@ class ManagedBuffers:
         that fails to allocate.
         """
         kind, dimensions, roles = describe(dimensions, models, inputs, outputs)
-        claim, held = self.quota.take("release buffers", **price("buffer")), None
-        if self._driver:
-            sides = (True, inputs), (False, outputs)
-            uses = [BufferUse(models[m].prepared, is_input, n, f) for is_input, side in sides for m, n, f in side]
-            wanted, grows = BufferRequest(kind.type, dimensions, tuple(uses)), not _is_fixed(kind, dimensions)
-            held = self._driver.allocate(wanted, self.quota, grows=grows)
-        buffer = ManagedBuffer(kind, dimensions, roles, self.quota, held=held)
+        claim = self.quota.take("release buffers", **price("buffer"))
+        sides = (True, inputs), (False, outputs)
+        uses = [BufferUse(models[m].prepared, is_input, n, f) for is_input, side in sides for m, n, f in side]
+        wanted, grows = BufferRequest(kind.type, dimensions, tuple(uses)), not _is_fixed(kind, dimensions)
+
+        def one() -> ManagedBuffer:
+            held = self._driver.allocate(wanted, self.quota, grows=grows) if self._driver else None
+            return ManagedBuffer(kind, dimensions, roles, self.quota, held=held)
+
+        buffer = one()
+        if in_place:
+            buffer.be_in_place(None if buffer.held and buffer.held.buffer.in_place else one())
         buffer.claim = claim
         self._buffers[buffer.token] = buffer
         return buffer

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from burst.own_kinds import HandleDescription
-    from driver.engine.device_memory import Quota
+    from driver.engine.quota import Quota
     from driver.interface import BufferRequest
 
 _log = logging.getLogger(__name__)
@@ -97,10 +97,11 @@ class HeldBuffer:
         So most runs charge nothing, though each lets it grow. What was charged for more than four times as much goes
         back.
         """
-        nbytes, quota = self.buffer.nbytes, self._quota
-        assert quota
-        if nbytes <= self._charged <= max(4 * nbytes, _LITTLE):
+        nbytes, charged = self.buffer.nbytes, self._charged
+        if nbytes <= charged and (charged <= 4 * nbytes or charged <= _LITTLE):
             return
+        quota = self._quota
+        assert quota
         self._charge_nothing()
         for most in (max(nbytes + nbytes // 2, _LITTLE), nbytes):
             try:

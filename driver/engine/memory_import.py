@@ -32,8 +32,8 @@ from fmq.region import memfd
 
 if TYPE_CHECKING:
     from burst import Request
-    from driver.engine.device_memory import Quota
     from driver.engine.ledger import Claim
+    from driver.engine.quota import Quota
 
 _REMEDY = "free memory that the device knows"
 _PRICE = price("pool")

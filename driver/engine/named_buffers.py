@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from burst import GeneralFailure, InvalidArgument
-from driver.engine.device_memory import OperandRole
+from burst._core import ffi, lib
+from driver.engine.device_memory import ManagedBuffer, OperandRole
 from driver.nn import combine_dimensions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from burst import OutputShape, Request, RequestArgument
-    from driver.engine.device_memory import ManagedBuffer
 
 
 class NamedBuffers:
@@ -23,25 +23,39 @@ class NamedBuffers:
 
         Raise InvalidArgument.
         """
+        twins = {n: buffer.twin or buffer for n, buffer in found.items()}  # what is written
         inputs = [_argument(n, a, found, model, is_input=True) for n, a in enumerate(request.inputs)]
-        outputs = [_argument(n, a, found, model, is_input=False) for n, a in enumerate(request.outputs)]
+        outputs = [_argument(n, a, twins, model, is_input=False) for n, a in enumerate(request.outputs)]
         self.read = [found[a.pool] for a in inputs if not a.has_no_value and a.pool in found]
-        self.written = [(found[a.pool], n) for n, a in enumerate(outputs) if not a.has_no_value and a.pool in found]
+        self.written = [(twins[a.pool], n) for n, a in enumerate(outputs) if not a.has_no_value and a.pool in found]
+        self._swapped = [found[a.pool] for a in outputs if a.pool in found and found[a.pool].twin]
+        self._turns = [buffer.turn for buffer in found.values() if buffer.twin]
+        self._with_twins = [buffer for buffer in found.values() if buffer.twin]
         check_alone([buffer for buffer, _ in self.written], self.read)
-        self._named = list(found.values())
-        self._versions = [b.version for b in self._named]
+        self._named = list({id(b): b for b in (*found.values(), *twins.values())}.values())
+        #: those that have no value until a run has succeeded; of one that the driver updates in place the old one stays
+        self.cleared = [buffer for buffer, _ in self.written if not buffer.in_place]
+        self._seen, self._versions = ManagedBuffer.changes, [b.version for b in self._named]
+        sides = self.read, self.cleared
+        reads, writes = (ffi.new("uint32_t *[]", [b.no_value for b in side] or [ffi.NULL]) for side in sides)
+        self._words = reads, writes
+        self._states = ffi.new("burst_managed *", (ffi.NULL, ffi.NULL, reads, writes, *map(len, sides)))
         self._promised = [
             (f"input {n}", a.dimensions, found[a.pool])
             for n, a in enumerate(request.inputs)
             if a.dimensions and a.pool in found and found[a.pool].is_growing
         ]
-        pools = tuple(found[n].pool if n in found else pool for n, pool in enumerate(request.pools))
-        self.request = request._replace(inputs=tuple(inputs), outputs=tuple(outputs), pools=pools)
+        pools = [found[n].pool if n in found else pool for n, pool in enumerate(request.pools)]
+        for n, argument in enumerate(outputs):
+            if argument.pool in found and found[argument.pool].twin:
+                pools.append(twins[argument.pool].pool)
+                outputs[n] = argument._replace(pool=len(pools) - 1)
+        self.request = request._replace(inputs=tuple(inputs), outputs=tuple(outputs), pools=tuple(pools))
 
     @property
     def are_fixed(self) -> bool:
-        """True if their sizes cannot change."""
-        return all(buffer.is_fixed for buffer in self._named)
+        """True if their sizes and places cannot change."""
+        return all(buffer.is_fixed and not buffer.in_place for buffer in self._named)
 
     @property
     def are_known(self) -> bool:
@@ -51,7 +65,18 @@ class NamedBuffers:
     @property
     def have_changed(self) -> bool:
         """True if `request` no longer holds: make another object."""
-        return self._versions != [b.version for b in self._named]
+        changes = ManagedBuffer.changes
+        if changes == self._seen:  # of all buffers
+            return False
+        if self._versions != [b.version for b in self._named]:
+            return True
+        self._seen = changes
+        return False
+
+    @property
+    def have_turned(self) -> bool:
+        """True if buffers in place lie where `request` does not say: make another object, or take the one before."""
+        return bool(self._turns) and self._turns != [buffer.turn for buffer in self._with_twins]
 
     def check_values(self) -> None:
         """Raise GeneralFailure when a buffer that is read has no value."""
@@ -62,18 +87,19 @@ class NamedBuffers:
 
     def begin(self) -> None:
         """Begin an execution: what it writes has no value until `settle`. Raise GeneralFailure."""
-        for buffer, _ in self.written:
-            buffer.has_value = False
-        self.check_values()
+        if lib.burst_managed_begin(self._states) or self._promised:
+            self.check_values()
 
     def settle(self, shapes: Sequence[OutputShape]) -> None:
         """Note that the execution has written outputs of these shapes."""
         for buffer, n in self.written:
             buffer.settle(shapes[n].dimensions)
+        for buffer in self._swapped:
+            buffer.swap()
 
     def abandon(self) -> None:
         """Note that the execution has failed: what it should have written has no value."""
-        for buffer, _ in self.written:
+        for buffer in self.cleared:
             buffer.abandon()
 
     def grow(self, shapes: Sequence[OutputShape]) -> bool:
@@ -96,12 +122,13 @@ class NamedBuffers:
 
 class _HasToken(Protocol):
     token: int
+    in_place: bool
 
 
 def check_alone(written: Sequence[_HasToken], read: Sequence[_HasToken]) -> None:
-    """Raise InvalidArgument if an execution would write a buffer twice, or one that it reads."""
+    """Raise InvalidArgument if an execution would write a buffer twice, or one that it reads and not in place."""
     for n, buffer in enumerate(written):
-        if any(buffer is other for other in (*written[:n], *read)):
+        if any(buffer is other for other in (*written[:n], *(() if buffer.in_place else read))):
             raise InvalidArgument(
                 f"buffer {buffer.token} is an output and also an input or another output of this request"
             )

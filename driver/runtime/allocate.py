@@ -6,14 +6,14 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from burst import InvalidArgument, PeerDied, StatusError
-from driver.client.device_buffers import BufferDesc, BufferRole
+from driver.client.device_buffers import BufferRole
 from driver.engine.device_memory import describe
 from driver.runtime.shared_buffers import SharedBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from driver.client.device_buffers import Buffer
+    from driver.client.device_buffers import Buffer, BufferDesc
     from driver.client.executor import Executor
     from driver.nn import Model
 
@@ -66,10 +66,11 @@ def allocate(
         for role in side
         for step in models[role.model_index].step_roles(role.io_index, is_input=is_input)
     }
-    return _on_device(dimensions, frequencies) or SharedBuffer(kind, dimensions, roles)
+    desc = desc._replace(dimensions=dimensions)
+    return _on_device(desc, frequencies) or SharedBuffer(kind, dimensions, roles, in_place=desc.in_place)
 
 
-def _on_device(dimensions: tuple[int, ...], frequencies: dict[StepRole, float]) -> Buffer | None:
+def _on_device(desc: BufferDesc, frequencies: dict[StepRole, float]) -> Buffer | None:
     """Return a buffer on the device behind the roles; None: there is none, or several, or it does not allocate."""
     found = list(dict.fromkeys(role.prepared for role in frequencies))
     remote = [prepared.remote for prepared in found if prepared.remote]
@@ -80,7 +81,7 @@ def _on_device(dimensions: tuple[int, ...], frequencies: dict[StepRole, float]) 
         sides[not is_input].append(BufferRole(found.index(prepared), io_index, frequency))
     device = remote[0].device
     try:
-        return device.allocate(BufferDesc(dimensions), remote, *sides)
+        return device.allocate(desc, remote, *sides)
     except (StatusError, PeerDied) as error:
         _log.info("device %r allocates no buffer (%s); it is in shared memory", device.address, error)
         return None

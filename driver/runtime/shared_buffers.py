@@ -7,8 +7,9 @@ own buffers: their values are copied to shared memory, and the outputs back.
 
 from __future__ import annotations
 
+import os
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -64,12 +65,11 @@ class _ManagedHere(ManagedBuffer):
     """A buffer that this process manages."""
 
     def __init__(self, kind: BufferKind, dimensions: tuple[int, ...], roles: frozenset[OperandRole]) -> None:
-        self._place = _SharedMemory()
-        super().__init__(kind, dimensions, roles, self._place)
+        super().__init__(kind, dimensions, roles, _SharedMemory())
 
     @property
     def pool(self) -> Memory:
-        return self._place.memory
+        return cast("_SharedMemory", self._quota).memory
 
 
 class SharedBuffer(Buffer):
@@ -77,10 +77,14 @@ class SharedBuffer(Buffer):
 
     is_on_device = False
 
-    def __init__(self, kind: BufferKind, dimensions: tuple[int, ...], roles: frozenset[OperandRole]) -> None:
+    def __init__(
+        self, kind: BufferKind, dimensions: tuple[int, ...], roles: frozenset[OperandRole], *, in_place: bool = False
+    ) -> None:
         """Use `compiled.allocate`. `roles`: by numbers of compiled models. Raise ResourceExhaustedPersistent."""
         self._managed: ManagedBuffer | None = _ManagedHere(kind, dimensions, roles)
-        self.kind, self.token = kind, self._managed.token
+        self.kind, self.token, self.in_place = kind, self._managed.token, in_place
+        if in_place:
+            self._managed.be_in_place(_ManagedHere(kind, dimensions, roles))
 
     @property
     def managed(self) -> ManagedBuffer:
@@ -97,6 +101,15 @@ class SharedBuffer(Buffer):
 
     def read(self, memory: Memory) -> None:
         self.managed.copy_to(memory)
+
+    def another(self) -> Buffer:
+        return SharedBuffer(self.kind, self.managed.dimensions, self.managed.roles, in_place=self.in_place)
+
+    def seal(self, memory: Memory) -> bytes:
+        return self.managed.seal(memory, os.geteuid())
+
+    def unseal(self, memory: Memory, dimensions: tuple[int, ...], digest: bytes) -> None:
+        self.managed.unseal(memory, dimensions, digest, os.geteuid())
 
     def copied_inside(self, source: Buffer) -> bool:
         if not isinstance(source, SharedBuffer):
@@ -178,7 +191,7 @@ def _on_memory(
     its: ModelRoles, job: Job, found: Mapping[int, ManagedBuffer], perform: Callable[[Job], Result]
 ) -> Result:
     for argument in job.request.outputs:
-        if argument.pool in found and not argument.has_no_value:
+        if argument.pool in found and not (argument.has_no_value or found[argument.pool].in_place):
             found[argument.pool].has_value = False  # also if the request is refused
     named = NamedBuffers(job.request, found, its.number)
     named.begin()
@@ -210,7 +223,9 @@ class EvacuatedJob:
         try:
             for n, pool in enumerate(request.pools):
                 if isinstance(pool, RemoteBuffer) and pool not in self._moved:
-                    self._moved[pool] = here = SharedBuffer(pool.kind, pool.state().described, roles)
+                    self._moved[pool] = here = SharedBuffer(
+                        pool.kind, pool.state().described, roles, in_place=pool.in_place
+                    )
                     if n in read:
                         here.copy_from(pool)
         except PeerDied as error:

@@ -52,7 +52,7 @@ class ServiceClient:
             "prepare": partial(self.noted, "prepared", "refused", self.prepare),
             **{method: partial(self.forward, method) for method in ("free", "lane", "burst")},
             **{method: partial(self.forward, method) for method in ("allocate", "release", "copy_from", "copy_to")},
-            **{method: partial(self.forward, method) for method in ("copy", "buffer_state")},
+            **{method: partial(self.forward, method) for method in ("copy", "seal", "unseal", "buffer_state")},
             **{method: partial(self.forward, method) for method in ("stage", "turns", "status", "traces")},
             **{method: partial(self.forward, method) for method in ("census", "capabilities", "time_work")},
             "clock": lambda _: Reply([time.monotonic_ns()]),

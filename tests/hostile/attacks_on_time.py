@@ -333,6 +333,7 @@ def noise(address: str) -> Iterator[object]:
         "join",
     ]
     words += ["traces", "census", "turns", "figures", "status", "allocate", "release", "copy_from", "copy", "cancel"]
+    words += ["seal", "unseal"]
     values = [0, 1, -1, 2**63, 1.5, None, True, "x", b"y", [], {}, [0, 16], [[0, 0, 16, []]], [[0, 0, 2**40, [1, 4]]]]
     with open(os.devnull, "rb") as null:
         while True:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 class StateBuffer(GrowingBuffer):
     """A buffer for inputs and outputs of one ONNX type."""
 
+    in_place = True  # a run takes the new value when it is over
+
     def __init__(self, port: OnnxFilePort) -> None:
         """Begin without a value. `port`: an input or output that the buffer is for."""
         self._port = port
@@ -109,7 +111,8 @@ class StateExecution(BoundExecution):
             raise ValueError(
                 "a state that grows and memory of a GPU do not go together: use buffers of fixed dimensions"
             )
-        self._rooms = [in_state(output) or output for output in outputs]
+        rooms: list[Any] = [in_state(output) or output for output in outputs]
+        self._targets = list(zip(owner.outputs, owner.places, rooms, strict=True))
         self._before: list[Callable[[], object]] = []
         self._addresses: set[int] = set()
         sources = [self._source(port, a) for port, a in zip(owner.inputs, inputs, strict=True) if a is not None]
@@ -144,24 +147,29 @@ class StateExecution(BoundExecution):
 
     def _hand_over(self) -> None:
         """Give each output to its buffer, or copy it to its memory: all, if there is room for all."""
-        results, ports, rooms = self._binding.results(), self._owner.outputs, self._rooms
-        values = [results[place] for place in self._owner.places]
-        shapes = [tuple(value.shape()) for value in values]
-        sizes = [port.nbytes(shape) for port, shape in zip(ports, shapes, strict=True)]
-        fits = [isinstance(room, StateBuffer) or size <= room.nbytes for room, size in zip(rooms, sizes, strict=True)]
-        self.shapes = tuple(zip(shapes, fits, strict=True))
-        if not all(fits):
+        results, shapes, values, fit = self._binding.results(), [], [], True
+        for port, place, room in self._targets:
+            value = results[place]
+            shape = tuple(value.shape())
+            nbytes = port.nbytes(shape)
+            fits = type(room) is StateBuffer or nbytes <= room.nbytes
+            fit = fit and fits
+            shapes.append((shape, fits))
+            values.append((value, nbytes))
+        self.shapes = tuple(shapes)
+        if not fit:
             raise OutputInsufficientSize(self.shapes)
-        for port, room, value, shape, nbytes in zip(ports, rooms, values, shapes, sizes, strict=True):
-            if isinstance(room, StateBuffer):
-                room.tensor = self._own(port, value, shape), nbytes
+        taken = self._addresses
+        for (port, _, room), (value, nbytes), (shape, _) in zip(self._targets, values, shapes, strict=True):
+            if type(room) is StateBuffer:
+                is_input = value.data_ptr() in taken
+                room.tensor = self._copy(port, value, shape) if is_input else value, nbytes
             elif nbytes:
                 np.copyto(room[:nbytes], tensor_bytes(value, nbytes))
 
-    def _own(self, port: OnnxFilePort, value: Any, shape: tuple[int, ...]) -> Any:
-        """Return the value, or a copy if it is an input that lies in memory, where the next run may find another."""
-        if value.data_ptr() not in self._addresses:
-            return value
+    @staticmethod
+    def _copy(port: OnnxFilePort, value: Any, shape: tuple[int, ...]) -> Any:
+        """Return a copy of an input that lies in memory, where the next run may find another value."""
         copied = StateBuffer(port)
         copied.reshape(shape)
         copied.copy_from(tensor_bytes(value, copied.nbytes))

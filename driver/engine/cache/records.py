@@ -22,8 +22,11 @@ from driver.protocol.prepare_arguments import SavedTerms
 from fmq.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from driver.interface import Device
 
@@ -102,6 +105,13 @@ class CacheRecords:
     def digest_of_model(self, model: memoryview) -> bytes:
         """Return the keyed digest of a model's bytes. Releases the GIL meanwhile."""
         return blake3(key=self._key).update(model).digest()
+
+
+def digest_of_value(uid: int, kind: str, dimensions: Sequence[int], value: NDArray[np.uint8]) -> bytes:
+    """Return the keyed digest of a buffer's value, saved by a client of that account. Raise OSError."""
+    hasher = blake3(key=_key(state.made() / "key"))
+    hasher.update(msgpack.packb(["value", uid, kind, list(dimensions)]))
+    return hasher.update(value).digest()  # type: ignore[arg-type]  # an array is a buffer
 
 
 def build(device: Device) -> str:

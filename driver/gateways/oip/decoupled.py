@@ -28,8 +28,8 @@ _MOST = 4096
 _NAMES = "feedback", "until", "most", "also"
 
 
-class StreamTerms(NamedTuple):
-    """What config.pbtxt says of a decoupled model."""
+class DecoupledTerms(NamedTuple):
+    """The words of config.pbtxt on a decoupled model."""
 
     feedback: Any
     until: Any = None

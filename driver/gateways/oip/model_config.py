@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf import text_format
 
 from driver.gateways.oip.datatypes import datatype_of
-from driver.gateways.oip.decoupled import StreamTerms
+from driver.gateways.oip.decoupled import DecoupledTerms
 from driver.gateways.oip.messages import ModelConfig, enum_names
 from driver.gateways.refusal import invalid
 
@@ -66,7 +66,7 @@ class FolderConfig:
         if unfit := sorted(present & UNFIT):
             raise invalid(f"{CONFIG_FILE}: {', '.join(unfit)}: this server runs model files as they are; take it out")
         is_decoupled = its.model_transaction_policy.decoupled
-        self.stream = StreamTerms.of(CONFIG_FILE, its.parameters) if is_decoupled else None
+        self.stream = DecoupledTerms.of(CONFIG_FILE, its.parameters) if is_decoupled else None
         for word in (its.platform, its.backend):
             if word not in _PLATFORMS:
                 raise invalid(f"{CONFIG_FILE}: {word!r:.40} is no platform of .onnx and .tflite files")

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import random
 import signal
 import subprocess
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kills import SIDES, kill
 
 import driver
 from burst import (
@@ -244,6 +246,7 @@ class TestBadInput:
             ({"most": 0}, ValueError, "from 1 to 1048576"),
             ({"most": 2**20 + 1}, ValueError, "from 1 to 1048576"),
             ({"most": 1.5}, TypeError, "most=1.5: give a number of steps"),
+            ({"checkpoint": 0}, ValueError, "checkpoint=0: give a number of steps, from 1"),
             ({"also": VALUE}, TypeError, "give a list of names"),
             ({"also": None}, TypeError, "give a list of names"),
             ({"also": ["x"]}, ValueError, "there is no output 'x'"),
@@ -289,6 +292,23 @@ class TestBadInput:
         """Arrays of another shape are refused as `run` refuses them."""
         with pytest.raises(ValueError, match=r"has shape \(5,\); the model takes \(4,\)"):
             counting.stream_results(begin() | {LIMIT: np.zeros(5, np.float32)}, feedback=FEED)
+
+    def test_a_burst_that_is_closed(self, device, kit):
+        """Its streams end with it: whoever takes a result is told, and the device does nothing more for them."""
+        with device.prepare(counter()) as prepared:
+            before, burst = feeds(), prepared.burst()
+            stream, done = (burst.stream_results(begin(), feedback=FEED, most=most) for most in (2**20, 1))
+            assert [len(list(done)), done.ended_by] == [1, "most"]
+            next(stream)
+            (feed,) = feeds() - before
+            burst.close()
+            burst.close()
+            for _ in range(2):
+                with pytest.raises(GeneralFailure, match="this burst was closed before the result came"):
+                    next(stream)
+            assert list(done) == []
+            del stream
+            kit.until(lambda: feed not in feeds())
 
     def test_a_closed_burst(self, device):
         """It opens no stream."""
@@ -385,6 +405,15 @@ def feeds():
     return {id(found) for found in gc.get_objects() if isinstance(found, StreamFeed)}
 
 
+@contextlib.contextmanager
+def recovering(depth=2):
+    """A device, and a burst there that recovers."""
+    with contextlib.ExitStack() as stack:
+        device = stack.enter_context(driver.connect("reference"))
+        prepared = stack.enter_context(device.prepare(counter()))
+        yield device, stack.enter_context(prepared.burst(recover=True, depth=depth))
+
+
 class TestDeath:
     def test_of_the_engine(self, place, kit):
         """Killed in mid-stream: who waits for a result is told within the time of any other death."""
@@ -397,6 +426,72 @@ class TestDeath:
                     assert process.has_ended()
             with pytest.raises(PeerDied):
                 numbers(stream)
+
+    @pytest.mark.parametrize("side", SIDES)
+    @pytest.mark.parametrize("taken", [0, 1, 5, 6, 7, 20])
+    def test_with_recovery(self, place, taken, side):
+        """Killed in mid-stream, at its first step or at a checkpoint: the caller gets each result once, and is told how
+        many steps were repeated.
+        """
+        with recovering() as (device, burst):
+            stream = burst.stream_results(begin(), feedback=FEED, also=[VALUE], most=30, checkpoint=6)
+            found = [int(next(stream).outputs[VALUE][0]) for _ in range(taken)]
+            kill(device, side)
+            found += numbers(stream)
+        assert found == list(range(1, 31))
+        assert (stream.ended_by, stream.state[STEP].tolist()) == ("most", [30] * 4)
+        least = taken % 6 if side == "engine" else 0  # which may have gone on until it ended
+        assert least <= stream.repeated <= 6
+
+    @pytest.mark.integration
+    def test_many_kills(self, place):
+        """At random steps of one stream: all results, in order, none twice."""
+        kills, chance = 5, random.Random(42)
+        most, moments = 40 * kills, {chance.randrange(40 * n + 1, 40 * n + 40) for n in range(kills)}
+        with recovering(depth=8) as (device, burst):
+            stream = burst.stream_results(begin(), feedback=FEED, also=[VALUE], most=most, checkpoint=16)
+            for n, result in enumerate(stream, 1):
+                assert result.outputs[VALUE].tolist() == [n] * 4
+                if n in moments:
+                    kill(device, "engine")
+        assert (n, stream.ended_by) == (most, "most")
+        assert stream.repeated <= 16 * kills
+
+    def test_asyncio_with_recovery(self, place):
+        """A state that stays on the device goes on from the checkpoint, until an output ends it."""
+
+        async def run(device, burst):
+            stream, count = burst.stream_results(begin(25), feedback=FEED, until=DONE, checkpoint=10), 0
+            async for _ in stream:
+                count += 1
+                if count == 13:
+                    kill(device, "engine")
+            state = np.zeros(4, np.float32)
+            stream.state[STEP].copy_to(state)
+            return count, stream.ended_by, state.tolist(), stream.repeated > 0
+
+        with recovering() as (device, burst):
+            assert asyncio.run(run(device, burst)) == (25, "until", [25] * 4, True)
+
+    def test_buffers_with_recovery(self, place):
+        """A stream that begins with the state of another one keeps what that was."""
+        with recovering() as (device, burst):
+            first = burst.stream_results(begin(), feedback=FEED, most=4)
+            assert len(list(first)) == 4
+            stream = burst.stream_results(begin() | first.state, feedback=FEED, also=[VALUE], most=9)
+            found = [int(next(stream).outputs[VALUE][0])]
+            kill(device, "both")
+            assert found + numbers(stream) == list(range(5, 14))
+
+    @pytest.mark.parametrize("most", [1, 5, 6, 7, 12, 30])
+    def test_checkpoints_without_a_death(self, device, most):
+        """Results, ends and state are those of one piece; nothing was repeated."""
+        with device.prepare(counter()) as prepared, prepared.burst(recover=True) as burst:
+            stream = burst.stream_results(begin(), feedback=FEED, also=[VALUE], most=most, checkpoint=6)
+            assert numbers(stream) == list(range(1, most + 1))
+            assert (stream.ended_by, stream.repeated, stream.state[STEP].tolist()) == ("most", 0, [most] * 4)
+            burst.close()
+            assert list(stream) == []
 
     def test_of_the_client(self, shared, kit, connect):
         """A device that runs one execution at a time is free again when the client of an endless stream was killed."""

@@ -27,9 +27,10 @@ ort = pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
 from driver.devices.onnxruntime import OnnxRuntimeDevice  # noqa: E402 (it may be missing)
 from driver.devices.onnxruntime.file_model import OnnxFileModel  # noqa: E402
 from driver.engine.binding import execution  # noqa: E402
-from driver.engine.device_memory import LoadedModel, ManagedBuffers, Quota  # noqa: E402
+from driver.engine.device_memory import LoadedModel, ManagedBuffers  # noqa: E402
 from driver.engine.driver_memory import DriverMemory  # noqa: E402
 from driver.engine.models import SharedModel  # noqa: E402
+from driver.engine.quota import Quota  # noqa: E402
 from driver.interface import Preparation  # noqa: E402
 from driver.nn import arena  # noqa: E402
 
@@ -319,3 +320,43 @@ class TestStreams:
             with pytest.raises(ResourceExhaustedTransient, match="4000000"):
                 list(map(bool, burst.stream_results(self.FIRST, feedback={"present": "past"})))
             assert len([0 for _ in burst.stream_results(self.FIRST, feedback={"present": "past"}, most=3)]) == 3
+
+
+def test_forks(connect):
+    """A fork shares the value until one of the two goes on: neither sees what is written to the other."""
+    with connect("onnxruntime").prepare(file_model(appending())) as prepared:
+        one, other = Stepper(prepared), Stepper(prepared)
+        one.old.copy_from(np.zeros((1, ROW), np.float32))
+        one.step(prepared.execute, 1)
+        other.old = one.old.fork()
+        one.step(prepared.execute, 2)
+        other.step(prepared.execute, 3)
+        fork = one.old.fork()
+        one.old.copy_from(np.full((2, ROW), 9, np.float32))
+        assert fork.dimensions == (3, ROW)
+        assert one.state(fork)[:, 0].tolist() == [0, 1, 2]
+        assert other.state()[:, 0].tolist() == [0, 1, 3]
+
+
+def test_a_state_in_a_file(connect, tmp_path):
+    """A value of open size is kept with its size, and goes on from there."""
+    with connect("onnxruntime").prepare(file_model(appending())) as prepared:
+        one, other = Stepper(prepared), Stepper(prepared)
+        one.old.copy_from(np.zeros((1, ROW), np.float32))
+        one.step(prepared.execute, 1)
+        one.old.save(tmp_path / "state")
+        other.old.restore(tmp_path / "state")
+        other.step(prepared.execute, 5)
+        assert other.state()[:, 0].tolist() == [0, 1, 5]
+
+
+@pytest.mark.parametrize("way", ["burst", "plain", "async"])
+def test_in_place(connect, way):
+    """One buffer for the old value and the new one, of which the driver needs no second memory."""
+    with connect("onnxruntime").prepare(file_model(appending())) as prepared, prepared.burst() as burst:
+        stepper, execute = Stepper(prepared), executes(prepared, burst)[way]
+        stepper.old = stepper.new = prepared.device.allocate(BufferDesc(in_place=True), [prepared], *ROLES)
+        stepper.old.copy_from(np.zeros((1, ROW), np.float32))
+        for n in range(1, 12):
+            stepper.step(execute, n)
+            assert stepper.state()[:, 0].tolist() == list(range(n + 1))

@@ -33,10 +33,11 @@ from burst import (
 from driver import BufferDesc, BufferRole
 from driver.devices.reference import ReferenceModel
 from driver.engine.binding import execution
-from driver.engine.device_memory import LoadedModel, ManagedBuffer, ManagedBuffers, Quota
+from driver.engine.device_memory import LoadedModel, ManagedBuffer, ManagedBuffers
 from driver.engine.ledger import Ledger
 from driver.engine.limits import limits
 from driver.engine.models import SharedModel
+from driver.engine.quota import Quota
 from driver.nn import OperandType
 from driver.protocol.buffers import BufferKind
 

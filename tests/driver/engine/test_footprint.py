@@ -14,11 +14,12 @@ from burst import Memory, Request, RequestArgument
 from burst.channel import close_all
 from driver.devices.reference import ReferenceDevice
 from driver.engine.binding import execution
-from driver.engine.device_memory import LoadedModel, ManagedBuffers, ModelCharge, Quota
+from driver.engine.device_memory import LoadedModel, ManagedBuffers, ModelCharge
 from driver.engine.footprint import Footprint
 from driver.engine.ledger import PRICES, Ledger
 from driver.engine.limits import limits
 from driver.engine.models import ModelStore
+from driver.engine.quota import Quota
 
 NUMBER = 40  # of each thing that a process makes
 KIB = 1024

@@ -21,10 +21,11 @@ from burst import (
 )
 from driver.client.encoded_models import LatestModel
 from driver.devices.reference import ReferenceDevice
-from driver.engine.device_memory import ModelCharge, Quota
+from driver.engine.device_memory import ModelCharge
 from driver.engine.ledger import Ledger
 from driver.engine.limits import limits
 from driver.engine.models import ModelStore
+from driver.engine.quota import Quota
 from driver.protocol import model_memory
 from driver.protocol.model_codec import encode, operations_on, sealed
 from driver.protocol.model_memory import MOST_HANDLES, same_memory

@@ -33,10 +33,10 @@ from burst import (
 from burst.channel import Channel, close_all
 from driver.engine import memory_import
 from driver.engine.cache.compilations import CacheOwner, Declined, VerifiedCache
-from driver.engine.device_memory import Quota
 from driver.engine.ledger import Ledger
 from driver.engine.limits import Limits
 from driver.engine.memory_import import MemoryImporter
+from driver.engine.quota import Quota
 from driver.interface import CacheFiles
 from driver.protocol.lane_codec import decode_outcome, encode_request, in_turn
 from driver.protocol.ledger_report import LedgerReport

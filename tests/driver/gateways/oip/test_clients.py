@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException, shared_memory, triton_t
 
 from driver.client.stream_feed import StreamFeed
 from driver.gateways.oip import messages
-from driver.gateways.oip.decoupled import StreamTerms
+from driver.gateways.oip.decoupled import DecoupledTerms
 from driver.gateways.oip.model_config import FolderConfig
 
 NBYTES = rows().nbytes
@@ -285,7 +285,7 @@ class TestDecoupled:
     def test_outputs(self, server):
         """Those that are fed back are told where `also` names them; `ModelConfig` says that the model is decoupled."""
         assert server.clients["grpc"].get_model_config("counts").config.model_transaction_policy.decoupled
-        terms = StreamTerms.of("", FolderConfig(FEEDBACK).message.parameters)
+        terms = DecoupledTerms.of("", FolderConfig(FEEDBACK).message.parameters)
         assert terms.plan("", server.its.repository.get("counts").ports.model).told == {1}
 
 
