@@ -78,7 +78,7 @@ class Geometry:
             raise ValueError(f"capacity={capacity!r}: a whole number of elements") from None
         if flavour not in tuple(Flavour):
             raise ValueError(f"flavour={flavour!r}: one of {[f'Flavour.{each.name}' for each in Flavour]}")
-        return cls(np.dtype(dtype), count, Flavour(flavour))
+        return _made(np.dtype(dtype), count, Flavour(flavour))
 
     @classmethod
     def read(cls, control: Region, at: int) -> Geometry:
@@ -94,7 +94,7 @@ class Geometry:
         if _hash(text) != shape.dtype_hash:
             raise InvalidDescriptor("the queue's dtype does not match its own hash: the memory is damaged")
         try:
-            geometry = _known(text, shape.capacity, shape.flavour)
+            geometry = _made(_parsed(text), shape.capacity, Flavour(shape.flavour))
         except ValueError as error:
             raise InvalidDescriptor(f"the memory holds no queue: {error}") from error
         if geometry.dtype.itemsize != shape.element_bytes:
@@ -112,9 +112,9 @@ class Geometry:
 
 
 @functools.lru_cache(maxsize=64)
-def _known(text: bytes, capacity: int, flavour: int) -> Geometry:
-    """Return the geometry with a dtype that another process wrote. Raise ValueError, InvalidDescriptor."""
-    return Geometry(_parsed(text), capacity, Flavour(flavour))
+def _made(dtype: np.dtype[Any], capacity: int, flavour: Flavour) -> Geometry:
+    """Return the geometry with these: nothing of it depends on the memory. Raise ValueError, InvalidDescriptor."""
+    return Geometry(dtype, capacity, flavour)
 
 
 @functools.lru_cache(maxsize=64)

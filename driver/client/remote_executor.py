@@ -192,6 +192,10 @@ class RemoteExecutor:
         return Burst(pipeline)
 
     @cached_property
+    def _description(self) -> str:
+        return describe(self.model)
+
+    @cached_property
     def key(self) -> Key:
         """The key by which its crashes are counted."""
         return Key(self.device.address, digest_of(self.model))
@@ -257,7 +261,7 @@ class RemoteExecutor:
         controller = opened(self.configure_burst(options.spin, home), options)
         home.connection.add_path(controller)
         controller.note_end(home.connection.at_end)
-        controller.trace.describe(describe(self.model), options.depth)
+        controller.trace.describe(self._description, options.depth)
         return controller
 
     def revived(self, dead: Connection, open_at: Callable[[Home], _T]) -> tuple[Home, _T]:
