@@ -35,7 +35,7 @@ from burst import (
     Result,
     Trace,
 )
-from burst._core import ffi, lib
+from burst._core import lib
 from burst.channel import Channel, ChannelLoop
 from burst.controller import Packet
 from fmq.region import guard
@@ -246,10 +246,6 @@ class Asked(Controller):
     def send_raw(self, raw, measure=False, **options):
         """Any bytes."""
         return self.send(Packet(raw, measure, self._caller), **options)
-
-    def last_raw(self):
-        """The bytes of the last result that was not like the one before."""
-        return bytes(ffi.buffer(self._caller.result, self._caller.result_bytes))
 
 
 def offer(channel, burst):

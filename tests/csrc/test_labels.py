@@ -4,8 +4,6 @@ import re
 
 import pytest
 
-SYNCHRONISES = re.compile(r"\batomic_(?:load|store|exchange|fetch_\w+)(?:_explicit)?\b")
-
 
 def marks(csrc):
     """label -> places, from `pairs: LABEL` comments."""

@@ -44,7 +44,6 @@ CALLS = {  # by name: the numbers on x86-64 and on aarch64, and the error
     "fcntl": (72, 25, errno.EMFILE),  # those below
 }
 _OF_FCNTL = {1030, 1033, 37}  # F_DUPFD_CLOEXEC, F_ADD_SEALS, F_OFD_SETLK: other commands need nothing
-_CLONE_THREAD = 0x10000
 _COLUMN, _SECCOMP = (0, 317) if platform.machine() == "x86_64" else (1, 277)
 _NAMES = {numbers[_COLUMN]: name for name, numbers in CALLS.items()}
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101  # ioctls

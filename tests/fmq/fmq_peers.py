@@ -190,15 +190,6 @@ def hold_fat(descriptor, role, ready, nbytes):
     return ballast
 
 
-def wait_in(descriptor, method, n, ready):
-    """Waits for ever in one call."""
-    queue = fmq.MessageQueue.open(descriptor)
-    end = queue.reader() if method in ("read", "peek") else queue.writer()
-    ready.send(True)
-    with contextlib.suppress(fmq.FmqError):
-        getattr(end, method)(n).__enter__()
-
-
 def answer_event(descriptor):
     """Waits for bit 1 of the queue's flag, then sets bit 2."""
     flag = fmq.EventFlag(descriptor.region(), EVENT)

@@ -175,9 +175,6 @@ def dequantise(to):
     return build
 
 
-OVER = {"f": (1, 3, 5, 6), "g": (2, 2, 3, 2)}
-
-
 def _special(net):
     """Inputs far out of the range of integers, in place of some of those that follow."""
     data = net.data
@@ -499,3 +496,25 @@ def forms(cases):
         for number, (letters, build) in enumerate(found)
         for letter in letters
     ]
+
+
+def unknown_rank(net):
+    net.builder.output(net.builder.operation("ABS", net.builder.input("float32", ())))
+    return net
+
+
+def boxes(net):
+    return net.x(1, 4), net.x(1, 8), net.indices([0]), net.x(1, 2)
+
+
+def refused(name, letter, build):
+    return pytest.param(letter, build, id=name)
+
+
+REFUSED_BY_ALL = [
+    refused("a shape that is data", "f", lambda m: m.computed("RESHAPE", (2, 3), [3, 2])),
+    refused("repeats that are data", "f", lambda m: m.computed("TILE", (2, 3), [1, 2])),
+    refused("unknown rank", "f", unknown_rank),
+    refused("infinite", "f", lambda m: m.run("SOFTMAX", m.x(2, 3), float("inf"))),
+    refused("a vast window", "f", lambda m: m.run("MAX_POOL_2D", m.x(1, 4, 4, 1), 1, 1, 1, 2, 2**31 - 1, 0)),
+]
