@@ -114,13 +114,15 @@ def _shared_memory(pids: list[int]) -> float:
     return sum(int(line.split()[1]) for each in lines for line in each if line.startswith("Pss:")) / 1024
 
 
-def block(way: str, path: str, clients: int, seconds: float, device: driver.RemoteDevice) -> dict[str, Any]:
+def block(
+    way: str, path: str, clients: int, seconds: float, *, device: driver.RemoteDevice, program: str = PROGRAM
+) -> dict[str, Any]:
     """One round of one way: clients that begin together."""
     with ExitStack() as stack:
         programs = [
             stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-c", PROGRAM, way, path, str(n), str(seconds)],
+                    [sys.executable, "-c", program, way, path, str(n), str(seconds)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
@@ -162,7 +164,7 @@ def run(args: argparse.Namespace) -> Runs:
         for kind, path in files.items():
             for clients in args.clients:
                 for way in rounds(args.pairs, WAYS, lambda way, kind=kind, n=clients: f"{kind}, {n} clients, {way}"):
-                    runs.add(f"{kind}, {clients}: {way}", block(way, path, clients, args.seconds, device))
+                    runs.add(f"{kind}, {clients}: {way}", block(way, path, clients, args.seconds, device=device))
     return runs
 
 
