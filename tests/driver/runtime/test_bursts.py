@@ -3,7 +3,6 @@
 import asyncio
 import concurrent.futures
 import dataclasses
-import inspect
 import json
 import pickle
 import threading
@@ -80,21 +79,6 @@ def request_of(x, outputs=2):
     memory.asarray(np.float32, (4,))[:] = x
     its = tuple(RequestArgument(pool=1, offset=16 * n, length=16) for n in range(outputs))
     return Request((RequestArgument(pool=0, length=16),), its, (memory, room)), room
-
-
-def bare(signature):
-    """Its parameters after self, without their types, which a method in C does not tell."""
-    return [each.replace(annotation=each.empty) for each in signature.parameters.values()][1:]
-
-
-def test_the_surface_is_one():
-    """Every public method has the same parameters, names and defaults in all of them; none has one that others lack."""
-    expected = {name for name in dir(driver.AnyBurst) if not name.startswith("_")}
-    for kind in {*KINDS.values()}:
-        assert issubclass(kind, driver.AnyBurst)
-        for name in expected - {"inputs", "model", "source", "tasks", "to_send", "on_memory"}:
-            ours, theirs = (inspect.signature(getattr(found, name)) for found in (kind, driver.AnyBurst))
-            assert bare(ours) == bare(theirs), (kind, name)
 
 
 def test_every_way_in_gives_the_same(compiled, runtime_kit, kit, tmp_path):
