@@ -115,7 +115,7 @@ class MemoryClaim:
     """A request's part of a `RequestMemory`: `with` it."""
 
     def __init__(self, memory: RequestMemory, account: Hashable = None) -> None:
-        self._memory, self._account, self._nbytes = memory, account, 0
+        self._memory, self.account, self._nbytes = memory, account, 0
 
     def __enter__(self) -> Self:
         return self
@@ -126,17 +126,17 @@ class MemoryClaim:
 
     def give_back(self, nbytes: int) -> None:
         """Give up so much of it."""
-        self._memory.give_back(self._account, nbytes)
+        self._memory.give_back(self.account, nbytes)
         self._nbytes -= nbytes
 
     def add(self, nbytes: int) -> None:
         """Claim further bytes if there is room now. Raise Refusal."""
-        self._memory.add(self._account, nbytes)
+        self._memory.add(self.account, nbytes)
         self._nbytes += nbytes
 
     def wait_for(self, nbytes: int, within: float = _WITHIN) -> None:
         """Claim further bytes, and wait for room, in which time this claim keeps nobody waiting. Raise Refusal."""
-        self._memory.exchange(self._account, self._nbytes, self._nbytes + nbytes, within)
+        self._memory.exchange(self.account, self._nbytes, self._nbytes + nbytes, within)
         self._nbytes += nbytes
 
 

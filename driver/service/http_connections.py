@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import struct
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+_NETWORK_BITS = _HOST_BITS = 64
 MOST, MOST_OF_ACCOUNT = 32, 8  # connections
 PATIENCE = 10.0
 """Seconds that a connection may take in all, from its first byte to the last of the answer."""
@@ -45,6 +46,23 @@ def account_of(connection: socket.socket) -> Hashable:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return int(struct.unpack("3i", credentials)[1])
     try:
-        return str(connection.getpeername()[0])
+        return machine_of(connection.getpeername()[0])
     except OSError:  # it has gone already
         return None
+
+
+def machine_of(host: str) -> str:
+    """Return what counts as the machine with an address: of IPv6 the network, in which a machine has 2**64 of them.
+
+    Not on a link, where all machines have the same one.
+    """
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped:
+            return str(address.ipv4_mapped)
+        if not (address.is_link_local or address.is_loopback):
+            return str(IPv6Network((int(address) >> _HOST_BITS << _HOST_BITS, _NETWORK_BITS)))
+    return host

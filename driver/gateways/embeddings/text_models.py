@@ -10,13 +10,14 @@ import numpy as np
 from driver.errors import DeviceFailed
 from driver.gateways.embeddings.pooling import POOLINGS, normalized, pooled
 from driver.gateways.embeddings.text_tokenizer import TextTokenizer
-from driver.gateways.embeddings.token_batches import MOST_ROWS, arrays, batched
+from driver.gateways.embeddings.token_batches import MOST_ROWS, MOST_TOKENS, arrays, batched
+from driver.gateways.fair_turns import FairTurns
 from driver.importers import load
 from driver.options import Batch
 from driver.runtime.compilation import compile as compile_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Hashable, Iterator, Sequence
     from contextlib import AsyncExitStack
 
     from numpy.typing import NDArray
@@ -36,6 +37,7 @@ _POOLED = "sentence_embedding"
 _QUEUE = 1024  # runs of all requests that wait; each request has two at most
 _SURE = np.float32(80)  # a logit beyond it is 0 or 1
 _AT_ONCE = 2  # runs of one request, so that others have their turn
+_TOKENS_AT_ONCE = 3 * MOST_TOKENS  # that the device has been given, so that it is never idle; then accounts alternate
 _FIRST = 16, 3600.0  # tokens of the first text, and seconds for it
 
 
@@ -56,6 +58,7 @@ class TextModel:
         rank = len(self.model.outputs[self._output].shape or ())
         self._pooling = None if self.ranks or rank == 2 else self._checked_pooling()
         self.dimensions = 0  #: of a vector, once it is open
+        self._turns = FairTurns(_TOKENS_AT_ONCE)
 
     async def open(self, stack: AsyncExitStack) -> None:
         """Compile and serve it, and embed a first text. Raise DeviceFailed, DriverError or BurstError."""
@@ -124,15 +127,16 @@ class TextModel:
         """Return the statistics of its runs, as `ModelServer.stats` has them."""
         return self._server.stats()
 
-    async def vectors(self, tokens: Sequence[TextTokens], deadline: float) -> Floats:
-        """Return a vector for each text. `deadline`: a time.monotonic(). Raise BurstError."""
+    async def vectors(self, tokens: Sequence[TextTokens], deadline: float, account: Hashable = None) -> Floats:
+        """Return a vector for each text. `deadline`: a time.monotonic(). `account`: that asks. Raise BurstError."""
         found: list[Floats | None] = [None] * len(tokens)
         lengths = [self._sizes[1] or len(each.ids) for each in tokens]
         left = iter(batched(lengths, self._sizes[1] or self.tokenizer.most, self._rows))
 
         async def run_all(batches: Iterator[TokenBatch]) -> None:
             for batch in batches:
-                rows = await self._run([tokens[n] for n in batch.texts], batch.length, deadline)
+                async with self._turns.taken(account, len(batch.texts) * batch.length):
+                    rows = await self._run([tokens[n] for n in batch.texts], batch.length, deadline)
                 for n, row in zip(batch.texts, rows, strict=True):
                     found[n] = row
 
@@ -144,9 +148,9 @@ class TextModel:
                 task.cancel()
         return np.stack([row for row in found if row is not None])
 
-    async def scores(self, tokens: Sequence[TextTokens], deadline: float) -> Floats:
+    async def scores(self, tokens: Sequence[TextTokens], deadline: float, account: Hashable = None) -> Floats:
         """Return how relevant each text is, from 0 to 1. Raise BurstError."""
-        logits = (await self.vectors(tokens, deadline))[:, 0]
+        logits = (await self.vectors(tokens, deadline, account))[:, 0]
         return np.float32(1) / (np.float32(1) + np.exp(-np.clip(logits, -_SURE, _SURE)))
 
     async def _run(self, tokens: Sequence[TextTokens], length: int, deadline: float) -> Floats:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 16
 """Texts of one run."""
-_MOST_TOKENS = 4096  # of one run, padding included: a processor gains nothing by more
+MOST_TOKENS = 4096
+"""Of one run, padding included: a processor gains nothing by more."""
 _RUN = 64  # tokens that take about as long as the beginning and end of a run
 
 
@@ -42,7 +43,7 @@ def batched(lengths: Sequence[int], most: int, rows: int = MOST_ROWS) -> list[To
     for text in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
         its = padded_length(lengths[text], most)
         padding += length - its
-        if not texts or len(texts) == rows or (len(texts) + 1) * length > _MOST_TOKENS or padding > _RUN:
+        if not texts or len(texts) == rows or (len(texts) + 1) * length > MOST_TOKENS or padding > _RUN:
             texts, length, padding = [], its, 0
             found.append(TokenBatch(texts, length))
         texts.append(text)

@@ -19,11 +19,12 @@ import numpy as np
 from driver.gateways.embeddings.api_errors import ApiError, answer_of, refused
 from driver.gateways.embeddings.api_requests import MOST_TEXT, embeddings_request, most_bytes, rank_request
 from driver.gateways.embeddings.pooling import normalized
+from driver.gateways.fair_turns import FairTurns
 from driver.gateways.http_answer import BROWSER_FIELDS, FOR_NO_BROWSER, HttpAnswer
 from driver.gateways.request_memory import SMALL, json_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -50,6 +51,7 @@ class VectorApi:
         """`within`: seconds in which a request is answered."""
         self._models, self._within, self._began = models, within, int(time.time())
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="burst-tokenizer")
+        self._turns = FairTurns(_THREADS)
         self._posts: dict[str, Callable[[WholeRequest, float], Awaitable[HttpAnswer]]] = {
             "/embeddings": self._embed,
             "/rerank": self._rank,
@@ -115,9 +117,9 @@ class VectorApi:
         wanted = asked.dimensions or model.dimensions
         if wanted > model.dimensions:
             raise ApiError(f"'dimensions' is {wanted}: this model has {model.dimensions}", "dimensions")
-        tokens = await self._tokens_of(asked, model)
+        tokens = await self._tokens_of(asked, model, request.claim.account)
         request.claim.add(len(tokens) * (4 * model.dimensions + 2 * _NUMBER * wanted))
-        vectors = await model.vectors(tokens, deadline)
+        vectors = await model.vectors(tokens, deadline, request.claim.account)
         if wanted < model.dimensions:
             vectors = vectors[:, :wanted]
             vectors = normalized(vectors) if model.normalizes else np.ascontiguousarray(vectors)
@@ -125,11 +127,17 @@ class VectorApi:
         count = sum(len(each.ids) for each in tokens)
         if vectors.size <= _FEW:
             return encode(vectors, model.name, count)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, encode, vectors, model.name, count)
+        answer: HttpAnswer = await self._in_thread(request.claim.account, encode, vectors, model.name, count)
+        return answer
 
-    async def _tokens_of(self, asked: EmbeddingsRequest, model: TextModel) -> list[TextTokens]:
+    async def _in_thread(self, account: Hashable, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Do some work in one of the threads, when it is that account's turn."""
+        async with self._turns.taken(account):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    async def _tokens_of(self, asked: EmbeddingsRequest, model: TextModel, account: Hashable) -> list[TextTokens]:
         if asked.texts:
-            return await self._tokenized(model.tokenizer.encode, asked.texts)
+            return await self._tokenized(model.tokenizer.encode, asked.texts, account)
         for ids in asked.tokens:
             for each in (min(ids), max(ids)):
                 if not 0 <= each < model.tokenizer.vocabulary:
@@ -141,19 +149,22 @@ class VectorApi:
         return _bounded([model.tokenizer.of_ids(ids) for ids in asked.tokens])
 
     async def _tokenized(
-        self, encode: Callable[[Sequence[str]], list[TextTokens]], texts: Sequence[str], query: str = ""
+        self,
+        encode: Callable[[Sequence[str]], list[TextTokens]],
+        texts: Sequence[str],
+        account: Hashable,
+        query: str = "",
     ) -> list[TextTokens]:
         """Return the tokens of texts, some of them at a time: a tokenizer takes much memory, and lets none stop it.
 
-        `query`: becomes tokens with each of them.
+        `account`: whose turn it is to be. `query`: becomes tokens with each of them.
         """
         parts = list(_parts(texts, most_bytes(query)))
         if len(parts) == 1 and sum(map(len, texts)) + len(query) * len(texts) <= _SHORT:
             return _bounded(encode(texts))
         found: list[TextTokens] = []
-        loop = asyncio.get_running_loop()
         for part in parts:
-            found += await loop.run_in_executor(self._threads, encode, part)
+            found += await self._in_thread(account, encode, part)
             _bounded(found)
         return found
 
@@ -170,8 +181,9 @@ class VectorApi:
         def encode(texts: Sequence[str]) -> list[TextTokens]:
             return model.tokenizer.encode_pairs(asked.query, texts)
 
-        tokens = await self._tokenized(encode, asked.documents, asked.query)
-        scores = await model.scores(tokens, deadline)
+        account = request.claim.account
+        tokens = await self._tokenized(encode, asked.documents, account, asked.query)
+        scores = await model.scores(tokens, deadline, account)
         best = np.argsort(-scores, kind="stable")[: asked.top_n]
         rows: list[dict[str, Any]] = [{"index": int(n), "relevance_score": float(scores[n])} for n in best]
         if asked.returns_documents:

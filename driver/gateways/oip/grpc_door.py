@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -23,8 +24,10 @@ from driver.gateways.oip.decoupled import steps_wanted
 from driver.gateways.oip.inference import GivenTensor, InferCall, region_slice, time_and_priority, wanted_tensor
 from driver.gateways.oip.message_memory import UnclaimedMemory, message_bytes
 from driver.gateways.oip.unread_answers import UnreadAnswer, UnreadAnswers
+from driver.gateways.oip.unsent_answers import UnsentAnswers
 from driver.gateways.refusal import invalid, refusal_of
 from driver.gateways.request_memory import OF_ONE, SMALL, MemoryClaim, RequestMemory
+from driver.service.http_connections import machine_of
 from driver.service.peer_limiter import PeerLimiter, of_all
 
 if TYPE_CHECKING:
@@ -325,7 +328,7 @@ class GrpcDoor:
         """Listen at "HOST:PORT" or "unix:PATH"; `port` says which. Raise OSError where it cannot."""
         self._front, self._limits = GrpcFront(service), limits
         self._unary_terms, self._stream_terms = CallTerms.of_unary(limits), CallTerms.of_stream(limits)
-        self._unread = UnreadAnswers()
+        self._unread, self._unsent = UnreadAnswers(), UnsentAnswers()
         self._calls, self._streams = PeerLimiter.of_one(limits.requests), PeerLimiter.of_one(limits.streams)
         # A thread for each request, and as many for those that are refused or evicted.
         most = 2 * of_all(limits.requests)
@@ -396,6 +399,7 @@ class GrpcDoor:
 
     def _note_unread(self, context: Any, account: Hashable, nbytes: int) -> UnreadAnswer:
         def end(*, is_evicted: bool) -> None:
+            self._unsent.note(context.peer())
             if is_evicted:
                 _end(context, grpc.StatusCode.RESOURCE_EXHAUSTED, _UNREAD_EVICTED)
             else:
@@ -406,7 +410,7 @@ class GrpcDoor:
     @contextmanager
     def _entered(self, limiter: PeerLimiter, context: Any, terms: CallTerms) -> Iterator[PeerVisit]:
         """Count a call that waits for its message. It is refused if there is no place for it."""
-        machine = context.peer().rpartition(":")[0]
+        machine = _machine_of(context.peer())
         visit = limiter.enter(machine, context.cancel)
         if visit is None:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, terms.refused)
@@ -433,6 +437,8 @@ class GrpcDoor:
         while not self._end.wait(_LOOK):
             self._bound_memory()
             ended = self._calls.end_overdue() + self._streams.end_overdue() + self._unread.end_overdue()
+            if hung_up := self._unsent.hang_up():
+                _LOG.warning("%d connections have ended: their clients read nothing", hung_up)
             if ended:
                 _LOG.warning("%d calls have ended: no message came, or no answer was read, in time", ended)
 
@@ -467,6 +473,12 @@ class GrpcDoor:
         self._server.stop(grace).wait()
         if self._thread.is_alive():
             self._thread.join()
+
+
+def _machine_of(peer: str) -> str:
+    """Return what a call counts to, by gRPC's name for its peer: "ipv4:HOST:PORT", or "unix:" at a socket."""
+    kind, _, rest = peer.partition(":")
+    return f"{kind}:{machine_of(unquote(rest).rpartition(':')[0].strip('[]'))}"
 
 
 def _nothing() -> None:

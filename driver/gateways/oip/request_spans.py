@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from driver.gateways.oip.inference import InferAnswer, InferCall
 
 _STAGES = "compute_input", "compute_infer", "compute_output"
-_MOST_WORDS = 400
+_MOST_WORDS, _MOST_NAME = 400, 200  # characters: spans wait for the collector in their thousands
 
 
 class RequestSpans:
@@ -51,9 +51,10 @@ class RequestSpans:
 
         end, shift = time.monotonic_ns(), time.time_ns() - time.monotonic_ns()
         parent = self._propagator.extract({"traceparent": call.traceparent}) if call.traceparent else None
-        given = {"burst.model": call.model, "burst.version": answer.version if answer else call.version}
+        model, version = call.model[:_MOST_NAME], (answer.version if answer else call.version)[:_MOST_NAME]
+        given = {"burst.model": model, "burst.version": version}
         span = self._tracer.start_span(
-            f"infer {call.model}", parent, SpanKind.SERVER, attributes=given, start_time=begin + shift
+            f"infer {model}", parent, SpanKind.SERVER, attributes=given, start_time=begin + shift
         )
         within = set_span_in_context(span)
         times: Sequence[int] = answer.times if answer else ()

@@ -33,7 +33,7 @@ from burst.channel import refuse_descriptors
 from driver.cli.command import burst as command
 from driver.engine.process import Engine
 from driver.service import health, metrics_server, probe
-from driver.service.http_connections import account_of, is_misaddressed
+from driver.service.http_connections import account_of, is_misaddressed, machine_of
 from driver.service.metrics_server import StageHistogram
 from driver.service.peer_limiter import PeerLimiter
 
@@ -161,6 +161,24 @@ def test_a_name_that_was_made_to_mean_this_machine(served):
     """A page whose name resolves to 127.0.0.1 reads no metrics: its Host names that page."""
     for host, status in (("evil.example", 403), ("localhost:80", 200), ("[::1]", 200), ("127.0.0.1", 200)):
         assert served.get("/healthz", Host=host)[0] == status
+
+
+@pytest.mark.parametrize(
+    ("host", "machine"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::", "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::4", "2001:db8:1:3::/64"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("::1", "::1"),
+        ("", ""),
+    ],
+)
+def test_a_machine_with_many_addresses_is_one(host, machine):
+    """The addresses of one network of IPv6, of which one machine can take any, count together."""
+    assert machine_of(host) == machine
 
 
 @pytest.mark.integration

@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -22,6 +23,8 @@ from tritonclient.utils import InferenceServerException
 from waiting import until
 
 from driver.gateways.oip import messages
+from driver.gateways.oip.inference import InferCall
+from driver.gateways.oip.request_spans import RequestSpans
 
 MOBILENET = Path(__file__).parents[2] / "importers/vendor/mobilenet_int8.tflite"
 STAGES = "compute_input", "compute_infer", "compute_output"
@@ -142,6 +145,21 @@ def test_spans(tmp_path):
         assert [each.name for each in inner] == [*STAGES] * (kind != "wrong")
         assert (span.status.code == 2) == (kind == "wrong")
         assert all(span.start_time_unix_nano <= each.start_time_unix_nano <= span.end_time_unix_nano for each in inner)
+
+
+def test_a_span_keeps_little_of_a_request():
+    """Names that a client sends are cut: its spans wait for the collector in their thousands."""
+    pytest.importorskip("opentelemetry.sdk.trace", reason="pip install 'burst-engine[otel]'")
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    provider, kept = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    call = InferCall("m" * (1 << 20), "7" * (1 << 20), "", [], None, None, "medium")
+    RequestSpans(provider).note(call, time.monotonic_ns(), None, ValueError("x" * (1 << 20)))
+    (span,) = kept.get_finished_spans()
+    assert len(span.to_json()) < 4096
 
 
 @pytest.mark.integration

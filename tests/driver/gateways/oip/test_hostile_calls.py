@@ -41,6 +41,7 @@ from driver.gateways.oip.process import InferenceServer, OipOptions
 from driver.gateways.oip.regions import RegionTable
 from driver.gateways.oip.service import InferenceService
 from driver.gateways.oip.unread_answers import UnreadAnswers
+from driver.gateways.oip.unsent_answers import UnsentAnswers, unsent_in
 from driver.gateways.refusal import Refusal
 from driver.gateways.request_memory import LARGE, MemoryClaim, RequestMemory
 from driver.service import metrics_server
@@ -395,8 +396,8 @@ class HalfRequest:
         "te": "trailers",
     }
 
-    def __init__(self, address, nbytes, method="ModelInfer"):
-        """Announces a message of so many bytes."""
+    def __init__(self, address, nbytes, method="ModelInfer", *, grants=False):
+        """Announces a message of so many bytes. `grants`: takes answers of any size, as far as windows go."""
         self._socket, self._windows, self.said = connected(address), {0: 65535, 1: 65535}, b""
         self._initial = 65535
         self._stream = self._socket.makefile("rb")
@@ -404,7 +405,10 @@ class HalfRequest:
             b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
             for name, value in (self.FIELDS | {":path": f"/{messages.SERVICE}/{method}"}).items()
         )
-        self._socket.sendall(self.PREFACE + self._frame(self.SETTINGS) + self._frame(self.HEADERS, fields, 4, 1))
+        window = struct.pack(">HI", 4, 2**31 - 1) if grants else b""
+        more = self._frame(self.WINDOW_UPDATE, struct.pack(">I", 2**31 - 1 - 65535)) if grants else b""
+        begin = self.PREFACE + self._frame(self.SETTINGS, window) + more
+        self._socket.sendall(begin + self._frame(self.HEADERS, fields, 4, 1))
         self._left = memoryview(b"\0" + struct.pack(">I", nbytes) + bytes(16379))
 
     def _frame(self, kind, content=b"", flags=0, stream=0):
@@ -515,6 +519,63 @@ class TestUnread:
             until_served(address)
             comes.set()
             assert honest.result(PATIENCE)
+
+    def test_answers_to_a_client_that_takes_nothing(self, server, caplog):
+        """Its windows let gRPC write all of its answers at once, and it reads none of them: its connections end with
+        its calls, so that nothing of them is kept, and a request that is under way meanwhile is answered.
+        """
+        limits = DoorLimits(requests=16, incomplete=160 << 20)
+        door = GrpcDoor(Talkative(server.repository, None), "127.0.0.1:0", limits)
+        with contextlib.ExitStack() as stack:
+            stack.callback(door.close, 0)
+            door.begin()
+            address = f"127.0.0.1:{door.port}"
+            until_served(address)
+            before, comes = private_bytes(os.getpid()), threading.Event()
+
+            def later():
+                comes.wait(PATIENCE)
+                yield request().SerializeToString()
+
+            channel = stack.enter_context(grpc.insecure_channel(address))
+            stack.callback(comes.set)
+            honest = channel.stream_unary(f"/{messages.SERVICE}/ModelInfer").future(later())
+            calls = [
+                stack.enter_context(contextlib.closing(HalfRequest(address, 0, "ServerMetadata", grants=True)))
+                for _ in range(12)
+            ]
+            for call in calls:
+                call.send(5)
+            until(lambda: private_bytes(os.getpid()) > before + limits.incomplete)
+            until(lambda: private_bytes(os.getpid()) < before + limits.incomplete)
+            until(lambda: "connections have ended: their clients read nothing" in caplog.text)
+            until_served(address)
+            comes.set()
+            assert honest.result(PATIENCE)
+
+    def test_whose_connections_end(self):
+        """Those that take nothing for a while, and not those that have read all, or have no call that was ended."""
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            pairs = []
+            for _ in range(4):
+                client = stack.enter_context(socket.create_connection(listener.getsockname()))
+                pairs.append((stack.enter_context(listener.accept()[0]), client))
+            unsent = UnsentAnswers(patience=0.0)
+            for number, (server, client) in enumerate(pairs):
+                server.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    while number != 2:
+                        server.send(bytes(1 << 16))
+                if number != 3:
+                    unsent.note("ipv4:{}:{}".format(*client.getsockname()))
+            unsent.note("unix:")
+            assert unsent.hang_up() == 0
+            while unsent_in(pairs[1][0]):
+                pairs[1][1].recv(1 << 20)
+            until(unsent.hang_up)
+            assert unsent.hang_up() == 0
+            assert select.select([server for server, _ in pairs], [], [], 0)[0] == [pairs[0][0]]
 
     def test_the_account_with_most(self):
         """Who leaves most unread loses answers first, the oldest of them, and none for memory that is being freed."""
