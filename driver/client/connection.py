@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
 import time
 from contextlib import suppress
@@ -9,21 +10,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 from weakref import WeakSet, ref
 
-from burst import InvalidArgument, Memory, PeerDied, StatusError, Timeout, Trace
-from burst.channel import Channel
+from burst import InvalidArgument, Malformed, Memory, PeerDied, StatusError, Timeout, Trace
+from burst.channel import Channel, close_all
 from burst.dropped import PATIENCE, DropList
 from burst.errors import DeviceEnd, EngineEnded
+from burst.serving_thread import ServingThread
 from driver.client.other_process import stopped_of_device
 from driver.client.socket_lane import SocketLane
 from driver.errors import DeviceFailed
 from driver.protocol.greeting import Greeting
 from driver.protocol.rpc import PROTOCOL, call, end_of
+from fmq import InvalidDescriptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from threading import Thread
 
 _START_TIMEOUT = 60.0  # seconds for a service and its engine to come up
+_MOST_TRACES = 16_384
 _CLOCK_ERROR = 1_000_000  # nanoseconds: one kernel has one clock
 Dropped = Literal["release", "free"]
 """What the device frees: a buffer, or a prepared model. The method that takes their numbers."""
@@ -183,19 +187,50 @@ class Connection:
 
 
 def trace_memory(connection: Connection, timeout: float | None = None) -> list[int]:
-    """Return descriptors of the traces that this connection may read. Raise as `Connection.call`."""
+    """Return descriptors of the traces that this connection may read: sealed memory. Raise as `Connection.call`, and
+    Malformed.
+    """
     fds: list[int] = []
-    while True:
-        (total,), more = connection.call("traces", len(fds), timeout=timeout)
-        fds += more
-        if not more or len(fds) >= total:
-            return fds
+    try:
+        while True:
+            values, more = connection.call("traces", len(fds), timeout=timeout)
+            fds += more
+            if len(fds) >= _total(values, fds) or not more:
+                return fds
+    except BaseException:
+        ServingThread(close_all, fds, name="close").start()  # of what is no memory that may never end
+        raise
+
+
+def _total(values: list[Any], fds: list[int]) -> int:
+    """Return how many traces there are, once the answer and the descriptors so far are checked. Raise Malformed."""
+    match values:
+        case [int(total)] if len(fds) <= _MOST_TRACES and all(map(_is_sealed, fds)):
+            return total
+    raise Malformed("what the device sends as traces is none, or too much")
+
+
+def _is_sealed(fd: int) -> bool:
+    """Return True for memory that no process can shrink. Asks no file system, as that of another process might wait."""
+    try:
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:
+        return False
+
+
+def _trace(fd: int) -> Trace:
+    return Trace(Memory.adopt(fd, Trace.nbytes_in(fd), writable=False))
 
 
 def traces_of(connection: Connection, timeout: float | None = None) -> list[Trace]:
-    """Return the traces that this connection may read. Raise as `Connection.call`."""
+    """Return the traces that this connection may read. Raise as `trace_memory`."""
     fds = trace_memory(connection, timeout)
-    return [Trace(Memory.adopt(fd, Trace.nbytes_in(fd), writable=False)) for fd in fds]
+    try:
+        return [_trace(fds.pop(0)) for _ in range(len(fds))]
+    except InvalidDescriptor as error:
+        raise Malformed(f"what the device sends as a trace is none: {error}") from error
+    finally:
+        close_all(fds)
 
 
 def _device_end_of(connection: ref[Connection]) -> DeviceEnd:

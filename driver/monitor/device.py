@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import psutil
 
-from burst import BurstError, Memory, StatusError, Trace
+from burst import BurstError, Malformed, Memory, StatusError, Trace
 from driver.client import discovery, served_sockets
 from driver.client.cells import cells_of
 from driver.client.connection import Connection, trace_memory
@@ -27,7 +27,7 @@ from driver.monitor.gpus import gpu_memory_of
 from driver.options import PRIORITIES
 from driver.protocol.census import Census, CensusCounts
 from driver.protocol.ledger_report import LedgerReport
-from fmq import FmqError, LifePage
+from fmq import FmqError, InvalidDescriptor, LifePage
 from fmq._core import lib
 from fmq.printable import printable
 from fmq.region import Region
@@ -118,6 +118,20 @@ class WatchedDevice:
         is_new = self._cells is not None and self._cells.changes != self._seen
         return is_new or any(engine.has_changed for engine in self._present)
 
+    def _ask_cell(self, connection: Connection, known: dict[tuple[int, int], WatchedEngine]) -> None:
+        """Ask one engine and its service. `known`: those that were there before."""
+        pids = _pids(connection)
+        engine = known.get(pids)
+        if engine is None:
+            engine = WatchedEngine(self.address, connection)
+        elif engine.has_changed:
+            engine.ask(connection)
+        self._engines[pids] = engine
+        with suppress(StatusError):  # an earlier release, or not for our eyes
+            self._memory.append(connection.call("memory", timeout=_PATIENCE)[0])
+        if self._with_accounts:
+            self._accounts += accounts_of(connection.call)
+
     def _ask(self, connection: Connection) -> None:
         self._asked_at = time.monotonic()
         with cells_of(connection, _PATIENCE) as cells:
@@ -125,17 +139,9 @@ class WatchedDevice:
             self._seen = self._cells.changes if self._cells else 0
             known, self._engines, self._accounts, self._memory = self._engines, {}, [], []
             for cell in cells.connected:
-                pids = _pids(cell.connection)
-                engine = known.get(pids)
-                if engine is None:
-                    engine = WatchedEngine(self.address, cell.connection)
-                elif engine.has_changed:
-                    engine.ask(cell.connection)
-                self._engines[pids] = engine
-                with suppress(StatusError):  # an earlier release, or not for our eyes
-                    self._memory.append(cell.connection.call("memory", timeout=_PATIENCE)[0])
-                if self._with_accounts:
-                    self._accounts += accounts_of(cell.connection.call)
+                # What has taken the engine of one account over may answer nonsense: it is left out.
+                with suppress(*(() if cell.uid is None else (Malformed, InvalidDescriptor))):
+                    self._ask_cell(cell.connection, known)
         if self._pids not in self._engines:
             raise DeviceNotFound(f"{self.address}: the device was restarted")
 

@@ -12,13 +12,14 @@ sandboxed process of the device, which should have neither an event loop nor nin
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 import select
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from contextlib import suppress
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -30,7 +31,7 @@ from prometheus_client import CollectorRegistry, MetricsHandler
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
-from burst import BurstError
+from burst import BurstError, Malformed
 from burst.channel import refuse_descriptors
 from burst.trace import STAGES
 from driver.client.cells import cells_of
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from driver.client.connection import Connection
     from driver.service.health import HealthMonitor
 
+_log = logging.getLogger(__name__)
 _BACKLOG = 64
 _LEAST = 0.05  # seconds that an engine may take to answer
 _SCRAPES = 4  # at once; further ones are told to come again, so that threads are left for /healthz
@@ -279,6 +281,7 @@ class MetricsCollector(Collector):
     def __init__(self, monitor: HealthMonitor) -> None:
         self._monitor, self._stages, self._lock = monitor, StageHistogram(), threading.Lock()
         self._ledgers: list[LedgerReports] = []
+        self._liars = deque[int](maxlen=_MOST_ENDED)  # engines, by their processes
         self._models: Counter[str] = Counter()  # open bursts by the name of their model
         self._flows = CounterSum(np.zeros((len(PRIORITIES), len(SUMMED))))
         self._outcomes = CounterSum(np.zeros(len(_OUTCOMES)))
@@ -312,12 +315,24 @@ class MetricsCollector(Collector):
                 answering = [cell for cell, each in zip(cells.connected, found, strict=True) if each]
                 ledgers = [LedgerReports.of(cell.connection, end) for cell in answering]
                 self._ledgers = [each for each in ledgers if each]
-                traces = [trace for cell in answering for trace in _traces(cell.connection, end)]
+                traces = [trace for cell in answering for trace in self._traces(cell.connection, end)]
                 self._models = Counter(trace.model for trace in traces)
                 self._stages.look(traces)
         except BurstError:
             return []
         return [each for each in found if each is not None]
+
+    def _traces(self, connection: Connection, end: float) -> list[Trace]:
+        """Return the traces of an engine, unless it has sent something else before: that may take a thread to close."""
+        pid = int(connection.engine_pid)
+        try:
+            return [] if pid in self._liars else traces_of(connection, _left(end))
+        except Malformed as error:
+            _log.error("an engine, process %d, gives no traces: %s", pid, error)
+            self._liars.append(pid)
+        except BurstError:  # it has just ended
+            pass
+        return []
 
     def _counted(self, engines: list[EngineFigures]) -> Iterator[Metric]:
         yield GaugeMetricFamily("burst_engines", "Engines: one, or one for each account.", len(engines))
@@ -401,32 +416,40 @@ def _left(end: float) -> float:
 
 
 def _figures(connection: Connection, end: float) -> EngineFigures | None:
-    """Return its figures; None: it has ended, or does not answer in time."""
+    """Return its figures; None: it has ended, does not answer in time, or answers nonsense."""
     try:
-        (slots, _, sums, bursts, models, clients, outcomes, *both), _ = connection.call("figures", timeout=_left(end))
-        runtime = RuntimeMemory(*connection.call("memory", timeout=_left(end))[0])
+        figures, _ = connection.call("figures", timeout=_left(end))
+        memory, _ = connection.call("memory", timeout=_left(end))
+        return _read(connection, figures, memory)
     except BurstError:
         return None
-    counts = np.array([outcomes.get(outcome, 0) for outcome in _OUTCOMES], float)
-    pids = int(connection.service_pid), int(connection.engine_pid)
-    processes = [each and ProcessFigures(*each) for each in both]
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        _log.error("an engine, process %s, gives no figures: %s", connection.engine_pid, error)
+        return None
+
+
+def _read(connection: Connection, figures: list[Any], memory: list[Any]) -> EngineFigures:
+    """Read the answers of an engine, which something may have taken over. Raise what is wrong with them."""
+    slots, _, sums, bursts, models, clients, outcomes, service, engine = figures
+    flows, (private, runtime, growth) = np.array(sums, float), memory
+    if flows.shape != (len(PRIORITIES), len(SUMMED)) or not np.isfinite(flows).all():
+        raise ValueError(f"counts of flows have the shape {flows.shape}")
     return EngineFigures(
-        pids,
-        slots,
-        np.array(sums, float),
-        bursts,
-        models=models,
-        clients=clients,
-        outcomes=counts,
-        processes=processes,
-        runtime=runtime,
+        (int(connection.service_pid), int(connection.engine_pid)),
+        int(slots),
+        flows,
+        int(bursts),
+        models=int(models),
+        clients=int(clients),
+        outcomes=np.array([outcomes.get(outcome, 0) for outcome in _OUTCOMES], float),
+        processes=[each and _process(*each) for each in (service, engine)],
+        runtime=RuntimeMemory(int(private), int(runtime), None if growth is None else float(growth)),
     )
 
 
-def _traces(connection: Connection, end: float) -> list[Trace]:
-    with suppress(BurstError):  # it has just ended
-        return traces_of(connection, _left(end))
-    return []
+def _process(cpu: Any, start: Any, descriptors: Any, pss: Any) -> ProcessFigures:
+    anon, file, shmem = map(int, pss)
+    return ProcessFigures(float(cpu), float(start), int(descriptors), [anon, file, shmem])
 
 
 _MOST_ENDED = 256
