@@ -143,6 +143,7 @@ class Channel(Closing):
         self._finalizer = weakref.finalize(self, sock.close)
         self._watch: Watch | None = None
         self._device_end: Callable[[], DeviceEnd] = DeviceEnd
+        self.known_uid: int | None = None  #: of its peer, where the kernel cannot name it: in another user namespace
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
 
     @classmethod
@@ -180,7 +181,7 @@ class Channel(Closing):
     @property
     def peer_uid(self) -> int:
         """The user id of the process that connected, from the kernel."""
-        return self._peer_credentials[1]
+        return self._peer_credentials[1] if self.known_uid is None else self.known_uid
 
     @property
     def is_foreign(self) -> bool:

@@ -49,7 +49,7 @@ def listed_home() -> Path | None:
         found = Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
         return None
-    return found if found.is_absolute() else None
+    return found if found.is_absolute() and found != Path("/") else None  # which systemd says of an account of its own
 
 
 def in_home(text: str) -> Path:

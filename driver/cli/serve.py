@@ -55,10 +55,12 @@ _WITHIN = 5.0  # seconds
 @click.option(
     "--uids",
     metavar="FIRST-LAST",
-    help="With --group: numbers that no account has as uid or gid. The engine of each account gets one of them.",
+    help="With --group: numbers that no account has as uid or gid. The engine of each account gets one of them. Or "
+    "subuids: those that /etc/subuid gives this account.",
 )
 @click.option("--unit", is_flag=True, help="Print a systemd unit for /etc/systemd/system/burst@.service and exit.")
 @click.option("--user", default="burst", show_default=True, help="With --unit: the account that runs the device.")
+@click.option("--dynamic-user", is_flag=True, help="With --unit: systemd makes that account, while the device runs.")
 @click.option(
     "--check", "checked", metavar="SOCKET", help="Check that the device at SOCKET answers, and exit with 0 or 1."
 )
@@ -75,6 +77,7 @@ def serve(
     uids: str | None,
     unit: bool,
     user: str,
+    dynamic_user: bool,
     checked: str | None,
     as_json: bool,
     **_gateways: Any,
@@ -92,7 +95,7 @@ def serve(
     if checked:
         _check(checked)
     elif unit:
-        _print_unit(user, group or user, uids)
+        _print_unit(user, group or user, uids, is_dynamic=dynamic_user)
     elif device is None:
         raise click.UsageError("missing DEVICE, for example: burst serve litert")
     elif asked := command.asked(context):
@@ -114,9 +117,9 @@ def serve(
             raise click.UsageError(str(error)) from error
 
 
-def _print_unit(user: str, group: str, uids: str | None) -> None:
+def _print_unit(user: str, group: str, uids: str | None, *, is_dynamic: bool) -> None:
     try:
-        echo(service.unit(user, group, _command(), uids).removesuffix("\n"))
+        echo(service.unit(user, group, _command(), uids, is_dynamic=is_dynamic).removesuffix("\n"))
     except DriverError as error:
         raise click.UsageError(str(error)) from error
 

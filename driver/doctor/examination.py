@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from driver.doctor import (
+    engine_uids,
     graphics_adapters,
     import_names,
     installation,
@@ -26,6 +27,7 @@ CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
     "kernel": machine.kernel,
     "system calls": machine.tried,
     "container": machine.container,
+    "uids for engines": engine_uids.ways,
     "processors": machine.processors,
     "open bursts": latency_hint.hint,
     "memory": machine.memory,

@@ -18,8 +18,9 @@ from driver.client.launch import ENOUGH
 from driver.client.moving import await_change
 from driver.engine.limits import or_raise
 from driver.errors import DriverError
-from driver.finding import Finding
+from driver.finding import Finding, size
 from driver.monitor import accounts_of
+from driver.service import engine_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +60,7 @@ def devices() -> Iterator[Finding]:
 
 def _served() -> Iterator[Finding]:
     """Report what each served device of this machine has given up, and what it holds: of the engines that we see."""
-    for path in sorted(SERVED.glob("*.sock")):
+    for path in sorted([*SERVED.glob("*.sock"), *SERVED.glob("*/*.sock")]):
         with (
             suppress(BurstError, DriverError, FileNotFoundError),  # it may not be for this account, or end meanwhile
             served_sockets.connect(str(path)) as channel,
@@ -70,7 +71,18 @@ def _served() -> Iterator[Finding]:
                 name = str(path) if uid is None else f"{path}, uid {uid}"
                 yield _confined(name, connection)
                 yield _held(name, list(accounts_of(connection.call)))
+                yield _bounded(name, connection.engine_pid)
                 yield from _renewed(name, connection)
+
+
+def _bounded(name: str, pid: int) -> Finding:
+    """Return whether the kernel holds an engine to its memory, in a control group of its own."""
+    subject, most = f"{name}, memory of its engine", engine_group.most_of(pid)
+    if most is not None:
+        return Finding(subject, "ok", f"its control group may have {size(most)}")
+    why = "the service looks at it after every 20 ms of processor time, and the kernel does not stop it meanwhile"
+    remedy = "the unit of `burst serve --unit` (Delegate=memory), with control groups of version 2"
+    return Finding(subject, "note", "its control group is not its own", why, remedy=remedy)
 
 
 def _apart(name: str, engines: list[int]) -> Finding:

@@ -32,6 +32,7 @@ Rules = dict[str, tuple[Rule, ...]]
 _UNIX, _INTERNET, _NAMES = 1, 2, 10  # AF_UNIX, AF_INET, AF_INET6
 _STREAM, _SEQPACKET, _TYPES = 1, 5, 0xF
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
+_NEW_USERS = 0x10000000  # CLONE_NEWUSER
 _FOR_OTHERS = 0x8000 | 0x2000  # CLONE_PARENT: a child of the parent's; CLONE_PTRACE
 _SIGNALS_AND_LEASES = (8, 10, 15, 1024, 1026, 1040)
 """F_SETOWN, F_SETSIG and F_SETOWN_EX: the kernel signals any process in the caller's place. F_SETLEASE, F_NOTIFY,
@@ -84,13 +85,15 @@ class Reach(NamedTuple):
         return rules
 
 
-def of_broker(needed: Collection[str], uids: range | None) -> Rules:
+def of_broker(needed: Collection[str], uids: range | None, *, takes_namespaces: bool = False) -> Rules:
     """Return the rules for a broker's calls, beyond those for all processes. It and what it forks have their sockets.
 
-    `needed`: by the device. `uids`: as of `becoming`, for one that begins cells of other accounts.
+    `needed`: by the device. `uids`: as of `becoming`, for one that begins cells of other accounts. `takes_namespaces`:
+    each in a user namespace of its own.
     """
     alone = {} if "socket" in needed else dict.fromkeys(_ADDRESSING, (Rule(0, ()),))
-    return alone | (becoming(uids) if uids else {})
+    own = {"unshare": (Rule(0, (_NEW_USERS,)),)} if takes_namespaces else {}
+    return alone | own | (becoming(uids) if uids else {})
 
 
 def becoming(uids: range) -> Rules:
@@ -101,6 +104,11 @@ def becoming(uids: range) -> Rules:
     one_of = (uids[0], uids[-1])
     every = tuple(Rule(argument, one_of, is_range=True) for argument in range(3))
     return {"setgroups": (Rule(0, (0,)),), "setresgid": every, "setresuid": every}
+
+
+def becoming_alone(uids: range) -> Rules:
+    """Return the rules by which a process that may become any account becomes those of a range alone."""
+    return becoming(uids) | {"clone": _FOR_ALL["clone"]}
 
 
 def rules_for(needed: Collection[str], reach: Reach | None) -> Rules:

@@ -153,6 +153,14 @@ class Limits:
         of_clients = min(max(1, clients) * self.client_bytes, self.account_bytes)
         return max(of_clients + self.engine_bytes, self.process.engine_bytes)
 
+    def group_most(self, clients: int, *, makes_pages: bool) -> int:
+        """Return how much memory of all kinds the engine of an account with so many clients may take: buffers that they
+        share with it, too. `makes_pages`: also those of their pools; it does for its device's own account alone.
+        """
+        shared = min(max(1, clients) * self.client_bytes, self.account_bytes)
+        found = self.engine_most(clients) + shared + (self.account_pool_bytes if makes_pages else 0)
+        return min(found, NO_LIMIT)
+
     def check(self, name: str, there: int, remedy: str, more: int = 1) -> None:
         """Raise ResourceExhaustedTransient if `more` do not fit. `remedy`: what the client itself can do."""
         most = getattr(self, name)

@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING
 from driver.config import in_home
 from driver.engine import landlock
 from driver.engine.landlock import Access
-from driver.engine.system_calls import MACHINES, NUMBERS, program
+from driver.engine.system_calls import MACHINES, NUMBERS, program, program_of_uids
 from driver.libc import function
 from fmq._core import ffi
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from driver.engine.call_rules import Reach, Rules
     from driver.interface import Device
@@ -180,11 +180,20 @@ def enter(needed: Iterable[str] = (), reach: Reach | None = None, beside: Rules 
     `reach`: what a process may reach that forks no others; None for one that does, as the filter holds for all of them.
     `beside`: calls that it may make, too, and the rules on their arguments.
     """
+    return _filter(lambda machine: program(machine, needed, reach, beside))
+
+
+def keep_uids(uids: range) -> bool:
+    """Have this process, which may become any account, become those of a range alone. False: the kernel cannot."""
+    return _filter(lambda machine: program_of_uids(machine, uids))
+
+
+def _filter(program_for: Callable[[str], bytes]) -> bool:
     machine = os.uname().machine
     if machine not in _SECCOMP or _prctl(_NO_NEW_PRIVS, 1, 0, 0, 0):
         _log.warning("system calls are not confined: there is no filter for %s", machine)
         return False
-    steps = program(machine, needed, reach, beside)
+    steps = program_for(machine)
     code = ffi.from_buffer(steps)
     header = struct.pack("HxxxxxxQ", len(steps) // 8, int(ffi.cast("uintptr_t", code)))
     if _syscall(_SECCOMP[machine], _SET_FILTER, _FLAGS, ffi.from_buffer(header)):

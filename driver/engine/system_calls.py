@@ -17,7 +17,7 @@ import errno
 import struct
 from typing import TYPE_CHECKING
 
-from driver.engine.call_rules import rules_for
+from driver.engine.call_rules import becoming_alone, rules_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -107,6 +107,12 @@ lchown fchownat utime utimes futimesat utimensat
 """
 """What only an intruder would call."""
 
+_IDENTITIES = (
+    *("setuid", "setgid", "setreuid", "setregid", "setresuid", "setresgid", "setfsuid", "setfsgid", "setgroups"),
+    *("unshare", "setns"),
+)
+"""Calls by which a process becomes another account, or gets a namespace where numbers stand for others."""
+
 
 def _numbers(text: str) -> dict[str, tuple[int | None, int | None]]:
     lines = " ".join(line for line in text.splitlines() if not line.startswith("#"))
@@ -127,6 +133,7 @@ MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _LOAD, _AND, _JUMP, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x06  # of classic BPF
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in seccomp_data; of an argument, the low half comes first
+_FOREIGN = 1 << 30  # from here on: the same calls by other numbers (x32)
 _FARTHEST = 255  # that a condition can skip
 
 _Step = tuple[int, int, int, int]  # code, how many to skip if true and if false, operand
@@ -156,18 +163,38 @@ def program(machine: str, needed: Iterable[str] = (), reach: Reach | None = None
 
     `reach`: as `rules_for` takes it. `beside`: calls that it also allows, with their rules.
     """
-    column, architecture = MACHINES[machine]
     needed = frozenset(needed)
     rules = rules_for(needed, reach) | (beside or {})
-    verdicts = {number: _error(errno.EPERM) for name in REFUSED if (number := NUMBERS[name][column]) is not None}
+    verdicts = dict.fromkeys(REFUSED, _error(errno.EPERM))
     for name in {*ALLOWED, *(needed & NUMBERS.keys()), *(beside or {})}:
-        if (number := NUMBERS[name][column]) is not None:
-            verdicts[number] = (*(step for rule in rules.get(name, ()) for step in _compared(rule)), *_PASS)
+        verdicts[name] = _ruled(rules.get(name, ()))
+    return _program(machine, verdicts, _error(errno.ENOSYS))
+
+
+def program_of_uids(machine: str, uids: range) -> bytes:
+    """Return a filter that leaves a process all calls, but to become an account beyond that range.
+
+    That is also what a user namespace is for, in which one number stands for another.
+    """
+    verdicts = dict.fromkeys(_IDENTITIES, _error(errno.EPERM)) | {"clone3": _error(errno.ENOSYS)}
+    verdicts |= {name: _ruled(rules) for name, rules in becoming_alone(uids).items()}
+    return _program(machine, verdicts, _PASS)
+
+
+def _ruled(rules: Iterable[Rule]) -> _Steps:
+    return (*(step for rule in rules for step in _compared(rule)), *_PASS)
+
+
+def _program(machine: str, verdicts: dict[str, _Steps], other: _Steps) -> bytes:
+    """Return the filter that has these verdicts on calls, and `other` on all others."""
+    column, architecture = MACHINES[machine]
+    by_number = {number: steps for name, steps in verdicts.items() if (number := NUMBERS[name][column]) is not None}
     begins: list[tuple[int, _Steps]] = []
-    for number in range(max(verdicts) + 2):
-        verdict = verdicts.get(number, _error(errno.ENOSYS))
+    for number in range(max(by_number) + 2):
+        verdict = by_number.get(number, other)
         if not begins or begins[-1][1] != verdict:
             begins.append((number, verdict))
+    begins.append((_FOREIGN, _error(errno.ENOSYS)))
     is_native = (_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, architecture), *_error(errno.EPERM)
     head: _Steps = (*is_native, (_LOAD, 0, 0, _NUMBER))
     return b"".join(struct.pack("HBBI", *step) for step in (*head, *_searched(begins)))

@@ -24,7 +24,7 @@ import time
 import warnings
 from array import array
 from collections import deque
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from driver.client.discovery import Place
     from driver.service.cell_uids import CellUids
     from driver.service.closing_process import ClosingProcess
+    from driver.service.engine_group import EngineGroup, EngineGroups
 
 _log = logging.getLogger(__name__)
 _NOW = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
@@ -54,6 +55,7 @@ _RETRY = 0.1  # seconds after a failed accept
 _END_TIMEOUT = 5.0  # seconds until a cell that ends is killed
 _WITHIN, _FREELY = 60.0, 3  # so many ends of a cell within so many seconds have no delay
 _DELAY = 1.0  # seconds until a cell that ends often is forked again
+_REPLACED = 2  # cells of an account that have renewed themselves, and wait for their clients to move
 _HANG_UP = 0  # no event but those that poll always reports
 _COUNTS, _F_SEAL_FUTURE_WRITE = struct.Struct("@QQQ"), 0x10
 _TICK = 0.05  # seconds between two looks at what is due
@@ -126,7 +128,7 @@ class ServedAccount:
         return self.cell is None and not (is_often and now - self.ends[-1] < _DELAY)
 
     def note_end(self) -> None:
-        """Note that its cell has failed."""
+        """Note that its cell has failed, or has renewed itself."""
         self.ends.append(time.monotonic())
 
     def take_those_that_left(self) -> list[Channel]:
@@ -155,17 +157,19 @@ class Broker:
         log: LogFile,
         closing: ClosingProcess,
         cell_uids: CellUids | None = None,
+        groups: EngineGroups | None = None,
     ) -> None:
         """`stop`: a descriptor; the device ends when it becomes readable. `become`: in a new process, serves an
         account. `home_fds`: what the cell of the device's own account needs beside. `log`: where all cells write.
-        `cell_uids`: of the cells of other accounts, which `become` takes; None: all have this process's.
+        `cell_uids`: of the cells of other accounts, which `become` takes; None: all have this process's. `groups`:
+        for the engines; None: they have no control groups of their own.
         """
         self._listener, self._place, self._stop = listener, place, stop
         self._named = os.stat(place.socket)
         self._become, self._home_fds, self._home = become, home_fds, os.getuid()
         self._limits = limits()
         self._accounts, self._census = dict[int, ServedAccount](), ClientCensus(self._limits)
-        self._log, self._closing, self._cell_uids = log, closing, cell_uids
+        self._log, self._closing, self._cell_uids, self._groups = log, closing, cell_uids, groups
         self._counts, self._last = CellCounts(), LastDescriptor()
         self._is_open = False  #: the device has passed its self test
         self._poll = select.poll()
@@ -285,11 +289,12 @@ class Broker:
         if self._cell_uids and uid != self._home:
             self._cell_uids.assign(uid)
         (near, far), broker = Channel.pair(), os.getpid()
-        with warnings.catch_warnings(), far:
+        group = self._groups.begin() if self._groups else None
+        with warnings.catch_warnings(), far, closing(group) if group else nullcontext():
             warnings.simplefilter("ignore", DeprecationWarning)  # numpy's threads survive forks
             pid = os.fork()
             if not pid:
-                self._become_cell(uid, far, broker, log)
+                self._become_cell(uid, far, broker, log, group)
         try:
             return CellProcess(uid, pid, near, log)
         except OSError:
@@ -298,15 +303,21 @@ class Broker:
             near.close()
             raise
 
-    def _become_cell(self, uid: int, channel: Channel, broker: int, log: LogPipe) -> NoReturn:
+    def _become_cell(
+        self, uid: int, channel: Channel, broker: int, log: LogPipe, group: EngineGroup | None
+    ) -> NoReturn:
         try:
             if uid != self._home:  # whose stdout tells that the device is ready
                 log.redirect()
             end_with_parent()
             if os.getppid() != broker:
                 os._exit(1)
-            close_all_but(channel.fileno(), *(self._home_fds if uid == self._home else []))
-            self._become(Cell(channel), uid)
+            is_home = uid == self._home
+            of_uids = self._cell_uids.fds if self._cell_uids and not is_home else []
+            close_all_but(
+                channel.fileno(), *(self._home_fds if is_home else []), *of_uids, *(group.fds if group else [])
+            )
+            self._become(Cell(channel, None if is_home else uid, group), uid)
         except BaseException:  # noqa: BLE001 (this process must not go on as a second broker)
             _log.exception("the cell of uid %d failed", uid)
         finally:
@@ -355,11 +366,20 @@ class Broker:
                 raise Malformed(f"{body!r:.100}")
 
     def _replace(self, cell: CellProcess) -> None:
-        """Let another cell begin beside it for the next client of the account."""
+        """Let another cell begin beside it for the next client of the account.
+
+        An account that renews its engine again and again has no more cells by that, nor has one begun without delay: of
+        those whose clients have not moved, the oldest end.
+        """
         account = self._accounts[cell.uid]
         if cell is account.cell and not cell.is_ending:
+            account.note_end()
             account.replaced.append(cell)
             account.cell = None
+            for oldest in account.replaced[:-_REPLACED]:
+                if not oldest.is_ending:
+                    _log.error("the cell of uid %d has ended: its clients have not moved to the next but one", cell.uid)
+                    self._let_go(oldest)
 
     def _put_back(self, cell: CellProcess) -> None:
         """Give it the account's new clients again, unless there is another cell that takes them."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from burst import GeneralFailure, PeerDied
 from burst.channel import Channel, Message, close_all
 from burst.exhaustion import DescriptorsLost
+from driver.config import device_uid
 from driver.engine import state
 from driver.engine.limits import WEIGHT, weights
 from driver.protocol.rpc import take_fd
@@ -26,6 +27,8 @@ from driver.service.client_source import AcceptedClient
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
+
+    from driver.service.engine_group import EngineGroup
 
 PAGE = 32
 """Cells in one answer: each comes with a descriptor."""
@@ -40,8 +43,9 @@ _GROUP_PATIENCE = 2.0  # seconds
 class Cell:
     """The broker, as a cell's service sees it: its `ClientSource`."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel, self._came = channel, 0
+    def __init__(self, channel: Channel, account: int | None = None, group: EngineGroup | None = None) -> None:
+        """`account`: of all clients; None: the kernel says whose each is. `group`: of the engine."""
+        self._channel, self._came, self._account, self.group = channel, 0, account, group
         self._asking, self._answers = threading.Lock(), SimpleQueue[tuple[list[Any], list[int]]]()
         self._asked = 0
         self.on_renew: Callable[[], object] = list  #: what the service does when the broker has it renew its engine
@@ -58,14 +62,21 @@ class Cell:
         match message.body:
             case ["client"]:
                 self._came += 1
-                return AcceptedClient(Channel.from_fd(take_fd(message)))
+                return AcceptedClient(self._connected(message, self._account))
             case ["watcher"]:
-                return AcceptedClient(Channel.from_fd(take_fd(message)), is_watcher=True)
+                watching = None if self._account is None else device_uid()
+                return AcceptedClient(self._connected(message, watching), is_watcher=True)
             case ["cells", *values]:
                 self._answers.put((values, message.take_fds()))
             case ["renew"]:
                 self.on_renew()
         return None
+
+    def _connected(self, message: Message, uid: int | None) -> Channel:
+        """Return a connection that the broker handed over. `uid`: whose it is, as it may have no number here."""
+        channel = Channel.from_fd(take_fd(message))
+        channel.known_uid = uid
+        return channel
 
     def _note_lost(self, body: list[Any]) -> None:
         """Note that no descriptor was left for a connection, which has ended by that."""

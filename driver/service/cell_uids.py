@@ -5,6 +5,8 @@ processes, pages of pipes, descriptors on their way, pending signals. The cell o
 
 The broker needs CAP_SETUID and CAP_SETGID to begin such a cell, and CAP_KILL to end it. It keeps these three, and its
 filter lets it become an account of the range, without supplementary groups, and no other one. A cell has none of them.
+Or an account without privileges gives cells its subordinate uids (`driver.service.subordinate_uids`): then a cell takes
+its uid in a user namespace of its own, for which the broker needs no capability.
 
 Each uid has a home, which is made before the device listens. An account's first cell gets one that is free: its name
 becomes the account's number, so its next cells have the same uid, and the records there. Their folder has the lock of
@@ -23,7 +25,7 @@ import pwd
 import re
 import signal
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -33,8 +35,10 @@ from driver.engine import sandbox
 from driver.engine.cache.blobs import locked
 from driver.errors import DeviceFailed
 from driver.libc import function
+from driver.service import subordinate_uids
 from driver.service.cell_configuration import files_in, write
 from driver.service.fork_server import end_with_parent
+from driver.service.subordinate_uids import MapWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,9 +52,6 @@ _MOST, _LAST = 4096, 2**31
 EXAMPLE = "2100000000-2100000063"
 """Unused in the table of https://systemd.io/UIDS-GIDS, and above what useradd, containers and SSSD give."""
 
-SUBORDINATE = Path("/etc/subuid"), Path("/etc/subgid")
-"""The tables of subordinate uids and gids."""
-
 _DUMPABLE = 4
 
 _prctl = function("prctl", "int(*)(int option, unsigned long value)")
@@ -58,21 +59,25 @@ setfsuid = function("setfsuid", "int(*)(unsigned int uid)")
 
 
 def uids_in(text: str) -> range:
-    """Return the range in "FIRST-LAST". Raise DeviceFailed."""
+    """Return the range in "FIRST-LAST", or this account's subordinate uids for "subuids". Raise DeviceFailed."""
+    if text == subordinate_uids.WORD:
+        if uids := subordinate_uids.own_uids():
+            return uids
+        raise DeviceFailed(f"--uids {text}: {subordinate_uids.absence()}")
     found = re.fullmatch(r"(\d{1,10})-(\d{1,10})", text)
     uids = range(int(found[1]), int(found[2]) + 1) if found else range(0)
     if not 0 < len(uids) <= _MOST or not 0 < uids[0] <= uids[-1] < _LAST or os.getuid() in uids:
         raise DeviceFailed(
             f"--uids {text}: must be FIRST-LAST, up to {_MOST} numbers that no account has as uid or gid, one for each "
-            f"account that is served, such as {EXAMPLE}"
+            f"account that is served, such as {EXAMPLE}; or subuids, for those of /etc/subuid"
         )
     return uids
 
 
-def taken(uids: range, group: int | None) -> str:
+def taken(uids: range, group: int | None, *, own: bool = False) -> str:
     """Say what has one of these numbers already, of what this machine's tables list; "" if nothing does.
 
-    `group`: that is served.
+    `group`: that is served. `own`: they are this account's subordinate ones.
     """
     found = [(each.pw_uid, f"the account {each.pw_name}") for each in pwd.getpwall()]
     found += [(each.gr_gid, f"the group {each.gr_name}") for each in grp.getgrall()]
@@ -80,28 +85,11 @@ def taken(uids: range, group: int | None) -> str:
     for number, whose in found:
         if number in uids:
             return f"{number} is {whose}"
-    for path in SUBORDINATE:
-        for owner, numbers in _subordinate(path):
-            if numbers.start < uids.stop and uids.start < numbers.stop:
-                return f"{max(uids.start, numbers.start)} is a subordinate number of {owner} in {path}"
+    for path in subordinate_uids.TABLES:
+        for name, owner, numbers in subordinate_uids.rows(path):
+            if numbers.start < uids.stop and uids.start < numbers.stop and not (own and owner == os.getuid()):
+                return f"{max(uids.start, numbers.start)} is a subordinate number of {name} in {path}"
     return ""
-
-
-def _subordinate(path: Path) -> list[tuple[str, range]]:
-    """Return the accounts of such a table, by name or number, and what they own. Other lines are left out."""
-    try:
-        text = path.read_text(errors="replace")
-    except OSError:
-        return []
-    rows = re.findall(r"^([^:#\s]+):(\d+):(\d+)\s*$", text, re.MULTILINE)
-    return [(owner, range(int(first), int(first) + int(count))) for owner, first, count in rows]
-
-
-def _number(account: str) -> int | None:
-    """Return the uid of an account that a table names so or by its number; None if there is none."""
-    with suppress(KeyError):
-        return int(account) if account.isdecimal() else pwd.getpwnam(account).pw_uid
-    return None
 
 
 def check_reach(homes: Path) -> None:
@@ -118,12 +106,32 @@ def check_reach(homes: Path) -> None:
 class CellUids:
     """The uids of one broker's cells."""
 
-    def __init__(self, uids: range, home: Path) -> None:
-        """`home`: of the device's account, in which those of the cells are."""
-        self.uids, self.homes = uids, home / _HOMES
+    def __init__(self, uids: range, home: Path, maps: MapWriter | None = None) -> None:
+        """`home`: of the device's account, in which those of the cells are. `maps`: for subordinate uids."""
+        self.uids, self.homes, self._maps = uids, home / _HOMES, maps
         self._lock = self.homes / "lock"  # a folder, as `locked` takes one
-        rows = [(_number(owner), numbers) for owner, numbers in _subordinate(SUBORDINATE[0])]
-        self._subordinate = [(owner, numbers) for owner, numbers in rows if owner]
+        self._subordinate = [row for row in subordinate_uids.rows(subordinate_uids.TABLES[0]) if row.owner]
+
+    @classmethod
+    def of(cls, text: str) -> CellUids:
+        """Return those that `prepare` has prepared. Call it before this process is confined."""
+        uids = uids_in(text)
+        return cls(uids, home(), MapWriter(uids) if text == subordinate_uids.WORD else None)
+
+    @property
+    def capabilities(self) -> int:
+        """Those that the broker needs."""
+        return 0 if self._maps else CAPABILITIES
+
+    @property
+    def takes_namespaces(self) -> bool:
+        """True if a cell has its uid in a user namespace of its own."""
+        return self._maps is not None
+
+    @property
+    def fds(self) -> list[int]:
+        """Descriptors that `become` needs."""
+        return [self._maps.fileno()] if self._maps else []
 
     @classmethod
     def prepare(cls, text: str, group: int | None = None) -> None:
@@ -131,20 +139,24 @@ class CellUids:
 
         `group`: that is served.
         """
-        uids = uids_in(text)
-        if whose := taken(uids, group):
+        uids, own = uids_in(text), text == subordinate_uids.WORD
+        if whose := taken(uids, group, own=own):
             raise DeviceFailed(f"--uids {text}: {whose}: use numbers that nobody has, such as {EXAMPLE}")
-        if not sandbox.has_capabilities(CAPABILITIES):
+        if own and (why := subordinate_uids.absence()):
+            raise DeviceFailed(f"--uids {text}: {why}")
+        if not own and not sandbox.has_capabilities(CAPABILITIES):
             raise DeviceFailed(
                 f"--uids {text}: uid {os.getuid()} lacks CAP_SETUID, CAP_SETGID or CAP_KILL: have systemd give them by "
-                "the unit that `burst serve --unit --uids` prints, start it as root, or leave --uids away"
+                "the unit that `burst serve --unit --uids` prints, start it as root, give it subordinate uids "
+                "(--uids subuids), or leave --uids away"
             )
         found = cls(uids, listed_home() or home())
         try:
             found._make_folder()
             check_reach(found.homes)
             with locked(found._lock):
-                found._make_homes()
+                if missing := found._missing():
+                    found._make_homes(missing, own=own)
         except OSError as error:
             raise DeviceFailed(f"--uids {text}: the homes of cells cannot be made: {error}") from error
 
@@ -155,13 +167,26 @@ class CellUids:
                 folder.chmod(0o711)
         self._lock.mkdir(0o700, exist_ok=True)
 
-    def _make_homes(self) -> None:
+    def _missing(self) -> list[int]:
+        """Return the uids that have no home. Raise DeviceFailed for homes of others."""
         made = {*self._owners().values()}
         if others := sorted(made - {*self.uids}):
             words = f"was made for other numbers, such as {others[0]}: give these, too, or remove it"
             raise DeviceFailed(f"--uids: {self.homes} {words}")
-        for uid in sorted({*self.uids} - made):
-            self._make_home(uid)
+        return sorted({*self.uids} - made)
+
+    def _make_homes(self, uids: list[int], *, own: bool) -> None:
+        """Make homes. `own`: for subordinate uids, as which a process in a namespace of theirs can make them."""
+
+        def make() -> None:
+            for uid in uids:
+                self._make_home(uid)
+
+        if own:
+            with MapWriter(self.uids) as maps:
+                maps.within(self.uids, make, own=True)
+        else:
+            make()
 
     def _make_home(self, uid: int) -> None:
         """Make one as its uid, in a folder of its gid, and move it from there: no cell may write to that of all."""
@@ -208,7 +233,7 @@ class CellUids:
 
     def _home_of(self, account: int) -> Path:
         """Return the home of an account, which may not be there yet."""
-        owners = {owner for owner, numbers in self._subordinate if account in numbers}
+        owners = {row.owner for row in self._subordinate if account in row.numbers}
         return self.homes / str(owners.pop() if len(owners) == 1 else account)
 
     def become(self, account: int) -> None:
@@ -219,6 +244,9 @@ class CellUids:
         folder, parent = self._home_of(account), os.getppid()
         uid, configuration = folder.stat().st_uid, files_in(in_home(f"~/{_CONFIGURATION}"))
         move_to(folder)
+        if self._maps:
+            self._maps.enter(range(uid, uid + 1))
+            self._maps.close()
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)

@@ -2,7 +2,8 @@
 
 Weights that a runtime lays out anew, its arenas and temporaries, outputs whose size follows from a value: the kernel
 knows them, as the engine's private pages. The service looks at these whenever the engine has used so much processor
-time, which no page comes without. An engine that has more than it may is ended: it is its account's own.
+time, which no page comes without. An engine that has more than it may is ended: it is its account's own. Where it has
+a control group of its own (`driver.service.engine_group`), the kernel holds it meanwhile.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from driver.engine.ledger import Account
     from driver.engine.limits import Limits
+    from driver.service.engine_group import EngineGroup
 
 _EVERY = 0.02  # seconds of processor time
 _PAUSE = 0.1  # seconds, where there are no timers of another process's time
@@ -43,21 +45,41 @@ class EngineWatch:
         account: Account,
         end: Callable[[int, int], object] | None,
         look: Callable[[int], object] = abs,
+        group: EngineGroup | None = None,
+        group_most: Callable[[int], int] = abs,
     ) -> None:
-        """Start no thread yet. `account`: in whose row of the ledger the memory is. `end`: called once, with what the
-        engine has and what it may have; None: it is only measured. `look`: called with what it has at each look.
+        """Start no thread yet. `account`: in whose row of the ledger the memory is. `end`: called with what the engine
+        has and what it may have; None: it is only measured. `look`: called with what it has at each look. `group`: that
+        it is in. `group_most`: returns what that may have, for so many clients.
         """
         self._tell = look
         self._pid, self._limits, self._account, self._end = pid, limits, account, end
-        self._most_clients = 0
+        self._most_clients, self._group, self._group_most = 0, group, group_most
+        self._bound()
 
     def start(self) -> None:
         """Begin to look. Raise RuntimeError if no thread can be started."""
         ServingThread(self._look, name="engine memory").start()
+        if self._group:
+            ServingThread(self._watch_group, self._group, name="engine group").start()
 
     def note(self, clients: int) -> None:
         """Note how many clients there are. What the engine has taken for those that have left, it may keep."""
-        self._most_clients = max(clients, self._most_clients)
+        if clients > self._most_clients:
+            self._most_clients = clients
+            self._bound()
+
+    def _bound(self) -> None:
+        if self._group:
+            self._group.bound(self._group_most(self._most_clients))
+
+    def _watch_group(self, group: EngineGroup) -> None:
+        while True:
+            group.wait()
+            found, most = group.held(), self._group_most(self._most_clients)
+            if self._end and (found > most or group.has_ended_one()):
+                self._end(max(found, most), most)
+                return
 
     def measure(self) -> int:
         """Return what the engine has now, and write it into the ledger."""

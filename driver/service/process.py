@@ -75,6 +75,7 @@ if TYPE_CHECKING:
 
     from driver.interface import Device
     from driver.service.client_source import AcceptedClient, ClientSource
+    from driver.service.engine_group import EngineGroup
 
 _log = logging.getLogger(__name__)
 LINGER = 2.0  # seconds without a client
@@ -92,6 +93,7 @@ class ServiceOptions(NamedTuple):
     on_start: Callable[[Service], object] | None = None  #: called with the service before it accepts clients
     account: int | None = None  #: the account that it serves alone, as a cell; None: its own, and others if `any_uid`
     files_of_others: bool = False  #: takes model files from every account that it serves
+    group: EngineGroup | None = None  #: of its engine
 
     @property
     def is_shared(self) -> bool:
@@ -140,7 +142,16 @@ class Service:
         code = None if options.account is not None else InstalledCode(kind.library)
         self.upkeep = Upkeep(self, renew_when(), code)
         end = None if options.is_shared else self._end_engine
-        self.watch = EngineWatch(engine.pid, self._limits, whose, end, look=self.upkeep.look)
+        most_of_group = partial(self._limits.group_most, makes_pages=self.owner == device_uid())
+        self.watch = EngineWatch(
+            engine.pid,
+            self._limits,
+            whose,
+            end,
+            look=self.upkeep.look,
+            group=options.group,
+            group_most=most_of_group,
+        )
         self._life = LifePage()
         (self._engine_gave_up,), fds = call(self._engine, "ready", fds=[self._life.fd], timeout=_START_TIMEOUT)
         self._engine.watch(fds[0])
@@ -257,7 +268,9 @@ class Service:
             self._tell(DeviceEnd(words))
 
     def _end_engine(self, found: int, most: int) -> None:
-        """End the engine, which has taken too much memory, and tell its clients. They come to the next one."""
+        """End the engine, which has taken too much memory, and tell its clients. They come to the next one. Any thread,
+        also more than once.
+        """
         words = (
             f"the device's engine took {found} bytes of memory, and was ended: {most} are allowed for the clients that "
             f"it has had (client_bytes of each, and engine_bytes); make smaller requests{or_raise('engine_bytes')}"
@@ -416,7 +429,8 @@ class Service:
 
     def kill(self) -> None:
         """Kill the engine, and so the device, as a crash would. Clients that recover wait for its restart."""
-        os.kill(self._engine_pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(self._engine_pid, signal.SIGKILL)
 
     def describe(self, uid: int) -> Greeting:
         """Return the answer to `hello` of a client of that account."""
@@ -466,11 +480,19 @@ class Service:
 
 
 def start_engine(
-    name: str, kind: type[Device], source: ClientSource, log: EngineLog, *, is_shared: bool
+    name: str,
+    kind: type[Device],
+    source: ClientSource,
+    log: EngineLog,
+    *,
+    is_shared: bool,
+    group: EngineGroup | None = None,
 ) -> EngineProcess:
     """Start the engine process. It ends when this process dies or closes its end of the channel.
 
-    is_shared: accounts share it. By fork, because both processes begin with importing the same modules: a device starts
+    is_shared: accounts share it. `group`: it is in that control group.
+
+    By fork, because both processes begin with importing the same modules: a device starts
     in half the time. Only this thread exists yet, besides numpy's, which survive forks.
     """
     (near, far), running = Channel.pair(), RunningFiles()
@@ -479,11 +501,15 @@ def start_engine(
         warnings.simplefilter("ignore", DeprecationWarning)
         if pid := os.fork():
             log.close_writable()
+            if group:
+                group.take(pid)
             return EngineProcess(near, pid, running)
         try:
             log.redirect()
             near.close()
             source.close()
+            if group:
+                group.close()
             sandbox.enter_files(kind, {state.made(): Access.EDIT} | KEPT)
             run_engine(name, kind, far, running, is_shared=is_shared)
         except BaseException:  # noqa: BLE001 (this process must not go on as a second service)
@@ -536,7 +562,7 @@ def run(name: str, source: ClientSource, place: Place, options: ServiceOptions) 
     engine_log, engine = EngineLog(file), None
     try:
         sandbox.enter_files(kind := device_class(name), kept_files(place, kind))
-        engine = start_engine(name, kind, source, engine_log, is_shared=options.is_shared)
+        engine = start_engine(name, kind, source, engine_log, is_shared=options.is_shared, group=options.group)
         service = Service(name, kind, source, options, engine=engine)
         gc.enable()
         engine_log.begin()

@@ -35,12 +35,14 @@ from driver.engine import sandbox, state
 from driver.engine.call_rules import of_broker
 from driver.engine.landlock import Access
 from driver.errors import DeviceFailed
+from driver.service import subordinate_uids
 from driver.service.bounded_log import BoundedHandler, LogFile
 from driver.service.broker import Broker
 from driver.service.cell import settle
-from driver.service.cell_uids import CAPABILITIES, CellUids, uids_in
+from driver.service.cell_uids import CellUids, uids_in
 from driver.service.client_source import ListeningSocket
 from driver.service.closing_process import ClosingProcess
+from driver.service.engine_group import EngineGroups
 from driver.service.fork_server import SCORES, end_with_parent
 from driver.service.health import VARIABLES, NotifyPipe, begin_monitoring
 from driver.service.process import ServiceOptions, kept_files, leave_no_core, run
@@ -66,6 +68,15 @@ _FOR_UIDS = {
     "StateDirectoryMode=0700": "# Cells go through it to their homes.\nStateDirectoryMode=0711",
 }
 """What the unit has in place of these lines where cells have uids of their own."""
+
+_FOR_DYNAMIC_USERS = {
+    "User=@user@\n": "# systemd makes this account, while a device runs.\nUser=@user@\nDynamicUser=yes\n"
+    "Environment=HOME=/var/lib/burst\n",
+    "# The sockets of other devices lie in this folder, too.\nRuntimeDirectory=burst\n": "RuntimeDirectory=burst/%i\n",
+    "RuntimeDirectoryPreserve=yes\n": "",  # what is kept for such an account, no other one can enter
+    "serve %i ": "serve %i --dir /run/burst/%i ",
+}
+"""The same where systemd makes the account."""
 
 _RUN = "from driver.service.serve import main; main()  # burst serve"
 """Its comment is what `ps` and `pgrep -f "burst serve"` find; the device's name follows it."""
@@ -110,16 +121,20 @@ def serve(
     _become(name, place, fds, uids or "", gid is not None, files_of_others, tell is not None)
 
 
-def unit(user: str, group: str, command: str, uids: str | None = None) -> str:
+def unit(user: str, group: str, command: str, uids: str | None = None, *, is_dynamic: bool = False) -> str:
     """Return the template unit for systemd: `systemctl start burst@DEVICE`.
 
-    `command`: the path of `burst`. `uids`: as of `serve`. Raise DeviceFailed.
+    `command`: the path of `burst`. `uids`: as of `serve`. `is_dynamic`: systemd makes the account. Raise DeviceFailed.
     """
     text = resources.files("driver.service").joinpath("burst@.service").read_text()
+    changes: dict[str, str] = _FOR_DYNAMIC_USERS if is_dynamic else {}
+    if uids == subordinate_uids.WORD:
+        raise DeviceFailed("--uids subuids: a unit gives the device capabilities instead: give it FIRST-LAST")
     if uids:
         uids_in(uids)
-        for line, ours in (*_FOR_UIDS.items(), ("--group @group@", f"--group @group@ --uids {uids}")):
-            text = text.replace(line, ours)
+        changes = changes | _FOR_UIDS | {"--group @group@": f"--group @group@ --uids {uids}"}
+    for line, ours in changes.items():
+        text = text.replace(line, ours)
     for name, value in {"user": user, "group": group, "burst": command}.items():
         text = text.replace(f"@{name}@", value)
     return text
@@ -132,16 +147,23 @@ def main() -> None:
     """
     name, (fd, metrics_fd) = sys.argv[1], map(int, sys.argv[2:4])
     uids, (is_open, files_of_others, is_quiet) = sys.argv[4], (word == "True" for word in sys.argv[5:8])
+    groups, of_cells = EngineGroups.of_this_process(), CellUids.of(uids) if uids else None
+    if of_cells and of_cells.capabilities:
+        sandbox.keep_uids(of_cells.uids)  # before it loads the device
     stop = readable_at_signals(*_SIGNALS)
     place = discovery.Place(Path(os.environ["BURST_RUNTIME_DIR"]), discovery.short_name(name))
     monitored = partial(begin_monitoring, address=str(place.socket), metrics_fd=metrics_fd, is_quiet=is_quiet)
     if is_open and not _has_one_engine(name):
-        of_cells, listener = CellUids(uids_in(uids), home()) if uids else None, socket.socket(fileno=fd)
-        broke(name, listener, place, stop, metrics_fd=metrics_fd, monitored=monitored, cell_uids=of_cells)
+        listener = socket.socket(fileno=fd)
+        broke(
+            name, listener, place, stop, metrics_fd=metrics_fd, monitored=monitored, cell_uids=of_cells, groups=groups
+        )
     if device_class(name).asked_apart:
         sandbox.keep_capabilities(sandbox.OF_CELLS)  # it begins no cells
         stay(name, place, fd)
     options = ServiceOptions(None, is_open, stop, on_start=monitored, files_of_others=files_of_others)
+    if groups and not options.is_shared:
+        options = options._replace(group=groups.begin())
     run(name, ListeningSocket(socket.socket(fileno=fd), place), place, options)
 
 
@@ -170,6 +192,7 @@ def broke(
     metrics_fd: int,
     monitored: Callable[[Service], bool],
     cell_uids: CellUids | None,
+    groups: EngineGroups | None,
 ) -> NoReturn:
     """Become the broker of a device that has an engine for each account."""
     log = LogFile(place.log)
@@ -179,7 +202,9 @@ def broke(
     of_cells = {state.made_for_all(): Access.EDIT} | SCORES  # see `settle`; cells give up more
     if cell_uids:
         of_cells[cell_uids.homes] = Access.EDIT
-    kept = sandbox.OF_CELLS | (CAPABILITIES if cell_uids else 0)
+    if groups:
+        of_cells[groups.path] = Access.EDIT
+    kept = sandbox.OF_CELLS | (cell_uids.capabilities if cell_uids else 0)
     sandbox.enter_files(kind, kept_files(place, kind) | of_cells, kept)
     needs = kind.needs if kind.asked_apart else kind().needs  # what it has loaded, all cells share
 
@@ -200,7 +225,8 @@ def broke(
         linger, on_start = (None, begin) if is_home else (CELL_LINGER, None)
         if os.environ.get("WATCHDOG_PID") == str(os.getppid()):
             os.environ["WATCHDOG_PID"] = str(os.getpid())
-        run(name, cell, place, ServiceOptions(linger, any_uid=True, stop=stop, on_start=on_start, account=uid))
+        options = ServiceOptions(linger, any_uid=True, stop=stop, on_start=on_start, account=uid, group=cell.group)
+        run(name, cell, place, options)
 
     def confine() -> None:
         sandbox.keep_capabilities(sandbox.OF_CELLS)
@@ -209,10 +235,12 @@ def broke(
     closing = ClosingProcess(confine)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     home_fds = [notices.writable, *([metrics_fd] if metrics_fd >= 0 else [])]
-    broker = Broker(listener, place, stop, become, home_fds=home_fds, log=log, closing=closing, cell_uids=cell_uids)
+    broker = Broker(
+        listener, place, stop, become, home_fds=home_fds, log=log, closing=closing, cell_uids=cell_uids, groups=groups
+    )
     broker.watch(notices.readable, notices.forward)
-    uids = cell_uids.uids if cell_uids else None
-    is_filtered = sandbox.enter(needs.system_calls, beside=of_broker(needs.system_calls, uids))
+    uids, takes = (cell_uids.uids, cell_uids.takes_namespaces) if cell_uids else (None, False)
+    is_filtered = sandbox.enter(needs.system_calls, beside=of_broker(needs.system_calls, uids, takes_namespaces=takes))
     if cell_uids and not is_filtered:
         with place.locked_to_leave() as is_locked:
             place.leave(listener, is_locked=is_locked)

@@ -21,7 +21,7 @@ from driver.engine.preparations import Pacer, Preparations
 from driver.engine.process import Engine
 from driver.engine.running_files import RunningFiles
 from driver.interface import BindOptions
-from driver.protocol.prepare_arguments import PrepareArguments
+from driver.protocol.prepare_arguments import JoinTerms, PrepareArguments
 from fmq import clock
 
 E, V = 1001, 1002
@@ -217,6 +217,14 @@ def test_accounts_share_no_models(engine):
     assert mine is again
     assert others is not mine
     assert others.region is not mine.region
+
+
+def test_accounts_are_never_joined(engine):
+    """Requests of two accounts never run together, also on equal terms for equal models; of one account they may."""
+    models = [prepare(engine, uid, chain(1)) for uid in (E, E, V)]
+    mine, again, others = (model.joiner(JoinTerms(8, 0, pads=False)) for model in models)
+    assert mine is again
+    assert others is not mine
 
 
 def test_an_account_that_saves_for_long_delays_no_other(engine, threads):

@@ -23,7 +23,7 @@ import driver
 from driver.cli.command import burst as command
 from driver.doctor import running
 from driver.errors import DeviceFailed
-from driver.service import cell_configuration, cell_uids
+from driver.service import cell_configuration, cell_uids, subordinate_uids
 from driver.service.cell_uids import CellUids, uids_in
 
 FIRST, SECOND, LAST = 2100000000, 2100000001, 2100000008
@@ -274,7 +274,7 @@ def test_subordinate_uids_have_the_home_of_their_owner(prepared, monkeypatch, tm
     """Who owns subordinate uids uses up one uid of the range, not one for each of them."""
     table = tmp_path / "subuid"
     table.write_text(f"# owners\n{FRIEND}:300000:65536\nnobody-has-this-name:400000:65536\nodd\n")
-    monkeypatch.setattr(cell_uids, "SUBORDINATE", (table, tmp_path / "none"))
+    monkeypatch.setattr(subordinate_uids, "TABLES", (table, tmp_path / "none"))
     cells = prepared(SECOND)
     for account in (300000, 300001, 365535, FRIEND, 400000):
         cells.assign(account)
@@ -308,7 +308,7 @@ def test_numbers_that_something_has_are_refused(monkeypatch, tmp_path):
     subuid, subgid = tmp_path / "subuid", tmp_path / "subgid"
     subuid.write_text("alice:100000:65536\n")
     subgid.write_text("bob:300000:65536\n")
-    monkeypatch.setattr(cell_uids, "SUBORDINATE", (subuid, subgid))
+    monkeypatch.setattr(subordinate_uids, "TABLES", (subuid, subgid))
     monkeypatch.setattr(grp, "getgrall", lambda: [grp.struct_group(("staff", "x", 1999999999, []))])
     account = pwd.getpwall()[-1]
     for uids, served_group, words in (
@@ -469,6 +469,55 @@ def test_the_filter_of_the_broker_leaves_it_the_range_alone():
     """
     said = subprocess.check_output([sys.executable, "-c", BECOMES], text=True)
     assert said == f"{(FIRST,) * 3} {(LAST,) * 3} []\n"
+
+
+KEEPS = f"""
+import ctypes, os, subprocess, sys
+from driver.engine import sandbox
+assert sandbox.keep_uids(range({FIRST}, {LAST + 1}))
+unshare = ctypes.CDLL(None, use_errno=True).unshare
+assert subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True).stdout == b"1\\n"
+calls = [(os.setuid, {FIRST}), (os.setgid, {FIRST}), (os.setgroups, [0]), (os.setresuid, 0, 0, 0)]
+calls += [(os.setresgid, 0, 0, 0), (os.setresuid, {FIRST}, {FIRST}, {LAST + 1})]
+calls += [(os.setreuid, {FIRST}, {FIRST}), (os.setregid, {FIRST}, {FIRST})]
+for call, *arguments in calls:
+    try:
+        call(*arguments)
+        print(call, arguments)
+    except PermissionError:
+        pass
+for flags in (0x10000000, 0x20000):
+    assert (unshare(flags), ctypes.get_errno()) == (-1, 1), flags
+os.setgroups([])
+os.setresgid({LAST}, {LAST}, {LAST})
+os.setresuid({FIRST}, {FIRST}, {FIRST})
+print(os.getresuid(), os.getresgid(), os.getgroups())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become other accounts")
+def test_what_loads_the_device_becomes_no_other_account():
+    """The process that is to be the broker has a filter before it loads a driver: with its capabilities it takes uids
+    and gids of the range alone, and no namespace in which these stand for others; programs that it starts, too.
+    """
+    said = subprocess.check_output([sys.executable, "-c", KEEPS], text=True)
+    assert said == f"{(FIRST,) * 3} {(LAST,) * 3} []\n"
+
+
+NAMESPACES = """
+import ctypes
+from driver.engine import sandbox
+from driver.engine.call_rules import of_broker
+unshare = ctypes.CDLL(None, use_errno=True).unshare
+assert sandbox.enter(beside=of_broker((), range(7, 8), takes_namespaces=True))
+print([unshare(flags) for flags in (0x20000, 0x10020000, 0x50000000, 0x10000000)])
+"""
+
+
+def test_a_broker_without_privileges_makes_user_namespaces_alone():
+    """Its filter lets it, and what it forks, enter a user namespace, and no other one with it."""
+    done = subprocess.run([sys.executable, "-c", NAMESPACES], capture_output=True, text=True, check=True)
+    assert done.stdout in ("[-1, -1, -1, 0]\n", "[-1, -1, -1, -1]\n")
 
 
 WITHOUT_FILTERS = f"""

@@ -35,6 +35,19 @@ def broker(accounts):
         yield found
 
 
+STAYS = """
+from driver.client import served_sockets
+from driver.client.connection import Connection
+channel = served_sockets.connect({!r})
+connection = Connection(channel, timeout=30)
+service = connection.service_pid
+connection.call("renew", "an attack", timeout=30)
+while connection.call("successor", False, timeout=30)[0] != ["go"]:
+    pass
+"""
+"""A client that has its engine renewed, and never leaves it."""
+
+
 def descriptors(pid):
     """How many of each kind."""
     found = Counter()
@@ -87,6 +100,27 @@ def test_an_account_renews_its_own_engine_alone(members, broker, process):
     assert friend.do("out = burst.run(X).outputs[0].tolist(), burst.stats()['recoveries']") == [[[2.0] * 4], 0]
     assert other.do(PIDS) == others
     assert broker[1].poll() is None
+
+
+@pytest.mark.integration
+def test_an_account_that_renews_again_and_again_has_few_cells(accounts, kit):
+    """A client of each engine stays where it is, and has that renewed: more than two such engines are not kept, the
+    oldest end, and another account is served.
+    """
+    with foreign("--group", GROUP) as (address, broker), contextlib.ExitStack() as stack:
+        connections, pids = [], []
+        for _ in range(6):
+            connection = stack.enter_context(Client(FRIEND, GROUP))
+            assert connection.is_ready()
+            assert connection.do(STAYS.format(address)) is None
+            pids.append(connection.do("out = service"))
+            connections.append(connection)
+        assert len(set(pids)) == 6
+        kit.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids[:3]))
+        children = Path(f"/proc/{broker.pid}/task/{broker.pid}/children").read_text().split()
+        assert len(children) <= 6
+        assert accounts[1].do(CONNECT.format(address), "out = prepared.run(X)[0].tolist()") == [[2.0] * 4]
+        assert accounts[1].do("device.close()") is None
 
 
 def test_sighup_renews_all_engines(members, broker, process):
@@ -363,6 +397,33 @@ def test_figures_are_of_all_accounts(accounts, process, kit):
         for name in ("burst_executions_total", "burst_cpu_seconds_total", "burst_preparations_total"):
             for line in (line for line in during if line.startswith(name)):
                 assert after[line] >= during[line], line
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("lie", "engines"), [(1, 2), (2, 2), (3, 3), (4, 2), (5, 3)])
+def test_an_engine_that_lies_harms_no_figures_but_its_own(accounts, lie, engines):
+    """What has taken an engine over answers nonsense, pages without an end, or sends sockets in the place of traces:
+    metrics and `burst top` go on with the others.
+    """
+    lying = ["x = again.operation('MUL', x, X, 0)"] * lie
+    device = "burst_test_devices.liar:Liar"
+    with foreign("--group", GROUP, "--metrics", "{home}/metrics.sock", device=device) as (address, broker):
+        assert accounts[1].do(CONNECT.format(address), "burst = prepared.burst()", "burst.run(X)") is None
+        begin = f"device = driver.connect({address!r})", "again = driver.ModelBuilder()"
+        model = (
+            "x = again.input('float32', (1, 4))",
+            *lying,
+            "again.output(x)",
+            "prepared = device.prepare(again.build())",
+        )
+        assert accounts[0].do(*begin, *model) is None
+        for _ in range(3):
+            during = scraped(Path(address).parents[1] / "metrics.sock")
+            assert (during["burst_engines"] >= engines, during["burst_bursts"]) == (True, 1)
+        assert Watcher([address]).sample().devices
+        assert broker.poll() is None
+        for client in accounts[:2]:
+            assert client.do("device.close()") is None
 
 
 def test_doctor_examines_the_engine_of_each_account(members, broker, monkeypatch):

@@ -36,11 +36,31 @@ def test_the_unit_runs_this_installation():
     assert not any(f"@{name}@" in text for name in ("user", "group", "burst"))
 
 
+def test_the_unit_of_an_account_that_systemd_makes():
+    """With --dynamic-user the account is there while the device runs, and the device's folder with it: others could
+    not enter one that stays.
+    """
+    text = unit("--dynamic-user", "--group", "inference")
+    assert "User=burst\nDynamicUser=yes\nEnvironment=HOME=/var/lib/burst\nGroup=inference\n" in text
+    assert "\nRuntimeDirectory=burst/%i\n" in text
+    assert "RuntimeDirectoryPreserve" not in text
+    assert " serve %i --dir /run/burst/%i --group inference $BURST_OPTIONS\n" in text
+    assert "DynamicUser" not in unit()
+
+
+def test_the_unit_delegates_its_control_group():
+    """The service may divide its control group for the memory of engines, which is mounted so that it can."""
+    lines = unit().splitlines()
+    assert "Delegate=memory" in lines
+    assert not any(line.startswith("ProtectControlGroups=") for line in lines)
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze: install systemd")
-def test_systemd_takes_the_unit(tmp_path):
+@pytest.mark.parametrize("words", [(), ("--dynamic-user",), ("--uids", "2100000000-2100000063")])
+def test_systemd_takes_the_unit(tmp_path, words):
     """`systemd-analyze verify` has nothing to say about it."""
     path = tmp_path / "burst@reference.service"
-    path.write_text(unit("--user", "root", "--group", "root"))
+    path.write_text(unit("--user", "root", "--group", "root", *words))
     done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, check=False)
     assert (done.returncode, [line for line in done.stderr.splitlines() if "burst@" in line]) == (0, [])
 
