@@ -433,7 +433,7 @@ def test_doctor_examines_the_engine_of_each_account(members, broker, monkeypatch
     together, found = findings[f"{broker[0]}, engines"], list(findings)
     assert (together.state, together.found) == ("note", f"3, under uid {SERVER}")
     for uid in (SERVER, FRIEND, OTHER):
-        assert len([subject for subject in found if f"uid {uid}, " in subject]) == 2
+        assert len([subject for subject in found if f"uid {uid}, " in subject]) == 3
 
 
 def scraped(path):
