@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class FairTurns:
-    """Of one event loop. What has its turn takes so much of it until it is done."""
+    """Turns of the tasks of one event loop. What has its turn takes its share until it is done."""
 
     def __init__(self, most: int) -> None:
         """`most`: that is taken at a time."""

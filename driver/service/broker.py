@@ -294,7 +294,7 @@ class Broker:
             warnings.simplefilter("ignore", DeprecationWarning)  # numpy's threads survive forks
             pid = os.fork()
             if not pid:
-                self._become_cell(uid, far, broker, log, group)
+                self._become_cell(uid, far, broker, log=log, group=group)
         try:
             return CellProcess(uid, pid, near, log)
         except OSError:
@@ -304,7 +304,7 @@ class Broker:
             raise
 
     def _become_cell(
-        self, uid: int, channel: Channel, broker: int, log: LogPipe, group: EngineGroup | None
+        self, uid: int, channel: Channel, broker: int, *, log: LogPipe, group: EngineGroup | None
     ) -> NoReturn:
         try:
             if uid != self._home:  # whose stdout tells that the device is ready

@@ -49,7 +49,7 @@ from driver.service.process import ServiceOptions, kept_files, leave_no_core, ru
 from driver.service.signals import ENDS, readable_at_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from driver.service.cell import Cell
     from driver.service.process import Service
@@ -239,13 +239,19 @@ def broke(
         listener, place, stop, become, home_fds=home_fds, log=log, closing=closing, cell_uids=cell_uids, groups=groups
     )
     broker.watch(notices.readable, notices.forward)
-    uids, takes = (cell_uids.uids, cell_uids.takes_namespaces) if cell_uids else (None, False)
-    is_filtered = sandbox.enter(needs.system_calls, beside=of_broker(needs.system_calls, uids, takes_namespaces=takes))
-    if cell_uids and not is_filtered:
+    if not _filter_broker(needs.system_calls, cell_uids) and cell_uids:
         with place.locked_to_leave() as is_locked:
             place.leave(listener, is_locked=is_locked)
         raise DeviceFailed("--uids: the broker could become any account, as nothing filters its calls: leave it away")
     broker.run()
+
+
+def _filter_broker(needed: Collection[str], cell_uids: CellUids | None) -> bool:
+    """Leave the broker its calls, those that the device needs and those by which it begins cells. False: the kernel
+    cannot.
+    """
+    uids, takes = (cell_uids.uids, cell_uids.takes_namespaces) if cell_uids else (None, False)
+    return sandbox.enter(needed, beside=of_broker(needed, uids, takes_namespaces=takes))
 
 
 def stay(name: str, place: discovery.Place, fd: int) -> None:

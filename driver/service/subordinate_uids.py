@@ -108,8 +108,8 @@ class MapWriter:
         self._uids, parent = uids, os.getpid()
         self._near, far = Channel.pair()
         with far:
-            self._pid = _fork()
-            if not self._pid:
+            self.pid = _fork()
+            if not self.pid:
                 self._become(far, parent)
 
     def __enter__(self) -> Self:
@@ -118,7 +118,7 @@ class MapWriter:
     def __exit__(self, *_: object) -> None:
         """Close the last end of it, and reap the process."""
         self.close()
-        os.waitpid(self._pid, 0)
+        os.waitpid(self.pid, 0)
 
     def fileno(self) -> int:
         """Return the descriptor that a process needs to ask."""

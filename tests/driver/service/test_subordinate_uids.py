@@ -226,6 +226,6 @@ def test_the_doctor_says_which_way_there_is(monkeypatch, tmp_path, may, absence,
 def test_a_map_writer_ends():
     """It is reaped with its last user."""
     with MapWriter(range(FIRST, LAST + 1)) as writer:
-        pid = writer._pid
+        pid = writer.pid
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, 0)
