@@ -2,7 +2,7 @@
 
 The first step is an execution like any other: it tells the shapes of the outputs that results have. The next ones are
 requests that the engine executes in turn (`driver.protocol.stream_terms`): what is fed back lies in two buffers of the
-device that take turns, or, where results have it, too, in the memory of the step before.
+device that take turns, in one if its size may change, or, where results have it, too, in the memory of the step before.
 """
 
 from __future__ import annotations
@@ -61,15 +61,16 @@ class StepMemory:
         self._inputs = InputSet(model, input_shapes(model, arrays))
         self._inputs.fill(arrays)
         self._first_sizes = layouts_of(model).of_outputs(None).sizes
-        device = executor.device
-        self.buffers = {
-            pair: [
-                device.allocate(BufferDesc(), [executor], [BufferRole(0, pair[1])], [BufferRole(0, pair[0])])
-                for _ in range(2)
-            ]
-            for pair in plan.states
-        }
-        check_buffers([*self._given.values()], device.connection)
+        self.buffers = {pair: self._turns_of(executor, *pair) for pair in plan.states}
+        check_buffers([*self._given.values()], executor.device.connection)
+
+    def _turns_of(self, executor: RemoteExecutor, m: int, n: int) -> list[Buffer]:
+        """Return the two buffers of a state, or twice one that is updated in place if its size may change."""
+        dimensions = self._graph.operands[self._graph.inputs[n]].dimensions
+        is_open = not dimensions or 0 in dimensions
+        roles, desc = ([BufferRole(0, n)], [BufferRole(0, m)]), BufferDesc(in_place=is_open)
+        found = [executor.device.allocate(desc, [executor], *roles) for _ in range(1 if is_open else 2)]
+        return [found[0], found[-1]]
 
     def told(self, shapes: Sequence[OutputShape]) -> list[OutputShape]:
         """Return the shapes of the outputs that results have."""
@@ -176,7 +177,7 @@ class DeviceStream(ResultStream):
         memory, begin, depth = self._memory, self._done, self._depth
         sets = [memory.outputs((), sizes) for _ in range(depth)]
         requests = [memory.request(begin, sets[0], self._last, self._shapes)]
-        turns = range(1, depth + 1)
+        turns = range(1, 1 + (depth if self._plan.told else 2))  # those without results differ in their buffers alone
         requests += [memory.request(begin + n, sets[n % depth], sets[n - 1], self._shapes) for n in turns]
         feed = StreamFeed(depth, self._wait.by, is_latest=self._is_latest)
         end = FOREVER if self._wait.end is None else self._wait.end
