@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeGuard, get_args
 
 from burst import InvalidArgument
+from driver.deadlines import check_times
 from fmq.end import DEFAULT_SPIN, spin_ns
 
 if TYPE_CHECKING:
@@ -124,10 +125,12 @@ class Options(NamedTuple):
     depth: int
     policy: Policy
     recover: bool
+    loop_timeout: float | None = None
 
     def checked(self) -> Options:
         """Return these options; raise ValueError naming what is wrong."""
         spin_ns(self.spin)
+        check_times(loop_timeout=self.loop_timeout)
         if not 1 <= self.depth <= MOST_DEPTH:
             raise ValueError(f"depth={self.depth!r}: from 1 to {MOST_DEPTH} requests in flight")
         if self.policy not in get_args(Policy):

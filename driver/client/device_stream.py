@@ -24,6 +24,7 @@ from driver.client.result_stream import ResultStream
 from driver.client.stream_feed import StreamFeed
 from driver.client.workspace import InputSet, OutputSet, input_shapes
 from driver.deadlines import Wait
+from driver.protocol.lane_codec import with_loop_timeout
 from driver.protocol.stream_terms import MOST, MOST_ROOM, UNTIL, StreamTerms
 from fmq.clock import FOREVER
 
@@ -44,9 +45,12 @@ _HINT = "; an output that is fed back and in `also` or `until` keeps the shape o
 class StepMemory:
     """Where the steps of a stream read and write: inputs, and for each fed value that stays there two buffers."""
 
-    def __init__(self, executor: RemoteExecutor, plan: StreamPlan, inputs: Any) -> None:
+    def __init__(
+        self, executor: RemoteExecutor, plan: StreamPlan, inputs: Any, loop_timeout: float | None = None
+    ) -> None:
         """Fill the inputs, and allocate. Raise ValueError, StatusError, PeerDied."""
         self._model, self._plan = model, _ = executor.model, plan
+        self._loop_timeout = loop_timeout
         self._graph, self._fed = model.main, {n for _, n in plan.feedback}
         self.shown = [(m, n) for m, n in plan.feedback if m in plan.told]  #: fed back, and told
         is_open = any(0 in self._graph.operands[self._graph.outputs[m]].dimensions for m, _ in self.shown)
@@ -108,7 +112,7 @@ class StepMemory:
                 length = nbytes(self._graph.operands[self._graph.outputs[m]], its)
                 inputs[n] = RequestArgument(pool=len(pools) - 1, offset=where.offset, length=length, dimensions=its)
                 outputs[m] = outputs[m]._replace(dimensions=its)
-        return Request(tuple(inputs), tuple(outputs), tuple(pools))
+        return with_loop_timeout(Request(tuple(inputs), tuple(outputs), tuple(pools)), self._loop_timeout)
 
 
 class Turns(NamedTuple):
@@ -133,7 +137,7 @@ class DeviceStream(ResultStream):
         self._executor, self._plan, self._wait = executor, plan, Wait.of(None, deadline)
         self._is_latest, depth = options.policy == "latest", options.depth + 1
         self._depth = min(MOST_ROOM, depth + depth % 2)  # even, as two buffers take turns
-        self._memory = StepMemory(executor, plan, inputs)
+        self._memory = StepMemory(executor, plan, inputs, options.loop_timeout)
         self._turns: Turns | None = None
         self._freed, self._skipped, self._is_closed, self._has_burst = 0, 0, False, True
         self._at_end: Any = None  # where it is dropped

@@ -21,6 +21,7 @@ from driver.client.recovery import Recovery
 from driver.client.statistics import Statistics
 from driver.deadlines import earlier
 from driver.errors import DeviceFailed
+from driver.protocol.lane_codec import with_loop_timeout
 from fmq import Closed, FmqError
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class BurstSession:
         encoded = outputs.encoded.get(inputs)
         if encoded is None:
             request = Request(inputs.arguments, outputs.arguments, (inputs.memory, outputs.memory))
+            if self.controller.version > 1:  # the first one has no loop timeout: the device's own holds
+                request = with_loop_timeout(request, self.options.loop_timeout)
             packet = self.controller.encode(request, measure=self.options.measure)
             fitting = CHANNEL_LENGTH * DATUM // packet.nbytes  # into the channel
             self.depth = 1 if self.controller.version == 1 else max(1, min(self.depth, fitting))

@@ -230,6 +230,7 @@ class AnyPreparedModel(Closing):
         depth: int | None = None,
         policy: Policy = "block",
         recover: bool = False,
+        loop_timeout: float | None = None,
         state: Mapping[str, str] | None = None,
     ) -> AnyBurst:
         """Open a burst.
@@ -247,6 +248,8 @@ class AnyPreparedModel(Closing):
             recover: when the device dies, start it again, prepare the model again and send again what was not
                 answered; the caller sees one slow result. A model that crashes the device twice over one request, or
                 three times in all, gets Quarantined; a burst that is bound to buffers of the device, BuffersLost.
+            loop_timeout: seconds that a WHILE may take in each of its executions; by default 2, at most 15. `execute`
+                takes one for a request.
             state: outputs and the inputs that they become, by name, as {"stateN": "state"}. These inputs begin as
                 zeros, and each run leaves there what it has made of them. Such a burst has `run` and `run_async`, whose
                 callers may leave the states out or give new ones. A run that fails leaves the states as they were, and
@@ -266,6 +269,7 @@ class AnyPreparedModel(Closing):
             depth=depth,
             policy=policy,
             recover=recover,
+            loop_timeout=loop_timeout,
         )
         burst = self.executor.open_burst(its)
         if not pairs:

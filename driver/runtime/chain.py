@@ -78,7 +78,8 @@ class StepBurst:
             self._open(local)
             old.close()
         request = Request(reads.arguments, writes.arguments, (reads.memory, writes.memory))
-        return local.perform(Job(request)).status == ErrorStatus.NONE
+        job = Job.of(request, loop_timeout=self._options.loop_timeout)
+        return local.perform(job).status == ErrorStatus.NONE
 
     def perform(self, job: Job) -> Result:
         """Execute it in the burst, or on the CPU if that fails."""

@@ -16,6 +16,7 @@ from driver.client.recovery import describe
 from driver.client.statistics import spread
 from driver.client.workspace import InputSet, OutputSet, Workspace
 from driver.deadlines import Wait, check, due
+from driver.protocol.lane_codec import with_loop_timeout
 from driver.runtime.frames import FrameBurst
 from driver.runtime.local_executor import in_time, run_here, timing
 from fmq import clock
@@ -160,7 +161,7 @@ class LocalBurst(FrameBurst[LocalFrame]):
         """Return the request on that memory, bound once."""
         memory, execution = self._bound.get(frame, (None, None))
         if execution is None or memory is not frame.outputs.memory:
-            execution = self._prepared.bind(Workspace(*frame).request)
+            execution = self._prepared.bind(with_loop_timeout(Workspace(*frame).request, self.options.loop_timeout))
             self._bound[frame] = frame.outputs.memory, execution
         return execution
 

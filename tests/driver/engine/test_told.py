@@ -26,7 +26,7 @@ def test_preparation(device, heard, kit):
     assert second["deadline"] is None
 
 
-@pytest.mark.parametrize("way", ["plain", "burst", "fenced"])
+@pytest.mark.parametrize("way", ["plain", "burst", "burst of its own", "in flight", "fenced"])
 def test_priority_and_loop_timeout(way, device, heard, kit):
     """Of each client's own prepared model, also where two share one: the device binds for each."""
     model = kit.add_model()
@@ -38,6 +38,12 @@ def test_priority_and_loop_timeout(way, device, heard, kit):
             elif way == "burst":
                 with prepared.burst() as burst:
                     burst.execute(request, loop_timeout=3).raise_for_status()
+            elif way == "burst of its own":
+                with prepared.burst(loop_timeout=3) as burst:
+                    burst.run(X)
+            elif way == "in flight":
+                with prepared.burst(loop_timeout=3, depth=2) as burst:
+                    burst.submit(X).result(kit.patience)
             else:
                 prepared.execute_fenced(request, [], loop_timeout=3).result(kit.patience).raise_for_status()
     assert [(line["priority"], line["loop_timeout"]) for line in heard("bind")] == [("high", 3.0), ("low", 3.0)]

@@ -216,6 +216,8 @@ def test_a_loop_ends_in_time(straight):
         assert {device for device, _ in compiled.placement()} == set(straight)
         request = request_of(compiled, X)
         assert compiled.execute(request, loop_timeout=0.001).status == ErrorStatus.MISSED_DEADLINE_TRANSIENT
+        with compiled.burst(loop_timeout=0.001) as burst, pytest.raises(MissedDeadlineTransient, match="loop timeout"):
+            burst.run(X)
         late = compiled.execute(request, loop_timeout=15, deadline=time.monotonic() + 0.05)
         assert late.status == ErrorStatus.MISSED_DEADLINE_TRANSIENT
         fenced = compiled.execute_fenced(request, loop_timeout=0.001)
