@@ -82,7 +82,6 @@ class InterpreterProxy:
         self._runs.forget_memory()
         found = self._real.AllocateTensors(subgraph_index)
         self._allocated.add(max(subgraph_index, 0))
-        self._grown.clear()
         return found
 
     def ResizeInputTensor(self, index: int, size: Any, strict: bool, subgraph_index: int = 0) -> Any:  # noqa: N802
@@ -103,7 +102,10 @@ class InterpreterProxy:
             return self._real.Invoke(subgraph_index)  # which may say that it is not ready
         real, runs, grown = self._real, self._runs, self._grown
         del self  # an error keeps its frames for a while, and an interpreter counts references to this
-        grown.update(runs.run(real, subgraph_index))
+        made = runs.run(real, subgraph_index)
+        for key in [key for key in grown if key[0] == subgraph_index]:
+            del grown[key]
+        grown |= made
         return None
 
     def GetTensor(self, index: int, subgraph_index: int = 0) -> Any:  # noqa: N802
@@ -157,7 +159,7 @@ def in_device(package: ModuleType, real: Any) -> type[Any]:
             self._burst_exec = name_of(arguments.get("model_path") or arguments.get("model_content"))
             tally.count(self._burst_exec, "sessions")
             try:
-                runs = _runs(package, given, arguments, is_changed=hasattr(self, "_custom_op_registerers"))
+                runs = _runs(package, given, arguments, is_changed=bool(getattr(self, "_custom_op_registerers", ())))
                 super().__init__(**_bare(package, arguments))
                 runs.check(self._interpreter)
                 self._interpreter = InterpreterProxy(self._interpreter, runs)
@@ -238,14 +240,41 @@ def _witness(interpreter: Any) -> Any:
     return own
 
 
+@cache
+def with_custom_operators(package: ModuleType, base: type[Any]) -> type[Any]:
+    """Return the interpreter of a package that takes custom operators, which run in this process: a subclass of `base`,
+    that of `in_device`.
+    """
+    real: Any = package.InterpreterWithCustomOps
+    if issubclass(real, base):
+        return real  # type: ignore[no-any-return]
+
+    class InterpreterWithCustomOps(base):  # type: ignore[misc]
+        def __init__(self, custom_op_registerers: Any = None, **kwargs: Any) -> None:
+            self._custom_op_registerers = custom_op_registerers or []
+            super().__init__(**kwargs)
+
+    InterpreterWithCustomOps.__module__, InterpreterWithCustomOps.__doc__ = real.__module__, real.__doc__
+    return InterpreterWithCustomOps
+
+
+def _ours(package: ModuleType) -> dict[str, type[Any]]:
+    """Return the classes of a package that are replaced, by name."""
+    found = {"Interpreter": in_device(package, package.Interpreter)}
+    if hasattr(package, "InterpreterWithCustomOps"):  # old releases have none
+        found["InterpreterWithCustomOps"] = with_custom_operators(package, found["Interpreter"])
+    return found
+
+
 def replace(package: ModuleType) -> None:
     """Have a package's interpreters live in a device."""
-    package.Interpreter = in_device(package, package.Interpreter)  # type: ignore[attr-defined]
+    for name, its in _ours(package).items():
+        setattr(package, name, its)
 
 
 def __getattr__(name: str) -> Any:
     package = importlib.import_module(PACKAGES[0])
-    return in_device(package, package.Interpreter) if name == "Interpreter" else getattr(package, name)
+    return getattr(package, name) if name.startswith("__") else _ours(package).get(name) or getattr(package, name)
 
 
 def __dir__() -> list[str]:
