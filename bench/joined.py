@@ -108,7 +108,7 @@ def _used(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _shared_memory(pids: list[int]) -> float:
+def shared_memory(pids: list[int]) -> float:
     """MiB in memory, pages in proportion to who shares them."""
     lines = (Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() for pid in pids)
     return sum(int(line.split()[1]) for each in lines for line in each if line.startswith("Pss:")) / 1024
@@ -142,7 +142,7 @@ def block(
             line.flush()
         found = [json.loads(out.readline()) for _, out in pipes if out]
         took, used = time.monotonic() - began, sum(map(_used, engine)) - used
-        memory = _shared_memory([*(program.pid for program in programs), *engine])
+        memory = shared_memory([*(program.pid for program in programs), *engine])
         for line, _ in pipes:
             assert line
             line.write("\n")

