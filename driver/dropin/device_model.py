@@ -8,6 +8,7 @@ burst recovers from the death of its device by itself: it sends again what had n
 from __future__ import annotations
 
 import logging
+import math
 import os
 import resource
 import threading
@@ -158,7 +159,7 @@ class DeviceModel:
             burst = self._idle.pop()
         except IndexError:
             _check_descriptors()
-            burst = prepared.burst(recover=True)
+            burst = prepared.burst(recover=True, loop_timeout=math.inf)
         if watch is None:
             result = burst.run(*arrays)  # after an error a burst is not used again
         else:

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from burst import BurstError, GeneralFailure, InvalidArgument, Memory, PeerDied, StatusError
+from burst import GeneralFailure, InvalidArgument, Memory, PeerDied, StatusError
 from driver.devices.litert.entry_file import EntryFile
 from driver.devices.litert.interpreted import SETTING
 from driver.dropin.device_model import DeviceModel, has_killed
 from driver.dropin.hook import DEVICE
 from driver.dropin.not_on_device import NotOnDevice
 from driver.dropin.report import tally
-from driver.errors import DriverError
-from driver.nn import InvalidModel, Operand, validate
+from driver.nn import Operand, validate
 from driver.nn.file_form import ModelFile, model_of_file, tensor_type
 
 if TYPE_CHECKING:
@@ -74,7 +73,9 @@ class LiteRuns:
                     tensor_type(np.dtype(real.TensorType(index, number)).name, None)
                 self._entries[number] = EntryRuns(self, entry, number)
             self._state = self._initial([each.file for each in self._entries.values()])
-        except (InvalidModel, OSError) as error:
+        except NotOnDevice:
+            raise
+        except Exception as error:  # whatever it is, the program runs
             raise NotOnDevice(f"the file cannot be sent to a device: {error}") from error
 
     def _initial(self, files: Sequence[EntryFile]) -> dict[tuple[str, str], NDArray[Any]]:
@@ -177,7 +178,7 @@ class EntryRuns:
                 found = self._on_device(real, arrays).run(arrays)
             except NotOnDevice as error:
                 tally.refuse(name, str(error), error.remedy)
-            except (DriverError, BurstError, OSError, ValueError) as error:
+            except Exception as error:  # whatever it is, the program runs
                 if has_killed(error) or isinstance(error, PeerDied):
                     raise RuntimeError(f"{name}: the model ended its device: {error}") from error
                 if isinstance(error, StatusError | ValueError):  # the real one says so in its own words

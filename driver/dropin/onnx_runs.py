@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from importlib import import_module
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from burst import BurstError, MissedDeadlineTransient, PeerDied, StatusError
+from burst import MissedDeadlineTransient, PeerDied, StatusError
 from driver.dropin.device_model import DeviceModel, has_killed
 from driver.dropin.hook import DEVICE
 from driver.dropin.not_on_device import NotOnDevice
@@ -24,10 +25,9 @@ from driver.dropin.onnx_sessions import NumpyTypes, bare_session, frozen_source,
 from driver.dropin.ort_options import RecordedOptions, RunOptions, SessionOptions, settings_for
 from driver.dropin.ort_values import NUMPY_TYPES, view_of
 from driver.dropin.report import tally
-from driver.errors import DriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from driver.devices.onnxruntime.session_settings import SessionSettings
 
@@ -78,6 +78,11 @@ class OnnxRuns:
         self._name = "?" if arguments is None else model_name(arguments.source)
 
     @property
+    def may_be_made_again(self) -> bool:
+        """False for a session that ONNX Runtime made by itself."""
+        return self._given is not None
+
+    @property
     def arguments(self) -> SessionArguments:
         """The arguments that the session was made of."""
         if self._given is None:
@@ -98,7 +103,7 @@ class OnnxRuns:
                 self._make_bare(settings, make_bare)
         except NotOnDevice as error:
             self._stay(str(error), error.remedy)
-        except (DriverError, BurstError, OSError, RuntimeError) as error:
+        except Exception as error:  # whatever it is, the program runs
             if has_killed(error) or isinstance(error, PeerDied):
                 raise _died(error) from error
             tally.warn(f"{self._name} runs in this process: {error}")
@@ -160,7 +165,9 @@ class OnnxRuns:
                 self.device = None
             except (StatusError, ValueError) as error:
                 self._refuse(f"a run failed in the device: {error}", error)
-            except (DriverError, BurstError, OSError) as error:
+            except _state.Fail:  # the program has ended the run
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever it is, the program runs
                 self._refuse(f"the device is gone: {error}", error)
                 tally.warn(f"{self._name} runs in this process from now on: {error}")
                 self.device = None
@@ -184,6 +191,8 @@ class OnnxRuns:
         if sys.is_finalizing():
             raise NotOnDevice("this process is ending")
         output_names, feed = request()
+        if not isinstance(feed, Mapping):
+            raise NotOnDevice("the inputs are no dict")
         if run_options is not None and (obstacle := RunOptions.obstacle_of(run_options)):
             raise NotOnDevice(obstacle)
         if output_names is not None and type(output_names) not in {list, tuple}:
@@ -201,6 +210,8 @@ class OnnxRuns:
         """Return the arrays that values are. Raise NotOnDevice."""
         if self.bare is None:
             raise NotOnDevice(_NO_NUMBERS)
+        if not (isinstance(values, Mapping) and all(isinstance(value, _real.OrtValue) for value in values.values())):
+            raise NotOnDevice("the inputs are no dict of OrtValues")
         return {name: view_of(value) for name, value in values.items()}
 
 

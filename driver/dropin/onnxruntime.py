@@ -123,7 +123,8 @@ class InferenceSession(BindableSession, _RealSession):  # type: ignore[misc]
         run_options: Any = None,
     ) -> None:
         """Compute the predictions in the background, and call back with them."""
-        if self._burst_exec.device is None:
+        is_usual = callable(callback) and (not output_names or _are_names(output_names))
+        if self._burst_exec.device is None or not is_usual:
             super().run_async(output_names, input_feed, callback, user_data, run_options)
             return
         self._validate_input(list(input_feed.keys()))
@@ -139,6 +140,9 @@ class InferenceSession(BindableSession, _RealSession):  # type: ignore[misc]
 
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
         """Make the session again, with these providers."""
+        if not self._burst_exec.may_be_made_again:
+            super().set_providers(providers, provider_options)
+            return
         runs, options, falls_back = self._burst_exec, self._sess_options_initial, self._enable_fallback
         source, more = runs.arguments.source, {**runs.arguments.more, "enable_fallback": 0}
         more.pop("disabled_optimizers", None)
@@ -159,6 +163,11 @@ class InferenceSession(BindableSession, _RealSession):  # type: ignore[misc]
         options = given.options_then()
         InferenceSession.__init__(self, source, options, providers, provider_options=provider_options, **more)
         self.__dict__.update(theirs)
+
+
+def _are_names(names: Any) -> bool:
+    """Return True for names that ONNX Runtime takes."""
+    return not isinstance(names, str) and all(isinstance(name, str) for name in names)
 
 
 _OURS: dict[str, Any] = {each.__name__: each for each in (InferenceSession, IOBinding, SessionOptions, RunOptions)}

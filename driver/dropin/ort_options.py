@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,7 @@ from driver.devices.onnxruntime.session_settings import ENTRIES, SessionSettings
 from driver.dropin.not_on_device import NotOnDevice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from driver.client.completion import Completion
 
@@ -125,6 +126,7 @@ _RECORDED = (
     "add_session_config_entry",
     "add_free_dimension_override_by_name",
     "add_free_dimension_override_by_denotation",
+    "clear_ep_context_data_read_func",
     *_IN_PROCESS,
 )
 for _name in _RECORDED:
@@ -172,12 +174,16 @@ def _entries(options: SessionOptions) -> dict[str, str]:
 _ON_CPU = {"CPUExecutionProvider", "AzureExecutionProvider"}
 
 
-def _check_providers(providers: Iterable[Any] | None) -> None:
+def _check_providers(providers: Any) -> None:
     """Raise NotOnDevice for a provider that is here, and that the device does not have."""
-    available = set(_real.get_available_providers())
-    asked = available if providers is None else {each[0] if isinstance(each, tuple) else each for each in providers}
-    if others := sorted(asked & available - _ON_CPU):
-        raise NotOnDevice(f"the session may use {others[0]}")
+    names = available = _real.get_available_providers()
+    if providers is not None:
+        if not isinstance(providers, Sequence):
+            raise NotOnDevice("its providers are no sequence")
+        names = [each[0] if isinstance(each, tuple) and each else each for each in providers]
+    for name in available:
+        if name in names and name not in _ON_CPU:
+            raise NotOnDevice(f"the session may use {name}")
 
 
 class RunOptions(_RealRunOptions):  # type: ignore[misc]

@@ -1,9 +1,10 @@
-"""Small .onnx files, and feeds for them."""
+"""Small .onnx files, feeds for them, and what came of their runs."""
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 FLOAT = TensorProto.FLOAT
+CPU = ["CPUExecutionProvider"]
 
 
 def saved(path, nodes, inputs, outputs, constants=(), **of_model):
@@ -35,3 +36,25 @@ def layers(path, rows="n"):
 
 def feed(rows=3, seed=0):
     return {"x": np.random.default_rng(seed).standard_normal((rows, 64)).astype(np.float32)}
+
+
+def endless(path):
+    """A loop that goes on for as long as anybody may wait."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Sin", ["a"], ["b"])],
+        "body",
+        [tensor("i", [], TensorProto.INT64), tensor("go", [], TensorProto.BOOL), tensor("a", [1])],
+        [tensor("on", [], TensorProto.BOOL), tensor("b", [1])],
+    )
+    nodes = [helper.make_node("Loop", ["n", "", "x"], ["y"], body=body)]
+    return saved(path, nodes, [tensor("x", [1]), tensor("n", [], TensorProto.INT64)], [tensor("y", [1])])
+
+
+def bits(arrays):
+    return [(a.dtype, a.shape, a.tobytes()) for a in arrays]
+
+
+def ran(counted):
+    """How many runs went to the device, and how many did not."""
+    models = counted()["models"]
+    return tuple(sum(row.get(what, 0) for row in models) for what in ("device_runs", "process_runs"))

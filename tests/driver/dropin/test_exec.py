@@ -67,21 +67,21 @@ def test_its_own_sitecustomize_runs_and_children_have_it(home, net, expected, tm
 
 @pytest.mark.integration
 def test_multiprocessing_children_have_it(home, net, expected, tmp_path):
-    """By spawn and by fork; each tells what it ran in the report."""
+    """By spawn, by fork and by a fork server; each tells what it ran in the report."""
     code = f"import multiprocessing, sys\n{PROGRAM}".replace("sys.argv[1]", repr(net)).replace(
         "session = ", "def work():\n  session = "
     )
     code = code.replace("\nx = ", "\n  x = ").replace("\nprint", "\n  print") + (
         'if __name__ == "__main__":\n'
-        '  for how in ("spawn", "fork"):\n'
+        '  for how in ("spawn", "fork", "forkserver"):\n'
         "    child = multiprocessing.get_context(how).Process(target=work)\n"
         "    child.start()\n    child.join()\n    assert child.exitcode == 0\n"
     )
     (tmp_path / "parent.py").write_text(code)
     report = tmp_path / "report.json"
     found, _ = execute(sys.executable, tmp_path / "parent.py", options=("--report", str(report)))
-    assert found == ["driver.dropin.onnxruntime", expected] * 2
-    assert len(json.loads(report.read_text())["processes"]) == 2
+    assert found == ["driver.dropin.onnxruntime", expected] * 3
+    assert len(json.loads(report.read_text())["processes"]) == 3
 
 
 @pytest.mark.integration

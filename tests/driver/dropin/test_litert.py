@@ -8,9 +8,11 @@ import subprocess
 import sys
 import threading
 import types
+from functools import partial
 
 import numpy as np
 import pytest
+from dropin_nets import ran
 from kills import kill
 from lite_nets import convolution, counter, entries, memory, selection, spread
 from tflite_writer import Writer
@@ -26,12 +28,6 @@ from driver.dropin.hook import DEVICE
 
 BOTH = package.Interpreter, dropin.Interpreter
 RESOLVERS = list(package.OpResolverType)
-
-
-def ran(counted):
-    """How many runs went to the device, and how many did not."""
-    models = counted()["models"]
-    return tuple(sum(row.get(what, 0) for row in models) for what in ("device_runs", "process_runs"))
 
 
 def steps(interpreter, runs=3, between=None):
@@ -298,6 +294,21 @@ def test_a_tensor_in_between_that_is_read_all_the_same(counted):
     assert [row["reason"] for row in counted()["in_process"]] == ["the program reads tensors in between"]
 
 
+def test_custom_operators(counted):
+    """They run in the process, with the real errors; an interpreter that is given none is as any other."""
+
+    def program(module, registerers):
+        interpreter = module.InterpreterWithCustomOps(registerers, model_content=convolution())
+        assert isinstance(interpreter, module.Interpreter)
+        return steps(interpreter)
+
+    for registerers in ([], ["no_such_symbol"], [lambda _: None]):
+        expected, found = (outcome(partial(program, module, registerers)) for module in (package, dropin))
+        assert found == expected
+    assert ran(counted) == (3, 3)
+    assert {row["reason"] for row in counted()["in_process"]} == {"it has custom operators of the program's own"}
+
+
 def test_outputs_that_nothing_makes(counted):
     """A constant, and an input that is an output."""
     w = Writer()
@@ -328,6 +339,19 @@ def test_a_device_that_does_not_start(counted, monkeypatch, capsys):
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("burst exec")]
     assert len(lines) == len(NETS)
     assert "runs in this process from now on" in lines[0]
+
+
+def test_an_error_of_ours_costs_the_program_nothing(counted, monkeypatch, capsys):
+    """Whatever it is: the runs of that interpreter are in the program, which is told."""
+
+    def faulty(*_):
+        raise KeyError("a fault")
+
+    monkeypatch.setattr(DeviceModel, "run", faulty)
+    expected, found = (steps(kind(model_content=convolution())) for kind in BOTH)
+    assert same(found, expected)
+    assert ran(counted) == (0, 3)
+    assert "a fault" in capsys.readouterr().err
 
 
 def test_a_model_that_the_device_cannot_prepare(counted, monkeypatch):
@@ -372,7 +396,7 @@ def test_it_is_a_subclass_with_the_real_names(counted):
     assert dropin.Interpreter.__name__ == "Interpreter"
     assert {name for name, _ in inspect.getmembers(package.Interpreter)} <= {*dir(dropin.Interpreter)}
     for name in dir(package):
-        if name != "Interpreter" and not name.startswith("__"):
+        if not name.startswith(("Interpreter", "__")):
             assert getattr(dropin, name) is getattr(package, name)
 
     class Own(dropin.Interpreter):

@@ -16,7 +16,7 @@ import onnx
 import onnxruntime as real
 import packed_nets
 import pytest
-from dropin_nets import feed, helper, layers, saved, tensor
+from dropin_nets import CPU, bits, endless, feed, helper, layers, ran, saved, tensor
 from kills import kill
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
@@ -24,7 +24,6 @@ import driver.dropin.onnxruntime as ort
 from burst import MissedDeadlineTransient
 from driver.dropin.device_model import DeviceModel, connections
 
-CPU = ["CPUExecutionProvider"]
 IN_PROCESS_ALONE = {
     # What the real class has, and what of ours is the real class's own code on a session of this process.
     *("create_ortvalue_from_shape_and_type", "end_profiling", "get_profiling_start_time_ns"),
@@ -44,16 +43,6 @@ OF_THE_BARE_SESSION = {
     *("get_providers", "get_session_options"),
 }
 OURS = {"io_binding", "run", "run_async", "run_with_iobinding", "run_with_ort_values", "set_providers"}
-
-
-def bits(arrays):
-    return [(a.dtype, a.shape, a.tobytes()) for a in arrays]
-
-
-def ran(counted):
-    """How many runs went to the device, and how many did not."""
-    models = counted()["models"]
-    return tuple(sum(row.get(what, 0) for row in models) for what in ("device_runs", "process_runs"))
 
 
 def test_every_public_name_of_the_session_is_accounted_for():
@@ -115,6 +104,8 @@ BAD_FEEDS = {
     "rank": {"x": np.zeros(64, np.float32)},
     "size": {"x": np.zeros((1, 63), np.float32)},
     "list": {"x": [[0.0] * 64]},
+    "nothing": None,
+    "pairs": [("x", feed()["x"])],
 }
 
 
@@ -131,6 +122,7 @@ def test_errors_of_a_run_are_the_real_ones(counted, net, name):
 
     assert outcome(ours) == outcome(own)
     assert bits(ours.run(None, feed())) == bits(own.run(None, feed()))
+    assert ran(counted)[0] >= 1
 
 
 @pytest.mark.parametrize("source", [b"", b"hello", "/nowhere.onnx", b"\x08\x08:\x00", 3])
@@ -218,18 +210,6 @@ def test_a_run_in_the_background(counted, net):
         session.run_async(None, {}, back, None)
 
 
-def endless(path):
-    """A loop that goes on for as long as anybody may wait."""
-    body = helper.make_graph(
-        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Sin", ["a"], ["b"])],
-        "body",
-        [tensor("i", [], onnx.TensorProto.INT64), tensor("go", [], onnx.TensorProto.BOOL), tensor("a", [1])],
-        [tensor("on", [], onnx.TensorProto.BOOL), tensor("b", [1])],
-    )
-    nodes = [helper.make_node("Loop", ["n", "", "x"], ["y"], body=body)]
-    return saved(path, nodes, [tensor("x", [1]), tensor("n", [], onnx.TensorProto.INT64)], [tensor("y", [1])])
-
-
 def test_a_run_is_terminated(counted, tmp_path):
     """Before it, or by another thread while it runs: the real error, and the session runs again."""
     path = endless(tmp_path / "loop.onnx")
@@ -266,6 +246,26 @@ def test_a_loop_that_a_device_does_not_wait_for_runs_here(counted, net, monkeypa
     assert bits(session.run(None, feed())) == expected
     assert ran(counted) == (1, 2)
     assert "loop" in counted()["in_process"][0]["reason"]
+
+
+@pytest.mark.parametrize("where", ["prepare", "run"])
+def test_an_error_of_ours_costs_the_program_nothing(counted, net, monkeypatch, where, capsys):
+    """Whatever it is: the session runs in the program, which is told, and others are in the device."""
+    expected, make = bits(real.InferenceSession(net, providers=CPU).run(None, feed())), ort.InferenceSession
+
+    def faulty(*_):
+        raise KeyError("a fault")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DeviceModel, where, faulty)
+        session = make(net, providers=CPU)
+        assert bits(session.run(None, feed())) == expected
+    assert bits(session.run(None, feed())) == expected
+    assert ran(counted) == (0, 2)
+    assert "a fault" in counted()["in_process"][0]["reason"]
+    assert "a fault" in capsys.readouterr().err
+    assert bits(make(net, providers=CPU).run(None, feed())) == expected
+    assert ran(counted) == (1, 2)
 
 
 def values(module, session, x):
