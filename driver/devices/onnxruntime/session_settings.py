@@ -30,13 +30,21 @@ LEVELS = (
 )
 ENTRIES = frozenset(
     {
+        "mlas.disable_kleidiai",
+        "mlas.enable_gemm_fastmath_arm64_bfloat16",
+        "mlas.use_lut_gemm",
         "optimization.enable_cast_chain_elimination",
         "optimization.enable_gelu_approximation",
+        "session.allow_released_opsets_only",
+        "session.disable_aot_function_inlining",
         "session.disable_double_qdq_remover",
+        "session.disable_prepacking",
         "session.disable_qdq_constant_folding",
         "session.disable_quant_qdq",
         "session.enable_quant_qdq_cleanup",
         "session.qdqisint8allowed",
+        "session.strict_shape_type_inference",
+        "session.x64quantprecision",
     }
 )
 """Keys of the configuration that decide about bits, and about nothing outside of the session."""

@@ -141,6 +141,8 @@ def test_options_reach_the_device(counted, net):
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
+    for key in ("mlas.disable_kleidiai", "session.disable_prepacking", "session.allow_released_opsets_only"):
+        options.add_session_config_entry(key, "1")
     options.add_free_dimension_override_by_name("n", 2)
     session = ort.InferenceSession(net, options, providers=CPU)
     assert session.get_inputs()[0].shape == [2, 64]
