@@ -241,7 +241,7 @@ def _witness(interpreter: Any) -> Any:
 
 
 @cache
-def with_custom_operators(package: ModuleType, base: type[Any]) -> type[Any]:
+def with_custom_operators(package: ModuleType, base: Any) -> type[Any]:
     """Return the interpreter of a package that takes custom operators, which run in this process: a subclass of `base`,
     that of `in_device`.
     """
@@ -258,9 +258,9 @@ def with_custom_operators(package: ModuleType, base: type[Any]) -> type[Any]:
     return InterpreterWithCustomOps
 
 
-def _ours(package: ModuleType) -> dict[str, type[Any]]:
+def _ours(package: ModuleType) -> dict[str, Any]:
     """Return the classes of a package that are replaced, by name."""
-    found = {"Interpreter": in_device(package, package.Interpreter)}
+    found: dict[str, Any] = {"Interpreter": in_device(package, package.Interpreter)}
     if hasattr(package, "InterpreterWithCustomOps"):  # old releases have none
         found["InterpreterWithCustomOps"] = with_custom_operators(package, found["Interpreter"])
     return found
