@@ -399,7 +399,7 @@ def start_beside(name: str, pid: int) -> SecondService:
             found.close()
         try:
             with listen(spare) as listener:
-                _start(name, place, listener)
+                _start(name, place, listener, "second")
             if found := find(spare):
                 return SecondService(found, spare.socket, place)
         except BaseException:
@@ -504,9 +504,11 @@ def _command(name: str, place: Place, listener: str) -> list[str]:
     return [python, "-P", launch.__file__, "driver.service.process", name, listener, place.apart]
 
 
-def _start(name: str, place: Place, listener: socket.socket) -> None:
-    """Start the launcher. Raise DeviceFailed when it fails, or does not end as one does: then it is no Python."""
-    command = _command(name, place, str(listener.fileno()))
+def _start(name: str, place: Place, listener: socket.socket, *more: str) -> None:
+    """Start the launcher. `more`: arguments of the device's process. Raise DeviceFailed when it fails, or does not end
+    as one does: then it is no Python.
+    """
+    command = [*_command(name, place, str(listener.fileno())), *more]
     with open(place.log, "ab") as log:  # both processes append, and cut it when it has grown
         try:
             launcher = subprocess.Popen(

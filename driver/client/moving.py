@@ -19,7 +19,7 @@ from weakref import ref
 
 import numpy as np
 
-from burst import BurstError, Malformed, Memory, PeerDied
+from burst import BurstError, Malformed, Memory, PeerDied, StatusError
 from burst.channel import close_all
 from driver.client import discovery
 from driver.client.buffers import Buffers
@@ -245,7 +245,9 @@ class Move:
     def _prepare(self) -> tuple[dict[RemoteExecutor, Home], dict[Pipeline, BurstBeside]]:
         """Make all ready on the second engine; from then on it is the device's. Raise what keeps it from that."""
         new = self.new = self.reach()
+        _tell(new, is_moving=True)
         homes, bursts = self.make_ready(new)
+        _tell(new, is_moving=False)
         if self._second:
             self._second.take_name()
             ask(self.old, "succeeded")
@@ -300,6 +302,7 @@ class Move:
         for executor in self._executors():
             home = homes[executor] = executor.prepared_on(new)
             for request in _of_each_shape(executor.requests()):
+                _await_result(*executor.pipelines)
                 _compare(request, executor.home, home)
             for pipeline in list(executor.pipelines):
                 if pipeline.session.is_at(self.old):
@@ -338,6 +341,12 @@ class Move:
         return any(pipeline.session.is_at(self.old) for each in executors for pipeline in list(each.pipelines))
 
 
+def _tell(new: Connection, *, is_moving: bool) -> None:
+    """Tell the second engine whether it has time: until all is ready there, requests go on in the first one."""
+    with suppress(StatusError):  # an earlier release
+        new.call("moving", is_moving, timeout=_ANSWER)
+
+
 def _warm(pipeline: Pipeline, beside: BurstBeside) -> None:
     """Have the second engine execute the newest requests whose outputs are free, so that it knows their memory.
 
@@ -347,8 +356,17 @@ def _warm(pipeline: Pipeline, beside: BurstBeside) -> None:
         return
     for encoded in pipeline.buffers.requests()[-_MOST_WARMED:]:
         packet = beside.controller.encode(encoded.request, measure=pipeline.options.measure)
+        _await_result(pipeline)
         if _while_idle(pipeline, partial(_execute_if_free, beside.controller, encoded, packet)):
             beside.known.append(encoded._replace(packet=packet))
+
+
+def _await_result(*pipelines: Pipeline) -> None:
+    """Wait until one of these has a result, for a moment at most: then a stream has nothing to do for longest."""
+    controllers = [pipeline.session.controller for pipeline in pipelines]
+    before, end = [each.received for each in controllers], time.monotonic() + _MOMENT
+    while controllers and [each.received for each in controllers] == before and time.monotonic() < end:
+        time.sleep(_SOON)
 
 
 def _execute_if_free(controller: Controller, encoded: EncodedRequest, packet: Packet) -> bool:

@@ -7,15 +7,10 @@ starts inherit the clamp. The sandbox lets it clamp no other one, which might be
 
 from __future__ import annotations
 
-import errno
-import os
-import struct
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from driver.engine.system_calls import MACHINES, NUMBERS
-from driver.libc import function
-from fmq._core import ffi
+from driver.engine.scheduling_attributes import SchedulingAttributes, attributes_of, set_attributes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,32 +18,17 @@ if TYPE_CHECKING:
 FULL = 1024
 """The utilisation of a thread that is always busy, on the fastest processor."""
 
-_syscall = function("syscall", "long(*)(long number, long thread, void *attributes, long c, long d)")
-_ATTRIBUTES = struct.Struct("IIQiIQQQII")  # struct sched_attr, since Linux 5.3
 _KEEP, _CLAMP_LEAST = 0x08 | 0x10, 0x20  # policy and parameters stay; sched_util_min is given
 
 
 def least() -> int:
     """Return the clamp of the calling thread. Raise OSError."""
-    attributes = ffi.new("char[]", _ATTRIBUTES.size)
-    _call("sched_getattr", attributes, _ATTRIBUTES.size, 0)
-    return int(_ATTRIBUTES.unpack(ffi.buffer(attributes))[-2])
+    return attributes_of().least_utilisation
 
 
 def set_least(value: int) -> None:
     """Clamp the calling thread. Raise OSError, with EOPNOTSUPP where the kernel cannot."""
-    flags = _KEEP | _CLAMP_LEAST
-    attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, 0, flags, 0, 0, 0, 0, 0, value, 0)
-    _call("sched_setattr", ffi.from_buffer(attributes), 0, 0)
-
-
-def _call(name: str, attributes: object, *rest: int) -> None:
-    machine = os.uname().machine
-    number = NUMBERS[name][MACHINES[machine][0]] if machine in MACHINES else None
-    if number is None:
-        raise OSError(errno.ENOSYS, f"no number of {name} is known for {machine}")
-    if _syscall(number, 0, attributes, *rest) < 0:
-        raise OSError(ffi.errno, os.strerror(ffi.errno))
+    set_attributes(SchedulingAttributes(flags=_KEEP | _CLAMP_LEAST, least_utilisation=value))
 
 
 @contextmanager

@@ -13,6 +13,7 @@ What clients call on their connection to the first service:
 | `successor` | "start": this client starts the second service; "wait": another one does; "go": it is there |
 | `succeeded` | the second service is there, and has the device's name: "moving" |
 | `drained` | in the stage "draining": this client has nothing in flight, and begins nothing |
+| `moving`, true or false | to the second service: this client prepares there, at a low priority; or all is ready |
 | `stays`, why | this client cannot move; if none has, the first engine goes on for all: "stayed" |
 
 ```

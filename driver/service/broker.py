@@ -266,7 +266,7 @@ class Broker:
         account.note_end()  # unless all goes well
         log = LogPipe(account.allowance)
         try:
-            account.cell = cell = self._forked(uid, log)
+            account.cell = cell = self._forked(uid, log, is_second=bool(account.replaced))
         except OSError:
             os.close(log.readable)
             raise
@@ -285,7 +285,7 @@ class Broker:
         if not cell.log.is_open:
             self._unwatch(cell.log.readable)
 
-    def _forked(self, uid: int, log: LogPipe) -> CellProcess:
+    def _forked(self, uid: int, log: LogPipe, *, is_second: bool) -> CellProcess:
         if self._cell_uids and uid != self._home:
             self._cell_uids.assign(uid)
         (near, far), broker = Channel.pair(), os.getpid()
@@ -294,7 +294,8 @@ class Broker:
             warnings.simplefilter("ignore", DeprecationWarning)  # numpy's threads survive forks
             pid = os.fork()
             if not pid:
-                self._become_cell(uid, far, broker, log=log, group=group)
+                cell = Cell(far, None if uid == self._home else uid, group, is_second=is_second)
+                self._become_cell(uid, cell, broker, log=log, group=group)
         try:
             return CellProcess(uid, pid, near, log)
         except OSError:
@@ -303,9 +304,7 @@ class Broker:
             near.close()
             raise
 
-    def _become_cell(
-        self, uid: int, channel: Channel, broker: int, *, log: LogPipe, group: EngineGroup | None
-    ) -> NoReturn:
+    def _become_cell(self, uid: int, cell: Cell, broker: int, *, log: LogPipe, group: EngineGroup | None) -> NoReturn:
         try:
             if uid != self._home:  # whose stdout tells that the device is ready
                 log.redirect()
@@ -314,10 +313,8 @@ class Broker:
                 os._exit(1)
             is_home = uid == self._home
             of_uids = self._cell_uids.fds if self._cell_uids and not is_home else []
-            close_all_but(
-                channel.fileno(), *(self._home_fds if is_home else []), *of_uids, *(group.fds if group else [])
-            )
-            self._become(Cell(channel, None if is_home else uid, group), uid)
+            close_all_but(cell.fileno(), *(self._home_fds if is_home else []), *of_uids, *(group.fds if group else []))
+            self._become(cell, uid)
         except BaseException:  # noqa: BLE001 (this process must not go on as a second broker)
             _log.exception("the cell of uid %d failed", uid)
         finally:

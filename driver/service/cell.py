@@ -43,9 +43,19 @@ _GROUP_PATIENCE = 2.0  # seconds
 class Cell:
     """The broker, as a cell's service sees it: its `ClientSource`."""
 
-    def __init__(self, channel: Channel, account: int | None = None, group: EngineGroup | None = None) -> None:
-        """`account`: of all clients; None: the kernel says whose each is. `group`: of the engine."""
+    def __init__(
+        self,
+        channel: Channel,
+        account: int | None = None,
+        group: EngineGroup | None = None,
+        *,
+        is_second: bool = False,
+    ) -> None:
+        """`account`: of all clients; None: the kernel says whose each is. `group`: of the engine. `is_second`: the
+        account has another cell, whose clients are to come over.
+        """
         self._channel, self._came, self._account, self.group = channel, 0, account, group
+        self.is_second = is_second
         self._asking, self._answers = threading.Lock(), SimpleQueue[tuple[list[Any], list[int]]]()
         self._asked = 0
         self.on_renew: Callable[[], object] = list  #: what the service does when the broker has it renew its engine

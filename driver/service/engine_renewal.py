@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _MOST_WORDS = 1000
+_NOT_PAUSED = "it has a client that knows nothing of renewals, as programs in C; end that, or restart the device"
 
 
 class Renewal:
@@ -46,6 +47,8 @@ class Renewal:
         self._drained = set[Hashable]()
         self._lock = threading.Lock()
         self._state = RenewalState()
+        self._movers = set[Hashable]()  #: clients that go over
+        self._fixed = set[Hashable]()  #: clients with models that do not
         self._starter: Hashable = None
         self._has_begun = False  #: the second service accepts clients
         self._pipes: dict[Hashable, int] = {}
@@ -61,8 +64,11 @@ class Renewal:
         return self._has_begun
 
     def begin(self, why: str) -> None:
-        """Ask the clients to move. Does nothing while they do. Raise GeneralFailure where there can be no second
-        engine; ResourceExhaustedTransient, with the figures, where there is no memory for two.
+        """Ask the clients to move; where none can, new clients go to a second engine all the same. Does nothing while
+        they do.
+
+        Raise GeneralFailure where there can be no second engine; ResourceExhaustedTransient, with the figures, where
+        there is no memory for two.
         """
         if self._obstacle and self._restarts:
             self._drain(why)
@@ -80,13 +86,19 @@ class Renewal:
             _log.info("the engine is renewed: %s", why)
             self._starter = None
             self._change(RenewalState(self._state.number + 1, "asked", why[:_MOST_WORDS]))
+            if not self._movers and self._source.begin_beside():
+                self._succeed()
 
     def _drain(self, why: str) -> None:
         with self._lock:
-            if not self._state.is_going_on:
-                _log.info("the device is restarted, once nothing is in flight: %s", why)
-                self._drained = set()
-                self._change(RenewalState(self._state.number + 1, "draining", why[:_MOST_WORDS]))
+            if self._state.is_going_on:
+                return
+            if self._fixed:
+                self._change(self._state._replace(stage="stayed", words=_NOT_PAUSED))
+                raise GeneralFailure(f"it is not restarted: {_NOT_PAUSED}")
+            _log.info("the device is restarted, once nothing is in flight: %s", why)
+            self._drained = set()
+            self._change(RenewalState(self._state.number + 1, "draining", why[:_MOST_WORDS]))
 
     def drained(self, client: Hashable) -> Reply:
         """Note that a client has nothing in flight, and begins nothing. Raise InvalidArgument at other times."""
@@ -108,7 +120,22 @@ class Renewal:
         with self._lock:
             self._end_pipe(client)
             self._pipes[client] = writable
+            self._movers.add(client)
+            self._fixed.discard(client)
             return Reply([*self._state], [readable])
+
+    def note_models(self, client: Hashable) -> None:
+        """Note that a client has models here. One that has not asked for the state by then keeps the engine."""
+        with self._lock:
+            if client not in self._movers:
+                self._fixed.add(client)
+                if self._state.stage == "draining":
+                    self._give_up(client, _NOT_PAUSED)
+
+    @property
+    def fixed(self) -> int:
+        """The number of clients that keep the engine until they leave."""
+        return len(self._fixed)
 
     def successor(self, client: Hashable, can_start: bool) -> Reply:
         """Return what a client has to do to reach the second service; `can_start`: it can start one. Raise
@@ -152,7 +179,8 @@ class Renewal:
         """Note that a client has left."""
         with self._lock:
             self._end_pipe(client)
-            self._drained.discard(client)
+            for those in (self._drained, self._movers, self._fixed):
+                those.discard(client)
             if client is self._starter and self._state.stage == "asked":
                 self._give_up(client, "the client that started the second engine has ended")
 

@@ -61,6 +61,7 @@ from driver.service.engine_renewal import Renewal
 from driver.service.engine_watch import EngineWatch
 from driver.service.file_gate import FileGate
 from driver.service.fork_server import SCORES
+from driver.service.low_priority import LowPriority
 from driver.service.preparation_times import PreparationTimes
 from driver.service.service_client import ServiceClient
 from driver.service.signals import is_hangup, readable_at_signals
@@ -94,6 +95,7 @@ class ServiceOptions(NamedTuple):
     account: int | None = None  #: the account that it serves alone, as a cell; None: its own, and others if `any_uid`
     files_of_others: bool = False  #: takes model files from every account that it serves
     group: EngineGroup | None = None  #: of its engine
+    is_second: bool = False  #: another service of the device is there, whose clients are to come over
 
     @property
     def is_shared(self) -> bool:
@@ -124,9 +126,12 @@ class Service:
         source: ClientSource,
         options: ServiceOptions,
         engine: EngineProcess,
+        low: LowPriority | None = None,
     ) -> None:
+        """`low`: the priority that the engine has until its first client does not come from another one."""
         self._name, self._source, self._options = name, source, options
         self._engine, self._engine_pid, self._running = engine
+        self._low = low
         self._device = kind()
         forks = options.serves_others
         self._closing = ClosingProcess(partial(sandbox.enter, self.needed_calls)) if forks else None
@@ -220,6 +225,8 @@ class Service:
         """Take no more clients once a second service does, and end with the last one that is here."""
         if self.renewal.is_succeeded and not self._is_succeeded:
             self._is_succeeded, self._linger = True, _LAST_LINGER
+            if fixed := self.renewal.fixed:
+                _log.info("clients that know nothing of renewals (%d), as programs in C, keep this engine", fixed)
             fd = self._source.fileno()
             if self._source.hand_over() and fd >= 0:
                 poll.unregister(fd)
@@ -237,6 +244,11 @@ class Service:
     def note_runtime(self, nbytes: int) -> None:
         """Write into the ledger what the engine holds that no client accounts for."""
         self.ledger.account(self.owner).note("runtime_bytes", nbytes)
+
+    def end_low_priority(self) -> None:
+        """Let the engine compute as others do. Any thread."""
+        if self._low:
+            self._low.end()
 
     def renew(self, why: str) -> None:
         """Have another engine take over what this one has; log why there is none."""
@@ -408,7 +420,7 @@ class Service:
         """Serve a connection outside the limits."""
 
         def serve_it() -> None:
-            with channel, suppress(PeerDied), ServiceClient(channel, self) as client:
+            with channel, suppress(PeerDied), ServiceClient(channel, self, has_time=True) as client:
                 serve(channel, client.handlers)
 
         ServingThread(serve_it, name="own client").start()
@@ -487,10 +499,12 @@ def start_engine(
     *,
     is_shared: bool,
     group: EngineGroup | None = None,
+    low: LowPriority | None = None,
 ) -> EngineProcess:
     """Start the engine process. It ends when this process dies or closes its end of the channel.
 
-    is_shared: accounts share it. `group`: it is in that control group.
+    is_shared: accounts share it. `group`: it is in that control group. `low`: its priority at first, if that is not the
+    usual one.
 
     By fork, because both processes begin with importing the same modules: a device starts
     in half the time. Only this thread exists yet, besides numpy's, which survive forks.
@@ -503,6 +517,8 @@ def start_engine(
             log.close_writable()
             if group:
                 group.take(pid)
+            if low:
+                low.watch(pid)
             return EngineProcess(near, pid, running)
         try:
             log.redirect()
@@ -510,6 +526,8 @@ def start_engine(
             source.close()
             if group:
                 group.close()
+            if low:
+                low.enter()
             sandbox.enter_files(kind, {state.made(): Access.EDIT} | KEPT)
             run_engine(name, kind, far, running, is_shared=is_shared)
         except BaseException:  # noqa: BLE001 (this process must not go on as a second service)
@@ -561,9 +579,11 @@ def run(name: str, source: ClientSource, place: Place, options: ServiceOptions) 
     isolate()
     engine_log, engine = EngineLog(file), None
     try:
+        low = LowPriority() if options.is_second else None
         sandbox.enter_files(kind := device_class(name), kept_files(place, kind))
-        engine = start_engine(name, kind, source, engine_log, is_shared=options.is_shared, group=options.group)
-        service = Service(name, kind, source, options, engine=engine)
+        group = options.group
+        engine = start_engine(name, kind, source, engine_log, is_shared=options.is_shared, group=group, low=low)
+        service = Service(name, kind, source, options, engine=engine, low=low)
         gc.enable()
         engine_log.begin()
         connects = options.account is None  # to its own socket, before it takes the name away, or to systemd
@@ -590,8 +610,10 @@ def run(name: str, source: ClientSource, place: Place, options: ServiceOptions) 
 
 
 def main() -> None:
-    """Entry point of the process that a client starts. Arguments: device name, listening socket, which of several."""
+    """Entry point of the process that a client starts. Arguments: device name, listening socket, which of several, and
+    "second" where another service of it is there.
+    """
     place = Place(runtime_dir(), sys.argv[1], apart=sys.argv[3])
     listener = socket.socket(fileno=int(sys.argv[2]))
     listener.listen(BACKLOG)  # from now on the kernel tells clients that they are connected to this process
-    run(sys.argv[1], ListeningSocket(listener, place), place, ServiceOptions())
+    run(sys.argv[1], ListeningSocket(listener, place), place, ServiceOptions(is_second="second" in sys.argv[4:]))

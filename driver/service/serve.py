@@ -225,7 +225,7 @@ def broke(
         linger, on_start = (None, begin) if is_home else (CELL_LINGER, None)
         if os.environ.get("WATCHDOG_PID") == str(os.getppid()):
             os.environ["WATCHDOG_PID"] = str(os.getpid())
-        options = ServiceOptions(linger, any_uid=True, stop=stop, on_start=on_start, account=uid, group=cell.group)
+        options = ServiceOptions(linger, True, stop, on_start, account=uid, group=cell.group, is_second=cell.is_second)
         run(name, cell, place, options)
 
     def confine() -> None:

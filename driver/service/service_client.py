@@ -38,9 +38,11 @@ _WORTH_TELLING = 10e-3  # seconds
 class ServiceClient:
     """One connection."""
 
-    def __init__(self, channel: Channel, service: Service) -> None:
-        """Raise ResourceExhaustedTransient if the account may have no further connection."""
-        self._service, self._channel = service, channel
+    def __init__(self, channel: Channel, service: Service, *, has_time: bool = False) -> None:
+        """`has_time`: what it prepares may take its time on an engine of low priority. Raise ResourceExhaustedTransient
+        if the account may have no further connection.
+        """
+        self._service, self._channel, self._has_time = service, channel, has_time
         self._join("")
         self._engine = service.new_engine_channel(channel.peer_uid)
         self._life = LifePage()
@@ -63,6 +65,7 @@ class ServiceClient:
             "sandbox": lambda _: Reply(self._service.confinement()),
             "restore": partial(self.noted, "restored", "not_restored", self.restore),
             "renew": self.renew,
+            "moving": self.moving,
             **self.methods_of_renewal(service.renewal),
         }
 
@@ -172,7 +175,8 @@ class ServiceClient:
     def noted(
         self, done: str, failed: str, method: Callable[..., Reply], message: Message, *arguments: object
     ) -> Reply:
-        """Call a method and count its outcome."""
+        """Call a method that prepares a model, and count its outcome."""
+        self._begin_preparation()
         try:
             reply = method(message, *arguments)
         except Exception:
@@ -195,6 +199,20 @@ class ServiceClient:
             call(self._engine, "free", number)
             raise
         return Reply([number, *terms])
+
+    def moving(self, _: Message, is_moving: bool) -> Reply:
+        """Note that this client comes from the engine before, where its requests go on; or, that all is ready here."""
+        self._has_time = bool(is_moving)
+        self._hurry()
+        return Reply([])
+
+    def _hurry(self) -> None:
+        if not self._has_time:
+            self._service.end_low_priority()
+
+    def _begin_preparation(self) -> None:
+        self._hurry()
+        self._service.renewal.note_models(self._channel)
 
     def methods_of_renewal(self, renewal: Renewal) -> dict[str, Callable[..., Reply]]:
         """Return by name what a client of an engine that is renewed may ask."""

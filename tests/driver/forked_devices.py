@@ -36,11 +36,11 @@ class ForkServer:
 
     def Popen(self, command, *, pass_fds, env, stdout, **options):  # noqa: N802 (as in subprocess)
         """A process of `command`; forked if it is the launcher of a device."""
-        python, path, script, module, name, listener, apart = command
+        python, path, script, module, name, listener, *more = command
         assert [path, script, module, options["cwd"]] == ["-P", launch.__file__, _KNOWN, "/"]
         if python != sys.executable:
             return subprocess.Popen(command, pass_fds=pass_fds, env=env, stdout=stdout, **options)
-        asked = json.dumps([[script, module, name, listener, apart], env]).encode()
+        asked = json.dumps([[script, module, name, listener, *more], env]).encode()
         here, there = socket.socketpair()
         with here:
             with there:

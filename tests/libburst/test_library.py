@@ -10,6 +10,7 @@ import subprocess
 import threading
 from ctypes import byref, c_uint64, c_void_p
 
+import numpy as np
 import pytest
 import stress
 from held_processes import HeldProcess
@@ -29,6 +30,8 @@ from libburst_by_ctypes import (
 from waiting import until
 
 import driver
+from burst import GeneralFailure
+from driver.client import moving
 from driver.protocol.model_codec import encode
 
 pytestmark = pytest.mark.integration
@@ -295,3 +298,36 @@ def test_a_device_that_does_not_exist_is_one_line(library, place, capfd):
     assert line.startswith("burst: ")
     assert "did you mean 'reference'?" in line
     assert "'referense' is not there" in why(library)
+
+
+def python_model():
+    builder = driver.ModelBuilder()
+    builder.output(builder.operation("NEG", builder.input("float32", (4,))))
+    return builder.build()
+
+
+def test_a_renewal_leaves_it_its_engine(adders, device):
+    """It goes on in the first engine, which ends with it; a program in Python goes over meanwhile."""
+    burst = adders()
+    assert burst.adds()
+    with driver.connect("reference") as other, other.prepare(python_model()):
+        first = other.connection
+        first.call("renew", "a test")
+        until(lambda: other.connection is not first)
+        assert other.engine_pid != device["engine"].pid
+        assert all(burst.adds() for _ in range(100))
+        assert burst.count()["revivals"] == 0
+        assert moving.await_change(other.connection, 0.0).stage == "idle"
+        burst.close()
+        assert device["engine"].has_ended()
+
+
+def test_a_restart_is_refused_for_it(adders):
+    """A device that exists once is not restarted below it, and nobody waits for that."""
+    burst = adders(device=b"burst_test_devices.single:Accelerator")
+    with driver.connect("burst_test_devices.single:Accelerator") as other, other.prepare(python_model()) as prepared:
+        with pytest.raises(GeneralFailure, match="programs in C"):
+            other.connection.call("renew", "a test")
+        assert burst.adds()
+        assert prepared.run(np.ones(4, np.float32))[0].tolist() == [-1.0] * 4
+    burst.close()

@@ -11,13 +11,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from waiting import until
 
 import driver
-from burst import GeneralFailure, ResourceExhaustedTransient
+from burst import GeneralFailure, ResourceExhaustedTransient, StatusError
 from driver.cli.command import burst as command
 from driver.client import discovery, moving, pausing
+from driver.client.connection import Connection
 from driver.client.device_buffers import BufferDesc, BufferRole
 from driver.doctor import running
+from driver.engine.scheduling_attributes import attributes_of
 from driver.service.engine_renewal import Renewal
 
 ONCE = "burst_test_devices.single:Accelerator"
@@ -58,6 +61,15 @@ def stays(first):
     while state.is_going_on:
         state = moving.await_change(first, 1.0)
     return state.words
+
+
+def threads_of(pid):
+    return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+
+
+def policies(pid):
+    """The scheduling policies of the threads of a process."""
+    return {os.sched_getscheduler(thread) for thread in threads_of(pid)}
 
 
 def has_gone_over(burst, first):
@@ -218,12 +230,73 @@ class TestTheFirstGoesOn:
         with pytest.raises(GeneralFailure, match="exists once"):
             Renewal(None, "it exists once", lambda: 0, list).begin("a test")
 
+    def test_where_no_client_can_go_over(self):
+        """New clients go to a second engine all the same, where the service itself can begin one."""
+        found = Renewal(SimpleNamespace(begin_beside=lambda: True), "", lambda: 0, list)
+        found.note_models("a program in C")
+        found.begin("a test")
+        assert (found.state.stage, found.is_succeeded, found.fixed) == ("moving", True, 1)
+
+    def test_a_restart_with_a_client_that_cannot_wait(self):
+        """It is refused at once, and nobody waits; one that comes meanwhile ends it."""
+        for comes in ("before", "after"):
+            found = Renewal(SimpleNamespace(stay=list), "it exists once", lambda: 0, list, restarts=True)
+            if comes == "before":
+                found.note_models("a program in C")
+                with pytest.raises(GeneralFailure, match="programs in C"):
+                    found.begin("a test")
+            else:
+                found.begin("a test")
+                assert found.state.stage == "draining"
+                found.note_models("a program in C")
+            assert found.state.stage == "stayed"
+            found.forget("a program in C")
+            found.begin("a test")
+            assert found.state.stage == "draining"
+
     def test_without_memory_for_two(self):
         """The figures are told."""
         found = Renewal(None, "", lambda: 2**60, list)
         with pytest.raises(ResourceExhaustedTransient, match=str(2**60)):
             found.begin("a test")
         assert found.state.stage == "stayed"
+
+
+class TestPriority:
+    """The second engine takes no processor from requests that go on in the first."""
+
+    def test_it_is_low_until_all_is_ready(self, place, kit):
+        """All threads of the engine are SCHED_BATCH while it prepares; then they are as those of any process."""
+        with kit.living(kit.odd("Fragile")) as device, device.prepare(kit.add_model(relaxed=True)) as prepared:
+            known = {device.service_pid, device.engine_pid}
+            (place.path / "hold").touch()
+            first = ask(device)
+            until((place.path / "held").exists)
+            (second,) = [pid for pid in place.pids() if pid not in known and os.SCHED_BATCH in policies(pid)]
+            assert policies(second) == {os.SCHED_BATCH}
+            assert policies(device.engine_pid) == {os.SCHED_OTHER}
+            (place.path / "hold").unlink()
+            while device.connection is first:
+                assert is_right_now(prepared)
+            assert device.engine_pid == second
+            assert policies(second) == {os.SCHED_OTHER}
+            assert {attributes_of(thread).runtime for thread in threads_of(second)} == {attributes_of().runtime}
+
+    def test_others_do_not_wait(self, place, kit):
+        """A client that does not come from another engine ends the low priority as soon as it prepares something."""
+        with kit.living(kit.odd("Fragile")) as device, device.prepare(kit.add_model(relaxed=True)) as prepared:
+            (place.path / "hold").touch()
+            first = ask(device)
+            until((place.path / "held").exists)
+            its = discovery.Place(discovery.runtime_dir(), device.address, apart="next")
+            with contextlib.closing(Connection(discovery.find(its))) as other:
+                assert policies(other.engine_pid) == {os.SCHED_BATCH}
+                with pytest.raises(StatusError):
+                    other.call("prepare", [0, 0])
+                assert policies(other.engine_pid) == {os.SCHED_OTHER}
+            (place.path / "hold").unlink()
+            while device.connection is first:
+                assert is_right_now(prepared)
 
 
 class TestCommand:

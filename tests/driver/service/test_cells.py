@@ -96,6 +96,9 @@ def test_an_account_renews_its_own_engine_alone(members, broker, process):
     assert friend.do("out = device.connection.call('renew', 'a test')[0][1]") == "asked"
     while friend.do("out = burst.run(X).outputs[0].tolist()", PIDS) == before:
         pass
+    engine = friend.do(PIDS)[1]
+    policies = {os.sched_getscheduler(int(thread)) for thread in os.listdir(f"/proc/{engine}/task")}
+    assert policies == {os.SCHED_OTHER}
     assert its.has_ended()
     assert friend.do("out = burst.run(X).outputs[0].tolist(), burst.stats()['recoveries']") == [[[2.0] * 4], 0]
     assert other.do(PIDS) == others
