@@ -2,7 +2,8 @@
 
 A runtime keeps what no client has asked for: weights that it laid out anew, arenas, and what it leaks. The service
 knows the engine's private pages, and asks the engine what it counts for clients; the rest is the runtime's. It looks
-after every ten seconds in which the engine has worked: an idle engine grows by nothing, and wakes nobody up.
+after every ten seconds in which the engine has worked, and whenever it has taken 64 MiB more: an idle engine grows by
+nothing, and wakes nobody up.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from driver.service.process import Service
 
 _EVERY = 10.0  # seconds
+_MUCH = 64 << 20  # bytes that it has taken since the last look: the next one is due then
 _KEPT_EVERY, _MOST_KEPT, _FEWEST = 60.0, 64, 4  # seconds; samples for the slope
 _HOUR = 3600.0
 _WITHIN = 2.0  # seconds for the engine's answer
@@ -96,7 +98,7 @@ class Upkeep:
         self._service, self._when, self._code = service, when, code
         self._lock, self._history = threading.Lock(), MemoryHistory()
         self._began = self._tried = time.monotonic()
-        self._next = self._began + _EVERY
+        self._next, self._most = self._began + _EVERY, _MUCH
         self._memory: RuntimeMemory | None = None
 
     def memory(self, private: int) -> RuntimeMemory:
@@ -109,10 +111,10 @@ class Upkeep:
     def look(self, private: int) -> None:
         """Look, if it is due, and renew the engine if that is, too."""
         now = time.monotonic()
-        if now < self._next or not self._lock.acquire(blocking=False):
+        if (now < self._next and private < self._most) or not self._lock.acquire(blocking=False):
             return
         try:
-            self._next = now + _EVERY
+            self._next, self._most = now + _EVERY, private + _MUCH
             with suppress(BurstError, DriverError, OSError, RuntimeError):  # the next look finds out
                 runs = self._ask(now, private)
                 self._renew_if_due(now, private, runs)

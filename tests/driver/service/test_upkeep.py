@@ -2,14 +2,17 @@
 
 import itertools
 import os
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import stress
 
 import driver
 from driver.engine.limits import RenewWhen, renew_when
 from driver.monitor import Watcher
+from driver.service.process_figures import private_bytes
 from driver.service.upkeep import InstalledCode, MemoryHistory
 
 MB = 10**6
@@ -116,3 +119,36 @@ def test_an_engine_renews_itself_after_so_many_runs(place, kit):
                 break
         with driver.connect("reference") as other:
             assert other.engine_pid == device.engine_pid
+
+
+LEAKING, LOST_BYTES = "burst_test_devices.leaking:Leaking", 100_000  # by each run
+RUNS = 1000
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(5000, marks=pytest.mark.integration), pytest.param(10**5, marks=pytest.mark.stress)]
+)
+def test_a_driver_that_leaks(place, kit, tally, count):
+    """Each run loses 100 KB. An engine is renewed soon after it has done as many as `renew_when` says, so no engine has
+    lost much more than that, however many runs there are; and all results are right.
+    """
+    pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
+    written(f"runs = {RUNS}")
+    total, engines, slow = count if count < 10**5 else stress.times(count), list[int](), 0
+    with kit.living(LEAKING) as device, device.prepare(kit.add_model()) as prepared, prepared.burst() as burst:
+        first, done, base, most = device.connection, 0, private_bytes(device.engine_pid), 0
+        for n in range(total):
+            x = np.full((1, 4), n, np.float32)
+            assert np.array_equal(burst.run(x).outputs[0], x + 1)
+            done += 1
+            if done > 2 * RUNS:  # it is about to be renewed
+                slow += 1
+                time.sleep(0.02)
+            if not n % 100:
+                most = max(most, private_bytes(device.engine_pid))
+            if device.connection is not first:
+                engines.append(done)
+                first, done = device.connection, 0
+    tally("runs that leak", total)
+    assert len(engines) >= total // (4 * RUNS + slow)
+    assert most < base + (4 * RUNS + slow) * LOST_BYTES
