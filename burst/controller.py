@@ -423,7 +423,9 @@ class Controller(Closing):
 
     def _timing(self) -> Timing:
         times = self._caller.on_device, self._caller.in_driver
-        return Timing(*(None if time == NOT_MEASURED else int(time) for time in times))
+        timing = Timing(*(None if time == NOT_MEASURED else int(time) for time in times))
+        timing.joined = self.trace.joined(self._caller.result_id)
+        return timing
 
     @property
     def memories_sent(self) -> int:

@@ -38,15 +38,20 @@ class ErrorStatus(IntEnum):
         return int.__format__(self, form) if form[-1:].isalpha() and form[-1:] != "s" else format(str(self), form)
 
 
-class Timing(NamedTuple):
+class _Times(NamedTuple):
+    time_on_device: int | None = None
+    time_in_driver: int | None = None
+
+
+class Timing(_Times):
     """How long an execution took, in whole microseconds; None where it was not measured.
 
     `time_on_device` is spent computing; `time_in_driver` runs from the arrival of the request to the departure of the
     result and includes it, so it is never the smaller of the two.
     """
 
-    time_on_device: int | None = None
-    time_in_driver: int | None = None
+    joined: int | None = None
+    """The number of requests that were one run, of a measured request in a burst: 1 for one that ran alone."""
 
 
 NO_TIMING = Timing()

@@ -285,8 +285,9 @@ class ExecutionBurstServer(ExecutionBurst):
         return self._said(outcome, plan)
 
     def _note_joined(self, plan: Plan) -> None:
-        if plan.execution.joined > 1:
+        if (count := plan.execution.joined) > 1:
             self.trace.page.device.joined += 1
+            self.trace.note_joined(self._listener.id, count)
 
     def _explain(self) -> bytes:
         """Return the answer to a request whose C function has failed."""

@@ -170,6 +170,18 @@ class Trace(ProcessBound):
         record.late_by, record.retry_after = _as_ns(cause.late_by), _as_ns(cause.retry_after)
         record.id = number
 
+    def note_joined(self, number: int, count: int) -> None:
+        """Note that so many requests were one run, that one among them. The device calls it before it answers."""
+        record = self.page.failures[number % lib.BURST_FAILURES]
+        record.id = 0
+        record.status, record.nbytes, record.phase, record.late_by = 0, 0, 0, count
+        record.id = number
+
+    def joined(self, number: int) -> int:
+        """Return how many requests were one run, that one among them."""
+        record = self.page.failures[number % lib.BURST_FAILURES]
+        return int(record.late_by) if (record.id, record.status) == (number, 0) else 1
+
     def failure(self, number: int, status: int) -> tuple[str, Cause] | None:
         """Say why that request got that status; None where the device says nothing. It can write anything."""
         record = self.page.failures[number % lib.BURST_FAILURES]

@@ -26,7 +26,8 @@ typedef struct {
     uint64_t id, in, in_end, work, work_end, out, out_end, reserved;
 } burst_worked;
 /* By the device, before it answers with that status: what a result packet has no room for. phase: 1
- * + its place in Phase of burst.messages, or 0; times in ns, 2^64 - 1 where not known. */
+ * + its place in Phase of burst.messages, or 0; times in ns, 2^64 - 1 where not known. Of a result
+ * with status 0: late_by is the number of requests that were one run, this one among them. */
 typedef struct {
     uint64_t id, status, phase, late_by, retry_after, nbytes;
     char text[464];

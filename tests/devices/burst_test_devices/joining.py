@@ -11,7 +11,7 @@ import numpy as np
 
 from burst_test_devices import runtime_folder
 from driver import Device, PreparedModel
-from driver.errors import ExecutionFailed
+from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.interface import BoundExecution
 from driver.nn.file_form import FILE, is_file
 
@@ -78,9 +78,11 @@ class TogetherExecution(BoundExecution):
         if POISON in x or self._is_cancelled:
             raise ExecutionFailed(0, "together", "poison, or nobody wants it")
         result = x[1:] + 1 if CRUMB in x else x + 1
+        self.shapes = [(result.shape, result.nbytes <= output.nbytes) for output in self._outputs]
+        if not all(suffices for _, suffices in self.shapes):
+            raise OutputInsufficientSize(self.shapes)
         for output in self._outputs:
             output[: result.nbytes].view(np.float32)[:] = result.reshape(-1)
-        self.shapes = [(result.shape, True) for _ in self._outputs]
 
     def cancel(self) -> None:
         self._is_cancelled = True

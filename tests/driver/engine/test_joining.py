@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -99,10 +100,10 @@ class Crowd:
     def __init__(self, device, stack, threads, runs):
         self.device, self._stack, self._threads, self.runs = device, stack, threads, runs
 
-    def client(self, model, batch=ROWS, shape=(1, 4), priority="medium"):
+    def client(self, model, batch=ROWS, shape=(1, 4), priority="medium", **options):
         prepared = self._stack.enter_context(self.device.prepare(model, batch=batch, priority=priority))
         shapes = [shape] * len(model.inputs)
-        return self._stack.enter_context(prepared.burst(input_shapes=shapes))
+        return self._stack.enter_context(prepared.burst(input_shapes=shapes, **options))
 
     def start(self, burst, *inputs, **more):
         """The future of a request that has come to the device: it runs, or it waits."""
@@ -182,6 +183,17 @@ class TestWhoRides:
         assert values(alone) == (rows(40, 8) + 1).tolist()
         assert sorted(map(len, crowd.runs.all())) == [1, 1, 3, 6, 8]
 
+    def test_a_row_of_absurd_length(self, crowd, files):
+        """It runs alone, and those that wait with it ride together as if it was not there."""
+        model = files("masked")
+        crowd.occupy(model, PADDED)
+        given = [rows(10 + n, 1, length) for n, length in enumerate((4, 3 << 20, 4))]
+        waiting = [crowd.start(crowd.client(model, PADDED, x.shape), x, x) for x in given]
+        crowd.runs.release()
+        for future, x in zip(waiting, given, strict=True):
+            assert np.array_equal(future.result(PATIENCE).outputs[0], x + 1)
+        assert sorted(crowd.runs.all()[2:]) == [[10, 12], [11], [11]]  # once with too little memory
+
     def test_other_terms(self, crowd, files):
         """Clients that do not ask ride with nobody, and those with other terms with each other alone."""
         model = files("plain")
@@ -247,6 +259,28 @@ class TestSequences:
         assert sorted(crowd.runs.all()[2:]) == [[2], [16]]
 
 
+STRANGER = f"""
+import sys, driver, numpy as np
+model, x = driver.load(sys.argv[1]), np.full((1, 4), 66, np.float32)
+with driver.connect({NAME!r}) as d, d.prepare(model, batch=driver.Batch(rows=8)) as p:
+    with p.burst(input_shapes=[(1, 4)]) as b: print(b.run(x).outputs[0][0, 0], end="")
+"""
+
+
+@contextlib.contextmanager
+def stranger_of(model, folder, crowd):
+    """A client in a process of its own, whose request waits."""
+    before = crowd.stage()
+    (folder / "net.onnx").write_bytes(bytes(model.main.operands[0].value))
+    command = [sys.executable, "-c", STRANGER, folder / "net.onnx"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as stranger:
+        try:
+            until(lambda: crowd.stage() > before)
+            yield stranger
+        finally:
+            stranger.kill()
+
+
 class TestFaults:
     """Nobody pays for another one's request."""
 
@@ -278,27 +312,35 @@ class TestFaults:
             until(lambda: crowd.stage() == len(crowd.runs.all()))
         assert sorted(len(run) for run in crowd.runs.all()) == [1] * 10 + [3]
 
-    def test_a_client_that_is_killed(self, crowd, files, tmp_path, home):
+    def test_a_client_that_is_killed(self, crowd, files, tmp_path):
         """Its request does not run, and the others do."""
         model = files("plain")
         crowd.occupy(model)
         waiting = [crowd.start(crowd.client(model), rows(10))]
         before = crowd.stage()
-        (tmp_path / "net.onnx").write_bytes(bytes(model.main.operands[0].value))
-        program = (
-            "import sys, driver, numpy as np\n"
-            f"model, x = driver.load(sys.argv[1]), np.full((1, 4), 66, np.float32)\n"
-            f"with driver.connect({NAME!r}) as d, d.prepare(model, batch=driver.Batch(rows=8)) as p:\n"
-            "    with p.burst(input_shapes=[(1, 4)]) as b: b.run(x)\n"
-        )
-        with subprocess.Popen([sys.executable, "-c", program, tmp_path / "net.onnx"]) as stranger:
-            until(lambda: crowd.stage() > before)
+        with stranger_of(model, tmp_path, crowd) as stranger:
             stranger.send_signal(signal.SIGKILL)
         until(lambda: crowd.stage() == before)
         waiting.append(crowd.start(crowd.client(model), rows(20)))
         crowd.runs.release()
         assert [values(future) for future in waiting] == [(rows(n) + 1).tolist() for n in (10, 20)]
         assert crowd.runs.all()[2:] == [[10, 20]]
+
+    def test_a_client_that_is_stopped(self, crowd, files, tmp_path):
+        """The others have their rows while it stands still, and it finds its own once it goes on."""
+        model = files("plain")
+        crowd.occupy(model)
+        waiting = [crowd.start(crowd.client(model), rows(10))]
+        with stranger_of(model, tmp_path, crowd) as stranger:
+            stranger.send_signal(signal.SIGSTOP)
+            crowd.runs.release()
+            assert values(waiting[0]) == (rows(10) + 1).tolist()
+            later = crowd.start(crowd.client(model), rows(20))
+            crowd.runs.release(2)
+            assert values(later) == (rows(20) + 1).tolist()
+            stranger.send_signal(signal.SIGCONT)
+            assert stranger.communicate(timeout=PATIENCE)[0] == b"67.0"
+        assert [10, 66] in crowd.runs.all()
 
     def test_a_deadline(self, crowd, files):
         """It ends the wait of its request, and no other's."""
@@ -381,17 +423,36 @@ def test_compiled_models(crowd, files, home):
     assert crowd.runs.all()[2:] == [[10, 20]]
 
 
+def test_the_open_inference_protocol(crowd, files):
+    """Where a model's configuration has its requests joined, they also ride with those of other programs."""
+    pytest.importorskip("grpc", reason="needs the extra 'oip'")
+    from driver.gateways.oip.inference import ModelPorts
+    from driver.gateways.oip.served_model import PriorityLane
+
+    model, config = files("plain"), SimpleNamespace(batch=ROWS.rows, window=0.0, instances=1)
+    lane = PriorityLane(model, NAME, config, ModelPorts(model), name="net", priority="medium")
+    with contextlib.closing(lane):
+        crowd.occupy(model)
+        waiting = [crowd.start(lane.joins, rows(10)), crowd.start(crowd.client(model), rows(20))]
+        crowd.runs.release()
+        assert [values(future) for future in waiting] == [(rows(n) + 1).tolist() for n in (10, 20)]
+    assert crowd.runs.all()[2:] == [[10, 20]]
+
+
 def test_what_the_device_says(crowd, files):
-    """Executions that were part of another one's run are counted, and each burst's that shared one."""
+    """Executions that were part of another one's run are counted, and each burst's that shared one. A result that was
+    measured says how many were one run.
+    """
     model = files("plain")
     crowd.occupy(model)
-    waiting = [crowd.start(crowd.client(model), rows(10 + n)) for n in range(3)]
+    waiting = [crowd.start(crowd.client(model, measure=True), rows(10 + n)) for n in range(3)]
     crowd.runs.release()
-    for future in waiting:
-        future.result(PATIENCE)
+    assert [future.result(PATIENCE).timing.joined for future in waiting] == [3, 3, 3]
+    alone = crowd.client(model, measure=True)
+    assert [alone.run(rows(n)).timing.joined for n in range(2)] == [1, 1]
     found = crowd.device.stats()["priorities"]["medium"]
-    assert (found["executions"], found["joined"], found["waiting"]) == (5, 2, 0)
-    assert sorted(int(trace.page.device.joined) for trace in crowd.device.traces()) == [0, 0, 1, 1, 1]
+    assert (found["executions"], found["joined"], found["waiting"]) == (7, 2, 0)
+    assert sorted(int(trace.page.device.joined) for trace in crowd.device.traces()) == [0, 0, 0, 1, 1, 1]
 
 
 @pytest.mark.stress
