@@ -1,12 +1,15 @@
 """Is `compiled.serve` a better place for a model in a web server than its own runtime in threads?
 
     python bench/serving.py MODEL.onnx [--shape 1,3,48,192] [--clients 32] [--seconds 3] [--pairs 9] [--json FILE]
+    python bench/serving.py rows [--batch 32] [--clients 32] [--seconds 3] [--pairs 9] [--json FILE]
 
 Three servers of aiohttp answer the same requests: a float32 array as the body of a POST, the first output as the
 answer. One gives them to `compiled.serve(replicas=2)` on the device onnxruntime; one to ONNX Runtime's session as it
 comes, by `asyncio.to_thread`, as most programs do; and one to ONNX Runtime's own session as it is tuned for this: one
 intra-op thread, and as many threads as there are replicas. Both sessions log errors alone. Clients of this process ask
-all in turns, in closed loops. Then, without HTTP, three times as many requests come as the device can do, each with 50
+all in turns, in closed loops. With `rows`, the model is the network of bench/joined.py that waits for its weights, and
+requests are joined: by `compiled.serve` itself before it sends them, or by the device, to which it sends each over a
+burst of its own. Then, without HTTP, three times as many requests come as the device can do, each with 50
 ms: a good answer is one that came in time.
 """
 
@@ -18,11 +21,13 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from aiohttp import ClientSession, TCPConnector, web
-from measure import Budget, progress, spell
+from joined import connected
+from measure import Budget, progress, scratch, spell
 from question import Finding, Inquiry
 
 import driver
@@ -39,9 +44,11 @@ if TYPE_CHECKING:
     Answer = Callable[[np.ndarray[Any, Any]], Awaitable[np.ndarray[Any, Any]]]
 
 SERVED = "compiled.serve"
+BY_DEVICE = "compiled.serve, joined by the device"
 DEFAULT, TUNED = "ONNX Runtime, default session, asyncio.to_thread", "ONNX Runtime, 1 intra-op thread, 2 threads"
 KEYS = "rate", "p50", "p99"
-KINDS = SERVED, DEFAULT, TUNED
+KINDS = SERVED, BY_DEVICE, DEFAULT, TUNED
+ROWS = "rows"
 REPLICAS, PATIENCE, OVERLOAD = 2, 0.05, 3
 HEAD = ("clients", "server", "requests a second", "p50 ms", "p99 ms", "serve's requests x", "p50 x", "p99 x")
 
@@ -67,17 +74,21 @@ def in_threads(args: argparse.Namespace, stack: ExitStack) -> Answer:
 
 def compiled(args: argparse.Namespace) -> driver.CompiledModel:
     """The file, on the device with its runtime, one thread an execution."""
-    return driver.compile(driver.load(args.model, form="file"), devices=["onnxruntime"], preference="sustained_speed")
+    batch = driver.Batch(args.batch) if args.batch > 1 else None
+    model = driver.load(args.model, form="file")
+    return driver.compile(model, devices=["onnxruntime"], preference="sustained_speed", batch=batch)
 
 
 async def serve_web(args: argparse.Namespace) -> None:
     """A server of one kind, until its parent is gone. Prints its port."""
     with ExitStack() as stack:
-        if args.server != SERVED:
+        if args.server not in (SERVED, BY_DEVICE):
             await _until_parent_ends(in_threads(args, stack), args)
             return
         model = stack.enter_context(compiled(args))
-        async with model.serve(replicas=REPLICAS, queue=1024, shapes=(args.shape,)) as server:
+        apart: dict[str, Any] = {"replicas": args.clients, "depth": 1, "batch": 1}
+        options = apart if args.server == BY_DEVICE else {"replicas": REPLICAS}
+        async with model.serve(queue=1024, shapes=(args.shape,), **options) as server:
 
             async def answer(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
                 return (await server.run(array))[0]
@@ -104,7 +115,8 @@ async def _until_parent_ends(answer: Answer, args: argparse.Namespace) -> None:
 @contextmanager
 def web_server(kind: str, args: argparse.Namespace) -> Iterator[str]:
     """A server process of that kind; its address."""
-    command = [sys.executable, __file__, args.model, "--server", kind, "--shape", ",".join(map(str, args.shape))]
+    words = ["--shape", ",".join(map(str, args.shape)), "--batch", str(args.batch), "--clients", str(args.clients)]
+    command = [sys.executable, __file__, args.model, "--server", kind, *words]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin
         assert process.stdout
@@ -134,15 +146,16 @@ async def ask_for(url: str, body: bytes, clients: int, seconds: float) -> np.nda
 def over_http(args: argparse.Namespace) -> dict[int, dict[str, dict[str, list[float]]]]:
     """Of each number of clients and each server: requests a second, and percentiles in ms, of each round."""
     body = np.random.default_rng(1).random(args.shape, np.float32).tobytes()
-    found = {n: {kind: {key: [] for key in KEYS} for kind in KINDS} for n in (1, args.clients)}
+    kinds = [kind for kind in KINDS if kind != BY_DEVICE or args.batch > 1]
+    found = {n: {kind: {key: [] for key in KEYS} for kind in kinds} for n in (1, args.clients)}
     with ExitStack() as stack:
-        urls = {kind: stack.enter_context(web_server(kind, args)) for kind in KINDS}
+        urls = {kind: stack.enter_context(web_server(kind, args)) for kind in kinds}
         for url in urls.values():
             asyncio.run(ask_for(url, body, args.clients, args.seconds / 3))
         for number in range(args.pairs):
             progress("over HTTP", f"round {number + 1} of {args.pairs}")
             for clients in found:
-                for kind in order_of_round(KINDS, number):
+                for kind in order_of_round(kinds, number):
                     took = asyncio.run(ask_for(urls[kind], body, clients, args.seconds))
                     row = found[clients][kind]
                     row["rate"].append(took.size / args.seconds)
@@ -218,9 +231,19 @@ def goals(clients: int, other: str, ratios: dict[str, Estimate]) -> list[Budget]
 
 
 def find(args: argparse.Namespace) -> Finding:
-    """Over HTTP, and how many answers of an overload are good."""
+    """Over HTTP, and where requests are not joined, how many answers of an overload are good."""
+    if args.model != ROWS:
+        return compared(args)
+    with scratch() as folder:
+        args.model = str(folder / "connected.onnx")
+        Path(args.model).write_bytes(connected())
+        return compared(args)
+
+
+def compared(args: argparse.Namespace) -> Finding:
+    """The same of a file."""
     found = over_http(args)
-    good = estimate(asyncio.run(good_of_capacity(args)))
+    good = estimate(asyncio.run(good_of_capacity(args))) if args.batch == 1 else None
     lines: list[tuple[str, ...]] = []
     budgets: list[Budget] = []
     for clients, kinds in found.items():
@@ -230,15 +253,20 @@ def find(args: argparse.Namespace) -> Finding:
             lines.append(
                 (str(clients), kind, *figures, *(["", "", ""] if kind == SERVED else map(spell, ratios.values())))
             )
-            if kind != SERVED:
+            if kind in (DEFAULT, TUNED):
                 budgets += goals(clients, kind, ratios)
-    budgets.append(Budget("overload 3 x, 50 ms: good answers >= 0.95 x capacity", good, 0.95, at_least=True))
-    return Finding(lines, budgets, {"over_http": found, "good": good._asdict()}, HEAD)
+    body: dict[str, Any] = {"over_http": found}
+    if good:
+        budgets.append(Budget("overload 3 x, 50 ms: good answers >= 0.95 x capacity", good, 0.95, at_least=True))
+        body["good"] = good._asdict()
+    return Finding(lines, budgets, body, HEAD)
 
 
 def settle(args: argparse.Namespace) -> None:
-    """A shape is numbers; blocks are short for --quick."""
-    args.shape = tuple(map(int, args.shape.split(",")))
+    """A shape is numbers; blocks are short for --quick; rows are joined where the model is made for it."""
+    shape = args.shape or ("1,1024" if args.model == ROWS else "1,3,48,192")
+    args.shape = tuple(map(int, shape.split(",")))
+    args.batch = args.batch or (32 if args.model == ROWS else 1)
     args.seconds = 0.3 if args.quick else args.seconds
 
 
@@ -246,8 +274,9 @@ SERVING = Inquiry(
     __doc__,
     find,
     options={
-        "model": {"help": "an .onnx file with one float32 input"},
-        "--shape": {"default": "1,3,48,192", "help": "of the input (default: of an OCR classifier)"},
+        "model": {"help": f"an .onnx file with one float32 input, or {ROWS}"},
+        "--shape": {"help": "of the input (default 1,3,48,192: of an OCR classifier)"},
+        "--batch": {"type": int, "help": f"rows of a run (default: 32 with {ROWS}, else 1)"},
         "--clients": {"type": int, "default": 32},
         "--seconds": {"type": float, "default": 3.0, "help": "of a block"},
         "--server": {"choices": KINDS, "help": "serve, instead of measuring"},

@@ -19,22 +19,16 @@ if TYPE_CHECKING:
 
 def joinable(model: Model, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], int, object]:
     """Return the arrays as the model takes them, their rows, and a key that is equal for requests that can run
-    together.
+    together. One without rows, or whose inputs have different ones, runs alone.
 
     Raise ValueError naming the input.
     """
     fitted = fitted_inputs(model, arrays)
-    for tensor, value in zip(model.inputs, fitted, strict=True):
-        if value is not None and not isinstance(value, np.ndarray):
-            raise ValueError(
-                f"input {tensor.name!r} is {tensor.kind}, which has no rows: serve this model with batch=1"
-            )
-    rows = {array.shape[0] for array in fitted if array is not None and array.ndim}
-    if len(rows) != 1:
-        shapes = ", ".join("-" if a is None else str(a.shape) for a in fitted)
-        raise ValueError(f"inputs of shapes {shapes}: with batch, all have the same size along the first dimension")
-    key = tuple(None if array is None else array.shape[1:] for array in fitted)
-    return fitted, rows.pop(), key
+    shapes = [getattr(value, "shape", ()) for value in fitted if value is not None]
+    rows = {shape[0] if shape else 0 for shape in shapes}
+    if len(rows) != 1 or not (count := rows.pop()):
+        return fitted, 1, object()
+    return fitted, count, tuple(None if value is None else value.shape[1:] for value in fitted)
 
 
 def joined(requests: Sequence[WaitingRequest]) -> tuple[Any, ...]:

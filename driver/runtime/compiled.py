@@ -6,6 +6,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from driver.client.surface import AnyPreparedModel, signature
+from driver.options import Batch
 from driver.runtime.allocate import StepRole, allocate
 from driver.runtime.control_flow import inner_steps
 from driver.runtime.fallback import CLOSED, CpuFallback, FallbackExecutor, Fallbacks
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from driver.runtime.measuring import Figures
 
 _numbers = count(1)
+_WINDOW = 0.002  # seconds
 
 
 class Placement(list[tuple[str, tuple[int, ...]]]):
@@ -81,7 +83,7 @@ class CompiledModel(AnyPreparedModel):
         `recipe`: how to compile it again, for pickle. `capabilities`: as of `Placement`.
         """
         self._figures, self._recipe, self._capabilities = figures, recipe, capabilities
-        self.priority = options.priority
+        self.priority, self._batch = options.priority, options.batch
         self._steps, self._devices, self._fallbacks = steps, devices, fallbacks
         self._is_closed = False
         self._number = next(_numbers)
@@ -127,8 +129,8 @@ class CompiledModel(AnyPreparedModel):
         *,
         replicas: int = 2,
         queue: int = 64,
-        batch: int = 1,
-        batch_window: float = 0.002,
+        batch: int | None = None,
+        batch_window: float | None = None,
         depth: int = 2,
         warm_up: bool = True,
         recover: bool = True,
@@ -143,8 +145,10 @@ class CompiledModel(AnyPreparedModel):
         Args:
             replicas: bursts on this model, each of which the device serves in a thread.
             queue: requests that may wait. One more gets QueueFull, at once.
-            batch: rows that may run together, for a model whose first dimension is open: requests that wait are joined.
-            batch_window: seconds that a request waits for others, while others have lately come.
+            batch: rows that may run together, for a model whose first dimension is open: requests that wait are joined,
+                and sent as one. None: those of `compile(batch=)`, or 1.
+            batch_window: seconds that a request waits for others, while others have lately come; None: 0.002, or what
+                `compile(batch=)` says where `batch` is left to it.
             depth: executions of each replica that may be in flight: the next one waits in the device.
             warm_up: runs each replica once on zeros before the first request, where the shapes are known.
             recover: a device that dies is started again, and has the requests once more.
@@ -156,11 +160,12 @@ class CompiledModel(AnyPreparedModel):
         """
         from driver.replicas import ServeOptions, Serving  # they import asyncio
 
+        terms = self._batch if batch is None and self._batch else Batch(1 if batch is None else batch, _WINDOW)
         options = ServeOptions(
             replicas,
             queue,
-            batch,
-            batch_window,
+            terms.rows,
+            terms.window if batch_window is None else batch_window,
             depth=depth,
             warm_up=warm_up,
             recover=recover,

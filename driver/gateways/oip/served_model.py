@@ -19,6 +19,7 @@ from driver.gateways.oip.model_config import CONFIG_FILE
 from driver.gateways.oip.regions import NO_REGIONS
 from driver.gateways.refusal import Refusal, RefusalCode, invalid
 from driver.importers import load
+from driver.options import MOST_ROWS, Batch
 from driver.runtime.compilation import compile as compile_model
 
 if TYPE_CHECKING:
@@ -48,7 +49,10 @@ class PriorityLane:
     ):
         with ExitStack() as stack:
             speed: Preference = "sustained_speed" if config.instances > 1 else "fast_single_answer"
-            self.compiled = compile_model(model, device=device, preference=speed, priority=priority, progress=False)
+            batch = Batch(min(config.batch, MOST_ROWS)) if config.batch > 1 else None  # also with other programs
+            self.compiled = compile_model(
+                model, device=device, preference=speed, priority=priority, progress=False, batch=batch
+            )
             stack.callback(self.compiled.close)
             self.joins = self._joining(config, name, stack) if config.batch > 1 else None
             self.lanes = Lanes(self.compiled, ports, config.instances)

@@ -340,6 +340,21 @@ class TestBatches:
         with pytest.raises(ValueError, match=words):
             compiled.serve(**options)
 
+    def test_terms_of_the_compiled_model(self, connect, kit):
+        """A model that was compiled with `batch` has its requests joined without being asked again, unless it is told
+        otherwise.
+        """
+
+        async def most(model, **options):
+            async with model.serve(replicas=1, depth=1, queue=100, **options) as server:
+                await asyncio.gather(*(server.run(np.full((1, 4), n, np.float32)) for n in range(12)))
+                return max(server.stats()["batches"])
+
+        with driver.compile(kit.open_model(), devices=[connect()], batch=driver.Batch(4)) as model:
+            assert asyncio.run(most(model)) == 4
+            assert asyncio.run(most(model, batch=3)) == 3
+            assert asyncio.run(most(model, batch=1)) == 1
+
 
 class TestEnd:
     def test_a_drain_finishes_what_it_has(self, slow_compiled):
