@@ -13,16 +13,17 @@ import asyncio
 import logging
 import math
 import socket
+import ssl
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
+from driver.errors import DeviceFailed
 from driver.service.http_connections import account_of
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Awaitable, Callable
 
     from driver.service.peer_limiter import PeerLimiter, PeerVisit
@@ -133,6 +134,16 @@ class BoundedServer(web.Server):
         while True:
             await asyncio.sleep(self._patience / 4)
             self._limiter.end_overdue()
+
+
+def tls_context(certificate: str, key: str) -> ssl.SSLContext:
+    """Return the terms of a server by these PEM files. Raise DeviceFailed."""
+    found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        found.load_cert_chain(certificate, key)
+    except OSError as error:  # of ssl, too
+        raise DeviceFailed(f"TLS: {certificate} and {key} are no certificate and its key in PEM: {error}") from error
+    return found
 
 
 async def serve_http(

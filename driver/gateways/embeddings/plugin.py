@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from functools import partial
 from typing import TYPE_CHECKING
 
 from driver.errors import DeviceFailed
 from driver.gateway import Gateway, OpenGateway
+from driver.gateways.metrics_page import MetricsPage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -53,22 +55,34 @@ class EmbeddingsGateway(Gateway):
                 default=None,
                 help="Vectors have length 1 or not; by default as modules.json says, and 1 without it.",
             ),
+            click.Option(
+                ["--http-tls"],
+                nargs=2,
+                type=click.Path(exists=True, dir_okay=False),
+                metavar="CERT KEY",
+                help="TLS at TCP addresses of --http, with these PEM files.",
+            ),
         )
 
     @asynccontextmanager
     async def serve(self, call: GatewayCall) -> AsyncIterator[OpenGateway]:
         """Serve the models until the end."""
         from driver.gateways.embeddings.model_folder import read_folder
-        from driver.gateways.embeddings.process import opened
+        from driver.gateways.embeddings.process import VectorServer, opened
+        from driver.gateways.embeddings.text_metrics import metrics_collector
 
         given = call.options
         if not given["embeddings"] or not given["http"]:
             raise DeviceFailed(f"--embeddings and --http go together: {self.examples[0]}")
-        if call.metrics:
-            raise DeviceFailed("--embeddings has no --metrics: give it to the burst serve of the device")
         pooling, normalizes = given["pooling"], given["normalize"]
         folders = [read_folder(text, pooling, normalizes=normalizes) for text in given["embeddings"]]
-        server, addresses = opened(call.device, folders, given["http"])
-        async with server:
-            names = [folder.name for folder in folders]
-            yield OpenGateway(f"{', '.join(names)} at {', '.join(addresses)}", {"http": addresses, "models": names})
+        with closing(MetricsPage(call.metrics)) as page:
+            server, addresses = opened(call.device, folders, given["http"], given["http_tls"])
+            if call.metrics and not isinstance(server, VectorServer):
+                raise DeviceFailed("--metrics: each account has a process of its own here; give it to the device")
+            async with server:
+                if isinstance(server, VectorServer):
+                    page.begin(partial(metrics_collector, server.models), lambda: "")
+                names = [folder.name for folder in folders]
+                fields = {"http": addresses, "models": names, "metrics": page.where}
+                yield OpenGateway(f"{', '.join(names)} at {', '.join(addresses)}", fields)

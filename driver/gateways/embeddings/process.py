@@ -19,6 +19,7 @@ from driver.gateways.embeddings.api_errors import refused
 from driver.gateways.embeddings.text_models import TextModel
 from driver.gateways.embeddings.vector_api import VectorApi
 from driver.gateways.http_requests import BoundedRequests
+from driver.gateways.http_server import tls_context
 from driver.gateways.loop_thread import LoopThread
 from driver.gateways.request_memory import RequestMemory
 
@@ -69,8 +70,12 @@ class VectorServer:
         folders: Sequence[ModelFolder],
         addresses: Sequence[str],
         limits: VectorLimits = VectorLimits(),  # noqa: B008 (it is immutable)
+        tls: Sequence[str] | None = None,
     ) -> None:
-        """Bind the addresses. Raise DeviceFailed. `async with` raises what `driver.compile` of a path does, too."""
+        """Bind the addresses. `tls`: paths of a certificate and its key, for TCP addresses. Raise DeviceFailed.
+        `async with` raises what `driver.compile` of a path does, too.
+        """
+        self._tls = tls_context(*tls) if tls else None
         self._device, self._folders, self._limits = device, folders, limits
         self.models: dict[str, TextModel] = {}
         if len({folder.name for folder in folders}) < len(folders):
@@ -90,7 +95,8 @@ class VectorServer:
     @property
     def addresses(self) -> list[str]:
         """The addresses as clients use them: the base_url of OpenAI's, or a socket's path."""
-        return [f"unix:{door.path}" if door.path else f"http://{door.place}/v1" for door, _ in self._doors]
+        scheme = "https" if self._tls else "http"
+        return [f"unix:{door.path}" if door.path else f"{scheme}://{door.place}/v1" for door, _ in self._doors]
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -113,7 +119,7 @@ class VectorServer:
         self, door: DoorAddress, listener: socket.socket, requests: BoundedRequests, *, stack: AsyncExitStack
     ) -> None:
         end: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(requests.serve(listener, end))
+        task = asyncio.create_task(requests.serve(listener, end, None if door.path else self._tls))
         stack.push_async_callback(_end, end, task)
         if door.is_open:
             _LOG.warning("%s: every machine that reaches this address may use the models", door.said)
@@ -125,9 +131,11 @@ class VectorServer:
 class AccountVectors:
     """The server of one account, in a process of its own: `AccountProcess` makes it."""
 
-    def __init__(self, device: str, folders: Sequence[ModelFolder], addresses: Sequence[str]) -> None:
-        """Bind the addresses. Raise DeviceFailed."""
-        self._server = VectorServer(device, folders, addresses)
+    def __init__(
+        self, device: str, folders: Sequence[ModelFolder], addresses: Sequence[str], tls: Sequence[str] | None
+    ) -> None:
+        """Bind the addresses. `tls`: as of `VectorServer`. Raise DeviceFailed."""
+        self._server = VectorServer(device, folders, addresses, tls=tls)
         self.addresses = self._server.addresses
         self._thread = LoopThread("burst-embeddings", self._serve)
 
@@ -150,16 +158,17 @@ class AccountVectors:
 
 
 def opened(
-    device: str, folders: Sequence[ModelFolder], addresses: Sequence[str]
+    device: str, folders: Sequence[ModelFolder], addresses: Sequence[str], tls: Sequence[str] | None
 ) -> tuple[VectorServer | GatewayKeeper, list[str]]:
-    """Return what serves while it is entered, and the addresses as clients use them. Raise DeviceFailed.
+    """Return what serves while it is entered, and the addresses as clients use them. `tls`: as of `VectorServer`. Raise
+    DeviceFailed.
 
     Where root serves sockets of other accounts, that is a process for each account.
     """
     doors = [http_address(text) for text in addresses]
     uids = [door.uid if door.path else os.getuid() for door in doors]
     if os.getuid() or not any(uids):
-        server = VectorServer(device, folders, addresses)
+        server = VectorServer(device, folders, addresses, tls=tls)
         return server, server.addresses
     load_all("numpy.ma", "tokenizers")
     places = {path.parent for folder in folders for path in (folder.model, folder.tokenizer)}
@@ -168,7 +177,7 @@ def opened(
         AccountProcess(
             GatewayAccount.of(uid, device, places),
             device,
-            partial(AccountVectors, device, folders, its),
+            partial(AccountVectors, device, folders, its, tls),
             kept_for(doors),
         )
         for uid, its in texts.items()

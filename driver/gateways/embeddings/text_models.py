@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,6 +45,33 @@ _TOKENS_AT_ONCE = 3 * MOST_TOKENS  # that the device has been given, so that it 
 _FIRST = 16, 3600.0  # tokens of the first text, and seconds for it
 
 
+@dataclass
+class TextCounts:
+    """What was asked of a model. Of one event loop; any thread reads."""
+
+    requests: Counter[str] = field(default_factory=Counter)  #: by outcome: success or fail
+    texts: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @contextmanager
+    def of_one(self) -> Iterator[None]:
+        """Count a request, which is answered within the block."""
+        outcome, begin = "fail", time.monotonic()
+        try:
+            yield
+            outcome = "success"
+        finally:
+            self.requests[outcome] += 1
+            self.seconds += time.monotonic() - begin
+
+    def note(self, tokens: Sequence[TextTokens]) -> int:
+        """Note the texts of a request; return how many tokens they have."""
+        count = sum(len(each.ids) for each in tokens)
+        self.texts, self.tokens = self.texts + len(tokens), self.tokens + count
+        return count
+
+
 class TextModel:
     """A folder's model. Of one event loop, after `open`."""
 
@@ -59,6 +90,7 @@ class TextModel:
         self._pooling = None if self.ranks or rank == 2 else self._checked_pooling()
         self.dimensions = 0  #: of a vector, once it is open
         self._turns = FairTurns(_TOKENS_AT_ONCE)
+        self.counts = TextCounts()
 
     async def open(self, stack: AsyncExitStack) -> None:
         """Compile and serve it, and embed a first text. Raise DeviceFailed, DriverError or BurstError."""

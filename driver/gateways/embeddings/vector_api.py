@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from driver.gateways.embeddings.api_requests import EmbeddingsRequest
+    from driver.gateways.embeddings.api_requests import EmbeddingsRequest, RankRequest
     from driver.gateways.embeddings.text_models import TextModel
     from driver.gateways.embeddings.text_tokenizer import TextTokens
     from driver.gateways.http_requests import WholeRequest
@@ -112,6 +112,12 @@ class VectorApi:
     async def _embed(self, request: WholeRequest, deadline: float) -> HttpAnswer:
         asked = embeddings_request(request.body)
         model = self._model(asked.model)
+        with model.counts.of_one():
+            return await self._embedded(request, asked, model, deadline)
+
+    async def _embedded(
+        self, request: WholeRequest, asked: EmbeddingsRequest, model: TextModel, deadline: float
+    ) -> HttpAnswer:
         if model.ranks:
             raise ApiError(f"the model {model.name!r} ranks texts, and embeds none: POST /v1/rerank", "model")
         wanted = asked.dimensions or model.dimensions
@@ -124,7 +130,7 @@ class VectorApi:
             vectors = vectors[:, :wanted]
             vectors = normalized(vectors) if model.normalizes else np.ascontiguousarray(vectors)
         encode = partial(_embeddings, is_base64=asked.is_base64)
-        count = sum(len(each.ids) for each in tokens)
+        count = model.counts.note(tokens)
         if vectors.size <= _FEW:
             return encode(vectors, model.name, count)
         answer: HttpAnswer = await self._in_thread(request.claim.account, encode, vectors, model.name, count)
@@ -173,6 +179,10 @@ class VectorApi:
     async def _rank(self, request: WholeRequest, deadline: float) -> HttpAnswer:
         asked = rank_request(request.body)
         model = self._model(asked.model)
+        with model.counts.of_one():
+            return await self._ranked(request, asked, model, deadline)
+
+    async def _ranked(self, request: WholeRequest, asked: RankRequest, model: TextModel, deadline: float) -> HttpAnswer:
         if not model.ranks:
             raise ApiError(f"the model {model.name!r} embeds texts: serve a cross-encoder for /v1/rerank", "model")
         if asked.returns_documents:
@@ -189,7 +199,7 @@ class VectorApi:
         if asked.returns_documents:
             for row in rows:
                 row["document"] = {"text": asked.documents[row["index"]]}
-        count = sum(len(each.ids) for each in tokens)
+        count = model.counts.note(tokens)
         meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}, "tokens": {"input_tokens": count}}
         usage = {"prompt_tokens": count, "total_tokens": count}
         return HttpAnswer.of({"model": model.name, "results": rows, "meta": meta, "usage": usage})

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
 from driver.gateways.http_answer import HttpAnswer
 from driver.gateways.http_requests import BoundedRequests
+from driver.gateways.http_server import tls_context
 from driver.gateways.loop_thread import LoopThread
 from driver.gateways.oip.http_front import HttpFront
 from driver.service.peer_limiter import of_all
@@ -33,14 +33,11 @@ class HttpDoor:
         limits: DoorLimits,
         credentials: Credentials | None = None,
     ) -> None:
-        """Raise OSError if the files of TLS cannot be read."""
+        """Raise DeviceFailed if the files of TLS cannot be used."""
         self.port: int = 0 if listener.family == socket.AF_UNIX else listener.getsockname()[1]
         self._listener, self._limits = listener, limits
         self._front = HttpFront(service, limits.message)
-        self._tls: ssl.SSLContext | None = None
-        if credentials:
-            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            self._tls.load_cert_chain(credentials.certificate, credentials.key)
+        self._tls = tls_context(*credentials) if credentials else None
         self._threads = ThreadPoolExecutor(of_all(limits.requests), thread_name_prefix="burst-oip-http")
         self._thread = LoopThread("burst-oip-http", self._serve)
 

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import warnings
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from certificates import write_certificate
 from needed_tools import give_up
 
 pytest.importorskip("tokenizers")
@@ -38,14 +40,14 @@ def needed(name):
 
 
 @contextmanager
-def served(folders, *addresses):
-    """The addresses as `burst serve` prints them. It ends on SIGTERM, with 0."""
+def served(folders, *addresses, more=()):
+    """What `burst serve` prints. It ends on SIGTERM, with 0."""
     words = [word for folder in folders for word in ("--embeddings", str(folder))]
     words += [word for address in addresses for word in ("--http", address)]
-    command = [sys.executable, "-m", "driver.cli", "serve", "onnxruntime", *words, "--json"]
+    command = [sys.executable, "-m", "driver.cli", "serve", "onnxruntime", *words, *more, "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            yield json.loads(process.stdout.readline())["http"]
+            yield json.loads(process.stdout.readline())
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
@@ -68,7 +70,8 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(folders):
-    with served(folders, "127.0.0.1:0") as (found,):
+    with served(folders, "127.0.0.1:0") as said:
+        (found,) = said["http"]
         yield found
 
 
@@ -201,14 +204,36 @@ class TestCommand:
         if shutil.which("curl") is None:
             give_up("curl is missing: apt install curl")
         socket = tmp_path / "texts.sock"
-        with served([f"other={folders[0]}"], f"unix:{socket}") as (found,):
-            assert found == f"unix:{socket}"
+        with served([f"other={folders[0]}"], f"unix:{socket}") as said:
+            assert said["http"] == [f"unix:{socket}"]
             assert socket.stat().st_mode & 0o777 == 0o700
             body = json.dumps({"model": "other", "input": "w1"})
             words = ["curl", "-s", "--unix-socket", socket, "http://localhost/v1/embeddings", "-d", body]
             told = subprocess.run(words, capture_output=True, check=True, timeout=30).stdout
             np.testing.assert_allclose(json.loads(told)["data"][0]["embedding"], vector_of("w1"), atol=1e-5)
         assert not socket.exists()
+
+    def test_tls_and_metrics(self, folders, tmp_path):
+        """--http-tls has a TCP address speak TLS alone; --metrics has what was asked of each model."""
+        openai, httpx, cert = needed("openai"), needed("httpx"), write_certificate(tmp_path)
+        with served(folders, "localhost:0", more=["--http-tls", *map(str, cert), "--metrics", ":0"]) as said:
+            (address,) = said["http"]
+            assert address.startswith("https://localhost:")
+            trusts = httpx.Client(verify=ssl.create_default_context(cafile=str(cert[0])))
+            with openai.OpenAI(base_url=address, api_key="none", max_retries=0, http_client=trusts) as client:
+                client.embeddings.create(model="texts", input=["w1", "w2 w3"])
+                with pytest.raises(openai.BadRequestError):
+                    client.embeddings.create(model="texts", input="w1", dimensions=9)
+            with pytest.raises(httpx.HTTPError):
+                httpx.get(f"{address.replace('https', 'http')}/models")
+            found = httpx.get(said["metrics"]).text
+        for line in (
+            'burst_embeddings_requests_total{model="texts",outcome="success"} 1.0',
+            'burst_embeddings_requests_total{model="texts",outcome="fail"} 1.0',
+            'burst_embeddings_texts_total{model="texts"} 2.0',
+            'burst_embeddings_tokens_total{model="texts"} 7.0',
+        ):
+            assert line in found
 
     @pytest.mark.parametrize(
         ("words", "told"),
@@ -219,7 +244,10 @@ class TestCommand:
             (["--embeddings", "{}/texts", "--http", "8080"], "give HOST:PORT"),
             (["--embeddings", "{}/texts", "--http", "unix:relative"], "is absolute"),
             (["--embeddings", "{}/texts", "--embeddings", "{}/texts", "--http", ":0"], "give NAME=FOLDER"),
-            (["--embeddings", "{}/texts", "--http", ":0", "--metrics", ":0"], "has no --metrics"),
+            (
+                ["--embeddings", "{}/texts", "--http", ":0", "--http-tls", __file__, __file__],
+                "no certificate and its key",
+            ),
         ],
     )
     def test_mistakes(self, folders, words, told):
