@@ -19,7 +19,7 @@ PROGRAM = Path(__file__).with_name("dropping.py")
 FRAMES = ("execute", "execute_async", "execute_fenced", "burst", "lengths")
 OBJECTS = ("models", "bursts", "results", "in flight", "run_async", "stream", "buffers")
 COMPILED = ("compiled", "compiled burst", "compiled lengths")
-DESCRIPTORS = 120
+DESCRIPTORS = 140  # about as many again as a client here needs at most
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_pool_for_each_frame(place):
 
 def test_what_is_made_and_dropped(few):
     """The same of prepared models, bursts, results of bursts and device buffers, beyond what a client may have."""
-    drop(OBJECTS, 130)
+    drop(OBJECTS, 150)
 
 
 def test_compiled_models(few):
