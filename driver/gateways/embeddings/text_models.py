@@ -47,7 +47,7 @@ _FIRST = 16, 3600.0  # tokens of the first text, and seconds for it
 
 @dataclass
 class TextCounts:
-    """What was asked of a model. Of one event loop; any thread reads."""
+    """Counts of what was asked of a model. Of one event loop; any thread reads."""
 
     requests: Counter[str] = field(default_factory=Counter)  #: by outcome: success or fail
     texts: int = 0

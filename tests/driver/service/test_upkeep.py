@@ -2,12 +2,12 @@
 
 import itertools
 import os
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import stress
+from waiting import until
 
 import driver
 from driver.engine.limits import RenewWhen, renew_when
@@ -134,21 +134,19 @@ def test_a_driver_that_leaks(place, kit, tally, count):
     """
     pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
     written(f"runs = {RUNS}")
-    total, engines, slow = count if count < 10**5 else stress.times(count), list[int](), 0
+    total, engines = count if count < 10**5 else stress.times(count), 0
     with kit.living(LEAKING) as device, device.prepare(kit.add_model()) as prepared, prepared.burst() as burst:
         first, done, base, most = device.connection, 0, private_bytes(device.engine_pid), 0
         for n in range(total):
             x = np.full((1, 4), n, np.float32)
             assert np.array_equal(burst.run(x).outputs[0], x + 1)
             done += 1
-            if done > 2 * RUNS:  # it is about to be renewed
-                slow += 1
-                time.sleep(0.02)
+            if done == 3 * RUNS:
+                until(lambda first=first: device.connection is not first)
             if not n % 100:
                 most = max(most, private_bytes(device.engine_pid))
             if device.connection is not first:
-                engines.append(done)
-                first, done = device.connection, 0
+                engines, first, done = engines + 1, device.connection, 0
     tally("runs that leak", total)
-    assert len(engines) >= total // (4 * RUNS + slow)
-    assert most < base + (4 * RUNS + slow) * LOST_BYTES
+    assert engines >= total // (3 * RUNS)
+    assert most < base + 4 * RUNS * LOST_BYTES
