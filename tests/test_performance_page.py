@@ -52,6 +52,7 @@ def test_every_result_has_a_place():
         "burst_roundtrip.py c",  # for who writes clients in C: the whole list
         "burst_depth.py goodput",
         "joined.py",  # docs/howto/joined.md says when it pays
+        "serving.py rows",  # so it does
         "embeddings.py",  # gateways are for those who look for them: the whole list
         "unchanged.py",  # and the start of a program
         "unchanged.py programs",  # and the memory of eight
