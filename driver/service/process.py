@@ -16,7 +16,6 @@ import socket
 import sys
 import threading
 import time
-import warnings
 from collections import Counter
 from contextlib import suppress
 from functools import partial
@@ -37,8 +36,6 @@ from driver.engine.landlock import Access
 from driver.engine.latency import KEPT
 from driver.engine.ledger import Ledger
 from driver.engine.limits import limits, or_raise, renew_when
-from driver.engine.process import main as run_engine
-from driver.engine.running_files import RunningFiles
 from driver.errors import signal_name
 from driver.nn.file_form import FILE
 from driver.protocol.greeting import Greeting
@@ -57,6 +54,7 @@ from driver.service.bounded_log import BoundedHandler, EngineLog, LogFile
 from driver.service.client_census import ClientCensus
 from driver.service.client_source import ListeningSocket
 from driver.service.closing_process import ClosingProcess
+from driver.service.engine_process import EngineProcess, exit_code, start_engine
 from driver.service.engine_renewal import Renewal
 from driver.service.engine_watch import EngineWatch
 from driver.service.file_gate import FileGate
@@ -82,7 +80,7 @@ _log = logging.getLogger(__name__)
 LINGER = 2.0  # seconds without a client
 _LAST_LINGER = 0.1  # the same, where another service has taken over
 _RETRY = 0.1  # seconds after a failed accept
-_START_TIMEOUT, _END_TIMEOUT = 60.0, 2.0
+_START_TIMEOUT = 60.0
 
 
 class ServiceOptions(NamedTuple):
@@ -106,14 +104,6 @@ class ServiceOptions(NamedTuple):
     def serves_others(self) -> bool:
         """True if its process has sockets of several accounts: of an engine that they share, or of metrics."""
         return self.any_uid and self.account in {None, device_uid()}
-
-
-class EngineProcess(NamedTuple):
-    """The engine, as the service sees it."""
-
-    channel: Channel
-    pid: int
-    running: RunningFiles
 
 
 class Service:
@@ -234,7 +224,7 @@ class Service:
     def _end(self, *, is_stopped: bool) -> None:
         with self._source.ending():
             if not is_stopped and (self._device.asked_apart or self._running.ends()):  # the status comes late
-                code = _exit_code(self._engine_pid)
+                code = exit_code(self._engine_pid)
                 self.files.note_end(code, self._running.ends())
                 self._tell_end(code)
             self._save()  # before another service starts
@@ -261,7 +251,7 @@ class Service:
         """End the engine before another one can begin: there is one device for both."""
         with self._source.ending():
             self.kill()
-            _exit_code(self._engine_pid)
+            exit_code(self._engine_pid)
             self._save()
 
     def _save(self) -> None:
@@ -491,61 +481,6 @@ class Service:
         return ValidationBudget(self._limits, deadline)
 
 
-def start_engine(
-    name: str,
-    kind: type[Device],
-    source: ClientSource,
-    log: EngineLog,
-    *,
-    is_shared: bool,
-    group: EngineGroup | None = None,
-    low: LowPriority | None = None,
-) -> EngineProcess:
-    """Start the engine process. It ends when this process dies or closes its end of the channel.
-
-    is_shared: accounts share it. `group`: it is in that control group. `low`: its priority at first, if that is not the
-    usual one.
-
-    By fork, because both processes begin with importing the same modules: a device starts
-    in half the time. Only this thread exists yet, besides numpy's, which survive forks.
-    """
-    (near, far), running = Channel.pair(), RunningFiles()
-    gc.freeze()
-    with warnings.catch_warnings(), far:
-        warnings.simplefilter("ignore", DeprecationWarning)
-        if pid := os.fork():
-            log.close_writable()
-            if group:
-                group.take(pid)
-            if low:
-                low.watch(pid)
-            return EngineProcess(near, pid, running)
-        try:
-            log.redirect()
-            near.close()
-            source.close()
-            if group:
-                group.close()
-            if low:
-                low.enter()
-            sandbox.enter_files(kind, {state.made(): Access.EDIT} | KEPT)
-            run_engine(name, kind, far, running, is_shared=is_shared)
-        except BaseException:  # noqa: BLE001 (this process must not go on as a second service)
-            _log.exception("the engine of device %r failed", name)
-        finally:
-            os._exit(1)
-
-
-def _exit_code(pid: int) -> int:
-    """Return the exit status of a child that is about to end, or minus the signal; 0 if it takes long."""
-    ended = os.pidfd_open(pid)
-    try:
-        found = select.select([ended], [], [], _END_TIMEOUT)[0]
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if found else 0
-    finally:
-        os.close(ended)
-
-
 def isolate() -> None:
     """Undo what was inherited from the first client: CPU affinity, resource limits, signal mask, umask."""
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
@@ -594,7 +529,7 @@ def run(name: str, source: ClientSource, place: Place, options: ServiceOptions) 
     except BaseException as error:  # noqa: BLE001 (no client may wait for a service that failed)
         if engine:  # while it has its copy of the socket, the name would stay as if a successor listened there
             os.kill(engine.pid, signal.SIGKILL)
-            _exit_code(engine.pid)
+            exit_code(engine.pid)
         engine_log.finish()
         if isinstance(error, PeerDied):
             _log.error("device %r failed to start: its engine ended", name)
