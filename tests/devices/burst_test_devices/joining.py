@@ -80,7 +80,7 @@ class TogetherExecution(BoundExecution):
         result = x[1:] + 1 if CRUMB in x else x + 1
         self.shapes = [(result.shape, result.nbytes <= output.nbytes) for output in self._outputs]
         if not all(suffices for _, suffices in self.shapes):
-            raise OutputInsufficientSize(self.shapes)
+            raise OutputInsufficientSize(tuple(self.shapes))
         for output in self._outputs:
             output[: result.nbytes].view(np.float32)[:] = result.reshape(-1)
 
