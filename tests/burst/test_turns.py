@@ -170,8 +170,10 @@ class TestInterruptions:
 @pytest.mark.parametrize("nice", [0, 19])
 def test_a_thread_that_gives_way(nice):
     """Has a nice value of 10 or more, also where the program's own is 19 already, which it may not lower."""
-    code = "import os; from burst.run_queue import give_way; give_way(); print(os.getpriority(os.PRIO_PROCESS, 0))"
-    words = ["nice", "-n", str(nice), sys.executable, "-c", code]
+    code = (
+        "import os, sys; from burst.run_queue import give_way; os.nice(int(sys.argv[1])); give_way(); "
+        "print(os.getpriority(os.PRIO_PROCESS, 0))"
+    )
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    found = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    found = subprocess.run([sys.executable, "-c", code, str(nice)], capture_output=True, text=True, check=True).stdout
     assert int(found) == max(10, min(19, own + nice))
