@@ -212,6 +212,7 @@ def test_a_run_in_the_background(counted, net):
         session.run_async(None, {}, back, None)
 
 
+@pytest.mark.integration
 def test_a_run_is_terminated(counted, tmp_path):
     """Before it, or by another thread while it runs: the real error, and the session runs again."""
     path = endless(tmp_path / "loop.onnx")

@@ -285,6 +285,7 @@ def test_models_alone_are_forgotten(place, kit):
         assert held.returns_to(baseline, kit, device)
 
 
+@pytest.mark.integration
 def test_failed_runs_are_forgotten(place, kit):
     """Runs that fail or grow do not pile up memory."""
     with driver.connect() as device, device.prepare(kit.reshape_model()) as prepared:

@@ -507,6 +507,7 @@ def test_no_descriptor_reaches_the_metrics(tmp_path):
         client.send(b"x")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("under", [(), older_kernel.UNDER], ids=["", "older kernel"])
 def test_a_descriptor_that_takes_an_hour_to_close_holds_nobody(accounts, kit, under):
     """One account sends lingering sockets to the metrics, in requests and in place of some, more often than there are

@@ -185,6 +185,7 @@ class TestMemory:
                     assert_seen(other)
                 assert_seen(asker)
 
+    @pytest.mark.integration
     def test_commands_are_no_messages(self, model, tmp_path):
         """Connections that send PINGs and no frames are silent: a detector that comes gets the place of one."""
         over = threading.Event()

@@ -231,6 +231,7 @@ class TestWrong:
                 fronts[0].answer("ModelInfer", packet)
             assert refused.value.code.http == 429
 
+    @pytest.mark.integration
     @pytest.mark.parametrize("part", PARTS)
     def test_json_takes_no_more_than_was_estimated(self, decoded, part):
         """Python's own count of what decoding takes is no more than the estimate, of many values and of a long one."""
@@ -596,6 +597,7 @@ class TestBounds:
                 sock.close()
             until_served(address)
 
+    @pytest.mark.integration
     def test_silent_tls_over_grpc(self, server, tmp_path):
         """gRPC counts a connection before its handshake is done, and closes those that are too many."""
         service = InferenceService(server.repository, RegionTable(os.getuid()))
