@@ -10,6 +10,7 @@ import click
 
 from driver.cli.device_name import DeviceName
 from driver.cli.epilog import examples
+from driver.cli.output import echo
 from driver.dropin.environment import RUNTIMES, environment_of_program, option_against_hook
 
 
@@ -44,7 +45,7 @@ def execute(device: str | None, report: Path | None, only: str | None, command: 
             raise click.UsageError(f"--report {report}: {error.strerror}") from error
     if option := option_against_hook(command):
         words = f"Python's option {option} keeps `burst exec` out: its models run in the program"
-        click.echo(f"burst exec: {command[0]}: {words}", err=True)
+        echo(f"burst exec: {command[0]}: {words}", err=True)
     try:
         os.execvpe(command[0], command, environment_of_program(device, report, only))  # noqa: S606 (there is to be none)
     except OSError as error:
