@@ -151,7 +151,7 @@ def test_a_script_measures_every_row_it_promises(tmp_path, script, options, rows
 
 
 def test_walks_count_calls_in_each_process(tmp_path):
-    """A request on the plain path calls Python in the client and the engine, and one in a known burst calls none."""
+    """A known request on the plain path calls Python in the client alone, and one in a known burst calls none."""
     target = tmp_path / "walks.json"
     words = ["--quick", "--only", "burst.run, known", "prepared.execute", "--json", str(target)]
     command = [sys.executable, str(BENCH / "walks.py"), *words]
@@ -160,7 +160,7 @@ def test_walks_count_calls_in_each_process(tmp_path):
     (walks,) = json.loads(target.read_text()).values()
     assert walks["burst.run, known"]["figures"] == {}
     assert all(0 < files <= calls for calls, files, _ in walks["prepared.execute"]["figures"].values())
-    assert walks["prepared.execute"]["figures"].keys() == {"client", "engine"}
+    assert walks["prepared.execute"]["figures"].keys() == {"client"}
     assert re.search(r"^\| prepared.execute \| client \| \d+ / \d+ / \d+ \|$", done.stdout, re.MULTILINE)
 
 
