@@ -19,7 +19,7 @@ from burst._core import ffi, lib
 from burst.channel import Channel
 from burst.datum import DATUM, DATUM_DTYPE
 from burst.dropped import DropList
-from burst.ends import handles_of
+from burst.ends import address_of, handles_of
 from burst.errors import Busy, DeviceEnd, GeneralFailure, Malformed, PeerDied, Timeout, timed_out
 from burst.exhaustion import running_out
 from burst.memory import DeviceBuffer, Memory
@@ -84,11 +84,6 @@ def _one_of(versions: Sequence[int], chosen: int) -> int:
 
 def _within(timeout: float | None) -> str:
     return "by its deadline" if timeout is None else f"within {timeout} s"
-
-
-def address_of(pointer: Any) -> int:
-    """Return the address of memory, for C that is written by hand."""
-    return int(ffi.cast("uintptr_t", pointer))
 
 
 class NotSent(Exception):

@@ -1,4 +1,4 @@
-"""The ends of queues as burst's C code takes them: fmq._core makes them, burst._core reads and writes their memory."""
+"""What burst's C code takes from Python: addresses, and ends of queues, whose memory burst._core reads and writes."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ if lib.burst_fits(queue.fmq_this_process()):
 def handles_of(writer: MessageQueueWriter, reader: MessageQueueReader) -> tuple[Any, Any]:
     """Return the handles of both ends, borrowed: the caller keeps the ends alive."""
     return ffi.cast("fmq_end *", writer.handle), ffi.cast("fmq_end *", reader.handle)
+
+
+def address_of(pointer: Any) -> int:
+    """Return where a pointer of C points to, for C that is written by hand."""
+    return int(ffi.cast("uintptr_t", pointer))

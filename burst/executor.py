@@ -23,6 +23,7 @@ from burst._core import ffi, lib
 from burst._hot import HotPlan
 from burst.adapted import as_execution
 from burst.causes import missed
+from burst.ends import address_of
 from burst.errors import (
     GeneralFailure,
     InternalError,
@@ -47,11 +48,6 @@ if TYPE_CHECKING:
     from burst.wire import RequestPacket
 
 _log = logging.getLogger(__name__)
-
-
-def address_of(pointer: Any) -> int:
-    """Return where a pointer of C points to."""
-    return int(ffi.cast("uintptr_t", pointer))
 
 
 COMPLETED = address_of(ffi.addressof(lib, "burst_inflight_complete"))

@@ -25,7 +25,7 @@ from burst._hot import serve
 from burst.burst_executor import ExecutorCache
 from burst.channel import MAX_FDS, Message, close_all
 from burst.datum import DATUM, DATUM_DTYPE
-from burst.ends import handles_of
+from burst.ends import address_of, handles_of
 from burst.errors import (
     GeneralFailure,
     InvalidArgument,
@@ -235,7 +235,7 @@ class ExecutionBurstServer(ExecutionBurst):
         on_end()
 
     def _serve(self) -> None:
-        address, runs = int(ffi.cast("uintptr_t", self._listener)), self._runs
+        address, runs = address_of(self._listener), self._runs
         answer: bytes | None = None
         while True:
             try:
@@ -352,7 +352,7 @@ class ExecutionBurstServer(ExecutionBurst):
         run = lib.burst_inflight_new(self._listener, index)
         if run == ffi.NULL:
             raise MemoryError("no memory for a burst's plans")
-        address = int(ffi.cast("uintptr_t", run))
+        address = address_of(run)
         note_trace(address, self.trace)
         return partial(launch, address)
 

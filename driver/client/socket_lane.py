@@ -75,7 +75,6 @@ class SocketLane:
         self._ended: tuple[bytes, Ending] = b"", SUCCESS
         self.forgotten: deque[int] = deque()  #: outcomes of which the device is to be told
         self._users: deque[None] = deque()  # one for each call that goes on
-        self._leave = self._users.pop
         self._unasked: set[int] = set()  # fenced executions whose endings may still be asked for
         self._is_retired = False
 

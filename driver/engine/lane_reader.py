@@ -29,7 +29,8 @@ from burst import (
 from burst._core import ffi, lib
 from burst._hot import HotLane, HotPlan
 from burst.channel import Message, close_all
-from burst.executor import Outcome, PlanRun, address_of, binding_time, error_of
+from burst.ends import address_of
+from burst.executor import Outcome, PlanRun, binding_time, error_of
 from burst.exhaustion import DescriptorsLost, exhausted
 from burst.messages import NO_TIMING
 from burst.run_queue import Tickets

@@ -8,15 +8,13 @@ from functools import partial
 
 import msgpack
 import pytest
+from lane_owners import lane_owner
 from waiting import PATIENCE, last, until
 
 from burst import ErrorStatus, GeneralFailure, Memory, OutputShape, PeerDied, Timeout
 from burst.channel import Channel
-from burst.run_queue import Application, Flow, RunQueue, Share
-from driver.engine.lane import ClientLane, LaneOwner
+from driver.engine.lane import ClientLane
 from driver.engine.lane_reader import LaneReader
-from driver.engine.ledger import Claim
-from driver.engine.limits import Limits
 from driver.protocol.lane_codec import fields_of, in_turn
 from fmq import clock
 
@@ -53,22 +51,10 @@ class Engine:
     """A lane with one model in this process."""
 
     def __init__(self):
-        flow = Flow(Application(Share(RunQueue(1, 1e-3), 1), "test"), 1)
         self.act, self.cancelled = lambda: None, threading.Event()
         self.native = self.explain = None  # as an execution has them
         self.bound = []  # executions, if they still live
-        self.lane = ClientLane(
-            LaneOwner(
-                bind=lambda _: self._bind,
-                model=lambda _: None,
-                flow=lambda _: flow,
-                memory_from=Memory.from_wire,
-                take=lambda *_, **__: Claim(lambda: None),
-                enter=lambda: None,
-                slots=1,
-                limits=Limits(client_bytes=1 << 20, device_bytes=1 << 20),
-            )
-        )
+        self.lane = ClientLane(lane_owner(lambda _: self._bind, lambda _: None))
 
     def _bind(self, _):
         execution = OneExecution(self)

@@ -5,18 +5,17 @@ import weakref
 from dataclasses import replace
 
 import pytest
+from lane_owners import lane_owner
 from waiting import PATIENCE
 
 from burst import GeneralFailure, InvalidArgument, Malformed, Memory, PeerDied, ResourceExhaustedTransient
 from burst.channel import Channel, Message, pack
 from burst.plan_cache import MAX_PLANS
-from burst.run_queue import Application, Flow, RunQueue, Share
 from driver.engine import lane_memory
-from driver.engine.lane import ClientLane, LaneOwner
+from driver.engine.lane import ClientLane
 from driver.engine.lane_memory import LaneMemory
 from driver.engine.lane_reader import LaneReader
 from driver.engine.ledger import Claim
-from driver.engine.limits import Limits
 from driver.protocol.lane_codec import launch
 from driver.protocol.stream_terms import StreamTerms
 from fmq.clock import FOREVER
@@ -43,19 +42,7 @@ def ask_often(reader, raw):
 @pytest.fixture
 def lane():
     """A lane whose client has no model, with room for as many asynchronous executions as there are answers."""
-    flow = Flow(Application(Share(RunQueue(1, 1e-3), 1), "test"), 1)
-    found = ClientLane(
-        LaneOwner(
-            bind=no_model,
-            model=no_model,
-            flow=lambda _: flow,
-            memory_from=None,
-            take=lambda *_, **__: Claim(lambda: None),
-            enter=lambda: None,
-            slots=1,
-            limits=Limits(client_bytes=1 << 20, device_bytes=1 << 20, client_async=MANY),
-        )
-    )
+    found = ClientLane(lane_owner(no_model, no_model, client_async=MANY))
     yield found
     found.stop()
 

@@ -12,9 +12,11 @@ from types import SimpleNamespace
 
 import msgpack
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "burst"))
 
 import fuzz_parsers
+from lane_owners import lane_owner
 from mutator import MessageMutator
 
 import fmq
@@ -30,11 +32,8 @@ from burst import (
     memory,
 )
 from burst.channel import Message
-from burst.run_queue import Application, Flow, RunQueue, Share
 from burst.wire import Token
 from driver.engine import lane, lane_reader
-from driver.engine.ledger import Claim
-from driver.engine.limits import Limits
 from driver.protocol import lane_codec, rpc, stream_terms
 
 ANSWERS = set(ErrorStatus) - {ErrorStatus.GENERAL_FAILURE}
@@ -135,17 +134,7 @@ class Plain:
 
     def __init__(self, seed):
         self._channel = OneMessage(None)
-        flow = Flow(Application(Share(RunQueue(1, 1e-3), 1), "fuzz"), 1)
-        owner = lane.LaneOwner(
-            bind=self._model,
-            model=self._model,
-            flow=lambda _: flow,
-            memory_from=Memory.from_wire,
-            take=lambda *_, **__: Claim(lambda: None),
-            enter=lambda: None,
-            slots=1,
-            limits=Limits(client_bytes=1 << 20, device_bytes=1 << 20),
-        )
+        owner = lane_owner(self._model, self._model)
         self._reader = lane_reader.LaneReader(self._channel, lane.ClientLane(owner), lambda: None)
         for slot in (0, 1):
             memory = Memory.create(4096)

@@ -436,6 +436,20 @@ def test_a_range_that_is_used_up(accounts):
         assert accounts[0].do("device.close()") is None
 
 
+REFUSED = """\
+for call, *arguments in calls:
+    try:
+        call(*arguments)
+        print(call, arguments)
+    except PermissionError:
+        pass
+"""
+ALLOWED = f"""\
+os.setgroups([])
+os.setresgid({LAST}, {LAST}, {LAST})
+os.setresuid({FIRST}, {FIRST}, {FIRST})
+print(os.getresuid(), os.getresgid(), os.getgroups())
+"""
 BECOMES = f"""
 import os, socket
 from driver.engine import sandbox
@@ -449,17 +463,7 @@ for number in outside:
         calls += [(os.setresgid, *numbers), (os.setresuid, *numbers)]
 calls += [(os.setuid, {FIRST}), (os.setgid, {FIRST}), (os.setreuid, {FIRST}, {FIRST}), (os.setregid, {FIRST}, {FIRST})]
 calls += [(socket.socket, socket.AF_UNIX), (before.connect, "/run/x"), (before.bind, "/run/x"), (before.listen,)]
-for call, *arguments in calls:
-    try:
-        call(*arguments)
-        print(call, arguments)
-    except PermissionError:
-        pass
-os.setgroups([])
-os.setresgid({LAST}, {LAST}, {LAST})
-os.setresuid({FIRST}, {FIRST}, {FIRST})
-print(os.getresuid(), os.getresgid(), os.getgroups())
-"""
+{REFUSED}{ALLOWED}"""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become other accounts")
@@ -480,19 +484,9 @@ assert subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True).s
 calls = [(os.setuid, {FIRST}), (os.setgid, {FIRST}), (os.setgroups, [0]), (os.setresuid, 0, 0, 0)]
 calls += [(os.setresgid, 0, 0, 0), (os.setresuid, {FIRST}, {FIRST}, {LAST + 1})]
 calls += [(os.setreuid, {FIRST}, {FIRST}), (os.setregid, {FIRST}, {FIRST})]
-for call, *arguments in calls:
-    try:
-        call(*arguments)
-        print(call, arguments)
-    except PermissionError:
-        pass
-for flags in (0x10000000, 0x20000):
+{REFUSED}for flags in (0x10000000, 0x20000):
     assert (unshare(flags), ctypes.get_errno()) == (-1, 1), flags
-os.setgroups([])
-os.setresgid({LAST}, {LAST}, {LAST})
-os.setresuid({FIRST}, {FIRST}, {FIRST})
-print(os.getresuid(), os.getresgid(), os.getgroups())
-"""
+{ALLOWED}"""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become other accounts")

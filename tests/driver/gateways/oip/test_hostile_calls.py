@@ -491,6 +491,18 @@ class Talkative(InferenceService):
         return {"name": "x" * (16 << 20)}
 
 
+@contextlib.contextmanager
+def talkative(server, limits):
+    """A door whose answers are long: its address."""
+    door = GrpcDoor(Talkative(server.repository, None), "127.0.0.1:0", limits)
+    with contextlib.ExitStack() as end:
+        end.callback(door.close, 0)
+        door.begin()
+        address = f"127.0.0.1:{door.port}"
+        until_served(address)
+        yield address
+
+
 class TestUnread:
     def test_answers_that_are_not_read(self, server):
         """They take so much together, and not much more; a request that is under way meanwhile is answered.
@@ -498,12 +510,8 @@ class TestUnread:
         gRPC may keep its copy of an answer after the call has ended: those of all eight are less.
         """
         limits = DoorLimits(requests=16, incomplete=160 << 20)
-        door = GrpcDoor(Talkative(server.repository, None), "127.0.0.1:0", limits)
         with contextlib.ExitStack() as stack:
-            stack.callback(door.close, 0)
-            door.begin()
-            address = f"127.0.0.1:{door.port}"
-            until_served(address)
+            address = stack.enter_context(talkative(server, limits))
             before, comes = private_bytes(os.getpid()), threading.Event()
 
             def later():
@@ -526,12 +534,8 @@ class TestUnread:
         after its calls, so that nothing of them is kept, and others are served.
         """
         limits = DoorLimits(requests=16, patience=0.4, slowest=1 << 30)
-        door = GrpcDoor(Talkative(server.repository, None), "127.0.0.1:0", limits)
         with contextlib.ExitStack() as stack:
-            stack.callback(door.close, 0)
-            door.begin()
-            address = f"127.0.0.1:{door.port}"
-            until_served(address)
+            address = stack.enter_context(talkative(server, limits))
             for _ in range(4):
                 call = HalfRequest(address, 0, "ServerMetadata", grants=True)
                 stack.enter_context(contextlib.closing(call)).send(5)
