@@ -1,6 +1,6 @@
 """What the runtimes make of mutants of real model files: each is loaded and run as a trial does it, by the thousand.
 
-    python mutant_files.py onnx --count 100000 --seed 7 [--first N] [--folder DIR]
+    python mutant_files.py onnx --count 100000 --seed 7 [--first N] [--folder DIR] [--json]
 
 A process that is thrown away, confined as a trial is, takes one mutant after the other until one ends it, by a crash of
 the runtime's own; the next process goes on behind that. Prints how many ended how. A mutant for which our own code has
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import json
 import os
 import random
 import resource
@@ -91,9 +92,10 @@ class MutantLoader:
                 break
         return number
 
-    def table(self) -> str:
-        """A line for each outcome."""
-        return "\n".join(f"{times:>12,} {outcome}" for outcome, times in self.outcomes.most_common())
+
+def table(outcomes: dict[str, int]) -> str:
+    """A line for each outcome."""
+    return "\n".join(f"{times:>12,} {outcome}" for outcome, times in Counter(outcomes).most_common())
 
 
 def _told(channel: Channel) -> tuple[str, str]:
@@ -171,11 +173,15 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--json", action="store_true", help="print the table and the numbers for a program")
     args = parser.parse_args()
     loader = MutantLoader(args.kind, args.seed)
     for first in range(args.first, last := args.first + args.count, AT_ONCE):
         loader.load(first, min(first + AT_ONCE, last))
-    print(loader.table(), *loader.faults, sep="\n")
+    if args.json:
+        print(json.dumps({key: getattr(loader, key) for key in ("outcomes", "faults", "deadly", "accepted")}))
+        return
+    print(table(loader.outcomes), *loader.faults, sep="\n")
     for number in loader.deadly if args.folder else ():
         file, data = loader.mutants.mutant(number)
         (args.folder / f"{args.seed}-{number}-{file.name}").write_bytes(data)

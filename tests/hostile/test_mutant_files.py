@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import accounts
 import pytest
 import stress
-from mutant_files import FAULT, REFUSED, RUNS, MutantLoader
+from mutant_files import FAULT, REFUSED, RUNS, table
 from neighbourhood import GROUP, HOSTILE, Talker, neighbourhood
 
 from driver.devices import device_class
@@ -60,20 +61,26 @@ def check_brought(kind, seed, numbers):
     return counts
 
 
+def loaded(kind, seed, times):
+    """What a process of its own makes of so many: where a runtime has threads already, no process can be forked."""
+    words = [sys.executable, str(HERE / "mutant_files.py"), kind, "--seed", str(seed), "--count", str(times), "--json"]
+    return json.loads(subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout)
+
+
 def check(kind, times, most, tally):
     """Load so many mutants, and bring those to a device that ended their process, and some of those that run."""
     seed = int(os.environ.get("BURST_SEED", random.randrange(2**31)))
-    loader = MutantLoader(kind, seed)
-    loader.load(0, times)
-    print(f"\nmutants of .{kind} files, seed {seed}:\n{loader.table()}")
-    assert loader.faults == []
-    assert loader.outcomes[REFUSED] > 0 < loader.outcomes[RUNS]
-    for outcome, count in loader.outcomes.items():
+    found = loaded(kind, seed, times)
+    outcomes = found["outcomes"]
+    print(f"\nmutants of .{kind} files, seed {seed}:\n{table(outcomes)}")
+    assert found["faults"] == []
+    assert outcomes.get(REFUSED, 0) > 0 < outcomes.get(RUNS, 0)
+    for outcome, count in outcomes.items():
         tally(f"mutants in file form, {kind}: {outcome}", count)
     if why := accounts.missing():
         pytest.skip(why)
-    found = [*loader.deadly[:most], *loader.accepted[: most // 2], *range(most // 2)]
-    for outcome, count in check_brought(kind, seed, found).items():
+    numbers = [*found["deadly"][:most], *found["accepted"][: most // 2], *range(most // 2)]
+    for outcome, count in check_brought(kind, seed, numbers).items():
         tally(f"brought to a device, {kind}: {outcome}", count)
 
 
