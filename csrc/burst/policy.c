@@ -410,19 +410,41 @@ uint64_t burst_policy_outranking(const burst_ticket *t) {
     return found;
 }
 
+/* Whether another flow of its priority waits. */
+static bool has_rivals(burst_flow *f) {
+    const flow_ring *ring = ring_of(f);
+    return ring->first && (ring->first != f || ring->last != f);
+}
+
+/* A ticket goes on at a checkpoint as if it had been given its slot there: who comes later begins
+ * at its pace, and the next round of a flow without rivals begins. It would owe what it used while
+ * only tickets of its own waited, else. */
+static void go_on_at_pace(fair_group *group, const fair_entity *own, const fair_entity *other) {
+    group->pace = other && is_less(other->pace, own->pace) ? other->pace : own->pace;
+}
+
+static void go_on_in_turn(burst_flow *f, int64_t quantum) {
+    if (f->deficit > 0 || has_rivals(f)) return;
+    f->deficit += (1 - f->deficit / quantum) * quantum;
+    f->has_turn = true;
+}
+
 _Bool burst_policy_yields(burst_ticket *t, uint64_t now) {
     burst_flow *f = t->flow;
     burst_application *a = f->application;
-    if (!t->queue->waiting) return false;
+    burst_run_queue *q = t->queue;
+    if (!q->waiting) return false;
     charge(t, now);
+    const fair_entity *other = least_used(&a->share->applications, &a->fair);
+    const fair_entity *account = least_used(&q->shares, &a->share->fair);
+    go_on_in_turn(f, (int64_t)q->quantum);
+    go_on_at_pace(&a->share->applications, &a->fair, other);
+    go_on_at_pace(&q->shares, &a->share->fair, account);
     int urgent = most_urgent(a), own = (int)f->priority;
     if (urgent > own) return true;
-    const flow_ring *ring = ring_of(f);
-    bool has_rivals = ring->first && (ring->first != f || ring->last != f);
-    if (urgent == own && has_rivals && f->deficit <= 0) return true;
-    if (is_ahead(a, least_used(&a->share->applications, &a->fair))) return true;
-    const fair_entity *account = least_used(&t->queue->shares, &a->share->fair);
-    return account && t->served >= t->queue->quantum && is_less(account->pace, a->share->fair.pace);
+    if (urgent == own && has_rivals(f) && f->deficit <= 0) return true;
+    if (is_ahead(a, other)) return true;
+    return account && t->served >= q->quantum && is_less(account->pace, a->share->fair.pace);
 }
 
 void burst_policy_yield(burst_ticket *t, uint64_t now) {

@@ -132,6 +132,20 @@ def test_nobody_owes_for_a_device_that_nobody_else_wanted(uids):
     assert gained == pytest.approx([400, 400], abs=30)
 
 
+@pytest.mark.parametrize("other", [(0, 0), (0, 1), (1, 0)], ids=["a client", "an application", "an account"])
+def test_nobody_owes_for_time_in_which_only_its_own_requests_waited(other):
+    """A client that used the device for half a second, while another thread of its own waited, shares evenly with one
+    that comes then.
+    """
+    early = Client(0, MEDIUM, [[Job(0, 500 * MS, MS), *saturating().threads[0]], *saturating().threads])
+    late = Client(other[0], MEDIUM, [[Job(400 * MS, 50 * MS, MS), *saturating().threads[0]]] * 2, other[1])
+    device = Device(World(1, [100, 100], [early, late])).run(until=400 * MS)
+    before = [flow.used for flow in device.flows]
+    device.run(until=500 * MS)
+    gained = [(flow.used - old) / MS for flow, old in zip(device.flows, before, strict=True)]
+    assert gained == pytest.approx([50, 50], abs=3)
+
+
 def test_who_begins_on_an_idle_device_has_saved_nothing_up():
     """A uid that found the device idle, after another had used it for long, yields to that one as if it had waited."""
     early = Client(0, MEDIUM, [[Job(0, 250 * MS, MS), Job(110 * MS, 100 * MS, MS)]] * 2)
