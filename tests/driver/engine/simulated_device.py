@@ -191,11 +191,11 @@ class Device:
             self.hand_on()
         self.rest(thread)
 
-    def is_kept_from(self, share):
+    def is_kept_from(self, share, leaves=None):
         """Whether a free slot is not for long executions of that account: it has one, and with another one of them long
-        executions would have all slots, while another account has none.
+        executions would have all slots, while another account has none. `leaves`: as if that thread had left its slot.
         """
-        shares = [thread.flow.share for thread in self.running if thread.is_long]
+        shares = [thread.flow.share for thread in self.running if thread.is_long and thread is not leaves]
         without = {application.share for application in self.applications.values()} - {*shares}
         return bool(without) and share in shares and len(shares) + 1 >= self.world.slots
 
@@ -213,6 +213,11 @@ class Device:
             if self.called:
                 break
         assert self.called or len(self.running) == self.world.slots or not self.could_run()
+
+    def finds_the_last_slot_kept(self, share):
+        """Whether that account gets no slot for a long execution now, or when one of another account leaves its slot."""
+        others = [thread for thread in self.running if thread.flow.share is not share]
+        return any(self.is_kept_from(share, leaves) for leaves in (None, *others))
 
     def could_run(self):
         """Those that wait and would have a free slot: none of their account waits that may not."""
@@ -285,7 +290,7 @@ class Device:
             for one in (thread.flow, thread.flow.application, thread.flow.share):
                 used[one] += self.now - since
         have_waiting = {one for w in self.waiting for one in (w.flow, w.flow.application)}
-        have_waiting |= {w.flow.share for w in self.waiting if not self.is_kept_from(w.flow.share)}
+        have_waiting |= {w.flow.share for w in self.waiting if not self.finds_the_last_slot_kept(w.flow.share)}
         for pair in self.pairs:
             pair.look(used, have_waiting)
 
