@@ -215,7 +215,7 @@ class Device:
         assert self.called or len(self.running) == self.world.slots or not self.could_run()
 
     def finds_the_last_slot_kept(self, share):
-        """Whether that account gets no slot for a long execution now, or when one of another account leaves its slot."""
+        """Whether that account gets no slot for a long execution, now or once another account leaves one."""
         others = [thread for thread in self.running if thread.flow.share is not share]
         return any(self.is_kept_from(share, leaves) for leaves in (None, *others))
 
