@@ -28,7 +28,7 @@
 
 #include "burst/api.h"
 
-enum { MOST_READY = 4, MOST_INPUTS = 8 };
+enum { MOST_READY = 4 };
 
 typedef struct {
     PyObject *result;  /* of the request, if it succeeds as it did before */
@@ -46,21 +46,19 @@ typedef struct {
     PyObject *locking; /* of `submitting`: acquire and release */
     ready ready[MOST_READY];
     int count, last;
-    Py_buffer inputs[MOST_INPUTS];
-    int n_inputs, takes_arrays;
-    uint64_t copied;
+    hot_inputs inputs;
 } hot;
 
 static void forget(hot *h) {
     if (h->caller) h->caller->is_ready = 0;
     h->caller = NULL;
-    int n_ready = h->count, n_inputs = h->n_inputs;
-    h->count = h->n_inputs = h->takes_arrays = 0;
+    int n_ready = h->count;
+    h->count = 0;
     for (int i = 0; i < n_ready; i++) {
         Py_CLEAR(h->ready[i].result);
         Py_CLEAR(h->ready[i].encoded);
     }
-    for (int i = 0; i < n_inputs; i++) PyBuffer_Release(&h->inputs[i]);
+    hot_forget_inputs(&h->inputs);
     Py_CLEAR(h->keeps);
     Py_CLEAR(h->locking);
 }
@@ -83,37 +81,6 @@ static ready *next_free(hot *h) {
         if (is_free(&h->ready[i])) return h->last = i, &h->ready[i];
     }
     return NULL;
-}
-
-static int is_alike(const Py_buffer *given, const Py_buffer *wanted) {
-    if (given->ndim != wanted->ndim || given->len != wanted->len ||
-        given->itemsize != wanted->itemsize)
-        return 0;
-    if (strcmp(given->format ? given->format : "B", wanted->format ? wanted->format : "B"))
-        return 0;
-    return !given->ndim ||
-           !memcmp(given->shape, wanted->shape, (size_t)given->ndim * sizeof *given->shape);
-}
-
-/* Copies arrays into the inputs, all or none. 0: they do not fit as they are, which `_run`
- * judges. */
-static int fill(hot *h, PyObject *const *arrays, Py_ssize_t n) {
-    Py_buffer given[MOST_INPUTS];
-    int taken = 0, fits = h->takes_arrays && n == h->n_inputs;
-    for (; fits && taken < n; taken++) {
-        if (PyObject_GetBuffer(arrays[taken], &given[taken], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)) {
-            PyErr_Clear();
-            fits = 0;
-            break;
-        }
-        fits = is_alike(&given[taken], &h->inputs[taken]);
-    }
-    for (int i = 0; i < taken; i++) {
-        if (fits) memmove(h->inputs[i].buf, given[i].buf, (size_t)given[i].len);
-        if (fits) h->copied += (uint64_t)given[i].len;
-        PyBuffer_Release(&given[i]);
-    }
-    return fits;
 }
 
 static uint64_t now(void) {
@@ -221,14 +188,17 @@ static PyObject *end_late(late l) {
     return result;
 }
 
-/* NULL without an exception: this run is not the usual one. `timeout`: None, or seconds. */
-static PyObject *usual(hot *h, PyObject *const *args, Py_ssize_t n, PyObject *timeout) {
+/* NULL without an exception: this run is not the usual one. */
+static PyObject *usual(hot *h, const hot_given *g) {
     burst_caller *c = h->caller;
-    uint64_t end = 0, begin = n || timeout != Py_None ? now() : 0;
+    PyObject *timeout = g->timeout;
+    if (!c || !c->is_ready || c->calling) return NULL; /* the keys of a dict are Python's */
+    uint64_t end = 0, begin = g->count || timeout != Py_None ? now() : 0;
     if (timeout != Py_None && !(end = end_of(begin, timeout))) return NULL;
     ready *r = next_free(h);
-    if (!r || (n && !fill(h, args, n))) return NULL;
-    if (n) c->begin = begin;
+    if (!r || (g->count && !hot_fill(&h->inputs, g->arrays, g->count))) return NULL;
+    if (h->caller != c) return NULL; /* so may the buffers of arrays be */
+    if (g->count) c->begin = begin;
     if (end) c->deadline = end;
     *r->number = c->id + 1;
     int64_t code = c->start(c, r->packet, r->bytes);
@@ -257,20 +227,18 @@ done:
     return result;
 }
 
-static int is_timeout(PyObject *names) {
-    return PyTuple_Size(names) == 1 &&
-           !PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, 0), "timeout");
-}
-
 static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *names) {
     hot *h = (hot *)self;
 #ifndef Py_GIL_DISABLED
-    if (h->caller && h->caller->is_ready && !h->caller->calling && (!names || is_timeout(names))) {
-        PyObject *result = usual(h, args, n, names ? args[n] : Py_None);
+    hot_given g;
+    if (h->caller && h->caller->is_ready && !h->caller->calling) {
+        int is_given = hot_take_given(&h->inputs, args, n, names, &g);
+        PyObject *result = is_given ? usual(h, &g) : NULL;
+        hot_drop_given(&g);
         if (result || PyErr_Occurred()) return result;
     }
 #else
-    (void)usual, (void)is_timeout;
+    (void)usual;
 #endif
     (void)h;
     return in_python(self, args, n, names);
@@ -280,21 +248,11 @@ static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObje
 
 static void *pointer(PyObject *address) { return PyLong_AsVoidPtr(address); }
 
-static int take_input(hot *h, PyObject *array) {
-    if (h->n_inputs == MOST_INPUTS) return -1;
-    if (PyObject_GetBuffer(array, &h->inputs[h->n_inputs],
-                           PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | PyBUF_WRITABLE)) {
-        PyErr_Clear();
-        return -1;
-    }
-    h->n_inputs++;
-    return 0;
-}
-
-/* (caller, keeps, locking, inputs): the caller is an address, as an integer. */
+/* (caller, keeps, locking, inputs): the caller is an address, as an integer; the inputs are a dict,
+ * by name, in their order. */
 static PyObject *begin_ready(PyObject *self, PyObject *args) {
     PyObject *caller, *keeps, *locking, *inputs;
-    if (!PyArg_ParseTuple(args, "OOOO!", &caller, &keeps, &locking, &PyTuple_Type, &inputs))
+    if (!PyArg_ParseTuple(args, "OOOO!", &caller, &keeps, &locking, &PyDict_Type, &inputs))
         return NULL;
     hot *h = (hot *)self;
     forget(h);
@@ -304,10 +262,7 @@ static PyObject *begin_ready(PyObject *self, PyObject *args) {
     h->keeps = keeps;
     Py_INCREF(locking);
     h->locking = locking;
-    Py_ssize_t n = PyTuple_Size(inputs);
-    h->takes_arrays = 1;
-    for (Py_ssize_t i = 0; i < n && h->takes_arrays; i++)
-        h->takes_arrays = !take_input(h, PyTuple_GetItem(inputs, i));
+    hot_take_inputs(&h->inputs, inputs);
     h->caller = found;
     Py_RETURN_NONE;
 }
@@ -344,7 +299,7 @@ static PyObject *forget_ready(PyObject *self, PyObject *unused) {
 
 static PyObject *copied_bytes(PyObject *self, PyObject *unused) {
     (void)unused;
-    return PyLong_FromUnsignedLongLong(((hot *)self)->copied);
+    return PyLong_FromUnsignedLongLong(((hot *)self)->inputs.copied);
 }
 
 /* ---- a listener ------------------------------------------------------------------------------ */
@@ -416,6 +371,10 @@ static PyMethodDef functions[] = {
     {"serve", serve, METH_VARARGS,
      "serve(listener, runs, answer, /)\n--\n\nAs burst_listen, until a request comes that is not "
      "run by calling one of `runs`."},
+    {"copy_alike", hot_copy_alike, METH_VARARGS,
+     "copy_alike(places, arrays, /)\n--\n\nCopies arrays into others of their types and shapes: "
+     "the "
+     "bytes, or -1 if one differs, and then none."},
     {NULL, NULL, 0, NULL},
 };
 

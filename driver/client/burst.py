@@ -17,7 +17,6 @@ from burst.errors import timed_out
 from driver.client.burst_requests import RUNNING
 from driver.client.device_stream import DeviceStream
 from driver.client.names import together
-from driver.client.open_input import OpenInput
 from driver.client.recovering_stream import RecoveringStream
 from driver.client.surface import AnyBurst
 from driver.deadlines import MISSED, WAITING, last_word, missed, nanoseconds, seconds_left, until
@@ -160,7 +159,7 @@ class Burst(HotBurst, AnyBurst):
         is_known = self._ready_for and all(a is b for a, b in zip(its, self._ready_for, strict=True))
         if not (is_known and all(each.is_ready for each in self._ready)):
             self._forget()
-            arrays = tuple([a for a in encoded.inputs.arrays if a is not None and not isinstance(a, OpenInput)])
+            arrays = encoded.inputs.given()
             self._begin_ready(controller.address, controller, self._in_flight.submitting, arrays)
             self._ready_for = its
         packet = encoded.packet

@@ -25,6 +25,7 @@ from burst import (
     Timing,
 )
 from burst._core import ffi
+from burst._hot import copy_alike
 from burst.memory import VendorMemory
 from burst.messages import NO_TIMING
 from driver.client.layout import Shapes, first_shape, layouts_of, nbytes
@@ -76,6 +77,11 @@ class InputSet:
                 views[n] = PackedPlace(said_input(n, self.names[n]), model.inputs[n], views[n])
         self.arrays: tuple[Any, ...] = layouts.named_inputs(views)
 
+    def given(self) -> dict[str, Any]:
+        """Return the arrays by name, without those that are omitted; none where these are not the last."""
+        there = [(name, array) for name, array in zip(self.names, self.arrays, strict=True) if array is not None]
+        return dict(there) if tuple(name for name, _ in there) == self.names[: len(there)] else {}
+
     def fill(self, arrays: Sequence[Any]) -> int:
         """Copy arrays into the inputs, all or none; return how many bytes that were.
 
@@ -84,16 +90,15 @@ class InputSet:
         arrays = by_position(arrays, self.names, self._optional)
         if len(arrays) != len(self.arrays):
             raise ValueError(_wrong_count(len(arrays), self.names))
+        if (all_of_them := copy_alike(self.arrays, arrays)) >= 0:
+            return all_of_them
         pairs, copied = [], 0
         for n, (place, array) in enumerate(zip(self.arrays, arrays, strict=True)):
             if type(place) is PackedPlace:
                 pairs.append(place.packed(array))
                 copied += pairs[-1][1].nbytes
             elif isinstance(place, np.ndarray):
-                # Usually it fits, and that is found out here without a call.
-                is_usual = type(array) is np.ndarray and array.dtype == place.dtype and array.shape == place.shape
-                its = None if is_usual else _Input(n, self.names[n], place.dtype, place.shape)
-                pairs.append((place, fitting(its, array) if its else array))
+                pairs.append((place, fitting(_Input(n, self.names[n], place.dtype, place.shape), array)))
                 copied += place.nbytes
         for place, array in pairs:
             place[...] = array

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from inside import controller_of
 
 import driver
 from burst import Busy, PeerDied, Timeout
+from driver.client.workspace import InputSet, shapes_of
 
 X, Y = np.float32([[1, 2, 3, 4]]), np.float32([[10, 20, 30, 40]])
 
@@ -53,13 +55,79 @@ def python_calls(call):
 
 @pytest.mark.parametrize(
     "call",
-    [lambda b: b.run, lambda b: lambda: b.run(X, Y), lambda b: lambda: b.run(timeout=1.0)],
-    ids=["in place", "arrays", "timeout"],
+    [
+        lambda b: b.run,
+        lambda b: lambda: b.run(X, Y),
+        lambda b: lambda: b.run(input_0=X, input_1=Y),
+        lambda b: lambda: b.run({"input_1": Y, "input_0": X}, timeout=1.0),
+        lambda b: lambda: b.run(timeout=1.0),
+    ],
+    ids=["in place", "arrays", "names", "dict", "timeout"],
 )
 def test_it_enters_no_function_of_python(burst, call):
-    """With its inputs in place, with arrays, and with a timeout; unless the answer comes late, on a busy machine."""
+    """With its inputs in place, with arrays by position and by name, and with a timeout; unless the answer comes late,
+    on a busy machine.
+    """
     run = call(burst)
     assert any(not {*python_calls(run)} - {"<lambda>", "__del__"} for _ in range(200))
+
+
+def test_arrays_by_name_are_in_their_places(device):
+    """Whatever their order, beside a timeout too; and what is no name of an input is refused with nothing copied."""
+    m = driver.ModelBuilder()
+    m.output(m.operation("SUB", m.input("float32", (1, 4), name="one"), m.input("float32", (1, 4), name="other"), 0))
+    with device.prepare(m.build()) as prepared, prepared.burst() as burst:
+        ready(burst)
+        for call in (
+            lambda: burst.run(other=X, one=Y),
+            lambda: burst.run(other=X, one=Y, timeout=60.0),
+            lambda: burst.run({"other": X, "one": Y}),
+            lambda: burst.run({"other": X, "one": Y}, timeout=60.0),
+        ):
+            assert call().outputs[0].tolist() == (Y - X).tolist()
+        for wrong in ({"one": X}, {"one": X, "others": Y}, {"one": X, "other": Y[0]}, {"one": X, 1: Y}):
+            with pytest.raises(ValueError, match="input"):
+                burst.run(wrong)
+        with pytest.raises(TypeError, match="by position and other by name"):
+            burst.run(X, other=Y)
+        assert burst.run().outputs[0].tolist() == (Y - X).tolist()
+
+
+def many_sums(count):
+    """The sum of so many inputs."""
+    m = driver.ModelBuilder()
+    found, *others = [m.input("float32", (1, 4)) for _ in range(count)]
+    for other in others:
+        found = m.operation("ADD", found, other, 0)
+    m.output(found)
+    return m.build()
+
+
+def test_many_inputs_are_one_call_too(device):
+    """Twenty arrays enter no function of Python; more than a call sorts out are taken all the same."""
+    for count in (20, 40):
+        with device.prepare(many_sums(count)) as prepared, prepared.burst() as burst:
+            arrays = [X * n for n in range(count)]
+            for _ in range(4):
+                assert burst.run(*arrays).outputs[0].tolist() == (X * sum(range(count))).tolist()
+            by_name = {f"input_{n}": array for n, array in enumerate(arrays)}
+            assert burst.run(by_name).outputs[0].tolist() == (X * sum(range(count))).tolist()
+            calls = [python_calls(partial(burst.run, by_name)) for _ in range(200)]
+            assert count == 40 or any(not {*each} - {"__del__"} for each in calls)
+
+
+def test_inputs_outside_bursts_are_filled_at_once():
+    """`run` of a model copies arrays that fit without a call for each; what has to be converted is."""
+    model = many_sums(20)
+    inputs = InputSet(model, shapes_of(model, None))
+    arrays = [X * n for n in range(20)]
+    assert len(python_calls(lambda: inputs.fill(arrays))) < 10
+    assert [place.tolist() for place in inputs.arrays] == [array.tolist() for array in arrays]
+    assert inputs.fill([[[1, 2, 3, 4]], *arrays[1:]]) == 20 * X.nbytes
+    assert inputs.arrays[0].tolist() == X.tolist()
+    with pytest.raises(ValueError, match="input 19"):
+        inputs.fill([*arrays[:19], X[0]])
+    assert inputs.arrays[0].tolist() == X.tolist()
 
 
 def test_a_result_that_is_held_is_another_one(burst):
