@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from burst import ResourceExhaustedTransient
 from burst.executor import Estimates
@@ -101,7 +101,7 @@ class SharedModel:
 
     __slots__ = (
         *("__weakref__", "_lock", "_running", "_savings", "bursts", "count", "digest", "estimates", "file"),
-        *("footprint", "joiners", "model", "prepared", "region", "saved", "sketch", "stage", "use", "where"),
+        *("footprint", "joiners", "model", "prepared", "region", "saved", "alike", "stage", "use", "where"),
     )
 
     def __init__(
@@ -116,7 +116,7 @@ class SharedModel:
         running: RunningFiles | None = None,
     ) -> None:
         self.region, self.where, self.model, self.prepared, self.use = region, where, model, prepared, use
-        self.sketch = b""  #: of the region, for those in a store
+        self.alike: WeakSet[SharedModel] | None = None  #: those of its store with its sketch; this keeps the set
         self.bursts = BurstHints(prepared, use.preference, hints)
         self.digest: bytes | None = None
         self.file = file
@@ -148,9 +148,9 @@ class SharedModel:
         """Return True if another client with this use may share it."""
         return self.use == use and self.prepared.serves_all
 
-    def is_of(self, region: ModelBytes, where: Sequence[int], sketch: bytes) -> bool:
-        """Return True if it was made from the same bytes. `sketch`: of the region."""
-        if self.sketch != sketch or self.region.nbytes != region.nbytes or (*self.where,) != (*where,):
+    def is_of(self, region: ModelBytes, where: Sequence[int]) -> bool:
+        """Return True if it was made from the same bytes."""
+        if self.region.nbytes != region.nbytes or (*self.where,) != (*where,):
             return False
         return same_memory(self.region, region)
 
@@ -195,6 +195,7 @@ class ModelStore:
         """Begin without models. `running`: where runs of model files are noted."""
         self._device, self._running = device, running
         self._shared: WeakSet[SharedModel] = WeakSet()
+        self._alike: WeakValueDictionary[bytes, WeakSet[SharedModel]] = WeakValueDictionary()  # by their sketch
         self._lock = threading.Lock()  # of what is prepared
         self._estimates = PreparationEstimates()
         self._hints = Hints(device.name)
@@ -223,7 +224,7 @@ class ModelStore:
         """
         region = sealed(fds, where)
         where, sketch = where[:2], sketch_of(region)
-        with self._alone(use, lambda shared: shared.is_of(region, where, sketch)) as known, _timed(spend):
+        with self._alone(use, sketch, lambda shared: shared.is_of(region, where)) as known, _timed(spend):
             source = known.region if known else region
             charge(source)
             if known and known.serves(use):
@@ -250,7 +251,8 @@ class ModelStore:
         """
         with taking(self._lock), _timed(spend):
             restored = read()
-            same = [shared for shared in self._serving_first(use) if shared.digest == restored.digest]
+            sketch = sketch_of(restored.model)
+            same = [shared for shared in self._serving_first(use, sketch) if shared.digest == restored.digest]
             known = next((shared for shared in same if shared.saved or shared.serves(use)), None)
             source = known.region if known else restored.model
             charge(source)
@@ -260,7 +262,6 @@ class ModelStore:
             with self._estimates.preparing(_NOT_KEPT if known or not takes else takes):
                 model = known.model if known else decode(source, restored.where, pace)
                 prepared = self._device.restore(self._form(model), saved, source.asarray(), use.preparation(pace))
-            sketch = sketch_of(source)
             shared = self._new(source, restored.where, model, prepared, use=use, sketch=sketch, file=restored.file)
             shared.digest, shared.saved = restored.digest, saved
             return shared
@@ -270,11 +271,13 @@ class ModelStore:
         return form_for_version(model, self._device.hal_version)
 
     @contextmanager
-    def _alone(self, use: ModelUse, is_same: Callable[[SharedModel], bool]) -> Iterator[SharedModel | None]:
+    def _alone(
+        self, use: ModelUse, sketch: bytes, is_same: Callable[[SharedModel], bool]
+    ) -> Iterator[SharedModel | None]:
         """Let this thread prepare, within the block, and no other one for this account.
 
-        Yields a model that is the same, if there is one. Models are compared without the lock, which is not needed for
-        one that can be shared whole.
+        Yields a model that is the same, if there is one. Those with that sketch are compared, without the lock,
+        which is not needed for one that can be shared whole.
 
         Raise MissedDeadlineTransient.
         """
@@ -282,7 +285,7 @@ class ModelStore:
         known: SharedModel | None = None
         while known is None or not known.serves(use):
             with taking(self._lock):
-                others = [shared for shared in self._serving_first(use) if shared not in compared]
+                others = [shared for shared in self._serving_first(use, sketch) if shared not in compared]
                 if not others:
                     yield known
                     return
@@ -296,9 +299,11 @@ class ModelStore:
         for shared in list(self._shared):
             self._hints.give("rest of a model", shared.prepared.rest)
 
-    def _serving_first(self, use: ModelUse) -> list[SharedModel]:
-        """Return all models: first those that this use may share whole, then those that share only their bytes."""
-        return sorted(self._shared, key=lambda shared: not shared.serves(use))
+    def _serving_first(self, use: ModelUse, sketch: bytes) -> list[SharedModel]:
+        """Return the models with that sketch: first those that this use may share whole, then those that may share only
+        their bytes.
+        """
+        return sorted(self._alike.get(sketch, ()), key=lambda shared: not shared.serves(use))
 
     def _new(
         self,
@@ -313,7 +318,8 @@ class ModelStore:
         shared = SharedModel(
             region, where, model, prepared, use=use, file=file, hints=self._hints, running=self._running
         )
-        shared.sketch = sketch
+        shared.alike = self._alike.setdefault(sketch, WeakSet())
+        shared.alike.add(shared)
         self._shared.add(shared)
         return shared
 

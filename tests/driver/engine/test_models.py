@@ -15,9 +15,9 @@ import driver
 from burst import Request
 from driver import Operand, Operation, Subgraph
 from driver.client.remote_executor import RemoteExecutor
-from driver.devices.reference import ReferenceModel
+from driver.devices.reference import ReferenceDevice, ReferenceModel
 from driver.engine.cache.compilations import Declined
-from driver.engine.models import SharedModel
+from driver.engine.models import ModelStore, SharedModel
 from driver.protocol.model_codec import decode, encode, sealed
 
 F_SEAL_FUTURE_WRITE = 0x10
@@ -423,6 +423,23 @@ def test_models_that_differ_in_one_number(device):
             (y,) = prepared.run(np.zeros(size, np.float32))
             found += np.flatnonzero(y).tolist()
     assert found == list(places)
+
+
+def test_a_model_is_compared_with_none_that_differs(monkeypatch):
+    """However many an account has prepared: equal ones are found by a digest of some of their bytes."""
+
+    def numbered(n):
+        builder = driver.ModelBuilder()
+        builder.output(builder.operation("ADD", builder.input("float32", (4,)), np.full(4, n, np.float32), 0))
+        return builder.build()
+
+    store, serves, asked = ModelStore(ReferenceDevice()), SharedModel.serves, []
+    held = [store.prepare(*sent(numbered(n)), lambda: None) for n in range(50)]
+    monkeypatch.setattr(SharedModel, "serves", lambda shared, use: asked.append(shared) or serves(shared, use))
+    held.append(store.prepare(*sent(numbered(50)), lambda: None))
+    assert asked == []
+    assert store.prepare(*sent(numbered(7)), lambda: None) is held[7]
+    assert set(asked) == {held[7]}
 
 
 def test_a_driver_that_saves_a_model_for_long_keeps_no_request_waiting(kit):
