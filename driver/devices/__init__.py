@@ -11,9 +11,10 @@ import importlib
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
+from burst_engine.names import DISTRIBUTION
 from driver.errors import DeviceNotFound
 from driver.nn.errors import did_you_mean
-from driver.plugins import remedy_for
+from driver.plugins import own_entry, remedy_for
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
@@ -37,17 +38,15 @@ def entries() -> EntryPoints:
 
 def device_class(name: str) -> type[Device]:
     """Return the class behind a device's name, behind "module:Class", or of a shared library. Raise DeviceNotFound."""
-    from importlib.metadata import EntryPoint
-
     from driver.devices.library.description import is_library
 
     if is_library(name):
         return _of_library(name)
-    found = EntryPoint(name, name, GROUP) if ":" in name else _entry(name)
-    if found is None:
+    value = name if ":" in name else own_entry(DISTRIBUTION, GROUP, name) or _value_of(name)
+    if value is None:
         raise DeviceNotFound(f"name={name!r}: no such device; {_known()}{did_you_mean(name, names())}")
     try:
-        return load(found)
+        return load(name, value)
     except ModuleNotFoundError as error:
         raise DeviceNotFound(f"name={name!r} is not installed: {error}; {_remedy(name)}") from error
     except (ImportError, AttributeError) as error:
@@ -96,6 +95,11 @@ def _entry(name: str) -> EntryPoint | None:
     return next((entry for entry in entries() if entry.name == name), None)
 
 
+def _value_of(name: str) -> str | None:
+    entry = _entry(name)
+    return entry.value if entry else None
+
+
 def _remedy(name: str) -> str:
     """Return what installs a device's needs: the extra of its name, if its distribution has one."""
     entry = _entry(name)
@@ -111,14 +115,20 @@ def _of_library(path: str) -> type[Device]:
     return library_class(absolute(path))
 
 
-def load(entry: EntryPoint) -> type[Device]:
-    """Return the class that an entry point names. Raise ImportError, AttributeError, DeviceNotFound."""
+def load(name: str, value: str) -> type[Device]:
+    """Return the class of the device of that name. `value`: of its entry point, "module:Class".
+
+    Raise ImportError, AttributeError, DeviceNotFound.
+    """
     from driver.interface import Device
 
     importlib.invalidate_caches()
-    found = entry.load()
+    module, _, attribute = value.partition("[")[0].partition(":")
+    found: object = importlib.import_module(module.strip())
+    for part in attribute.split("."):
+        found = getattr(found, part.strip())
     if isinstance(found, str | os.PathLike):
         return _of_library(os.fspath(found))
     if not (isinstance(found, type) and issubclass(found, Device)):
-        raise DeviceNotFound(f"name={entry.name!r}: {entry.value} is not a device; make it a subclass of driver.Device")
+        raise DeviceNotFound(f"name={name!r}: {value} is not a device; make it a subclass of driver.Device")
     return found

@@ -5,7 +5,6 @@ A device is three short classes: `FileDevice` makes a `FileModel`, that makes `F
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 import os
 from abc import abstractmethod
@@ -38,14 +37,6 @@ if TYPE_CHECKING:
     Shape = tuple[int, ...]
     Inputs = Sequence[NDArray[Any] | None]
     Outputs = Sequence[NDArray[np.uint8]]
-
-
-def version_of(distribution: str) -> str:
-    """Return the version of an installed distribution, without importing it; "none" where it is not installed."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
 
 
 @contextmanager

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from driver.devices.file_device import FileDevice, FileExecution, FileModel, FilePort, check_ports, placed, version_of
+from driver.devices.file_device import FileDevice, FileExecution, FileModel, FilePort, check_ports, placed
 from driver.devices.lowering.errors import LibraryFailed, in_words
 from driver.devices.onnxruntime.onnx_file import check_places
 from driver.devices.stoppable import Attempt
 from driver.interface import CacheFiles, Needs, Saved
 from driver.nn import InvalidModel
+from driver.plugins import version_of
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -8,12 +8,13 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from driver.devices.file_device import FileDevice, FileExecution, FileModel, FilePort, check_ports, version_of
+from driver.devices.file_device import FileDevice, FileExecution, FileModel, FilePort, check_ports
 from driver.devices.lowering.errors import LibraryFailed, in_words
 from driver.devices.stoppable import Attempt
 from driver.formats.pt2_archive import Pt2Archive
 from driver.interface import Needs
 from driver.nn import InvalidModel
+from driver.plugins import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

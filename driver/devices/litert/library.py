@@ -5,7 +5,6 @@ The library is young and carries no version in its name, so only the pinned whee
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 from functools import cache
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cffi import FFI
 
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing, in_words
+from driver.plugins import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,9 +98,9 @@ ffi.cdef(
 def _folder() -> tuple[str, str | None]:
     """Return the version of the installed wheel, or "none", and its folder if it has the pinned version."""
     try:
-        found = importlib.metadata.version(WHEEL)
+        found = version_of(WHEEL)
         spec = importlib.util.find_spec("ai_edge_litert")
-    except (ImportError, importlib.metadata.PackageNotFoundError):
+    except ImportError:
         return "none", None
     if found != VERSION or spec is None or not spec.submodule_search_locations:
         return found, None

@@ -235,7 +235,7 @@ class StagedModel(OnnxRuntimeModel):
 
     def improved(self, preparation: Preparation) -> OnnxRuntimeModel | None:
         program = self.only_program
-        if program is None:
+        if program is None or program.is_optimised:
             return None
         return OnnxRuntimeModel(self.model, preparation.pace, self._threads, self._provider, program=program.improved())
 

@@ -8,8 +8,8 @@ Before that, and where runs differ, ONNX Runtime allocates it, and it is copied.
 from __future__ import annotations
 
 import math
-import os
 import time
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,9 +17,9 @@ import numpy as np
 
 from driver.deadlines import check
 from driver.devices.files import CHOOSING, checked_input, source_of
-from driver.devices.lowering.errors import LibraryFailed, in_words
+from driver.devices.lowering.errors import in_words
 from driver.devices.onnxruntime.gpu_place import GpuPlace, address_of, checked_gpu_input, may_overlap, places_of
-from driver.devices.onnxruntime.library import Session, library, session_options
+from driver.devices.onnxruntime.library import Session, library, optimised_file, session_options
 from driver.devices.onnxruntime.onnx_file import SplitOnnxFile, taken_apart
 from driver.devices.onnxruntime.program import restored, saved
 from driver.devices.onnxruntime.providers import INDEX_OPERATORS
@@ -236,15 +236,9 @@ class OnnxFileModel(PreparedModel):
         if self.provider is not None or given is None or self._settings is not None:
             return None
         file = taken_apart(given.data, given.external)
-        options, fd = self._options(given.external), os.memfd_create("graph")
-        options.optimized_model_filepath = f"/proc/self/fd/{fd}"
-        try:
-            Session(file.graph, file.weights, options=options)
-            written = np.fromfile(options.optimized_model_filepath, np.uint8)
-        except LibraryFailed:  # it cannot be written
+        written = optimised_file(file.graph, file.weights, self._options(given.external))
+        if written is None:
             return None
-        finally:
-            os.close(fd)
         found = taken_apart(written)
         weights = [(name, _unchanged(file, name, array)) for name, array in found.weights]
         return saved([found.graph, file.work, file.loops], weights, root, alignment=1)
@@ -346,7 +340,7 @@ class OnnxFileExecution(BoundExecution):
         self.shapes = tuple(
             (shape or (), shape is not None and port.nbytes(shape) <= memory.nbytes) for port, memory, shape in rows
         )
-        for n in self._copied:
+        for n in (*self._copied, *self._private):
             port, _, shape = rows[n]
             if shape is not None:
                 self._count(port, port.nbytes(shape))
@@ -368,11 +362,11 @@ class OnnxFileExecution(BoundExecution):
     def _bind(self, expected: Sequence[Shape | None]) -> None:
         self._expected, self._copied = expected, list[int]()
         self._bound: list[tuple[int, Room]] = []
+        self._private: dict[int, Callable[[], object]] = {}  # outputs in memory of our own, and what copies them
         targets: list[Place | str] = []
         for n, (port, memory, shape) in enumerate(zip(self._owner.outputs, self._outputs, expected, strict=True)):
-            if shape is not None and self._owner.may_bind(n) and self._is_usable(port, memory, shape):
-                nbytes = port.nbytes(shape)
-                place = memory.first(nbytes) if isinstance(memory, GpuPlace) else memory[:nbytes]
+            place = None if shape is None or not self._owner.may_bind(n) else self._place(n, memory, port.nbytes(shape))
+            if shape is not None and place is not None:
                 targets.append((port.name, port.type, shape, place))
                 self._bound.append((n, place))
             else:
@@ -381,10 +375,22 @@ class OnnxFileExecution(BoundExecution):
                     targets.append(port.name)
         self._binding = self._owner.session.binding(self._sources, targets)
 
-    def _is_usable(self, port: OnnxFilePort, memory: NDArray[np.uint8] | GpuPlace, shape: Shape) -> bool:
-        """Return True if ONNX Runtime can write the output to its memory."""
-        is_aligned = address_of(memory) % port.size == 0
-        return self._is_apart and is_aligned and not port.chooses and port.nbytes(shape) <= memory.nbytes
+    def _place(self, n: int, memory: NDArray[np.uint8] | GpuPlace, nbytes: int) -> Room | None:
+        """Return where ONNX Runtime writes an output: to its memory, or to our own, from where it is copied.
+
+        None: it does not fit, or cannot be copied.
+        """
+        port = self._owner.outputs[n]
+        if nbytes > memory.nbytes:
+            return None
+        is_usable = self._is_apart and address_of(memory) % port.size == 0 and not port.chooses
+        if isinstance(memory, GpuPlace):
+            return memory.first(nbytes) if is_usable else None
+        if is_usable:
+            return memory[:nbytes]
+        place = np.empty(nbytes, np.uint8)
+        self._private[n] = partial(np.copyto, memory[:nbytes], place)
+        return place
 
     def run(self) -> None:
         """Execute once, without the GIL. Raise OutputInsufficientSize, ExecutionFailed, LoopTimeout,
@@ -404,6 +410,8 @@ class OnnxFileExecution(BoundExecution):
         if fault:
             raise ExecutionFailed(0, "the file", in_words(fault))
         self._owner.took(time.perf_counter() - began)
+        for copy in self._private.values():
+            copy()
         self._copy_strays()
         if self._copied:
             self._copy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -10,16 +9,18 @@ from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing, in_words, text_of
 from driver.devices.onnxruntime.gpu_place import GpuPlace, address_of
 from driver.devices.stoppable import Attempt
 from driver.formats.onnx_schema import TYPES
+from driver.plugins import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from contextlib import AbstractContextManager
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from driver.devices.onnxruntime.providers import ExecutionProvider
@@ -32,12 +33,8 @@ _FATAL = 4  # of the log's severities: errors are raised, and a client could hav
 
 def version() -> str:
     """Return the version of the installed library, or "none". Its code is not loaded."""
-    for wheel in ("onnxruntime", "onnxruntime-gpu"):
-        try:
-            return importlib.metadata.version(wheel)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "none"
+    found = map(version_of, ("onnxruntime", "onnxruntime-gpu"))
+    return next((version for version in found if version != "none"), "none")
 
 
 def missing() -> str | None:
@@ -81,6 +78,22 @@ def exact_options(threads: int, *, is_quick: bool = False) -> Any:
     # Else ONNX Runtime fuses quantised operations to integer kernels: some round differently, SOFTMAX's overflows.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     return options
+
+
+def optimised_file(model: bytes, weights: Sequence[tuple[str, NDArray[Any]]], options: Any) -> NDArray[np.uint8] | None:
+    """Return the file that ONNX Runtime makes of a model when it optimises it; None: it cannot be written.
+
+    `options`: as `session_options` makes them; used up.
+    """
+    fd = os.memfd_create("graph")
+    options.optimized_model_filepath = f"/proc/self/fd/{fd}"
+    try:
+        Session(model, weights, options=options)
+        return np.fromfile(options.optimized_model_filepath, np.uint8)
+    except LibraryFailed:
+        return None
+    finally:
+        os.close(fd)
 
 
 class SessionLane(Protocol):

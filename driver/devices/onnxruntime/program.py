@@ -14,10 +14,11 @@ from driver.devices.lowering import placing
 from driver.devices.lowering.alignment import ALIGNMENT, aligned, offset_in
 from driver.devices.lowering.errors import require
 from driver.devices.lowering.node import draft, naming
-from driver.devices.onnxruntime.library import Session, exact_options
+from driver.devices.onnxruntime.library import Session, exact_options, library, optimised_file
 from driver.devices.onnxruntime.lower import LOWERINGS, OrtGraph, OrtNode
 from driver.devices.onnxruntime.lower.control import placed
 from driver.devices.onnxruntime.lower.node import stored_type
+from driver.devices.onnxruntime.onnx_file import taken_apart
 from driver.devices.onnxruntime.writer import model as model_bytes
 from driver.interface import Saved
 from driver.nn.types import byte_size
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from driver.nn.operation import Call, Tensor
     from driver.nn.plan import Prepared
 
+
+_MOST_WRITTEN = 1 << 28
+"""Bytes of weights up to which a program is kept as ONNX Runtime optimises it: it writes them all once more."""
 
 Trial = Callable[[bytes, "Weights"], str | None]
 """Why a graph of one operation cannot be run; None: it can."""
@@ -94,6 +98,7 @@ class OrtDescription(NamedTuple):
     loops: int
     tables: Sequence[str]  #: the weights that are inputs as well, so that optimisers leave them alone
     graph: bytes  #: ONNX
+    is_optimised: bool = False  #: ONNX Runtime has made the graph of one, and leaves it as it is
 
 
 Weights = list[tuple[str, "NDArray[Any]"]]
@@ -140,16 +145,20 @@ class OrtProgram:
         """`lower`: as `lowered`. The session has the weights that it reads; they are lowered again when needed.
         `is_quick`: as `exact_options` has it. Raise LibraryFailed.
         """
-        self._lower, self._threads, self.provider = lower, threads, provider
+        self._lower, self._threads, self.provider, self._is_quick = lower, threads, provider, is_quick
         description, weights = lower()
+        self.is_optimised = description.is_optimised
         self.inputs, self.outputs = description.inputs, description.outputs
         self.operations, self.work, self.loops = list(description.operations), description.work, description.loops
         self.threads = threads(description.work)
         options = exact_options(self.threads, is_quick=is_quick)
         lane = None if provider is None or self.loops else provider.lane()
-        tables = description.tables if provider is None else ()
+        in_place = description.tables if provider is None else ()
+        if self.is_optimised:
+            options.graph_optimization_level = library().GraphOptimizationLevel.ORT_DISABLE_ALL
+            in_place = [name for name, _ in weights]
         self.session = Session(
-            description.graph, weights, provider=provider, options=options, lane=lane, in_place=tables
+            description.graph, weights, provider=provider, options=options, lane=lane, in_place=in_place
         )
         if provider is not None:
             provider.check(self.session.on_cpu)
@@ -160,7 +169,30 @@ class OrtProgram:
 
     def saved(self, root: NDArray[np.uint8]) -> Saved:
         """Return what `restored` takes."""
-        return saved(*self._lower(), root)
+        description, weights = self._lower()
+        if self.provider is None and not (self._is_quick or self.is_optimised):
+            description, weights = _optimised(description, weights, exact_options(self.threads))
+        return saved(description, weights, root)
+
+
+def _optimised(description: OrtDescription, weights: Weights, options: Any) -> tuple[OrtDescription, Weights]:
+    """Return a program as ONNX Runtime has optimised it, if it can be written, and has no table to be read in place."""
+    nbytes = sum(array.nbytes for _, array in weights)
+    written = None
+    if not description.tables and nbytes <= _MOST_WRITTEN:
+        written = optimised_file(description.graph, weights, options)
+    if written is None:
+        return description, weights
+    found, known = taken_apart(written), dict(weights)
+    kept = [(name, _as_it_was(array, known.get(name))) for name, array in found.weights]
+    return description._replace(graph=found.graph, is_optimised=True), kept
+
+
+def _as_it_was(array: NDArray[Any], known: NDArray[Any] | None) -> NDArray[Any]:
+    """Return the weight that optimisers were given, where it lies, if they have left it as it was."""
+    if known is None or (known.dtype, known.shape) != (array.dtype, array.shape):
+        return array
+    return known if known.tobytes() == array.tobytes() else array
 
 
 def saved(description: Any, weights: Weights, root: NDArray[np.uint8], alignment: int = ALIGNMENT) -> Saved:

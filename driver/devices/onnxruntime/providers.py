@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from functools import cache
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,10 +23,22 @@ from driver.interface import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
+    from importlib.metadata import Distribution
 
     from driver.devices.onnxruntime.on_cuda import OrtLane, OrtLanes
 
 Value = bool | int | str
+
+
+def distribution(name: str) -> Distribution | None:
+    """Return an installed package; None: it is not installed."""
+    from importlib import metadata  # most of these devices' modules are loaded without any of the packages
+
+    try:
+        return metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None
+
 
 OLDEST_RUNTIME = (1, 24)
 """The first ONNX Runtime that tells which provider runs which node."""
@@ -102,12 +113,7 @@ class OrtProvider(NamedTuple):
     @property
     def package(self) -> Distribution | None:
         """The installed package with its library."""
-        for name in self.packages:
-            try:
-                return distribution(name)
-            except PackageNotFoundError:
-                continue
-        return None
+        return next(filter(None, map(distribution, self.packages)), None)
 
     def missing(self) -> tuple[str, str] | None:
         """Return what the device lacks, and the remedy; None: nothing. Looks at files alone."""

@@ -1,7 +1,6 @@
 """Finding a device, starting it, and leaving nothing behind."""
 
 import contextlib
-import importlib.metadata
 import os
 import pwd
 import resource
@@ -19,7 +18,10 @@ from types import SimpleNamespace
 import pytest
 
 import driver
+from driver import plugins
 from driver.client import discovery
+from driver.devices.litert import library as litert_library
+from driver.devices.onnxruntime import library as onnxruntime_library
 from driver.doctor import machine
 from driver.service.client_source import ListeningSocket
 
@@ -210,14 +212,13 @@ def test_cannot_start(place, kit, name):
 
 def _absent(monkeypatch, *absent):
     """As if these wheels were not installed."""
-    versions = importlib.metadata.version
+    installed = plugins.version_of
 
-    def version(wheel):
-        if wheel in absent:
-            raise importlib.metadata.PackageNotFoundError(wheel)
-        return versions(wheel)
+    def version_of(wheel):
+        return "none" if wheel in absent else installed(wheel)
 
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    for module in (onnxruntime_library, litert_library):
+        monkeypatch.setattr(module, "version_of", version_of)
 
 
 @pytest.mark.parametrize(

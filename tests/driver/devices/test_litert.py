@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import importlib.metadata
 from pathlib import Path
 
 import numpy as np
@@ -283,17 +282,13 @@ def _mappings():
 def test_missing_library(monkeypatch):
     """Without the wheel, or with another version of it, the error says what to install."""
     monkeypatch.setattr(library, "library", library.library.__wrapped__)
-    for found in (lambda _: "2.2.0", _missing):
-        monkeypatch.setattr(importlib.metadata, "version", found)
+    for found in ("2.2.0", "none"):
+        monkeypatch.setattr(library, "version_of", lambda _, found=found: found)
         with pytest.raises(
             LibraryMissing,
             match=r"needs ai-edge-litert 2\.3\.0, and .* is installed; pip install 'burst-engine\[litert\]'",
         ):
             library.library()
-
-
-def _missing(name):
-    raise importlib.metadata.PackageNotFoundError(name)
 
 
 def test_self_test(monkeypatch):

@@ -1,6 +1,5 @@
 """The onnxruntime device around its operations: what it refuses, memory, threads, processes, options."""
 
-import importlib.metadata
 import os
 import re
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from operation_cases import REFUSED_BY_ALL, boxes, refused
-from sent_models import arrived
+from sent_models import arrived, sent
 
 import driver
 from burst import Memory
@@ -22,7 +21,8 @@ pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
 from driver.devices.onnxruntime import OnnxRuntimeDevice, device, library, writer
 from driver.formats.protobuf import ProtoWriter
-from driver.interface import BindOptions, Preparation
+from driver.interface import BindOptions, Preparation, Saved
+from driver.protocol.model_codec import decode, sealed
 
 
 @pytest.fixture(scope="module")
@@ -190,20 +190,16 @@ def test_indices(onnxruntime):
     assert np.array_equal(result.view(np.float32).reshape(4, 2), x[indices])
 
 
-@pytest.mark.parametrize("found", [None, "1.19.2", "0.5"])
+@pytest.mark.parametrize("found", ["none", "1.19.2", "0.5"])
 def test_missing_library(monkeypatch, found):
     """Without the wheel, or with too old a version of it, the error says what to install."""
     monkeypatch.setattr(library, "library", library.library.__wrapped__)
-    monkeypatch.setattr(importlib.metadata, "version", (lambda _: found) if found else _missing)
+    monkeypatch.setattr(library, "version_of", lambda _: found)
     with pytest.raises(
         LibraryMissing,
         match=r"needs onnxruntime 1\.20 or later, and .* is installed; pip install 'burst-engine\[onnxruntime\]'",
     ):
         library.library()
-
-
-def _missing(name):
-    raise importlib.metadata.PackageNotFoundError(name)
 
 
 def test_self_test(monkeypatch):
@@ -261,6 +257,50 @@ def test_weights_of_sessions(operator, is_optimised):
     first, second = (run.session.run(None, {"x": data})[0] for run in (session, other))
     is_in_place = is_optimised and operator != "MatMul"
     np.testing.assert_array_equal(second - first, np.full((64, 64), 6.0 * is_in_place, np.float32))
+
+
+def restored(onnxruntime, model):
+    """The model as a cache has it, twice: of its second restoring what the first one has kept."""
+    fds, where = sent(model)
+    region = sealed(fds, where)
+    model, root = decode(region, where), region.asarray()
+    found = prepare(onnxruntime, model)
+    for _ in range(2):
+        kept = Saved(*([np.frombuffer(part, np.uint8) for part in side] for side in found.saved(root)))
+        found = onnxruntime.restore(model, kept, root, Preparation())
+        yield found
+
+
+@pytest.mark.parametrize("make", ["conv_model", "quantised_model"])
+def test_a_restored_model_is_not_optimised_again(onnxruntime, kit, make):
+    """What is kept is what ONNX Runtime has made of it: the session is made as it is, and gives the same bits."""
+    model = getattr(kit, make)()
+    operand = model.main.operands[model.main.inputs[0]]
+    raw = np.random.default_rng(3).integers(0, 255, operand.dimensions, np.uint8)
+    x = raw if operand.type.is_quantised else (raw / 64 - 2).astype(np.float32)
+
+    def computed(prepared):
+        found = np.zeros(4096, np.uint8)
+        prepared.bind([x], [found], BindOptions()).run()
+        return found.tobytes()
+
+    wanted = computed(prepare(onnxruntime, arrived(model)))
+    none = library.library().GraphOptimizationLevel.ORT_DISABLE_ALL
+    for found in restored(onnxruntime, model):
+        assert found.only_program.session.session.get_session_options().graph_optimization_level == none
+        assert computed(found) == wanted
+
+
+def test_a_table_is_restored_in_place(onnxruntime):
+    """A model with a table to be read in place is kept as it was lowered: an optimised one would carry the table."""
+    builder, table = driver.ModelBuilder(), np.arange(2**14, dtype=np.float32).reshape(2**6, 2**8)
+    rows = builder.constant(table, by_reference=True)
+    builder.output(builder.operation("EMBEDDING_LOOKUP", builder.input("int32", (1,)), rows))
+    for found in restored(onnxruntime, builder.build()):
+        assert not found.only_program.is_optimised
+        row = np.zeros(2**10, np.uint8)
+        found.bind([np.ones(1, np.int32)], [row], BindOptions()).run()
+        assert row.tobytes() == table[1].tobytes()
 
 
 def test_a_table_is_not_copied(onnxruntime):
