@@ -291,8 +291,8 @@ CACHE = Question(
     Each calls `driver.compile`, opens a burst and runs it once; importing and making the model are not counted.
     "Off": without a cache. "Cold": with an empty one, so that the compilation is kept, too. "Warm": with what the
     cold one has kept. `large` is 105 MB of fully connected layers. Files are in the page cache, and no process is
-    pinned. What hashing costs is measured apart, on the bytes of each model: SHA-256 is the client's, for the token;
-    reading and keyed BLAKE3 are the device's.
+    pinned. What hashing costs is measured apart, on the bytes of each model: BLAKE3 is the client's, for the token,
+    and, keyed, the device's, which also reads them; SHA-256 stands beside it.
 
     FILEs, .onnx or .tflite, take the place of these models. Loading the file counts, then, and a fourth process,
     "own", runs it once in the runtime that it was made for, on one thread.
@@ -438,8 +438,8 @@ CONSTANTS = Question(
     its client can still write it, so its bytes are copied once. Each round calls `supported_operations` and then
     `prepare`, on a device that runs and has no such model. EMBEDDING_LOOKUP reads rows of one table: no library makes
     anything of it beforehand. FULLY_CONNECTED is four square matrices, which LiteRT and ONNX Runtime pack for their
-    kernels while they prepare. Beside it, in the same round: the SHA-256 of the constants, which is the cache's token
-    of a model, and one copy of them into new shared memory.
+    kernels while they prepare. Beside it, in the same round: the SHA-256 of the constants, as a measure
+    of what looking at all of them takes, and one copy of them into new shared memory.
     """,
     constants_measure,
     {

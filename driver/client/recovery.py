@@ -126,7 +126,7 @@ def crash_in_preparation(trace: Trace) -> Crash | None:
 
 
 def digest_of(model: Model) -> str:
-    """Return the SHA-256 of the model, in hexadecimal digits."""
+    """Return the digest of the model, in hexadecimal digits."""
     return model_digest(model, structure_digest(model)).hex()
 
 

@@ -79,7 +79,7 @@ def compile(  # noqa: A001 (the name that users look for)
         priority: "low", "medium" or "high": of its executions, among all of this application on a device.
         timeout: seconds. Each device is told what is left of it; when time is up, what it has begun is given up.
         cache_dir: a folder in which compilations are kept for the next time; True: `burst cache`'s; None keeps none.
-        cache_token: 32 bytes that stand for this model, and save the time to hash it; None: its SHA-256.
+        cache_token: 32 bytes that stand for this model, and save the time to hash it; None: its BLAKE3.
         progress: called with what is next, and which part is done, 0 to 1. None: a terminal shows it. False: not.
         require_device: where all of it has to run; nothing falls back then.
         application: as in `driver.connect`, of the connections that this call makes.

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 TOKEN_BYTES = 32
 """A token says what a cache entry stands for: everything that makes a compilation what it is.
 
-The first part is the application's: by default the SHA-256 of the model, or 32 bytes of its own, which stand for the
+The first part is the application's: by default the BLAKE3 of the model, or 32 bytes of its own, which stand for the
 model's constants then, and save the time to hash those. Of a model file it is that of a sample: the file is sent along,
 and the device restores nothing that it has made of another one. The rest is what the HAL's runtime adds (which
 operations of the model run on the device, its name and version, preference and priority), and what ours does: the
@@ -102,9 +102,9 @@ class CompilationCache(NamedTuple):
         wait: Callable[[], object],
         patience: Callable[[], float | None],
     ) -> CompilationCache:
-        """Return a cache. `token`: the application's, or None for the model's SHA-256. Raise ValueError, OSError."""
+        """Return a cache. `token`: the application's, or None for the model's BLAKE3. Raise ValueError, OSError."""
         if token is not None and (not isinstance(token, bytes) or len(token) != TOKEN_BYTES):
-            raise ValueError(f"cache_token={token!r:.80}: give {TOKEN_BYTES} bytes, or None for the model's SHA-256")
+            raise ValueError(f"cache_token={token!r:.80}: give {TOKEN_BYTES} bytes, or None for the model's digest")
         try:
             folder = Folder(path)
         except (TypeError, ValueError) as error:
