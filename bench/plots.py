@@ -146,6 +146,27 @@ def costs(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
     _save(figure, path)
 
 
+def growth(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
+    """A small picture for each dimension: its curves, with their exponents."""
+    dimensions: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        dimensions.setdefault(row["name"].partition(":")[0], []).append(row)
+    across = -(-len(dimensions) // 2)
+    figure, axes = plt.subplots(2, across, figsize=(4.2 * across, 7), layout="constrained", squeeze=False)
+    for axis in axes.flat[len(dimensions) :]:
+        axis.set_visible(False)
+    for axis, (name, curves) in zip(axes.flat, dimensions.items(), strict=False):
+        for row, style in zip(curves, _LINES, strict=False):
+            what = row["name"].partition(": ")[2]
+            label = f"{what}, {row['unit']}: exponent {row['exponent']['median']:.2f}"
+            axis.plot(*zip(*row["points"], strict=True), style, color=OURS, marker="o", markersize=3, label=label)
+        axis.set(xscale="log", yscale="log", xlabel="bytes" if name == "payload" else name)
+        axis.legend(fontsize=7, frameon=False)
+        _finish(axis)
+    figure.suptitle(title)
+    _save(figure, path)
+
+
 def _stream_lines(
     rows: Sequence[dict[str, Any]],
     x: str,

@@ -621,3 +621,27 @@ def test_the_satellites_script_measures_one_and_many(tmp_path):
     found = json.loads(target.read_text())
     assert {count: len(rounds) for count, rounds in found["rounds"].items()} == {"1": 2, "16": 2}
     assert all(value > 0 for rounds in found["rounds"].values() for each in rounds for value in each.values())
+
+
+def test_the_growth_script_fits_an_exponent_to_each_curve(tmp_path):
+    """Of what it was asked for, with a table for each dimension and a budget for each curve."""
+    found, text = run("growth.py", tmp_path, "--only", "depth", "payload", "operations", "--most", "256")
+    names = ["depth: a request", "payload: a request"]
+    names += [f"operations: {what}" for what in ("building", "preparing", "running")]
+    assert [row["name"] for row in found["subjects"]] == names
+    assert all(row["points"] and value > 0 for row in found["subjects"] for _, value in row["points"])
+    assert [table["head"][0] for table in found["tables"]] == ["depth", "payload", "operations"]
+    assert len(found["budgets"]) == len(names)
+    assert text.count("operations: preparing") >= 2
+
+
+def test_exponents_are_of_the_larger_half(monkeypatch):
+    """Of exact powers they are exact; what is constant has 0, and what bends upwards has that of its end."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    import growth
+
+    sizes = [1, 3, 10, 30, 100, 300]
+    for power in (0.0, 1.0, 2.0):
+        assert growth.exponent({size: 5 * size**power for size in sizes}) == pytest.approx(power, abs=1e-9)
+    assert growth.exponent({size: max(1000, size**2) for size in (1, 3, 10, 100, 1000, 10_000)}) == pytest.approx(2)
+    assert np.isnan(growth.exponent({1: 5.0}))
