@@ -83,6 +83,8 @@ struct burst_caller {
     uint64_t usual_ns; /* what answers to burst_call have lately taken, long ones cut */
     /* what answers to single requests take, and how far they are from that */
     uint64_t expected_ns, deviation_ns;
+    /* what such answers take, when the window is `spin_ns` and when it covers them */
+    uint64_t took_ns[2];
     /* for how long the last request has waited for its turn on the device */
     uint64_t queued_ns;
     uint64_t begin, deadline;      /* of the next request; begin 0: when it is sent */
@@ -92,6 +94,8 @@ struct burst_caller {
     uint64_t on_device, in_driver; /* times of the last result; 2^64 - 1: not measured */
     /* requests that came long after the result before them, and answers that took long: in a row */
     uint32_t pauses, long_answers;
+    /* whether the window covers answers, whether that is a trial, and for how many more */
+    uint32_t covers, is_trial, trial_left;
     int framed;
     /* burst._hot may send what was sent before: no request is in flight, and nothing else has
      * changed */

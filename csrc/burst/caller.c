@@ -20,6 +20,10 @@ static const uint64_t MOST_EARLY = 2000000;
 /* ns between a result and the next request: a stream's, and no call back to back. */
 static const uint64_t PAUSE = 1000000;
 enum { HABIT = 3 }; /* so many in a row */
+/* ns: longer answers are not polled for throughout. */
+static const uint64_t MOST_COVERED = 1000000;
+/* Answers for which one way to wait is tried, and for which the better one is kept. */
+enum { TRIED = 16, KEPT = 2048 };
 
 /* One thread sends while another one receives: words of the caller that both look at are stored and
  * loaded like those of the trace (`note`, `look`). What a result is compared with was stored before
@@ -115,10 +119,34 @@ static void expect(burst_caller *c, uint64_t took) {
     c->expected_ns += took / 8 - c->expected_ns / 8;
 }
 
+/* Whether polling can cover the answer that is expected: it is longer than the window that the
+ * program gave, always takes about as long, waits for no other client's requests, and is no
+ * stream's. */
+static bool may_cover(const burst_caller *c) {
+    bool is_short = c->spin_ns < c->expected_ns && c->expected_ns <= MOST_COVERED;
+    bool is_regular = c->deviation_ns <= c->expected_ns / 4 && c->queued_ns < SOON;
+    return c->spin_ns && c->spin_ns <= SLEEP_COSTS && is_short && is_regular &&
+           in_a_row(&c->pauses) < HABIT;
+}
+
+/* Polling for the whole answer pays if a processor is free for it, which nobody can say; so both
+ * ways are tried, and the one that brings answers sooner is kept for a while. */
+static void compare(burst_caller *c, uint64_t took) {
+    uint64_t *mean = &c->took_ns[c->covers];
+    if (took > 2 * c->expected_ns) took = 2 * c->expected_ns; /* one alone decides nothing */
+    *mean = *mean ? *mean + took / 8 - *mean / 8 : took;
+    if (--c->trial_left) return;
+    if (c->is_trial) c->covers = c->took_ns[1] + c->took_ns[0] / 32 < c->took_ns[0];
+    else c->covers = !c->covers;
+    c->is_trial = !c->is_trial;
+    c->trial_left = c->is_trial ? TRIED : KEPT;
+}
+
 /* How long the answer took. Excludes our wake-up latency, which holding the GIL exists to avoid. */
 static void learn(burst_caller *c, uint64_t took) {
     const burst_sent *sent = &c->trace->sent[c->results % BURST_RECORDS];
     const burst_served *served = &c->trace->served[c->results % BURST_RECORDS];
+    if (look(&c->id) == c->results && may_cover(c)) compare(c, took);
     /* Not after a short one: the line is in the device's cache. */
     bool is_known = took > SOON && served->id == c->results;
     if (is_known && served->done - look(&sent->sent) < took)
@@ -166,8 +194,11 @@ static int64_t take_result(burst_caller *c, uint64_t since) {
 /* Between the frames of a stream processors go idle, and the device's thread is best woken up on
  * the one that this thread leaves to it by sleeping (README.md, "Streams"). An answer that takes
  * long is not polled for at first, either. A window that is longer than a sleep and a wake-up take
- * is what the program wants, whatever the requests are. */
+ * is what the program wants, whatever the requests are. Where that has proved better, a window
+ * covers the answer. */
 static uint64_t first_window(const burst_caller *c) {
+    if (c->covers && look(&c->id) == c->results + 1 && may_cover(c))
+        return c->expected_ns + 2 * c->deviation_ns + c->spin_ns;
     bool is_given_up =
         c->spin_ns <= SLEEP_COSTS && (in_a_row(&c->pauses) >= HABIT || c->long_answers >= HABIT);
     return is_given_up ? 0 : c->spin_ns;
@@ -285,6 +316,7 @@ burst_caller *burst_caller_new(fmq_end *out, fmq_end *back, burst_trace *trace, 
                         .spin_ns = spin_ns,
                         .hold_ns = hold_ns,
                         .deadline = FMQ_FOREVER,
+                        .trial_left = TRIED,
                         .start = burst_call,
                         .finish = finish,
                         .over = over};

@@ -17,6 +17,11 @@ def controller_of(burst):
     return session_of(burst).controller
 
 
+def caller_of(burst):
+    """What C knows of its requests and their answers."""
+    return controller_of(burst)._caller
+
+
 def pipeline_of(burst):
     """What waits for its results, and the options of that."""
     return burst._pipeline

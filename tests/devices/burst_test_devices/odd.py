@@ -411,8 +411,8 @@ def _wait(inputs: Sequence[NDArray[Any] | None]) -> None:
     first = inputs[0]
     assert first is not None
     begin = time.monotonic()
-    while time.monotonic() - begin < min(float(first.flat[0]), _MOST):
-        time.sleep(1e-3)
+    while (left := min(float(first.flat[0]), _MOST) + begin - time.monotonic()) > 0:
+        time.sleep(min(1e-3, left))
 
 
 def _steps() -> mmap.mmap:

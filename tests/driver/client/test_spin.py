@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from inside import controller_of, pipeline_of, reader_of
+from inside import caller_of, controller_of, pipeline_of, reader_of
 
 import driver
 
@@ -106,7 +106,7 @@ def spent_on_long(burst):
         for _ in range(4):
             burst.run(X + 20e-3)
         found.append((cpu(burst)[0] - before) / 4)
-    assert controller_of(burst)._caller.expected_ns > 15e6
+    assert caller_of(burst).expected_ns > 15e6
     return found[3:]
 
 
@@ -134,7 +134,7 @@ def streams(burst, n=12):
 
 def habits(burst):
     """Of the client: pauses and long answers in a row."""
-    caller = controller_of(burst)._caller
+    caller = caller_of(burst)
     return caller.pauses, caller.long_answers
 
 
@@ -231,3 +231,47 @@ def test_idle(place, kit, spin, watched):
             os.close(fd)
         assert {t: after[t] - counts[t] for t in after if after[t] != counts.get(t)} == {}  # a thread may have ended
         assert (seconds_after == seconds).all()
+
+
+SHORT = 300e-6  # seconds of an answer: longer than the window, shorter than what is polled for
+
+
+def expected(burst, *, covers):
+    """Run one whose answer is as regular as the client may find it, also on a busy machine."""
+    caller = caller_of(burst)
+    caller.covers, caller.expected_ns, caller.deviation_ns = covers, 900_000, 0
+    caller.pauses = caller.queued_ns = 0
+    burst.run(X + SHORT)
+
+
+def covers_after(burst, alone_ns):
+    """Whether the client covers answers once a trial has ended in which answers took so long without that."""
+    caller = caller_of(burst)
+    caller.took_ns[0], caller.is_trial, caller.trial_left = alone_ns, 1, 1
+    expected(burst, covers=1)
+    assert (caller.is_trial, caller.trial_left > 1000) == (0, True)
+    return bool(caller.covers)
+
+
+def test_the_window_covers_an_answer_where_that_is_better(slow, apart):
+    """The better way of two that were tried is kept: polling until the answer is there, or for the window given."""
+    with slow.burst() as burst:
+        apart(burst)
+        assert covers_after(burst, 10**9)
+        assert not covers_after(burst, 1000)
+
+
+def test_a_covered_answer_is_not_slept_for(slow, apart):
+    """The client polls for the whole of it, and for an equal one without that it sleeps; in a stream it always does."""
+    with slow.burst() as burst:
+        apart(burst)
+        caller_of(burst).trial_left, found = 10**6, {0: [], 1: []}
+        for turn in range(16):
+            before = switches(os.getpid(), threading.get_native_id())
+            for _ in range(30):
+                expected(burst, covers=turn % 2)
+            found[turn % 2].append((switches(os.getpid(), threading.get_native_id()) - before) / 30)
+        assert min(found[1]) < 0.5, found
+        assert min(found[0]) > 0.5, found
+        caller_of(burst).covers = 1
+        assert any(streams(burst) >= 1.7 for _ in range(8))
