@@ -218,13 +218,14 @@ def _show(found: Sequence[Comparison], machine: str) -> None:
                 way.name,
                 spelled(*way.p50[:3]),
                 spelled(way.p99),
+                spelled(way.processor),
                 digits(way.ratio.median) + interval(way.ratio.low, way.ratio.high) if way.ratio else "",
             )
             for way in one.ways
         ]
         where = "client and device on separate CPUs" if one.is_pinned else "not pinned"
         print_line(f"\n{one.title}: {where}, {one.rounds} rounds; medians [95 % interval]")
-        print_table(("", "p50", "p99", "ratio to the first"), rows, (1, 2, 3))
+        print_table(("", "p50", "p99", "CPU time", "ratio to the first"), rows, (1, 2, 3, 4))
     for one in refused:
         print_line(f"not measured: {one.title}: {one.reason}")
 

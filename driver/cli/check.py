@@ -36,8 +36,8 @@ def check(model: Path, shapes: tuple[str, ...], signature: str | None, no_run: b
 
     MODEL is a .tflite or .onnx file. A file runs as it is, on the runtime that it was made for, or as operations of the
     HAL. For each form and device there is a table of what is in the way: the operator, its tensors, the reason, and the
-    remedy. Installed devices are started and asked; those that take the file as it is run it once, on zeros. Exits with
-    1 if the file runs in no form.
+    remedy. Installed devices are started and asked; those that take the file as it is run it on zeros, and what a frame
+    of a stream costs there is said. Exits with 1 if the file runs in no form.
     """
     try:
         with progress() as tell:
@@ -59,7 +59,7 @@ _FORMS = {"file": "as it is", "operations": "as operations of the HAL"}
 
 def _show(report: ModelReport) -> None:
     """Print where it runs, and a table for each form and device that has obstacles."""
-    for line in (report.summary, *report.offers):
+    for line in (report.summary, *map(str, report.costs), *report.offers):
         print_line(line)
     for (form, device), found in groupby(report.obstacles, lambda o: (o.form, o.device)):
         told = list(found)

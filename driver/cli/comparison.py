@@ -26,6 +26,7 @@ from driver.devices import device_class
 from driver.errors import DeviceFailed, DriverError
 from driver.nn import ModelBuilder
 from driver.nn.file_form import is_file
+from driver.runtime.frame_cost import processor_ns
 from driver.runtime.local import LocalDevice
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class Way(NamedTuple):
     name: str
     p50: Estimate  #: of the medians of all rounds
     p99: float  #: of all calls
+    processor: float  #: time that this process and the device use for a call, the median of all rounds
     ratio: Estimate | None  #: to the first way in the same round
     calls: int
 
@@ -161,7 +163,9 @@ def compared(device: str, subject: Subject, seconds: float, *, pin: bool) -> Com
             calls = _calls_here(device, subject)
             with remote_calls(remote, subject.model, subject.arrays, writes=subject.own is not None) as others:
                 here = set(calls)
-                rounds = _rounds(calls | others, seconds, _pinned(remote, here) if pin else lambda _way: None)
+                settle = _pinned(remote, here) if pin else lambda _way: None
+                used = partial(processor_ns, (remote.service_pid, remote.engine_pid))
+                rounds = _rounds(calls | others, seconds, settle, used)
                 return replace(found, rounds=len(rounds[PLAIN]), ways=_ways(rounds))
     except (BurstError, DriverError, OSError) as error:
         return replace(found, reason=str(error))
@@ -196,31 +200,44 @@ def _here(device: str, model: Model, arrays: Sequence[Any]) -> Callable[[], obje
     return prepared.local.bind(space.request).run
 
 
-def _rounds(calls: Calls, seconds: float, settle: Callable[[str], object]) -> dict[str, list[NDArray[np.float64]]]:
-    """Return the microseconds of each call, by way and round. `settle`: called before each block, with the name of the
-    way.
+class _Block(NamedTuple):
+    """The microseconds of each call, and those of processor time for one of them."""
+
+    took: NDArray[np.float64]
+    used: float
+
+
+def _rounds(
+    calls: Calls, seconds: float, settle: Callable[[str], object], used: Callable[[], int]
+) -> dict[str, list[_Block]]:
+    """Return a block for each way and round. `settle`: called before each, with the name of the way. `used`: says how
+    much processor time was used so far, in ns.
     """
     share = seconds / (_ROUNDS + 1) / len(calls)
     each = {name: seconds_of(call, share / 10) for name, call in calls.items()}
     rounds = max(_FEWEST_ROUNDS, min(_ROUNDS, int(seconds / sum(each.values()) / 2)))
     counts = {name: count_for(each[name], seconds / rounds / len(calls)) for name in calls}
-    found: dict[str, list[NDArray[np.float64]]] = {name: [] for name in calls}
+    found: dict[str, list[_Block]] = {name: [] for name in calls}
     for number in range(rounds):
         for name in order_of_round(list(calls), number):
             settle(name)
             time_calls(calls[name], 1 + counts[name] // 20)  # wakes what slept
-            found[name].append(time_calls(calls[name], counts[name]) / 1e3)
+            begin = used()
+            took = time_calls(calls[name], counts[name]) / 1e3
+            found[name].append(_Block(took, (used() - begin) / 1e3 / counts[name]))
     return found
 
 
-def _ways(rounds: dict[str, list[NDArray[np.float64]]]) -> tuple[Way, ...]:
-    p50 = {name: np.array([np.median(block) for block in blocks]) for name, blocks in rounds.items()}
+def _ways(rounds: dict[str, list[_Block]]) -> tuple[Way, ...]:
+    p50 = {name: np.array([np.median(block.took) for block in blocks]) for name, blocks in rounds.items()}
     first = next(iter(p50.values()))
     ways = []
     for name, blocks in rounds.items():
-        every = np.concatenate(blocks)
+        every, used = np.concatenate([b.took for b in blocks]), float(np.median([b.used for b in blocks]))
         ratio = None if p50[name] is first else estimate(p50[name] / first)
-        ways.append(Way(name, estimate(p50[name]), float(np.percentile(every, 99)), ratio, calls=len(every)))
+        ways.append(
+            Way(name, estimate(p50[name]), float(np.percentile(every, 99)), used, ratio=ratio, calls=len(every))
+        )
     return tuple(ways)
 
 

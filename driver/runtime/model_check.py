@@ -7,7 +7,9 @@ import re
 import textwrap
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ from driver.errors import DeviceFailed, DeviceNotFound, DriverError, ImportFaile
 from driver.importers.files import ModelSource, kind_of
 from driver.importers.obstacle import named_sizes
 from driver.nn.file_form import FILE, tensor_type
+from driver.runtime.frame_cost import FrameCost, frame_cost
 
 if TYPE_CHECKING:
     import os
@@ -80,7 +83,7 @@ class ModelReport:
 
     works: each form in which the model runs, and a device that runs all of it; "cpu" is numpy in the client's process.
     asked: the devices that were asked, and started if they did not run. offers: what the file has beside what was
-    checked: inputs that may be left out, and further signatures, in words.
+    checked: inputs that may be left out, and further signatures, in words. costs: of a frame, where the file ran.
     """
 
     file: str
@@ -88,6 +91,7 @@ class ModelReport:
     obstacles: tuple[FormObstacle, ...]
     asked: tuple[str, ...]
     offers: tuple[str, ...] = ()
+    costs: tuple[FrameCost, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -104,7 +108,8 @@ class ModelReport:
 
     def __str__(self) -> str:
         asked = f"asked: {', '.join(self.asked)}" if self.asked else "no device was asked"
-        return "\n".join([self.summary, *self.offers, asked, *(_table(self.obstacles) if self.obstacles else ())])
+        told = (self.summary, *map(str, self.costs), *self.offers, asked)
+        return "\n".join([*told, *(_table(self.obstacles) if self.obstacles else ())])
 
 
 _AS = {"file": "as it is", "operations": "as operations of the HAL"}
@@ -177,7 +182,9 @@ class _Check:
         self._file, self._kind, self._runtime = file, kind, RUNTIMES[kind]
         self.works: list[tuple[str, str]] = []
         self.offers: tuple[str, ...] = ()
+        self._costs: list[FrameCost] = []
         self.inputs: Sequence[HeaderTensor] | None = None  #: of the run on zeros; None: there is none
+        self._feeds: dict[str, Any] = {}  #: of the last run on zeros
         self._ran: dict[str, Shape] | None = (
             None  #: sizes that ran; none where no run succeeded; None: no run was tried
         )
@@ -196,7 +203,8 @@ class _Check:
             remedy = f'keep form="auto": {", ".join(whole)} runs the file as it is'
             told = [o if o.remedy or o.device or o.form == "file" else replace(o, remedy=remedy) for o in told]
         told = [replace(o, remedy=self._tried(o.remedy)) for o in told]
-        return ModelReport(self._file, tuple(works), tuple(told), tuple(self._asked), offers=self.offers)
+        asked, costs = tuple(self._asked), tuple(self._costs)
+        return ModelReport(self._file, tuple(works), tuple(told), asked, offers=self.offers, costs=costs)
 
     def _tried(self, remedy: str | None) -> str | None:
         """Return the remedy with sizes that ran in the place of an example; with ? where none did."""
@@ -248,6 +256,8 @@ class _Check:
             try:
                 with device.prepare(model) as prepared:
                     reason = None if self.inputs is None else self._run_on_zeros(prepared, self.inputs)
+                    if reason is None and self._feeds:
+                        self._measure(device, name, prepared)
                 remedy = _NO_RUN if reason else None
             except (StatusError, PeerDied, InvalidModel) as error:
                 reason = str(error)
@@ -259,7 +269,7 @@ class _Check:
     def _run_on_zeros(self, prepared: RemotePreparedModel, inputs: Sequence[HeaderTensor]) -> str | None:
         """Return why no run succeeded, of which the last one is told; None: one did."""
         fault, until = "it was loaded, and not run: no zeros fit its inputs", time.monotonic() + _PATIENCE
-        self._ran = self._ran or {}
+        self._ran, self._feeds = self._ran or {}, {}
         for sizes in _sizes_to_try(inputs):
             said = ", ".join(f"{name}={'x'.join(map(str, shape)) or 'scalar'}" for name, shape in sizes.items())
             try:
@@ -268,11 +278,19 @@ class _Check:
             except (BurstError, DriverError, ValueError, TypeError) as error:
                 fault = f"it was loaded, but a run on zeros of {said:.200} failed: {error}"
             else:
-                self._ran = self._ran or sizes
+                self._ran, self._feeds = self._ran or sizes, feeds
                 return None
             if time.monotonic() > until:
                 break
         return fault
+
+    def _measure(self, device: RemoteDevice, name: str, prepared: RemotePreparedModel) -> None:
+        """Measure a stream of such runs; whatever keeps that from going well is no obstacle of the file."""
+        sizes = {given: array.shape for given, array in self._feeds.items()}
+        with suppress(BurstError, DriverError, ValueError, TypeError, OSError):
+            with prepared.burst(input_shapes=sizes) as burst:
+                found = frame_cost(partial(burst.run, self._feeds), (device.service_pid, device.engine_pid))
+            self._costs.append(FrameCost("file", name, *found))
 
     def _ask_operations(self, device: RemoteDevice, name: str, model: Model) -> None:
         """Ask a device about the operations. Reasons that several operations share are told once."""

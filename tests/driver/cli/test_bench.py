@@ -26,6 +26,7 @@ def test_compares_the_ways(command):
             assert way["p50"]["low"] <= way["p50"]["value"] <= way["p50"]["high"]
             assert way["p50"]["confidence"] >= 0.95
             assert (way["ratio"] is None) == (way["name"] == WAYS[0])
+            assert way["processor"] > 0
 
 
 @pytest.mark.integration
@@ -35,6 +36,7 @@ def test_draws(command, tmp_path):
     shown = command("bench", *QUICK, "--plot", picture).out
     assert "ADD of 4 floats on reference" in shown
     assert all(way in shown for way in WAYS)
+    assert "CPU time" in shown
     assert picture.read_text().startswith("<?xml")
 
 

@@ -51,6 +51,19 @@ def test_a_model_that_runs(command, files):
 
 
 @pytest.mark.integration
+def test_what_a_frame_costs(command, files):
+    """Time, and processor time of all processes, of each device that has run the file as it is; none without a run."""
+    costs = command("check", files.first, "--json").json()["costs"]
+    (cost,) = [cost for cost in costs if cost["device"] == "onnxruntime"]
+    assert (cost["form"], cost["frames"] >= 1) == ("file", True)
+    assert min(cost["milliseconds"], cost["processor_milliseconds"]) > 0
+    assert re.search(
+        r"^a frame on onnxruntime: \S+ ms, \S+ ms of processor time", command("check", files.first).out, re.M
+    )
+    assert command("check", files.first, "--no-run", "--json").json()["costs"] == []
+
+
+@pytest.mark.integration
 def test_all_obstacles_of_the_operations(command, written):
     """Every operator that is in the way is listed, not only the first; the file runs as it is."""
     path = written(chain("Asin", "Abs", "Acos", "Atanh"))
