@@ -645,3 +645,16 @@ def test_exponents_are_of_the_larger_half(monkeypatch):
         assert growth.exponent({size: 5 * size**power for size in sizes}) == pytest.approx(power, abs=1e-9)
     assert growth.exponent({size: max(1000, size**2) for size in (1, 3, 10, 100, 1000, 10_000)}) == pytest.approx(2)
     assert np.isnan(growth.exponent({1: 5.0}))
+
+
+@needs_two_cpus
+@pytest.mark.stress
+def test_pipelines_are_measured_beside_the_runtime_in_process(tmp_path):
+    """Each pipeline in process and through bursts, by number of threads, with the processor time of a frame."""
+    found, _ = run("pipelines.py", tmp_path)
+    subjects = ["in process, 1 thread", "in process, 2 threads", "in process, default"]
+    subjects += ["burst", "burst, 1 thread", "burst, 2 threads"]
+    names = [f"{pipeline}; {subject}" for pipeline in ("camera, 30/s", "sound, 50/s") for subject in subjects]
+    assert [row["name"] for row in found["subjects"]] == names
+    assert all(block["cpu_ms"] > 0 for row in found["subjects"] for block in row["rounds"])
+    assert len(found["budgets"]) == 6
