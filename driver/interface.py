@@ -63,14 +63,14 @@ def _at_once() -> None:
 class Preparation(NamedTuple):
     """How a model is prepared.
 
-    preference: "low_power" asks for one thread, "sustained_speed" for the most executions in an hour rather than the
-    fastest one. A device for which all are the same ignores it. deadline: CLOCK_MONOTONIC nanoseconds by which the
-    model has to be ready; None: at any time. `pace` raises MissedDeadlineTransient once it has passed.
+    preference: "low_power" asks for one thread, "sustained_speed" for the most executions in an hour; it may be ignored.
+    deadline: CLOCK_MONOTONIC nanoseconds, or None. `pace` raises MissedDeadlineTransient once it has passed.
     """
 
     preference: Preference = "fast_single_answer"
     deadline: int | None = None
     pace: Callable[[], object] = _at_once  #: call it often: it lets running bursts through
+    threads: int = 0  #: that suit the model, as was measured; 0: not known. See `PreparedModel.threads`
 
 
 class BindOptions(NamedTuple):
@@ -187,6 +187,8 @@ class PreparedModel(ABC):
 
     improves_after: int = 0
     """Number of executions after which the engine asks `improved` for a better model; 0: there is none."""
+
+    threads: int = 0  #: of an execution, if it obeys `Preparation.threads`; 0: it does not. See engine/thread_choice.py
 
     burst_versions: Sequence[int] = (2, 1)
     """The versions of the wire that its own bursts speak. In version 1, the HAL's, clients send one request at a time

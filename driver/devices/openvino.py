@@ -14,8 +14,9 @@ from driver.devices.file_device import FileDevice, FileExecution, FileModel, Fil
 from driver.devices.lowering.errors import LibraryFailed, in_words
 from driver.devices.onnxruntime.onnx_file import check_places
 from driver.devices.stoppable import Attempt
-from driver.interface import CacheFiles, Needs, Saved
+from driver.interface import CacheFiles, Needs, Preparation, Saved
 from driver.nn import InvalidModel
+from driver.nn.file_form import file_of
 from driver.plugins import version_of
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.devices.file_device import Inputs, Outputs, Shape
-    from driver.interface import Preparation
+    from driver.interface import PreparedModel
     from driver.nn import Model
     from driver.nn.file_form import ModelFile
     from driver.options import Preference
@@ -56,24 +57,45 @@ class OpenVinoDevice(FileDevice):
     def __init__(self) -> None:
         _openvino()  # before the device forks: each trial of a file has it then
 
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
+        file = file_of(model)
+        return self._compiled(model, file, preparation) if file else super().prepare(model, preparation)
+
     def file_model(self, model: Model, file: ModelFile, preference: Preference) -> OpenVinoModel:
+        return self._compiled(model, file, Preparation(preference))
+
+    def _compiled(self, model: Model, file: ModelFile, preparation: Preparation) -> OpenVinoModel:
         """Compile a file. Raise InvalidModel, LibraryFailed."""
+        options = _options(preparation)
         try:
-            return OpenVinoModel(model, _core().compile_model(_read(model, file), "CPU", _options(preference)))
+            return OpenVinoModel(model, _core().compile_model(_read(model, file), "CPU", options), preparation)
         except RuntimeError as error:
             raise LibraryFailed(f"OpenVINO rejected the file: {in_words(error)}") from error
 
     def restore(self, model: Model, saved: Saved, root: object, preparation: Preparation) -> OpenVinoModel:
-        options = _options(preparation.preference)
+        options = _options(preparation)
         try:
-            return OpenVinoModel(model, _core().import_model(bytes(saved.model[0]), "CPU", options))
+            compiled = _core().import_model(bytes(saved.model[0]), "CPU", options)
+            return OpenVinoModel(model, compiled, preparation)
         except RuntimeError as error:
             raise LibraryFailed(f"OpenVINO rejected what it had compiled: {in_words(error)}") from error
 
 
-def _options(preference: Preference) -> dict[str, Any]:
-    threads = 1 if preference == "low_power" else max(1, (os.cpu_count() or 1) // 2)  # clients need processors, too
-    streams = threads if preference == "sustained_speed" else 1
+def _threads(preparation: Preparation) -> int:
+    """Return how many threads executions have: what was measured, else half of the processors, as clients need some."""
+    if preparation.preference == "low_power":
+        return 1
+    measured = preparation.threads if _is_open(preparation) else 0
+    return measured or max(1, (os.cpu_count() or 1) // 2)
+
+
+def _is_open(preparation: Preparation) -> bool:
+    return preparation.preference == "fast_single_answer"
+
+
+def _options(preparation: Preparation) -> dict[str, Any]:
+    threads = _threads(preparation)
+    streams = threads if preparation.preference == "sustained_speed" else 1
     exact = {"EXECUTION_MODE_HINT": "ACCURACY", "ENABLE_CPU_PINNING": False}
     return {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": streams, **exact}
 
@@ -120,8 +142,8 @@ class OpenVinoModel(FileModel):
 
     serves_all = True
 
-    def __init__(self, model: Model, compiled: Any) -> None:
-        self.compiled = compiled
+    def __init__(self, model: Model, compiled: Any, preparation: Preparation) -> None:
+        self.compiled, self.threads = compiled, _threads(preparation) if _is_open(preparation) else 0
         super().__init__(model, *_ports(compiled))
         self.is_written = _are_written(compiled)
 

@@ -417,10 +417,7 @@ _RUN, _NATIVE = ffi.addressof(lib, "burst_managed_run"), ("burst_function *", "v
 def execution(
     loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pace: Callable[[], object]
 ) -> BoundRequest | ManagedRequest | JoinedRequest:
-    """Bind a request, whose pools are `Memory`, or tokens of buffers.
-
-    Raise InvalidArgument, GeneralFailure.
-    """
+    """Bind a request, whose pools are `Memory`, or tokens of buffers. Raise InvalidArgument, GeneralFailure."""
     charge_thread(buffers.quota)
     found: BoundRequest | ManagedRequest
     if Token in set(map(type, request.pools)):
@@ -435,7 +432,8 @@ def execution(
 
 
 def _bound(loaded: LoadedModel, request: Request, options: BindOptions) -> BoundRequest:
-    return BoundRequest(loaded.model, loaded.prepared, request, options, around=loaded.shared.execution)
+    shared = loaded.shared
+    return shared.noted(BoundRequest(loaded.model, loaded.prepared, request, options, around=shared.execution))
 
 
 def charge_thread(quota: Quota) -> None:

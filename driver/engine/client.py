@@ -173,8 +173,9 @@ class EngineClient:
         try:
             self._engine.compilations.check(arguments.cache_counts, arguments.cache_token, fds)
             owner = CacheOwner(self.uid, arguments.cache_token)
-            terms = SavedTerms(arguments.preference, arguments.priority)
+            terms = SavedTerms(arguments.preference, arguments.priority, shared.found)
             shared.save(self._engine.compilations.saving(owner, fds, terms))
+            shared.keep_for(owner)
         except (InvalidArgument, Malformed, Declined, OSError) as error:
             _log.warning("a compilation was not cached: %s", error)
             return str(error) or type(error).__name__
@@ -199,6 +200,7 @@ class EngineClient:
             read = partial(self._engine.compilations.restored, owner, given, fds, sent)
             try:
                 shared = self._engine.restore(self.holder, read, arguments, charge.take, takes=time)
+                shared.keep_for(owner)
             except StatusError:
                 raise
             except Exception as error:
@@ -488,6 +490,7 @@ class EngineClient:
                 memory_from=self.importer,
                 around=self._engine.latency.around(loaded.shared.bursts.preference),
             )
+            self._engine.watch_threads(loaded.shared, self.uid)
             version = burst.configure(offer, loaded.prepared, spoken)
             self._start(burst, loaded.shared.bursts, claim)
             undo.pop_all()

@@ -28,7 +28,8 @@ class DriverExecution:
     """A driver's execution with the engine's parts around it, which are none by default.
 
     bound: the driver's execution. watched: how to start and end it; None: as the driver says. count: called after each
-    run, which therefore takes place in Python. held: the driver's buffers that it is bound to, which live longer.
+    run, which therefore takes place in Python. around: called with what runs it, and does so, in Python. held: the
+    driver's buffers that it is bound to, which live longer.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class DriverExecution:
         held: Sequence[HeldBuffer] = (),
         watched: WatchedRun | None = None,
         count: Callable[[], object] | None = None,
+        around: Callable[[Callable[[], object]], object] | None = None,
     ) -> None:
         self._held, self.bound = held, bound
         how: WatchedRun = watched or bound
@@ -44,6 +46,8 @@ class DriverExecution:
         self.native = bound.native
         if count is not None:
             self._run, self._launch, self.native = partial(_run_and_count, how.run, count), None, None
+        if around is not None:
+            self._run, self._launch, self.native = partial(around, self._run), None, None
 
     @property
     def run(self) -> Callable[[], object]:

@@ -32,16 +32,20 @@ from driver.engine.hints import BurstHints, Hints
 from driver.engine.joining import Joiner
 from driver.engine.preparations import PreparationEstimates, PreparationTime
 from driver.engine.runtime_threads import starting_threads_for
+from driver.engine.thread_choice import BoundForm, Meter
 from driver.interface import Preparation
 from driver.nn.older import form_for_version
 from driver.options import LOW
 from driver.protocol.model_codec import decode, sealed
 from driver.protocol.model_memory import same_memory, sketch_of
+from driver.protocol.prepare_arguments import NOTHING_FOUND, ThreadsFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from driver.engine.cache.compilations import CacheWriter, RestoredCompilation
+    from driver.engine.binding import BoundRequest
+    from driver.engine.cache.compilations import CacheOwner, CacheWriter, RestoredCompilation
+    from driver.engine.driver_execution import WatchedRun
     from driver.engine.driver_memory import HeldBuffer
     from driver.engine.footprint import Footprint
     from driver.engine.running_files import RunningFiles
@@ -70,9 +74,9 @@ class ModelUse(NamedTuple):
         """Return what the client wants the model for."""
         return cls(arguments.preference, arguments.priority == LOW)
 
-    def preparation(self, pace: Callable[[], object]) -> Preparation:
-        """Return what a device is told about a preparation in this thread."""
-        return Preparation(self.preference, deadline(), pace)
+    def preparation(self, pace: Callable[[], object], found: ThreadsFound = NOTHING_FOUND) -> Preparation:
+        """Return what a device is told about a preparation in this thread. `found`: what suits the model."""
+        return Preparation(self.preference, deadline(), pace, found.usual)
 
     def run(self, make: Callable[[], T]) -> T:
         """Return what `make` returns.
@@ -96,12 +100,15 @@ class SharedModel:
     bursts: the bursts on it, as its driver hears of them.
     digest: of the cache files that it was read from or written to. file: the digest of the file that it is; b"" for
     others. saved: contents of those it was read from. stage:
-    how often an improved compilation has replaced `prepared`.
+    how often an improved compilation has replaced `prepared`. keepers: those who have it in cache files. meter: what
+    measures its runs, which therefore take place in Python; form: of what was bound meanwhile; has_native: whether any
+    of that would run without Python. found: the numbers of threads that suit it.
     """
 
     __slots__ = (
-        *("__weakref__", "_lock", "_running", "_savings", "bursts", "count", "digest", "estimates", "file"),
-        *("footprint", "joiners", "model", "prepared", "region", "saved", "alike", "stage", "use", "where"),
+        *("__weakref__", "_lock", "_running", "_savings", "alike", "bursts", "count", "digest", "estimates", "file"),
+        *("footprint", "form", "found", "has_native", "joiners", "keepers", "meter", "model", "prepared", "region"),
+        *("saved", "stage", "use", "where"),
     )
 
     def __init__(
@@ -126,14 +133,36 @@ class SharedModel:
         self.estimates = Estimates()  # of all clients
         self.joiners: dict[JoinTerms, Joiner] = {}
         self.count: Callable[[], object] | None = None  #: called after each execution, until it is improved
+        self.meter: Meter | None = None
+        self.form: BoundForm | None = None
+        self.has_native = False
+        self.found = NOTHING_FOUND
+        self.keepers: list[CacheOwner] = []
         self._running = running
         self._savings: list[CacheWriter] = []
         self._lock = threading.Lock()  # while the driver saves the model, which may take long
 
     def execution(self, bound: BoundExecution, held: Sequence[HeldBuffer] = ()) -> DriverExecution:
         """Return what `prepared` has bound, with what the engine does around its runs."""
-        watched = self._running.watched(bound, self.file) if self._running else None
-        return DriverExecution(bound, held, watched, self.count)
+        meter = self.meter
+        if meter is not None and (bound.native or bound.launch):
+            self.has_native = True
+        return DriverExecution(
+            bound, held, self._watched(bound), self.count, around=None if meter is None else meter.run
+        )
+
+    def noted(self, bound: BoundRequest) -> BoundRequest:
+        """Return a request that was bound to it. While runs are measured, note the form of its arrays."""
+        if self.meter is not None and bound.arrays is not None:
+            self.form = BoundForm.of(*bound.arrays)
+        return bound
+
+    def unmeasured(self, bound: BoundExecution) -> DriverExecution:
+        """Return what a prepared model has bound, for a run that no client asked for."""
+        return DriverExecution(bound, watched=self._watched(bound))
+
+    def _watched(self, bound: BoundExecution) -> WatchedRun | None:
+        return self._running.watched(bound, self.file) if self._running else None
 
     def joiner(self, terms: JoinTerms) -> Joiner:
         """Return what joins the executions of all who use the model on these terms. Any thread."""
@@ -175,6 +204,21 @@ class SharedModel:
                     _log.warning("an improved compilation was not cached: %s", error)
             self._savings.clear()
 
+    def keep_for(self, owner: CacheOwner) -> None:
+        """Note that this owner's cache files have it: what is found out about it is kept there."""
+        if owner not in self.keepers:
+            self.keepers = [*self.keepers[1 - _MOST_SAVINGS :], owner]
+
+    def exchange(self, prepared: PreparedModel, meter: Meter | None, switched: Callable[[], object]) -> None:
+        """Put an equal model in place, for another number of threads, and call `switched`. `meter`: of its runs."""
+        with self._lock:
+            prepared.prepared_from = self.model
+            if prepared is not self.prepared:
+                self.prepared, self.estimates = prepared, Estimates()
+                self.bursts.move(prepared)
+            self.meter, self.has_native = meter, False
+            switched()
+
     def _save(self, saving: CacheWriter) -> None:
         root = self.region.asarray()
         try:
@@ -213,12 +257,13 @@ class ModelStore:
         file: bytes = b"",
         spend: Callable[[float], object] = lambda _: None,
         takes: PreparationTime | None = None,
+        found: ThreadsFound = NOTHING_FOUND,
     ) -> SharedModel:
         """Prepare the model in these descriptors, or share an equal one. Owns `fds`.
 
         `charge`: called with the memory that the model will be in, before it is prepared. `file`: the digest of the
         file that the model is; b"" for others. `spend`: called with the seconds that it took. `takes`: what
-        is known of that, and gets what is found out.
+        is known of that, and gets what is found out. `found`: numbers of threads that suited it before.
 
         Raise InvalidModel, and what `charge` and the device raise.
         """
@@ -231,8 +276,10 @@ class ModelStore:
                 return known
             with self._estimates.preparing(_NOT_KEPT if known or not takes else takes):
                 model = known.model if known else decode(region, where, pace)
-                prepared = self._device.prepare(self._form(model), use.preparation(pace))
-            return self._new(source, where, model, prepared, use=use, sketch=sketch, file=file)
+                prepared = self._device.prepare(self._form(model), use.preparation(pace, found))
+            shared = self._new(source, where, model, prepared, use=use, sketch=sketch, file=file)
+            shared.found = found
+            return shared
 
     def restore(
         self,
@@ -261,9 +308,10 @@ class ModelStore:
             saved = known.saved if known and known.saved else restored.saved
             with self._estimates.preparing(_NOT_KEPT if known or not takes else takes):
                 model = known.model if known else decode(source, restored.where, pace)
-                prepared = self._device.restore(self._form(model), saved, source.asarray(), use.preparation(pace))
+                preparation = use.preparation(pace, restored.found)
+                prepared = self._device.restore(self._form(model), saved, source.asarray(), preparation)
             shared = self._new(source, restored.where, model, prepared, use=use, sketch=sketch, file=restored.file)
-            shared.digest, shared.saved = restored.digest, saved
+            shared.digest, shared.saved, shared.found = restored.digest, saved, restored.found
             return shared
 
     def _form(self, model: Model) -> Model:

@@ -42,6 +42,7 @@ from driver.engine.models import ModelImprover, ModelStore, ModelUse, SharedMode
 from driver.engine.preparations import Pacer, Preparations
 from driver.engine.running_files import GRACE, RunningFiles
 from driver.engine.runtime_threads import starting_threads_for, threads_started_for
+from driver.engine.thread_choice import ThreadChooser
 from driver.engine.totals import Totals, summed
 from driver.interface import Device
 from driver.libc import function
@@ -204,6 +205,7 @@ class Engine:
             keeps_arenas=lambda: self.latency.keeps_arenas,
         )
         self.compilations, self._improver = VerifiedCache(self.device, name), ModelImprover(self.forget_plans)
+        self._chooser = ThreadChooser(self.device, self.forget_plans, self._keep_threads)
         self.contexts = ChannelLoop("burst-contexts")
         self.queue, self._weights = RunQueue(self.device.slots, self.device.quantum, is_shared=is_shared), weights()
         self._shares: dict[int, Share] = {}  # kept: an account that comes again still owes what it used
@@ -246,7 +248,10 @@ class Engine:
         def make(store: ModelStore, use: ModelUse, spend: Callable[[float], object]) -> SharedModel:
             own = slice(1 + len(handles_in(where)))
             model, fds[own] = fds[own], []
-            return store.prepare(model, where, self.pace, use=use, charge=charge, file=file, spend=spend, takes=takes)
+            known = self._chooser.known(holder.account.uid, file)
+            return store.prepare(
+                model, where, self.pace, use=use, charge=charge, file=file, spend=spend, takes=takes, found=known
+            )
 
         return self._prepared(holder, arguments, make)
 
@@ -290,9 +295,21 @@ class Engine:
             shared = use.run(traced)
         check("preparing")
         self._improver.watch(shared, uid, self.pace)
+        self.watch_threads(shared, uid)
         if self.rests:
             self.idle.begin()
         return shared
+
+    def watch_threads(self, shared: SharedModel, uid: int) -> None:
+        """Look at the pace of a model whose requests begin: it chooses the number of threads."""
+        self._chooser.watch(shared, uid, self.pace)
+
+    def _keep_threads(self, shared: SharedModel) -> None:
+        for owner in list(shared.keepers):
+            try:
+                self.compilations.note_threads(owner, shared.digest or b"", shared.found)
+            except OSError as error:
+                _log.warning("the number of threads of a model was not kept: %s", error)
 
     def _store(self, uid: int) -> ModelStore:
         """Return the prepared models of an account."""

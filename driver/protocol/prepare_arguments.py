@@ -9,6 +9,8 @@ from driver.deadlines import taken
 from driver.options import LONGEST_WINDOW, MEDIUM, MOST_ROWS, check_preference, taken_priority
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from burst import Trace
     from driver.options import Preference
 
@@ -16,11 +18,41 @@ if TYPE_CHECKING:
 _LONGEST_WINDOW = int(LONGEST_WINDOW * 1e9)  # ns
 
 
+class ThreadsFound(NamedTuple):
+    """The numbers of threads that a model was found to run best with, by the pace of its requests; 0: not known."""
+
+    in_a_row: int = 0
+    in_a_stream: int = 0
+
+    @property
+    def usual(self) -> int:
+        """The number for a model of whose requests nothing is known yet."""
+        return self.in_a_stream or self.in_a_row
+
+    def at(self, *, is_stream: bool) -> int:
+        """Return the number for a pace."""
+        return self.in_a_stream if is_stream else self.in_a_row
+
+    def with_number(self, threads: int, *, is_stream: bool) -> Self:
+        """Return these with another number for a pace."""
+        return self._replace(in_a_stream=threads) if is_stream else self._replace(in_a_row=threads)
+
+
+NOTHING_FOUND = ThreadsFound()
+
+
 class SavedTerms(NamedTuple):
     """How a model was prepared that is kept in cache files."""
 
     preference: Preference = "fast_single_answer"
     priority: int = MEDIUM
+    found: ThreadsFound = NOTHING_FOUND
+
+    @classmethod
+    def of(cls, plain: Sequence[Any]) -> Self:
+        """Return the terms from what msgpack read."""
+        terms = cls(*plain)
+        return terms._replace(found=ThreadsFound(*terms.found))
 
 
 class JoinTerms(NamedTuple):

@@ -25,7 +25,7 @@ from driver.devices.litert.program import LiteRtProgram, lowered, obstacles, res
 from driver.devices.litert.tflite_file import TfliteOutline
 from driver.devices.litert.weights import aligned
 from driver.devices.lowering.errors import LibraryFailed
-from driver.devices.lowering.model import LoweredModel, LoweringDevice
+from driver.devices.lowering.model import LoweredModel, LoweringDevice, ThreadRule
 from driver.interface import CacheFiles, Needs
 from driver.nn import InvalidModel
 from driver.nn.file_form import FILE
@@ -105,7 +105,7 @@ class LiteRtDevice(LoweringDevice[LiteRtProgram]):
         model: Model,
         file: ModelFile,
         pace: Callable[[], object],
-        threads: Callable[[int], int],
+        threads: ThreadRule,
         saved: Saved | None = None,
         root: NDArray[np.uint8] | None = None,
     ) -> LiteRtFileModel:
@@ -124,13 +124,16 @@ class LiteRtDevice(LoweringDevice[LiteRtProgram]):
         self,
         model: Model,
         pace: Callable[[], object],
-        threads: Callable[[int], int],
+        threads: ThreadRule,
         program: LiteRtProgram | None = None,
     ) -> LiteRtModel:
         return LiteRtModel(model, pace, threads, self._packing, program=program)
 
-    def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> LiteRtProgram:
+    def restored(self, saved: Saved, root: NDArray[np.uint8], threads: ThreadRule) -> LiteRtProgram:
         return LiteRtProgram(*restored(saved, root), threads, self._packing.compiled)
+
+    def chooses_threads(self, preference: Preference) -> bool:
+        return self._threads is None and preference == "fast_single_answer"
 
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
         """Return how many threads an execution of `work` products gets. A client that does not wait needs a processor,
@@ -153,7 +156,7 @@ class LiteRtModel(LoweredModel[LiteRtProgram]):
         self,
         model: Model,
         pace: Callable[[], object],
-        threads: Callable[[int], int],
+        threads: ThreadRule,
         packing: Packing,
         program: LiteRtProgram | None = None,
     ) -> None:
@@ -161,6 +164,9 @@ class LiteRtModel(LoweredModel[LiteRtProgram]):
         self._threads, self._packing = threads, packing
         self.copied_weights = 0  #: bytes that were copied when it was compiled last; all others stayed where they were
         super().__init__(model, pace, program)
+        made = self.only_program
+        if made is not None and not any(segment.loops for segment in made.segments):
+            self.threads = threads.chosen(made.description.products)
 
     def compiled(self, tensors: Tensors, pace: Callable[[], object]) -> LiteRtProgram:
         program = LiteRtProgram(

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from driver.devices.litert.packed import Packing
     from driver.devices.litert.tflite_file import DeclaredTensor, FileImage, TfliteOutline
+    from driver.devices.lowering.model import ThreadRule
     from driver.interface import BindOptions
     from driver.nn import Model, Operand
 
@@ -71,7 +72,7 @@ class LiteRtFileModel(PreparedModel):
         self,
         model: Model,
         file: TfliteOutline,
-        threads: Callable[[int], int],
+        threads: ThreadRule,
         packing: Packing,
         *,
         knows_shapes: bool | None = None,
@@ -82,6 +83,8 @@ class LiteRtFileModel(PreparedModel):
         """
         self._interpreter = interpreter
         self._file, self._threads, self._packing = file, threads(file.findings.work), packing
+        if interpreter is None and not (file.findings.has_state or file.findings.loops):
+            self.threads = threads.chosen(file.findings.work)
         self._knows_shapes, graph = knows_shapes, model.main
         operands = [graph.operands[i] for i in graph.inputs]
         self.inputs = _ports("input", file.inputs, operands, is_resized=interpreter is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -34,6 +34,30 @@ P = TypeVar("P", bound="CompiledProgram")
 _MAX_PROGRAMS = 16
 """The most sets of input shapes for which a model stays compiled."""
 
+LEAST_WORK = 50_000
+"""Multiply-adds of an execution that may gain by another number of threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadRule:
+    """The rule by which a model gets its number of threads.
+
+    by_work: says how many an execution of so many products should have, as far as that tells. measured: what was found
+    to suit the model; 0: nothing was. is_open: nobody has said how many.
+    """
+
+    by_work: Callable[[int], int]
+    measured: int = 0
+    is_open: bool = False
+
+    def __call__(self, work: int) -> int:
+        """Return the number for an execution of `work` products."""
+        return self.measured or self.by_work(work)
+
+    def chosen(self, work: int) -> int:
+        """Return what `PreparedModel.threads` says of such a model."""
+        return self(work) if self.is_open and work >= LEAST_WORK else 0
+
 
 class LoweringDevice(Device, Generic[P]):
     """A device whose models are lowered, and compiled by a library for a number of threads. It may also run files that
@@ -59,7 +83,7 @@ class LoweringDevice(Device, Generic[P]):
         model: Model,
         file: ModelFile,
         pace: Callable[[], object],
-        threads: Callable[[int], int],
+        threads: ThreadRule,
         saved: Saved | None = None,
         root: NDArray[np.uint8] | None = None,
     ) -> PreparedModel:
@@ -79,23 +103,32 @@ class LoweringDevice(Device, Generic[P]):
     def supported_operations(self, model: Model) -> list[bool]:
         return [reason is None for reason in self.explain(model)]
 
+    def chooses_threads(self, preference: Preference) -> bool:
+        """Return True if nobody has said in how many threads executions run: what a measurement found is obeyed."""
+        return False
+
+    def _rule(self, preparation: Preparation) -> ThreadRule:
+        by_work = partial(self.threads_for, preference=preparation.preference)
+        is_open = self.chooses_threads(preparation.preference)
+        return ThreadRule(by_work, preparation.threads if is_open else 0, is_open)
+
     @abstractmethod
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
         """Return how many an execution of `work` products should have. Clients need processors, too."""
 
     @abstractmethod
-    def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> P:
+    def restored(self, saved: Saved, root: NDArray[np.uint8], threads: ThreadRule) -> P:
         """Return a program that was lowered before. Raise LibraryFailed."""
 
     @abstractmethod
     def lowered(
-        self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], program: P | None = None
+        self, model: Model, pace: Callable[[], object], threads: ThreadRule, program: P | None = None
     ) -> LoweredModel[P]:
         """Return a model, with its program if there is one. Raise LibraryFailed."""
 
     def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Prepare a model. One whose inputs leave dimensions open is compiled whenever it is bound to new shapes."""
-        pace, threads = preparation.pace, partial(self.threads_for, preference=preparation.preference)
+        pace, threads = preparation.pace, self._rule(preparation)
         file = file_of(model)
         return self.file_model(model, file, pace, threads) if file else self.lowered(model, pace, threads)
 
@@ -107,7 +140,7 @@ class LoweringDevice(Device, Generic[P]):
         preparation: Preparation,
     ) -> PreparedModel:
         """Lowered before, so only the library has to compile it."""
-        pace, threads = preparation.pace, partial(self.threads_for, preference=preparation.preference)
+        pace, threads = preparation.pace, self._rule(preparation)
         if file := file_of(model):
             return self.file_model(model, file, pace, threads, saved=saved, root=root)
         return self.lowered(model, pace, threads, self.restored(saved, root, threads))

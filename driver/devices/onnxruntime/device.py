@@ -12,7 +12,7 @@ import numpy as np
 from driver.config import configured, in_home
 from driver.deadlines import check
 from driver.devices.lowering.errors import LibraryFailed, in_words
-from driver.devices.lowering.model import LoweredModel, LoweringDevice
+from driver.devices.lowering.model import LoweredModel, LoweringDevice, ThreadRule
 from driver.devices.onnxruntime.file_model import OnnxFileModel, optimised
 from driver.devices.onnxruntime.library import Session, library, missing, version
 from driver.devices.onnxruntime.onnx_file import taken_apart
@@ -99,7 +99,7 @@ class OrtDevice(LoweringDevice[OrtProgram]):
         model: Model,
         file: ModelFile,
         pace: Callable[[], object],
-        threads: Callable[[int], int],
+        threads: ThreadRule,
         saved: Saved | None = None,
         root: NDArray[np.uint8] | None = None,
     ) -> OnnxFileModel:
@@ -119,11 +119,11 @@ class OrtDevice(LoweringDevice[OrtProgram]):
         return StateBuffer(ports[0]) if len({port.type for port in ports}) == 1 else None
 
     def lowered(
-        self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], program: OrtProgram | None = None
+        self, model: Model, pace: Callable[[], object], threads: ThreadRule, program: OrtProgram | None = None
     ) -> OnnxRuntimeModel:
         return OnnxRuntimeModel(model, pace, threads, self.provider, program=program)
 
-    def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> OrtProgram:
+    def restored(self, saved: Saved, root: NDArray[np.uint8], threads: ThreadRule) -> OrtProgram:
         return OrtProgram(partial(restored_program, saved, root), threads, self.provider)
 
 
@@ -153,13 +153,16 @@ class OnnxRuntimeDevice(OrtDevice):
         return missing()
 
     def lowered(
-        self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], program: OrtProgram | None = None
+        self, model: Model, pace: Callable[[], object], threads: ThreadRule, program: OrtProgram | None = None
     ) -> OnnxRuntimeModel:
         kind = StagedModel if self._staged else OnnxRuntimeModel
         return kind(model, pace, threads, None, program=program)
 
-    def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> OrtProgram:
+    def restored(self, saved: Saved, root: NDArray[np.uint8], threads: ThreadRule) -> OrtProgram:
         return OrtProgram(partial(restored_program, saved, root), threads, None, is_quick=self._staged)
+
+    def chooses_threads(self, preference: Preference) -> bool:
+        return self._threads is None and preference == "fast_single_answer"
 
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
         """Return how many threads an execution of `work` products gets. Clients need processors, too.
@@ -186,13 +189,16 @@ class OnnxRuntimeModel(LoweredModel[OrtProgram]):
         self,
         model: Model,
         pace: Callable[[], object],
-        threads: Callable[[int], int],
+        threads: ThreadRule,
         provider: ExecutionProvider | None = None,
         program: OrtProgram | None = None,
     ) -> None:
         """Compile the model. Raise LibraryFailed."""
         self._threads, self._provider = threads, provider
         super().__init__(model, pace, program)
+        made = self.only_program
+        if made is not None and provider is None and not made.loops:
+            self.threads = threads.chosen(made.work)
 
     def compiled(self, tensors: Tensors, pace: Callable[[], object]) -> OrtProgram:
         lower = partial(lowered, self.model, self.prepared, tensors, pace)

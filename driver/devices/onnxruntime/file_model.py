@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from driver.devices.lowering.model import ThreadRule
     from driver.devices.onnxruntime.gpu_place import Room
     from driver.devices.onnxruntime.library import Place
     from driver.devices.onnxruntime.providers import ExecutionProvider
@@ -86,7 +87,7 @@ class OnnxFileModel(PreparedModel):
         self,
         model: Model,
         file: SplitOnnxFile,
-        threads: Callable[[int], int],
+        threads: ThreadRule,
         provider: ExecutionProvider | None = None,
         external: Mapping[str, NDArray[np.uint8]] = MappingProxyType({}),
         *,
@@ -96,8 +97,9 @@ class OnnxFileModel(PreparedModel):
 
         Raise InvalidModel, LibraryFailed.
         """
-        self._model, self._threads, self.provider, self.loops = model, threads(file.work), provider, file.loops
-        self._settings = file.settings
+        self._model, self.provider, self.loops, settings = model, provider, file.loops, file.settings
+        self._settings = settings
+        self._threads = threads(file.work) if settings is None else settings.number(threads.measured)
         lane = None if provider is None or self.loops else provider.lane()
         options, in_place = self._options(external), frozenset[str]()
         if is_optimised:
@@ -115,6 +117,9 @@ class OnnxFileModel(PreparedModel):
         self.inputs = _ports("input", taken, [graph.operands[i] for i in graph.inputs])
         self.outputs = _ports("output", self.session.outputs, [graph.operands[i] for i in graph.outputs])
         self.has_packed = any(port.type == PACKED.name for port in (*self.inputs, *self.outputs))
+        is_asked = settings is not None and settings.threads > 0
+        if provider is None and not (self.loops or self.has_packed or is_asked):
+            self.threads = self._threads if threads.chosen(file.work) else 0
         # ONNX Runtime says [] for scalars and for unknown ranks.
         self._is_scalar = [graph.operands[i].type.is_scalar for i in graph.outputs]
         self.is_static = not self.has_packed and all(
@@ -247,7 +252,7 @@ class OnnxFileModel(PreparedModel):
         """ONNX Runtime's own, so that it computes what it computes for any other program."""
         options = session_options(self._threads)
         if self._settings is not None:
-            self._settings.add_to(options, library())
+            self._settings.add_to(options, library(), self._threads)
         if external:
             names, contents = list(external), list(external.values())
             options.add_external_initializers_from_files_in_memory(names, contents, [c.nbytes for c in contents])

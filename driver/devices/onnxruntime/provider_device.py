@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.devices.cuda.device_buffers import GpuMemory
+    from driver.devices.lowering.model import ThreadRule
     from driver.devices.onnxruntime.program import Weights
     from driver.devices.onnxruntime.providers import Value
     from driver.interface import BufferRequest, DriverBuffer, MemoryHandle, Saved
@@ -133,7 +134,7 @@ class OrtProviderDevice(OrtDevice):
         model: Model,
         file: ModelFile,
         pace: Callable[[], object],
-        threads: Callable[[int], int],
+        threads: ThreadRule,
         saved: Saved | None = None,
         root: NDArray[np.uint8] | None = None,
     ) -> OnnxFileModel:

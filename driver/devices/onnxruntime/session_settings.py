@@ -74,13 +74,17 @@ class SessionSettings(NamedTuple):
         told = ProtoWriter().text(entry["key"], KEY).text(entry["value"], words)
         return ProtoWriter().message(fields["metadata_props"], told).joined()
 
-    def add_to(self, options: Any, library: Any) -> None:
-        """Set a session's options."""
+    def number(self, measured: int) -> int:
+        """Return the number of threads: what the program asked for, else what was measured, else one for each core."""
+        return min(self.threads or measured or cores(), os.cpu_count() or 1)
+
+    def add_to(self, options: Any, library: Any, threads: int = 0) -> None:
+        """Set a session's options. `threads`: how many; 0: as `number` says."""
         if self.level:
             levels = library.GraphOptimizationLevel.__members__
             options.graph_optimization_level = levels.get(self.level, levels["ORT_ENABLE_ALL"])
         options.use_deterministic_compute = self.is_deterministic
-        options.intra_op_num_threads = min(self.threads or cores(), os.cpu_count() or 1)
+        options.intra_op_num_threads = threads or self.number(0)
         # As in the program's own process; but between runs threads leave the processors to other clients.
         options.add_session_config_entry("session.intra_op.allow_spinning", "1")
         options.add_session_config_entry("session.force_spinning_stop", "1")

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from driver.engine.cache.records import CacheRecord, CacheRecords
     from driver.interface import Device
     from driver.protocol.model_memory import ModelBytes
-    from driver.protocol.prepare_arguments import SavedTerms
+    from driver.protocol.prepare_arguments import SavedTerms, ThreadsFound
 
 _log = logging.getLogger(__name__)
 _TOKEN_BYTES, _MOST_FILES = 32, 32
@@ -75,6 +75,7 @@ class RestoredCompilation(NamedTuple):
     saved: Saved
     digest: bytes  #: equal digests mean the same compilation
     file: bytes  #: the digest of the file that the model is; b"" for others
+    found: ThreadsFound  #: that suited it before
 
 
 class SentModel(NamedTuple):
@@ -163,7 +164,9 @@ class VerifiedCache:
         if records.digest(*owner, record.where, [array.data for array in own], digest_of_model) != record.digest:
             raise Declined("they have changed since the device wrote them, or are of another model")
         saved = Saved(own[: counts.model], own[counts.model :])
-        return RestoredCompilation(model, record.where, saved, record.digest, file=record.file)
+        return RestoredCompilation(
+            model, record.where, saved, record.digest, file=record.file, found=record.terms.found
+        )
 
     def terms(self, owner: CacheOwner) -> SavedTerms | None:
         """Return how the model was prepared that is kept for this owner; None: none is known."""
@@ -172,6 +175,16 @@ class VerifiedCache:
         except (OSError, ValueError):
             return None
         return record and record.terms
+
+    def note_threads(self, owner: CacheOwner, digest: bytes, found: ThreadsFound) -> None:
+        """Keep the numbers of threads that suit the compilation of that digest, if it is still what the files have.
+
+        Raise OSError.
+        """
+        records = self._opened(owner.uid)
+        record = records.get(*owner)
+        if record is not None and record.digest == digest and record.terms.found != found:
+            records.put(*owner, record._replace(terms=record.terms._replace(found=found)))
 
     def saving(self, owner: CacheOwner, fds: Sequence[int], terms: SavedTerms | None = None) -> CacheWriter:
         """Return a writer for these files, for now and later. The caller keeps the descriptors. `terms`: how the model

@@ -78,7 +78,7 @@ class CacheRecords:
         found = self._store.get(_name(uid, token))
         try:
             where, offsets, sizes, lengths, digest, grows, file, *said = msgpack.unpackb(found or b"\0", use_list=False)
-            terms = SavedTerms(*said[0]) if said else SavedTerms()
+            terms = SavedTerms.of(said[0]) if said else SavedTerms()
             return CacheRecord(where, offsets, sizes, lengths, digest=digest, grows=grows, file=file, terms=terms)
         except _WRONG:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,15 @@ class KeepingModels(Listening):
     def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """As the reference device does."""
         return KeptModel(ReferenceDevice.prepare(self, model, preparation))
+
+
+class ChoosingThreads(KeepingModels):
+    """Runs models in two threads if it is not told otherwise, and four times as fast in one."""
+
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
+        """As the reference device does."""
+        note("prepare", threads=preparation.threads)
+        return ThreadedModel(ReferenceDevice.prepare(self, model, preparation), preparation.threads or 2)
 
 
 class Improving(Listening):
@@ -112,6 +122,20 @@ class KeptModel(ListeningModel):
         return Saved()
 
 
+class ThreadedModel(KeptModel):
+    """One that runs in so many threads."""
+
+    def __init__(self, prepared: PreparedModel, threads: int) -> None:
+        super().__init__(prepared)
+        self.threads = threads
+
+    def bind(
+        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], options: BindOptions
+    ) -> BoundExecution:
+        note("bind", threads=self.threads)
+        return ThreadedExecution(self._prepared.bind(inputs, outputs, options), self.threads)
+
+
 class QuickModel(ListeningModel):
     """The first plan."""
 
@@ -148,3 +172,15 @@ class ListeningExecution(BoundExecution):
         note("run", deadline=deadline())
         self._bound.run()
         self.shapes = self._bound.shapes
+
+
+class ThreadedExecution(ListeningExecution):
+    """One execution in so many threads."""
+
+    def __init__(self, bound: BoundExecution, threads: int) -> None:
+        super().__init__(bound)
+        self._seconds = 1e-3 * threads**2
+
+    def run(self) -> None:
+        time.sleep(self._seconds)
+        super().run()
