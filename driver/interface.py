@@ -63,7 +63,7 @@ def _at_once() -> None:
 class Preparation(NamedTuple):
     """How a model is prepared.
 
-    preference: "low_power" asks for one thread, "sustained_speed" for the most executions in an hour; it may be ignored.
+    preference: "low_power" asks for one thread, "sustained_speed" for the most in an hour; it may be ignored.
     deadline: CLOCK_MONOTONIC nanoseconds, or None. `pace` raises MissedDeadlineTransient once it has passed.
     """
 
