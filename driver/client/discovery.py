@@ -31,7 +31,7 @@ from driver import interpreter
 from driver.client import launch, served_sockets, user_manager
 from driver.client.other_process import OtherProcess
 from driver.config import home, listed_home
-from driver.devices import usable_class
+from driver.devices import check_usable
 from driver.devices.library.description import absolute, is_library
 from driver.errors import DeviceFailed
 
@@ -332,7 +332,7 @@ def connect(name: str) -> Channel:
     place = Place(runtime_dir(), name)
     if found := find(place):
         return found
-    usable_class(name)  # says what is not installed here, and not in a log
+    check_usable(name)  # says what is not installed here, and not in a log
     why = ""
     if limits := launch.kept():
         own = apart(name, limits)
@@ -388,7 +388,7 @@ class SecondService(NamedTuple):
 @as_ours()
 def start_beside(name: str, pid: int) -> SecondService:
     """Start a second service of a device, or find it: the first one has that pid. Raise as `connect` does."""
-    usable_class(name)
+    check_usable(name)
     place, spare = (Place(runtime_dir(), name, apart=apart) for apart in ("", "next"))
     with place.locked() as is_ours:
         if not is_ours:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from driver.interface import Device
 
 GROUP = "burst.devices"
+_LOOKS = {"litert": "driver.devices.litert.wheel", "onnxruntime": "driver.devices.onnxruntime.library", "reference": ""}
+"""Devices of ours -> the modules whose `missing` says what they lack, as their classes do, which take a tenth of a
+second to load; "": they lack nothing.
+"""
 
 
 def names() -> list[str]:
@@ -80,6 +84,14 @@ def usable_class(name: str) -> type[Device]:
     if lacks := lacking(name, found):
         raise not_installed(name, lacks)
     return found
+
+
+def check_usable(name: str) -> None:
+    """Raise what `usable_class` does, and load the class only of a device that nothing smaller knows."""
+    if name not in _LOOKS or own_entry(DISTRIBUTION, GROUP, name) is None:
+        usable_class(name)
+    elif (module := _LOOKS[name]) and (what := importlib.import_module(module).missing()):
+        raise not_installed(name, Missing(what, _remedy(name)))
 
 
 def not_installed(name: str, lacks: Missing) -> DeviceNotFound:

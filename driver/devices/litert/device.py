@@ -13,17 +13,12 @@ from driver.devices.litert import interpreted
 from driver.devices.litert.execution import LiteRtExecution
 from driver.devices.litert.file_model import LiteRtFileModel, findings
 from driver.devices.litert.flatbuffer import FlatbufferWriter
-from driver.devices.litert.library import (
-    VERSION,
-    Compiled,
-    TensorBuffers,
-    library,
-    missing,
-)
+from driver.devices.litert.library import Compiled, TensorBuffers, library
 from driver.devices.litert.packed import Packing
 from driver.devices.litert.program import LiteRtProgram, lowered, obstacles, restored
 from driver.devices.litert.tflite_file import TfliteOutline
 from driver.devices.litert.weights import aligned
+from driver.devices.litert.wheel import VERSION, missing
 from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.lowering.model import LoweredModel, LoweringDevice, ThreadRule
 from driver.interface import CacheFiles, Needs

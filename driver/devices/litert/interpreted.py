@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -170,6 +169,8 @@ def _imported(package: str) -> Any:
 
     TensorFlow's import asks for a folder to write to, and for Keras's settings: an engine may do neither.
     """
+    import tempfile
+
     tempfile.tempdir = tempfile.tempdir or "/tmp"
     os.environ.setdefault("KERAS_HOME", os.devnull)
     return import_module(package)

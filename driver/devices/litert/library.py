@@ -5,15 +5,14 @@ The library is young and carries no version in its name, so only the pinned whee
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cffi import FFI
 
+from driver.devices.litert.wheel import folder, missing
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing, in_words
-from driver.plugins import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from driver.devices.litert.packed import PackedMemory
     from driver.devices.litert.tflite_file import FileImage
     from driver.devices.litert.weights import Image
-
-WHEEL, VERSION = "ai-edge-litert", "2.3.0"
 
 _REMEDY = "pip install 'burst-engine[litert]'"
 _CPU = 1  # of its hardware accelerators
@@ -95,31 +92,13 @@ ffi.cdef(
 )
 
 
-def _folder() -> tuple[str, str | None]:
-    """Return the version of the installed wheel, or "none", and its folder if it has the pinned version."""
-    try:
-        found = version_of(WHEEL)
-        spec = importlib.util.find_spec("ai_edge_litert")
-    except ImportError:
-        return "none", None
-    if found != VERSION or spec is None or not spec.submodule_search_locations:
-        return found, None
-    return found, spec.submodule_search_locations[0]
-
-
-def missing() -> str | None:
-    """Return what the device needs and does not find; None: nothing."""
-    found, folder = _folder()
-    return None if folder else f"the device needs {WHEEL} {VERSION}, and {found} is installed"
-
-
 @cache
 def library() -> Any:
     """LiteRT, as cffi shows it. Raise LibraryMissing."""
-    _, folder = _folder()
-    if folder is None:
+    _, where = folder()
+    if where is None:
         raise LibraryMissing(f"{missing()}; {_REMEDY}")
-    path = Path(folder, "libLiteRt.so")
+    path = Path(where, "libLiteRt.so")
     try:
         return ffi.dlopen(str(path))
     except OSError as error:

@@ -16,7 +16,6 @@ from blake3 import blake3
 
 from driver.config import device_uid
 from driver.engine import state
-from driver.engine.cache.blobs import BlobStore
 from driver.engine.cache.processor import processor
 from driver.protocol.prepare_arguments import SavedTerms
 from fmq.version import __version__
@@ -57,6 +56,8 @@ class CacheRecords:
 
         Raise OSError if the files cannot be made or read.
         """
+        from driver.engine.cache.blobs import BlobStore  # SQLite takes some milliseconds, and `build` needs none
+
         folder = state.folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._build = build(device)

@@ -20,7 +20,7 @@ import pytest
 import driver
 from driver import plugins
 from driver.client import discovery
-from driver.devices.litert import library as litert_library
+from driver.devices.litert import wheel
 from driver.devices.onnxruntime import library as onnxruntime_library
 from driver.doctor import machine
 from driver.service.client_source import ListeningSocket
@@ -217,7 +217,7 @@ def _absent(monkeypatch, *absent):
     def version_of(wheel):
         return "none" if wheel in absent else installed(wheel)
 
-    for module in (onnxruntime_library, litert_library):
+    for module in (onnxruntime_library, wheel):
         monkeypatch.setattr(module, "version_of", version_of)
 
 

@@ -15,7 +15,7 @@ from driver.nn import Interpreter
 
 pytest.importorskip("ai_edge_litert", reason="needs the extra 'litert'")
 
-from driver.devices.litert import LiteRtDevice, device, library
+from driver.devices.litert import LiteRtDevice, device, library, wheel
 from driver.devices.litert.weights import aligned
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
 from driver.interface import BindOptions, Preparation
@@ -283,7 +283,7 @@ def test_missing_library(monkeypatch):
     """Without the wheel, or with another version of it, the error says what to install."""
     monkeypatch.setattr(library, "library", library.library.__wrapped__)
     for found in ("2.2.0", "none"):
-        monkeypatch.setattr(library, "version_of", lambda _, found=found: found)
+        monkeypatch.setattr(wheel, "version_of", lambda _, found=found: found)
         with pytest.raises(
             LibraryMissing,
             match=r"needs ai-edge-litert 2\.3\.0, and .* is installed; pip install 'burst-engine\[litert\]'",
