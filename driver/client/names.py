@@ -111,7 +111,7 @@ def by_position(arrays: Sequence[Any], names: tuple[str, ...], optional: int = 0
         missing = len(names) - len(arrays)
         return [*arrays, *[None] * missing] if 0 < missing <= optional else arrays
     given: dict[str, Any] = arrays[0]
-    if any(name not in names for name in given):
+    if sum([name in given for name in names]) != len(given):  # in the time of so many look-ups, however many there are
         given = own_names(given, names)
     return [given.get(name) for name in names]
 
