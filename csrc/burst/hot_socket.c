@@ -8,6 +8,7 @@
 #include "burst/hot.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,9 +35,11 @@ static int send_request(int socket, unsigned char *head, char *request, Py_ssize
 
 /* The bytes of the answer; 0 or less: there is none, or (-1) an exception. */
 static ssize_t receive_answer(const hot_socket *s, int socket, ssize_t n, int error) {
-    while (n < 0 && error == EINTR) {
+    while (n < 0 && (error == EINTR || error == EAGAIN)) {
         if (PyErr_CheckSignals()) return -1;
         Py_BEGIN_ALLOW_THREADS
+        /* A library has made all sockets of the process non-blocking, as gevent does. */
+        if (error == EAGAIN) poll(&(struct pollfd){.fd = socket, .events = POLLIN}, 1, -1);
         n = recv(socket, s->buffer, MOST_MESSAGE, 0);
         error = errno;
         Py_END_ALLOW_THREADS

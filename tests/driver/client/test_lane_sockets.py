@@ -1,11 +1,13 @@
 """Sockets of a lane, in the client: which are kept, and what goes on them besides requests."""
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from frames import HELD
+from waiting import PATIENCE
 
 from burst import ErrorStatus, PeerDied, Timeout
 from burst.channel import Channel
@@ -207,3 +209,18 @@ class TestCallbacks:
             may_go_on.set()
             kit.until(lambda: len(seen) == 152)
         assert seen.index("called back") <= 64
+
+
+def test_a_library_may_make_all_sockets_non_blocking():
+    """As gevent does: a request waits for its answer all the same."""
+    near, far = Channel.pair()
+    os.set_blocking(near.socket.fileno(), False)
+    socket = LaneSocket(near, SlotTable(DropList(NoDevice().to_engine)))
+    with ThreadPoolExecutor(1) as pool:
+        for number in range(1, 100):
+            asked = pool.submit(socket.ask, number, None, b"request", None)
+            message = far.receive_bytes(PATIENCE)
+            far.send_raw(message[:10] + b"%d" % number)
+            assert asked.result() == b"%d" % number
+    near.close()
+    far.close()
