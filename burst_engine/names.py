@@ -40,8 +40,11 @@ class Namesake:
 
 
 def expect(*names: str) -> None:
-    """Raise ImportError if something else would be imported under one of these names, with its file and a remedy."""
-    for name in names:
+    """Raise ImportError if something else would be imported under one of these names, with its file and a remedy.
+
+    In a frozen application what would be imported lies in its archive, not in a file; its author has chosen it.
+    """
+    for name in () if getattr(sys, "frozen", False) else names:
         if found := imposter(name):
             raise ImportError(f"{found}: {found.remedy}", name=name, path=found.place)
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import burst_engine
+
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[1]
@@ -107,7 +109,7 @@ def test_the_command_names_the_file_that_shadows(program, name):
     (program.folder / f"{name}.py").write_text(FOREIGN)
     said, status = program(COMMAND)
     assert status == 2
-    assert said.startswith(f"burst: {program.folder}/{name}.py is imported in place of the package '{name}'")
+    assert said.startswith(f"Error: {program.folder}/{name}.py is imported in place of the package '{name}'")
 
 
 def test_the_command_runs_where_nothing_shadows(program):
@@ -228,3 +230,12 @@ def test_the_doctor_says_what_a_clone_imports(program, clone):
     findings = json.loads(said)
     assert [finding["state"] for finding in findings] == ["ok", "ok"]
     assert findings[0]["found"] == f"{clone} is a clone; programs there import what is installed"
+
+
+def test_a_frozen_application_is_left_alone(monkeypatch):
+    """Its packages lie in an archive, which its author has filled: no file says whose they are."""
+    monkeypatch.setattr("burst_engine.names.imposter", lambda name: burst_engine.Namesake(name, "archive", True, ""))
+    with pytest.raises(ImportError, match="archive"):
+        burst_engine.expect("fmq")
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    burst_engine.expect("fmq")
