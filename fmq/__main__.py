@@ -1,4 +1,4 @@
-"""`python -m fmq list|info|tail|unlink`."""
+"""`python -m fmq list|info|tail|send|unlink`."""
 
 import sys
 

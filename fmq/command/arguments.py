@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from fmq.command import remove, show, tail
+from fmq.command import remove, send, show, tail
 from fmq.errors import FmqError, InvalidDescriptor
 from fmq.region import checked_name
 
@@ -56,9 +56,9 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m fmq",
-        description="Shows named queues in shared memory. Reading disturbs neither side of a queue.",
+        description="Shows named queues in shared memory, and fills them. Reading disturbs neither side of a queue.",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="list|info|tail|unlink")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="list|info|tail|send|unlink")
 
     def command(
         name: str, run: Callable[[argparse.Namespace], int], text: str, more: str = ""
@@ -74,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_tail(
         command("tail", tail.run, "Shows the newest elements of a queue, then later ones. Takes none away.", _TAIL)
     )
+    _add_send(command("send", send.run, "Writes elements to a queue, as its writer.", _SEND))
     gone = command("unlink", remove.run, "Removes queues. Programs that have one open keep it; the name is free.")
     gone.add_argument("name", type=_name, nargs="*", metavar="NAME")
     gone.add_argument("--stale", action="store_true", help="all queues that were in use and whose processes are gone")
@@ -100,6 +101,20 @@ def _add_tail(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval", type=_number(float, 0.001, 3600), default=0.05, metavar="S", help="seconds between looks (0.05)"
     )
+
+
+_SEND = (
+    "Without VALUE it writes the lines of standard input. It waits while the queue is full. When it ends, a reader "
+    "that wants more learns that the writer has left."
+)
+
+
+def _add_send(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", type=_name, metavar="NAME")
+    parser.add_argument(
+        "values", nargs="*", metavar="VALUE", help="an element as `tail --json` shows it; texts as they are"
+    )
+    parser.add_argument("--timeout", type=_number(float, 0, 2**31), metavar="S", help="seconds to wait for room")
 
 
 def _name(text: str) -> str:

@@ -16,10 +16,10 @@ from fmq_peers import control_word, hold, new_name, process, write_blocks
 from waiting import until
 
 import fmq
-from fmq.command import remove
+from fmq.command import remove, send
 from fmq.command.arguments import main
 
-COMMANDS = ("list", "info", "tail", "unlink")
+COMMANDS = ("list", "info", "tail", "send", "unlink")
 LIMIT = 60  # seconds; the machine may be busy
 
 
@@ -82,7 +82,7 @@ def stale(queue, name):
     return name
 
 
-# ---- list and info ---------------------------------------------------------------------------------------------------
+# ---- list and info --------------------------------------------------------------------------------------------------
 
 
 def test_list_shows_all_queues_aligned(stale):
@@ -170,7 +170,7 @@ def test_info_sees_who_is_alive_and_who_was_killed(queue, name):
     assert "dead: its process ended without releasing" in fmq_process("info", name)[0]
 
 
-# ---- tail ------------------------------------------------------------------------------------------------------------
+# ---- tail -----------------------------------------------------------------------------------------------------------
 
 
 def test_tail_shows_the_newest_and_takes_nothing(stale):
@@ -270,7 +270,7 @@ def test_looking_changes_no_byte(queue, name):
         assert bytes(memory) == before
 
 
-# ---- unlink ----------------------------------------------------------------------------------------------------------
+# ---- unlink ---------------------------------------------------------------------------------------------------------
 
 
 def test_unlink_refuses_a_queue_in_use(queue, name):
@@ -349,7 +349,7 @@ def test_unlink_of_what_is_no_queue_takes_force(name, force):
     assert os.path.exists("/dev/shm" + name) is not force
 
 
-# ---- bad input -------------------------------------------------------------------------------------------------------
+# ---- bad input ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("words", [(), *((command,) for command in COMMANDS)])
@@ -431,3 +431,76 @@ def test_a_broken_pipe_is_silent(name):
         tail.stdout.close()
         assert tail.wait(LIMIT) == 141
         assert tail.stderr.read() == ""
+
+
+# ---- send -----------------------------------------------------------------------------------------------------------
+
+
+FRAME = [("at", "f8"), ("pixels", "u1", (2, 2))]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "words", "expected"),
+    [
+        ("i4", ("1", "-2"), [1, -2]),
+        ("f8", ("1.5", "NaN"), [1.5, np.nan]),
+        ("S5", ("short", "1"), [b"short", b"1"]),
+        ("U5", ('"a"',), ['"a"']),
+        ("V2", ('"0aff"',), [np.void(b"\x0a\xff")]),
+        (FRAME, ('{"pixels": [[1, 2], [3, 4]], "at": 0.5}',), [(0.5, [[1, 2], [3, 4]])]),
+        (FRAME, ("[0.5, [[1, 2], [3, 4]]]",), [(0.5, [[1, 2], [3, 4]])]),
+    ],
+)
+def test_elements_are_sent(name, dtype, words, expected):
+    """A word is an element, and `tail --json` shows what `send` takes; the status says that all were sent."""
+    queue = fmq.MessageQueue.create(dtype, 4, name=name)
+    assert objects(fmq_command("send", "--json", name, *words)[0]) == [{"name": name, "sent": len(words)}]
+    shown = [line["value"] for line in objects(fmq_command("tail", name, "--json")[0])]
+    with queue.reader() as reader:
+        found = reader.read(len(words))
+    np.testing.assert_array_equal(found, np.array(expected, queue.dtype))
+    with queue.writer() as writer:
+        again = [send.parsed(each if queue.dtype.kind in "SU" else json.dumps(each), queue.dtype) for each in shown]
+        if queue.dtype.kind != "f":  # JSON has no NaN
+            writer.write(again)
+            np.testing.assert_array_equal(queue.reader().read(len(words)), found)
+
+
+def test_lines_are_sent_as_they_come(name):
+    """From standard input, without a word: what a program prints goes into the queue line by line."""
+    queue = fmq.MessageQueue.create("i8", 4, name=name)
+    command = [sys.executable, "-W", "error", "-m", "fmq", "send", name]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as sender, queue.reader() as reader:
+        for n in range(10):  # more than fit
+            sender.stdin.write(f"{n}\n")
+            sender.stdin.flush()
+            assert reader.read(1, timeout=LIMIT) == [n]
+        sender.stdin.close()
+        assert sender.wait(LIMIT) == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "word", "told"),
+    [
+        ("u1", "300", "300 would be 44"),
+        ("u1", "many", "'many'"),
+        ([("at", "f8"), ("x", "u1")], "1", "at, x"),
+        ([("at", "f8"), ("x", "u1")], '{"at": 1}', "at, x"),
+        ("V2", '"xyz"', "hex"),
+    ],
+)
+def test_what_is_no_element_is_not_sent(name, dtype, word, told):
+    """One line names the value and what the queue takes; nothing is written."""
+    fmq.MessageQueue.create(dtype, 4, name=name)
+    error = fmq_command("send", name, word, status=1)[1]
+    assert told in error
+    assert name in error
+    assert fmq.inspect(name).unread == 0
+
+
+def test_a_queue_that_has_a_writer_is_left_to_it(queue, name):
+    """The error says so, as it does where no room comes in time."""
+    with queue.writer() as writer:
+        assert "writer" in fmq_command("send", name, "1", status=1)[1]
+        writer.write(range(10))
+    assert "timeout" in fmq_command("send", name, "1", "--timeout", "0", status=1)[1].lower()
