@@ -12,7 +12,7 @@ def main() -> None:
     try:
         expect(*BEGINNINGS)
     except ImportError as error:
-        print(f"burst: {error}", file=sys.stderr)
+        print(f"Error: {error}", file=sys.stderr)
         sys.exit(2)
     from driver.cli import main as command
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
-from typing import Any, NamedTuple
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class _Entry(NamedTuple):
@@ -69,6 +74,31 @@ class _LazyGroup(click.Group):
         """Complete the names of sub-commands; import none of them."""
         found = [CompletionItem(n, help=p.summary) for n, p in sorted(COMMANDS.items()) if n.startswith(incomplete)]
         return [*found, *click.Command.shell_complete(self, context, incomplete)]
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **more: Any,
+    ) -> Any:
+        """Run the command. Below --json an error is also an object on standard output: its text, and the status."""
+        words = sys.argv[1:] if args is None else list(args)
+        if not standalone_mode or "--json" not in takewhile(lambda word: word != "--", words):
+            return super().main(words, prog_name, complete_var, standalone_mode=standalone_mode, **more)
+        try:
+            status = super().main(words, prog_name, complete_var, standalone_mode=False, **more)
+        except click.ClickException as error:
+            from driver.cli.output import print_json
+
+            error.show()
+            print_json({"error": error.format_message(), "status": error.exit_code})
+            sys.exit(error.exit_code)
+        except click.Abort:
+            click.echo("Aborted!", err=True)
+            sys.exit(1)
+        sys.exit(status if isinstance(status, int) else 0)
 
     def invoke(self, context: click.Context) -> Any:
         """Call a sub-command. An expected error becomes one line on stderr."""

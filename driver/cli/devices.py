@@ -74,7 +74,7 @@ def devices(measure: bool, as_json: bool) -> None:
     try:
         discovery.runtime_dir()
     except DeviceFailed as error:
-        echo(f"burst: no device can be reached or started: {error}", err=True)
+        echo(f"Error: no device can be reached or started: {error}", err=True)
     found = [*map(_installed, names()), *_served()]
     with progress() as tell:
         for device in found if measure else ():

@@ -30,5 +30,5 @@ def main() -> None:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRAS:
             raise
-        print(f"burst: {missing} is not installed: pip install 'burst-engine[{_EXTRAS[missing]}]'", file=sys.stderr)
+        print(f"Error: {missing} is not installed: pip install 'burst-engine[{_EXTRAS[missing]}]'", file=sys.stderr)
         sys.exit(2)

@@ -128,7 +128,7 @@ def _check(address: str) -> None:
     try:
         echo(check(os.path.abspath(address), _WITHIN))
     except (DriverError, BurstError) as error:
-        echo(str(error), err=True)
+        echo(f"Error: {error}", err=True)
         sys.exit(1)
 
 

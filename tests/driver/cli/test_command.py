@@ -183,3 +183,33 @@ def test_times_are_spelled_with_three_digits():
         "1.50 s",
     ]
     assert spelled(999.4, 10, 12345) == "999 us [10.0 .. 12345]"
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("run", "/nonexistent.onnx", "--json"), 2),
+        (("devcies", "--json"), 2),
+        (("devices", "--json", "--wings"), 2),
+        (("run", "--json"), 2),
+        (("cache", "verify", "--json", "--path", "/proc/none"), None),
+    ],
+)
+def test_an_error_below_json_is_json(words, status):
+    """An object with the text and the status, which is that of the process; the text is on standard error, too."""
+    done = subprocess.run(
+        [sys.executable, "-m", "driver.cli", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    if status is None:  # whichever way it ends, standard output is JSON
+        json.loads(done.stdout)
+        return
+    told = json.loads(done.stdout)
+    assert told["status"] == done.returncode == status
+    assert f"Error: {told['error']}" in done.stderr
+
+
+def test_a_command_that_is_run_may_have_a_json_of_its_own():
+    """What comes after -- belongs to it."""
+    words = [sys.executable, "-m", "driver.cli", "exec", "--", "/nonexistent/program", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")

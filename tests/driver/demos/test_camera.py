@@ -132,4 +132,4 @@ def test_without_its_libraries_it_says_what_to_install(tmp_path):
         CAMERA, env=environment, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "burst: av is not installed: pip install 'burst-engine[demo]'\n"
+    assert done.stderr == "Error: av is not installed: pip install 'burst-engine[demo]'\n"

@@ -424,7 +424,7 @@ class TestCommand:
         environment = os.environ | {"PYTHONPATH": str(tmp_path)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == "burst: aiohttp is not installed: pip install 'burst-engine[web]'\n"
+        assert done.stderr == "Error: aiohttp is not installed: pip install 'burst-engine[web]'\n"
 
     @pytest.mark.stress
     def test_competing_programs_end_with_the_page_however_it_ends(self, place, kit, process):

@@ -272,7 +272,7 @@ def test_without_its_libraries_the_command_says_what_to_install(process, missing
     # None in sys.modules: as if it were not installed
     done = process("vts", "reference", code=code)
     assert done.returncode == 2
-    assert done.stderr == f"burst: {missing} is not installed: pip install 'burst-engine[cli]'\n"
+    assert done.stderr == f"Error: {missing} is not installed: pip install 'burst-engine[cli]'\n"
 
 
 def test_only_the_command_needs_its_libraries():
