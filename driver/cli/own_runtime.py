@@ -4,6 +4,10 @@ Runtime have one thread.
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +16,7 @@ from driver.formats.pt2_archive import Pt2Archive
 from driver.importers.files import kind_of, runs_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -55,12 +59,13 @@ def _onnxruntime(path: Path, arrays: Arrays) -> OwnRuntime:
 
 
 def _litert(path: Path, arrays: Arrays) -> OwnRuntime:
-    interpreter = import_module("ai_edge_litert.interpreter").Interpreter(str(path), num_threads=1)
-    declared = interpreter.get_input_details()
-    for detail, array in zip(declared, arrays, strict=True):
-        if tuple(detail["shape"]) != array.shape:
-            interpreter.resize_tensor_input(detail["index"], array.shape)
-    interpreter.allocate_tensors()
+    with _without_info_lines():
+        interpreter = import_module("ai_edge_litert.interpreter").Interpreter(str(path), num_threads=1)
+        declared = interpreter.get_input_details()
+        for detail, array in zip(declared, arrays, strict=True):
+            if tuple(detail["shape"]) != array.shape:
+                interpreter.resize_tensor_input(detail["index"], array.shape)
+        interpreter.allocate_tensors()
     fed = [(its["index"], array.astype(its["dtype"])) for its, array in zip(declared, arrays, strict=True)]
     outputs = [detail["index"] for detail in interpreter.get_output_details()]
 
@@ -71,6 +76,26 @@ def _litert(path: Path, arrays: Arrays) -> OwnRuntime:
         return [interpreter.get_tensor(index) for index in outputs]
 
     return OwnRuntime(f"LiteRT {version('ai-edge-litert')}", call)
+
+
+@contextmanager
+def _without_info_lines() -> Iterator[None]:
+    """Leave LiteRT's lines of INFO out of standard error: its Python package has no level for them."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is no standard error
+        yield
+        return
+    with tempfile.TemporaryFile() as told:
+        sys.stderr.flush()
+        os.dup2(told.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            told.seek(0)
+            os.write(2, b"".join(line for line in told if not line.startswith(b"INFO: ")))
 
 
 def _jax(path: Path, arrays: Arrays) -> OwnRuntime:
