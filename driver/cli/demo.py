@@ -104,6 +104,8 @@ def demo() -> None:
 @demo.command(context_settings={"show_default": True})
 @_web_options
 @click.option("--source", default="scene", metavar="SOURCE", help="'scene', a video file, or a camera: /dev/video0.")
+@click.option("--model", type=click.Path(path_type=Path), metavar="FILE", help="With --web: a model file of yours.")
+@click.option("--labels", type=click.Path(path_type=Path), metavar="FILE", help="With --model: a class on each line.")
 @click.option("--frames", type=click.IntRange(1, _MANY), default=1000, help="Number of frames.")
 @click.option("--fps", type=_Number(0, _MANY), default=30, help="Frames per second; 0: as fast as possible.")
 @click.option("--spin", type=_Number(0, _MANY), help="Seconds that the burst polls before it sleeps.")
@@ -111,6 +113,8 @@ def demo() -> None:
 @_options(device="reference", seeds=_MANY)
 def camera(
     source: str,
+    model: Path | None,
+    labels: Path | None,
     frames: int,
     fps: float,
     spin: float | None,
@@ -125,14 +129,14 @@ def camera(
 
     Sends each frame to the device twice, through a burst and on the plain path, and compares the times. Writes an
     annotated video, a plot of both latencies, and a picture of one frame. Ctrl-C stops early. With --web, shows it live
-    on a page until Ctrl-C and writes only what the page records.
+    on a page until Ctrl-C and writes only what the page records; --model shows a model of yours there.
     """
     if _is_web(web, fps=fps):
         with _complaints():
-            from driver.demos.web.camera import CameraShow
-
-            _show(CameraShow(source, seed, fps, device, out=out), **web)
+            _show(_camera_show(model, labels, source=source, seed=seed, fps=fps, device=device, out=out), **web)
         return
+    if model or labels:
+        raise click.UsageError("--model and --labels need --web; without a page: burst run MODEL --input VIDEO")
     from driver.demos.camera import connected
     from driver.demos.camera_report import CameraReport
     from driver.demos.camera_sources import HEIGHT, WIDTH, clock_of, open_source
@@ -157,6 +161,20 @@ def camera(
                 console.print(Text(str(error)))
         stats = detector.stats()
     _close(report, report.seen < frames, console, as_json, source=opened.name, device=device, stats=stats)
+
+
+def _camera_show(model: Path | None, labels: Path | None, *, device: str, **how: Any) -> Any:
+    """Return the show of the demo's own network, or of a file."""
+    if model is None:
+        from driver.demos.web.camera import CameraShow
+
+        if labels:
+            raise click.UsageError("--labels needs --model")
+        return CameraShow(device=device, **how)
+    from driver.cli.live_model import ModelShow
+
+    is_named = click.get_current_context().get_parameter_source("device") is ParameterSource.COMMANDLINE
+    return ModelShow(model, labels=labels, device=device if is_named else None, **how)
 
 
 @demo.command(context_settings={"show_default": True})

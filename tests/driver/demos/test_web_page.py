@@ -129,6 +129,15 @@ class TestCamera:
         field(page, "Device").select_option("reference")
         says(page, "#place", "on reference ")
 
+    @pytest.mark.parametrize(("width", "height", "plots"), [(1440, 900, 2), (1280, 900, 2), (390, 844, 1)])
+    def test_plots_are_seen_without_scrolling(self, camera, look, width, height, plots):
+        """On a desk both, on a telephone the first one: controls come after them, also for the keyboard."""
+        page = look(camera, {"width": width, "height": height})
+        ends = [page.locator(f"{name} canvas").bounding_box() for name in ("#whole", "#around")]
+        assert [box["y"] + box["height"] <= height for box in ends][:plots] == [True] * plots
+        order = page.evaluate("[...document.querySelectorAll('main > *')].map((each) => each.id)")
+        assert order == ["stage", "whole", "around", "controls"]
+
     def test_a_bad_value_is_refused_in_words_and_taken_back(self, camera, look):
         """The page says what was wrong and what to pass, and the field shows what holds."""
         page = look(camera)

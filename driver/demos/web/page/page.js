@@ -152,7 +152,7 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 class Camera {
   #said = 0;
 
-  draw({found, size}, bitmap) {
+  draw({found, size, said}, bitmap) {
     const canvas = $("picture");
     canvas.style.aspectRatio = `${size[0]} / ${size[1]}`;
     const {pen, width, height} = sheet(canvas), scale = width / size[0];
@@ -172,16 +172,16 @@ class Camera {
       pen.fillStyle = "#181818";
       pen.fillText(label, edges[0] + 4, top - 2);
     }
-    this.#tell(found);
+    this.#tell(found, said);
   }
 
   // Once in two seconds, for those who hear it.
-  #tell(found) {
+  #tell(found, said) {
     if (performance.now() - this.#said < 2000) return;
     this.#said = performance.now();
     const counts = Object.groupBy(found, ([name]) => name);
-    const told = Object.entries(counts).map(([name, all]) => `${all.length} ${name}`).join(", ") || "nothing";
-    $("results").textContent = `Found: ${told}`;
+    const told = said?.join("; ") ?? (Object.entries(counts).map(([name, all]) => `${all.length} ${name}`).join(", ") || "nothing");
+    $("results").textContent = said ? told : `Found: ${told}`;
     $("picture").setAttribute("aria-label", `the stream, with ${told} in it`);
   }
 }
