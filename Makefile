@@ -46,6 +46,7 @@ check: $(VENV)/check $(VENV)/test ## linters, types, and tests that read the sou
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
+	$(BIN)/check-jsonschema --schemafile packaging/home-assistant/config.schema.json packaging/home-assistant/wake_words/config.yaml
 	$(BIN)/zizmor --offline --quiet --config .github/zizmor.yml .github/workflows
 
 # A tenth of every long test, sized for 75 minutes on two cores; ends with what was done, and the table of attacks. BURST_STRESS=1 is the full length.
