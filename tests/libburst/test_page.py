@@ -12,6 +12,7 @@ from libburst_by_ctypes import ROOT
 pytestmark = pytest.mark.integration
 PAGE = (ROOT / "docs/howto/c.md").read_text()
 NEGATED = "-0 -1 -2 -3\n"
+COMMANDS = re.findall(r"^```sh\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 
 def block(language):
@@ -34,9 +35,10 @@ def shell(installed, tmp_path):
 
 
 def test_the_program_in_c(shell, tmp_path):
-    """By the page's own line, with warnings as errors."""
+    """By the page's own line, as it is printed, and with more warnings."""
     (tmp_path / "program.c").write_text(block("c"))
-    _, command = re.findall(r"^```sh\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    _, command = COMMANDS
+    assert shell(command) == NEGATED
     assert shell(command.replace("-Wextra", "-Wextra -Wpedantic -Werror")) == NEGATED
 
 
@@ -72,3 +74,29 @@ def test_a_dozen_lines_of_python(shell, tmp_path):
     shutil.copy(ROOT / "tests/driver/importers/vendor/mobilenet_float32.tflite", tmp_path / "model.tflite")
     (tmp_path / "program.py").write_text(program)
     assert shell(f"{sys.executable} program.py") == "prepared\n"
+
+
+def test_the_page_is_typed_as_it_is_printed(tmp_path):
+    """From `make install` in a clone on: each command of the page, and each program by its name there."""
+    (tmp_path / "program.c").write_text(block("c"))
+    (tmp_path / "program.py").write_text(block("python"))
+    shutil.copy(ROOT / "tests/driver/importers/vendor/mobilenet_float32.tflite", tmp_path / "model.tflite")
+    install, run = COMMANDS
+    install = install.replace("$HOME/.local\n", "$HOME/.local LIBRARIES_BUILD=$HOME/build\n", 1)
+    name = f"/samples-{os.getpid()}"  # other tests may run beside this one
+    (tmp_path / "queue.cpp").write_text(block(r"c\+\+").replace("/samples", name))
+    lines = [
+        *(
+            "set -e",
+            "exec 3>&1 >&2",
+            install.replace("$HOME/.local\n", "$HOME/.local LIBRARIES_BUILD=$HOME/build\n", 1),
+        ),
+        *("cd ~", "exec >&3", run, "python3 program.py"),
+        f"""python3 -c 'import fmq; fmq.MessageQueue.create("<f4", 1024, name="{name}").writer().write([1, 2.5, 3])'""",
+        "c++ -std=c++17 queue.cpp $(pkg-config --cflags --libs libfmq) -o queue && ./queue",
+        f"python3 -m fmq unlink {name} --force >/dev/null",
+    ]
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    how = {"cwd": ROOT, "env": os.environ | {"HOME": str(tmp_path), "PATH": path}, "capture_output": True, "text": True}
+    done = subprocess.run(["bash", "-c", "\n".join(lines)], timeout=300, check=False, **how)
+    assert (done.returncode, done.stdout) == (0, f"{NEGATED}prepared\n1 2.5 3\n"), done.stderr
