@@ -486,7 +486,7 @@ HINT = Question(
         python bench/paced.py hint [--pairs 5] [--seconds 1.5] [--json FILE]
 
     A stream of 60 requests a second with 1 ms of work each, in turns with the same work in this process, on devices
-    that ask for one part of the hint (docs/qos.md) or all of it, from when the burst opens until it ends: one burst is
+    that ask for a part of the hint (docs/preference.md) or all of it, while their burst is open: one is
     open at a time, because idle states are the machine's. "Costs" is the difference of the two medians. CPU is that of
     both processes for one frame of the burst; processors that poll while they have nothing to do are counted apart, as
     no process is charged for it: 1.00 is one processor. Devices ask for idle states of at most 2 us; the row that has

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import re
 import shlex
 import subprocess
@@ -367,3 +368,25 @@ def test_manual_pages_have_each_command_and_option(tmp_path):
         assert f".B {option}".replace("-", "\\-") in pages["burst-run"]
     assert "burst run net.tflite \\-\\-input photo.jpg" in pages["burst"]
     assert all(text.isascii() for text in pages.values())
+
+
+def test_the_tour_can_be_played():
+    """docs/tour.cast is a recording of asciinema's version 2, of two minutes at most; its commands exist, and
+    docs/tour.md shows what it shows.
+    """
+    sys.path.append(str(DOCS))
+    import tour
+
+    head, *events = map(json.loads, (DOCS / "tour.cast").read_text().splitlines())
+    assert (head["version"], head["width"], head["height"]) == (2, tour.WIDTH, tour.HEIGHT)
+    times = [at for at, kind, text in events if kind == "o" and isinstance(text, str)]
+    assert len(times) == len(events)
+    assert times == sorted(times)
+    assert 30 < times[-1] <= 120
+    for words in tour.COMMANDS:
+        if words.startswith("burst "):  # up to a pipe
+            check_command(words.partition(" |")[0].split()[1:])
+    text = tour.shown("".join(text for _, _, text in events))
+    assert f"```text\n{text}\n```" in (DOCS / "tour.md").read_text()
+    assert [words for words in tour.COMMANDS if f"$ {words}\n" not in f"{text}\n"] == []
+    assert "recovery, no frame lost" in text

@@ -46,6 +46,21 @@ def test_every_result_has_a_place():
     elsewhere = {
         "queue_roundtrip.py --sizes",  # the picture says it
         "queue_throughput.py",  # so does its picture
+        "burst_payload.py",  # so does its picture
+        # The page links to these, which answer closer questions.
+        "queue_throughput.py broadcast",
+        "queue_idle.py",
+        "queue_idle.py number",
+        "burst_many.py",
+        "burst_many.py top",
+        "burst_roundtrip.py queue",
+        "interference.py",
+        "interference.py prepare",
+        "fenced.py",
+        "state.py",
+        "cold_start.py cache",
+        "cold_start.py constants",
+        "idle_cost.py",
         "mobilenet.py --threads 2",  # for who asks for threads: the whole list
         "mobilenet.py threads",
         "ops.py",

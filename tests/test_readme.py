@@ -31,10 +31,10 @@ EXPECTED = {  # of each block, in order: lines of its output
     "docs/devices.md": [["[False, True]"]],
     "docs/extensions.md": [["(('com.example.points', 1),)\n[ 0.+1.j -1.+0.j  0.+2.j]"]],
     "docs/caching.md": [["'saved'", "'restored'"], ["''\n(output_0: float32[4] [2.0, 2.0, 2.0, 2.0])"]],
+    "docs/fences.md": [["ACTIVE GENERAL_FAILURE\n[[7. 7. 7. 7.]] SIGNALED\nTrue"]],
     "docs/qos.md": [
         ["[1. 1. 1. 1.]\n[1. 1. 1. 1.]\nMissedDeadlinePersistent"],
         ["(output_0: float32[4] [1.0, 1.0, 1.0, 1.0])"],
-        ["ACTIVE GENERAL_FAILURE\n[[7. 7. 7. 7.]] SIGNALED\nTrue"],
         ["1"],
         ["camera None"],
     ],
@@ -48,6 +48,7 @@ EXPECTED = {  # of each block, in order: lines of its output
         ["[5. 5. 5. 5.]"],
         ["False (4,) True"],
     ],
+    "docs/howto/agents.md": [["[('coder', 1.0), ('critic', 1.0), ('planner', 1.0)]"]],
     "docs/howto/asyncio.md": [
         ["[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]\n8 answered, 0 refused"],
         ["[1.0, 2.0, 3.0, 4.0, 5.0]\n[1. 1. 1. 1.]"],
@@ -69,15 +70,16 @@ EXPECTED = {  # of each block, in order: lines of its output
     "docs/broadcast.md": [
         ["[1 2 3 4] [1]\n3 [0, 3]\n", "the writer evicted this reader", "\n[5 6]"],
         ["b'short'\n100000"],
+        ["[5]"],
     ],
     "docs/queues.md": [
         ["[1 2]\n[3 4]\nthe writer has left"],
         ["6 0 15.0", "2 2"],
+        ["(1, 480, 640, 3) 127.5"],
         ["[1 2 3]\n[5]\nlost 4 goes on at 7\n[8 9]"],
         ["[1] [7]\n4"],
         ["[1 2]\nTrue"],
         ["released nobody 3 True\n[1 2 3]"],
-        ["[5]"],
     ],
     "docs/start.md": [["[[1. 1. 1. 1.]]\n[[2. 2. 2. 2.]]\n[[3. 3. 3. 3.]]"], ["[(1, 20)]", "ms each"]],
 }
@@ -90,6 +92,7 @@ ELSEWHERE = {  # pages whose blocks need more than a program, and the tests that
     "docs/howto/newcomer.md": "tests/test_howto.py",
     "docs/howto/onnxruntime.md": "tests/driver/dropin/test_page.py",
     "docs/howto/torch.md": "tests/test_howto.py",
+    "docs/howto/torch-multiprocessing.md": "tests/test_howto.py",
 }
 NETWORK = ROOT / "tests/driver/importers/vendor/mobilenet_float32.tflite"
 BLOCK = re.compile(r"^```(?:python|py)\b.*?\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -103,7 +106,7 @@ def blocks():
             yield pytest.param(path, block, lines, id=f"{path}-{number}", marks=marks)
 
 
-PROCESSES = ("README.md", "docs/howto/multiprocessing.md")  # run by an interpreter of their own, as readers do
+PROCESSES = ("README.md", "docs/howto/agents.md", "docs/howto/multiprocessing.md")  # of an interpreter of their own
 # An interpreter with the libraries in it that forks for each program: importing them takes most programs' time.
 FORKS = """
 import json, os, runpy, sys

@@ -147,3 +147,14 @@ def test_the_search_finds(site, browser, words, page):
     tab.wait_for_selector(f"#search-results a[href*='{page}']")
     context.close()
     assert complaints == []
+
+
+@pytest.mark.parametrize("name", ["start", "bursts", "howto/c", "howto/device"])
+def test_no_line_of_code_is_cut_on_a_wide_screen(site, browser, name):
+    """A page of 1680 pixels shows each line of its programs whole."""
+    tab = browser.new_page(viewport={"width": 1680, "height": 1000})
+    tab.goto((site / f"docs/{name}.html").as_uri())
+    programs = "[...document.querySelectorAll('.highlight-python pre, .highlight-c pre')]"
+    cut = f"{programs}.filter(p => p.scrollWidth > p.clientWidth).map(p => p.textContent.slice(0, 60))"
+    assert tab.evaluate(cut) == []
+    tab.close()

@@ -363,7 +363,7 @@ class TestFile:
 
     def test_documented(self):
         """Every limit is in the table of its page."""
-        page = (Path(driver.__file__).parents[1] / "docs/qos.md").read_text()
+        page = (Path(driver.__file__).parents[1] / "docs/limits.md").read_text()
         assert [name for name in Limits.settings() if f"`{name}`" not in page] == []
 
     def test_unknown(self, configure):
