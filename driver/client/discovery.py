@@ -493,6 +493,13 @@ def _variables(place: Place) -> dict[str, str]:
     return {**environment(place.socket.parent), **(_own.variables if _own else {})}
 
 
+# A frozen application has that file in its archive: the Python that it names has one of its own, whose packages are not
+# imported before it has run.
+_LAUNCH_OF_PYTHON = """import importlib.util, os, runpy
+[folder] = importlib.util.find_spec("driver").submodule_search_locations
+runpy.run_path(os.path.join(folder, "client", "launch.py"), run_name="__main__")"""
+
+
 def _command(name: str, place: Place, listener: str) -> list[str]:
     """Return the launcher's command. `listener`: the listening socket's descriptor, or the path at which to listen.
 
@@ -501,7 +508,8 @@ def _command(name: str, place: Place, listener: str) -> list[str]:
     if launch.__file__ in sys.argv[1:]:
         raise DeviceFailed(f"this program was started as the Python of a device, and is none; {interpreter.REMEDY}")
     python = interpreter.executable()
-    return [python, "-P", launch.__file__, "driver.service.process", name, listener, place.apart]
+    script = ["-c", _LAUNCH_OF_PYTHON] if getattr(sys, "frozen", False) else [launch.__file__]
+    return [python, "-P", *script, "driver.service.process", name, listener, place.apart]
 
 
 def _start(name: str, place: Place, listener: socket.socket, *more: str) -> None:
