@@ -97,7 +97,8 @@ RARE = (
     Situation("`sys.executable` is gone", "import sys; sys.executable = '/nonexistent/uwsgi'"),
     Situation(
         "a frozen application that names its Python",
-        "import sys; python = sys.executable\n" + _FROZEN + "\nimport driver; driver.set_executable(python)",
+        "import sys; python = sys.executable\n" + _FROZEN + "\nimport driver; driver.set_executable(python)\n"
+        "import driver.client.launch as launch; launch.__file__ = '/archive/launch.py'",
     ),
     Situation(
         "a Python that lacks burst-engine (PYTHONPATH, `pip install --target`)",
