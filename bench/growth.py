@@ -264,6 +264,11 @@ def points_of(runs: Runs, curve: str) -> dict[int, float]:
     return {size: float(np.median([points[size] for points in blocks if size in points])) for size in sizes}
 
 
+def value(found: float) -> str:
+    """Four digits, or more of what is large."""
+    return f"{found:.4g}" if found < 1e4 else f"{found:,.0f}"
+
+
 def told(size: int) -> str:
     """A size, for people."""
     return next(
@@ -280,7 +285,7 @@ def tables(runs: Runs, args: argparse.Namespace) -> list[tuple[list[tuple[str, .
         lines = [
             (
                 f"{curve}, {CURVES[curve].unit}",
-                *(f"{points[size]:.4g}" if size in points else "-" for size in sizes),
+                *(value(points[size]) if size in points else "-" for size in sizes),
                 spell(estimate(runs.values(curve, "exponent"))),
             )
             for curve, points in curves.items()
