@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     )
     from burst.memory import HardwareBuffer, Memory, Usage
     from driver.client.burst import Burst
-    from driver.client.device import RemoteDevice, connect
+    from driver.client.connecting import connect
+    from driver.client.device import RemoteDevice
     from driver.client.device_buffers import Buffer, BufferDesc, BufferRole
     from driver.client.fenced import ExecutionInfo, FencedExecution
     from driver.client.prepared_model import RemotePreparedModel
@@ -131,7 +132,8 @@ __getattr__, __dir__ = late_names(
         "ResourceExhaustedTransient StatusError",
         "burst.memory": "HardwareBuffer Memory Usage",
         "driver.client.burst": "Burst",
-        "driver.client.device": "RemoteDevice connect",
+        "driver.client.connecting": "connect",
+        "driver.client.device": "RemoteDevice",
         "driver.client.device_buffers": "Buffer BufferDesc BufferRole",
         "driver.client.fenced": "ExecutionInfo FencedExecution",
         "driver.client.prepared_model": "RemotePreparedModel",

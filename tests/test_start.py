@@ -1,5 +1,6 @@
 """Each process loads few modules when it starts: what it waits for is held by names and numbers, not by a clock."""
 
+import os
 import subprocess
 import sys
 
@@ -18,15 +19,17 @@ CONNECTED = IMPORTED | {
 LITERT = {"bisect", "cffi", "pycparser"}  # cffi parses the declarations of its library
 
 SERVICE = "import driver.service.process; from driver.devices import device_class; device_class({!r})"
-CLIENT = "import driver; driver.connect; from driver.devices import check_usable; check_usable({!r})"
+BEGIN = "import driver; driver.connect"
+CLIENT = "import driver.client.device; from driver.devices import check_usable; check_usable({!r})"
 STARTS = {
-    "import": ("import driver", IMPORTED, 21),
-    "client of reference": (CLIENT.format("reference"), CONNECTED, 156),
-    "client of litert": (CLIENT.format("litert"), CONNECTED, 158),
-    "client of onnxruntime": (CLIENT.format("onnxruntime"), CONNECTED, 167),
-    "reference": (SERVICE.format("reference"), CONNECTED, 225),
-    "litert": (SERVICE.format("litert"), CONNECTED | LITERT, 259),
-    "onnxruntime": (SERVICE.format("onnxruntime"), CONNECTED, 256),
+    "import": ("import driver", IMPORTED, 24),
+    "begin of connect": (BEGIN, CONNECTED, 106),
+    "client of reference": (CLIENT.format("reference"), CONNECTED, 165),
+    "client of litert": (CLIENT.format("litert"), CONNECTED, 177),
+    "client of onnxruntime": (CLIENT.format("onnxruntime"), CONNECTED, 177),
+    "reference": (SERVICE.format("reference"), CONNECTED, 235),
+    "litert": (SERVICE.format("litert"), CONNECTED | LITERT, 270),
+    "onnxruntime": (SERVICE.format("onnxruntime"), CONNECTED, 267),
 }
 
 
@@ -43,3 +46,22 @@ def test_what_a_process_loads(start):
     foreign = {name.split(".")[0] for name in loaded if not name.startswith(("_", "numpy"))} - ROOMS
     assert foreign - most_foreign == set()
     assert len(own) <= most_own, own
+
+
+def test_a_device_starts_while_its_client_loads(tmp_path):
+    """The first `connect` of a process has started the device when it comes to the greater part of its own modules."""
+    code = f"""
+import os, sys
+class Looking:
+    def find_spec(self, name, *_):
+        if name == "driver.client.device":
+            print(os.path.exists({str(tmp_path / "reference.sock")!r}))
+sys.meta_path.insert(0, Looking())
+import driver
+with driver.connect() as device:
+    print(device.name)
+"""
+    environment = {**os.environ, "BURST_RUNTIME_DIR": str(tmp_path)}
+    tmp_path.chmod(0o700)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == ["True", "reference"]

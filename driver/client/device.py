@@ -61,20 +61,7 @@ _ANSWERS = 10.0  # the same, for all cells of a device
 
 @discovery.as_ours()
 def connect(name: str = "reference", *, application: str | None = None, reconnect: bool = False) -> RemoteDevice:
-    """Return a device by name, its process started when there is none; or one that is served, by its socket's path.
-
-    Args:
-        name: of an installed device, the path of a socket, or the path of a shared library that is a driver, which
-            ends in .so.
-        application: the name of the program within your account, of at most 100 characters. Priorities order the
-            executions of one application, and the applications of an account share its time evenly. None: all clients
-            in the process's control group are one application.
-        reconnect: a device whose process has ended is found again, and started if need be, by the next preparation or
-            question. What lived in the old process is lost: see `RemoteDevice`.
-
-    Raise InvalidArgument for such a name, DeviceNotFound, DeviceFailed; ResourceExhaustedTransient while it has as
-    many clients, or your account as many applications, as it may have.
-    """
+    """Return a device as `driver.connect` does, which says more."""
     if application is not None:
         check_application(application)
     name = absolute(name)

@@ -20,6 +20,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
@@ -144,6 +145,19 @@ def reach_by(ask: Callable[[str], Channel]) -> None:
     _ask = ask
 
 
+_begun: dict[tuple[int, str], Channel] = {}  # by thread
+
+
+def begin(name: str) -> None:
+    """Start a device of this account's own, or find it, and keep the connection for this thread's next `reach`.
+
+    Raise what that does.
+    """
+    if not (_ask or served_sockets.is_path(name)):
+        with contextlib.suppress(PeerDied):  # `reach` tries again
+            _begun[threading.get_ident(), name] = connect(name)
+
+
 def reach(name: str) -> Channel:
     """Return a connection to a device: one that is served at the path `name`, or one of this account's own.
 
@@ -151,6 +165,8 @@ def reach(name: str) -> Channel:
     """
     if _ask:
         return _ask(name)
+    if begun := _begun.pop((threading.get_ident(), name), None):
+        return begun
     return served_sockets.connect(name) if served_sockets.is_path(name) else connect(name)
 
 
