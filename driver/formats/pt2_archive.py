@@ -8,6 +8,7 @@ what only helps debuggers; what remains calls operators of ATen, and nothing els
 import io
 import json
 import re
+import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ _DTYPES |= {12: "bool", 13: "bfloat16", 28: "uint16", 34: "uint32", 35: "uint64"
 _MOST_JSON = 1 << 26
 """Bytes of the graph."""
 _MOST_FILES = 1 << 16
+_PIECE = 1 << 20
+"""Bytes that are copied at once."""
 _TARGETS = re.compile(
     r"torch\.ops\.(aten|prims)\.(?!__|from_file|_reshape_alias|segment_reduce|_sparse|_nested)\w+\.(?!__)\w+"
     r"|torch\.ops\.higher_order\.(cond|while_loop|scan|map_impl|wrap_with_set_grad_enabled|wrap_with_autocast)"
@@ -56,13 +59,39 @@ class Pt2Tensor(NamedTuple):
     symbols: tuple[str | None, ...]
 
 
+class _MemoryReader(io.RawIOBase):
+    """Reads memory as a file, without a copy of the whole."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data, self._at = data.cast("B"), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        at = offset + (0, self._at, self._data.nbytes)[whence]
+        if at < 0:
+            raise ValueError(f"seek to {at}")
+        self._at = at
+        return at
+
+    def readinto(self, target: Any) -> int:
+        found = self._data[self._at : self._at + len(target)]
+        target[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+
 class Pt2Archive:
     """An archive of which PyTorch runs no code."""
 
     def __init__(self, data: memoryview) -> None:
         """Look through it. Raise Pt2Refused for one that is damaged, or that PyTorch would run code of."""
         try:
-            self._zip = zipfile.ZipFile(io.BytesIO(data))
+            self._zip = zipfile.ZipFile(_MemoryReader(data))
         except _UNREADABLE as error:
             raise Pt2Refused(f"damaged: {error}", remedy=_OLD) from None
         entries = self._zip.infolist()
@@ -127,10 +156,16 @@ class Pt2Archive:
                 if name == "models/model.json":
                     archive.writestr(entry.filename, json.dumps({**self.model, "guards_code": []}))
                 else:
-                    is_sample = name.startswith("data/sample_inputs/")
-                    archive.writestr(entry.filename, b"" if is_sample else self._zip.read(entry))
+                    self._copy(entry, archive, is_empty=name.startswith("data/sample_inputs/"))
         made.seek(0)
         return made
+
+    def _copy(self, entry: zipfile.ZipInfo, archive: zipfile.ZipFile, *, is_empty: bool) -> None:
+        copied = zipfile.ZipInfo(entry.filename)
+        copied.file_size = 0 if is_empty else entry.file_size
+        with archive.open(copied, "w") as target, self._zip.open(entry) as source:
+            if not is_empty:
+                shutil.copyfileobj(source, target, _PIECE)
 
 
 def _is_raw(entry: object) -> bool:

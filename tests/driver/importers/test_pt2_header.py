@@ -2,6 +2,7 @@
 
 import io
 import json
+import tracemalloc
 import zipfile
 from contextlib import suppress
 from pathlib import Path
@@ -157,3 +158,24 @@ def test_archives_that_two_readers_could_read_differently(tmp_path):
         archive.writestr("other/models/model.json", b"{}")
     with pytest.raises(ImportFailed, match="several folders"):
         driver.load(tmp_path / "net.pt2")
+
+
+def test_a_large_file_is_copied_once():
+    """It is read where it lies; what PyTorch is given is the only copy."""
+    size = 16 << 20
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, data in (contents() | {"data/weights/more": bytes(size)}).items():
+            archive.writestr(f"net/{name}", data)
+    data = made.getbuffer()
+    tracemalloc.start()
+    try:
+        archive = Pt2Archive(data)
+        assert tracemalloc.get_traced_memory()[1] < size / 4
+        cleaned = archive.cleaned()
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * size
+    finally:
+        tracemalloc.stop()
+    with zipfile.ZipFile(cleaned) as found:
+        assert found.testzip() is None
+        assert found.getinfo("net/data/weights/more").file_size == size
