@@ -17,6 +17,7 @@ from driver.formats.protobuf import ProtoWriter
 from driver.nn import Model, Operand
 from driver.nn.file_form import ModelFile, model_of_file, tensor_type
 from driver.vts.cases import Case
+from driver.vts.framework_files import jax_file, pt2_file
 from driver.vts.kit import skip
 
 if TYPE_CHECKING:
@@ -184,5 +185,10 @@ def _tflite_code(s: Any, kind: str) -> Any:
     return code
 
 
-WRITERS: dict[str, Callable[[Network], bytes]] = {"onnx": onnx_file, "tflite": tflite_file}
+WRITERS: dict[str, Callable[[Network], bytes]] = {
+    "onnx": onnx_file,
+    "tflite": tflite_file,
+    "jax": jax_file,
+    "pt2": pt2_file,
+}
 """Kind of file -> what writes one."""
