@@ -106,7 +106,9 @@ def _jax(path: Path, arrays: Arrays) -> OwnRuntime:
     fed = [array.view(its.dtype) if array.itemsize == its.dtype.itemsize else array for array, its in pairs]
     positional, named = jax.tree.unflatten(exported.in_tree, fed)
     function = jax.jit(exported.call)
-    return OwnRuntime(f"JAX {jax.__version__}", lambda: jax.block_until_ready(function(*positional, **named)))
+    return OwnRuntime(
+        f"JAX {jax.__version__}", lambda: jax.tree.leaves(jax.block_until_ready(function(*positional, **named)))
+    )
 
 
 def _torch(path: Path, arrays: Arrays) -> OwnRuntime:
