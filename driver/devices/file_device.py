@@ -173,7 +173,7 @@ class FileModel(PreparedModel):
     def execution(self, inputs: Inputs, outputs: Outputs) -> FileExecution:
         """Bound to its memory. Raise ValueError."""
 
-    def bind(self, inputs: Inputs, outputs: Outputs, options: BindOptions) -> FileExecution:
+    def bind(self, inputs: Inputs, outputs: Outputs, options: BindOptions) -> BoundExecution:
         return self.execution(inputs, outputs)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from driver.devices.file_device import FileDevice, FileExecution, FileModel, FilePort, check_ports
 from driver.devices.lowering.errors import LibraryFailed, in_words
 from driver.devices.stoppable import Attempt
+from driver.errors import DriverError
 from driver.interface import Needs
 from driver.nn import InvalidModel
 from driver.plugins import version_of
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
 
 
 @cache
-def _jax() -> Any:
-    """JAX's module. It takes 64-bit types as they are, and looks for no accelerator."""
+def jax_module(platform: str = "cpu") -> Any:
+    """JAX's module. It takes 64-bit types as they are, and looks for no accelerator but that of `platform`."""
     jax = import_module("jax")
     import_module("jax.export")
     jax.config.update("jax_enable_x64", True)
-    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_platforms", platform)
     return jax
 
 
@@ -40,33 +41,37 @@ class JaxDevice(FileDevice):
     """Runs functions that JAX has exported."""
 
     name, version, type = "jax", f"1 (JAX {version_of('jax')})", "CPU"
-    library, file_kinds = "jax", ("jax",)
+    library, file_kinds, platform = "jax", ("jax",), "cpu"
     needs = Needs(read_paths=("/sys/devices", "/sys/fs/cgroup", "/sys/kernel/mm", "/proc/cpuinfo", "/proc/meminfo"))
 
     def __init__(self) -> None:
         """Load JAX, and start none of its threads: each trial of a file is a fork of this process. It is configured for
         the whole process: 64-bit types are on, and the CPU is the only platform.
         """
-        _jax()
+        jax_module(self.platform)
 
     def file_model(self, model: Model, file: ModelFile, preference: Preference) -> JaxModel:
         """Compile a file for inputs of the sizes that `model` says. Raise InvalidModel, LibraryFailed."""
         try:
-            return JaxModel(model, _exported(file))
-        except InvalidModel:
+            return self.model_of(model, _exported(file, self.platform))
+        except DriverError:
             raise
         except Exception as error:  # of any kind: JAX believes a file, in Python
             raise LibraryFailed(f"JAX rejected the file: {type(error).__name__}: {in_words(error)}") from error
 
+    def model_of(self, model: Model, exported: Any) -> JaxModel:
+        """Return a function that was loaded, ready to run. Raise InvalidModel, and what JAX raises."""
+        return JaxModel(model, exported)
 
-def _exported(file: ModelFile) -> Any:
+
+def _exported(file: ModelFile, platform: str) -> Any:
     """Return the function. Raise InvalidModel for one that was exported for other processors or several devices, or
     that calls into Python; what JAX raises.
     """
-    exported = _jax().export.deserialize(bytearray(file.data))
-    if "cpu" not in exported.platforms:
+    exported = jax_module(platform).export.deserialize(bytearray(file.data))
+    if platform not in exported.platforms:
         raise InvalidModel(
-            f"the function was exported for {', '.join(exported.platforms)}; export it with platforms=['cpu']"
+            f"the function was exported for {', '.join(exported.platforms)}; export it with platforms=['{platform}']"
         )
     if exported.nr_devices != 1:
         raise InvalidModel(f"the function was exported for {exported.nr_devices} devices; export it for one")
@@ -101,27 +106,30 @@ class JaxModel(FileModel):
     """A function, compiled if the sizes of its inputs are known; else each run with new sizes compiles it for them."""
 
     serves_all = True
+    platform = "cpu"
+    bools: np.dtype[Any] = np.dtype(np.bool_)  #: the type in which inputs of bools are given
 
     def __init__(self, model: Model, exported: Any) -> None:
         """Check the types, and compile. Raise InvalidModel, and what JAX raises."""
-        jax = _jax()
+        jax, avals = jax_module(self.platform), exported.in_avals
 
         def leaves(*given: Any) -> list[Any]:
-            positional, named = jax.tree.unflatten(exported.in_tree, given)
+            typed = [x if x.dtype == its.dtype else x.astype(its.dtype) for x, its in zip(given, avals, strict=True)]
+            positional, named = jax.tree.unflatten(exported.in_tree, typed)
             found: list[Any] = jax.tree.leaves(exported.call(*positional, **named))
             return found
 
-        inputs, types = _ports("input ", exported.in_avals), exported.out_avals
+        inputs, types = _ports("input ", avals), exported.out_avals
         check_ports(model, inputs, _ports("output ", types))
         self.run: Any = jax.jit(leaves)
+        self.dtypes = [self.bools if its.dtype == np.bool_ else its.dtype for its in avals]
         shapes = [port.shape_in(model.main.operands[i]) for port, i in zip(inputs, model.main.inputs, strict=True)]
         if None not in shapes:
-            pairs = zip(shapes, exported.in_avals, strict=True)
-            lowered = self.run.lower(*(jax.ShapeDtypeStruct(shape, its.dtype) for shape, its in pairs))
+            pairs = zip(shapes, self.dtypes, strict=True)
+            lowered = self.run.lower(*(jax.ShapeDtypeStruct(*pair) for pair in pairs))
             self.run, types = lowered.compile(), lowered.out_info
         super().__init__(model, inputs, _ports("output ", types))
         self.is_written = [False] * len(self.outputs)  # JAX allocates what it returns
-        self.dtypes = [its.dtype for its in exported.in_avals]
 
     def execution(self, inputs: Inputs, outputs: Outputs) -> JaxExecution:
         return JaxExecution(self, inputs, outputs)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from driver.devices.file_device import FileDevice, FileExecution, FileModel, FilePort, check_ports
 from driver.devices.lowering.errors import LibraryFailed, in_words
 from driver.devices.stoppable import Attempt
+from driver.errors import DriverError
 from driver.formats.pt2_archive import Pt2Archive
 from driver.interface import Needs
 from driver.nn import InvalidModel
@@ -39,10 +40,11 @@ _RETURN_ARGUMENTS |= {"_cast_Int", "_cast_Long", "_cast_Half", "_cast_Float", "_
 
 
 @cache
-def _torch() -> Any:
+def torch_module() -> Any:
     """PyTorch's module, on half of the processors: clients need some, too."""
     torch = import_module("torch")
     import_module("torch.export")
+    import_module("torch.export.passes")
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
     warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # inputs are only read
     return torch
@@ -60,7 +62,7 @@ class TorchDevice(FileDevice):
 
     def __init__(self) -> None:
         """Load PyTorch, before a trial of a file is forked. It is configured for the whole process: its threads."""
-        _torch()
+        torch_module()
 
     def file_model(self, model: Model, file: ModelFile, preference: Preference) -> TorchModel:
         """Load a file. Raise InvalidModel for one that would run code of its own, LibraryFailed."""
@@ -68,18 +70,24 @@ class TorchDevice(FileDevice):
         inputs, outputs = ([*map(_port, side)] for side in (archive.inputs, archive.outputs))
         check_ports(model, inputs, outputs)
         try:
-            program = _torch().export.load(archive.cleaned())
+            program = torch_module().export.load(archive.cleaned())
             _refuse_writes(program)
-            return TorchModel(model, program, inputs, outputs)
-        except InvalidModel:
+            return self.model_of(model, program, inputs, outputs)
+        except DriverError:
             raise
         except Exception as error:  # of any kind: PyTorch believes a file, in Python
             raise LibraryFailed(f"PyTorch rejected the file: {type(error).__name__}: {in_words(error)}") from error
 
+    def model_of(
+        self, model: Model, program: Any, inputs: Sequence[FilePort], outputs: Sequence[FilePort]
+    ) -> TorchModel:
+        """Return a program that was loaded, ready to run. Raise InvalidModel, and what PyTorch raises."""
+        return TorchModel(model, program, inputs, outputs)
+
 
 def _refuse_writes(program: Any) -> None:
     """Raise InvalidModel if an operator may write to an input, a weight or a buffer, which others read, too."""
-    torch = _torch()
+    torch = torch_module()
     for module in program.graph_module.modules():
         kept = set[Any]()  # values that may lie in such memory
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
@@ -108,7 +116,7 @@ def _lent(node: Any, *, is_written: bool) -> list[Any]:
     given += [(argument, node.kwargs.get(argument.name)) for argument in schema.arguments]
     for argument, value in given:
         if argument.alias_info and argument.alias_info.is_write >= is_written:
-            _torch().fx.node.map_arg(value, found.append)
+            torch_module().fx.node.map_arg(value, found.append)
     return found
 
 
@@ -126,12 +134,12 @@ class TorchModel(FileModel):
         super().__init__(model, inputs, outputs)
         self.is_written = [False] * len(outputs)  # PyTorch allocates what it returns
         self._module, self._spec = program.module(), program.call_spec.in_spec
-        self._trees = import_module("torch.utils._pytree")
+        self._trees = torch_module().utils._pytree
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the outputs. Raise what PyTorch raises."""
         positional, named = self._trees.tree_unflatten(tensors, self._spec)
-        with _torch().inference_mode():
+        with torch_module().inference_mode():
             found: list[Any] = self._trees.tree_leaves(self._module(*positional, **named))
         return found
 
@@ -159,12 +167,12 @@ class TorchExecution(FileExecution):
         return None
 
     def result(self, number: int) -> tuple[Shape, NDArray[np.uint8]]:
-        torch, tensor = _torch(), self._results[number].contiguous()
+        torch, tensor = torch_module(), self._results[number].contiguous()
         raw: NDArray[np.uint8] = tensor.reshape(-1).view(torch.uint8).numpy()
         return tuple(tensor.shape), raw
 
 
 def _tensor(port: FilePort, shape: Shape, memory: NDArray[np.uint8]) -> Any:
     """Return the memory as a tensor of PyTorch."""
-    torch = _torch()
+    torch = torch_module()
     return torch.from_numpy(memory.view(port.stored)).view(getattr(torch, port.dtype)).reshape(shape)

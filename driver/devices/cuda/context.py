@@ -132,20 +132,20 @@ class CudaEvent(Owned):
 
     def __init__(self, context: CudaContext, handle: Any) -> None:
         super().__init__(context.call_quietly, "cuEventDestroy_v2", handle)
-        self._context, self.handle = context, handle
+        self.context, self.handle = context, handle
 
     def is_done(self) -> bool:
         """Return True if the GPU has come to it. Raise CudaFailed."""
-        return self._context.asked("cuEventQuery", self.handle)
+        return self.context.asked("cuEventQuery", self.handle)
 
     def synchronize(self) -> None:
         """Wait for it, without the GIL. Raise CudaFailed."""
-        self._context.call("cuEventSynchronize", self.handle)
+        self.context.call("cuEventSynchronize", self.handle)
 
     def seconds_since(self, earlier: CudaEvent) -> float:
         """Return the seconds between two events made with `is_timed`. Raise CudaFailed."""
         found = ffi.new("float *")
-        self._context.call("cuEventElapsedTime", found, earlier.handle, self.handle)
+        self.context.call("cuEventElapsedTime", found, earlier.handle, self.handle)
         return float(found[0]) / 1e3
 
 

@@ -15,14 +15,12 @@ needed to build Burst for it. `~/.config/burst/cuda.toml` may say where it lies:
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
 from cffi import FFI
 
-from driver.config import configured, in_home
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
-from driver.interface import Needs
+from driver.devices.nvidia import LIBRARY, configuration, library_path
 
 ffi = FFI()
 ffi.cdef("""
@@ -104,12 +102,9 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes);
 CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t count);
 """)
 
-LIBRARY = "libcuda.so.1"
 OLDEST = 11040
 """Of cuDriverGetVersion: 11.4."""
 
-_READ = "/sys/devices/system/cpu", "/sys/bus/pci/devices", "/proc/cpuinfo", "/sys/module", "/dev/nvidia-caps"
-_WRITTEN = "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", *(f"/dev/nvidia{n}" for n in range(8)), "~/.nv"
 _OUT_OF_MEMORY, _NOT_READY, _UNKNOWN = 2, 600, 999
 _REMEDIES = {
     2: "free memory of the GPU, or use fewer or smaller models and pools",
@@ -153,31 +148,6 @@ class CudaOutOfMemory(CudaFailed, MemoryError):
 def text(pointer: Any) -> str:
     """Return a C string."""
     return cast("bytes", ffi.string(pointer)).decode(errors="replace")
-
-
-def configuration() -> Path:
-    """Return the file with the options of this room."""
-    return in_home("~/.config/burst/cuda.toml")
-
-
-def library_path() -> str:
-    """Return where the library lies, as the options say, else its name for the loader. Raise ValueError."""
-    found = configured(configuration()).get("library", LIBRARY)
-    if type(found) is not str or not found:
-        raise ValueError(f"{configuration()}: library = {found!r} must be the path of {LIBRARY}")
-    return found
-
-
-def cuda_needs() -> Needs:
-    """Return what a device on CUDA needs of the system: the library where the options say, and NVIDIA's device
-    files.
-    """
-    try:
-        path = Path(library_path())
-    except ValueError:  # told when the library is loaded
-        path = Path(LIBRARY)
-    folder = (str(path.parent),) if path.is_absolute() else ()
-    return Needs((str(configuration()), *_READ, *folder), _WRITTEN, ("ioctl",))
 
 
 class CudaLibrary:

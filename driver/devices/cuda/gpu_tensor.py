@@ -23,6 +23,7 @@ CUDA = 2  #: DLPack's number of NVIDIA's GPUs
 _NAME, _USED = b"dltensor", b"used_dltensor"
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}  # of a numpy kind
 _KINDS = {code: kind for kind, code in _CODES.items()} | {4: "bfloat"}
+_BFLOAT = 4
 
 
 class _Tensor(ctypes.Structure):
@@ -68,7 +69,7 @@ class GpuTensor:
     ) -> None:
         """`device`: DLPack's type and number."""
         self._owner, self.address, self.dtype, self.shape, self._device = owner, address, np.dtype(dtype), shape, device
-        if self.dtype.kind not in _CODES or not self.dtype.isnative:
+        if _code(self.dtype) is None or not self.dtype.isnative:
             raise ValueError(f"dtype={self.dtype}: DLPack has whole numbers, floats, complex numbers and bools")
 
     @property
@@ -102,6 +103,11 @@ class GpuTensor:
         return _capsule(self)
 
 
+def _code(dtype: np.dtype[Any]) -> int | None:
+    """Return DLPack's number of a kind of elements; None: it has none. ml_dtypes adds bfloat16 to numpy."""
+    return _BFLOAT if dtype.name == "bfloat16" else _CODES.get(dtype.kind)
+
+
 def lent_tensors() -> int:
     """Return how many tensors of this process others have, or could still take out of a capsule."""
     return len(_lent)
@@ -117,7 +123,7 @@ def _capsule(tensor: GpuTensor) -> object:
         device_type=device_type,
         device_id=device_id,
         ndim=rank,
-        code=_CODES[tensor.dtype.kind],
+        code=_code(tensor.dtype) or 0,
         bits=8 * tensor.dtype.itemsize,
         lanes=1,
         shape=ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64)),

@@ -17,8 +17,8 @@ import numpy as np
 
 from driver.deadlines import check
 from driver.devices.files import CHOOSING, checked_input, source_of
+from driver.devices.gpu_place import GpuPlace, address_of, checked_gpu_input, may_overlap, places_of
 from driver.devices.lowering.errors import in_words
-from driver.devices.onnxruntime.gpu_place import GpuPlace, address_of, checked_gpu_input, may_overlap, places_of
 from driver.devices.onnxruntime.library import Session, library, optimised_file, session_options
 from driver.devices.onnxruntime.onnx_file import SplitOnnxFile, taken_apart
 from driver.devices.onnxruntime.program import restored, saved
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from driver.devices.gpu_place import Room
     from driver.devices.lowering.model import ThreadRule
-    from driver.devices.onnxruntime.gpu_place import Room
     from driver.devices.onnxruntime.library import Place
     from driver.devices.onnxruntime.providers import ExecutionProvider
     from driver.interface import BindOptions, Saved

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from driver.devices.gpu_place import GpuPlace, address_of
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing, in_words, text_of
-from driver.devices.onnxruntime.gpu_place import GpuPlace, address_of
 from driver.devices.stoppable import Attempt
 from driver.formats.onnx_schema import TYPES
 from driver.plugins import version_of

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from driver.devices.cuda.context import cuda_context
 from driver.devices.cuda.lane import CudaGpu, GpuExecution
-from driver.devices.onnxruntime.gpu_place import GpuPlace
+from driver.devices.gpu_place import GpuPlace
 from driver.devices.onnxruntime.library import library
 from driver.errors import ExecutionFailed
 from driver.formats.onnx_schema import TYPES

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.devices.cuda.device_buffers import GpuMemory
+    from driver.devices.device_options import Value
     from driver.devices.lowering.model import ThreadRule
     from driver.devices.onnxruntime.program import Weights
-    from driver.devices.onnxruntime.providers import Value
     from driver.interface import BufferRequest, DriverBuffer, MemoryHandle, Saved
     from driver.nn import Model, Operation
     from driver.nn.file_form import ModelFile

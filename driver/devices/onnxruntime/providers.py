@@ -15,8 +15,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import DeviceUnavailable, ResourceExhaustedTransient
-from driver.config import configured, in_home
+from driver.config import in_home
+from driver.devices.device_options import DeviceOption, chosen_options, configuration_of
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
+from driver.devices.nvidia import NODES
 from driver.devices.onnxruntime.library import library
 from driver.devices.onnxruntime.library import version as runtime_version
 from driver.interface import Needs
@@ -25,9 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from importlib.metadata import Distribution
 
+    from driver.devices.device_options import Value
     from driver.devices.onnxruntime.on_cuda import OrtLane, OrtLanes
-
-Value = bool | int | str
 
 
 def distribution(name: str) -> Distribution | None:
@@ -50,28 +51,6 @@ SHADER_CACHE = "~/.local/state/burst/shaders"
 """The drivers' cache of compiled shaders: a folder that only devices write to, not the one of the user's desktop."""
 
 
-class ProviderOption(NamedTuple):
-    """An option of a device's configuration file.
-
-    key: ONNX Runtime's name for it; "": it is Burst's own. choices: the values that are allowed, or their type.
-    """
-
-    key: str
-    choices: tuple[Value, ...] | type
-    default: Value | None = None
-
-    def allows(self, value: object) -> bool:
-        """Return True if it may have this value."""
-        if isinstance(self.choices, tuple):
-            return value in self.choices and type(value) is type(self.choices[0])
-        return type(value) is self.choices and (self.choices is not int or value >= 0)  # type: ignore[operator]
-
-    def __str__(self) -> str:
-        if isinstance(self.choices, tuple):
-            return " or ".join(map(repr, self.choices))
-        return {bool: "true or false", int: "a number from 0", str: "a text"}[self.choices]
-
-
 class OrtProvider(NamedTuple):
     """The facts about a provider. packages: any of these has its library, which matches `file`."""
 
@@ -80,7 +59,7 @@ class OrtProvider(NamedTuple):
     extra: str
     packages: tuple[str, ...]
     file: str
-    options: Mapping[str, ProviderOption]
+    options: Mapping[str, DeviceOption]
     nodes: tuple[str, ...]  #: of devices, one of which is there if the hardware is
     needs: Needs
     lost: str  #: matches errors after which this process cannot use the GPU any more
@@ -92,23 +71,13 @@ class OrtProvider(NamedTuple):
     @property
     def configuration(self) -> Path:
         """The file with the device's options."""
-        return in_home(f"~/.config/burst/{self.device}.toml")
+        return configuration_of(self.device)
 
     def chosen(self, given: Mapping[str, object]) -> dict[str, Value]:
         """Return the options: `given` ones, else those of the configuration file, else the defaults. Raises
         ValueError.
         """
-        found: dict[str, Value] = {n: o.default for n, o in self.options.items() if o.default is not None}
-        where = str(self.configuration)
-        for source, values in ((where, configured(self.configuration)), (self.device, given)):
-            for name, value in dict[str, Any](values).items():
-                if name not in self.options:
-                    known = ", ".join(sorted(self.options))
-                    raise ValueError(f"{source}: {name} = {value!r} is no option of {self.device}; it has {known}")
-                if not self.options[name].allows(value):
-                    raise ValueError(f"{source}: {name} = {value!r} must be {self.options[name]}")
-                found[name] = value
-        return found
+        return chosen_options(self.device, self.options, given)
 
     @property
     def package(self) -> Distribution | None:
@@ -159,9 +128,8 @@ _NVIDIA = (
     *("/dev/nvidiactl", "/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-caps"),
     *(f"/dev/nvidia{n}" for n in range(8)),
 )
-_NVIDIA_NODES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/dxg")
-_VULKAN_NODES = (*(f"/dev/dri/renderD{n}" for n in range(128, 136)), *_NVIDIA_NODES, "/dev/mali0", "/dev/kgsl-3d0")
-_CPU_NODES = ProviderOption("", bool, default=False)
+_VULKAN_NODES = (*(f"/dev/dri/renderD{n}" for n in range(128, 136)), *NODES, "/dev/mali0", "/dev/kgsl-3d0")
+_CPU_NODES = DeviceOption("", bool, default=False)
 _CUDA_NEEDS = Needs(
     (*_HARDWARE, "/sys/module", "/etc/nvidia", "~/.config/burst/cuda.toml"), (*_NVIDIA, "/dev/dxg"), ("ioctl",)
 )
@@ -178,11 +146,11 @@ PROVIDERS = {
             packages=("onnxruntime-ep-webgpu",),
             file="libonnxruntime_providers_webgpu.so",
             options={
-                "driver": ProviderOption("", str),
-                "power_preference": ProviderOption("powerPreference", ("high-performance", "low-power")),
-                "layout": ProviderOption("preferredLayout", ("NCHW", "NHWC")),
-                "validation": ProviderOption("validationMode", ("disabled", "wgpuOnly", "basic", "full")),
-                "int64": ProviderOption("enableInt64", bool),
+                "driver": DeviceOption("", str),
+                "power_preference": DeviceOption("powerPreference", ("high-performance", "low-power")),
+                "layout": DeviceOption("preferredLayout", ("NCHW", "NHWC")),
+                "validation": DeviceOption("validationMode", ("disabled", "wgpuOnly", "basic", "full")),
+                "int64": DeviceOption("enableInt64", bool),
                 "cpu_nodes": _CPU_NODES,
             },
             nodes=_VULKAN_NODES,
@@ -205,17 +173,17 @@ PROVIDERS = {
             packages=("onnxruntime-gpu",),
             file="libonnxruntime_providers_cuda.so",
             options={
-                "device": ProviderOption("", int, default=0),
-                "tf32": ProviderOption("use_tf32", bool, default=False),
-                "memory_limit": ProviderOption("gpu_mem_limit", int),
-                "convolution_search": ProviderOption(
+                "device": DeviceOption("", int, default=0),
+                "tf32": DeviceOption("use_tf32", bool, default=False),
+                "memory_limit": DeviceOption("gpu_mem_limit", int),
+                "convolution_search": DeviceOption(
                     "cudnn_conv_algo_search", ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"), default="HEURISTIC"
                 ),
-                "nhwc": ProviderOption("prefer_nhwc", bool),
-                "graphs": ProviderOption("", bool, default=False),
+                "nhwc": DeviceOption("prefer_nhwc", bool),
+                "graphs": DeviceOption("", bool, default=False),
                 "cpu_nodes": _CPU_NODES,
             },
-            nodes=_NVIDIA_NODES,
+            nodes=NODES,
             needs=_CUDA_NEEDS,
             lost=_CUDA_LOST,
             slots=os.cpu_count() or 1,
@@ -226,8 +194,8 @@ PROVIDERS = {
             extra="tensorrt-rtx",
             packages=("onnxruntime-ep-nv-tensorrt-rtx-cu13", "onnxruntime-ep-nv-tensorrt-rtx-cu12"),
             file="libonnxruntime_providers_nv_tensorrt_rtx*.so",
-            options={"device": ProviderOption("", int, default=0), "cpu_nodes": _CPU_NODES},
-            nodes=_NVIDIA_NODES,
+            options={"device": DeviceOption("", int, default=0), "cpu_nodes": _CPU_NODES},
+            nodes=NODES,
             needs=_CUDA_NEEDS,
             lost=_CUDA_LOST,
             slots=1,

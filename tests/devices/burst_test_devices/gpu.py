@@ -13,8 +13,9 @@ import numpy as np
 
 from driver.devices.cuda.context import cuda_context
 from driver.devices.cuda.device_buffers import GPU_KINDS, GpuMemory
-from driver.devices.cuda.driver_api import cuda_needs, ffi, library_path, missing_cuda
+from driver.devices.cuda.driver_api import ffi, missing_cuda
 from driver.devices.cuda.lane import CudaGpu, GpuExecution
+from driver.devices.nvidia import cuda_needs, library_path
 from driver.devices.reference import ReferenceDevice
 from driver.interface import Needs, PreparedModel
 
@@ -62,6 +63,20 @@ done:
     ret;
 }
 """
+ENDLESS = (
+    PTX.split(b"{")[0]
+    + b"""{
+    .reg .f32 %f<2>;
+    .reg .b64 %rd<3>;
+    ld.param.u64 %rd1, [from];
+    cvta.to.global.u64 %rd2, %rd1;
+again:
+    ld.volatile.global.f32 %f1, [%rd2];
+    bra again;
+}
+"""
+)
+"""The same kernel, but that it never ends. The tests' libcuda.so.1 knows kernels by their names, so there it ends."""
 _BLOCK = 256
 
 
@@ -77,6 +92,7 @@ class CudaAdd(ReferenceDevice):
     name, version, type = "CudaAdd", "1", "GPU"
     slots = 2
     needs = _needs()
+    image = PTX
     own_memory_kinds = GPU_KINDS
 
     @cached_property
@@ -104,7 +120,7 @@ class CudaAdd(ReferenceDevice):
 
     def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Raises CudaMissing, CudaFailed."""
-        return CudaAddModel(self.gpu, model)
+        return CudaAddModel(self.gpu, model, self.image)
 
     def time_work(self, until: float) -> bool:
         self.gpu.clock.run_until(until)
@@ -117,16 +133,22 @@ class CudaAdd(ReferenceDevice):
         return self.memory.map_memory(handle)
 
 
+class CudaEndless(CudaAdd):
+    """Its kernel never ends, on a GPU."""
+
+    name, image = "CudaEndless", ENDLESS
+
+
 class CudaAddModel(PreparedModel):
     """One kernel and one lane, for all clients."""
 
     serves_all = True
 
-    def __init__(self, gpu: CudaGpu, model: Model) -> None:
+    def __init__(self, gpu: CudaGpu, model: Model, image: bytes) -> None:
         graph = model.main
         value: Any = graph.operands[graph.operations[0].inputs[1]].value
         self.value, self.lane = float(np.asarray(value).reshape(-1)[0]), gpu.lane()
-        self.kernel: CudaKernel = gpu.context.kernel(PTX, "add_scalar")
+        self.kernel: CudaKernel = gpu.context.kernel(image, "add_scalar")
 
     def bind(
         self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], options: BindOptions

@@ -13,7 +13,8 @@ from fake_cuda import Call, FakeCuda, Word
 
 from burst.exhaustion import exhausted
 from driver.devices.cuda.context import CudaContext, cuda_context
-from driver.devices.cuda.driver_api import CudaFailed, CudaLibrary, CudaMissing, CudaOutOfMemory, ffi, library_path
+from driver.devices.cuda.driver_api import CudaFailed, CudaLibrary, CudaMissing, CudaOutOfMemory, ffi
+from driver.devices.nvidia import library_path
 
 PTX = b".visible .entry add_scalar(\n.visible .entry trap(\n"
 TOUCH = """

@@ -10,8 +10,8 @@ from fake_cuda import Call, Word
 from driver.devices.cuda.device_buffers import GpuBuffer
 from driver.devices.cuda.driver_api import CudaFailed, ffi
 from driver.devices.cuda.lane import CudaGpu
+from driver.devices.gpu_place import GpuPlace
 from driver.devices.onnxruntime import on_cuda
-from driver.devices.onnxruntime.gpu_place import GpuPlace
 from driver.devices.onnxruntime.on_cuda import MOST_GRAPHS, OrtCudaExecution, OrtLane
 from driver.errors import ExecutionFailed
 from driver.interface import BufferArgument

@@ -1,4 +1,4 @@
-"""An argument that lies in memory of an NVIDIA GPU, as a session of ONNX Runtime binds it."""
+"""An argument that lies in memory of an NVIDIA GPU, as a runtime binds it."""
 
 from __future__ import annotations
 
