@@ -1,12 +1,12 @@
 """Does a GPU behind a burst keep its promises: latency, overlap, memory, recovery, pinned pools?
 
     python bench/gpu.py [--device onnxruntime-cuda] [--only CHECK …] [--models FILE …] [--rounds 9] [--quick]
-                        [--graphs] [--allow-none] [--limit 240] [--json FILE] [--markdown]
+                        [--graphs] [--allow-none | --stand-ins] [--limit 240] [--total 400] [--json FILE] [--markdown]
 
 Every check is one line: what it found, or that it did not run and why. A check or a model that fails does not stop the
 others. FILE of --json is written again after each line, so a run that is cut short has left what it found. Without a
 GPU the script says so and exits with 1, with --allow-none with 0: then what needs no GPU still runs on the device,
-which shows that the script works.
+which shows that the script works. --stand-ins does so on a CUDA that is none (tests/devices/c/libcuda.c), quickly.
 
 pinning    Can sealed memory of a pool be pinned for CUDA, and a mapping that may only be read? Copies, pinned and not.
 launch     ADD of 4 floats: a bare CUDA launch and its wait, and the same through a burst.
@@ -17,6 +17,11 @@ models     MobileNetV1, a transformer's encoder and each .onnx file of --models 
 depth      A model whose copies take as long as its products: its rate with 4 requests in flight beside 1 (limit 1.8).
 clients    GPU memory that 16 client processes on one device occupy, beside 1 (limit 1.1).
 recovery   The engine is killed under 16 client processes: the longest time until each is served again (limit 2 s).
+lane       The lane of CUDA without a runtime: latency, requests in flight, a state on the GPU, pools of the client in
+           place, by PyTorch and by CuPy, no memory left, a dead engine, a kernel that never ends.
+library    The driver in C of examples/device-cuda, built by nvcc; without it its host part, on a stand-in of CUDA.
+torch, jax A residual net, a perceptron: the framework in this process and the burst, in turns; on the GPU or the CPU.
+played     The devices torch-cuda and jax-cuda with frameworks that are played: with --stand-ins alone.
 
 Runs on a machine without a network: it downloads nothing (docs/howto/gpu.md lists the wheels to carry).
 """
@@ -32,21 +37,23 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gpu_frameworks import jax, played, torch
+from gpu_lane import ADDING, LANE, adding, find_lane, lane, library
+from gpu_rows import MOST_ADDED, Row, connected, usable, use_stand_ins
 from gpu_session import configure_graphs, has_graphs, own_session
 from measure import NotMeasured, conditions, scratch
-from own_device import own_device
 
 import driver
 from burst import Memory
 from driver.cli.timing import count_for, estimate, in_words, order_of_round, seconds_of, time_calls
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
-from driver.errors import DriverError
+from driver.devices.nvidia import missing_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -56,7 +63,8 @@ if TYPE_CHECKING:
     from driver import Model, RemoteDevice
 
 BLOCK = 0.3  # seconds of a block
-MOST_ADDED, LEAST_OVERLAP, MOST_MEMORY, MOST_SECONDS = 20e-6, 1.8, 1.1, 2.0
+CUDA_DEVICE = "onnxruntime-cuda"
+LEAST_OVERLAP, MOST_MEMORY, MOST_SECONDS = 1.8, 1.1, 2.0
 CLIENTS, DEPTH = 16, 4
 PINNED = 64 << 20  # bytes
 _ROW = "a row of gpu.py: "
@@ -76,21 +84,6 @@ _PTX = b"""
 """
 
 
-class Row(NamedTuple):
-    """A line of the report. is_kept: whether it is within its limit; None: it has none."""
-
-    check: str
-    subject: str
-    words: str
-    is_kept: bool | None = None
-    figures: dict[str, float] | None = None
-
-    def line(self) -> str:
-        """For people."""
-        kept = {None: "", True: " -> met", False: " -> missed"}[self.is_kept]
-        return f"{self.check:9} {self.subject}: {self.words}{kept}"
-
-
 class Bench:
     """The options, and where models are written."""
 
@@ -98,6 +91,7 @@ class Bench:
         self.device, self.models, self.folder = args.device, args.models, folder
         self.rounds, self.is_quick = (2, True) if args.quick else (args.rounds, False)
         self.block, self.clients = (0.01, 3) if args.quick else (BLOCK, CLIENTS)
+        self.has_stand_ins = args.stand_ins
 
     def session_files(self) -> Iterator[tuple[str, Callable[[], Path]]]:
         """The models of the check `models`: names, and what finds the file, or raises NotMeasured."""
@@ -112,7 +106,7 @@ class Bench:
             "yolov8n.onnx": _not_given,
         }
         for name, make in made.items():
-            if name not in names:
+            if name not in names and not (self.has_stand_ins and name == "encoder.onnx"):
                 yield name, partial(make, self.folder / name)
         for path in given:
             yield path.name, partial(_given, path)
@@ -126,6 +120,13 @@ class Bench:
             except NotMeasured as why:
                 absent.append(str(why))
         raise NotMeasured("; ".join(absent))
+
+    def shared(self) -> tuple[str, str]:
+        """The device and the model of checks with many clients; an addition in PTX where the device lacks something."""
+        if not self.has_stand_ins:
+            with suppress(NotMeasured):
+                return usable(self.device), str(self.any_file())
+        return LANE, ADDING
 
     def median(self, call: Callable[[], object]) -> float:
         """Seconds of one call, over a block."""
@@ -163,16 +164,6 @@ def fed(model: Model, seed: int = 7) -> list[NDArray[Any]]:
 def loaded(path: Path) -> Model:
     """The file as it is."""
     return driver.load(path, form="file")
-
-
-@contextmanager
-def connected(name: str) -> Iterator[RemoteDevice]:
-    """A device of this check's own. Raises NotMeasured where this machine has none."""
-    try:
-        with own_device(name) as device:
-            yield device
-    except DriverError as error:
-        raise NotMeasured(str(error)) from error
 
 
 # ---- CUDA, without ONNX Runtime
@@ -372,7 +363,7 @@ def client(name: str, path: str) -> None:
     between two results, and whether the last execution had one.
     """
     ended = threading.Event()
-    model = loaded(Path(path))
+    model = adding() if path == ADDING else loaded(Path(path))
     with driver.connect(name) as device, device.prepare(model) as prepared, prepared.burst(recover=True) as burst:
         burst.run(*fed(model))
         print(json.dumps({"engine": device.engine_pid}), flush=True)
@@ -391,9 +382,9 @@ def client(name: str, path: str) -> None:
 
 
 @contextmanager
-def clients(bench: Bench, path: Path, count: int) -> Iterator[list[subprocess.Popen[str]]]:
+def clients(device: str, path: str, count: int) -> Iterator[list[subprocess.Popen[str]]]:
     """So many, all served. Raises NotMeasured when one is not."""
-    command = [sys.executable, __file__, "--client", bench.device, str(path)]
+    command = [sys.executable, __file__, "--client", device, path]
     with ExitStack() as stack:
         started = []
         for _ in range(count):
@@ -426,28 +417,28 @@ def gpu_bytes() -> int:
 
 def clients_memory(bench: Bench) -> Iterator[Row]:
     """What more clients of one model occupy on the GPU."""
-    path = bench.any_file()
+    name, path = bench.shared()
     before = gpu_bytes()
-    with connected(bench.device):
+    with connected(name):
         occupied = {}
         for count in (1, bench.clients):
-            with clients(bench, path, count):
+            with clients(name, path, count):
                 occupied[count] = gpu_bytes() - before
     ratio = occupied[bench.clients] / max(1, occupied[1])
     words = (
         f"{occupied[1] / 1e6:.0f} MB, of {bench.clients} clients {occupied[bench.clients] / 1e6:.0f} MB: {ratio:.2f} x"
     )
     figures = {"one_mb": occupied[1] / 1e6, "all_mb": occupied[bench.clients] / 1e6, "ratio": ratio}
-    yield Row("clients", "GPU memory of one client", words, ratio <= MOST_MEMORY, figures)
+    yield Row("clients", f"GPU memory of one client of {name}", words, ratio <= MOST_MEMORY, figures)
 
 
 def recovery(bench: Bench) -> Iterator[Row]:
     """A kill -9 of the engine while all clients execute."""
-    path = bench.any_file()
-    with connected(bench.device) as device, clients(bench, path, bench.clients) as all_clients:
+    name, path = bench.shared()
+    with connected(name) as device, clients(name, path, bench.clients) as all_clients:
         time.sleep(bench.block)  # every client is executing
         os.kill(device.engine_pid, signal.SIGKILL)
-        time.sleep(3 * MOST_SECONDS)
+        time.sleep((1.5 if bench.is_quick else 3) * MOST_SECONDS)
         found = [_ended(process) for process in all_clients]
     longest, served = max(one["longest"] for one in found), sum(one["is_served"] for one in found)
     words = f"{served} of {bench.clients} were served again, the last after {longest:.2f} s"
@@ -471,6 +462,11 @@ CHECKS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "depth": depth,
     "clients": clients_memory,
     "recovery": recovery,
+    "lane": lane,
+    "library": library,
+    "torch": torch,
+    "jax": jax,
+    "played": played,
 }
 
 
@@ -512,14 +508,14 @@ def no_gpu(device: str) -> str:
         return f"no device {device!r} is installed"
     if found.type != "GPU":
         return f"the device {device} is of type {found.type}"
-    return found.missing
+    return missing_gpu() or "" if device == CUDA_DEVICE else found.missing  # what else it lacks, its checks say
 
 
 def main() -> None:
     """Runs the checks, prints a line for each row, and exits with 1 if one failed or there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="onnxruntime-cuda", help="default %(default)s")
-    parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS), metavar="CHECK")
+    parser.add_argument("--device", default=CUDA_DEVICE, help="default %(default)s")
+    parser.add_argument("--only", nargs="+", choices=CHECKS, metavar="CHECK", help="default all")
     parser.add_argument(
         "--models",
         type=Path,
@@ -531,15 +527,22 @@ def main() -> None:
     parser.add_argument(
         "--limit", type=float, default=240, metavar="S", help="seconds for a check; default %(default)s"
     )
+    parser.add_argument("--total", type=float, default=400, metavar="S", help="seconds for all; default %(default)s")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="tiny blocks: shows that it works, measures nothing")
     parser.add_argument("--graphs", action="store_true", help="with CUDA graphs, in this process and on the device")
     parser.add_argument("--allow-none", action="store_true", help="run what needs no GPU, and exit with 0")
+    parser.add_argument("--stand-ins", action="store_true", help="quickly, on a CUDA that is none, and exit with 0")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--markdown", action="store_true", help="print the rows for README.md")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--client", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.stand_ins:
+        args.quick, args.allow_none = True, True
+        args.device = "onnxruntime" if args.device == CUDA_DEVICE else args.device
+    args.only = args.only or [name for name in CHECKS if name != "played" or args.stand_ins]
+    find_lane()
     if args.client:
         client(*args.client)
         return
@@ -553,14 +556,18 @@ def main() -> None:
     rows: list[Row] = []
     begin, machine = time.monotonic(), conditions()
     with scratch() as folder:
+        if args.stand_ins:
+            use_stand_ins(folder / "home")
         if args.graphs:
             configure_graphs(folder / "home", args.device)
         for name in args.only:
             print(f"[{time.monotonic() - begin:4.0f} s] {name} …", file=sys.stderr, flush=True)
-            for row in rows_of_process(name, args.limit):
-                rows.append(row)
+            left = min(args.limit, args.total - time.monotonic() + begin)
+            none = [Row(name, "did not run", "no time is left (--total)")]
+            for row in rows_of_process(name, left) if left > 0 else none:
+                rows.append(row if not (args.stand_ins and row.figures) else row._replace(is_kept=None))
                 store(args.json, machine, rows)
-                print(row.line(), flush=True)
+                print(rows[-1].line(), flush=True)
     if args.markdown:
         print(f"`gpu.py {' '.join(sys.argv[1:])}`\n\n{in_words(machine)}\n\n| check | subject | found |\n|---|---|---|")
         print("\n".join(f"| {row.check} | {row.subject} | {row.line().partition(': ')[2]} |" for row in rows))

@@ -44,7 +44,8 @@ def test_without_a_gpu_every_check_says_why(no_library, tmp_path):
     """With --allow-none it ends well, with a line for each check that did not run."""
     pytest.importorskip("onnx")
     out = tmp_path / "rows.json"
-    lines = ran("--device", "no-such-device", "--allow-none", "--json", out, ends=0)
+    words = "--device", "no-such-device", "--allow-none", "--only", *CHECKS
+    lines = ran(*words, "--json", out, ends=0)
     assert [line.split()[0] for line in lines[1:]] == ["pinning", "launch", *CHECKS[1:]]
     assert all("did not run: " in line for line in lines[1:])
     assert "libcuda.so.1" in lines[1]
@@ -137,3 +138,36 @@ def test_a_provider_in_software(no_library, monkeypatch, tmp_path):
     lines = ran("--device", "onnxruntime-webgpu", "--allow-none", "--only", "launch", ends=0)
     assert lines[0] == "no GPU: the device onnxruntime-webgpu is of type CPU"
     assert " us" in next(line for line in lines if "ADD of 4 floats" in line)
+
+
+@pytest.mark.integration
+def test_on_stand_ins_it_runs_whole(tmp_path):
+    """As `make gpu` does on a machine without a GPU: every check runs on a CUDA that is none, and none fails."""
+    out = tmp_path / "rows.json"
+    lines = ran("--stand-ins", "--json", out, ends=0)
+    found = {f"{row['check']}, {row['subject']}": row["words"] for row in json.loads(out.read_text())["rows"]}
+    assert not [line for line in lines if "failed" in line], lines
+    assert "no byte was copied by the CPU" in found["lane, pools of the client, in place"]
+    assert "20 steps that never left the GPU" in found["lane, a state in buffers of the device"]
+    assert "served again after" in found["lane, engine killed"]
+    assert "the device's part runs" in found["played, Torch"]
+    assert "3 of 3 were served again" in found["recovery, engine killed"]
+    assert {row["check"] for row in json.loads(out.read_text())["rows"]} >= {*CHECKS, "lane", "library", "torch", "jax"}
+
+
+def test_a_machine_with_a_gpu_and_without_onnxruntime_gpu(tmp_path, monkeypatch):
+    """It has a GPU: what needs that package says so, and the other checks run."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import gpu
+
+    monkeypatch.setattr(gpu, "missing_gpu", lambda: None)
+    assert gpu.no_gpu("onnxruntime-cuda") == ""
+    monkeypatch.setattr(gpu, "missing_gpu", lambda: "there is none")
+    assert gpu.no_gpu("onnxruntime-cuda") == "there is none"
+
+
+@pytest.mark.integration
+def test_no_check_begins_when_no_time_is_left(no_library):
+    """All of them together take --total seconds at most."""
+    lines = ran("--device", "no-such-device", "--allow-none", "--only", "launch", "models", "--total", "0", ends=0)
+    assert [line.split(": ")[1] for line in lines[1:]] == ["no time is left (--total)"] * 2
