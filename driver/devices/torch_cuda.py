@@ -59,4 +59,4 @@ class TorchCudaDevice(CudaFileDevice, TorchDevice):
 
         if percent := self.chosen.get("memory_percent"):
             torch_module().cuda.set_per_process_memory_fraction(int(percent) / 100, self.ordinal)
-        return TorchCudaModel(self.gpu, model, program, inputs, outputs)
+        return TorchCudaModel(self.gpu, model, program, inputs=inputs, outputs=outputs)

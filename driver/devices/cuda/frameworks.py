@@ -110,7 +110,7 @@ class FrameworkExecution(GpuExecution):
         return found
 
     def compute(self, stream: CudaStream) -> None:
-        """Add the kernels, and the copies of what they return. Raises what the framework raises."""
+        """Add the kernels, and the copies of what they return. Raise what the framework raises."""
         raise NotImplementedError
 
     def check_result(self, number: int, shape: Sequence[int]) -> None:
