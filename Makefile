@@ -74,6 +74,7 @@ gpu: ## what only a GPU can show; without one, that the checks run
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(if $(WHEELS),--system-site-packages) $(VENV)
 	$(INSTALL) 'scikit-build-core>=1.0' 'cffi>=2.1'
 	$(INSTALL) --no-build-isolation --editable '.[gpu]'
+	@echo '$(CURDIR)/tests/devices' > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/burst_test_devices.pth"
 	@test ! -e /dev/nvidiactl || $(INSTALL) 'onnxruntime-gpu>=1.24' || echo "make: without onnxruntime-gpu, what needs it does not run"
 	$(BIN)/python bench/gpu.py $(if $(wildcard /dev/nvidiactl /dev/nvhost-gpu /dev/nvgpu /dev/dxg),,--stand-ins) $(GPU)
 

@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gpu_frameworks import jax, played, torch
-from gpu_lane import ADDING, LANE, adding, find_lane, lane, library
+from gpu_lane import ADDING, LANE, adding, lane, library
 from gpu_rows import MOST_ADDED, Row, connected, usable, use_stand_ins
 from gpu_session import configure_graphs, has_graphs, own_session
 from measure import NotMeasured, conditions, scratch
@@ -542,7 +542,6 @@ def main() -> None:
         args.quick, args.allow_none = True, True
         args.device = "onnxruntime" if args.device == CUDA_DEVICE else args.device
     args.only = args.only or [name for name in CHECKS if name != "played" or args.stand_ins]
-    find_lane()
     if args.client:
         client(*args.client)
         return

@@ -32,11 +32,6 @@ WHOLE = 2 << 20  # bytes: what CUDA exports is a multiple of it
 M, K, N = 64, 256, 128  # of matrices
 
 
-def find_lane() -> None:
-    """Have Python find the tests' devices, after all else."""
-    sys.path.append(str(TESTS / "devices"))
-
-
 def adding(n: int = 1024) -> Model:
     """x + 1."""
     builder = driver.ModelBuilder()
@@ -164,6 +159,7 @@ def _full() -> tuple[Any, ...]:
 
 
 def _killed(device: Any, model: Any, n: int) -> tuple[Any, ...]:
+    found = np.zeros(1)
     with model.burst(recover=True) as burst:
         x = np.zeros((1, n), np.float32)
         burst.run(x)

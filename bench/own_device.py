@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
     from measure import Block
 
-FOUND = [str(HERE), str(HERE.parent / "tests/devices")]
-# A device's processes see installed packages only. These look there, too, after all else: "native_device:Native".
-_LAUNCH = f"import runpy, sys; sys.path += {FOUND!r}; runpy.run_path({launch.__file__!r}, run_name='__main__')"
+# A device's processes see installed packages only. These look here, too, after all else: "native_device:Native".
+_LAUNCH = f"import runpy, sys; sys.path.append({str(HERE)!r}); runpy.run_path({launch.__file__!r}, run_name='__main__')"
 
 
 @contextmanager
