@@ -332,6 +332,7 @@ STREAMS = Question(
 
 
 BROADCAST_OURS, PEER = "fmq, broadcast", "chunks and flags, polling"
+POLLING, IN_PLACE = "fmq, polling for 2 ms", "fmq, in place"
 HEAD_BYTES = 16  # of a part of a record
 
 
@@ -369,13 +370,21 @@ class Way:
     reader: Callable[[int], Callable[[], Any]]
 
 
-def ours(load: Load) -> Way:
-    """Records. The ring holds as many as the peer's has chunks."""
+def ours(load: Load, spin: float = fmq.end.DEFAULT_SPIN, *, in_place: bool = False) -> Way:
+    """Records. The ring holds as many as the peer's has chunks; in place they are looked at, and not copied."""
     capacity = CHUNKS * (load.nbytes + HEAD_BYTES)
     queue = fmq.MessageQueue.create("u1", capacity, fmq.Flavour.BROADCAST)
 
     def reader(_: int) -> Callable[[], Any]:
-        return fmq.RecordReader(fmq.MessageQueue.open(queue.descriptor).reader()).receive
+        end = fmq.MessageQueue.open(queue.descriptor).reader()
+        end.spin = spin
+        records = fmq.RecordReader(end)
+
+        def look() -> bytes:
+            with records.receive_in_place() as record:
+                return bytes(record[:8])
+
+        return look if in_place else records.receive
 
     return Way(fmq.RecordWriter(queue.writer()), reader)
 
@@ -386,7 +395,12 @@ def peer(load: Load) -> Way:
     return Way(ChunkWriter(ring), lambda number: ChunkReader(ring, number).receive)
 
 
-WAYS: dict[str, Callable[[Load], Way]] = {BROADCAST_OURS: ours, PEER: peer}
+WAYS: dict[str, Callable[[Load], Way]] = {
+    BROADCAST_OURS: ours,
+    POLLING: partial(ours, spin=2e-3),
+    IN_PLACE: partial(ours, in_place=True),
+    PEER: peer,
+}
 
 
 def receive(line: Connection, make: Callable[[int], Callable[[], Any]], number: int, count: int) -> None:
@@ -446,26 +460,36 @@ def block(name: str, load: Load, seconds: float) -> dict[str, float]:
     return {"p50_us": float(p50), "p99_us": float(p99), "idle_percent": 100 * max(idle) / passed}
 
 
+def ways_for(load: Load) -> list[str]:
+    """All; to one reader, the usual ones."""
+    return list(WAYS) if load.readers > 1 else [BROADCAST_OURS, PEER]
+
+
 def broadcast_run(args: argparse.Namespace) -> Runs:
-    """All rounds; within each, the two ways take turns."""
+    """All rounds; within each, the ways take turns."""
     runs = Runs()
     for number in range(args.pairs):
         for load in args.loads:
-            for name in list(WAYS)[:: -1 if number % 2 else 1]:
+            for name in ways_for(load)[:: -1 if number % 2 else 1]:
                 progress(f"round {number + 1} of {args.pairs}", load.row(name))
                 runs.add(load.row(name), block(name, load, args.seconds))
     progress("")
     return runs
 
 
+def way_of(row: str) -> str:
+    """Its way."""
+    return next(way for way in WAYS if row.startswith(way))
+
+
 def load_of(row: str) -> list[str]:
     """The readers, the message and the rate of a row."""
-    return row.removeprefix(BROADCAST_OURS).removeprefix(PEER).removeprefix(", ").split(", ")
+    return row.removeprefix(f"{way_of(row)}, ").split(", ")
 
 
 def times_peer(runs: Runs, row: str) -> Estimate:
     """Our p50 over the peer's, round by round."""
-    return against(row.replace(BROADCAST_OURS, PEER), "p50_us")(runs, row)
+    return against(row.replace(way_of(row), PEER), "p50_us")(runs, row)
 
 
 def settle_broadcast(args: argparse.Namespace) -> None:
@@ -477,14 +501,16 @@ def settle_broadcast(args: argparse.Namespace) -> None:
 def broadcast_budgets(runs: Runs, args: argparse.Namespace) -> list[Budget]:
     """As fast as those that poll, and next to nothing while nothing comes."""
     many = [load for load in args.loads if load.readers == 8]
-    idle = np.max([runs.values(load.row(BROADCAST_OURS), "idle_percent") for load in args.loads], axis=0)
+    rows = [load.row(way) for load in args.loads for way in ways_for(load) if way != PEER]
+    idle = np.max([runs.values(row, "idle_percent") for row in rows], axis=0)
     return [
         Budget(
-            f"{load.readers} readers, {size(load.nbytes)}, {load.rate}/s: p50 <= the peer's",
-            times_peer(runs, load.row(BROADCAST_OURS)),
-            1,
+            f"{way}, {load.readers} readers, {size(load.nbytes)}, {load.rate}/s: p50 over the peer's",
+            times_peer(runs, load.row(way)),
+            most,
         )
         for load in many
+        for way, most in ((BROADCAST_OURS, 1), (POLLING, 2 if load.nbytes == 64 else 1), (IN_PLACE, 1))
     ] + [Budget("an idle reader, whichever has the most", estimate(idle), 1, "% of a CPU")]
 
 
@@ -496,7 +522,8 @@ BROADCAST = Question(
     One writer process and 1 or 8 reader processes, none of them pinned; records on a broadcast queue beside
     peers/chunks.py, which is the algorithm of vLLM's shm_broadcast: in turns, block by block. The writer sends at a
     rate; the time of a message is from just before it is sent until the last reader has it as bytes. Readers of ours
-    poll for 50 us and then sleep, which is the default; the peer's poll without an end. (vLLM has an option by which
+    poll for 50 us and then sleep, which is the default, or for 2 ms (`reader.spin`); in place they look at a message
+    where it lies (`receive_in_place`). The peer's poll without an end. (vLLM has an option by which
     they sleep for 0.1 s at a time when nothing came for some seconds. At the rates here that never happens.) Idle:
     CPU time of each reader while nothing is sent.
     """,
@@ -515,8 +542,8 @@ BROADCAST = Question(
     budgets=broadcast_budgets,
     figures=("p50_us", "p99_us"),
     group=lambda _: "way",
-    label=lambda row: BROADCAST_OURS if row.startswith(BROADCAST_OURS) else PEER,
-    ours=[load.row(BROADCAST_OURS) for load in LOADS],
+    label=way_of,
+    ours=[load.row(way) for load in LOADS for way in WAYS if way != PEER],
     kept=("seconds",),
     draw=dots("From the writer to the last reader"),
     is_pinned=False,

@@ -35,7 +35,7 @@ PLAN = {
     "queue_roundtrip.py --sizes": (30, ""),
     "queue_throughput.py": (150, "--pairs 5"),
     "queue_idle.py": (60, ""),
-    "queue_throughput.py broadcast": (90, "--pairs 4 --seconds 0.4"),
+    "queue_throughput.py broadcast": (135, "--pairs 4 --seconds 0.4"),
     "queue_idle.py number": (50, ""),
     "burst_roundtrip.py queue": (10, ""),
     "burst_roundtrip.py": (30, ""),

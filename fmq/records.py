@@ -7,7 +7,9 @@ next record. A record whose writer died, or gave up by its timeout, before the l
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from sys import getrefcount
+from typing import TYPE_CHECKING, Any, cast
 
 from fmq._core import ffi, lib
 from fmq.clock import FOREVER, deadline_of
@@ -16,6 +18,8 @@ from fmq.geometry import Flavour
 from fmq.process_bound import ProcessBound
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from typing_extensions import Buffer
 
     from fmq.end import MessageQueueReader, MessageQueueWriter
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 _HEAD = 16  # bytes before each part; csrc/fmq/record.c
 _LEAST = 64  # bytes that a queue of records holds
 _FIRST, _LAST = lib.FMQ_FIRST, lib.FMQ_LAST
+_WHOLE = _FIRST | _LAST
 
 
 class RecordWriter(ProcessBound):
@@ -104,6 +109,43 @@ class RecordReader(ProcessBound):
             if (record := self._take(into)) is not None:
                 return record
 
+    @contextmanager
+    def receive_in_place(self, timeout: float | None = None) -> Iterator[memoryview]:
+        """Lend the next record where it lies, without a copy, until the block ends; its writer has no use of that room
+        so long. A record that came in parts, or that lies around the end of the ring, is copied. Raise what `receive`
+        does, and BufferError when an array or a view still refers to the record at the end: it stays unread.
+
+        Evicted at the end of the block: what was read in it may have been overwritten.
+        """
+        deadline = FOREVER if timeout is None else deadline_of(timeout)
+        while True:
+            self._peek(deadline)
+            if self._lies_in_one_place(self._part[0]):
+                with self._borrowed(self._part[0]) as record:
+                    yield record
+                return
+            if (copy := self._take(None)) is not None:
+                with memoryview(cast("bytes", copy)) as record:
+                    yield record
+                return
+
+    def _lies_in_one_place(self, part: Any) -> bool:
+        return part.flags == _WHOLE and not part.second and part.total <= self._most
+
+    @contextmanager
+    def _borrowed(self, part: Any) -> Iterator[memoryview]:
+        """Lend a part, and take it at the end of the block."""
+        self._begun, room = None, ffi.buffer(part.one, part.first)
+        references = getrefcount(room)
+        try:
+            with memoryview(room) as whole, whole.toreadonly() as record:
+                yield record
+        finally:
+            is_kept = getrefcount(room) > references
+            self._commit(0 if is_kept else part.taken)
+        if is_kept:
+            raise BufferError("an array or a view refers to the record: copy what you keep. It stays unread")
+
     async def receive_async(self, into: Buffer | None = None) -> bytes | int:
         """Receive as `receive` does, for asyncio. Nothing is lost when the task is cancelled."""
         while True:
@@ -137,18 +179,21 @@ class RecordReader(ProcessBound):
         except BaseException:
             lib.fmq_commit(self._reader.handle, 0)
             raise
-        code = lib.fmq_commit(self._reader.handle, part.taken)
-        self._reader.rearm()
-        if code:  # evicted: what was read may have been overwritten
-            self._begun = None
-            self._reader._refuse(code, "receive", part.taken)
+        self._commit(part.taken)
         if error is not None:
             raise error
         return record
 
+    def _commit(self, taken: int) -> None:
+        code = lib.fmq_commit(self._reader.handle, taken)
+        self._reader.rearm()
+        if code:  # evicted: what was read may have been overwritten
+            self._begun = None
+            self._reader._refuse(code, "receive", taken)
+
     def _joined(self, part: Any, into: Buffer | None) -> bytes | int | None:
         """Put a part where its record is, which it returns if that is over."""
-        if part.flags == _FIRST | _LAST and into is None and part.total <= self._most:
+        if part.flags == _WHOLE and into is None and part.total <= self._most:
             self._begun = None
             whole: bytes = ffi.buffer(part.one, part.first)[:]
             return whole + ffi.buffer(part.two, part.second)[:] if part.second else whole

@@ -70,6 +70,7 @@ EXPECTED = {  # of each block, in order: lines of its output
     "docs/broadcast.md": [
         ["[1 2 3 4] [1]\n3 [0, 3]\n", "the writer evicted this reader", "\n[5 6]"],
         ["b'short'\n100000"],
+        ["4999950000.0"],
         ["[5]"],
     ],
     "docs/queues.md": [

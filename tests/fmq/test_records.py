@@ -217,3 +217,58 @@ def test_an_evicted_receiver_is_told():
         w.evict(caught.value.reader)
         must_raise(fmq.Evicted, back.receive, 0)
         out.send(record(600), 0)
+
+
+def test_a_record_is_lent_where_it_lies(ends):
+    """It is no copy, cannot be written to, and is the next one's room when the block has ended."""
+    out, back = ends
+    for n in range(20):  # some lie around the end of the ring, and are copies
+        out.send(record(50 + n))
+        with back.receive_in_place(20) as lent:
+            assert lent == record(50 + n)
+            assert lent.readonly
+        with pytest.raises(ValueError, match="released"):
+            lent[0]
+
+
+def test_a_long_record_is_lent_as_a_copy(ends):
+    """One in parts, as `receive` has it."""
+    out, back = ends
+    with thread(out.send, record(3 * CAPACITY)), back.receive_in_place(20) as lent:
+        assert lent == record(3 * CAPACITY)
+
+
+def test_what_is_kept_of_a_lent_record_is_told(ends):
+    """The record stays unread, as its room must not be overwritten; without the array it is taken."""
+    out, back = ends
+    out.send(b"kept")
+    kept = []
+    with pytest.raises(BufferError), back.receive_in_place(20) as lent:
+        kept.append(np.frombuffer(lent, "u1"))
+    assert bytes(kept.pop()) == b"kept"
+    assert back.receive(20) == b"kept"
+    with pytest.raises(fmq.Timeout), back.receive_in_place(0):
+        pass
+
+
+def test_a_record_that_is_too_long_is_not_lent(queue):
+    """It is skipped and told, as `receive` does; the next one is there."""
+    with queue.writer() as w, queue.reader() as r:
+        out, back = fmq.RecordWriter(w), fmq.RecordReader(r, most=3)
+        out.send(b"long")
+        out.send(b"ok")
+        with pytest.raises(fmq.TooLong), back.receive_in_place(20):
+            pass
+        with back.receive_in_place(20) as lent:
+            assert lent == b"ok"
+
+
+def test_a_lent_record_of_an_evicted_reader_is_not_to_be_believed():
+    """Whoever is evicted meanwhile learns it at the end of the block."""
+    with fmq.MessageQueue.create("u1", CAPACITY, fmq.Flavour.BROADCAST) as made, made.writer() as w, made.reader() as r:
+        fmq.RecordWriter(w).send(b"abc")
+        lent = fmq.RecordReader(r).receive_in_place(20)
+        assert lent.__enter__() == b"abc"
+        w.evict(w.readers[0])
+        with pytest.raises(fmq.Evicted):
+            lent.__exit__(None, None, None)
