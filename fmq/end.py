@@ -107,7 +107,8 @@ class _End(Closing, HotEnd):
     def _relink(self, token: int) -> None:
         if self._link:
             self._link()
-        self._link = finalize_mapped(self, (self.handle, self._place), lib.fmq_unlink, token)
+        memory = self.handle, self._place, self.peer_page
+        self._link = finalize_mapped(self, memory, lib.fmq_unlink, token)
 
     def _take_role(self) -> tuple[Role | Seat, int]:
         place = self._place

@@ -2,7 +2,8 @@
  * when one changes. They write to an eventfd when a transfer on a queue would not wait: that is how
  * select and asyncio wait for a queue. They shut a socket down when a peer dies: the kernel closes
  * a dead process's own sockets only after it has freed its memory, which takes about 80 ms per
- * resident GB; it marks a life word before that.
+ * resident GB; it marks a life word before that. And they have a thread look that sleeps on its
+ * wait word alone, when the life of its peer changes.
  *
  * A bell rings once. It then hangs on in silence until it is armed again, which so wakes no thread,
  * and is taken down by the next reason to ring if it was not. The bridge costs nothing before the
@@ -14,6 +15,7 @@
 #include "fmq/api.h"
 #include "fmq/futex.h"
 #include "fmq/life.h"
+#include "fmq/link.h"
 #include "fmq/readers.h"
 #include "fmq/sleep.h"
 #include "fmq/thread.h"
@@ -37,6 +39,7 @@ typedef struct {
     _Atomic uint32_t *wait; /* of a queue's end; NULL: life alone */
     const fmq_end *end;     /* NULL: life alone */
     fmq_end *readers_of;    /* the same, of a broadcast writer; else NULL */
+    fmq_end *tells;         /* whose threads look when it rings; there is no descriptor then */
     _Atomic uint64_t *counter;
     uint64_t target; /* what the counter has to reach */
     bool shared;     /* see SLEEP_SHARED_SLICE */
@@ -78,7 +81,8 @@ static void forget(void) {
 
 static void ring(bell *b, bool is_death) {
     uint64_t one = 1;
-    if (b->is_socket) shutdown(b->fd, SHUT_RDWR), close(b->fd);
+    if (b->tells) sleep_look_again(b->tells);
+    else if (b->is_socket) shutdown(b->fd, SHUT_RDWR), close(b->fd);
     else if (write(b->fd, &one, sizeof one) < 0) {} /* it rings already */
     /* The kernel wakes one sleeper of a dead process's word; that one wakes the others. */
     if (is_death) futex_wake(b->life, INT_MAX, FUTEX_BITSET_MATCH_ANY);
@@ -88,7 +92,7 @@ static void ring(bell *b, bool is_death) {
 /* Whether there is reason to ring. `ended` was read before, and `life` after that. */
 static bool is_over(const bell *b, uint32_t life, uint32_t ended) {
     if (life_is_dead(life)) return true;
-    if (!b->wait) return false;
+    if (!b->wait) return b->tells && life == LIFE_RELEASED;
     if (end_is_lost(b->end, life, ended)) return true;
     if (b->readers_of) return readers_have_room(b->readers_of, b->target);
     /* pairs: SLEEP */
@@ -252,6 +256,10 @@ int64_t fmq_watch(void *word, int socket) {
     int64_t token = hang((bell){.life = word, .fd = copy, .is_socket = true}, -1);
     if (token < 0) close(copy);
     return token;
+}
+
+int64_t bridge_tell(fmq_end *e) {
+    return hang((bell){.life = e->shared.their_life, .tells = e, .fd = -1}, -1);
 }
 
 int64_t fmq_bridge(fmq_end *e, uint64_t n, int eventfd, int64_t again) {

@@ -22,6 +22,7 @@
 
 #include "fmq/api.h"
 #include "fmq/futex.h"
+#include "fmq/memory.h"
 #include "fmq/ring.h"
 #include "fmq/readers.h"
 
@@ -46,6 +47,7 @@ typedef struct link {
     int socket;   /* a duplicate, so that the number cannot be reused under us; or -1: */
     int file, wd; /* the caller's, open as long as the link; its watch */
     int64_t byte;
+    int64_t bell; /* that tells the end of the peer's life; negative: none */
     bool closed;  /* a file of the memory was */
     uint64_t due; /* when to look once more */
 } link_entry;
@@ -221,7 +223,7 @@ static int watch_file(link_entry *l) {
     return l->wd < 0 ? -errno : 0;
 }
 
-static int64_t add(fmq_end *end, int socket, int file, int64_t byte) {
+static int64_t add(fmq_end *end, int socket, int file, int64_t byte, int64_t bell) {
     int r = life_start();
     if (r) return r;
     link_entry *l = calloc(1, sizeof *l);
@@ -234,6 +236,7 @@ static int64_t add(fmq_end *end, int socket, int file, int64_t byte) {
                       .file = file,
                       .wd = -1,
                       .byte = byte,
+                      .bell = bell,
                       .due = FMQ_FOREVER};
     r = make_poll();
     if (!r) r = socket >= 0 ? watch_socket(l, socket) : watch_file(l);
@@ -245,9 +248,24 @@ static int64_t add(fmq_end *end, int socket, int file, int64_t byte) {
     return token;
 }
 
-int64_t fmq_link(fmq_end *end, int socket) { return socket < 0 ? -EBADF : add(end, socket, -1, 0); }
+/* Only in memory that stays: a futex word that was cut off is one that no waker reaches. */
+static int64_t hang_bell(fmq_end *end) {
+    const struct end_shared *s = &end->shared;
+    bool is_possible = s->my_wait && !end_has_many(end) && !memory_may_vanish(s->my_wait) &&
+                       !memory_may_vanish(s->their_life);
+    return is_possible ? bridge_tell(end) : -1;
+}
+
+int64_t fmq_link(fmq_end *end, int socket) {
+    if (socket < 0) return -EBADF;
+    int64_t bell = hang_bell(end), token = add(end, socket, -1, 0, bell);
+    if (token < 0 && bell >= 0) fmq_unhang(bell);
+    atomic_store(&end->signals.told, token >= 0 && bell >= 0);
+    return token;
+}
+
 int64_t fmq_link_lock(fmq_end *end, int file, int64_t byte) {
-    return file < 0 ? -EBADF : add(end, -1, file, byte);
+    return file < 0 ? -EBADF : add(end, -1, file, byte, -1);
 }
 
 /* The last link of a memory ends its watch. */
@@ -257,7 +275,7 @@ static void unwatch(int wd) {
     inotify_rm_watch(links.inotify, wd);
 }
 
-/* From our return on the thread does not touch the end any more. */
+/* From our return on neither thread touches the end any more. */
 void fmq_unlink(int64_t token) {
     pthread_mutex_lock(&links.lock);
     link_entry **at = &links.first;
@@ -274,5 +292,9 @@ void fmq_unlink(int64_t token) {
         }
     }
     pthread_mutex_unlock(&links.lock);
+    if (l && l->bell >= 0) {
+        atomic_store(&l->end->signals.told, 0);
+        fmq_unhang(l->bell);
+    }
     free(l);
 }

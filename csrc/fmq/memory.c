@@ -75,6 +75,11 @@ static uint64_t range_of(uintptr_t address, uintptr_t *base) {
     return 0;
 }
 
+int memory_may_vanish(const void *at) {
+    uintptr_t base;
+    return range_of((uintptr_t)at, &base) != 0;
+}
+
 /* ---- mappings that the handler can give up --------------------------------------------------- */
 
 enum { SPARES = 16 };

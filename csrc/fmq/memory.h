@@ -9,4 +9,7 @@
  * of it on: what was mapped at once. */
 int fmq_remember(void *base, uint64_t bytes, uint64_t unit);
 
+/* Whether that address is of such memory. */
+int memory_may_vanish(const void *at);
+
 #endif

@@ -70,6 +70,9 @@ struct end_signals {
     _Atomic uint32_t called;    /* sleep_call: the sleep that goes on, or the next, is -EINTR */
     _Atomic uint32_t ended;     /* END_STOPPED, END_LOST; 0 while both sides go on */
     _Atomic uint32_t lost_life; /* END_LOST is of this life; a successor has another one */
+    /* The bridge wakes the sleeper when the peer's life changes, so that one word is enough for a
+     * sleep (fmq_link). */
+    _Atomic uint32_t told;
 };
 
 /* Three lines by owner: fmq_open, the thread inside a call, and any thread. */

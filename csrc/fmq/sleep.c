@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 enum { SPINS_AT_FIRST = 256, SPINS_PER_CLOCK = 64, SPURIOUS_LIMIT = 1000, LOOK_AGAIN = 1 };
+enum { YIELDS_FROM = 16, YIELDS_PER_CLOCK = 8 }; /* looks of one of many readers */
 /* ns: the main thread looks for signals this often. */
 static const uint64_t SIGNAL_SLICE = 100000000;
 static const uint64_t LOOK_AT_PROCESSORS = UINT64_C(1000000000); /* ns */
@@ -54,13 +55,24 @@ uint32_t sleep_announce(_Atomic uint32_t *word) {
     return atomic_fetch_or(word, 1) | 1; /* seq_cst.  pairs: SLEEP */
 }
 
+/* Relaxed, because fmq_link sets it before any call, and fmq_unlink comes with fmq_stop, which wakes
+ * the wait word whatever this says. */
+static bool is_told(const fmq_end *e) {
+    return atomic_load_explicit(&e->signals.told, memory_order_relaxed);
+}
+
 /* Tells this process's threads that wait on an end why it is over, by words that only this process
  * can reach: a peer may have truncated the shared ones. The words change before the wake, so no
- * sleeper can miss it. */
+ * sleeper can miss it. One that sleeps on its wait word alone, in memory that nobody can truncate,
+ * is woken by that. */
 static void tell_own_threads(fmq_end *e, uint32_t why) {
     atomic_fetch_or(&e->signals.ended, why); /* pairs: STOP */
     atomic_fetch_add(&e->signals.ended, END_TOLD);
     futex_wake_private(&e->signals.ended);
+    if (is_told(e)) {
+        atomic_fetch_add(e->shared.my_wait, 2); /* pairs: TOLD */
+        futex_wake(e->shared.my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);
+    }
     atomic_fetch_add(&e->process->endings, 1);
     futex_wake_private(&e->process->endings);
 }
@@ -74,9 +86,9 @@ void sleep_call(fmq_end *e) {
 }
 
 /* Returns when no thread is inside a call any more: from then on this end changes nothing, and
- * another end may take the role. A thread may sleep on its wait word alone (old kernels), so that
- * is woken too, again and again, whatever it says. The word keeps its value: other readers may
- * sleep on it too, and if we were killed after a change, they would sleep on. */
+ * another end may take the role. A thread may sleep on its wait word alone, so that is woken too,
+ * again and again, whatever it says. The word keeps its value, but where one end alone sleeps on
+ * it: other readers may, too, and if we were killed after a change, they would sleep on. */
 void fmq_stop(fmq_end *e) {
     if (!end_is_ours(e)) {
         atomic_fetch_or(&e->signals.ended, END_STOPPED);
@@ -130,16 +142,21 @@ static uint64_t end_of_window(const fmq_end *e, uint64_t now, uint64_t spin_ns, 
 static int spin_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
     uint32_t mine = futex_cpu(), theirs = their_cpu(e);
     if (!spin_ns || mine == theirs) return -EAGAIN;
+    /* Readers of a broadcast queue are more than there are processors: one that polls for the next
+     * message keeps a processor from another that has not got this one yet. */
+    bool yields = e->readers.seats && !e->writer;
+    uint32_t first = yields ? YIELDS_FROM : SPINS_AT_FIRST,
+             each = yields ? YIELDS_PER_CLOCK : SPINS_PER_CLOCK;
     /* No pauses at first, because on new processors one is as long as a transfer; but a peer on the
      * same core needs them. */
-    uint32_t at_first =
-        processors_are_siblings(&e->process->processors, mine, theirs) ? 0 : SPINS_AT_FIRST;
+    uint32_t at_once =
+        processors_are_siblings(&e->process->processors, mine, theirs) && !yields ? 0 : first;
     uint64_t until = 0;
     for (uint32_t i = 1;; i++) {
-        if (i > at_first) relax();
+        if (i > at_once) yields ? (void)sched_yield() : relax();
         int r = ring_need(e, n);
         if (r != -EAGAIN) return r;
-        if (i < SPINS_AT_FIRST || i % SPINS_PER_CLOCK) continue;
+        if (i < first || i % each) continue;
         uint64_t now = futex_now();
         if (!until) until = end_of_window(e, now, spin_ns, mine, theirs);
         if (now >= until || now >= deadline || is_over(e)) return -EAGAIN;
@@ -226,8 +243,17 @@ static int sleep_on_readers(fmq_end *e, sight saw, uint64_t until) {
     return r < 0 ? r : 0;
 }
 
+/* On the wait word alone: whoever tells changes `ended`, and then that word. So what was seen before
+ * the announcement has to be so after it. */
+static int sleep_on_one(fmq_end *e, sight saw, uint64_t until) {
+    bool is_same = atomic_load(&e->signals.ended) == saw.ended; /* pairs: TOLD */
+    return is_same ? futex_wait(e->shared.my_wait, saw.announced, FUTEX_BITSET_MATCH_ANY, until)
+                   : -EAGAIN;
+}
+
 /* As futex_wait; LOOK_AGAIN when no wake came and the deadline has not passed either. */
 static int sleep_once(fmq_end *e, sight saw, uint64_t until) {
+    if (is_told(e)) return sleep_on_one(e, saw, until);
     uint64_t slice = end_has_many(e) ? futex_now() + SLEEP_SHARED_SLICE : FMQ_FOREVER;
     int r =
         e->readers.records

@@ -14,6 +14,7 @@
 #include "fmq/layout.h"
 #include "fmq/life.h"
 #include "fmq/ring.h"
+#include "fmq/sleep.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -23,6 +24,8 @@
 #include <string.h>
 #include <ucontext.h>
 
+/* A sleep of reader0 is on one word, and the bridge of its process tells it of the other side's life. */
+enum { TOLD = 1 };
 enum { SIDES = 2, DEEPEST = 2000, MOST_STEPS = 200000, STACK = 64 * 1024, LIVE = 42 | (int)FUTEX_WAITERS, KILL = SIDES };
 
 typedef struct {
@@ -41,7 +44,7 @@ typedef struct {
     void (*run[SIDES])(void);
     bool (*accepts)(void);
     bool may_kill; /* side 1 may be killed, once, at any point */
-    int no_waitv;  /* what futex_waitv answers on this kernel */
+    int no_waitv;  /* what futex_waitv answers on this kernel; or TOLD */
     bool unmarked; /* the kernel's walk of the dead side's list has met a page that is gone */
 } scenario;
 
@@ -100,7 +103,7 @@ int futex_wait(_Atomic uint32_t *word, uint32_t expected, uint32_t mask, uint64_
 
 int futex_wait_either(_Atomic uint32_t *a, uint32_t in_a, _Atomic uint32_t *b, uint32_t in_b, _Atomic uint32_t *own, uint32_t in_own,
                       uint64_t deadline) {
-    return now_playing->no_waitv ? now_playing->no_waitv : sleep_on(a, in_a, b, in_b, own, in_own, deadline);
+    return now_playing->no_waitv < 0 ? now_playing->no_waitv : sleep_on(a, in_a, b, in_b, own, in_own, deadline);
 }
 
 /* Two ends at most: the words of the second end come third and fourth. */
@@ -145,14 +148,25 @@ static void fail(const char *why) {
 
 static bool can_run(int i) { return !sides[i].done && !sides[i].sleeps_on[0] && !(i == 1 && killed); }
 
+static void lose_writer1(fmq_end *other) {
+    (void)other;
+    fmq_lose(writer1);
+}
+
+/* Between two steps of the sides, whole. */
+static void by_another_thread(void (*tell)(fmq_end *)) {
+    int was_running = running;
+    running = -1;
+    tell(reader0);
+    running = was_running;
+}
+
 /* What the kernel does at the victim's death. */
 static void kill_victim(void) {
     killed = true;
     if (now_playing->unmarked) { /* and the life thread of side 0 sees that descriptors were closed */
-        int was_running = running;
-        running = -1; /* between two steps of the sides */
-        fmq_lose(reader0), fmq_lose(writer1);
-        running = was_running;
+        by_another_thread(fmq_lose);
+        by_another_thread(lose_writer1);
         return;
     }
     for (int q = 0; q < 2; q++) {
@@ -160,6 +174,7 @@ static void kill_victim(void) {
         RAW_STORE(word, (uint32_t)FUTEX_OWNER_DIED);
         wake_sleepers(word);
     }
+    if (now_playing->no_waitv == TOLD) by_another_thread(sleep_look_again);
 }
 
 /* Whom to run next; the one who runs comes first, and leaving him while he could go on costs budget. */
@@ -241,6 +256,7 @@ static void set_up(void) {
     }
     reader0 = open_end(0, FMQ_READER), writer0 = open_end(0, FMQ_WRITER);
     reader1 = open_end(1, FMQ_READER), writer1 = open_end(1, FMQ_WRITER);
+    RAW_STORE(&reader0->signals.told, now_playing->no_waitv == TOLD);
     for (int i = 0; i < SIDES; i++) {
         side *s = &sides[i];
         s->done = s->aside = false;
@@ -337,6 +353,17 @@ static void write_one_and_release(void) {
     write_one();
     release();
 }
+/* The bridge is the last side that runs: every step of it may come between any two of the reader. */
+static void release_and_tell(void) {
+    release();
+    sleep_look_again(reader0);
+}
+static void write_one_release_and_tell(void) {
+    write_one();
+    release_and_tell();
+}
+static bool interrupted(void) { return sides[0].result == -EINTR; }
+static void call_reader(void) { sleep_call(reader0); }
 
 static void write_one_and_vanish(void) {
     write_one();
@@ -383,6 +410,15 @@ static const scenario scenarios[] = {
     {"unmarked: writer killed anywhere", 2, {read_two, write_two_singly}, told_or_delivered, true, 0, true},
     {"unmarked: writer killed while both sleep in turn", 1, {read_three_singly, write_three_singly}, told_or_three, true, 0, true},
     {"unmarked: server killed anywhere", 1, {ask, answer}, answered_or_told, true, 0, true},
+    {"told: reader sleeps, writer writes", 1, {read_one, write_one}, one_crossed, false, TOLD, false},
+    {"told: both sleep in turn", 1, {read_three_singly, write_three_singly}, three_crossed, false, TOLD, false},
+    {"told: writer killed anywhere", 2, {read_two, write_two_singly}, told_or_delivered, true, TOLD, false},
+    {"told: stop", 1, {read_one, stop_reader}, stopped, false, TOLD, false},
+    {"told: call", 1, {read_one, call_reader}, interrupted, false, TOLD, false},
+    {"told: release", 1, {read_one, release_and_tell}, closed, false, TOLD, false},
+    {"told: what was written before the release is delivered", 1, {read_one, write_one_release_and_tell}, one_crossed, false, TOLD,
+     false},
+    {"told, unmarked: writer killed anywhere", 2, {read_two, write_two_singly}, told_or_delivered, true, TOLD, true},
     {"unmarked, old kernel: writer killed anywhere", 2, {read_two, write_two_singly}, told_or_delivered, true, -ENOSYS, true},
 };
 

@@ -42,6 +42,12 @@ SMALL = {
         config(NEIGHBOUR=0, FAULTS=1, HEIRS=1, RELEASES=1),
         config(HEIRS=1),
     ],
+    "told": [
+        config(DEATHS=1),
+        config(CALLS=1),
+        config(STOPS=1),
+        config(DEATHS=1, CALLS=1, STOPS=1),
+    ],
     "broadcast": [
         config(ELEMENTS=2, DEATHS=1, JOINS=1, READERS=1),
         config(ELEMENTS=2, EVICTIONS=1, **ONE_LISTENER),
@@ -169,6 +175,26 @@ MUTANTS = {
             ("        saw_ended = ended;\n", ""),
             ("        /* then what was lost */\n", "        saw_ended = ended;\n"),
         ],
+    ),
+    "one word, and no look at what is told by it": (
+        "told",
+        config(DEATHS=1),
+        [("                :: ended != saw_ended /* pairs: TOLD */\n", "                :: false\n")],
+    ),
+    "one word, which who tells leaves as it was": (
+        "told",
+        config(DEATHS=1),
+        [("    as_announced = 0; /* + 2: as odd as before.  pairs: TOLD */\n", "")],
+    ),
+    "one word, which is changed before what it tells of": (
+        "told",
+        config(CALLS=1),
+        [("called = 1; tell()", "tell(); called = 1")],
+    ),
+    "one word, and a bridge that keeps a death to itself": (
+        "told",
+        config(DEATHS=1),
+        [(":: saw != ALIVE -> tell(); break", ":: saw != ALIVE -> break")],
     ),
     "looks before it announces": (
         "queue",

@@ -48,6 +48,21 @@ MUTANTS = {
         f"{LOOK}    if (r == -EAGAIN) r = sleep_ended(e, saw->life, saw->ended);",
         "    int r = sleep_ended(e, saw->life, saw->ended);\n    if (r == -EAGAIN) r = ring_need(e, n);",
     ),
+    "one word, and no look at what is told by it": (
+        "fmq/sleep.c",
+        "    return is_same ? futex_wait(",
+        "    return is_same || true ? futex_wait(",
+    ),
+    "one word, which who tells leaves as it was": (
+        "fmq/sleep.c",
+        "        atomic_fetch_add(e->shared.my_wait, 2); /* pairs: TOLD */\n",
+        "",
+    ),
+    "one word, and who tells wakes no thread": (
+        "fmq/sleep.c",
+        "/* pairs: TOLD */\n        futex_wake(e->shared.my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);\n",
+        "/* pairs: TOLD */\n",
+    ),
     "a loss wakes no thread": ("fmq/sleep.c", "    futex_wake_private(&e->signals.ended);\n", ""),
     "a loss is not noted": (
         "fmq/sleep.c",
@@ -86,7 +101,7 @@ def test_no_schedule_loses_a_wake_up(build):
     killed at any point, stops, releases, or the kernel is old; every result is one that the scenario lists."""
     out = explorer(build)("2")
     counts = [int(n) for n in re.findall(r": (\d+) schedules", out)]
-    assert len(counts) == 20
+    assert len(counts) == 28
     assert sum(counts) > 15_000
 
 
