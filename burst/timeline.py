@@ -90,6 +90,12 @@ def label(kind: str, pid: int, tid: int, name: str) -> Event:
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
 
 
+def mark(name: str, sides: Sides, at: int, late: int) -> Event:
+    """Return the event that marks a moment in the client's process; `late`: ns, in its arguments as microseconds."""
+    where = {"pid": sides.client, "tid": sides.first_lane, "args": {"us": late / 1e3}}
+    return {"name": name, "ph": "i", "s": "p", **where, "ts": at / 1e3}
+
+
 def _span(stage: str, name: str, begin: int, took: int, place: tuple[int, int], number: int) -> Event:
     where = {"pid": place[0], "tid": place[1], "args": {"request": number}}
     return {"name": stage, "cat": name, "ph": "X", **where, "ts": begin / 1e3, "dur": took / 1e3}

@@ -33,8 +33,9 @@ typedef struct {
     char text[464];
 } burst_failure;
 typedef struct {
+    /* tid: of the thread that got an answer of more than 0.1 ms last; 0 before one */
     uint64_t requests, results, total_ns, busy_ns, asleep_ns, pid, depth, timeouts, drops, plain,
-        reserved[6];
+        tid, reserved[5];
 } burst_client_counts;
 typedef struct {
     uint64_t answered, running, busy_ns, asleep_ns, signal, tid, pid, copied, checked, priority,

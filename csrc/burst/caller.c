@@ -12,6 +12,8 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 static const uint64_t SOON = 100000; /* ns */
 /* ns: the slack of a timer, and an idle processor's way back. */
@@ -142,6 +144,15 @@ static void compare(burst_caller *c, uint64_t took) {
     c->trial_left = c->is_trial ? TRIED : KEPT;
 }
 
+/* Asked once for each thread and fork: onlookers ask the kernel what this thread has met. */
+static uint64_t own_tid(const burst_caller *c) {
+    static _Thread_local int asked = INT_MIN;
+    static _Thread_local uint64_t tid;
+    int generation = c->back->process->generation;
+    if (asked != generation) tid = (uint64_t)syscall(SYS_gettid), asked = generation;
+    return tid;
+}
+
 /* How long the answer took. Excludes our wake-up latency, which holding the GIL exists to avoid. */
 static void learn(burst_caller *c, uint64_t took) {
     const burst_sent *sent = &c->trace->sent[c->results % BURST_RECORDS];
@@ -149,6 +160,7 @@ static void learn(burst_caller *c, uint64_t took) {
     if (look(&c->id) == c->results && may_cover(c)) compare(c, took);
     /* Not after a short one: the line is in the device's cache. */
     bool is_known = took > SOON && served->id == c->results;
+    if (took > SOON) note(&c->trace->client.tid, own_tid(c));
     if (is_known && served->done - look(&sent->sent) < took)
         took = served->done - look(&sent->sent);
     c->queued_ns = is_known ? served->started - served->taken : 0;
@@ -255,7 +267,11 @@ static int wait_holding(burst_caller *c, uint64_t sent) {
     if (c->long_answers >= HABIT && !first_window(c)) return -ETIMEDOUT;
     uint64_t hold = patience(c), window = sleep_window(c->back, first_window(c));
     int r = sleep_spin(c->back, 1, hold < window ? hold : window);
-    if (r == -EAGAIN && window < hold) r = sleep_until(c->back, 1, 0, sent + hold);
+    /* Not for an answer that usually takes longer, nor when the time is over: a timer that is due
+     * costs a system call that finds nothing, and the device's thread the processor meanwhile. */
+    bool is_soon = window < hold && c->usual_ns <= hold;
+    if (r == -EAGAIN && is_soon && futex_now() < sent + hold)
+        r = sleep_until(c->back, 1, 0, sent + hold);
     /* burst_receive, which waits on, counts from its own start. */
     if (r) count(&c->trace->client.busy_ns, futex_now() - sent);
     return r == -EAGAIN || r == -EINTR ? -ETIMEDOUT : r; /* the packet is out */

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -28,6 +29,7 @@ from driver.client.discovery import runtime_dir
 from driver.engine.limits import NO_LIMIT
 from driver.errors import DriverError
 from driver.monitor import Sample, Watcher
+from driver.monitor.lateness import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -86,6 +88,7 @@ def _above(sample: Sample) -> Iterator[Text]:
             yield _line(f"  run queue  {_run_queue(device)}")
             yield from _engine_memory(device)
             yield from _stages(sample, device)
+            yield from _late(sample, device)
         yield from map(_account, device.accounts)
     yield from map(_gpu, sample.gpus)
     yield Text()
@@ -153,6 +156,13 @@ def _stages(sample: Sample, device: DeviceFigures) -> Iterator[Text]:
     for n, name in enumerate(("p50 us", "p99 us")):
         each = [f"{stage} {_number(np.median([stages[stage][n] for stages in found]))}" for stage in STAGES if found]
         yield _line(f"  {name}  {'  '.join(each) or 'no results yet'}")
+
+
+def _late(sample: Sample, device: DeviceFigures) -> Iterator[Text]:
+    """Render why frames of the device's streams came late, if any did."""
+    late = sum((Counter(burst.late) for burst in sample.bursts if burst.device == device.address), Counter[str]())
+    if late:
+        yield _line(f"  late       {told(late)}")
 
 
 def _table(bursts: list[BurstFigures], width: int, is_of_many: bool) -> Text:

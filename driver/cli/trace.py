@@ -12,6 +12,7 @@ from driver.cli.epilog import examples
 from driver.cli.output import echo
 from driver.errors import DriverError
 from driver.monitor import Followed, Watcher, follow, write
+from driver.monitor.lateness import counted, told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +68,7 @@ def _plain(followed: Sequence[Followed]) -> list[dict[str, Any]]:
             "program": one.burst.program,
             "requests": len(one.records),
             "missed": one.missed,
+            "late": counted(one.late),
         }
         for one in followed
     ]
@@ -75,4 +77,6 @@ def _plain(followed: Sequence[Followed]) -> list[dict[str, Any]]:
 def _told(path: Path, followed: Sequence[Followed]) -> str:
     requests, missed = sum(len(one.records) for one in followed), sum(one.missed for one in followed)
     bursts = f"{len(followed)} burst{'s' * (len(followed) != 1)}"
-    return f"{path}: {requests} requests of {bursts}, {missed} missed; open the file in https://ui.perfetto.dev"
+    late = [frame for one in followed for frame in one.late]
+    why = f"\n{len(late)} frames late: {told(counted(late))}" if late else ""
+    return f"{path}: {requests} requests of {bursts}, {missed} missed; open the file in https://ui.perfetto.dev{why}"

@@ -24,6 +24,7 @@ from driver.client.statistics import cpu_of_listener
 from driver.errors import DeviceNotFound, DriverError
 from driver.monitor.figures import AccountFigures, BurstFigures, DeviceFigures, Holding, Queue, Spread
 from driver.monitor.gpus import gpu_memory_of
+from driver.monitor.lateness import Moment, counted, late_frames
 from driver.options import PRIORITIES
 from driver.protocol.census import Census, CensusCounts
 from driver.protocol.ledger_report import LedgerReport
@@ -279,6 +280,7 @@ def _mapped(fd: int, nbytes: int) -> Region:
 
 
 _LOOKS = 10
+_STREAM = 64  # results in one glance: more are no stream, of which it could be said why a frame was late
 
 
 class _Totals(NamedTuple):
@@ -303,6 +305,7 @@ class WatchedBurst:
         self.program, self._last = program_of(self.pid), self._totals()
         self.waits_per_s = self.waited = self.joined_per_s = 0.0
         self._seen, self._came = self._last.results, list[Any]()
+        self._moments = [Moment.now(trace)]
 
     def glance(self) -> None:
         """Note the requests whose results came since the last glance, at most 256."""
@@ -312,6 +315,8 @@ class WatchedBurst:
             if len(new):
                 self._came.append(new)
                 self._seen = int(new["id"][-1])
+                if len(new) < _STREAM:
+                    self._moments.append(Moment.now(self.trace))
 
     def look(self) -> BurstFigures:
         """Return the figures since the last call."""
@@ -322,7 +327,7 @@ class WatchedBurst:
         self.waits_per_s = max(0, now.waits - before.waits) / seconds
         self.waited = max(0.0, now.waited - before.waited) / seconds
         self.joined_per_s = max(0, now.joined - before.joined) / seconds
-        stages = self._stages()
+        stages, late = self._stages()
         return BurstFigures(
             device=self.device,
             number=self.number,
@@ -343,6 +348,7 @@ class WatchedBurst:
             path=_path(results, plain),
             client_cpu=max(0.0, now.client_cpu - before.client_cpu) / seconds,
             device_cpu=_share(before.device_cpu, now.device_cpu, seconds),
+            late=late,
         )
 
     @property
@@ -380,15 +386,18 @@ class WatchedBurst:
             "is_waiting": running not in {0, begun},
         }
 
-    def _stages(self) -> dict[str, Spread]:
+    def _stages(self) -> tuple[dict[str, Spread], dict[str, int]]:
         self.glance()
-        each, self._came = [self.trace.stages(records) for records in self._came], []
-        if not each:
-            return {}
+        came, self._came = self._came, []
+        moments, self._moments = self._moments, self._moments[-1:]
+        if not came:
+            return {}, {}
+        each = [self.trace.stages(records) for records in came]
+        late = counted(late_frames(self.trace, np.concatenate(came), moments))
         rows = [np.concatenate([ns[name] for ns in each]) for name in each[0]]
         ordered = np.sort(rows, axis=1) / 1e3
         spreads = zip(*(_percentile(ordered, share) for share in (0.50, 0.99)), strict=True)
-        return {name: Spread(*spread) for name, spread in zip(each[0], spreads, strict=True)}
+        return {name: Spread(*spread) for name, spread in zip(each[0], spreads, strict=True)}, late
 
 
 def _percentile(ordered: NDArray[np.float64], share: float) -> list[float]:

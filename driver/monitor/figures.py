@@ -52,6 +52,7 @@ class BurstFigures:
     path: str  #: "burst", "plain", "both", or empty when no results came
     client_cpu: float  #: share of one CPU, in the client's calls
     device_cpu: float | None  #: share of one CPU, of the listener; None if the kernel does not tell
+    late: Mapping[str, int] = field(default_factory=dict)  #: frames of a stream that came late, by source
 
 
 class Holding(NamedTuple):

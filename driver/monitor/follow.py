@@ -16,6 +16,7 @@ import numpy as np
 
 from burst import timeline
 from burst._core import lib
+from driver.monitor.lateness import LateFrame, Moment, late_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from driver.monitor.device import WatchedBurst
     from driver.monitor.watcher import Watcher
 
-_SOONEST, _LATEST = 0.5e-3, 50e-3  # seconds between two looks at a burst
+_SOONEST, _LATEST = 0.5e-3, 10e-3  # seconds between two looks at a burst: few frames of a stream lie between them
 _FRESH = lib.BURST_RECORDS / 4  # requests that are worth a look
 _FIND_EVERY = 0.5
 _ASK_EVERY = 5.0  # seconds for which devices note their accelerators' work, and a second more
@@ -43,7 +44,9 @@ class Followed:
     _pause: float = _SOONEST
     _found: list[NDArray[Any]] = field(default_factory=list)
     _works: list[NDArray[Any]] = field(default_factory=list)
+    _moments: list[Moment] = field(default_factory=list)
     _first: int = 0
+    _has_come: bool = True  #: anything, at the last look: else its moment lies between no two frames
     _worked: NDArray[Any] | None = None  #: ids of the works that the last look has found
 
     def __post_init__(self) -> None:
@@ -60,12 +63,21 @@ class Followed:
         found = np.concatenate(self._works) if self._works else self.burst.trace.works()[:0]
         return np.sort(found[found["id"] > self._first], order="id")
 
+    @property
+    def late(self) -> list[LateFrame]:
+        """The frames that were late, if these are a stream's, with the source of each."""
+        return late_frames(self.burst.trace, self.records, self._moments)
+
     def look(self, now: float) -> None:
         """Read new records, and set the time of the next look."""
         before = self.last
+        if not self._has_come and len(self._moments) > 1:
+            del self._moments[-1]
+        self._moments.append(Moment.now(self.burst.trace))
         if int(self.burst.trace.page.client.results) > before:
             self._note()
         fresh = self.last - before
+        self._has_come = fresh > 0
         if fresh > _FRESH:
             self._pause *= max(0.1, _FRESH / fresh)
         elif fresh < _FRESH / 2:
@@ -169,6 +181,7 @@ def events(followed: Sequence[Followed]) -> Iterator[dict[str, Any]]:
         yield from timeline.requests(name, sides, records, burst.trace.stages(records))
         yield from timeline.works(name, sides, one.works, n * len(timeline.LANES))
         yield from timeline.counters(name, sides, records)
+        yield from (timeline.mark(f"late: {late.source}", sides, late.begin, late.ns) for late in one.late)
 
 
 def _names(followed: Sequence[Followed]) -> Iterator[dict[str, Any]]:
