@@ -2,6 +2,7 @@
 
     python bench/burst_depth.py [--depth 4] [--json FILE] [--plot FILE]
     python bench/burst_depth.py goodput [--pairs 9] [--seconds 2] [--clients 32] [--patience 0.05] [--json FILE]
+    python bench/burst_depth.py rotation [--pairs 9] [--json FILE]
 
 The device takes 1 ms for a frame, asleep (burst_test_devices.odd:Slow), and the client 1 ms to produce the next one. At
 depth 1 the client runs each frame before it produces the next (`run`); at depth 4 it submits frames and takes the
@@ -21,9 +22,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from burst_roundtrip import add_model
-from measure import Budget, Runs, ask, percentiles, progress
+from measure import Budget, Runs, ask, percentiles, progress, rounds
 from own_device import own_device, pin
-from question import Question, against, median, times
+from question import Question, against, interval, median, times
 
 import driver
 from burst import Busy
@@ -315,5 +316,59 @@ GOODPUT = Question(
     is_pinned=False,
 )
 
+# ---- rotation
+
+
+DEPTHS = (4, 10, 11, 16, 32, 64)
+SHALLOW = "depth 10"
+
+
+def in_rotation(burst: Burst, depth: int, count: int) -> Block:
+    """Microseconds that a request takes while `depth` are in flight, one after the other."""
+    flying: deque[Future[Result]] = deque()
+    begin = time.perf_counter()
+    for _ in range(count):
+        if len(flying) == depth:
+            flying.popleft().result(TIMEOUT)
+        flying.append(burst.submit())
+    while flying:
+        flying.popleft().result(TIMEOUT)
+    return {"us": 1e6 * (time.perf_counter() - begin) / count}
+
+
+def rotate(args: argparse.Namespace) -> Runs:
+    """All rounds, in turns."""
+    runs, count = Runs(), 500 if args.quick else 5000
+    with ExitStack() as stack:
+        device = stack.enter_context(own_device())
+        prepared: RemotePreparedModel = stack.enter_context(device.prepare(add_model()))
+        bursts = {f"depth {d}": (stack.enter_context(prepared.burst(depth=d)), d) for d in DEPTHS}
+        pin(device)
+        for burst, depth in bursts.values():
+            in_rotation(burst, depth, 10 * depth)
+        for name in rounds(args.pairs, list(bursts)):
+            runs.add(name, in_rotation(*bursts[name], count))
+    return runs
+
+
+TO_SHALLOW = against(SHALLOW, "us")
+ROTATION = Question(
+    """What does a request cost when many are in flight: is there more than its device knows?
+
+        python bench/burst_depth.py rotation [--pairs 9] [--json FILE]
+
+    An ADD on the reference device, submitted with so many in flight; a result is taken before one more is submitted. A
+    device remembers 128 different requests of a burst. A burst whose input sets met all of its output sets would send
+    more than that from depth 11 on, and each would be checked and bound anew. Client on CPU 0, device on CPU 1.
+    """,
+    rotate,
+    {"us a request": interval("us"), "x depth 10": times(TO_SHALLOW, SHALLOW)},
+    budgets=lambda runs, _: [
+        Budget(f"depth {d} <= 1.2 x depth 10", TO_SHALLOW(runs, f"depth {d}"), 1.2) for d in DEPTHS if d > 10
+    ],
+    figures=("us",),
+    bars=("us", "us a request"),
+)
+
 if __name__ == "__main__":
-    ask({"": DEPTH.answer, "goodput": GOODPUT.answer})
+    ask({"": DEPTH.answer, "goodput": GOODPUT.answer, "rotation": ROTATION.answer})

@@ -64,6 +64,7 @@ FRAME_ROWS = [
     "burst, 6.2 MB written, spin=1 ms",
 ]
 DEPTH_ROWS = [f"{producer} producer, depth {depth}" for producer in ("sleeping", "computing") for depth in (1, 4)]
+ROTATION_ROWS = [f"depth {n}" for n in (4, 10, 11, 16, 32, 64)]
 TURN_ROWS = [
     "floor: two compare-and-exchanges",
     "enter and leave",
@@ -120,6 +121,7 @@ def test_a_client_in_c_is_measured(tmp_path):
         ("burst_roundtrip.py", ["--peers", "none"], BURST_ROWS, 7),
         pytest.param("burst_payload.py frame", ["--peers", "none"], FRAME_ROWS, 1, marks=pytest.mark.stress),
         pytest.param("burst_depth.py", [], DEPTH_ROWS, 2, marks=pytest.mark.stress),
+        pytest.param("burst_depth.py rotation", [], ROTATION_ROWS, 4, marks=pytest.mark.stress),
         pytest.param(
             "queue_roundtrip.py", ["--peers", "none"], [*QUEUE_FLOORS, *QUEUE_ROWS], 11, marks=pytest.mark.stress
         ),
@@ -202,6 +204,18 @@ def test_the_script_of_cameras_measures_both_ways(tmp_path):
     copied, *others = found["budgets"]
     assert (copied["text"], copied["found"]["median"], len(others)) == ("bytes of frames copied", 0, 2)
     assert text.count("8 cameras") >= 2
+
+
+@needs_two_cpus
+@pytest.mark.stress
+def test_the_tail_script_says_how_late_and_why(tmp_path):
+    """Three rows of the same frames, and what `burst trace` has named."""
+    found, text = run("tail.py", tmp_path)
+    rows = {row["name"]: row["rounds"] for row in found["subjects"]}
+    assert rows.keys() == {"timer", "burst", "in process"}
+    assert all(0 < block["p50_us"] <= block["p999_us"] for rounds in rows.values() for block in rounds)
+    assert len(found["budgets"]) == 2
+    assert "what a late frame had lost its time to" in text
 
 
 @needs_two_cpus
@@ -365,13 +379,13 @@ def test_the_idle_script_sees_every_way_to_wait(tmp_path):
 
 
 def test_the_broadcast_script_delivers_all_to_all(tmp_path):
-    """Both ways, to one reader and to eight; a message that is lost ends it."""
+    """Each way, to one reader and to eight; a message that is lost ends it."""
     found, _ = run("queue_throughput.py broadcast", tmp_path)
     rows = {row["name"]: row["rounds"] for row in found["subjects"]}
     assert {len(rounds) for rounds in rows.values()} == {2}
     assert {name.partition(",")[0] for name in rows} == {"fmq", "chunks and flags"}
     assert all(0 < block["p50_us"] <= block["p99_us"] for rounds in rows.values() for block in rounds)
-    assert len(found["budgets"]) == 3
+    assert len(found["budgets"]) == 7
 
 
 @needs_two_cpus
