@@ -196,10 +196,10 @@ void fmq_follow(fmq_end *end, void *word);
 /* the second way to learn of a death, for when the kernel could not mark the word: the life thread
  * watches a descriptor that the peer's process holds open at its other end, and calls fmq_lose when
  * that hangs up; or, of a queue's memory, asks for the lock on `byte` whenever a process has closed
- * the file. -1: no such. fmq_link keeps a duplicate of the socket. It is for an end whose peer has no
- * successor: a sleep on it is then on one word, and the bridge tells it of its peer's life (README,
- * "One word"). Call fmq_unlink before you close `socket` or `file` and before fmq_free. A link that
- * is no longer valid does nothing. */
+ * the file. -1: no such. fmq_link keeps a duplicate of the socket. It is for an end whose peer has
+ * no successor: a sleep on it is then on one word, and the bridge tells it of its peer's life
+ * (README, "One word"). Call fmq_unlink before you close `socket` or `file` and before fmq_free. A
+ * link that is no longer valid does nothing. */
 int64_t fmq_link(fmq_end *end, int socket);
 int64_t fmq_link_lock(fmq_end *end, int file, int64_t byte);
 void fmq_unlink(int64_t link);

@@ -55,8 +55,8 @@ uint32_t sleep_announce(_Atomic uint32_t *word) {
     return atomic_fetch_or(word, 1) | 1; /* seq_cst.  pairs: SLEEP */
 }
 
-/* Relaxed, because fmq_link sets it before any call, and fmq_unlink comes with fmq_stop, which wakes
- * the wait word whatever this says. */
+/* Relaxed, because fmq_link sets it before any call, and fmq_unlink comes with fmq_stop, which
+ * wakes the wait word whatever this says. */
 static bool is_told(const fmq_end *e) {
     return atomic_load_explicit(&e->signals.told, memory_order_relaxed);
 }
@@ -243,8 +243,8 @@ static int sleep_on_readers(fmq_end *e, sight saw, uint64_t until) {
     return r < 0 ? r : 0;
 }
 
-/* On the wait word alone: whoever tells changes `ended`, and then that word. So what was seen before
- * the announcement has to be so after it. */
+/* On the wait word alone: whoever tells changes `ended`, and then that word. So what was seen
+ * before the announcement has to be so after it. */
 static int sleep_on_one(fmq_end *e, sight saw, uint64_t until) {
     bool is_same = atomic_load(&e->signals.ended) == saw.ended; /* pairs: TOLD */
     return is_same ? futex_wait(e->shared.my_wait, saw.announced, FUTEX_BITSET_MATCH_ANY, until)
