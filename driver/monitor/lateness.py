@@ -38,8 +38,8 @@ NOT_OURS: Final = {STOLEN, WAITED, WAKE, WORK}
 """The sources that Burst has no part in: the machine, its other programs, and the model."""
 
 
-class Account(NamedTuple):
-    """What a thread has met since it began; all numbers only grow."""
+class ThreadCounts(NamedTuple):
+    """The counts of a thread since it began; all only grow."""
 
     waited: int  #: ns in which it could have run
     others: int  #: ns that other threads of its process have run
@@ -47,7 +47,7 @@ class Account(NamedTuple):
     reads: int  #: pages from a disk
 
     @classmethod
-    def of(cls, pid: int, tid: int) -> Account | None:
+    def of(cls, pid: int, tid: int) -> ThreadCounts | None:
         """Read it. Return None where the kernel does not tell, as of a process in another container."""
         task = Path(f"/proc/{pid}/task/{tid}")
         try:
@@ -60,12 +60,12 @@ class Account(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """What has been read at one look."""
+    """The figures of one look."""
 
     at: int  #: CLOCK_MONOTONIC ns
     stolen: int  #: ns, of all processors
-    client: Account | None
-    device: Account | None
+    client: ThreadCounts | None
+    device: ThreadCounts | None
 
     @classmethod
     def now(cls, trace: Trace) -> Moment:
@@ -74,8 +74,8 @@ class Moment(NamedTuple):
         return cls(
             time.monotonic_ns(),
             _stolen(),
-            Account.of(int(client.pid), int(client.tid)),
-            Account.of(int(device.pid), int(device.tid)),
+            ThreadCounts.of(int(client.pid), int(client.tid)),
+            ThreadCounts.of(int(device.pid), int(device.tid)),
         )
 
 
@@ -105,7 +105,7 @@ def late_frames(trace: Trace, records: NDArray[np.void], moments: Sequence[Momen
         late, stage = more.pop("total"), max(more, key=more.__getitem__)
         begin, end = int(records["begin"][n]), int(records["received"][n])
         source = _source(stage, late, *_around(moments, begin, end))
-        found.append(LateFrame(int(records["id"][n]), begin, late, stage, source))
+        found.append(LateFrame(number=int(records["id"][n]), begin=begin, ns=late, stage=stage, source=source))
     return found
 
 
@@ -134,7 +134,7 @@ def _source(stage: str, late: int, before: Moment | None, after: Moment | None) 
         if after.stolen - before.stolen >= max(half, 1):
             return STOLEN
         if first and last:
-            met = Account(*(b - a for a, b in zip(first, last, strict=True)))
+            met = ThreadCounts(*(b - a for a, b in zip(first, last, strict=True)))
             for source, ns in (
                 (WAITED, met.waited),
                 (READ, met.reads * _READ),

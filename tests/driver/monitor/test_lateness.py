@@ -25,8 +25,8 @@ from driver.monitor.lateness import (
     WAITED,
     WAKE,
     WORK,
-    Account,
     Moment,
+    ThreadCounts,
     counted,
     late_frames,
     told,
@@ -34,7 +34,7 @@ from driver.monitor.lateness import (
 
 MS = 1_000_000
 USUAL = {"encode": 10_000, "queue": 0, "wake": 20_000, "bind": 5_000, "execute": 100_000, "return": 30_000}  # ns
-NOTHING = Account(0, 0, 0, 0)
+NOTHING = ThreadCounts(0, 0, 0, 0)
 LATE = 20  # the number of the frame that is
 ENOUGH = 400_000  # ns
 
@@ -66,17 +66,17 @@ def moments(trace, stolen=0, client=NOTHING, device=NOTHING):
 @pytest.mark.parametrize(
     ("stage", "met", "source"),
     [
-        ("wake", {"device": Account(ENOUGH, 0, 0, 0)}, WAITED),
-        ("wake", {"client": Account(ENOUGH, 0, 0, 0)}, WAKE),  # of the other side
-        ("wake", {"device": Account(ENOUGH // 8, 0, 0, 0)}, WAKE),  # too little
-        ("wake", {"stolen": 10 * MS, "device": Account(ENOUGH, 0, 0, 0)}, STOLEN),
-        ("return", {"client": Account(0, ENOUGH, 0, 0)}, OTHERS),
+        ("wake", {"device": ThreadCounts(ENOUGH, 0, 0, 0)}, WAITED),
+        ("wake", {"client": ThreadCounts(ENOUGH, 0, 0, 0)}, WAKE),  # of the other side
+        ("wake", {"device": ThreadCounts(ENOUGH // 8, 0, 0, 0)}, WAKE),  # too little
+        ("wake", {"stolen": 10 * MS, "device": ThreadCounts(ENOUGH, 0, 0, 0)}, STOLEN),
+        ("return", {"client": ThreadCounts(0, ENOUGH, 0, 0)}, OTHERS),
         ("return", {}, WAKE),
-        ("encode", {"client": Account(0, 0, 400, 0)}, FAULTED),
-        ("encode", {"client": Account(0, 0, 0, 4)}, READ),
+        ("encode", {"client": ThreadCounts(0, 0, 400, 0)}, FAULTED),
+        ("encode", {"client": ThreadCounts(0, 0, 0, 4)}, READ),
         ("encode", {}, OWN),
-        ("execute", {"device": Account(0, 0, 400, 0)}, FAULTED),
-        ("execute", {"device": Account(0, ENOUGH, 0, 0)}, WORK),  # threads of the runtime
+        ("execute", {"device": ThreadCounts(0, 0, 400, 0)}, FAULTED),
+        ("execute", {"device": ThreadCounts(0, ENOUGH, 0, 0)}, WORK),  # threads of the runtime
         ("execute", {"device": None, "client": None}, WORK),  # in another container
     ],
 )
@@ -101,7 +101,7 @@ def test_what_is_no_stream_has_no_late_frames():
 def test_the_kernel_says_what_a_thread_has_met():
     """Pages that it touched first, and what others of its process ran; nothing of a thread that there is not."""
     pid, tid = os.getpid(), threading.get_native_id()
-    before = Account.of(pid, tid)
+    before = ThreadCounts.of(pid, tid)
     with mmap.mmap(-1, 200 * mmap.PAGESIZE) as memory:
         memory.madvise(mmap.MADV_NOHUGEPAGE)
         for page in range(200):
@@ -109,11 +109,11 @@ def test_the_kernel_says_what_a_thread_has_met():
     other = threading.Thread(target=lambda: sum(range(10**6)))
     other.start()
     other.join()
-    met = Account(*(b - a for a, b in zip(before, Account.of(pid, tid), strict=True)))
+    met = ThreadCounts(*(b - a for a, b in zip(before, ThreadCounts.of(pid, tid), strict=True)))
     assert met.faults >= 200
     assert met.others > 0
     assert met.waited >= met.reads == 0
-    assert Account.of(pid, 1 << 22) is None
+    assert ThreadCounts.of(pid, 1 << 22) is None
 
 
 def test_a_client_says_which_thread_waits(slow):
@@ -126,7 +126,7 @@ def test_a_client_says_which_thread_waits(slow):
 def test_words():
     """Each source is said with what is not Burst's own, the most frequent one first."""
     trace = stream("wake")
-    frames = late_frames(trace, trace.records(), moments(trace, device=Account(0, 0, 400, 0)))
+    frames = late_frames(trace, trace.records(), moments(trace, device=ThreadCounts(0, 0, 400, 0)))
     assert counted([*frames, *frames]) == {FAULTED: 2}
     assert told({WAKE: 3, FAULTED: 1}) == f"3 {WAKE} (not ours), 1 {FAULTED}"
     assert set(SOURCES) > NOT_OURS
