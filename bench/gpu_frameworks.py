@@ -84,7 +84,7 @@ def _beside(
     own_of: Callable[[Path, list[NDArray[Any]]], Callable[[], Any]],
 ) -> Iterator[Row]:
     """One net, in process and through a burst, in turns."""
-    device = usable(f"{name}-cuda", name)
+    device = usable(*([name] if bench.has_stand_ins else [f"{name}-cuda", name]))
     path = bench.folder / f"net.{'pt2' if name == 'torch' else 'jax'}"
     feeds = write(path)
     own = own_of(path, feeds)
