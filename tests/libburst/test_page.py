@@ -39,7 +39,7 @@ def test_the_program_in_c(shell, tmp_path):
     (tmp_path / "program.c").write_text(block("c"))
     _, command = COMMANDS
     assert shell(command) == NEGATED
-    assert shell(command.replace("-Wextra", "-Wextra -Wpedantic -Werror")) == NEGATED
+    shell(command.partition(" && ")[0].replace("-Wextra", "-Wextra -Wpedantic -Werror"))
 
 
 @pytest.mark.parametrize("more", ["", "-fno-exceptions", "-static-libstdc++ -O2"])
