@@ -4,19 +4,16 @@ Runtime have one thread.
 
 from __future__ import annotations
 
-import os
-import sys
-import tempfile
-from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from driver.devices.litert.quiet import without_info_lines
 from driver.formats.pt2_archive import Pt2Archive
 from driver.importers.files import kind_of, runs_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -59,7 +56,7 @@ def _onnxruntime(path: Path, arrays: Arrays) -> OwnRuntime:
 
 
 def _litert(path: Path, arrays: Arrays) -> OwnRuntime:
-    with _without_info_lines():
+    with without_info_lines():
         interpreter = import_module("ai_edge_litert.interpreter").Interpreter(str(path), num_threads=1)
         declared = interpreter.get_input_details()
         for detail, array in zip(declared, arrays, strict=True):
@@ -76,26 +73,6 @@ def _litert(path: Path, arrays: Arrays) -> OwnRuntime:
         return [interpreter.get_tensor(index) for index in outputs]
 
     return OwnRuntime(f"LiteRT {version('ai-edge-litert')}", call)
-
-
-@contextmanager
-def _without_info_lines() -> Iterator[None]:
-    """Leave LiteRT's lines of INFO out of standard error: its Python package has no level for them."""
-    try:
-        kept = os.dup(2)
-    except OSError:  # there is no standard error
-        yield
-        return
-    with tempfile.TemporaryFile() as told:
-        sys.stderr.flush()
-        os.dup2(told.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            told.seek(0)
-            os.write(2, b"".join(line for line in told if not line.startswith(b"INFO: ")))
 
 
 def _jax(path: Path, arrays: Arrays) -> OwnRuntime:

@@ -16,6 +16,7 @@ from driver.devices.litert.flatbuffer import FlatbufferWriter
 from driver.devices.litert.library import Compiled, TensorBuffers, library
 from driver.devices.litert.packed import Packing
 from driver.devices.litert.program import LiteRtProgram, lowered, obstacles, restored
+from driver.devices.litert.quiet import without_info_lines
 from driver.devices.litert.tflite_file import TfliteOutline
 from driver.devices.litert.weights import aligned
 from driver.devices.litert.wheel import VERSION, missing
@@ -83,7 +84,8 @@ class LiteRtDevice(LoweringDevice[LiteRtProgram]):
         options = _configured()
         self._threads = options.get("threads") if threads is None else threads
         self._packing = Packing()
-        _self_test()
+        with without_info_lines():
+            _self_test()
 
     @classmethod
     def missing(cls) -> str | None:

@@ -2,6 +2,8 @@
 
 import ctypes
 import gc
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -344,3 +346,14 @@ def test_memory_that_ends_with_its_page(shape):
     with driver.connect("litert") as device, device.prepare(m.build()) as prepared, prepared.burst() as burst:
         burst.inputs[0][...] = 7
         assert (burst.run().outputs[0] == 7).all()
+
+
+def test_lines_of_info_stay_off_standard_error():
+    """LiteRT tells of its first delegate, which is no error; what else it says is there."""
+    program = (
+        "import os\nfrom driver.devices.litert import LiteRtDevice\nLiteRtDevice()\n"
+        "from driver.devices.litert.quiet import without_info_lines\n"
+        "with without_info_lines():\n    os.write(2, b'INFO: made\\nERROR: broken\\n')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "ERROR: broken\n")
