@@ -149,7 +149,7 @@ def test_the_search_finds(site, browser, words, page):
     assert complaints == []
 
 
-@pytest.mark.parametrize("name", ["start", "bursts", "howto/c", "howto/device"])
+@pytest.mark.parametrize("name", ["start", "bursts", "howto/agents", "howto/c", "howto/device"])
 def test_no_line_of_code_is_cut_on_a_wide_screen(site, browser, name):
     """A page of 1680 pixels shows each line of its programs whole."""
     tab = browser.new_page(viewport={"width": 1680, "height": 1000})
