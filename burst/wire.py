@@ -139,7 +139,12 @@ def encode_result(result: ResultPacket, version: int) -> bytes:
     status, shapes, timing, number = result
     if NOT_MEASURED in timing:
         raise Malformed(f"{NOT_MEASURED} us cannot be told from a time that was not measured")
-    numbers = [n for dims, is_enough in shapes for n in (bool(is_enough), len(dims), *dims)]
+    numbers, last, its = list[int](), None, list[int]()
+    for shape in shapes:  # often many of the same one
+        if shape != last:
+            last, (dims, is_enough) = shape, shape
+            its = [bool(is_enough), len(dims), *dims]
+        numbers += its
     try:
         values = ffi.new("uint32_t[]", numbers)
         times = [NOT_MEASURED if time is None else time for time in timing]
@@ -176,10 +181,14 @@ def _encoded(encode: Callable[..., int], *given: Any) -> bytes:
 
 
 def _shapes(values: Any, count: int) -> tuple[OutputShape, ...]:
-    found, at, numbers = list[OutputShape](), 0, ffi.unpack(values, len(values))
+    found, at, numbers = list[OutputShape](), 0, ffi.unpack(values, len(values)) if count else []
+    last, its = list[int](), OutputShape()
     for _ in range(count):
         end = at + 2 + numbers[at + 1]
-        found.append(OutputShape(tuple(numbers[at + 2 : end]), bool(numbers[at])))
+        said = numbers[at:end]
+        if said != last:  # often many of the same one
+            last, its = said, OutputShape(tuple(said[2:]), bool(said[0]))
+        found.append(its)
         at = end
     return tuple(found)
 

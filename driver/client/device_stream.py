@@ -16,7 +16,7 @@ from burst.dropped import later
 from burst.errors import status_error
 from burst.messages import NO_TIMING
 from driver.client.burst_requests import CLOSED_IN_FLIGHT
-from driver.client.device_buffers import Buffer, BufferDesc, BufferRole, check_buffers
+from driver.client.device_buffers import Buffer, BufferDesc, BufferRole, BufferWish, check_buffers
 from driver.client.job import Job, perform_with_room
 from driver.client.layout import layouts_of, nbytes
 from driver.client.names import by_position, copies
@@ -65,16 +65,22 @@ class StepMemory:
         self._inputs = InputSet(model, input_shapes(model, arrays))
         self._inputs.fill(arrays)
         self._first_sizes = layouts_of(model).of_outputs(None).sizes
-        self.buffers = {pair: self._turns_of(executor, *pair) for pair in plan.states}
+        self.buffers = self._allocated(executor)
         check_buffers([*self._given.values()], executor.device.connection)
 
-    def _turns_of(self, executor: RemoteExecutor, m: int, n: int) -> list[Buffer]:
-        """Return the two buffers of a state, or twice one that is updated in place if its size may change."""
-        dimensions = self._graph.operands[self._graph.inputs[n]].dimensions
-        is_open = not dimensions or 0 in dimensions
-        roles, desc = ([BufferRole(0, n)], [BufferRole(0, m)]), BufferDesc(in_place=is_open)
-        found = [executor.device.allocate(desc, [executor], *roles) for _ in range(1 if is_open else 2)]
-        return [found[0], found[-1]]
+    def _allocated(self, executor: RemoteExecutor) -> dict[tuple[int, int], list[Buffer]]:
+        """Return the two buffers of each state, or twice one that is updated in place if its size may change."""
+        wishes = list[BufferWish]()
+        for m, n in self._plan.states:
+            dimensions = self._graph.operands[self._graph.inputs[n]].dimensions
+            is_open = not dimensions or 0 in dimensions
+            wish = BufferWish(BufferDesc(in_place=is_open), [executor], [BufferRole(0, n)], [BufferRole(0, m)])
+            wishes += [wish] * (1 if is_open else 2)
+        found = iter(executor.device.allocate_all(wishes))
+        turns = dict[tuple[int, int], list[Buffer]]()
+        for wish, buffer in zip(wishes, found, strict=True):
+            turns.setdefault((wish.output_roles[0].io_index, wish.input_roles[0].io_index), []).append(buffer)
+        return {pair: [its[0], its[-1]] for pair, its in turns.items()}
 
     def told(self, shapes: Sequence[OutputShape]) -> list[OutputShape]:
         """Return the shapes of the outputs that results have."""
@@ -179,9 +185,10 @@ class DeviceStream(ResultStream):
     def _open(self, sizes: Sequence[int]) -> None:
         """Have the engine go on from here, with memory for outputs of these sizes in bytes."""
         memory, begin, depth = self._memory, self._done, self._depth
-        sets = [memory.outputs((), sizes) for _ in range(depth)]
+        count = depth if self._plan.told else 1
+        sets = [memory.outputs((), sizes) for _ in range(count)] * (depth // count)
         requests = [memory.request(begin, sets[0], self._last, self._shapes)]
-        turns = range(1, 1 + (depth if self._plan.told else 2))  # those without results differ in their buffers alone
+        turns = range(1, 1 + (depth if count > 1 else 2))  # those without results differ in their buffers alone
         requests += [memory.request(begin + n, sets[n % depth], sets[n - 1], self._shapes) for n in turns]
         feed = StreamFeed(depth, self._wait.by, is_latest=self._is_latest)
         end = FOREVER if self._wait.end is None else self._wait.end
@@ -236,7 +243,7 @@ class DeviceStream(ResultStream):
     def _free(self, turns: Turns) -> None:
         """Let the engine write where the caller holds no result any more. Raise ResultsHeld."""
         freed, left, depth = self._freed, turns.feed.left, self._depth
-        while freed < left and not turns.sets[freed % depth].is_held():
+        while freed < left and not (self._plan.told and turns.sets[freed % depth].is_held()):
             freed += 1
         if left - freed == depth:
             raise ResultsHeld(

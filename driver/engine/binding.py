@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -259,7 +259,8 @@ class BoundRequest(Execution):
         if is_fit and not access:
             self.native = driver.native
             self.launch = driver.launch and partial(_launch, driver.launch)
-        run = partial(_run_static, driver.run) if self.is_static else partial(_run, request, driver)
+        told = any(a.dimensions for a in request.outputs) and request
+        run = partial(_run_static, driver.run) if self.is_static else partial(_run, told, driver)
         self.run = access.wrap(driver.run if is_fit and bound.is_infallible else run)
         self.copied_bytes = bound.copied_bytes + access.copied_bytes
         self.checked_bytes = bound.checked_bytes
@@ -267,7 +268,7 @@ class BoundRequest(Execution):
     @property
     def shapes(self) -> Sequence[OutputShape]:  # type: ignore[override]  # follows the driver's
         """The shapes of the outputs, once it has run."""
-        return tuple(map(OutputShape._make, self._driver.shapes))
+        return self._driver.shapes
 
     def failure(self, status: ErrorStatus) -> Exception:
         """Return why `native` has returned that status."""
@@ -298,10 +299,10 @@ def _run_static(run: Callable[[], object]) -> None:
         raise _as_answer(error) from error
 
 
-def _run(request: Request, execution: DriverExecution) -> None:
+def _run(request: Request | Literal[False], execution: DriverExecution) -> None:
     try:
         execution.run()
-        if any(a.dimensions for a in request.outputs):
+        if request:
             _check_shapes(request, execution)
     except DriverError as error:
         raise _as_answer(error) from error
@@ -502,9 +503,7 @@ class ManagedRequest(Execution):
         self._found = None
         if self._named.have_turned:
             self._turn()
-        bound = self._bound
-        if bound is None or self._named.have_changed:
-            bound = self._bind()
+        bound = self._bind() if self._bound is None or self._named.have_changed else self._bound
         self._named.begin()
         if bound is None or self._is_cancelled:
             raise GeneralFailure("it was cancelled, or another execution took the value of a buffer that it reads")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from burst import OutputShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,9 +62,10 @@ class DriverExecution:
         return self._launch_held if self._held and self._launch else self._launch
 
     @property
-    def shapes(self) -> Sequence[tuple[tuple[int, ...], bool]]:
+    def shapes(self) -> Sequence[OutputShape]:
         """The outputs' shapes, and whether their memory suffices."""
-        return self.bound.shapes
+        found: Sequence[Any] = self.bound.shapes
+        return found if found and type(found[0]) is OutputShape else tuple(map(OutputShape._make, found))
 
     def failure(self, status: ErrorStatus) -> Exception:
         """Return why `native` has returned this status."""

@@ -28,6 +28,8 @@ class NamedBuffers:
         outputs = [_argument(n, a, twins, model, is_input=False) for n, a in enumerate(request.outputs)]
         self.read = [found[a.pool] for a in inputs if not a.has_no_value and a.pool in found]
         self.written = [(twins[a.pool], n) for n, a in enumerate(outputs) if not a.has_no_value and a.pool in found]
+        self._growing = [(b, b.held, n) for b, n in self.written if b.held and b.is_growing]
+        self._fixed = [(b, n) for b, n in self.written if not b.is_growing]
         self._swapped = [found[a.pool] for a in outputs if a.pool in found and found[a.pool].twin]
         self._turns = [buffer.turn for buffer in found.values() if buffer.twin]
         self._with_twins = [buffer for buffer in found.values() if buffer.twin]
@@ -92,8 +94,13 @@ class NamedBuffers:
 
     def settle(self, shapes: Sequence[OutputShape]) -> None:
         """Note that the execution has written outputs of these shapes."""
-        for buffer, n in self.written:
+        for buffer, n in self._fixed:
             buffer.settle(shapes[n].dimensions)
+        for buffer, held, n in self._growing:  # in each step of a language model there are dozens
+            if held.least <= held.buffer.nbytes <= held.most:
+                buffer.known, buffer.no_value[0] = shapes[n].dimensions, 0
+            else:
+                buffer.settle(shapes[n].dimensions)
         for buffer in self._swapped:
             buffer.swap()
 

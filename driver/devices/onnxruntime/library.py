@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache, partial
 from importlib import import_module
@@ -18,7 +17,7 @@ from driver.formats.onnx_schema import TYPES
 from driver.plugins import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
@@ -170,7 +169,11 @@ class Session:
         """The model's outputs: `name`, `type`, `shape`."""
         return list(self.session.get_outputs())
 
-    def binding(self, inputs: Sequence[Place | Rebinder], outputs: Sequence[Place | str]) -> Binding:
+    def on_values(self, outputs: list[str]) -> ValuesRun:
+        """Run on ONNX Runtime's own values, in memory of the CPU, which makes all outputs."""
+        return ValuesRun(self.session, outputs)
+
+    def binding(self, inputs: Sequence[Place], outputs: Sequence[Place | str]) -> Binding:
         """Bind inputs and outputs to memory. An output that is only a name gets memory of ONNX Runtime's own."""
         lock = self.lane.lock if self.lane else None  # its runs share the lane's stream
         return Binding(self.session, inputs, outputs, is_copied=self._is_copied, lock=lock)
@@ -179,8 +182,34 @@ class Session:
 Place = tuple[str, str, tuple[int, ...], "NDArray[np.uint8] | GpuPlace"]
 """Name, ONNX type, dimensions and memory of an input or output."""
 
-Rebinder = Callable[[Any], Callable[[], object]]
-"""An input whose memory changes: gets ONNX Runtime's own binding, and returns what binds the input before each run."""
+
+class ValuesRun:
+    """A session's runs on values. One call takes all of them: to bind 60 inputs and outputs takes longer than to run.
+
+    given: the inputs of the next run, by name. One thread runs it at a time.
+    """
+
+    def __init__(self, session: Any, outputs: list[str]) -> None:
+        self._session, self._outputs = session._sess, outputs  # not the class around it, which looks at each value
+        self.given: dict[str, Any] = {}
+        self._found: Sequence[Any] = ()
+
+    def run(self, options: Any = None) -> str | None:
+        """Execute once, without the GIL. Returns the error message, or None; `options`: a RunOptions."""
+        try:
+            self._found = self._session.run_with_ort_values(self.given, self._outputs, options)
+        except Exception as error:  # noqa: BLE001 - its errors share no other class
+            return text_of(error)
+        return None
+
+    def attempt(self) -> Attempt:
+        """Return an execution that can be ended."""
+        return attempt_of(self.run)
+
+    def taken(self) -> Sequence[Any]:
+        """Return the outputs of the last run, and keep no value of it. Index them: iterating costs 40 us."""
+        found, self._found, self.given = self._found, (), {}
+        return found
 
 
 class Binding:
@@ -189,7 +218,7 @@ class Binding:
     def __init__(
         self,
         session: Any,
-        inputs: Sequence[Place | Rebinder],
+        inputs: Sequence[Place],
         outputs: Sequence[Place | str],
         *,
         is_copied: bool = False,
@@ -211,8 +240,6 @@ class Binding:
                     # A run would put its results into those of the last one.
                     self._before.append(partial(self._binding.bind_output, place, here))
                     self._before[-1]()  # outputs keep the order in which they were bound first
-                elif callable(place):
-                    self._before.append(place(self._binding))
                 else:
                     name, type_, shape, memory = place
                     is_there = isinstance(memory, GpuPlace)
@@ -237,12 +264,15 @@ class Binding:
         return None
 
     def attempt(self) -> Attempt:
-        """Return an execution that can be ended: ONNX Runtime looks at `terminate` before each operation, in loops,
-        too.
-        """
-        options = library().RunOptions()
-        return Attempt(partial(self.run, options), partial(setattr, options, "terminate", True))
+        """Return an execution that can be ended."""
+        return attempt_of(self.run)
 
     def results(self) -> Sequence[Any]:
         """Return the outputs after a run, as ONNX Runtime's own values. Index it: iterating costs 40 us."""
         return self._binding.get_outputs()  # type: ignore[no-any-return]
+
+
+def attempt_of(run: Callable[[Any], str | None]) -> Attempt:
+    """Return an execution that can be ended: ONNX Runtime looks at `terminate` before each operation, in loops, too."""
+    options = library().RunOptions()
+    return Attempt(partial(run, options), partial(setattr, options, "terminate", True))

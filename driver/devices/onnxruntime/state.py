@@ -1,18 +1,19 @@
 """State that grows: buffers whose values are tensors of ONNX Runtime's own, and executions that follow them.
 
 A run reads the values that the buffers have at that moment, and its outputs become the values of those that it writes:
-nothing is copied, and nothing is bound to an address. No run changes a value that another one has made, so several
-buffers may have the same.
+nothing is copied, and nothing is bound to an address. One call gives a run all of its inputs, and has all outputs. No
+run changes a value that another one has made, so several buffers may have the same.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from burst import OutputShape
 from burst._core import ffi
 from driver.deadlines import check
 from driver.devices.files import source_of
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.devices.onnxruntime.file_model import OnnxFileModel, OnnxFilePort
-    from driver.devices.onnxruntime.library import Place, Rebinder
 
 
 class StateBuffer(GrowingBuffer):
@@ -70,16 +70,6 @@ class StateBuffer(GrowingBuffer):
         return True
 
 
-class StateInput:
-    """An input whose value is a buffer's, bound anew before each run. `binding`: ONNX Runtime's own."""
-
-    def __init__(self, name: str, buffer: StateBuffer, binding: Any) -> None:
-        self._bind, self._name, self._buffer = binding.bind_ortvalue_input, name, buffer
-
-    def __call__(self) -> None:
-        self._bind(self._name, self._buffer.tensor[0])
-
-
 def in_state(argument: object) -> StateBuffer | None:
     """Return the buffer if an argument lies in one that grows."""
     buffer = argument.buffer if isinstance(argument, BufferArgument) else None
@@ -111,25 +101,37 @@ class StateExecution(BoundExecution):
             raise ValueError(
                 "a state that grows and memory of a GPU do not go together: use buffers of fixed dimensions"
             )
-        rooms: list[Any] = [in_state(output) or output for output in outputs]
-        self._targets = list(zip(owner.outputs, owner.places, rooms, strict=True))
         self._before: list[Callable[[], object]] = []
-        self._addresses: set[int] = set()
-        sources = [self._source(port, a) for port, a in zip(owner.inputs, inputs, strict=True) if a is not None]
-        names = [port.name for port in owner.outputs]
-        self._binding = owner.session.binding(sources, list(dict.fromkeys(names)))
-        self.shapes = tuple(((), False) for _ in outputs)
+        self._lent: dict[int, set[int]] = {}  # addresses of inputs in memory, by their bytes
+        self._in_memory: dict[str, Any] = {}  # values that never change
+        self._kept: list[Any] = []  # with their memory
+        self._names: list[str] = []
+        self._read: list[StateBuffer] = []
+        for port, given in zip(owner.inputs, inputs, strict=True):
+            if buffer := in_state(given):
+                self._names.append(port.name)
+                self._read.append(buffer)
+            elif given is not None:
+                self._use_memory(port, given)
+        written = [(n, in_state(output), output) for n, output in enumerate(outputs)]
+        self._written = [(n, buffer) for n, buffer, _ in written if buffer]
+        self._rooms: list[tuple[int, NDArray[np.uint8]]] = [(n, room) for n, buffer, room in written if not buffer]
+        self._element_sizes = [port.size for port in owner.outputs]
+        self._values = owner.session.on_values(list(dict.fromkeys(port.name for port in owner.outputs)))
+        self.shapes: tuple[OutputShape, ...] = (OutputShape(is_sufficient=False),) * len(outputs)
 
-    def _source(self, port: OnnxFilePort, given: Any) -> Place | Rebinder:
-        if buffer := in_state(given):
-            return partial(StateInput, port.name, buffer)
+    def _use_memory(self, port: OnnxFilePort, given: NDArray[Any]) -> None:
+        """Have runs read an input in its memory, or in a copy."""
         place, fill = source_of(given, port.dtype)
-        self._addresses.add(place.ctypes.data)
+        self._lent.setdefault(place.nbytes, set()).add(place.ctypes.data)
         if fill is not None:
             self._before.append(fill)
             self.copied_bytes += place.nbytes
             self.checked_bytes += place.nbytes if port.chooses else 0
-        return port.name, port.type, given.shape, place
+        array = place.view(given.dtype).reshape(given.shape)
+        value = library().OrtValue.ortvalue_from_numpy_with_onnx_type(array, TYPES[port.type])
+        self._in_memory[port.name] = value._ortvalue
+        self._kept.append(value)
 
     def run(self) -> None:
         """Execute once, without the GIL. Raise OutputInsufficientSize, ExecutionFailed, LoopTimeout,
@@ -138,39 +140,40 @@ class StateExecution(BoundExecution):
         for copy in self._before:
             copy()
         check("queued")
-        began = time.perf_counter()
-        fault = self._runs.run(self._binding.attempt, is_long=self._owner.is_long)
+        began, values = time.perf_counter(), self._values
+        given = [buffer.tensor[0] for buffer in self._read]
+        if None in given:  # ONNX Runtime would crash
+            raise ExecutionFailed(0, "the file", "a buffer that it reads has lost its value")
+        values.given = self._in_memory | dict(zip(self._names, given, strict=True))
+        fault = self._runs.run(values.attempt, is_long=self._owner.is_long)
+        found = values.taken()
         if fault:
             raise ExecutionFailed(0, "the file", in_words(fault))
         self._owner.took(time.perf_counter() - began)
-        self._hand_over()
+        self._hand_over([found[place] for place in self._owner.places])
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, values: list[Any]) -> None:
         """Give each output to its buffer, or copy it to its memory: all, if there is room for all."""
-        results, shapes, values, fit = self._binding.results(), [], [], True
-        for port, place, room in self._targets:
-            value = results[place]
-            shape = tuple(value.shape())
-            nbytes = port.nbytes(shape)
-            fits = type(room) is StateBuffer or nbytes <= room.nbytes
-            fit = fit and fits
-            shapes.append((shape, fits))
-            values.append((value, nbytes))
-        self.shapes = tuple(shapes)
-        if not fit:
+        shapes = [tuple(value.shape()) for value in values]
+        sizes = [size * math.prod(shape) for size, shape in zip(self._element_sizes, shapes, strict=True)]
+        lacking = {n for n, room in self._rooms if sizes[n] > room.nbytes}
+        if lacking:
+            self.shapes = tuple(OutputShape(shape, n not in lacking) for n, shape in enumerate(shapes))
             raise OutputInsufficientSize(self.shapes)
-        taken = self._addresses
-        for (port, _, room), (value, nbytes), (shape, _) in zip(self._targets, values, shapes, strict=True):
-            if type(room) is StateBuffer:
-                is_input = value.data_ptr() in taken
-                room.tensor = self._copy(port, value, shape) if is_input else value, nbytes
-            elif nbytes:
-                np.copyto(room[:nbytes], tensor_bytes(value, nbytes))
+        made = {shape: OutputShape(shape) for shape in dict.fromkeys(shapes)}  # often one for all
+        self.shapes = tuple([made[shape] for shape in shapes])
+        for n, buffer in self._written:
+            value, nbytes = values[n], sizes[n]
+            if nbytes in self._lent and value.data_ptr() in self._lent[nbytes]:
+                value = self._copy(n, value, shapes[n])
+            buffer.tensor = value, nbytes
+        for n, room in self._rooms:
+            if sizes[n]:
+                np.copyto(room[: sizes[n]], tensor_bytes(values[n], sizes[n]))
 
-    @staticmethod
-    def _copy(port: OnnxFilePort, value: Any, shape: tuple[int, ...]) -> Any:
+    def _copy(self, output: int, value: Any, shape: tuple[int, ...]) -> Any:
         """Return a copy of an input that lies in memory, where the next run may find another value."""
-        copied = StateBuffer(port)
+        copied = StateBuffer(self._owner.outputs[output])
         copied.reshape(shape)
         copied.copy_from(tensor_bytes(value, copied.nbytes))
         return copied.tensor[0]

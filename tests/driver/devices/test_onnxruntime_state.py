@@ -22,14 +22,15 @@ from burst import (
 )
 from burst.wire import Token
 from driver import BufferDesc, BufferRole
+from driver.client.remote_executor import RemoteExecutor
 
 ort = pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
 
 from driver.devices.onnxruntime import OnnxRuntimeDevice  # noqa: E402 (it may be missing)
 from driver.devices.onnxruntime.file_model import OnnxFileModel  # noqa: E402
 from driver.engine.binding import execution  # noqa: E402
-from driver.engine.device_memory import LoadedModel, ManagedBuffers  # noqa: E402
-from driver.engine.driver_memory import DriverMemory  # noqa: E402
+from driver.engine.device_memory import BufferTerms, LoadedModel, ManagedBuffers  # noqa: E402
+from driver.engine.driver_memory import DriverCalls, DriverMemory  # noqa: E402
 from driver.engine.models import SharedModel  # noqa: E402
 from driver.engine.quota import Quota  # noqa: E402
 from driver.interface import Preparation  # noqa: E402
@@ -231,6 +232,24 @@ def test_it_is_bound_once(monkeypatch, thread):
     assert len(bound) == 2
 
 
+def test_many_are_allocated_by_one_call_of_the_driver(monkeypatch, thread):
+    """All of them, or none: what precedes a buffer that cannot be is given back."""
+    engine, calls = InProcess(1 << 20), []
+    whole = DriverCalls.__call__
+    monkeypatch.setattr(
+        DriverCalls,
+        "__call__",
+        lambda its, method, *more, **by: calls.append(method) or whole(its, method, *more, **by),
+    )
+    terms = BufferTerms((), [engine.loaded], [[0, 0, 1.0]], [[0, 0, 1.0]], in_place=True)
+    assert len({buffer.token for buffer in engine.buffers.allocate_all([terms] * 20)}) == 20
+    assert calls == ["allocate_growing"]
+    before = engine.quota.taken, engine.quota.held
+    with pytest.raises(InvalidArgument, match="io_index=7"):
+        engine.buffers.allocate_all([terms, terms._replace(inputs=[[0, 7, 1.0]])])
+    assert (engine.quota.taken, engine.quota.held) == before
+
+
 def test_it_is_charged_as_it_grows_and_ends_at_the_limit(thread):
     """Beyond what the client may have the run is refused, with the figures; the state is there, and charges go back."""
     engine = InProcess(1 << 16)
@@ -244,6 +263,14 @@ def test_it_is_charged_as_it_grows_and_ends_at_the_limit(thread):
         engine.buffers.release(buffer.token)
     engine.runs.clear()
     assert engine.quota.taken == 0
+
+
+def test_a_value_that_is_lost(thread):
+    """A buffer that was freed by another thread just now: the run fails, and the process lives."""
+    engine = InProcess(1 << 20)
+    engine.pair[0].held.buffer.drop()
+    with pytest.raises(GeneralFailure, match="a buffer that it reads has lost its value"):
+        engine.run(1)
 
 
 @pytest.mark.parametrize(
@@ -287,6 +314,30 @@ class TestStreams:
             found = np.zeros(stream.state["past"].dimensions, np.float32)
             stream.state["past"].copy_to(found)
         assert np.array_equal(found, past)
+
+    def test_one_request_for_all_steps(self, connect, monkeypatch):
+        """Steps after the first one are the same request where results have nothing: the engine binds it once. All
+        buffers were allocated by one call.
+        """
+        nodes = [node("Concat", [f"past{n}", "x"], [f"present{n}"], axis=0) for n in range(5)]
+        sides = [*((f"past{n}", "float32", ["n", ROW]) for n in range(5)), ("x", "float32", [1, ROW])]
+        data = written(nodes, sides, [(f"present{n}", "float32", ["m", ROW]) for n in range(5)])
+        first = {f"past{n}": np.zeros((1, ROW), np.float32) for n in range(5)} | {"x": self.FIRST["x"]}
+        asked, opened, whole = [], [], RemoteExecutor.open_stream
+        monkeypatch.setattr(
+            RemoteExecutor, "open_stream", lambda its, *more: opened.append(more[0]) or whole(its, *more)
+        )
+        with connect("onnxruntime").prepare(file_model(data)) as prepared, prepared.burst(depth=8) as burst:
+            connection, call = prepared.device.connection, prepared.device.connection.call
+            monkeypatch.setattr(
+                connection, "call", lambda word, *more, **by: asked.append(word) or call(word, *more, **by)
+            )
+            stream = burst.stream_results(first, feedback={f"present{n}": f"past{n}" for n in range(5)}, most=9)
+            assert len([0 for _ in stream]) == 9
+            assert stream.state["past4"].dimensions == (10, ROW)
+        assert asked[:1] == ["allocate_all"]
+        assert not {"allocate", "allocate_all"}.intersection(asked[1:])
+        assert len(set(opened[0])) == 1
 
     def test_results_that_grow(self, connect):
         """A result that outgrows its memory: the stream goes on in larger memory, and no step is lost or repeated."""
