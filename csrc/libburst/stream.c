@@ -97,18 +97,23 @@ static void put_role(message *m, uint32_t index) {
     put_int(m, 0), put_uint(m, index), put_double(m, 1);
 }
 
-static int allocate(stream *s, const burst_feedback *f, uint64_t deadline) {
+/* All buffers, by one call. */
+static int allocate(stream *s, const opening *o) {
     client *c = s->prepared->client;
+    uint32_t count = TURNS * o->n_feedback;
     int64_t values;
-    message *m = client_begin(c, "allocate", 4);
-    put_array(m, 0);
-    put_array(m, 1), put_int(m, s->prepared->number);
-    put_role(m, f->input), put_role(m, f->output);
-    int r = client_call(c, deadline, &values);
+    message *m = client_begin(c, "allocate_all", count);
+    for (uint32_t i = 0; i < count; i++) {
+        const burst_feedback *f = &o->feedback[i / TURNS];
+        put_array(m, 4), put_array(m, 0);
+        put_array(m, 1), put_int(m, s->prepared->number);
+        put_role(m, f->input), put_role(m, f->output);
+    }
+    int r = client_call(c, o->deadline, &values);
     if (r) return r;
-    if (values < 1 || !take_as(&c->m, INTEGER, &s->tokens[s->n_tokens]))
-        return fail(-EBADMSG, "allocate was answered without a token");
-    s->n_tokens++;
+    for (; s->n_tokens < count; s->n_tokens++)
+        if (values != count || !take_as(&c->m, INTEGER, &s->tokens[s->n_tokens]))
+            return fail(-EBADMSG, "allocate_all was answered without %u tokens", count);
     return 0;
 }
 
@@ -120,8 +125,7 @@ static int open_path(stream *s, const opening *o) {
     s->epoch = c->epoch;
     if (s->prepared->epoch != c->epoch) r = fail(-EPIPE, "the device was started again meanwhile");
     if (!r) r = plain_open(c, o->deadline, &s->path);
-    for (uint32_t i = 0; i < TURNS * o->n_feedback && !r; i++)
-        r = allocate(s, &o->feedback[i / TURNS], o->deadline);
+    if (!r && o->n_feedback) r = allocate(s, o);
     pthread_mutex_unlock(&c->lock);
     return r;
 }

@@ -6,20 +6,19 @@ import os
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet, ref
+from weakref import WeakSet
 
 import numpy as np
 
-from burst import DeviceUnavailable, InvalidArgument, Memory, PeerDied, StatusError, Timeout, Trace
+from burst import DeviceUnavailable, Memory, PeerDied, StatusError, Timeout, Trace
 from burst.channel import MAX_FDS
 from burst.run_queue import FlowCounts
 from driver.client import discovery, moving, served_sockets
 from driver.client.cells import cells_of
 from driver.client.connection import Connection, traces_of
-from driver.client.device_buffers import RemoteBuffer, kind_of
+from driver.client.device_buffers import BufferWish, allocated
 from driver.client.encoded_models import latest
 from driver.client.hardening import confinement
 from driver.client.prepared_model import RemotePreparedModel
@@ -383,25 +382,12 @@ class RemoteDevice(Closing):
         Raise StatusError: INVALID_ARGUMENT for models of another device, roles that are given twice, do not exist or
         contradict each other; RESOURCE_EXHAUSTED_TRANSIENT or _PERSISTENT when the device has no room. PeerDied.
         """
+        return self.allocate_all([BufferWish(desc, prepared_models, input_roles, output_roles)])[0]
+
+    def allocate_all(self, wishes: Sequence[BufferWish]) -> list[Buffer]:
+        """Allocate several buffers in one call to the device: all, or none. Raise as `allocate`."""
         self.renew()
-        connection = self.connection
-        connection.buffers.add(coming := _ComingBuffer())
-        homes = [prepared.present_home() for prepared in prepared_models]
-        for n, home in enumerate(homes):
-            if home.connection is not connection:
-                raise InvalidArgument(f"prepared_models[{n}] was prepared on another device or connection than this")
-        numbers, more = [home.number for home in homes], [True] if desc.in_place else []
-        (token,), _ = connection.call(
-            "allocate", desc.dimensions, numbers, list(input_roles), list(output_roles), *more
-        )
-        kind = kind_of([prepared.model for prepared in prepared_models], input_roles, output_roles)
-        models = [ref(each.remote) for each in prepared_models]
-        again = partial(_allocated_again, desc, models, input_roles, output_roles)
-        found = RemoteBuffer(connection, token, kind, again)
-        found.in_place = desc.in_place
-        connection.buffers.add(found)
-        del coming
-        return found
+        return allocated(self.connection, wishes)
 
     def beside(self, channel: Channel | None = None) -> Connection:
         """Return one more connection, to the device's service of now, or over a channel. Raise as `connect`."""
@@ -549,23 +535,6 @@ class RemoteDevice(Closing):
         self._closed.set()
         self.connection.close()
         moving.await_watcher(self.connection)
-
-
-def _allocated_again(
-    desc: BufferDesc,
-    models: Sequence[Callable[[], RemoteExecutor | None]],
-    input_roles: Sequence[BufferRole],
-    output_roles: Sequence[BufferRole],
-) -> Buffer:
-    """Allocate once more. Raise as `allocate`, and ValueError where a model is gone. It keeps none of them alive."""
-    found = [model for each in models if (model := each())]
-    if len(found) < len(models):
-        raise ValueError("the models that this buffer was allocated for are gone: keep them as long as you fork it")
-    return found[0].device.allocate(desc, found, input_roles, output_roles)
-
-
-class _ComingBuffer:
-    """A buffer that the device is asked for."""
 
 
 def _on_the_wire(

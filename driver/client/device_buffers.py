@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -29,7 +31,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.client.connection import Connection
+    from driver.client.prepared_model import RemotePreparedModel
+    from driver.client.remote_executor import RemoteExecutor
     from driver.nn import Model
+
+_NOWHERE = object()
+_AT_ONCE = 256  # buffers in one call, whose message has at most 64 KiB
 
 
 class BufferDesc(NamedTuple):
@@ -215,10 +222,7 @@ class RemoteBuffer(DeviceBuffer, Buffer):
         """Use `device.allocate`. `again`: allocates another one for the same roles."""
         super().__init__(token)
         self._connection, self.kind, self._again, self._is_closed = connection, kind, again, False
-
-    def is_at(self, connection: Connection | None) -> bool:
-        """Return True if it can be used over this connection."""
-        return connection is self._connection and not self._is_closed
+        self.place: object = connection  #: over which it can be used; of a closed one no connection
 
     def check(self, connection: Connection | None) -> None:
         """Raise BuffersLost, or ValueError, unless it can be used over this connection."""
@@ -266,13 +270,70 @@ class RemoteBuffer(DeviceBuffer, Buffer):
     def close(self) -> None:
         """Free its memory on the device. Harmless when done twice, and when the device is gone."""
         if not self._is_closed:
-            self._is_closed = True
+            self._is_closed, self.place = True, _NOWHERE
             self._connection.buffers.discard(self)
             self._connection.free("release", self.token)
 
     def __del__(self) -> None:
         if not self._is_closed:
             self._connection.drop("release", self.token)
+
+
+class BufferWish(NamedTuple):
+    """The arguments of `RemoteDevice.allocate` for one buffer."""
+
+    desc: BufferDesc
+    models: Sequence[RemotePreparedModel | RemoteExecutor]
+    input_roles: Sequence[BufferRole] = ()
+    output_roles: Sequence[BufferRole] = ()
+
+    def to_wire(self, connection: Connection) -> list[object]:
+        """Return the arguments of the call. Raise InvalidArgument for a model that is not there."""
+        homes = [prepared.present_home() for prepared in self.models]
+        for n, home in enumerate(homes):
+            if home.connection is not connection:
+                raise InvalidArgument(f"prepared_models[{n}] was prepared on another device or connection than this")
+        more = [True] if self.desc.in_place else []
+        numbers = [home.number for home in homes]
+        return [self.desc.dimensions, numbers, list(self.input_roles), list(self.output_roles), *more]
+
+    def granted(self, connection: Connection, token: int) -> RemoteBuffer:
+        """Return the buffer with that token."""
+        desc, inputs, outputs = self.desc, self.input_roles, self.output_roles
+        again = partial(_allocated_again, desc, [ref(each.remote) for each in self.models], inputs, outputs)
+        found = RemoteBuffer(connection, token, kind_of([each.model for each in self.models], inputs, outputs), again)
+        found.in_place = desc.in_place
+        connection.buffers.add(found)
+        return found
+
+
+class _ComingBuffer:
+    """A buffer that the device is asked for."""
+
+
+def allocated(connection: Connection, wishes: Sequence[BufferWish]) -> list[Buffer]:
+    """Allocate buffers over this connection: all, or none. Raise StatusError, PeerDied."""
+    connection.buffers.add(coming := _ComingBuffer())
+    rows, found = [wish.to_wire(connection) for wish in wishes], list[Buffer]()
+    for begin in range(0, len(rows), _AT_ONCE):
+        some = rows[begin : begin + _AT_ONCE]
+        tokens, _ = connection.call("allocate_all", *some) if len(some) > 1 else connection.call("allocate", *some[0])
+        found += [wish.granted(connection, n) for wish, n in zip(wishes[begin:], tokens, strict=False)]
+    del coming
+    return found
+
+
+def _allocated_again(
+    desc: BufferDesc,
+    models: Sequence[Callable[[], RemoteExecutor | None]],
+    input_roles: Sequence[BufferRole],
+    output_roles: Sequence[BufferRole],
+) -> Buffer:
+    """Allocate once more. Raise as `allocate`, and ValueError where a model is gone. It keeps none of them alive."""
+    found = [model for each in models if (model := each())]
+    if len(found) < len(models):
+        raise ValueError("the models that this buffer was allocated for are gone: keep them as long as you fork it")
+    return found[0].device.allocate(desc, found, input_roles, output_roles)
 
 
 def closed(token: int) -> ValueError:
@@ -288,7 +349,7 @@ def check_buffers(pools: Sequence[object], connection: Connection | None) -> Non
     for n, pool in enumerate(pools):
         # These first, because an abstract class takes long to say whose instance something is.
         kind = type(pool)
-        if kind is RemoteBuffer and pool.is_at(connection):  # type: ignore[attr-defined]
+        if kind is RemoteBuffer and pool.place is connection:  # type: ignore[attr-defined]
             continue
         if kind is Memory and not pool.is_closed:  # type: ignore[attr-defined]
             continue

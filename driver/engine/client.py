@@ -30,7 +30,7 @@ from driver.deadlines import due
 from driver.engine.binding import charge_thread, execution
 from driver.engine.cache.compilations import CacheOwner, Declined
 from driver.engine.client_descriptors import Descriptors, sent_model, to_read, trace_memory, trace_of
-from driver.engine.device_memory import LoadedModel, ManagedBuffers, ModelCharge
+from driver.engine.device_memory import BufferTerms, LoadedModel, ManagedBuffers, ModelCharge
 from driver.engine.joining import Joining
 from driver.engine.lane import ClientLane, LaneOwner
 from driver.engine.lane_reader import LaneReader
@@ -101,6 +101,7 @@ class EngineClient:
             "status": self.status,
             "capabilities": self.capabilities,
             "allocate": self.allocate,
+            "allocate_all": self.allocate_all,
             "release": self.release,
             "copy_from": self.copy_from,
             "copy_to": self.copy_to,
@@ -318,12 +319,20 @@ class EngineClient:
         """Allocate a buffer for roles [model index, input or output index, frequency]; answer its token. `in_place`:
         one request may name it on both sides.
         """
+        return self.allocate_all(_, [dimensions, numbers, inputs, outputs, in_place])
+
+    def allocate_all(self, _: Message, *rows: list[Any]) -> Reply:
+        """Allocate a buffer for each list of arguments of `allocate`, all or none; answer their tokens."""
+        return Reply([buffer.token for buffer in self._buffers.allocate_all([self._terms(*row) for row in rows])])
+
+    def _terms(
+        self, dimensions: list[int], numbers: list[int], inputs: list[Any], outputs: list[Any], in_place: bool = False
+    ) -> BufferTerms:
         _check_dimensions(dimensions)
         if len(numbers) + len(inputs) + len(outputs) > _MOST_ROLES:
             raise InvalidArgument(f"{len(inputs) + len(outputs)} roles; at most {_MOST_ROLES} with their models")
         models = [self._loaded(number) for number in numbers]
-        wanted = tuple(dimensions), models, inputs, outputs
-        return Reply([self._buffers.allocate(*wanted, in_place=bool(in_place)).token])
+        return BufferTerms(tuple(dimensions), models, inputs, outputs, in_place=bool(in_place))
 
     def release(self, _: Message, *tokens: int) -> Reply:
         """Free buffers and the plans bound to them."""

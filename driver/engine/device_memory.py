@@ -12,8 +12,8 @@ Requests name a buffer by its token. A token is valid for one client only, and i
 from __future__ import annotations
 
 import math
-from itertools import chain, count
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from itertools import chain, count, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from burst import (
     GeneralFailure,
@@ -402,6 +402,35 @@ def _check_size(memory: Memory, nbytes: int, what: str) -> None:
         raise InvalidArgument(f"the memory has {memory.nbytes} bytes, but {what} has {nbytes}")
 
 
+class BufferTerms(NamedTuple):
+    """The arguments of `ManagedBuffers.allocate`."""
+
+    dimensions: tuple[int, ...]
+    models: Sequence[LoadedModel]
+    inputs: Sequence[Any]
+    outputs: Sequence[Any]
+    in_place: bool = False
+
+
+class _Wanted(NamedTuple):
+    """A buffer that is to be allocated: what it is for, and what a driver is asked for."""
+
+    kind: BufferKind
+    roles: frozenset[OperandRole]
+    request: BufferRequest
+    grows: bool
+    in_place: bool
+
+    @classmethod
+    def of(cls, terms: BufferTerms) -> Self:
+        """Check the roles. Raise InvalidArgument."""
+        kind, dimensions, roles = describe(terms.dimensions, terms.models, terms.inputs, terms.outputs)
+        sides = (True, terms.inputs), (False, terms.outputs)
+        uses = [BufferUse(terms.models[m].prepared, is_input, n, f) for is_input, side in sides for m, n, f in side]
+        request = BufferRequest(kind.type, dimensions, tuple(uses))
+        return cls(kind, roles, request, grows=not _is_fixed(kind, dimensions), in_place=terms.in_place)
+
+
 class ManagedBuffers:
     """The buffers of one client, by token."""
 
@@ -433,22 +462,33 @@ class ManagedBuffers:
         Raise InvalidArgument, ResourceExhaustedTransient, ResourceExhaustedPersistent; GeneralFailure for a driver
         that fails to allocate.
         """
-        kind, dimensions, roles = describe(dimensions, models, inputs, outputs)
-        claim = self.quota.take("release buffers", **price("buffer"))
-        sides = (True, inputs), (False, outputs)
-        uses = [BufferUse(models[m].prepared, is_input, n, f) for is_input, side in sides for m, n, f in side]
-        wanted, grows = BufferRequest(kind.type, dimensions, tuple(uses)), not _is_fixed(kind, dimensions)
+        return self.allocate_all([BufferTerms(dimensions, models, inputs, outputs, in_place=in_place)])[0]
 
-        def one() -> ManagedBuffer:
-            held = self._driver.allocate(wanted, self.quota, grows=grows) if self._driver else None
-            return ManagedBuffer(kind, dimensions, roles, self.quota, held=held)
+    def allocate_all(self, terms: Sequence[BufferTerms]) -> list[ManagedBuffer]:
+        """Allocate several, all or none. Raise as `allocate`."""
+        wanted = [_Wanted.of(each) for each in terms]
+        claims = [self.quota.take("release buffers", **price("buffer")) for _ in wanted]
+        growing = [each.request for each in wanted if each.grows]
+        held = iter(self._driver.allocate_growing(growing, self.quota)) if self._driver else repeat(None)
+        found = [self._buffer_of(each, next(held) if each.grows else self._held_of(each)) for each in wanted]
+        for buffer, each, claim in zip(found, wanted, claims, strict=True):
+            if each.in_place:
+                is_one = buffer.held and buffer.held.buffer.in_place
+                buffer.be_in_place(None if is_one else self._buffer_of(each, self._held_of(each)))
+            buffer.claim = claim
+        self._buffers.update((buffer.token, buffer) for buffer in found)
+        return found
 
-        buffer = one()
-        if in_place:
-            buffer.be_in_place(None if buffer.held and buffer.held.buffer.in_place else one())
-        buffer.claim = claim
-        self._buffers[buffer.token] = buffer
-        return buffer
+    def _buffer_of(self, wanted: _Wanted, held: HeldBuffer | None) -> ManagedBuffer:
+        return ManagedBuffer(wanted.kind, wanted.request.dimensions, wanted.roles, self.quota, held=held)
+
+    def _held_of(self, wanted: _Wanted) -> HeldBuffer | None:
+        """Return the driver's own memory for one, if it has any."""
+        if self._driver is None:
+            return None
+        if wanted.grows:
+            return self._driver.allocate_growing([wanted.request], self.quota)[0]
+        return self._driver.allocate(wanted.request, self.quota)
 
     def release(self, token: int) -> None:
         """Free a buffer. Raise InvalidArgument."""

@@ -23,7 +23,7 @@ from burst.serving_thread import ServingThread
 from driver.interface import Device, DriverBuffer, GrowingBuffer, MemoryHandle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -88,7 +88,7 @@ class HeldBuffer:
         """`quota`: what a growing buffer is charged to."""
         self.buffer, self._calls, self._quota, self._pending = buffer, calls, quota, ""
         self.is_growing = isinstance(buffer, GrowingBuffer)
-        self._charged = -1  # bytes
+        self.least, self.most = 0, -1  #: bytes of a growing buffer between which nothing is to be charged
         self._give_back: Callable[[], object] = lambda: None
 
     def charge_growth(self) -> None:
@@ -97,15 +97,16 @@ class HeldBuffer:
         So most runs charge nothing, though each lets it grow. What was charged for more than four times as much goes
         back.
         """
-        nbytes, charged = self.buffer.nbytes, self._charged
-        if nbytes <= charged and (charged <= 4 * nbytes or charged <= _LITTLE):
+        nbytes = self.buffer.nbytes
+        if self.least <= nbytes <= self.most:
             return
         quota = self._quota
         assert quota
         self._charge_nothing()
         for most in (max(nbytes + nbytes // 2, _LITTLE), nbytes):
             try:
-                self._give_back, self._charged = quota.charge(most).give_back, most
+                self._give_back, self.most = quota.charge(most).give_back, most
+                self.least = 0 if most <= _LITTLE else most // 4
             except StatusError:
                 if most == nbytes:
                     self.drop()
@@ -120,7 +121,7 @@ class HeldBuffer:
 
     def _charge_nothing(self) -> None:
         self._give_back()
-        self._give_back, self._charged = lambda: None, -1
+        self._give_back, self.least, self.most = lambda: None, 0, -1
 
     def reshape(self, dimensions: tuple[int, ...]) -> None:
         """Make room for a value with these dimensions in a growing buffer. Raise StatusError."""
@@ -195,37 +196,57 @@ class DriverMemory:
         self._device, self._calls, self._allocating = device, DriverCalls(device.name, patience), threading.Lock()
         register_kinds(device.own_memory_kinds, self._opened)
 
-    def allocate(self, request: BufferRequest, quota: Quota, *, grows: bool = False) -> HeldBuffer | None:
+    def allocate(self, request: BufferRequest, quota: Quota) -> HeldBuffer | None:
         """Return a driver's buffer, charged to the client; None: the engine allocates. Raise StatusError."""
-        method, kind = ("allocate_growing", GrowingBuffer) if grows else ("allocate", DriverBuffer)
-        mine = type(self._device)
-        if (mine.allocate_growing is Device.allocate_growing) if grows else (mine.allocate is Device.allocate):
+        if type(self._device).allocate is Device.allocate:
             return None
-        if not self._allocating.acquire(timeout=self._calls.patience):
-            raise self._calls.lied(f"has not returned from {method} for another buffer for {self._calls.patience:g} s")
-        # The call gives the lock back, also when it returns too late.
-        allocate = self._device.allocate_growing if grows else self._device.allocate
-        found = self._calls(method, lambda: self._allocated(allocate, request), on_late=_close)
-        if found is None:
-            return None
-        if not isinstance(found, kind):
-            raise self._calls.lied(f"returns {found!r:.80} from {method}, and not a {kind.__name__} or None")
-        held = HeldBuffer(found, self._calls, quota)
-        if grows:
-            held.charge_growth()
-        else:
+        (found,) = self._called("allocate", [request])
+        held = None if found is None else HeldBuffer(found, self._calls, quota)
+        if held:
             held.charge(quota)
         return held
 
+    def allocate_growing(self, requests: Sequence[BufferRequest], quota: Quota) -> list[HeldBuffer | None]:
+        """Return a growing buffer of the driver's for each, likewise: without a value they occupy nothing yet, so one
+        call makes all of them.
+        """
+        if type(self._device).allocate_growing is Device.allocate_growing or not requests:
+            return [None] * len(requests)
+        found = self._called("allocate_growing", requests)
+        held = [None if each is None else HeldBuffer(each, self._calls, quota) for each in found]
+        for each in held:
+            if each:
+                each.charge_growth()
+        return held
+
+    def _called(self, method: str, requests: Sequence[BufferRequest]) -> list[DriverBuffer | None]:
+        """Return what the driver allocates, all or none. Raise StatusError."""
+        if not self._allocating.acquire(timeout=self._calls.patience):
+            raise self._calls.lied(f"has not returned from {method} for another buffer for {self._calls.patience:g} s")
+        # The call gives the lock back, also when it returns too late.
+        allocate, kind = getattr(self._device, method), GrowingBuffer if method == "allocate_growing" else DriverBuffer
+        found: list[Any] = self._calls(method, lambda: self._allocated(allocate, requests), on_late=_close)
+        for each in found:
+            if each is not None and not isinstance(each, kind):
+                _close(found)
+                raise self._calls.lied(f"returns {each!r:.80} from {method}, and not a {kind.__name__} or None")
+        return found
+
     def _allocated(
-        self, allocate: Callable[[BufferRequest], DriverBuffer | None], request: BufferRequest
-    ) -> DriverBuffer | None:
+        self, allocate: Callable[[BufferRequest], DriverBuffer | None], requests: Sequence[BufferRequest]
+    ) -> list[DriverBuffer | None]:
+        found = list[DriverBuffer | None]()
         try:
-            return allocate(request)
-        except ValueError as error:
-            raise InvalidArgument(str(error)) from error
+            for request in requests:
+                found.append(allocate(request))
+        except BaseException as error:
+            _close(found)
+            if isinstance(error, ValueError):
+                raise InvalidArgument(str(error)) from error
+            raise
         finally:
             self._allocating.release()
+        return found
 
     def _opened(self, given: HandleDescription, fd: int) -> Memory:
         """Return memory of one of the driver's own kinds. Owns `fd`. Raise InvalidArgument, GeneralFailure."""
@@ -269,6 +290,7 @@ def _is_bytes(found: object) -> bool:
     return isinstance(found, np.ndarray) and found.dtype == np.uint8 and found.ndim == 1 and found.flags.c_contiguous
 
 
-def _close(late: DriverBuffer | None) -> None:
-    if isinstance(late, DriverBuffer):
-        late.close()
+def _close(late: Sequence[DriverBuffer | None]) -> None:
+    for each in late:
+        if isinstance(each, DriverBuffer):
+            each.close()
