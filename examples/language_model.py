@@ -223,11 +223,13 @@ def first_step(model: driver.Model, tokens: np.ndarray) -> dict[str, np.ndarray]
     return {"tokens": tokens} | {its.name: np.empty((1, its.shape[1], 0, its.shape[3]), np.float32) for its in states}
 
 
-def stream(burst: driver.AnyBurst, tokens: np.ndarray, end: int, most: int) -> driver.ResultStream:
+def stream(
+    burst: driver.AnyBurst, tokens: np.ndarray, end: int, most: int, checkpoint: int = 256
+) -> driver.ResultStream:
     """Its results have the next tokens, until the one that ends an answer."""
     first = first_step(burst.model, tokens)
     feedback = {"next": "tokens"} | {name.replace("past", "present"): name for name in first if name != "tokens"}
-    return burst.stream_results(first, feedback=feedback, until={"next": end}, most=most)
+    return burst.stream_results(first, feedback=feedback, until={"next": end}, most=most, checkpoint=checkpoint)
 
 
 def weights_of_package() -> Path:

@@ -52,6 +52,7 @@ _IMPORTERS = "tests/driver/importers"
 _IN_FILE_FORM = "tests/hostile/test_mutant_files.py::test_a_million_mutants_reach_no_neighbour"
 GOALS = {
     "kills with recovery": Goal(5000, "tests/driver/client/test_recovery_kills.py::test_many_random_kills"),
+    "kills in mid-sentence": Goal(200, "tests/examples/test_language_model.py::test_kills_in_mid_sentence"),
     "renewals under load": Goal(10_000, "tests/driver/client/test_renewal_kills.py"),
     "runs that leak": Goal(10**5, "tests/driver/service/test_upkeep.py"),
     "mutants of .tflite": Goal(10**6, f"{_IMPORTERS}/test_tflite_damage.py::test_a_million_mutants_find_nothing"),
