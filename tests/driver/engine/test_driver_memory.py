@@ -274,7 +274,7 @@ def test_what_is_bound_to_buffers_is_dropped_before_they_are(way):
     execution.run()
     execution.launch("launch")
     execution.cancel()
-    assert (execution.failure(5), execution.shapes, execution.native) == (5, [((1,), True)], (1, 2))
+    assert (execution.failure(5), execution.shapes, execution.native) == (5, (((1,), True),), (1, 2))
     del execution
     assert calls == ["run", "launch", "cancel"]
     del kept
