@@ -134,7 +134,7 @@ def block(
         for _, out in pipes:
             assert out
             out.readline()
-        began, engine = time.monotonic(), [device.service_pid, device.engine_pid] if way != OWN else []
+        began, engine = time.monotonic(), [] if way.startswith(OWN) else [device.service_pid, device.engine_pid]
         used = sum(map(_used, engine))
         for line, _ in pipes:
             assert line

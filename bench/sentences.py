@@ -5,13 +5,16 @@
 Each client is a process that generates 64 tokens to a prompt of 8, again and again, for --seconds after a first answer.
 FILE: as examples/language_model.py writes it; without one, a model of that kind with random weights, of 84 MB. In
 process: an ONNX Runtime session of one thread in each client, and OrtValues that are bound by IOBinding. As a stream:
-one device, which repeats the steps. A figure is of all clients of a round; CPU and memory are the device's, too. The
-first row of a client count is what ratios are of.
+one device, which repeats the steps. Where the package onnxruntime-genai is installed: its generator, in each client, on
+the same weights (of the model with random ones). A figure is of all clients of a round; CPU and memory are the
+device's, too. The first row of a client count is what ratios are of.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +29,8 @@ if TYPE_CHECKING:
 
     from question import Figure
 
-OWN, STREAM = "in process", "as a stream"
-WAYS = (OWN, STREAM)
+OWN, STREAM, GENERATOR = "in process", "as a stream", "in process, onnxruntime-genai"
+VOCABULARY = 16384
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAM = """
 import json, os, sys, time
@@ -57,6 +60,18 @@ if way == "in process":
             session.run_with_iobinding(binding)
             values = binding.get_outputs()
             yield int(values[0].numpy()[0])
+elif "genai" in way:
+    import onnxruntime_genai
+    model = onnxruntime_genai.Model(path)
+
+    def answer():
+        parameters = onnxruntime_genai.GeneratorParams(model)
+        parameters.set_search_options(max_length=len(prompt) + MOST, do_sample=False)
+        generator = onnxruntime_genai.Generator(model, parameters)
+        generator.append_tokens(prompt.astype(np.int32))
+        while not generator.is_done():
+            generator.generate_next_token()
+            yield int(generator.get_next_tokens()[0])
 else:
     import driver
     prepared = driver.connect("onnxruntime").prepare(driver.load(path))
@@ -101,7 +116,7 @@ class RandomWeights:
 
     def __getitem__(self, name: str) -> Any:
         ends = {"attn_k": (256, 512), "attn_v": (256, 512), "ffn_gate": (1536, 512), "ffn_up": (1536, 512)}
-        ends |= {"ffn_down": (512, 1536), "token_embd": (16384, 512), "attn_norm": (512,), "ffn_norm": (512,)}
+        ends |= {"ffn_down": (512, 1536), "token_embd": (VOCABULARY, 512), "attn_norm": (512,), "ffn_norm": (512,)}
         part = name.removesuffix(".weight").rpartition(".")[2]
         shape = ends.get(part, (512,) if part.endswith("norm") else (512, 512))
         return (self._random.standard_normal(shape) / 16).astype(np.float32)
@@ -116,18 +131,56 @@ def write_model(path: Path) -> None:
     onnx.save(llama(RandomWeights()), path)
 
 
+def write_generator(file: Path, folder: Path) -> None:
+    """The same model as onnxruntime-genai takes it: tokens of several rows in, logits out."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    model = onnx.load(file)
+    graph, wide = model.graph, helper.make_tensor_value_info
+    tokens, (chosen,) = graph.input[0], [node for node in graph.node if node.op_type == "ArgMax"]
+    (last,) = [node for node in graph.node if node.op_type == "Gather" and node.input[1] == "int64 (1,) [-1]"]
+    for node in graph.node:  # of each token, not of the last one alone
+        node.input[:] = [last.input[0] if name == last.output[0] else name for name in node.input]
+    graph.node.remove(last)
+    graph.node.remove(chosen)
+    graph.node.insert(0, helper.make_node("Reshape", ["input_ids", "flat"], ["tokens"]))
+    graph.node.append(helper.make_node("Unsqueeze", [chosen.input[0], "first"], ["logits"]))
+    graph.initializer.extend(numpy_helper.from_array(np.array([n]), name) for n, name in ((-1, "flat"), (0, "first")))
+    graph.input.remove(tokens)
+    graph.input.insert(0, wide("input_ids", TensorProto.INT64, ["batch", "count"]))
+    graph.output.remove(graph.output[0])
+    graph.output.insert(0, wide("logits", TensorProto.FLOAT, ["batch", "count", VOCABULARY]))
+    onnx.save(model, folder / "model.onnx")
+    ends = {"bos_token_id": 0, "eos_token_id": VOCABULARY - 1, "pad_token_id": 0}
+    sizes = {"head_size": 64, "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}
+    names = {
+        "inputs": {"input_ids": "input_ids", "past_key_names": "past_k_%d", "past_value_names": "past_v_%d"},
+        "outputs": {"logits": "logits", "present_key_names": "present_k_%d", "present_value_names": "present_v_%d"},
+    }
+    options = {"session_options": {"intra_op_num_threads": 1, "provider_options": []}, "filename": "model.onnx"}
+    decoder = {**sizes, **names, **options, "num_hidden_layers": 4}
+    about = {"type": "llama", **ends, "vocab_size": VOCABULARY, "context_length": 2048, "decoder": decoder}
+    search = {"max_length": 72, "past_present_share_buffer": False, "do_sample": False, "num_beams": 1}
+    (folder / "genai_config.json").write_text(json.dumps({"model": about, "search": search}))
+
+
 def run(args: argparse.Namespace) -> Runs:
     """All rounds of one number of clients after the other: each way once a round."""
     runs = Runs()
     with scratch() as folder, own_device("onnxruntime") as device:
         path = args.file or str(folder / "model.onnx")
+        paths = {OWN: path, STREAM: path}
         if not args.file:
             write_model(Path(path))
+            if find_spec("onnxruntime_genai"):
+                (generator := folder / "generator").mkdir()
+                write_generator(Path(path), generator)
+                paths[GENERATOR] = str(generator)
         for clients in args.clients:
-            for way in rounds(args.pairs, WAYS, lambda way, n=clients: f"{n} clients, {way}"):
-                runs.add(
-                    f"{clients} clients: {way}", block(way, path, clients, args.seconds, device=device, program=PROGRAM)
-                )
+            for way in rounds(args.pairs, list(paths), lambda way, n=clients: f"{n} clients, {way}"):
+                found = block(way, paths[way], clients, args.seconds, device=device, program=PROGRAM)
+                runs.add(f"{clients} clients: {way}", found)
     return runs
 
 
