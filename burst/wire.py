@@ -47,6 +47,7 @@ line there and in `FmqRequestDatum` or `FmqResultDatum`, and the lines there tha
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from burst._core import ffi, lib
@@ -139,12 +140,9 @@ def encode_result(result: ResultPacket, version: int) -> bytes:
     status, shapes, timing, number = result
     if NOT_MEASURED in timing:
         raise Malformed(f"{NOT_MEASURED} us cannot be told from a time that was not measured")
-    numbers, last, its = list[int](), None, list[int]()
-    for shape in shapes:  # often many of the same one
-        if shape != last:
-            last, (dims, is_enough) = shape, shape
-            its = [bool(is_enough), len(dims), *dims]
-        numbers += its
+    numbers = list[int]()
+    for (dims, is_enough), same in groupby(shapes):  # often many
+        numbers += [bool(is_enough), len(dims), *dims] * len(list(same))
     try:
         values = ffi.new("uint32_t[]", numbers)
         times = [NOT_MEASURED if time is None else time for time in timing]
@@ -182,12 +180,15 @@ def _encoded(encode: Callable[..., int], *given: Any) -> bytes:
 
 def _shapes(values: Any, count: int) -> tuple[OutputShape, ...]:
     found, at, numbers = list[OutputShape](), 0, ffi.unpack(values, len(values)) if count else []
-    last, its = list[int](), OutputShape()
-    for _ in range(count):
+    last, its, are_alike = list[int](), OutputShape(), True
+    while (left := count - len(found)) > 0:
         end = at + 2 + numbers[at + 1]
         said = numbers[at:end]
-        if said != last:  # often many of the same one
+        if said != last:
             last, its = said, OutputShape(tuple(said[2:]), bool(said[0]))
+        elif are_alike:  # often all that are left
+            are_alike = numbers[at : at + left * len(said)] == said * left
+            found += [its] * (left - 1 if are_alike else 0)
         found.append(its)
         at = end
     return tuple(found)
