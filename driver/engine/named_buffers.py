@@ -134,11 +134,13 @@ class _HasToken(Protocol):
 
 def check_alone(written: Sequence[_HasToken], read: Sequence[_HasToken]) -> None:
     """Raise InvalidArgument if an execution would write a buffer twice, or one that it reads and not in place."""
-    for n, buffer in enumerate(written):
-        if any(buffer is other for other in (*written[:n], *(() if buffer.in_place else read))):
+    taken, among = set[int](), set(map(id, read))
+    for buffer in written:
+        if id(buffer) in taken or (id(buffer) in among and not buffer.in_place):
             raise InvalidArgument(
                 f"buffer {buffer.token} is an output and also an input or another output of this request"
             )
+        taken.add(id(buffer))
 
 
 def _argument(
