@@ -57,7 +57,7 @@ class StreamRequests(NamedTuple):
     @classmethod
     def of(cls, terms: StreamTerms, model_of: Callable[[int], Model]) -> Self:
         """Check the requests of a stream, as far as binding does not. Raise InvalidArgument, Malformed."""
-        decoded = {key: decode_request(key) for key in terms.requests}
+        decoded = {key: decode_request(key) for key in dict.fromkeys(terms.requests)}
         numbers, packets = {number for number, _ in decoded.values()}, [packet for _, packet in decoded.values()]
         told = {_in_memory(packet) for packet in packets}
         if len(numbers) > 1 or len(told) > 1:
